@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// Reductions inside a CTA, with one barrier each.
+#pragma once
+
+#include "precast/core/warp.cuh"
+
+namespace precast {
+
+constexpr int kMaxThreads = 1024;
+constexpr int kMaxWarps = kMaxThreads / kWarpSize;
+
+#if defined(__CUDACC__)
+
+// Sum over the CTA. All threads must call (blockDim.x a multiple of 32, one dimension); the result
+// is valid in every thread and its order of addition is fixed. `scratch` is shared memory of this
+// one call: reusing it needs a barrier of the caller's.
+__device__ __forceinline__ float block_sum(float x, float (&scratch)[kMaxWarps]) {
+  const int lane = threadIdx.x % kWarpSize;
+  x = warp_sum(x);
+  if (lane == 0) scratch[threadIdx.x / kWarpSize] = x;
+  __syncthreads();
+  return warp_sum(lane < blockDim.x / kWarpSize ? scratch[lane] : 0.0f);
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

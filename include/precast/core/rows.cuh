@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tensors seen as rows: element (r, c) lies at base + outer * s.outer + inner * s.inner + c, where
+// r = outer * inner_count + inner. Covers 2-D tensors with strided rows and 3-D tensors with two
+// strides (heads inside a packed qkv). Offsets are 64-bit, row numbers 32-bit.
+#pragma once
+
+#include "precast/core/types.cuh"
+#include "precast/core/vec.cuh"
+
+#if defined(__CUDACC__)
+#define PRECAST_HOST_DEVICE __host__ __device__
+#else
+#define PRECAST_HOST_DEVICE
+#endif
+
+namespace precast {
+
+// n / divisor by one multiplication, exact for every 32-bit n: with m = floor((2^64 - 1) / d) + 1,
+// n * m / 2^64 exceeds n / d by less than 1 / d.
+struct Divisor {
+  uint32_t value = 1;
+  uint64_t reciprocal = 0;  // 0 stands for a divisor of 1
+
+  PRECAST_HOST_DEVICE Divisor() {}
+  PRECAST_HOST_DEVICE explicit Divisor(uint32_t divisor)
+      : value(divisor), reciprocal(divisor > 1 ? ~uint64_t(0) / divisor + 1 : 0) {}
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ uint32_t divide(uint32_t n) const {
+    return reciprocal == 0 ? n : static_cast<uint32_t>(__umul64hi(n, reciprocal));
+  }
+#endif
+};
+
+struct RowStrides {
+  int64_t outer = 0;  // elements
+  int64_t inner = 0;  // elements
+};
+
+// How many rows there are, and how they split into outer and inner.
+struct Rows {
+  uint32_t count = 0;
+  Divisor inner;  // rows an outer step holds; the count itself for a 2-D tensor
+};
+
+#if defined(__CUDACC__)
+
+struct RowPosition {
+  uint32_t outer;
+  uint32_t inner;
+
+  __device__ __forceinline__ RowPosition(const Rows& rows, uint32_t row) {
+    outer = rows.inner.divide(row);
+    inner = row - outer * rows.inner.value;
+  }
+
+  template <typename T>
+  __device__ __forceinline__ const T* in(const void* base, const RowStrides& strides) const {
+    return static_cast<const T*>(base) + offset(strides);
+  }
+
+  template <typename T>
+  __device__ __forceinline__ T* in(void* base, const RowStrides& strides) const {
+    return static_cast<T*>(base) + offset(strides);
+  }
+
+  __device__ __forceinline__ int64_t offset(const RowStrides& strides) const {
+    return outer * strides.outer + inner * strides.inner;
+  }
+};
+
+#endif  // __CUDACC__
+
+// True if every row starts on a 16-byte boundary.
+template <typename T>
+bool rows_are_vector_aligned(const void* base, const RowStrides& strides) {
+  const int64_t bytes = sizeof(T);
+  return reinterpret_cast<uint64_t>(base) % kVecBytes == 0 &&
+         strides.outer * bytes % kVecBytes == 0 && strides.inner * bytes % kVecBytes == 0;
+}
+
+}  // namespace precast

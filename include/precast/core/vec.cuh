@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sixteen bytes of elements: the unit in which memory-bound kernels load, compute and store.
+//
+// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid(). Streamed
+// data bypasses L1 (it is touched once), which leaves L1 to the operands that every row reuses.
+#pragma once
+
+#include "precast/core/types.cuh"
+
+namespace precast {
+
+constexpr int kVecBytes = 16;
+
+#if defined(__CUDACC__)
+
+template <typename T>
+struct alignas(kVecBytes) Vec {
+  static constexpr int kSize = kVecBytes / sizeof(T);
+  uint4 bits;
+};
+
+template <typename T>
+__device__ __forceinline__ Vec<T> zero_vec() {
+  return Vec<T>{make_uint4(0u, 0u, 0u, 0u)};
+}
+
+// `source` must be 16-byte aligned. Read once: not kept in L1.
+template <typename T>
+__device__ __forceinline__ Vec<T> load_streamed(const T* source) {
+  uint4 v;
+  asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(source)
+               : "memory");
+  return Vec<T>{v};
+}
+
+// `source` must be 16-byte aligned. Read by many CTAs: kept in L1.
+template <typename T>
+__device__ __forceinline__ Vec<T> load_cached(const T* source) {
+  uint4 v;
+  asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(source)
+               : "memory");
+  return Vec<T>{v};
+}
+
+// `target` must be 16-byte aligned.
+template <typename T>
+__device__ __forceinline__ void store_streamed(T* target, Vec<T> vec) {
+  asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(target), "r"(vec.bits.x),
+               "r"(vec.bits.y), "r"(vec.bits.z), "r"(vec.bits.w)
+               : "memory");
+}
+
+// The first `count` elements from any address, zeros behind them.
+template <typename T>
+__device__ __forceinline__ Vec<T> load_elements(const T* source, int count) {
+  Vec<T> vec = zero_vec<T>();
+  T* elements = reinterpret_cast<T*>(&vec);
+#pragma unroll
+  for (int i = 0; i < Vec<T>::kSize; ++i) {
+    if (i < count) elements[i] = *(static_cast<const volatile T*>(source) + i);
+  }
+  return vec;
+}
+
+// The first `count` elements to any address.
+template <typename T>
+__device__ __forceinline__ void store_elements(T* target, Vec<T> vec, int count) {
+  const T* elements = reinterpret_cast<const T*>(&vec);
+#pragma unroll
+  for (int i = 0; i < Vec<T>::kSize; ++i) {
+    if (i < count) target[i] = elements[i];
+  }
+}
+
+__device__ __forceinline__ void unpack(Vec<f32> vec, float (&x)[4]) {
+  x[0] = __uint_as_float(vec.bits.x);
+  x[1] = __uint_as_float(vec.bits.y);
+  x[2] = __uint_as_float(vec.bits.z);
+  x[3] = __uint_as_float(vec.bits.w);
+}
+
+__device__ __forceinline__ float2 unpack_pair(f16, uint32_t bits) {
+  return __half22float2(reinterpret_cast<const __half2&>(bits));
+}
+
+// Why: a bf16 is the upper half of an fp32, so a shift and a mask replace two conversions.
+__device__ __forceinline__ float2 unpack_pair(bf16, uint32_t bits) {
+  return make_float2(__uint_as_float(bits << 16), __uint_as_float(bits & 0xffff0000u));
+}
+
+template <typename T>
+__device__ __forceinline__ void unpack(Vec<T> vec, float (&x)[8]) {
+  const uint32_t words[4] = {vec.bits.x, vec.bits.y, vec.bits.z, vec.bits.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const float2 pair = unpack_pair(T(), words[i]);
+    x[2 * i] = pair.x;
+    x[2 * i + 1] = pair.y;
+  }
+}
+
+__device__ __forceinline__ uint32_t pack_pair(f16, float low, float high) {
+  const __half2 pair = __floats2half2_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+__device__ __forceinline__ uint32_t pack_pair(bf16, float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+// Round to nearest even.
+template <typename T>
+__device__ __forceinline__ Vec<T> pack(const float (&x)[8]) {
+  return Vec<T>{make_uint4(pack_pair(T(), x[0], x[1]), pack_pair(T(), x[2], x[3]),
+                           pack_pair(T(), x[4], x[5]), pack_pair(T(), x[6], x[7]))};
+}
+
+template <typename T>
+__device__ __forceinline__ Vec<T> pack(const float (&x)[4]) {
+  return Vec<T>{make_uint4(__float_as_uint(x[0]), __float_as_uint(x[1]), __float_as_uint(x[2]),
+                           __float_as_uint(x[3]))};
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

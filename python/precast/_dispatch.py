@@ -1,0 +1,93 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a call to a loaded function: one dictionary look-up when the function is known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from precast import _mode
+
+# Words of the axes for torch dtypes; keyed by name, because torch is not imported here.
+_DTYPE_WORDS = {
+    "torch.float32": "f32",
+    "torch.float16": "f16",
+    "torch.bfloat16": "bf16",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.float8_e5m2": "e5m2",
+    "torch.int32": "i32",
+    "torch.uint8": "u8",
+}
+
+#: Every kernel of the library by the name of its export.
+KERNELS: dict[str, Kernel] = {}
+
+
+class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
+    """The loaded functions of one export, keyed ``(axis value, ..., device index)``.
+
+    A known key costs one dictionary look-up. An unknown one is resolved by the loader, which may
+    load a prebuilt module, take it from the cache, compile it, or say why it cannot.
+
+    Parameters
+    ----------
+    op : str
+        The op of ``aot_configs/<op>.toml``; its axes, in order, are the first part of a key.
+    export : str
+        The function to call in the op's modules.
+    schema : str
+        The torch schema of the export, for ``torch.compile``: ``(Tensor input, ...) -> ()``.
+        Outputs are arguments marked as mutated; the same arguments go to export and reference.
+    reference : callable
+        Plain PyTorch with the arguments of the export; writes its outputs in place.
+    """
+
+    def __init__(
+        self, op: str, export: str, *, schema: str, reference: Callable[..., None]
+    ) -> None:
+        super().__init__()
+        self.op = op
+        self.export = export
+        self.schema = schema
+        self.reference = reference
+        self.first_tensor = schema.partition("Tensor ")[2].partition(",")[0].strip(" )")
+        KERNELS[export] = self
+        _mode.on_change(self.clear)
+
+    def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
+        if _mode.is_reference():
+            return self.reference
+        from precast.loader import get_function, loader
+
+        *values, device = key
+        if device < 0:
+            raise ValueError(
+                f"{self.export}: {self.first_tensor} must be a CUDA tensor, got a CPU tensor. Fix: "
+                f"move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
+            )
+        axes = loader.document["ops"][self.op]["axes"]
+        words = {axis: _DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
+        function = get_function(loader.load(self.op, words, device), self.export)
+        self[key] = function
+        return function
+
+    def call(self, *args: Any) -> None:
+        """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
+        first = args[0]
+        self[first.dtype, first.get_device()](*args)
+
+
+_libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
+
+
+def register_torch_op(export: str) -> Any:
+    """``torch.ops.precast.<export>``, registered at its first use under ``torch.compile``."""
+    import torch
+
+    kernel = KERNELS[export]
+    library = torch.library.Library("precast", "FRAGMENT")
+    library.define(f"{export}{kernel.schema}")
+    library.impl(export, kernel.call, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)
+    _libraries.append(library)
+    return getattr(torch.ops.precast, export).default

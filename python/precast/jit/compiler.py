@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile one module into the user's cache.
+
+Correctness never depends on a lock: each process compiles in a private folder on the cache's file
+system and publishes it by one rename. The lock only saves duplicate work, and waiting is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from precast import _env
+from precast._log import get_logger
+from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError
+from precast.jit import cache, causes, env, policy
+from precast.jit.jobs import max_jobs
+from precast.jit.toolchain import find_toolchain
+
+if TYPE_CHECKING:
+    from precast.jit.spec import Command, JitSpec
+    from precast.jit.toolchain import Toolchain
+
+#: A line in the log this often while a compile runs or is waited for.
+HEARTBEAT_SECONDS = 15.0
+
+
+def build(spec: JitSpec, reason: str) -> Path:
+    """Return the library of ``spec``, compiled now unless the cache has it.
+
+    Parameters
+    ----------
+    reason : str
+        Why no prebuilt module was used; goes to the log before anything is compiled.
+    """
+    found = cache.find(spec)
+    if found.path is not None:
+        return found.path
+    for folder, problem in found.refused:
+        get_logger().info("cached build %s is not used: %s", folder, problem)
+    refusal = policy.refusal()
+    if refusal is not None:
+        raise MissingJITCacheError(
+            f"{spec.name} for {spec.arch.name} would have to be compiled, which is forbidden "
+            f"({refusal}). {reason}",
+            spec,
+        )
+    toolchain = find_toolchain(spec.arch, spec.cuda_major)
+    root = env.writable_cache_dir()
+    target = cache.entry(root, spec, toolchain)
+    _announce(spec, toolchain, target, reason)
+    with _lock(root, target.name):
+        if cache.check(target, spec) is None:  # Another process was faster.
+            return target / f"{spec.name}.so"
+        return _compile(spec, toolchain, root, target)
+
+
+def _announce(spec: JitSpec, toolchain: Toolchain, target: Path, reason: str) -> None:
+    log = get_logger()
+    say = log.warning if _env.JIT() == "warn" else log.info
+    hint = f' Prebuilt: pip install "precast[cu{spec.cuda_major}-{spec.arch.name}]".'
+    say(
+        "compiling %s for %s with nvcc %s into %s. Why: %s.%s",
+        spec.name,
+        spec.arch.name,
+        toolchain.toolkit.build,
+        target,
+        reason,
+        hint if spec.is_aot else "",
+    )
+
+
+def _compile(spec: JitSpec, toolchain: Toolchain, root: Path, target: Path) -> Path:
+    start = time.monotonic()
+    work = None
+    try:
+        work = cache.work_folder(root, spec)
+        *compiles, link = spec.commands(toolchain, work)
+        run(compiles, work, spec.name)
+        run([link], work, spec.name)
+        meta = cache.write_meta(spec, toolchain, link.output, time.monotonic() - start)
+        path = cache.publish(work, target, spec, meta)
+    except OSError as error:
+        known = causes.os_cause(error, root)
+        raise CacheDirectoryError(
+            f"{spec.name} could not be stored in {root}: {error.strerror or error}. Nothing was "
+            f"left there." + (f"\nCause: {known}" if known else "")
+        ) from error
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+    get_logger().info("compiled %s in %.1f s", spec.name, time.monotonic() - start)
+    return path
+
+
+def run(commands: list[Command], work: Path, name: str) -> None:
+    """Run commands side by side, as many as cores and memory allow.
+
+    Raises
+    ------
+    CompileError
+        With the failing command, its first error lines and the known cause.
+    """
+    limit = max_jobs()
+    waiting = list(commands)
+    running: list[tuple[Command, subprocess.Popen[bytes], Path]] = []
+    start = beat = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                command = waiting.pop(0)
+                running.append((command, *_start(command, work)))
+            for item in list(running):
+                command, process, log = item
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    if process.wait(timeout=0.02) != 0:
+                        raise _failure(command, process.returncode, log, work, name)
+                    running.remove(item)
+            if time.monotonic() - beat > HEARTBEAT_SECONDS:
+                beat = time.monotonic()
+                get_logger().info("still compiling %s after %.0f s", name, beat - start)
+    finally:
+        for _, process, _ in running:
+            process.kill()
+            process.wait()
+
+
+def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Path]:
+    log = work / f"{command.output.name}.log"
+    # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
+    environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
+    try:
+        with log.open("wb") as out:
+            process = subprocess.Popen(
+                command.argv,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                cwd=work,
+                env=environment,
+            )
+    except FileNotFoundError as error:
+        raise CompileError(
+            f"{command.argv[0]} is not there. Fix: reinstall the compiler (see: precast doctor)"
+        ) from error
+    return process, log
+
+
+def _failure(
+    command: Command, returncode: int, log: Path, work: Path, name: str
+) -> CompileError:
+    output = log.read_text(errors="replace")
+    known = causes.cause(output, returncode, work)
+    return CompileError(
+        f"compiling {name} failed (exit status {returncode}):\n"
+        f"  {shlex.join(command.argv)}\n"
+        f"{causes.first_errors(output)}" + (f"\nCause: {known}" if known else "")
+    )
+
+
+@contextlib.contextmanager
+def _lock(root: Path, name: str) -> Iterator[None]:
+    """Wait, for a bounded time, while another process compiles the same module."""
+    import filelock
+
+    folder = root / cache.LOCK_FOLDER
+    owner = folder / f"{name}.owner"
+    lock = None
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = filelock.FileLock(
+            folder / f"{name}.lock", preserve_lock_file=True, fallback_to_soft=False
+        )
+        _acquire(lock, name, owner)
+        owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+    except (OSError, NotImplementedError, filelock.Timeout) as error:
+        # Without the lock two processes may compile the same module; both builds are good.
+        get_logger().info("compiling %s without a lock (%s)", name, error or "waited too long")
+    try:
+        yield
+    finally:
+        if lock is not None and lock.is_locked:
+            with contextlib.suppress(OSError):
+                lock.release()
+
+
+def _acquire(lock: object, name: str, owner: Path) -> None:
+    import filelock
+
+    assert isinstance(lock, filelock.BaseFileLock)
+    deadline = time.monotonic() + _env.LOCK_TIMEOUT()
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            lock.acquire(timeout=max(0.0, min(HEARTBEAT_SECONDS, left)))
+            return
+        except filelock.Timeout:
+            if left <= HEARTBEAT_SECONDS:
+                raise
+            with contextlib.suppress(OSError):
+                get_logger().info("waiting for %s, which compiles %s", owner.read_text(), name)

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Folders that JIT reads from and writes to.
+
+The installed package is only read. The cache directory is chosen and made when it is first needed:
+``PRECAST_CACHE_DIR``, else the user cache directory of the platform, else, where that cannot be
+written, a private temporary directory (said once in the log).
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import tempfile
+from pathlib import Path
+
+from precast import _env
+from precast.errors import CacheDirectoryError
+from precast.jit.planner import checkout_root, write_if_different
+
+__all__ = [
+    "aot_config_dir",
+    "cache_dir",
+    "csrc_dir",
+    "include_dir",
+    "source_root",
+    "write_if_different",
+]
+
+#: Layout version of the cache; a change of layout gets a new number and leaves the old one alone.
+CACHE_LAYOUT = "v1"
+
+
+@functools.cache
+def source_root() -> Path:
+    """The folder with ``aot_configs``, ``csrc`` and ``include``: package data, or the checkout."""
+    installed = Path(__file__).resolve().parents[1] / "data"
+    if (installed / "aot_configs" / "build.toml").is_file():
+        return installed
+    root = checkout_root()
+    if root is None:
+        raise FileNotFoundError(
+            f"{installed} is missing: the installation of precast is incomplete. "
+            f"Fix: pip install --force-reinstall precast"
+        )
+    return root
+
+
+def include_dir() -> Path:
+    """Device headers, ``#include "precast/norm.cuh"``."""
+    return source_root() / "include"
+
+
+def csrc_dir() -> Path:
+    """Launchers, bindings and the checks they share."""
+    return source_root() / "csrc"
+
+
+def aot_config_dir() -> Path:
+    """The TOML files that say what exists."""
+    return source_root() / "aot_configs"
+
+
+def cache_dir() -> Path:
+    """The JIT cache, which need not exist yet; for reading."""
+    override = _env.CACHE_DIR()
+    if override:
+        return Path(override).expanduser().absolute() / CACHE_LAYOUT
+    return _default_cache_dir() / CACHE_LAYOUT
+
+
+def writable_cache_dir() -> Path:
+    """:func:`cache_dir`, made if it is missing.
+
+    Raises
+    ------
+    CacheDirectoryError
+        If ``PRECAST_CACHE_DIR`` names a directory that cannot be written.
+    """
+    path = cache_dir()
+    try:
+        _make_private(path)
+    except OSError as error:
+        if not _env.CACHE_DIR():  # Also where the default stopped being writable meanwhile.
+            path = _temporary_cache_dir(str(path)) / CACHE_LAYOUT
+            _make_private(path)
+            return path
+        raise CacheDirectoryError(
+            f"PRECAST_CACHE_DIR={_env.CACHE_DIR()} cannot be written ({error.strerror}). Nothing "
+            f"was compiled. Fix: point it to a directory of yours on a writable file system, or "
+            f"install the prebuilt modules (see: precast doctor)"
+        ) from error
+    return path
+
+
+def _make_private(path: Path) -> None:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(13, "Permission denied", str(path))
+    if os.statvfs(path).f_flag & os.ST_RDONLY:
+        raise OSError(30, "Read-only file system", str(path))
+
+
+@functools.cache
+def _default_cache_dir() -> Path:
+    import platformdirs
+
+    return Path(platformdirs.user_cache_dir("precast", appauthor=False))
+
+
+@functools.cache
+def _temporary_cache_dir(unwritable: str) -> Path:
+    from precast._log import get_logger
+
+    path = Path(tempfile.mkdtemp(prefix="precast-cache-"))
+    get_logger().warning(
+        "the cache directory %s cannot be written; modules compiled by this process go to %s and "
+        "are lost to the next one. Set PRECAST_CACHE_DIR to a directory of yours",
+        unwritable,
+        path,
+    )
+    return path

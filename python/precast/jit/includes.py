@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The include closure of a source, without a compiler.
+
+The scan follows every ``#include`` it can resolve inside the given folders, also those behind an
+``#if``; so it holds at least what the compiler would read. What lies elsewhere (CUDA, tvm-ffi, the
+C++ library) is covered in the fingerprint by versions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+_INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"\n]+)[>\"]", re.MULTILINE)
+
+
+def include_closure(sources: Iterable[Path], folders: Sequence[Path]) -> list[Path]:
+    """All files that ``sources`` include from ``folders``, the sources first."""
+    found: dict[Path, None] = {}
+    todo = [source.resolve() for source in sources]
+    while todo:
+        path = todo.pop(0)
+        if path in found:
+            continue
+        found[path] = None
+        for quote, name in _INCLUDE.findall(path.read_bytes()):
+            beside = [path.parent] if quote == b'"' else []
+            for folder in [*beside, *folders]:
+                candidate = (folder / name.decode()).resolve()
+                if candidate.is_file():
+                    todo.append(candidate)
+                    break
+    return list(found)

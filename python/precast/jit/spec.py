@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``JitSpec``: everything that makes one module, and the commands that build it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from precast.jit.config import Arch, AxisValue
+from precast.jit.includes import include_closure
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+    from precast.jit.toolchain import Toolchain
+
+
+class Command(NamedTuple):
+    """One compiler or linker call."""
+
+    kind: str  # "cuda", "host" or "link"
+    argv: list[str]
+    output: Path
+
+
+@dataclass(frozen=True)
+class JitSpec:
+    """One module for one target and one CUDA major, built ahead of time or on the spot.
+
+    Attributes
+    ----------
+    name : str
+        The module's name, such as ``norm__dtype_bf16``; the target is not part of it.
+    sources : tuple of str
+        ``*.cu`` for nvcc and ``*.cc`` for the host compiler; relative to ``root`` unless absolute.
+    defines : tuple of str
+        Macros of the ``*.cu`` files. The ``*.cc`` files get none, so that their objects can be
+        shared by every module of an op.
+    exports : tuple of str
+        Functions that the module must export; empty for "at least one" (kernels of a user).
+    is_aot : bool
+        Whether some profile prebuilds it.
+    """
+
+    name: str
+    arch: Arch
+    cuda_major: int
+    root: Path
+    sources: tuple[str, ...]
+    cuda_flags: tuple[str, ...]
+    host_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    version_script: str
+    tvm_ffi_range: tuple[str, str]
+    cudart: str
+    defines: tuple[str, ...] = ()
+    exports: tuple[str, ...] = ()
+    include_paths: tuple[Path, ...] = ()
+    op: str = ""
+    axes: Mapping[str, AxisValue] = field(default_factory=dict)
+    is_aot: bool = False
+
+    # -- identity ---------------------------------------------------------------------------------
+
+    @property
+    def file_name(self) -> str:
+        """Where the library lies inside a provider: ``sm90a/norm__dtype_bf16.so``."""
+        return f"{self.arch.name}/{self.name}.so"
+
+    def source_path(self, source: str) -> Path:
+        return self.root / source
+
+    @property
+    def include_folders(self) -> list[Path]:
+        return [*self.include_paths, self.root / "include", self.root / "csrc"]
+
+    def canonical(self) -> dict[str, Any]:
+        """What the fingerprint covers besides file contents; holds no path of this machine."""
+        return {
+            "name": self.name,
+            "target": self.arch.target,
+            "cuda_major": self.cuda_major,
+            "sources": [Path(s).name if Path(s).is_absolute() else s for s in self.sources],
+            "defines": list(self.defines),
+            "cuda_flags": list(self.cuda_flags),
+            "host_flags": list(self.host_flags),
+            "link_flags": list(self.link_flags),
+            "exports": list(self.exports),
+            "tvm_ffi": list(self.tvm_ffi_range),
+        }
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """sha256 over the canonical spec and the contents of all that it is compiled from."""
+        files = include_closure(
+            [*(self.source_path(s) for s in self.sources), self.root / self.version_script],
+            self.include_folders,
+        )
+        contents = sorted((self._portable(path), _sha256(path)) for path in files)
+        text = json.dumps([self.canonical(), contents], sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def _portable(self, path: Path) -> str:
+        for base in (self.root.resolve(), *(p.resolve() for p in self.include_paths)):
+            if path.is_relative_to(base):
+                return path.relative_to(base).as_posix()
+        return path.name
+
+    # -- commands ---------------------------------------------------------------------------------
+
+    def compile_flags(self, source: str) -> list[str]:
+        """The flags of one source that hold no path of this machine."""
+        if source.endswith(".cu"):
+            return [
+                *self.cuda_flags,
+                f"-gencode={self.arch.gencode}",
+                *(f"-D{define}" for define in self.defines),
+            ]
+        return list(self.host_flags)
+
+    def commands(self, toolchain: Toolchain, folder: Path) -> list[Command]:
+        """Compile commands, independent of one another, then the link command."""
+        commands = []
+        for source in self.sources:
+            output = folder / (Path(source).name + ".o")
+            cuda = source.endswith(".cu")
+            compiler = toolchain.nvcc_command() if cuda else [str(toolchain.host_compiler)]
+            argv = [
+                *compiler,
+                *self.compile_flags(source),
+                *(f"-I{path}" for path in self.include_folders),
+                *toolchain.include_flags(cuda),
+                "-c",
+                str(self.source_path(source)),
+                "-o",
+                str(output),
+            ]
+            commands.append(Command("cuda" if cuda else "host", argv, output))
+        library = folder / f"{self.name}.so"
+        argv = [
+            str(toolchain.host_compiler),
+            *self.link_flags,
+            f"-Wl,--version-script={self.root / self.version_script}",
+            *(str(command.output) for command in commands),
+            *toolchain.libraries,
+            "-o",
+            str(library),
+        ]
+        return [*commands, Command("link", argv, library)]
+
+    # -- build and load ---------------------------------------------------------------------------
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the JIT cache of this user holds a build that fits."""
+        return self.get_library_path() is not None
+
+    def get_library_path(self) -> Path | None:
+        """The library in the JIT cache, or None if it must be compiled first."""
+        from precast.jit import cache
+
+        return cache.find(self).path
+
+    def build(self, reason: str = "build() was called") -> Path:
+        """Compile into the JIT cache unless it is there; return the library's path.
+
+        Raises
+        ------
+        MissingJITCacheError
+            If ``PRECAST_JIT=error`` is set or ``precast.freeze()`` was called.
+        ToolchainError, CompileError, CacheDirectoryError
+            If it cannot be compiled or stored.
+        """
+        from precast.jit import compiler
+
+        return compiler.build(self, reason)
+
+    def load(self) -> tvm_ffi.Module:
+        """Load the compiled library.
+
+        Raises
+        ------
+        MissingJITCacheError
+            If it is not compiled.
+        """
+        from precast.errors import MissingJITCacheError
+        from precast.loader import load_library
+
+        path = self.get_library_path()
+        if path is None:
+            raise MissingJITCacheError(
+                f"{self.name} for {self.arch.name} is not compiled. Fix: call build() first", self
+            )
+        return load_library(path, self.cuda_major)
+
+    def build_and_load(self) -> tvm_ffi.Module:
+        """:meth:`build`, then :meth:`load`."""
+        from precast.loader import load_library
+
+        return load_library(self.build("build_and_load() was called"), self.cuda_major)
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def sha256_of(paths: Sequence[Path]) -> str:
+    """One digest over several files' contents, in order."""
+    return hashlib.sha256("".join(_sha256(p) for p in paths).encode()).hexdigest()

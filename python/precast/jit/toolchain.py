@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find a CUDA toolkit and a host compiler, and check that they fit together before compiling.
+
+A toolkit on the machine is used if it is new enough, otherwise the one that
+``pip install "precast[jit]"`` brings.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast import _env
+from precast.errors import ToolchainError
+from precast.jit.config import Arch
+
+INSTALL_HINT = 'pip install "precast[jit]"'
+
+
+@dataclass(frozen=True)
+class Toolkit:
+    """One CUDA toolkit."""
+
+    origin: str
+    nvcc: Path
+    version: tuple[int, int]
+    build: str
+    include: Path
+    cudart: Path
+    cccl: Path | None = None
+
+    @property
+    def major(self) -> int:
+        return self.version[0]
+
+    def __str__(self) -> str:
+        return f"nvcc {self.build} ({self.origin}, {self.nvcc})"
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """A toolkit with a host compiler and the headers and libraries of tvm-ffi."""
+
+    toolkit: Toolkit
+    host_compiler: Path
+    host_version: str
+    tvm_ffi_include: Path
+    tvm_ffi_library: Path
+
+    def nvcc_command(self) -> list[str]:
+        return [str(self.toolkit.nvcc), f"-ccbin={self.host_compiler}"]
+
+    def include_flags(self, cuda: bool) -> list[str]:
+        """Third-party headers; nvcc knows its own."""
+        folders = [self.tvm_ffi_include, self.toolkit.include]
+        if self.toolkit.cccl is not None:
+            folders.append(self.toolkit.cccl)
+        return [] if cuda else [f"-isystem{folder}" for folder in folders]
+
+    @property
+    def libraries(self) -> list[str]:
+        """Linked by full path; only their sonames are recorded in the module."""
+        return [str(self.toolkit.cudart), str(self.tvm_ffi_library)]
+
+    @property
+    def identity(self) -> str:
+        """The compilers' versions: the part of a JIT cache key that a fingerprint does not hold."""
+        return f"nvcc {self.toolkit.build}; {self.host_version}"
+
+
+def find_toolchain(arch: Arch | None = None, cuda_major: int | None = None) -> Toolchain:
+    """The toolchain that compiles for ``arch``.
+
+    Raises
+    ------
+    ToolchainError
+        If there is none, or the parts do not agree. The message lists what was looked at, why it
+        does not fit, and the command that mends it.
+    """
+    toolkit = find_toolkit(arch, cuda_major)
+    host, version = _host_compiler()
+    include, library = _tvm_ffi()
+    return Toolchain(toolkit, host, version, include, library)
+
+
+def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Toolkit:
+    """The first toolkit that can target ``arch``, is of ``cuda_major`` and suits the driver."""
+    refused = []
+    for toolkit in candidates():
+        problem = _problem(toolkit, arch, cuda_major)
+        if problem is None:
+            return toolkit
+        refused.append(f"  {toolkit}: {problem}")
+    tried = "\n".join(refused) if refused else "  no nvcc in PRECAST_CUDA_HOME, CUDA_HOME, PATH, "
+    tried += "" if refused else "/usr/local/cuda or the Python environment"
+    what = "" if arch is None else f" for {arch.name}"
+    raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {INSTALL_HINT}")
+
+
+def _problem(toolkit: Toolkit, arch: Arch | None, cuda_major: int | None) -> str | None:
+    if cuda_major is not None and toolkit.major != cuda_major:
+        return f"CUDA {toolkit.major}, but CUDA {cuda_major} is asked for"
+    if arch is not None and toolkit.version < arch.cuda:
+        return f"cannot target {arch.sass} (needs >= {arch.cuda[0]}.{arch.cuda[1]})"
+    headers = _header_version(toolkit.include)
+    if headers != toolkit.version:
+        got = "none" if headers is None else f"CUDA {headers[0]}.{headers[1]}"
+        return f"its headers in {toolkit.include} are {got}: compiler and headers do not agree"
+    driver = driver_cuda_version()
+    if driver is not None and driver[0] < toolkit.major:
+        return f"the driver runs CUDA {driver[0]}.{driver[1]} only"
+    return None
+
+
+def candidates() -> Iterator[Toolkit]:
+    """Toolkits of this machine, then the one of the Python environment, each once."""
+    seen = set()
+    for origin, home in _system_homes():
+        nvcc = home / "bin" / "nvcc"
+        if nvcc.is_file() and nvcc.resolve() not in seen:
+            seen.add(nvcc.resolve())
+            toolkit = _system_toolkit(origin, home, nvcc)
+            if toolkit is not None:
+                yield toolkit
+    toolkit = _python_toolkit()
+    if toolkit is not None and toolkit.nvcc.resolve() not in seen:
+        yield toolkit
+
+
+def _system_homes() -> Iterator[tuple[str, Path]]:
+    if _env.CUDA_HOME():
+        yield "PRECAST_CUDA_HOME", Path(_env.CUDA_HOME())
+    for name in ("CUDA_HOME", "CUDA_PATH"):
+        if os.environ.get(name):
+            yield name, Path(os.environ[name])
+    on_path = shutil.which("nvcc")
+    if on_path is not None:
+        # A wrapper script or a link in a bin folder is not the toolkit; nvcc itself knows better.
+        yield "PATH", _nvcc_home(on_path)
+    yield "system", Path("/usr/local/cuda")
+
+
+def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit | None:
+    include = next(
+        (p for p in (home / "include", *home.glob("targets/*/include")) if _header_version(p)), None
+    )
+    return _toolkit(origin, nvcc, include or home / "include", [home / "lib64", home / "lib"])
+
+
+def _python_toolkit() -> Toolkit | None:
+    """The nvcc of the Python environment; pip keeps ``lib/`` and versioned names only."""
+    if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("nvidia") is None:
+        return None
+    try:
+        from cuda import pathfinder
+    except ImportError:
+        return None
+    spec = importlib.util.find_spec("nvidia")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for nvcc in sorted(Path(folder).glob("cu*/bin/nvcc")):
+            home = nvcc.parents[1]
+            cccl = pathfinder.find_nvidia_header_directory("cccl")
+            toolkit = _toolkit(
+                "Python environment",
+                nvcc,
+                home / "include",
+                [home / "lib"],
+                Path(cccl) if cccl and Path(cccl).is_relative_to(home) else None,
+            )
+            if toolkit is not None:
+                return toolkit
+    return None
+
+
+def _toolkit(
+    origin: str, nvcc: Path, include: Path, libs: list[Path], cccl: Path | None = None
+) -> Toolkit | None:
+    version, build = _nvcc_version(str(nvcc))
+    if version is None:
+        return None
+    name = f"libcudart.so.{version[0]}"
+    found = [lib / name for lib in libs if (lib / name).exists()]
+    cudart = found[0] if found else libs[0] / name
+    return Toolkit(origin, nvcc, version, build, include, cudart, cccl)
+
+
+@functools.cache
+def _nvcc_home(nvcc: str) -> Path:
+    """The toolkit that an nvcc belongs to, as it reports itself."""
+    out = _output([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull])
+    match = re.search(r"_HERE_=(\S+)", out)
+    return Path(match[1]).parent if match else Path(nvcc).resolve().parents[1]
+
+
+@functools.cache
+def _nvcc_version(nvcc: str) -> tuple[tuple[int, int] | None, str]:
+    out = _output([nvcc, "--version"])
+    release = re.search(r"release (\d+)\.(\d+)", out)
+    build = re.search(r"\bV(\d[\d.]*)", out)
+    if release is None:
+        return None, ""
+    return (int(release[1]), int(release[2])), build[1] if build else release[0]
+
+
+@functools.cache
+def _header_version(include: Path) -> tuple[int, int] | None:
+    try:
+        text = (include / "cuda_runtime_api.h").read_text(errors="replace")
+    except OSError:
+        return None
+    match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
+    return divmod(int(match[1]) // 10, 100) if match else None
+
+
+@functools.cache
+def driver_cuda_version() -> tuple[int, int] | None:
+    """The newest CUDA that the driver runs, or None without a driver; creates no context."""
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    value = ctypes.c_int()
+    if driver.cuDriverGetVersion(ctypes.byref(value)) != 0 or value.value == 0:
+        return None
+    return value.value // 1000, value.value % 1000 // 10
+
+
+def _host_compiler() -> tuple[Path, str]:
+    wanted = os.environ.get("CXX", "").split()
+    for name in wanted[:1] or ["g++", "c++", "clang++"]:
+        found = shutil.which(name)
+        if found is not None:
+            return Path(found), _first_line(found)
+    asked = f"CXX={wanted[0]} is not there" if wanted else "neither g++, c++ nor clang++ is on PATH"
+    raise ToolchainError(
+        f"no host C++ compiler: {asked}. Fix: install one (apt-get install g++, dnf install "
+        f"gcc-c++), or set CXX"
+    )
+
+
+@functools.cache
+def _first_line(compiler: str) -> str:
+    return (_output([compiler, "--version"]).splitlines() or [compiler])[0]
+
+
+def _tvm_ffi() -> tuple[Path, Path]:
+    # find_spec does not import the package, which would pull torch in.
+    spec = importlib.util.find_spec("tvm_ffi")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        include, library = Path(folder) / "include", Path(folder) / "lib" / "libtvm_ffi.so"
+        if (include / "tvm" / "ffi" / "c_api.h").is_file() and library.is_file():
+            return include, library
+    raise ToolchainError(
+        "the headers of tvm-ffi were not found. Fix: pip install --force-reinstall apache-tvm-ffi"
+    )
+
+
+def _output(argv: list[str]) -> str:
+    try:
+        done = subprocess.run(
+            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout

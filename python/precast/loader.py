@@ -1,0 +1,378 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pick the module that serves a call: prebuilt first, then cached, then compiled, else an error.
+
+At import the manifests are read and every planned module is bound, for each compute capability, to
+the files that may serve it. A call looks its own device up and loads lazily. Nothing here writes,
+compiles, or imports torch or tvm-ffi before a kernel is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from precast._trust import distrust
+from precast._version import __version__
+from precast.errors import LoadError, MissingJITCacheError, MissingKernelError, ToolchainError
+from precast.manifest import Manifest, ModuleRow
+from precast.providers import Provider, find_providers
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+    from precast.jit.planner import Plan
+    from precast.jit.spec import JitSpec
+
+
+class Step(NamedTuple):
+    """One candidate that the loader looked at, and its verdict."""
+
+    source: str
+    place: str
+    accepted: bool
+    reason: str
+
+    def __str__(self) -> str:
+        verdict = "accepted" if self.accepted else "rejected"
+        where = f" ({self.place})" if self.place else ""
+        return f"{self.source}{where}: {verdict}: {self.reason}"
+
+
+class Resolution(NamedTuple):
+    """Which library serves a module on a device, and how that was decided."""
+
+    module: str
+    capability: str
+    path: Path | None
+    cuda_major: int
+    steps: tuple[Step, ...]
+
+
+class _Binding(NamedTuple):
+    provider: Provider
+    row: ModuleRow
+
+
+class Loader:
+    """The providers, the plan, and the modules that are loaded in this process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._loaded: dict[tuple[str, str], tuple[Resolution, tvm_ffi.Module]] = {}
+        self.bind()
+
+    # -- binding ----------------------------------------------------------------------------------
+
+    def bind(self) -> None:
+        """Read plan and manifests, and bind every planned module for every capability."""
+        self.document = _plan_document()
+        self.providers = find_providers()
+        self.table: dict[tuple[str, str], list[_Binding]] = {}
+        for provider in self.providers:
+            if provider.manifest is not None:
+                self._bind_provider(provider, provider.manifest)
+
+    def _bind_provider(self, provider: Provider, manifest: Manifest) -> None:
+        archs, modules = self.document["archs"], self.document["modules"]
+        major = f"cu{manifest.cuda_major}"
+        rows: list[tuple[int, str, ModuleRow]] = []
+        for row in manifest.modules:
+            planned = modules.get(row.name, {}).get("fingerprints", {}).get(major, {})
+            if planned.get(row.arch) == row.fingerprint:
+                rank = int("".join(filter(str.isdigit, row.arch)))
+                rows += [(-rank, cc, row) for cc in archs[row.arch]["serves"]]
+        for _, capability, row in sorted(rows, key=lambda item: item[0]):
+            self.table.setdefault((row.name, capability), []).append(_Binding(provider, row))
+
+    # -- resolution -------------------------------------------------------------------------------
+
+    def resolve(self, op: str, axes: Mapping[str, object], capability: str) -> Resolution:
+        """Walk the sources in order without compiling; the last step tells what JIT would do."""
+        name, axes = self._name(op, axes)
+        steps: list[Step] = []
+        for binding in self.table.get((name, capability), ()):
+            path = binding.provider.root / binding.row.file
+            problem = self._problem(binding, path)
+            place = f"{binding.provider.label}, {binding.row.file}"
+            if problem is None:
+                steps.append(Step(binding.provider.source, place, True, "fingerprint matches"))
+                major = _manifest(binding.provider).cuda_major
+                return Resolution(name, capability, path, major, tuple(steps))
+            steps.append(Step(binding.provider.source, place, False, problem))
+        steps += self._unbound(name, capability)
+        return self._resolve_jit(op, axes, name, capability, steps)
+
+    def _name(self, op: str, axes: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
+        """The module's name; the plan's table of axes is enough, no file is read."""
+        from precast.jit.planner import module_name
+
+        declared = self.document["ops"].get(op, {}).get("axes", {})
+        if set(axes) == set(declared) and all(axes[a] in declared[a] for a in declared):
+            ordered: Mapping[str, Any] = {axis: axes[axis] for axis in declared}
+        else:
+            ordered = plan().axes(op, axes)
+        return module_name(op, ordered), ordered
+
+    def _problem(self, binding: _Binding, path: Path) -> str | None:
+        """Why a bound file cannot be loaded, or None."""
+        from precast.jit.cache import check_contents
+
+        manifest = _manifest(binding.provider)
+        problem = _provider_problem(manifest) or distrust(path, must_be_own=False)
+        mend = f"pip install --force-reinstall {manifest.distribution}=={manifest.version}"
+        return problem or check_contents(path, binding.row.size, binding.row.sha256, mend)
+
+    def _unbound(self, name: str, capability: str) -> list[Step]:
+        """Why providers that seem to hold the module were not bound to this capability."""
+        steps = []
+        planned = self.document["modules"].get(name, {}).get("fingerprints", {})
+        for provider in self.providers:
+            if provider.manifest is None:
+                steps.append(Step(provider.source, str(provider.root), False, str(provider.problem)))
+                continue
+            manifest = provider.manifest
+            rows = [row for row in manifest.modules if row.name == name]
+            bound = {b.row.arch for b in self.table.get((name, capability), ()) if b[0] is provider}
+            if not rows:
+                steps.append(Step(provider.source, provider.label, False, f"does not hold {name}"))
+            for row in rows:
+                serves = self.document["archs"].get(row.arch, {}).get("serves", [])
+                wanted = planned.get(f"cu{manifest.cuda_major}", {}).get(row.arch)
+                if row.arch in bound:
+                    continue
+                if capability not in serves:
+                    reason = f"{row.arch} serves {', '.join(serves)}, not {capability}"
+                elif wanted is None:
+                    reason = f"this precast {__version__} does not plan {name} for {row.arch}"
+                else:
+                    reason = (
+                        f"its fingerprint {row.fingerprint[:12]} is not the {wanted[:12]} of this "
+                        f"precast {__version__}: it was built from other sources. Fix: pip install "
+                        f'"precast[cu{manifest.cuda_major}-{row.arch}]=={__version__}"'
+                    )
+                steps.append(Step(provider.source, f"{provider.label}, {row.file}", False, reason))
+        return steps
+
+    def _resolve_jit(
+        self,
+        op: str,
+        axes: Mapping[str, object],
+        name: str,
+        capability: str,
+        steps: list[Step],
+    ) -> Resolution:
+        from precast.jit import cache, policy
+        from precast.jit.env import cache_dir
+        from precast.jit.toolchain import find_toolchain
+
+        major = _jit_cuda_major()
+        spec = plan().spec(op, axes, capability, major)
+        found = cache.find(spec)
+        steps += [Step("JIT cache", str(folder), False, why) for folder, why in found.refused]
+        if found.path is not None:
+            steps.append(Step("JIT cache", str(found.path), True, "fingerprint matches"))
+            return Resolution(name, capability, found.path, major, tuple(steps))
+        if not found.refused:
+            steps.append(Step("JIT cache", str(cache_dir()), False, f"holds no build of {name}"))
+        refusal = policy.refusal()
+        if refusal is not None:
+            steps.append(Step("JIT", "", False, f"compiling is forbidden ({refusal})"))
+        else:
+            try:
+                toolchain = find_toolchain(spec.arch, major)
+            except ToolchainError as error:
+                steps.append(Step("JIT", "", False, str(error).replace("\n", " ")))
+            else:
+                steps.append(Step("JIT", str(toolchain.toolkit), True, "would be compiled"))
+        return Resolution(name, capability, None, major, tuple(steps))
+
+    # -- loading ----------------------------------------------------------------------------------
+
+    def load(self, op: str, axes: Mapping[str, object], device: int) -> tvm_ffi.Module:
+        """The module of one configuration for one device, compiled first if policy allows."""
+        capability = _device_capability(device)
+        name, axes = self._name(op, axes)
+        loaded = self._loaded.get((name, capability))
+        if loaded is None:
+            with self._lock:
+                loaded = self._loaded.get((name, capability))
+                if loaded is None:
+                    loaded = self._load(op, axes, device, capability)
+                    self._loaded[name, capability] = loaded
+        return loaded[1]
+
+    def _load(
+        self, op: str, axes: Mapping[str, object], device: int, capability: str
+    ) -> tuple[Resolution, tvm_ffi.Module]:
+        resolution = self.resolve(op, axes, capability)
+        path = resolution.path
+        if path is None:
+            spec = plan().spec(op, axes, capability, resolution.cuda_major)
+            if not resolution.steps[-1].accepted:
+                raise MissingKernelError(self._missing(resolution, spec, device), spec)
+            try:
+                path = spec.build(_why(resolution))
+            except MissingJITCacheError as error:
+                raise MissingKernelError(self._missing(resolution, spec, device), spec) from error
+            resolution = resolution._replace(path=path)
+        return resolution, load_library(path, resolution.cuda_major)
+
+    def _missing(self, resolution: Resolution, spec: JitSpec, device: int) -> str:
+        lines = [
+            f"no kernel {resolution.module} for {_device_name(device)} (compute capability "
+            f"{resolution.capability}). Looked at:"
+        ]
+        lines += [f"  {step}" for step in resolution.steps]
+        if not any(resolution.capability in arch["serves"] for arch in self._archs()):
+            lines.append(f"precast {__version__} does not know capability {resolution.capability}.")
+        near = [n for n in self.document["modules"] if n.startswith(f"{spec.op}__")]
+        if resolution.module not in near and near:
+            lines.append(f"Prebuilt configurations of {spec.op}: {', '.join(near)}.")
+        if spec.is_aot:
+            extra = f"cu{resolution.cuda_major}-{spec.arch.name}"
+            lines.append(f'Fix: pip install "precast[{extra}]=={__version__}"')
+        else:
+            lines.append('Fix: allow JIT: PRECAST_JIT=auto, with pip install "precast[jit]"')
+        return "\n".join(lines)
+
+    def _archs(self) -> list[dict[str, Any]]:
+        return list(self.document["archs"].values())
+
+    def resolution(self, op: str, axes: Mapping[str, object], device: int) -> Resolution:
+        """How a loaded module was found; KeyError if it is not loaded."""
+        return self._loaded[self._name(op, axes)[0], _device_capability(device)][0]
+
+    def loaded(self) -> list[Resolution]:
+        """What is loaded in this process, in order of loading."""
+        return [resolution for resolution, _ in self._loaded.values()]
+
+
+def _why(resolution: Resolution) -> str:
+    refused = [step for step in resolution.steps if not step.accepted]
+    prebuilt = [str(s) for s in refused if not s.source.startswith("JIT")]
+    return "; ".join(prebuilt) or "no provider of prebuilt modules is installed"
+
+
+def _manifest(provider: Provider) -> Manifest:
+    assert provider.manifest is not None
+    return provider.manifest
+
+
+@functools.cache
+def _provider_problem(manifest: Manifest) -> str | None:
+    """Why nothing of a provider can run here: driver, machine or tvm-ffi."""
+    import importlib.metadata
+    import platform
+
+    from packaging.version import Version
+
+    from precast.jit.toolchain import driver_cuda_version
+
+    if manifest.machine != platform.machine():
+        return f"built for {manifest.machine}, this machine is {platform.machine()}"
+    driver = driver_cuda_version()
+    if driver is not None and driver[0] < manifest.cuda_major:
+        return (
+            f"needs driver >= {manifest.min_driver} (CUDA {manifest.cuda_major}); this driver runs "
+            f"CUDA {driver[0]}.{driver[1]}. Fix: update the driver, or install the "
+            f"cu{driver[0]} modules"
+        )
+    installed = importlib.metadata.version("apache-tvm-ffi")
+    low, high = manifest.tvm_ffi_min, manifest.tvm_ffi_max_exclusive
+    if not Version(low) <= Version(installed) < Version(high):
+        return (
+            f"needs apache-tvm-ffi in [{low}, {high}), installed is {installed}. "
+            f'Fix: pip install "apache-tvm-ffi>={low},<{high}"'
+        )
+    return None
+
+
+# -- process-wide state ---------------------------------------------------------------------------
+
+
+def _plan_document() -> dict[str, Any]:
+    """The plan that the wheel ships; a checkout computes it."""
+    shipped = Path(__file__).resolve().parent / "data" / "plan.json"
+    if shipped.is_file():
+        document: dict[str, Any] = json.loads(shipped.read_bytes())
+        return document
+    return plan().document
+
+
+@functools.cache
+def plan() -> Plan:
+    """The configuration space of the installed sources."""
+    from precast.jit.env import source_root
+    from precast.jit.planner import Plan
+
+    return Plan.load(source_root())
+
+
+def _jit_cuda_major() -> int:
+    from precast.jit.toolchain import find_toolkit
+
+    try:
+        return find_toolkit().major
+    except ToolchainError:
+        return max(plan().build.cuda)
+
+
+def _device_capability(device: int) -> str:
+    from precast.utils import get_compute_capability
+
+    major, minor = get_compute_capability(device)
+    return f"{major}.{minor}"
+
+
+def _device_name(device: int) -> str:
+    from precast._torch import torch
+
+    return f"cuda:{device} ({torch.cuda.get_device_name(device)})"
+
+
+def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
+    """Open a module's library.
+
+    libcudart is opened by its full path first, whether torch has loaded one already or not: a
+    module names it, but does not say where it is.
+
+    Raises
+    ------
+    LoadError
+        If libcudart is missing or the library does not open; the message gives the linker's words.
+    """
+    from precast.cudart import open_cudart
+
+    row = loader.document["cuda"][str(cuda_major)]
+    open_cudart(row["cudart"], row["cudart_wheel"])
+    tvm_ffi = _import_tvm_ffi()
+    try:
+        return tvm_ffi.load_module(str(path))
+    except Exception as error:
+        raise LoadError(f"{path} was accepted but did not load: {error}") from error
+
+
+@functools.cache
+def _import_tvm_ffi() -> Any:
+    import tvm_ffi
+
+    from precast.errors import FFI_KINDS
+
+    for kind in FFI_KINDS:
+        tvm_ffi.register_error(kind.__name__, kind)
+    return tvm_ffi
+
+
+def get_function(module: tvm_ffi.Module, export: str) -> Any:
+    """An exported function; LoadError if the library lacks it."""
+    try:
+        return module.get_function(export)
+    except Exception as error:
+        raise LoadError(f"the library has no function {export!r}: {error}") from error
+
+
+loader = Loader()

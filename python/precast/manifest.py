@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``manifest.json``: what a provider holds, as read back from its installed files.
+
+A provider is a folder with ``manifest.json`` and ``<arch>/<module>.so``: an installed cache wheel, a
+build tree, or an unpacked bundle.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+MANIFEST_SCHEMA = 1
+MANIFEST_NAME = "manifest.json"
+
+
+class ModuleRow(NamedTuple):
+    """One prebuilt module."""
+
+    name: str
+    arch: str
+    file: str
+    fingerprint: str
+    size: int
+    sha256: str
+    exports: tuple[str, ...]
+    sass: tuple[str, ...]
+    needed: tuple[str, ...]
+    compile_seconds: float
+
+
+class Manifest(NamedTuple):
+    """One provider."""
+
+    distribution: str
+    version: str
+    cuda_major: int
+    toolkit: str
+    min_driver: str
+    machine: str
+    tvm_ffi_built: str
+    tvm_ffi_min: str
+    tvm_ffi_max_exclusive: str
+    modules: tuple[ModuleRow, ...]
+
+    @property
+    def archs(self) -> list[str]:
+        return list(dict.fromkeys(row.arch for row in self.modules))
+
+    def dump(self) -> str:
+        data = self._asdict()
+        data["modules"] = [row._asdict() for row in self.modules]
+        return json.dumps({"schema": MANIFEST_SCHEMA, **data}, indent=1) + "\n"
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read ``root/manifest.json``.
+
+    Raises
+    ------
+    ValueError
+        If it is missing, damaged or of another schema; the message says which and what to do.
+    """
+    path = root / MANIFEST_NAME
+    try:
+        data = json.loads(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except ValueError:
+        raise ValueError(f"{path} is damaged (not JSON)") from None
+    if not isinstance(data, Mapping) or data.get("schema") != MANIFEST_SCHEMA:
+        schema = data.get("schema") if isinstance(data, Mapping) else None
+        raise ValueError(f"{path} has schema {schema}, this precast reads {MANIFEST_SCHEMA}")
+    try:
+        rows = tuple(_row(row) for row in data["modules"])
+        fields = {name: data[name] for name in Manifest._fields if name != "modules"}
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error} is missing or wrong)") from None
+    return Manifest(**fields, modules=rows)
+
+
+def _row(data: Mapping[str, Any]) -> ModuleRow:
+    fields = {name: data[name] for name in ModuleRow._fields}
+    for name in ("exports", "sass", "needed"):
+        fields[name] = tuple(fields[name])
+    return ModuleRow(**fields)
