@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from precast import loader as _loader
+from precast import loader as loader  # Reads the manifests and binds the plan to them.
 from precast._mode import reference_mode
 from precast._version import __version__
 from precast.activation import gelu_and_mul, gelu_tanh_and_mul, silu_and_mul

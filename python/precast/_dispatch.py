@@ -62,13 +62,17 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         *values, device = key
         if device < 0:
             raise ValueError(
-                f"{self.export}: {self.first_tensor} must be a CUDA tensor, got a CPU tensor. Fix: "
-                f"move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
+                f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on "
+                f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
             )
         axes = loader.document["ops"][self.op]["axes"]
         words = {axis: _DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
-        function = get_function(loader.load(self.op, words, device), self.export)
+        function: Callable[..., None] = get_function(
+            loader.load(self.op, words, device), self.export
+        )
         self[key] = function
+        if _mode.is_reference():  # Another thread entered reference mode meanwhile.
+            self.clear()
         return function
 
     def call(self, *args: Any) -> None:
@@ -85,7 +89,7 @@ def register_torch_op(export: str) -> Any:
     import torch
 
     kernel = KERNELS[export]
-    library = torch.library.Library("precast", "FRAGMENT")
+    library: Any = torch.library.Library("precast", "FRAGMENT")  # type: ignore[no-untyped-call]
     library.define(f"{export}{kernel.schema}")
     library.impl(export, kernel.call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)

@@ -78,7 +78,10 @@ def _text(name: str, raw: str) -> str:
 
 
 REFERENCE = EnvVar(
-    "PRECAST_REFERENCE", False, _flag, "1 runs every op's plain PyTorch reference, on CPU tensors too."
+    "PRECAST_REFERENCE",
+    False,
+    _flag,
+    "1 runs every op's plain PyTorch reference, on CPU tensors too.",
 )
 JIT = EnvVar(
     "PRECAST_JIT",

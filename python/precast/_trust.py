@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a file may be loaded as code: nothing that another user could have written."""
+"""Whether a file may be loaded as code: only this user could write it, and nobody changed it."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from pathlib import Path
@@ -32,4 +33,17 @@ def distrust(path: Path, must_be_own: bool) -> str | None:
                 f"{place} belongs to user {status.st_uid}, not to this user ({os.geteuid()}). Fix: "
                 f"use a cache directory of your own, or ship the modules by PRECAST_PROVIDER_PATH"
             )
+    return None
+
+
+def check_contents(library: Path, size: int, sha256: str, mend: str) -> str | None:
+    """Why the bytes of ``library`` are not those that were built, or None."""
+    try:
+        data = library.read_bytes()
+    except OSError as error:
+        return f"{library.name} cannot be read ({error.strerror}). Fix: {mend}"
+    if len(data) != size:
+        return f"{library.name} has {len(data)} bytes instead of {size}: truncated. Fix: {mend}"
+    if hashlib.sha256(data).hexdigest() != sha256:
+        return f"{library.name} was changed after it was built (sha256 differs). Fix: {mend}"
     return None

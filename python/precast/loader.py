@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from precast._trust import distrust
+from precast._names import module_name
+from precast._trust import check_contents, distrust
 from precast._version import __version__
+from precast.cudart import driver_cuda_version, open_cudart
 from precast.errors import LoadError, MissingJITCacheError, MissingKernelError, ToolchainError
 from precast.manifest import Manifest, ModuleRow
 from precast.providers import Provider, find_providers
@@ -108,8 +110,6 @@ class Loader:
 
     def _name(self, op: str, axes: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         """The module's name; the plan's table of axes is enough, no file is read."""
-        from precast.jit.planner import module_name
-
         declared = self.document["ops"].get(op, {}).get("axes", {})
         if set(axes) == set(declared) and all(axes[a] in declared[a] for a in declared):
             ordered: Mapping[str, Any] = {axis: axes[axis] for axis in declared}
@@ -119,8 +119,6 @@ class Loader:
 
     def _problem(self, binding: _Binding, path: Path) -> str | None:
         """Why a bound file cannot be loaded, or None."""
-        from precast.jit.cache import check_contents
-
         manifest = _manifest(binding.provider)
         problem = _provider_problem(manifest) or distrust(path, must_be_own=False)
         mend = f"pip install --force-reinstall {manifest.distribution}=={manifest.version}"
@@ -270,8 +268,6 @@ def _provider_problem(manifest: Manifest) -> str | None:
 
     from packaging.version import Version
 
-    from precast.jit.toolchain import driver_cuda_version
-
     if manifest.machine != platform.machine():
         return f"built for {manifest.machine}, this machine is {platform.machine()}"
     driver = driver_cuda_version()
@@ -345,15 +341,13 @@ def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
     LoadError
         If libcudart is missing or the library does not open; the message gives the linker's words.
     """
-    from precast.cudart import open_cudart
-
     row = loader.document["cuda"][str(cuda_major)]
     open_cudart(row["cudart"], row["cudart_wheel"])
-    tvm_ffi = _import_tvm_ffi()
     try:
-        return tvm_ffi.load_module(str(path))
+        module: tvm_ffi.Module = _import_tvm_ffi().load_module(str(path))
     except Exception as error:
         raise LoadError(f"{path} was accepted but did not load: {error}") from error
+    return module
 
 
 @functools.cache

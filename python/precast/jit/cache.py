@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._trust import distrust
+from precast._trust import check_contents, distrust
 from precast.errors import ToolchainError
 from precast.jit import env
 
@@ -129,19 +129,6 @@ def check(folder: Path, spec: JitSpec) -> str | None:
     if problem is not None:
         return problem
     return check_contents(library, meta.size, meta.sha256, "precast cache clear")
-
-
-def check_contents(library: Path, size: int, sha256: str, mend: str) -> str | None:
-    """Why the bytes of ``library`` are not those that were built, or None."""
-    try:
-        data = library.read_bytes()
-    except OSError as error:
-        return f"{library.name} cannot be read ({error.strerror}). Fix: {mend}"
-    if len(data) != size:
-        return f"{library.name} has {len(data)} bytes instead of {size}: truncated. Fix: {mend}"
-    if hashlib.sha256(data).hexdigest() != sha256:
-        return f"{library.name} was changed after it was built (sha256 differs). Fix: {mend}"
-    return None
 
 
 # -- publishing -----------------------------------------------------------------------------------

@@ -15,21 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from precast._names import axis_word, module_name
 from precast._version import __version__
 from precast.errors import UnsupportedConfigError
 from precast.jit.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
 from precast.jit.spec import JitSpec
 
 PLAN_SCHEMA = 1
-
-
-def module_name(op: str, axes: Mapping[str, AxisValue]) -> str:
-    """The op and its axes in declared order: ``norm__dtype_bf16``."""
-    return "__".join([op, *(f"{axis}_{_word(value)}" for axis, value in axes.items())])
-
-
-def _word(value: AxisValue) -> str:
-    return str(int(value)) if isinstance(value, bool) else str(value)
 
 
 @dataclass(frozen=True)
@@ -67,9 +59,9 @@ class Plan:
         for axis, legal in declared.items():
             if axis not in values:
                 raise UnsupportedConfigError(
-                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(_word, legal))}"
+                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(axis_word, legal))}"
                 )
-            by_word = {_word(value): value for value in legal}
+            by_word = {axis_word(value): value for value in legal}
             word = str(int(v)) if isinstance(v := values[axis], bool) else str(v)
             if word not in by_word:
                 raise UnsupportedConfigError(
@@ -108,7 +100,7 @@ class Plan:
             sources=config.sources,
             defines=(
                 f"PRECAST_SM={arch.number}",
-                *(f"PRECAST_{axis.upper()}={_word(value)}" for axis, value in axes.items()),
+                *(f"PRECAST_{axis.upper()}={axis_word(value)}" for axis, value in axes.items()),
             ),
             exports=config.exports,
             op=config.name,

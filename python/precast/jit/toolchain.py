@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast import _env
+from precast.cudart import driver_cuda_version
 from precast.errors import ToolchainError
 from precast.jit.config import Arch
 
@@ -217,21 +218,6 @@ def _header_version(include: Path) -> tuple[int, int] | None:
         return None
     match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
     return divmod(int(match[1]) // 10, 100) if match else None
-
-
-@functools.cache
-def driver_cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver runs, or None without a driver; creates no context."""
-    import ctypes
-
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(value)) != 0 or value.value == 0:
-        return None
-    return value.value // 1000, value.value % 1000 // 10
 
 
 def _host_compiler() -> tuple[Path, str]:
