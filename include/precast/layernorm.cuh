@@ -1,0 +1,210 @@
+// SPDX-License-Identifier: Apache-2.0
+// LayerNorm.
+//
+//   m[r]      = mean_c(input[r, c]),  v[r] = mean_c((input[r, c] - m[r])^2)
+//   out[r, c] = round((input[r, c] - m[r]) / sqrt(v[r] + eps) * gamma[c] + beta[c])
+//
+// All arithmetic is fp32. The variance is taken around the mean in a second pass over registers, so
+// that a large mean cancels nothing.
+//
+// Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input
+//          gamma, beta  [hidden]        fp32, contiguous
+// Threads  as rmsnorm.cuh: a row in the registers of a group of lanes or of a CTA, or a CTA that
+//          walks its row (three times; all but the first in L2).
+// Traffic  reads input once, writes out once.
+// Source   Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+#pragma once
+
+#include "precast/core/block.cuh"
+#include "precast/core/launch.cuh"
+#include "precast/core/row_plan.cuh"
+#include "precast/core/rows.cuh"
+#include "precast/core/vec.cuh"
+
+namespace precast {
+
+struct LayerNormParams {
+  const void* input;   // [rows, hidden]
+  const float* gamma;  // [hidden]
+  const float* beta;   // [hidden]
+  void* out;           // [rows, hidden]
+  uint32_t rows;
+  int hidden;
+  int lanes;  // that share a row, for kRowPerCta = false; the launcher sets it
+  float eps;
+};
+
+#if defined(__CUDACC__)
+
+// The parameters of one vector of T: two of fp32.
+template <bool kAligned>
+__device__ __forceinline__ void load_parameters(const float* source, int count, float (&x)[8]) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float quarter[4];
+    unpack(kAligned ? load_cached(source + 4 * half)
+                    : load_elements(source + 4 * half, count - 4 * half),
+           quarter);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) x[4 * half + i] = quarter[i];
+  }
+}
+
+__device__ __forceinline__ float sum_of(const float (&x)[8]) {
+  return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
+}
+
+// Squared distance from `mean` of the first `count` elements.
+__device__ __forceinline__ float squared_distance(const float (&x)[8], float mean, int count) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    const float d = i < count ? x[i] - mean : 0.0f;
+    sum += d * d;
+  }
+  return sum;
+}
+
+template <typename T>
+__device__ __forceinline__ Vec<T> normalized(const float (&x)[8], float mean, float rstd,
+                                             const float (&gamma)[8], const float (&beta)[8]) {
+  float y[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+  return pack<T>(y);
+}
+
+template <typename T, int kVecs, bool kRowPerCta>
+__global__ void __launch_bounds__(kMaxThreads)
+    LayerNormKernel(const __grid_constant__ LayerNormParams p) {
+  constexpr int kSize = Vec<T>::kSize;
+  const int vecs = p.hidden / kSize;
+  const int group_size = kRowPerCta ? blockDim.x : p.lanes;
+  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.lanes - 1);
+  const uint32_t row =
+      kRowPerCta ? blockIdx.x : blockIdx.x * (blockDim.x / p.lanes) + threadIdx.x / p.lanes;
+  const bool row_exists = kRowPerCta || row < p.rows;
+  const int64_t offset = static_cast<int64_t>(row) * p.hidden;
+  const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
+  T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
+  __shared__ float scratch[2][kMaxWarps];
+  const auto group_sum = [&](float x, float(&row_scratch)[kMaxWarps]) {
+    return kRowPerCta ? block_sum(x, row_scratch) : warp_sum(x, p.lanes);
+  };
+
+  allow_next_grid();
+  wait_for_previous_grid();
+
+  Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    loaded[i] = row_exists && vec < vecs ? load_streamed(input + vec * kSize) : zero_vec<T>();
+  }
+
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    float x[kSize];
+    unpack(loaded[i], x);
+    sum += sum_of(x);
+  }
+  const float mean = group_sum(sum, scratch[0]) / p.hidden;
+
+  float squares = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    float x[kSize];
+    unpack(loaded[i], x);
+    squares += squared_distance(x, mean, rank + i * group_size < vecs ? kSize : 0);
+  }
+  const float rstd = rsqrtf(group_sum(squares, scratch[1]) / p.hidden + p.eps);
+
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    if (row_exists && vec < vecs) {
+      float x[kSize], gamma[kSize], beta[kSize];
+      unpack(loaded[i], x);
+      load_parameters<true>(p.gamma + vec * kSize, kSize, gamma);
+      load_parameters<true>(p.beta + vec * kSize, kSize, beta);
+      store_streamed(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
+    }
+  }
+}
+
+template <typename T, bool kAligned>
+__global__ void __launch_bounds__(kMaxThreads)
+    LayerNormLoopKernel(const __grid_constant__ LayerNormParams p) {
+  constexpr int kSize = Vec<T>::kSize;
+  const int64_t offset = static_cast<int64_t>(blockIdx.x) * p.hidden;
+  const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
+  T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
+  const int stride = blockDim.x * kSize;
+  __shared__ float scratch[2][kMaxWarps];
+
+  allow_next_grid();
+  wait_for_previous_grid();
+
+  float x[kSize];
+  float sum = 0.0f;
+  for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
+    unpack(load<kAligned>(input + column, p.hidden - column), x);
+    sum += sum_of(x);
+  }
+  const float mean = block_sum(sum, scratch[0]) / p.hidden;
+
+  float squares = 0.0f;
+  for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
+    unpack(load<kAligned>(input + column, p.hidden - column), x);
+    squares += squared_distance(x, mean, p.hidden - column);
+  }
+  const float rstd = rsqrtf(block_sum(squares, scratch[1]) / p.hidden + p.eps);
+
+  for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
+    const int left = p.hidden - column;
+    float gamma[kSize], beta[kSize];
+    unpack(load<kAligned>(input + column, left), x);
+    load_parameters<kAligned>(p.gamma + column, left, gamma);
+    load_parameters<kAligned>(p.beta + column, left, beta);
+    store<kAligned>(out + column, normalized<T>(x, mean, rstd, gamma, beta), left);
+  }
+}
+
+#if !defined(__CUDACC_RTC__)
+
+// Launches LayerNorm of every row on `stream`; nothing for an empty tensor.
+template <typename T>
+cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t stream) {
+  if (p.rows == 0 || p.hidden == 0) return cudaSuccess;
+  const bool aligned =
+      p.hidden % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(p.input, {}) &&
+      rows_are_vector_aligned<T>(p.out, {}) && rows_are_vector_aligned<float>(p.gamma, {}) &&
+      rows_are_vector_aligned<float>(p.beta, {});
+  const RowPlan plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, aligned);
+  p.lanes = plan.lanes;
+  const auto run = [&](void (*kernel)(LayerNormParams)) {
+    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+  };
+  switch (plan.kind) {
+    case RowKernel::lanes:
+      return run(LayerNormKernel<T, 1, false>);
+    case RowKernel::cta_1:
+      return run(LayerNormKernel<T, 1, true>);
+    case RowKernel::cta_2:
+      return run(LayerNormKernel<T, 2, true>);
+    case RowKernel::cta_4:
+      return run(LayerNormKernel<T, 4, true>);
+    case RowKernel::loop:
+      return run(LayerNormLoopKernel<T, true>);
+    case RowKernel::loop_elements:
+      return run(LayerNormLoopKernel<T, false>);
+  }
+  return cudaErrorInvalidValue;
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

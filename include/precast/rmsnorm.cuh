@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMSNorm, alone or fused with the addition of a residual.
+//
+//   x[r, c]   = input[r, c]                         (RmsNorm)
+//   x[r, c]   = input[r, c] + residual[r, c]        (fused; residual[r, c] = round(x[r, c]))
+//   out[r, c] = round(x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * (weight[c] + weight_bias))
+//
+// weight_bias is 0, or 1 for Gemma's form. All arithmetic is fp32, x included: the residual is
+// rounded in memory only.
+//
+// Layout   input, residual, out  [rows, hidden]  T, any two row strides, unit column stride
+//          weight                [hidden]        T, contiguous
+//          out may be input: each element is written by the thread that read it, after it did.
+// Threads  RmsNormKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
+//          a group of 1 to 32 lanes (short rows: several rows a CTA) or to a CTA.
+//          RmsNormLoopKernel takes what that cannot: rows beyond 1024 threads' registers, unaligned
+//          pointers and strides, odd hidden sizes. A CTA walks its row twice, the second time in L2.
+// Traffic  reads input (and residual) once, writes out (and residual) once.
+// Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
+#pragma once
+
+#include "precast/core/block.cuh"
+#include "precast/core/launch.cuh"
+#include "precast/core/row_plan.cuh"
+#include "precast/core/rows.cuh"
+#include "precast/core/vec.cuh"
+
+namespace precast {
+
+struct RmsNormParams {
+  const void* input;   // [rows, hidden]
+  const void* weight;  // [hidden]
+  void* residual;      // [rows, hidden], fused only
+  void* out;           // [rows, hidden]
+  RowStrides input_strides;
+  RowStrides residual_strides;
+  RowStrides out_strides;
+  Rows rows;
+  int hidden;
+  int lanes;  // that share a row, for kRowPerCta = false; the launcher sets it
+  float eps;
+  float weight_bias;
+};
+
+#if defined(__CUDACC__)
+
+// The row's values of one vector: input, or input + residual.
+template <typename T, bool kFused>
+struct RmsNormElements {
+  static constexpr int kSize = Vec<T>::kSize;
+  float x[kSize];
+
+  __device__ __forceinline__ RmsNormElements(Vec<T> input, Vec<T> residual) {
+    unpack(input, x);
+    if constexpr (kFused) {
+      float r[kSize];
+      unpack(residual, r);
+#pragma unroll
+      for (int i = 0; i < kSize; ++i) x[i] += r[i];
+    }
+  }
+
+  __device__ __forceinline__ float sum_of_squares() const {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sum += x[i] * x[i];
+    return sum;
+  }
+
+  __device__ __forceinline__ Vec<T> scaled(float rstd, Vec<T> weight, float weight_bias) const {
+    float w[kSize];
+    float y[kSize];
+    unpack(weight, w);
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) y[i] = x[i] * rstd * (w[i] + weight_bias);
+    return pack<T>(y);
+  }
+};
+
+template <typename T, int kVecs, bool kRowPerCta, bool kFused>
+__global__ void __launch_bounds__(kMaxThreads)
+    RmsNormKernel(const __grid_constant__ RmsNormParams p) {
+  using Elements = RmsNormElements<T, kFused>;
+  const int vecs = p.hidden / Vec<T>::kSize;
+  const int group_size = kRowPerCta ? blockDim.x : p.lanes;
+  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.lanes - 1);
+  const uint32_t row =
+      kRowPerCta ? blockIdx.x
+                 : blockIdx.x * (blockDim.x / p.lanes) + static_cast<uint32_t>(threadIdx.x / p.lanes);
+  const bool row_exists = kRowPerCta || row < p.rows.count;
+
+  const RowPosition position(p.rows, row);
+  const T* input = position.in<T>(p.input, p.input_strides);        // [hidden]
+  T* residual = position.in<T>(p.residual, p.residual_strides);     // [hidden]
+  T* out = position.in<T>(p.out, p.out_strides);                    // [hidden]
+  const T* weight = static_cast<const T*>(p.weight);                // [hidden]
+
+  allow_next_grid();
+  wait_for_previous_grid();
+
+  Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
+  Vec<T> added[kVecs];
+  Vec<T> weights[kVecs];
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    const bool exists = row_exists && vec < vecs;
+    loaded[i] = exists ? load_streamed(input + vec * Vec<T>::kSize) : zero_vec<T>();
+    if constexpr (kFused) {
+      added[i] = exists ? load_streamed(residual + vec * Vec<T>::kSize) : zero_vec<T>();
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    weights[i] = vec < vecs ? load_cached(weight + vec * Vec<T>::kSize) : zero_vec<T>();
+  }
+
+  float sum = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const Elements elements(loaded[i], added[i]);
+    sum += elements.sum_of_squares();
+    if constexpr (kFused) {
+      const int vec = rank + i * group_size;
+      if (row_exists && vec < vecs) store_streamed(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
+    }
+  }
+  if constexpr (kRowPerCta) {
+    __shared__ float scratch[kMaxWarps];
+    sum = block_sum(sum, scratch);
+  } else {
+    sum = warp_sum(sum, p.lanes);
+  }
+  const float rstd = rsqrtf(sum / p.hidden + p.eps);
+
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    if (row_exists && vec < vecs) {
+      const Elements elements(loaded[i], added[i]);
+      store_streamed(out + vec * Vec<T>::kSize, elements.scaled(rstd, weights[i], p.weight_bias));
+    }
+  }
+}
+
+template <typename T, bool kAligned, bool kFused>
+__global__ void __launch_bounds__(kMaxThreads)
+    RmsNormLoopKernel(const __grid_constant__ RmsNormParams p) {
+  constexpr int kSize = Vec<T>::kSize;
+  const RowPosition position(p.rows, blockIdx.x);
+  const T* input = position.in<T>(p.input, p.input_strides);     // [hidden]
+  T* residual = position.in<T>(p.residual, p.residual_strides);  // [hidden]
+  T* out = position.in<T>(p.out, p.out_strides);                 // [hidden]
+  const T* weight = static_cast<const T*>(p.weight);             // [hidden]
+
+  allow_next_grid();
+  wait_for_previous_grid();
+
+  const auto elements_at = [&](int column) {
+    const Vec<T> x = load<kAligned>(input + column, p.hidden - column);
+    Vec<T> r = zero_vec<T>();
+    if constexpr (kFused) r = load<kAligned>(residual + column, p.hidden - column);
+    return RmsNormElements<T, kFused>(x, r);
+  };
+
+  float sum = 0.0f;
+  for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {
+    sum += elements_at(column).sum_of_squares();
+  }
+  __shared__ float scratch[kMaxWarps];
+  const float rstd = rsqrtf(block_sum(sum, scratch) / p.hidden + p.eps);
+
+  // Why: the fused sum is added again rather than read back, because memory holds it rounded.
+  for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {
+    const int left = p.hidden - column;
+    const RmsNormElements<T, kFused> elements = elements_at(column);
+    const Vec<T> w = load<kAligned>(weight + column, left);
+    if constexpr (kFused) store<kAligned>(residual + column, pack<T>(elements.x), left);
+    store<kAligned>(out + column, elements.scaled(rstd, w, p.weight_bias), left);
+  }
+}
+
+#if !defined(__CUDACC_RTC__)
+
+// Launches RMSNorm of every row on `stream`; nothing for an empty tensor.
+template <typename T, bool kFused>
+cudaError_t launch_rmsnorm(RmsNormParams p, bool enable_pdl, cudaStream_t stream) {
+  if (p.rows.count == 0 || p.hidden == 0) return cudaSuccess;
+  const bool aligned = p.hidden % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(p.weight, {}) &&
+                       rows_are_vector_aligned<T>(p.input, p.input_strides) &&
+                       rows_are_vector_aligned<T>(p.residual, p.residual_strides) &&
+                       rows_are_vector_aligned<T>(p.out, p.out_strides);
+  const RowPlan plan = plan_rows(p.rows.count, p.hidden, Vec<T>::kSize, aligned);
+  p.lanes = plan.lanes;
+  const auto run = [&](void (*kernel)(RmsNormParams)) {
+    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+  };
+  switch (plan.kind) {
+    case RowKernel::lanes:
+      return run(RmsNormKernel<T, 1, false, kFused>);
+    case RowKernel::cta_1:
+      return run(RmsNormKernel<T, 1, true, kFused>);
+    case RowKernel::cta_2:
+      return run(RmsNormKernel<T, 2, true, kFused>);
+    case RowKernel::cta_4:
+      return run(RmsNormKernel<T, 4, true, kFused>);
+    case RowKernel::loop:
+      return run(RmsNormLoopKernel<T, true, kFused>);
+    case RowKernel::loop_elements:
+      return run(RmsNormLoopKernel<T, false, kFused>);
+  }
+  return cudaErrorInvalidValue;
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the loader would do for a module on a device, without doing it."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from precast.cli._gpus import find_gpus
+from precast.cli._output import UsageError
+
+#: Where a module would come from, best first. ``unsupported``: the op does not exist for the target.
+STATES = ("prebuilt", "cached", "JIT", "missing", "unsupported")
+#: The states in which a call needs no compiler.
+READY = ("prebuilt", "cached")
+
+
+class Target(NamedTuple):
+    """A device, or a compute capability without one."""
+
+    capability: str
+    label: str
+
+
+class Outcome(NamedTuple):
+    """One module on one target."""
+
+    op: str
+    axes: Mapping[str, Any]
+    module: str
+    capability: str
+    arch: str
+    state: str
+    place: str
+    path: str | None
+    reason: str
+    steps: tuple[Any, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        data = self._asdict()
+        data["axes"] = dict(self.axes)
+        data["steps"] = [step._asdict() for step in self.steps]
+        return data
+
+
+def capabilities(text: str) -> list[str]:
+    """An argparse type: ``"8.0 9.0a"``, ``sm90a``, ``90``, ... as compute capabilities."""
+    found = []
+    for word in filter(None, re.split(r"[\s,;]+", text)):
+        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", word)
+        if match is None:
+            raise argparse.ArgumentTypeError(
+                f"{word!r} is not a compute capability; legal: entries such as 9.0, 9.0a or sm90a"
+            )
+        found.append(f"{int(match[1])}.{match[2]}")
+    if not found:
+        raise argparse.ArgumentTypeError("empty; legal: entries such as 9.0, 9.0a or sm90a")
+    return found
+
+
+def add_arch(parser: argparse.ArgumentParser, text: str) -> None:
+    parser.add_argument(
+        "--arch", type=capabilities, nargs="+", action="extend", metavar="CC", help=text
+    )
+
+
+def flatten(groups: Iterable[Sequence[str]] | None) -> list[str]:
+    return list(dict.fromkeys(item for group in groups or () for item in group))
+
+
+def device_targets(device: int | None = None) -> list[Target]:
+    """The GPUs of this process, or one of them.
+
+    Raises
+    ------
+    UsageError
+        If there is none, or not that many.
+    """
+    gpus, problem = find_gpus()
+    if problem is not None:
+        raise UsageError(f"{problem}. Fix: say which GPU is meant, for example --arch 9.0")
+    if device is not None and not 0 <= device < len(gpus):
+        raise UsageError(f"--device {device}: legal: 0 to {len(gpus) - 1}")
+    return [
+        Target(gpu.capability, gpu.label) for gpu in gpus if device is None or gpu.index == device
+    ]
+
+
+def arch_targets(found: Iterable[str]) -> list[Target]:
+    return [Target(capability, f"compute capability {capability}") for capability in found]
+
+
+def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
+    """Ask the loader; nothing is compiled or loaded.
+
+    Raises
+    ------
+    UnsupportedConfigError, ConfigError
+        If the op, an axis or a value does not exist.
+    """
+    from precast._names import module_name
+    from precast.errors import UnsupportedConfigError
+    from precast.loader import loader, plan
+
+    checked = plan().axes(op, axes)
+    name = module_name(op, checked)
+    arch = plan().arch(capability)
+    try:
+        resolution = loader.resolve(op, checked, capability)
+    except UnsupportedConfigError as error:
+        return Outcome(
+            op, checked, name, capability, arch.name, "unsupported", "", None, str(error), ()
+        )
+    last = resolution.steps[-1]
+    path = resolution.path
+    folder = arch.name
+    if path is None:
+        state = "JIT" if last.accepted else "missing"
+    elif last.source == "JIT cache":
+        state = "cached"
+    else:
+        state, folder = "prebuilt", path.parent.name
+    return Outcome(
+        op=op,
+        axes=checked,
+        module=name,
+        capability=capability,
+        arch=folder,
+        state=state,
+        place=last.place if last.accepted else "",
+        path=None if path is None else str(path),
+        reason="" if state == "prebuilt" else _reason(resolution.steps, state),
+        steps=resolution.steps,
+    )
+
+
+def _reason(steps: Sequence[Any], state: str) -> str:
+    """Why it is not prebuilt, and for a missing one why it cannot be compiled either."""
+    prebuilt = [step for step in steps if not step.source.startswith("JIT")]
+    # A file of that name which was refused tells more than a provider that has no such file.
+    named = [step for step in prebuilt if step.place.endswith(".so")] or prebuilt
+    texts = [f"{step.place}: {step.reason}" for step in named]
+    if not texts:
+        texts = ["no provider of prebuilt modules is installed"]
+    if state == "missing":
+        texts.append(steps[-1].reason)
+    return "; ".join(dict.fromkeys(texts))
+
+
+def profile_outcomes(
+    profile: str | None, found: Iterable[str], op: str | None = None
+) -> list[Outcome]:
+    """Every module of a profile (None: of any) for every capability.
+
+    Raises
+    ------
+    ConfigError
+        If the profile or the op does not exist.
+    """
+    from precast.loader import plan
+
+    if op is not None:
+        plan().config.op(op)
+    rows = [row for row in plan().aot_axes(profile) if op in (None, row[0])]
+    return [outcome(name, axes, capability) for capability in found for name, axes in rows]
+
+
+def fixes(rows: Iterable[Outcome]) -> list[str]:
+    """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
+    from precast._version import __version__
+    from precast.loader import loader, plan
+
+    commands: list[str] = []
+    extras: list[str] = []
+    for row in rows:
+        if row.state in ("prebuilt", "unsupported"):
+            continue
+        named = [
+            match[1]
+            for step in row.steps
+            if not step.accepted and step.place.endswith(".so")
+            if (match := re.search(r"Fix: (.+)", step.reason))
+        ]
+        known = plan().build.archs.get(row.arch)
+        if named:
+            commands += named[:1]
+        elif known is None or row.module not in loader.document["modules"]:
+            commands.append('pip install "precast[jit]"')
+        else:
+            extras.append(f"cu{_cuda_major(known.cuda[0])}-{row.arch}")
+    if extras:
+        joined = ",".join(dict.fromkeys(extras))
+        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
+    return list(dict.fromkeys(commands))
+
+
+def _cuda_major(least: int) -> int:
+    """The CUDA major whose modules suit this driver and exist for the target."""
+    from precast.cudart import driver_cuda_version
+    from precast.loader import plan
+
+    driver = driver_cuda_version()
+    majors = [m for m in plan().build.cuda if m >= least and (driver is None or m <= driver[0])]
+    return max(majors or plan().build.cuda)

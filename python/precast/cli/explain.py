@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Explain where the kernel of one configuration comes from: every candidate, and why or why not.
+
+    precast explain norm dtype=bf16 --arch 9.0
+    precast explain rmsnorm dtype=bf16
+
+The op may also be given by the name of one of its functions. Exits with 1 if it cannot be had.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from precast.cli import _output, _state
+from precast.cli._output import UsageError
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("op", metavar="OP", help="an op or one of its functions, such as norm")
+    parser.add_argument("axes", metavar="KEY=VALUE", nargs="*", help="its axes: dtype=bf16")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--device", type=int, metavar="N", help="that GPU (default: the first)")
+    where.add_argument(
+        "--arch", type=_state.capabilities, metavar="CC", help="a compute capability such as 9.0"
+    )
+    _output.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    op = _op(args.op)
+    axes = _axes(op, args.axes)
+    if args.arch is not None:
+        targets = _state.arch_targets(args.arch)
+    else:
+        targets = _state.device_targets(args.device or 0)
+    rows = [(target, _state.outcome(op, axes, target.capability)) for target in targets]
+    if args.json:
+        _output.print_json([row.as_json() for _, row in rows])
+    else:
+        for target, row in rows:
+            _print(target, row)
+    return 1 if any(row.state in ("missing", "unsupported") for _, row in rows) else 0
+
+
+def _print(target: _state.Target, row: _state.Outcome) -> None:
+    _output.print_heading(f"{row.module} on {target.label}")
+    _output.print_table(
+        [
+            ("accepted" if s.accepted else "rejected", s.source, s.place or "-", s.reason)
+            for s in row.steps
+        ]
+    )
+    result = {
+        "JIT": "would be compiled at the first call",
+        "missing": "no kernel",
+        "unsupported": row.reason,
+    }.get(row.state, f"{row.state}: {row.path}")
+    print(f"Result: {result}")
+    for fix in _state.fixes([row]) if row.state in ("JIT", "missing") else []:
+        print(f"{'To have it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
+
+
+def _op(word: str) -> str:
+    from precast.loader import plan
+
+    ops = plan().config.ops
+    if word in ops:
+        return word
+    for op in ops.values():
+        if word in op.exports:
+            return op.name
+    functions = [name for op in ops.values() for name in op.exports]
+    raise UsageError(
+        f"unknown op {word!r}; legal: {', '.join(ops)}, or a function: {', '.join(functions)}"
+    )
+
+
+def _axes(op: str, words: list[str]) -> dict[str, str]:
+    from precast.loader import plan
+
+    axes: dict[str, str] = {}
+    for word in words:
+        key, equals, value = word.partition("=")
+        if not equals or not value or key in axes:
+            declared = plan().config.op(op).axes
+            legal = " ".join(f"{axis}={values[0]}" for axis, values in declared.items())
+            raise UsageError(f"{word!r} is not KEY=VALUE, each key once; legal: {legal}")
+        axes[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
+    return axes

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""List modules by op and target, and where each would come from.
+
+prebuilt: an installed provider holds it. cached: compiled earlier by this user. JIT: would be
+compiled at its first call. missing: cannot be had; `precast explain` tells why.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from precast.cli import _output, _state
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--op", help="only this op, such as norm")
+    _state.add_arch(parser, "only these compute capabilities (default: every target of the plan)")
+    parser.add_argument("--profile", help="only the modules of this profile (default: of any)")
+    parser.add_argument(
+        "--source", choices=_state.STATES[:4], help="only modules that come from there"
+    )
+    _output.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from precast.loader import plan
+
+    found = _state.flatten(args.arch)
+    if not found:
+        found = [arch.target.rstrip("af") for arch in plan().build.archs.values()]
+    rows = [
+        row
+        for row in _state.profile_outcomes(args.profile, found, args.op)
+        if row.state != "unsupported" and args.source in (None, row.state)
+    ]
+    if args.json:
+        _output.print_json([row.as_json() for row in rows])
+        return 0
+    _output.print_table(
+        [
+            (row.op, row.module, row.capability, row.arch, row.state, row.place or row.reason)
+            for row in rows
+        ],
+        ("op", "module", "GPU", "target", "source", "from"),
+        indent=0,
+    )
+    counts = {state: sum(row.state == state for row in rows) for state in _state.STATES}
+    total = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
+    print(f"{len(rows)} modules" + (f": {total}" if total else ""))
+    return 0

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Measure kernels and test them: what precast's own benchmarks and tests use.
+
+Imports torch. :func:`bench_gpu_time` answers most questions; ``docs`` of each module say the rest.
+"""
+
+from __future__ import annotations
+
+from precast.testing.ceilings import Ceiling, Ceilings, measure_ceilings
+from precast.testing.cpu_time import bench_cpu_time
+from precast.testing.environment import environment
+from precast.testing.inputs import (
+    ODD_HIDDEN_SIZES,
+    Guarded,
+    packed_slice,
+    poison,
+    random_tensor,
+    row_strided,
+)
+from precast.testing.stats import Timing
+from precast.testing.timing import (
+    bench_gpu_time,
+    bench_gpu_time_with_cuda_event,
+    bench_gpu_time_with_cudagraph,
+    bench_side_by_side,
+)
+from precast.testing.tolerances import TOLERANCES, Tolerance, assert_close, tolerance
+
+__all__ = [
+    "ODD_HIDDEN_SIZES",
+    "TOLERANCES",
+    "Ceiling",
+    "Ceilings",
+    "Guarded",
+    "Timing",
+    "Tolerance",
+    "assert_close",
+    "bench_cpu_time",
+    "bench_gpu_time",
+    "bench_gpu_time_with_cuda_event",
+    "bench_gpu_time_with_cudagraph",
+    "bench_side_by_side",
+    "environment",
+    "measure_ceilings",
+    "packed_slice",
+    "poison",
+    "random_tensor",
+    "row_strided",
+    "tolerance",
+]

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where a result was measured: GPU, driver, CUDA, versions, commit and date."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import torch
+
+from precast._version import __version__
+
+#: Packages whose version belongs to a result, where they are installed.
+PEER_PACKAGES = ("flashinfer-python", "triton", "apache-tvm-ffi")
+
+
+def environment(commit: str | None = None, root: Path | None = None) -> dict[str, str]:
+    """The circumstances of a measurement, as plain text by name.
+
+    Parameters
+    ----------
+    commit : str, optional
+        The source's commit; default the variable ``COMMIT``, then git in ``root``, else "unknown".
+    root : Path, optional
+        A folder of the source tree; default the current one.
+    """
+    rows = {
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "precast": __version__,
+        "commit": commit or os.environ.get("COMMIT", "") or _git_commit(root or Path.cwd()),
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda),
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+    }
+    if torch.cuda.is_available():
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        rows["gpu"] = properties.name
+        rows["capability"] = f"{properties.major}.{properties.minor}"
+        rows["sms"] = str(properties.multi_processor_count)
+        rows["driver"] = _driver()
+    for package in PEER_PACKAGES:
+        try:
+            rows[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return rows
+
+
+def _git_commit(root: Path) -> str:
+    return _output(["git", "-C", str(root), "describe", "--always", "--dirty", "--abbrev=40"])
+
+
+def _driver() -> str:
+    return _output(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"])
+
+
+def _output(command: list[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return done.stdout.strip() or "unknown"
