@@ -35,7 +35,8 @@ void entry(const char* op, Activation activation, const TensorView& input, const
   const Arg to = PRECAST_ARG(op, out);
   check_cuda(in);
   check_dtype(in, activation_dtype);
-  PRECAST_CHECK(input.ndim() >= 1, ValueError) << in.what() << " must have a last dimension, got []";
+  PRECAST_CHECK(input.ndim() >= 1, ValueError)
+      << in.what() << " must have a last dimension, got []";
   PRECAST_CHECK(input.size(-1) * (input.dtype().bits / 8) % kVecBytes == 0, ValueError)
       << "The pointers must be multiple of 16 bytes. " << in.what()
       << "'s last dimension must be a multiple of " << kVecBytes / (input.dtype().bits / 8)
@@ -57,9 +58,8 @@ void entry(const char* op, Activation activation, const TensorView& input, const
   params.out_strides = view.strides[1];
   params.rows = view.rows;
   params.columns = view.columns / 2;
-  launch_on(in, [&](cudaStream_t stream) {
-    return act_and_mul(activation, params, enable_pdl, stream);
-  });
+  launch_on(
+      in, [&](cudaStream_t stream) { return act_and_mul(activation, params, enable_pdl, stream); });
 }
 
 void silu_and_mul(TensorView input, TensorView out, bool enable_pdl) {

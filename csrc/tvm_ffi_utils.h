@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What every binding needs between tvm-ffi and a launcher: checks that name the operator, the
-// argument, what was got and what is legal; the device guard; the stream; CUDA errors as exceptions.
+// argument, what was got and what is legal; the device guard; the stream; CUDA errors as
+// exceptions.
 //
 // A binding validates, guards, takes the stream and launches, in this order.
 #pragma once
@@ -17,7 +18,8 @@
 #include "precast/core/rows.cuh"
 #include "precast/core/types.cuh"
 
-// Throws an error of this tvm-ffi kind unless the condition holds: PRECAST_CHECK(a == b, ValueError)
+// Throws an error of this tvm-ffi kind unless the condition holds: PRECAST_CHECK(a == b,
+// ValueError)
 // << "what was got, what is legal".
 #define PRECAST_CHECK(condition, kind) \
   if (condition) {                     \
@@ -129,8 +131,8 @@ PRECAST_ONE_COPY bool has_shape(const TensorView& tensor, const tvm::ffi::ShapeV
 
 PRECAST_ONE_COPY void check_same_shape(const Arg& arg, const Arg& other) {
   PRECAST_CHECK(has_shape(arg.tensor, other.tensor.shape()), ValueError)
-      << arg.what() << " must have " << other.name << "'s shape "
-      << to_string(other.tensor.shape()) << ", got " << to_string(arg.tensor.shape());
+      << arg.what() << " must have " << other.name << "'s shape " << to_string(other.tensor.shape())
+      << ", got " << to_string(arg.tensor.shape());
 }
 
 PRECAST_ONE_COPY void check_contiguous(const Arg& arg) {
@@ -151,8 +153,7 @@ PRECAST_ONE_COPY void check_columns(const Arg& arg, bool is_output) {
   const TensorView& t = arg.tensor;
   const bool unit = t.ndim() == 0 || t.size(-1) <= 1 || t.stride(-1) == 1;
   PRECAST_CHECK(unit, ValueError) << arg.what() << " must have stride 1 in its last dimension, got "
-                                  << "strides " << to_string(t.strides())
-                                  << "; call .contiguous()";
+                                  << "strides " << to_string(t.strides()) << "; call .contiguous()";
   for (int i = 0; is_output && i < t.ndim(); ++i) {
     PRECAST_CHECK(t.size(i) <= 1 || t.stride(i) != 0, ValueError)
         << arg.what() << " must not be expanded, got stride 0 in dimension " << i;
@@ -169,7 +170,8 @@ struct RowView {
 };
 
 // Merges dimensions that every tensor lets merge. `join_columns` lets rows merge into columns, too,
-// so that contiguous tensors become one row. Throws ValueError if more than two row dimensions stay.
+// so that contiguous tensors become one row. Throws ValueError if more than two row dimensions
+// stay.
 PRECAST_ONE_COPY RowView view_as_rows(std::initializer_list<Arg> args, bool join_columns) {
   const Arg& first = *args.begin();
   RowView view;
@@ -184,7 +186,8 @@ PRECAST_ONE_COPY RowView view_as_rows(std::initializer_list<Arg> args, bool join
     bool merges = levels > 0 || in_columns;
     int which = 0;
     for (const Arg& arg : args) {
-      const int64_t run = levels > 0 ? sizes[levels - 1] * strides[levels - 1][which] : view.columns;
+      const int64_t run =
+          levels > 0 ? sizes[levels - 1] * strides[levels - 1][which] : view.columns;
       merges = merges && arg.tensor.stride(dim) == run;
       ++which;
     }

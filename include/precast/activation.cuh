@@ -40,7 +40,7 @@ __device__ __forceinline__ float activate(float x) {
 }
 
 template <typename T, Activation kActivation, int kItems, bool kAligned>
-__global__ void __launch_bounds__(256) ActAndMulKernel(const __grid_constant__ ActAndMulParams p) {
+__global__ __launch_bounds__(256) void ActAndMulKernel(const __grid_constant__ ActAndMulParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const uint32_t first = blockIdx.x * (blockDim.x * kItems) + threadIdx.x;
 

@@ -75,8 +75,8 @@ __device__ __forceinline__ Vec<T> normalized(const float (&x)[8], float mean, fl
 }
 
 template <typename T, int kVecs, bool kRowPerCta>
-__global__ void __launch_bounds__(kMaxThreads)
-    LayerNormKernel(const __grid_constant__ LayerNormParams p) {
+__global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
+    const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
   const int group_size = kRowPerCta ? blockDim.x : p.lanes;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(kMaxThreads)
   const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
   T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
   __shared__ float scratch[2][kMaxWarps];
-  const auto group_sum = [&](float x, float(&row_scratch)[kMaxWarps]) {
+  const auto group_sum = [&](float x, float (&row_scratch)[kMaxWarps]) {
     return kRowPerCta ? block_sum(x, row_scratch) : warp_sum(x, p.lanes);
   };
 
@@ -134,8 +134,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 template <typename T, bool kAligned>
-__global__ void __launch_bounds__(kMaxThreads)
-    LayerNormLoopKernel(const __grid_constant__ LayerNormParams p) {
+__global__ __launch_bounds__(kMaxThreads) void LayerNormLoopKernel(
+    const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
@@ -177,10 +177,10 @@ __global__ void __launch_bounds__(kMaxThreads)
 template <typename T>
 cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows == 0 || p.hidden == 0) return cudaSuccess;
-  const bool aligned =
-      p.hidden % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(p.input, {}) &&
-      rows_are_vector_aligned<T>(p.out, {}) && rows_are_vector_aligned<float>(p.gamma, {}) &&
-      rows_are_vector_aligned<float>(p.beta, {});
+  const bool aligned = p.hidden % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(p.input, {}) &&
+                       rows_are_vector_aligned<T>(p.out, {}) &&
+                       rows_are_vector_aligned<float>(p.gamma, {}) &&
+                       rows_are_vector_aligned<float>(p.beta, {});
   const RowPlan plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, aligned);
   p.lanes = plan.lanes;
   const auto run = [&](void (*kernel)(LayerNormParams)) {

@@ -14,7 +14,8 @@
 // Threads  RmsNormKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
 //          a group of 1 to 32 lanes (short rows: several rows a CTA) or to a CTA.
 //          RmsNormLoopKernel takes what that cannot: rows beyond 1024 threads' registers, unaligned
-//          pointers and strides, odd hidden sizes. A CTA walks its row twice, the second time in L2.
+//          pointers and strides, odd hidden sizes. A CTA walks its row twice, the second time in
+//          L2.
 // Traffic  reads input (and residual) once, writes out (and residual) once.
 // Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
 #pragma once
@@ -78,22 +79,22 @@ struct RmsNormElements {
 };
 
 template <typename T, int kVecs, bool kRowPerCta, bool kFused>
-__global__ void __launch_bounds__(kMaxThreads)
-    RmsNormKernel(const __grid_constant__ RmsNormParams p) {
+__global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
+    const __grid_constant__ RmsNormParams p) {
   using Elements = RmsNormElements<T, kFused>;
   const int vecs = p.hidden / Vec<T>::kSize;
   const int group_size = kRowPerCta ? blockDim.x : p.lanes;
   const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.lanes - 1);
-  const uint32_t row =
-      kRowPerCta ? blockIdx.x
-                 : blockIdx.x * (blockDim.x / p.lanes) + static_cast<uint32_t>(threadIdx.x / p.lanes);
+  const uint32_t row = kRowPerCta ? blockIdx.x
+                                  : blockIdx.x * (blockDim.x / p.lanes) +
+                                        static_cast<uint32_t>(threadIdx.x / p.lanes);
   const bool row_exists = kRowPerCta || row < p.rows.count;
 
   const RowPosition position(p.rows, row);
-  const T* input = position.in<T>(p.input, p.input_strides);        // [hidden]
-  T* residual = position.in<T>(p.residual, p.residual_strides);     // [hidden]
-  T* out = position.in<T>(p.out, p.out_strides);                    // [hidden]
-  const T* weight = static_cast<const T*>(p.weight);                // [hidden]
+  const T* input = position.in<T>(p.input, p.input_strides);     // [hidden]
+  T* residual = position.in<T>(p.residual, p.residual_strides);  // [hidden]
+  T* out = position.in<T>(p.out, p.out_strides);                 // [hidden]
+  const T* weight = static_cast<const T*>(p.weight);             // [hidden]
 
   allow_next_grid();
   wait_for_previous_grid();
@@ -123,7 +124,8 @@ __global__ void __launch_bounds__(kMaxThreads)
     sum += elements.sum_of_squares();
     if constexpr (kFused) {
       const int vec = rank + i * group_size;
-      if (row_exists && vec < vecs) store_streamed(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
+      if (row_exists && vec < vecs)
+        store_streamed(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
     }
   }
   if constexpr (kRowPerCta) {
@@ -145,8 +147,8 @@ __global__ void __launch_bounds__(kMaxThreads)
 }
 
 template <typename T, bool kAligned, bool kFused>
-__global__ void __launch_bounds__(kMaxThreads)
-    RmsNormLoopKernel(const __grid_constant__ RmsNormParams p) {
+__global__ __launch_bounds__(kMaxThreads) void RmsNormLoopKernel(
+    const __grid_constant__ RmsNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const RowPosition position(p.rows, blockIdx.x);
   const T* input = position.in<T>(p.input, p.input_strides);     // [hidden]

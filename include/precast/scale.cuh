@@ -31,7 +31,7 @@ struct ScaleParams {
 #if defined(__CUDACC__)
 
 template <typename T, int kItems, bool kAligned>
-__global__ void __launch_bounds__(256) ScaleKernel(const __grid_constant__ ScaleParams p) {
+__global__ __launch_bounds__(256) void ScaleKernel(const __grid_constant__ ScaleParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const uint32_t first = blockIdx.x * (blockDim.x * kItems) + threadIdx.x;
 
@@ -78,7 +78,8 @@ cudaError_t launch_scale(ScaleParams p, bool enable_pdl, cudaStream_t stream) {
   const auto run = [&](void (*kernel)(ScaleParams)) {
     return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
   };
-  if (!aligned) return run(plan.per_thread == 1 ? ScaleKernel<T, 1, false> : ScaleKernel<T, 4, false>);
+  if (!aligned)
+    return run(plan.per_thread == 1 ? ScaleKernel<T, 1, false> : ScaleKernel<T, 4, false>);
   return run(plan.per_thread == 1 ? ScaleKernel<T, 1, true> : ScaleKernel<T, 4, true>);
 }
 

@@ -59,6 +59,10 @@ class LoadError(RuntimeError):
     """A shared library was found and accepted, but did not load."""
 
 
+class ProviderError(RuntimeError):
+    """A set of prebuilt modules is not the set that was planned."""
+
+
 class BundleError(RuntimeError):
     """An offline bundle cannot be made from these wheels, or a wheel cannot be had."""
 

@@ -120,7 +120,7 @@ class Loader:
     def _problem(self, binding: _Binding, path: Path) -> str | None:
         """Why a bound file cannot be loaded, or None."""
         manifest = _manifest(binding.provider)
-        problem = _provider_problem(manifest) or distrust(path, must_be_own=False)
+        problem = provider_problem(manifest) or distrust(path, must_be_own=False)
         mend = f"pip install --force-reinstall {manifest.distribution}=={manifest.version}"
         return problem or check_contents(path, binding.row.size, binding.row.sha256, mend)
 
@@ -261,7 +261,7 @@ def _manifest(provider: Provider) -> Manifest:
 
 
 @functools.cache
-def _provider_problem(manifest: Manifest) -> str | None:
+def provider_problem(manifest: Manifest) -> str | None:
     """Why nothing of a provider can run here: driver, machine or tvm-ffi."""
     import importlib.metadata
     import platform

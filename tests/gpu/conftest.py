@@ -46,11 +46,11 @@ def _kernels_not_references() -> None:
 
 
 @pytest.fixture
-def generator() -> Iterator[torch.Generator]:
+def generator() -> torch.Generator:
     """Fresh random inputs; a failing test shows the seed, ``PRECAST_TEST_SEED`` sets it."""
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
-    yield torch.Generator("cuda").manual_seed(seed)
+    return torch.Generator("cuda").manual_seed(seed)
 
 
 @pytest.fixture

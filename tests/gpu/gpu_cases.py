@@ -117,9 +117,7 @@ def _residual_and_weight(x: torch.Tensor, generator: torch.Generator) -> Tensors
 
 def _gamma_and_beta(x: torch.Tensor, generator: torch.Generator) -> Tensors:
     def vector() -> torch.Tensor:
-        return random_tensor(
-            x.shape[-1], dtype=torch.float32, device=x.device, generator=generator
-        )
+        return random_tensor(x.shape[-1], dtype=torch.float32, device=x.device, generator=generator)
 
     return vector(), vector()
 

@@ -54,10 +54,11 @@ def cmake_rows(specs: Iterable[JitSpec]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cmake_toolchain(toolchain: Toolchain, view: Path) -> str:
+def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> str:
     """The toolchain as variables, so that CMake looks for nothing by itself."""
     fields = {
         "PRECAST_CUDA_MAJOR": [str(toolchain.toolkit.major)],
+        "PRECAST_TARGETS": [" ".join(arch.target for arch in archs)],
         "PRECAST_CUDA_VIEW": [str(view)],
         "PRECAST_NVCC_COMMAND": toolchain.nvcc_command(),
         "PRECAST_HOST_COMPILER": [str(toolchain.host_compiler)],
@@ -114,7 +115,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 parser.error("--view is needed")
             archs = target_archs(plan, args.archs)
             toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
-            text = cmake_toolchain(toolchain, view_directory(toolchain.toolkit, args.view))
+            view = view_directory(toolchain.toolkit, args.view)
+            text = cmake_toolchain(toolchain, view, archs)
         else:
             targets = None if args.archs is None else target_archs(plan, args.archs)
             text = cmake_rows(plan.modules(args.profile, targets, args.cuda or 13))

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from precast._names import axis_word
 from precast.errors import ConfigError
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "u8")
@@ -22,6 +23,7 @@ AxisValue = str | int | bool
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _WORD = re.compile(r"[a-z0-9]+\Z")
+_RELEASE = re.compile(r"\d+(\.\d+)*(\.post\d+)?\Z")
 
 
 @dataclass(frozen=True)
@@ -170,6 +172,12 @@ class _Table:
                 raise self.fail(key, f"{item!r} stands twice", "each value once")
         return tuple(value)
 
+    def filled(self, key: str) -> tuple[str, ...]:
+        values = self.texts(key)
+        if not values:
+            raise self.fail(key, "empty", "at least one string")
+        return values
+
     def choices(
         self, key: str, legal: Iterable[str], default: tuple[str, ...] | None = None
     ) -> tuple[str, ...]:
@@ -231,6 +239,8 @@ def _load(path: Path) -> _Table:
         return _Table(name, tomllib.loads(path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         raise ConfigError(f"{name}: missing file; legal: a TOML file at that place") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{name}: not valid TOML: {error}; legal: UTF-8 text") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{name}: not valid TOML: {error}; legal: TOML 1.0") from None
 
@@ -240,6 +250,12 @@ def _version(table: _Table, key: str) -> tuple[int, int]:
     if match is None:
         raise table.fail(key, f"got {table.text(key)!r}", "a version such as '12.9'")
     return int(match[1]), int(match[2])
+
+
+def _release(table: _Table, key: str) -> str:
+    if _RELEASE.match(table.text(key)) is None:
+        raise table.fail(key, f"got {table.text(key)!r}", "a version such as '0.1.15'")
+    return table.text(key)
 
 
 def _major(table: _Table, key: str) -> int:
@@ -280,6 +296,8 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
         for capability in serves:
             if re.fullmatch(r"\d+\.\d", capability) is None:
                 raise row.fail("serves", f"got {capability!r}", "capabilities such as '9.0'")
+        if target.rstrip("af") not in serves:
+            raise row.fail("serves", f"got {list(serves)}", f"its own {target.rstrip('af')} too")
         archs[name] = Arch(name, target, serves, _version(row, "cuda"))
 
     profile_rows = top.rows("profiles")
@@ -303,8 +321,8 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
         host_flags=flags.texts("host"),
         link_flags=flags.texts("link"),
         version_script=script,
-        tvm_ffi_min=ffi.text("min"),
-        tvm_ffi_max_exclusive=ffi.text("max_exclusive"),
+        tvm_ffi_min=_release(ffi, "min"),
+        tvm_ffi_max_exclusive=_release(ffi, "max_exclusive"),
         cuda=cuda,
         archs=archs,
         profiles=profiles,
@@ -318,8 +336,10 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
     if _NAME.match(path.stem) is None or "__" in path.stem:
         raise ConfigError(f"{top.file}: bad op name; legal: lower case words joined by one '_'")
 
-    sources = top.texts("sources")
+    sources = top.filled("sources")
     for source in sources:
+        if Path(source).is_absolute() or ".." in Path(source).parts:
+            raise top.fail("sources", f"{source!r} leaves the project", "paths below its root")
         if not (root / source).is_file():
             there = sorted(f"csrc/{p.name}" for p in (root / "csrc").glob("*.c[uc]"))
             raise top.fail("sources", f"{source!r} does not exist", there or "files under csrc/")
@@ -333,9 +353,13 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
             raise axes_table.fail(axis, "bad axis name", "lower case words joined by one '_'")
         axes[axis] = _axis_values(axes_table, axis)
 
-    exports = top.texts("exports")
-    if not exports:
-        raise top.fail("exports", "empty", "at least one function")
+    exports = top.filled("exports")
+    for export in exports:
+        if _NAME.match(export) is None:
+            raise top.fail("exports", f"got {export!r}", "lower case words joined by '_'")
+    archs = top.choices("archs", build.archs)
+    if not archs:
+        raise top.fail("archs", "empty", build.archs)
     blocks = top.data.get("aot", [])
     if not isinstance(blocks, list) or not all(isinstance(b, dict) for b in blocks):
         raise top.fail("aot", f"got {blocks!r}", "[[aot]] blocks")
@@ -344,7 +368,7 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         description=top.text("description"),
         sources=sources,
         exports=exports,
-        archs=top.choices("archs", build.archs),
+        archs=archs,
         axes=axes,
         aot=tuple(
             _read_block(_Table(top.file, block, f"aot[{i}]"), axes, build)
@@ -367,7 +391,7 @@ def _axis_values(table: _Table, axis: str) -> tuple[AxisValue, ...]:
                 raise table.fail(axis, f"got {value!r}", "words of lower case letters and digits")
         elif not isinstance(value, int) or (not isinstance(value, bool) and value < 0):
             raise table.fail(axis, f"got {value!r}", "words, whole numbers or booleans")
-        if value in values[:i]:
+        if axis_word(value) in map(axis_word, values[:i]):
             raise table.fail(axis, f"{value!r} stands twice", "each value once")
     return tuple(values)
 

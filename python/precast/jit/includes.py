@@ -8,6 +8,7 @@ C++ library) is covered in the fingerprint by versions.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ def include_closure(sources: Iterable[Path], folders: Sequence[Path]) -> list[Pa
         for quote, name in _INCLUDE.findall(path.read_bytes()):
             beside = [path.parent] if quote == b'"' else []
             for folder in [*beside, *folders]:
-                candidate = (folder / name.decode()).resolve()
+                candidate = (folder / os.fsdecode(name)).resolve()
                 if candidate.is_file():
                     todo.append(candidate)
                     break

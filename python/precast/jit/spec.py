@@ -146,7 +146,7 @@ class JitSpec:
             str(toolchain.host_compiler),
             *self.link_flags,
             f"-Wl,--version-script={self.root / self.version_script}",
-            *(str(command.output) for command in commands),
+            *(str(command.output) for command in sorted(commands, key=lambda c: c.kind == "cuda")),
             *toolchain.libraries,
             "-o",
             str(library),

@@ -89,7 +89,7 @@ def find_toolchain(arch: Arch | None = None, cuda_major: int | None = None) -> T
         does not fit, and the command that mends it.
     """
     toolkit = find_toolkit(arch, cuda_major)
-    host, version = _host_compiler()
+    host, version = host_compiler()
     include, library = _tvm_ffi()
     return Toolchain(toolkit, host, version, include, library)
 
@@ -98,7 +98,7 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     """The first toolkit that can target ``arch``, is of ``cuda_major`` and suits the driver."""
     refused = []
     for toolkit in candidates():
-        problem = _problem(toolkit, arch, cuda_major)
+        problem = unsuitable(toolkit, arch, cuda_major)
         if problem is None:
             return toolkit
         refused.append(f"  {toolkit}: {problem}")
@@ -108,7 +108,10 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {INSTALL_HINT}")
 
 
-def _problem(toolkit: Toolkit, arch: Arch | None, cuda_major: int | None) -> str | None:
+def unsuitable(
+    toolkit: Toolkit, arch: Arch | None = None, cuda_major: int | None = None
+) -> str | None:
+    """Why ``toolkit`` cannot compile for ``arch`` and ``cuda_major`` here, or None."""
     if cuda_major is not None and toolkit.major != cuda_major:
         return f"CUDA {toolkit.major}, but CUDA {cuda_major} is asked for"
     if arch is not None and toolkit.version < arch.cuda:
@@ -271,7 +274,8 @@ def view_directory(toolkit: Toolkit, folder: Path) -> Path:
     return folder
 
 
-def _host_compiler() -> tuple[Path, str]:
+def host_compiler() -> tuple[Path, str]:
+    """The host C++ compiler and the first line of what it says of itself; ToolchainError if none."""
     wanted = os.environ.get("CXX", "").split()
     for name in wanted[:1] or ["g++", "c++", "clang++"]:
         found = shutil.which(name)

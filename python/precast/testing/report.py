@@ -149,9 +149,7 @@ def write_json(path: Path, data: Mapping[str, Any]) -> None:
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
-def write_csv(
-    path: Path, rows: Sequence[Sequence[str]], environment: Mapping[str, str]
-) -> None:
+def write_csv(path: Path, rows: Sequence[Sequence[str]], environment: Mapping[str, str]) -> None:
     """The printed table, with the circumstances as further columns of each row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

@@ -1,106 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make an offline bundle: a folder of wheels that installs without a network.
 
-The closure is computed here, one wheel at a time, with every environment marker evaluated for the
-*target* (pip's own resolver evaluates them for the Python it runs in). pip only downloads. torch is
-assumed to be on the target unless it is asked for, so it is neither downloaded nor even looked up.
+torch is assumed to be on the target unless it is asked for: it is large, and the engine chooses its
+build. Otherwise it is neither downloaded nor looked up.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import platform as host_platform
-import re
 import shutil
-import subprocess
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from packaging.requirements import Requirement
-from packaging.specifiers import SpecifierSet
-from packaging.tags import Tag, compatible_tags, cpython_tags
 from packaging.utils import canonicalize_name
-from packaging.version import Version
 
-from precast._bundle_files import readme, script
-from precast._wheel import Wheel
+from precast.bundle._closure import Log, Pip, close
+from precast.bundle._files import readme, script
+from precast.bundle._target import Target, this_target
+from precast.bundle._wheel import Wheel
 from precast.errors import BundleError
 
-#: What the target is expected to have, because it is large and the engine chooses its build.
+__all__ = ["Bundle", "Target", "local_wheels", "make_bundle", "this_target"]
+
 ASSUMED = "torch"
-_MAX_ROUNDS = 25
-_LEGACY_MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
-
-Log = Callable[[str], None]
-
-
-@dataclass(frozen=True)
-class Target:
-    """The machine that the bundle is for."""
-
-    python: str
-    platform: str
-
-    def __post_init__(self) -> None:
-        if re.fullmatch(r"3\.\d+", self.python) is None:
-            raise BundleError(f"Python {self.python!r} is not a version; legal: such as 3.12")
-        if re.fullmatch(r"(manylinux_2_\d+|linux)_[a-z0-9_]+", self.platform) is None:
-            raise BundleError(
-                f"platform {self.platform!r} is unknown; legal: such as manylinux_2_28_x86_64"
-            )
-
-    @property
-    def machine(self) -> str:
-        return re.sub(r"^(manylinux_2_\d+|linux)_", "", self.platform)
-
-    @property
-    def platforms(self) -> list[str]:
-        """Every platform tag that the target accepts, best first."""
-        found = []
-        match = re.match(r"manylinux_2_(\d+)_", self.platform)
-        for minor in range(int(match[1]), 4, -1) if match else ():
-            found.append(f"manylinux_2_{minor}_{self.machine}")
-            if minor in _LEGACY_MANYLINUX:
-                found.append(f"{_LEGACY_MANYLINUX[minor]}_{self.machine}")
-        return [*found, f"linux_{self.machine}"]
-
-    @property
-    def tags(self) -> frozenset[Tag]:
-        major, minor = map(int, self.python.split("."))
-        interpreter = f"cp{major}{minor}"
-        return frozenset(
-            [
-                *cpython_tags((major, minor), [interpreter], self.platforms),
-                *compatible_tags((major, minor), interpreter, self.platforms),
-            ]
-        )
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """The values of environment markers on the target."""
-        return {
-            "implementation_name": "cpython",
-            "implementation_version": f"{self.python}.0",
-            "os_name": "posix",
-            "platform_machine": self.machine,
-            "platform_python_implementation": "CPython",
-            "platform_release": "",
-            "platform_system": "Linux",
-            "platform_version": "",
-            "python_full_version": f"{self.python}.0",
-            "python_version": self.python,
-            "sys_platform": "linux",
-        }
-
-
-def this_target() -> Target:
-    """The Python that runs, on any Linux of the last years."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    return Target(python, f"manylinux_2_28_{host_platform.machine()}")
 
 
 @dataclass
@@ -113,6 +39,10 @@ class Bundle:
     requirements: list[str]
     assumed: str | None
     notes: list[str] = field(default_factory=list)
+
+    @property
+    def core(self) -> Wheel:
+        return next(wheel for wheel in self.wheels if wheel.name == "precast")
 
     def as_json(self) -> dict[str, Any]:
         return {
@@ -175,6 +105,7 @@ def make_bundle(
     providers, missing = _pick_providers(archs, cuda_major, by_name.values())
     names = {wheel.name for wheel in providers}
     mine = {n: w for n, w in by_name.items() if w.manifest is None or n in names}
+    extras = list(extras)
     core_extras = [*extras, *(f"cu{cuda_major}-{arch}" for arch in missing)]
     core_version = str(mine["precast"].version) if "precast" in mine else version
     core = "precast" + (f"[{','.join(core_extras)}]" if core_extras else "")
@@ -186,10 +117,11 @@ def make_bundle(
     work = folder.parent / f".{folder.name}.{os.getpid()}"
     try:
         (work / "wheels").mkdir(parents=True)
-        pip = _Pip(target, work / "wheels", find_links, no_index, log)
+        pip = Pip(target, work / "wheels", find_links, no_index, log)
         assumed = {ASSUMED} if with_torch is None else set()
-        chosen, asked = _close([Requirement(r) for r in requirements], mine, assumed, pip)
+        chosen, asked = close([Requirement(r) for r in requirements], mine, assumed, pip)
         bundle = Bundle(work, target, sorted(chosen.values()), requirements, asked.get(ASSUMED))
+        _check_extras(bundle.core, extras)
         bundle.notes += _check_providers(bundle, archs, cuda_major)
         _write_files(bundle)
         if folder.exists():
@@ -253,143 +185,22 @@ def _torch_requirement(text: str) -> str:
     return text
 
 
-# -- closure --------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Wanted:
-    specifier: SpecifierSet = field(default_factory=SpecifierSet)
-    extras: set[str] = field(default_factory=set)
-    asked_by: list[str] = field(default_factory=list)
-
-
-def _close(
-    roots: list[Requirement], local: Mapping[str, Wheel], assumed: set[str], pip: _Pip
-) -> tuple[dict[str, Wheel], dict[str, str]]:
-    """The wheels that ``roots`` need, and the requirements that the target must meet itself."""
-    chosen: dict[str, Wheel] = {}
-    for _ in range(_MAX_ROUNDS):
-        wanted = _gather(roots, chosen, pip.target)
-        asked = {n: n + str(wanted.pop(n).specifier) for n in assumed if n in wanted}
-        todo = {
-            name: want
-            for name, want in wanted.items()
-            if name not in chosen or not _meets(chosen[name], want)
-        }
-        if not todo:
-            return {name: chosen[name] for name in wanted}, asked
-        for name in [name for name in todo if name in local]:
-            chosen[name] = _take(local[name], todo.pop(name), pip)
-        if todo:
-            chosen |= pip.download(todo)
-    raise BundleError(
-        f"the requirements of {', '.join(todo)} contradict one another: no set of versions was "
-        f"found in {_MAX_ROUNDS} rounds. Fix: give one of them by --wheel"
-    )
-
-
-def _gather(
-    roots: list[Requirement], chosen: Mapping[str, Wheel], target: Target
-) -> dict[str, _Wanted]:
-    """What is wanted by the roots and by all chosen wheels that can be reached from them."""
-    wanted: dict[str, _Wanted] = {}
-    queue = [(requirement, "the bundle") for requirement in roots]
-    expanded: set[tuple[str, str]] = set()
-    while queue:
-        requirement, parent = queue.pop(0)
-        name = canonicalize_name(requirement.name)
-        want = wanted.setdefault(name, _Wanted())
-        want.specifier &= requirement.specifier
-        want.asked_by.append(f"{parent} ({requirement})")
-        for extra in ("", *map(canonicalize_name, requirement.extras)):
-            if name in chosen and (name, extra) not in expanded:
-                expanded.add((name, extra))
-                wheel = chosen[name]
-                queue += [
-                    (child, f"{wheel.name} {wheel.version}")
-                    for child in wheel.requires_for(extra, target.environment)
-                ]
-    return wanted
-
-
-def _meets(wheel: Wheel, want: _Wanted) -> bool:
-    return want.specifier.contains(wheel.version, prereleases=True)
-
-
-def _take(wheel: Wheel, want: _Wanted, pip: _Pip) -> Wheel:
-    """A local wheel, copied into the bundle if it fits."""
-    if not _meets(wheel, want):
-        raise BundleError(
-            f"{wheel.path.name} does not meet what is asked by {'; '.join(want.asked_by)}"
-        )
-    problem = wheel.unsuitable(pip.target.tags, pip.target.python)
-    if problem is not None:
-        raise BundleError(
-            f"{wheel.path.name} {problem}; the bundle is for Python {pip.target.python} on "
-            f"{pip.target.platform}"
-        )
-    pip.log(f"taking {wheel.path.name}")
-    return wheel.at(Path(shutil.copy(wheel.path, pip.folder)))
-
-
-@dataclass
-class _Pip:
-    """``pip download`` for the target."""
-
-    target: Target
-    folder: Path
-    find_links: Sequence[str]
-    no_index: bool
-    log: Log
-
-    def download(self, wanted: Mapping[str, _Wanted]) -> dict[str, Wheel]:
-        for name in wanted:
-            for old in self._files(name):
-                old.unlink()
-        requirements = [f"{name}{want.specifier}" for name, want in wanted.items()]
-        self.log(f"fetching {', '.join(requirements)}")
-        self._run(requirements, wanted)
-        return {name: Wheel.read(self._files(name)[0]) for name in wanted}
-
-    def _files(self, name: str) -> list[Path]:
-        return [
-            path
-            for path in self.folder.glob("*.whl")
-            if canonicalize_name(path.name.partition("-")[0]) == name
-        ]
-
-    def _run(self, requirements: list[str], wanted: Mapping[str, _Wanted]) -> None:
-        argv = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:"]
-        argv += ["--disable-pip-version-check", "--no-input", "--progress-bar=off"]
-        argv += [f"--dest={self.folder}", f"--python-version={self.target.python}"]
-        argv += ["--implementation=cp", *(f"--platform={p}" for p in self.target.platforms)]
-        argv += [f"--find-links={place}" for place in self.find_links]
-        argv += ["--no-index"] if self.no_index else []
-        done = subprocess.Popen(
-            [*argv, "--", *requirements],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        assert done.stdout is not None
-        lines = []
-        for line in done.stdout:
-            lines.append(line.rstrip())
-            if line.lstrip().startswith("Downloading "):
-                self.log(line.strip())
-        if done.wait() == 0:
-            return
-        told = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
-        who = "; ".join(f"{name}: {', '.join(want.asked_by)}" for name, want in wanted.items())
-        raise BundleError("pip could not fetch a wheel:\n" + "\n".join(told) + f"\nAsked by: {who}")
-
-
 # -- checks and files -----------------------------------------------------------------------------
+
+
+def _check_extras(core: Wheel, extras: Iterable[str]) -> None:
+    """pip only warns about an extra that does not exist."""
+    for extra in extras:
+        if canonicalize_name(extra) not in core.extras:
+            raise BundleError(
+                f"precast {core.version} has no extra {extra!r}; legal: "
+                f"{', '.join(sorted(core.extras)) or 'none'}"
+            )
 
 
 def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> list[str]:
     """Refuse providers that the core would refuse; return what a person should know."""
-    core = next(wheel for wheel in bundle.wheels if wheel.name == "precast")
+    core = bundle.core
     modules: dict[str, Any] = core.plan()["modules"]
     notes = []
     for arch in archs:
@@ -467,6 +278,3 @@ def _sha256(path: Path) -> str:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-__all__ = ["Bundle", "Target", "local_wheels", "make_bundle", "this_target"]

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm; public as ``precast.norm.layernorm``.
+
+Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+"""
+
+from __future__ import annotations
+
+from precast._dispatch import Kernel
+from precast._torch import torch, torch_ops
+from precast.errors import DtypeRuntimeError
+
+
+def layernorm_reference(
+    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """:func:`layernorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    gemma, beta : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layernorm_reference(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
+    tensor([[-1.0000,  2.0000]])
+    """
+    x = input.float()
+    centered = x - x.mean(dim=-1, keepdim=True)
+    rstd = torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
+    return (centered * rstd * gemma.float() + beta.float()).to(input.dtype)
+
+
+def _layernorm_into(
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    out.copy_(layernorm_reference(input, gemma, beta, eps))
+
+
+_layernorm = Kernel(
+    "norm",
+    "layernorm",
+    schema="(Tensor input, Tensor gemma, Tensor beta, float eps, Tensor(a!) out, bool enable_pdl) -> ()",
+    reference=_layernorm_into,
+)
+
+
+def layernorm(
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r"""Centre each row, divide by its standard deviation, multiply by a weight and add a bias.
+
+    .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c} - m_r}{\sqrt{v_r + eps}} \cdot gemma_c
+        + beta_c\right), \quad m_r = \frac{1}{n} \sum_k x_{r,k},
+        \quad v_r = \frac{1}{n} \sum_k (x_{r,k} - m_r)^2
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 (or float16), contiguous, on a
+        CUDA device. Any hidden size.
+    gemma : torch.Tensor
+        The weight (usually called gamma), ``[hidden]``, float32, contiguous.
+    beta : torch.Tensor
+        The bias, ``[hidden]``, float32, contiguous.
+    eps : float
+        Added to the variance.
+    out : torch.Tensor, optional
+        Shape, dtype and device of ``input``, contiguous. May be ``input``. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    precast.errors.DtypeRuntimeError
+        Another dtype of ``input``, ``gemma`` or ``beta``, or an ``input`` that is not contiguous
+        (a ``RuntimeError`` and a ``ValueError``).
+    ValueError
+        A tensor that is not on a CUDA device; another shape, or an ``out`` other than above.
+
+    Notes
+    -----
+    All arithmetic is float32, the variance around the mean, rounded once to nearest even.
+    Allocates only a missing ``out``; safe in CUDA graphs; not differentiable. Source:
+    arXiv:1607.06450.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16)
+    >>> with precast.reference_mode():
+    ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
+    tensor([[-1.,  2.]], dtype=torch.bfloat16)
+    """
+    if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+        raise DtypeRuntimeError(
+            f"layernorm: input must be bfloat16 (or float16), got {input.dtype}"
+        )
+    if out is None:
+        out = torch.empty_like(input)
+    pdl = enable_pdl is not False
+    if torch.compiler.is_compiling():
+        torch_ops.layernorm(input, gemma, beta, eps, out, pdl)
+    else:
+        _layernorm[input.dtype, input.get_device()](input, gemma, beta, eps, out, pdl)
+    return out

@@ -1,0 +1,237 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``precast doctor`` finds on this machine. Imports neither torch nor tvm-ffi."""
+
+from __future__ import annotations
+
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from precast.cli._gpus import Gpu, driver_version
+from precast.cli._output import human_size
+
+
+def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
+    """Everything but the modules, as plain data with texts for people."""
+    driver = _driver(no_gpu)
+    packages = _packages(bool(gpus))
+    providers = _providers()
+    parts = [*packages, driver, *providers]
+    return {
+        "packages": packages,
+        "gpus": [{**g._asdict(), "memory_text": human_size(g.memory)} for g in gpus],
+        "driver": driver,
+        "compilers": _compilers(),
+        "providers": providers,
+        "jit": _jit(),
+        "problems": [part["problem"] for part in parts if part.get("problem")],
+    }
+
+
+def _packages(has_gpu: bool) -> list[dict[str, Any]]:
+    from precast._version import __version__
+
+    here = Path(__file__).resolve().parents[1]
+    return [
+        {"name": "precast", "version": __version__, "text": f"{__version__} ({here})"},
+        {
+            "name": "python",
+            "version": platform.python_version(),
+            "text": f"{platform.python_version()} ({platform.platform()})",
+        },
+        _torch(has_gpu),
+        _tvm_ffi(),
+        *(_package(name) for name in ("filelock", "platformdirs", "packaging")),
+    ]
+
+
+def _package(name: str) -> dict[str, Any]:
+    try:
+        version = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        problem = f'{name} is not installed. Fix: pip install "{name}"'
+        return {"name": name, "version": None, "text": "not installed", "problem": problem}
+    return {"name": name, "version": version, "text": version}
+
+
+def _torch(has_gpu: bool) -> dict[str, Any]:
+    row = _package("torch")
+    if row["version"] is None:
+        return row
+    cuda = _torch_cuda()
+    row["cuda"] = cuda
+    row["text"] += f" (CUDA {cuda})" if cuda else " (CPU only)"
+    if has_gpu and cuda is None:
+        row["problem"] = (
+            f"torch {row['version']} is a build without CUDA, so it cannot use the GPU. Fix: "
+            f"install a CUDA build of torch"
+        )
+    return row
+
+
+def _torch_cuda() -> str | None:
+    """The CUDA version torch was built with, from its version file: importing torch is slow."""
+    spec = importlib.util.find_spec("torch")
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        try:
+            text = (Path(folder) / "version.py").read_text(encoding="utf-8")
+        except OSError:
+            continue
+        match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+        return match[1] if match else None
+    return None
+
+
+def _tvm_ffi() -> dict[str, Any]:
+    from packaging.version import Version
+
+    from precast.loader import loader
+
+    row = _package("apache-tvm-ffi")
+    low, high = loader.document["tvm_ffi"]["min"], loader.document["tvm_ffi"]["max_exclusive"]
+    wanted = f"apache-tvm-ffi>={low},<{high}"
+    if row["version"] is None:
+        row["problem"] = f'apache-tvm-ffi is not installed. Fix: pip install "{wanted}"'
+    elif not Version(low) <= Version(row["version"]) < Version(high):
+        row["problem"] = (
+            f"apache-tvm-ffi {row['version']} is outside [{low}, {high}). Fix: pip install "
+            f'"{wanted}"'
+        )
+    return row
+
+
+def _driver(no_gpu: str | None) -> dict[str, Any]:
+    from precast.cudart import driver_cuda_version
+    from precast.loader import loader
+
+    cuda, version = driver_cuda_version(), driver_version()
+    row: dict[str, Any] = {"version": version, "cuda": None if cuda is None else list(cuda)}
+    if cuda is None:
+        row["text"] = no_gpu or "unknown"
+        return row
+    row["text"] = f"{version or 'unknown version'}, runs CUDA up to {cuda[0]}.{cuda[1]}"
+    if no_gpu is not None:
+        row["text"] += f"; {no_gpu}"
+    least = min(int(major) for major in loader.document["cuda"])
+    if cuda[0] < least:
+        row["problem"] = (
+            f"this driver runs CUDA {cuda[0]}.{cuda[1]} only. Fix: update it to "
+            f"{loader.document['cuda'][str(least)]['min_driver']} or later"
+        )
+    return row
+
+
+# -- compilers ------------------------------------------------------------------------------------
+
+
+def _compilers() -> list[dict[str, Any]]:
+    """Every nvcc found, in the order JIT asks, and the host compiler."""
+    from precast.errors import ToolchainError
+    from precast.jit import toolchain
+
+    rows = []
+    for toolkit in toolchain.candidates():
+        problem = toolchain.unsuitable(toolkit)
+        reason = problem or ("used" if not any(r["accepted"] for r in rows) else "not needed")
+        rows.append(
+            {
+                "name": str(toolkit),
+                "version": ".".join(map(str, toolkit.version)),
+                "path": str(toolkit.nvcc),
+                "origin": toolkit.origin,
+                "accepted": problem is None,
+                "reason": reason,
+            }
+        )
+    if not rows:
+        rows.append(_no_compiler("nvcc", f"none was found. For JIT: {toolchain.INSTALL_HINT}"))
+    try:
+        path, version = toolchain.host_compiler()
+    except ToolchainError as error:
+        rows.append(_no_compiler("host compiler", str(error)))
+    else:
+        rows.append(
+            {
+                "name": f"{version} ({path})",
+                "version": version,
+                "path": str(path),
+                "origin": "host compiler",
+                "accepted": True,
+                "reason": "used",
+            }
+        )
+    return rows
+
+
+def _no_compiler(name: str, reason: str) -> dict[str, Any]:
+    return {
+        "name": name,
+        "version": None,
+        "path": None,
+        "origin": None,
+        "accepted": False,
+        "reason": reason,
+    }
+
+
+# -- providers and JIT ----------------------------------------------------------------------------
+
+
+def _providers() -> list[dict[str, Any]]:
+    from precast.loader import loader, provider_problem
+
+    rows = []
+    for provider in loader.providers:
+        manifest = provider.manifest
+        row: dict[str, Any] = {
+            "label": provider.label,
+            "source": provider.source,
+            "root": str(provider.root),
+            "manifest": None,
+        }
+        if manifest is None:
+            row["problem"] = row["text"] = str(provider.problem)
+        else:
+            data = manifest._asdict()
+            data["modules"] = len(manifest.modules)
+            row["manifest"] = {**data, "archs": manifest.archs}
+            row["text"] = (
+                f"{len(manifest.modules)} modules for {', '.join(manifest.archs)}, CUDA "
+                f"{manifest.toolkit}, {manifest.machine}, {provider.root}"
+            )
+            problem = provider_problem(manifest)
+            if problem is not None:
+                row["problem"] = f"{provider.label}: {problem}"
+                row["text"] = f"{problem} ({provider.root})"
+        rows.append(row)
+    return rows
+
+
+def _jit() -> dict[str, Any]:
+    from precast import _env
+    from precast.jit import env, policy
+
+    refusal = policy.refusal()
+    place = env.cache_dir()
+    writable = _writable(place)
+    return {
+        "policy": _env.JIT(),
+        "policy_text": f"{_env.JIT()}: " + (f"never compiles ({refusal})" if refusal else "compiles"),
+        "cache_dir": str(place),
+        "cache_writable": writable,
+        "cache_text": str(place) + ("" if writable else " (cannot be written)"),
+    }
+
+
+@functools.cache
+def _writable(path: Path) -> bool:
+    """Whether the folder could be written or made; nothing is made."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return os.access(path, os.W_OK | os.X_OK) and not os.statvfs(path).f_flag & os.ST_RDONLY

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make an offline bundle: a folder of wheels that installs without a network.
+
+    precast bundle -o bundle --arch 9.0a --python 3.12 --find-links dist
+    precast bundle -o bundle --arch "8.0 9.0a" --with-torch torch==2.11.0 --extra jit
+
+The folder holds wheels/ (core, prebuilt modules for each target, and all that they need), pinned
+constraints, SHA256SUMS, install.sh and a page that explains it. torch is taken to be on the target
+already, unless --with-torch asks for it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from precast.cli import _output
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="a new or empty folder"
+    )
+    parser.add_argument(
+        "--arch", nargs="+", required=True, metavar="CC", help="targets such as 9.0a or sm90a"
+    )
+    parser.add_argument("--python", metavar="X.Y", help="Python of the target (default: this one)")
+    parser.add_argument(
+        "--platform", help="of the target (default: manylinux_2_28 of this machine's kind)"
+    )
+    parser.add_argument("--cuda", type=int, metavar="MAJOR", help="CUDA major (default: the newest)")
+    parser.add_argument(
+        "--with-torch",
+        nargs="?",
+        const="torch",
+        metavar="REQUIREMENT",
+        help="carry torch too (gigabytes), such as torch==2.11.0",
+    )
+    parser.add_argument(
+        "--wheel",
+        type=Path,
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="FILE",
+        help="take this wheel instead of fetching that project",
+    )
+    parser.add_argument(
+        "--find-links",
+        action="append",
+        default=[],
+        metavar="DIR",
+        help="a folder of wheels; the precast wheels in it are taken, others may be",
+    )
+    parser.add_argument(
+        "--extra", action="append", default=[], metavar="NAME", help="an extra of precast: jit"
+    )
+    parser.add_argument(
+        "--no-index", action="store_true", help="fetch nothing: --find-links and --wheel only"
+    )
+    _output.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from precast._version import __version__
+    from precast.bundle import Target, local_wheels, make_bundle, this_target
+    from precast.loader import plan
+
+    try:
+        archs = [arch.name for arch in plan().archs(" ".join(args.arch))]
+    except ValueError as error:
+        raise _output.UsageError(f"--arch: {error}") from None
+    here = this_target()
+    majors = list(plan().build.cuda)
+    if args.cuda is not None and args.cuda not in majors:
+        raise _output.UsageError(f"--cuda {args.cuda}: legal: {', '.join(map(str, majors))}")
+    made = make_bundle(
+        args.output,
+        archs,
+        Target(args.python or here.python, args.platform or here.platform),
+        cuda_major=args.cuda or max(majors),
+        version=__version__,
+        local=local_wheels(args.wheel, [Path(p) for p in args.find_links if "://" not in p]),
+        find_links=args.find_links,
+        extras=args.extra,
+        with_torch=args.with_torch,
+        no_index=args.no_index,
+        log=lambda text: print(text, file=sys.stderr, flush=True),
+    )
+    if args.json:
+        _output.print_json(made.as_json())
+        return 0
+    sizes = [wheel.path.stat().st_size for wheel in made.wheels]
+    _output.print_table(
+        [(w.name, w.version, _output.human_size(n)) for w, n in zip(made.wheels, sizes)],
+        ("wheel", "version", "size"),
+    )
+    for note in made.notes:
+        print(f"Note: {note}")
+    if made.assumed is not None:
+        print(f"{made.assumed} is not in the bundle: it must be installed on the target.")
+    print(f"{made.folder}: {len(sizes)} wheels, {_output.human_size(sum(sizes))}")
+    print(f"Install on the target: {made.folder.name}/install.sh")
+    return 0

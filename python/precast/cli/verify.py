@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Verify the installed prebuilt modules against their manifests and the plan of this precast.
+
+Of every module: size and sha256, the fingerprint (was it built from the sources that this precast
+expects), the exported functions, the libraries it needs, and the machine code inside. Exits with 1
+if anything differs, or if there is nothing to verify.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast.cli import _output
+
+if TYPE_CHECKING:
+    from precast.manifest import ModuleRow
+    from precast.providers import Provider
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folders",
+        type=Path,
+        nargs="*",
+        metavar="DIR",
+        help="folders with a manifest.json (default: everything that is installed or configured)",
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail also if a tool for some check is missing"
+    )
+    _output.add_json(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    readers, skipped = _readers()
+    reports = [_verify(provider, readers) for provider in _providers(args.folders)]
+    ok = bool(reports) and all(not r["problems"] for r in reports) and not (args.strict and skipped)
+    if args.json:
+        _output.print_json({"ok": ok, "not_checked": skipped, "providers": reports})
+        return 0 if ok else 1
+    for report in reports:
+        bad = len({problem["file"] for problem in report["problems"]})
+        verdict = f"{bad} of them with problems" if bad else "all sound"
+        count = f"{report['modules']} modules, {verdict}"
+        _output.print_heading(f"{report['label']} ({report['root']}): {count}")
+        _output.print_table([(p["file"], "problem", p["problem"]) for p in report["problems"]])
+    for text in skipped:
+        print(f"Not checked: {text}")
+    if not reports:
+        print('no prebuilt modules are installed. Fix: pip install "precast[cu13-sm90a]"')
+    return 0 if ok else 1
+
+
+def _providers(folders: list[Path]) -> list[Provider]:
+    from precast.loader import loader
+    from precast.manifest import read_manifest
+    from precast.providers import Provider
+
+    if not folders:
+        return list(loader.providers)
+    found = []
+    for folder in folders:
+        root = folder.absolute()
+        try:
+            found.append(Provider("folder", root, read_manifest(root), None))
+        except ValueError as error:
+            found.append(Provider("folder", root, None, str(error)))
+    return found
+
+
+def _verify(provider: Provider, readers: dict[str, Any]) -> dict[str, Any]:
+    problems = []
+    rows = () if provider.manifest is None else provider.manifest.modules
+    if provider.manifest is None:
+        problems.append({"file": "manifest.json", "problem": str(provider.problem)})
+    for row in rows:
+        for problem in _module_problems(provider, row, readers):
+            problems.append({"file": row.file, "problem": problem})
+    listed = {row.file for row in rows}
+    for path in sorted(provider.root.glob("*/*.so")):
+        name = path.relative_to(provider.root).as_posix()
+        if name not in listed:
+            problems.append({"file": name, "problem": "is not in the manifest"})
+    return {
+        "label": provider.label,
+        "root": str(provider.root),
+        "modules": len(rows),
+        "problems": problems,
+    }
+
+
+def _module_problems(
+    provider: Provider, row: ModuleRow, readers: dict[str, Any]
+) -> Iterator[str]:
+    from precast._trust import distrust
+    from precast._version import __version__
+    from precast.jit.cache import check_contents
+    from precast.loader import loader
+
+    manifest = provider.manifest
+    assert manifest is not None
+    path = provider.root / row.file
+    mend = "build it again"
+    if provider.source == "provider":
+        mend = f"pip install --force-reinstall --no-deps {manifest.distribution}"
+    problem = check_contents(path, row.size, row.sha256, mend)
+    if problem is not None:
+        yield problem
+        return
+    problem = distrust(path, must_be_own=False)
+    if problem is not None:
+        yield problem
+    document = loader.document
+    planned = document["modules"].get(row.name, {}).get("fingerprints", {})
+    wanted = planned.get(f"cu{manifest.cuda_major}", {}).get(row.arch)
+    if wanted is None:
+        yield f"precast {__version__} does not plan {row.name} for {row.arch}: never loaded"
+    elif wanted != row.fingerprint:
+        yield (
+            f"fingerprint {row.fingerprint[:12]} is not the {wanted[:12]} of precast {__version__} "
+            f"(built from other sources): never loaded"
+        )
+    try:
+        yield from _contents(path, row, readers)
+    except ValueError as error:
+        yield str(error)
+
+
+def _contents(path: Path, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
+    from precast.loader import plan
+
+    if "elf" in readers:
+        symbols, prefix = readers["elf"](path), readers["prefix"]
+        exported = [n[len(prefix) :] for n in symbols.defined if n.startswith(prefix)]
+        op = plan().config.ops.get(row.name.partition("__")[0])
+        yield from _differs("exports", exported, row.exports if op is None else op.exports)
+        yield from _differs("exports", exported, row.exports)
+        yield from _differs("needed libraries", symbols.needed, row.needed)
+        if symbols.run_path:
+            yield f"it has a run path ({', '.join(symbols.run_path)})"
+    if "sass" in readers:
+        code = readers["sass"](path)
+        known = plan().build.archs.get(row.arch)
+        yield from _differs("machine code", code.sass, row.sass if known is None else [known.sass])
+        yield from _differs("machine code", code.sass, row.sass)
+        if code.ptx:
+            yield f"it holds PTX ({', '.join(code.ptx)})"
+
+
+def _differs(what: str, got: Any, expected: Any) -> Iterator[str]:
+    if sorted(got) != sorted(expected):
+        yield f"{what}: {', '.join(sorted(got)) or 'none'}; expected {', '.join(sorted(expected))}"
+
+
+def _readers() -> tuple[dict[str, Any], list[str]]:
+    """The functions that look into a library, and what cannot be looked at here."""
+    from precast import elf
+    from precast.errors import ToolchainError
+
+    readers: dict[str, Any] = {}
+    skipped = []
+    try:
+        import elftools  # noqa: F401
+    except ImportError:
+        skipped.append(f"exports and needed libraries (no pyelftools). Fix: {elf.INSTALL_HINT}")
+    else:
+        readers.update(elf=elf.read_symbols, prefix=elf.EXPORT_PREFIX)
+    try:
+        elf.find_cuobjdump()
+    except ToolchainError as error:
+        skipped.append(f"machine code ({error})")
+    else:
+        readers["sass"] = elf.read_machine_code
+    return readers, skipped

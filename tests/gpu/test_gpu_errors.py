@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bad arguments: the error names what is wrong, and nothing is launched or written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu_cases import CASES, OpCase
+
+from precast.testing import poison
+from precast.testing.rotation import clone
+
+BF16 = torch.bfloat16
+by_name = pytest.mark.parametrize("name", sorted(CASES))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().view(torch.uint8).clone()
+
+
+def refuses(
+    case: OpCase,
+    kinds: type[Exception] | tuple[type[Exception], ...],
+    match: str,
+    args: tuple[Any, ...],
+    **keywords: Any,
+) -> None:
+    """The call raises every one of ``kinds``, and leaves all tensors as they were."""
+    tensors = [v for v in (*args, *keywords.values()) if isinstance(v, torch.Tensor)]
+    before = [bits(t) for t in tensors]
+    with pytest.raises(Exception, match=match) as raised:
+        case.run(args, **keywords)
+    for kind in kinds if isinstance(kinds, tuple) else (kinds,):
+        assert isinstance(raised.value, kind), repr(raised.value)
+    torch.cuda.synchronize()
+    for tensor, old in zip(tensors, before, strict=True):
+        assert torch.equal(bits(tensor), old), "an argument was written"
+
+
+@pytest.fixture
+def good(generator: torch.Generator) -> Callable[[OpCase], tuple[Any, ...]]:
+    def make(case: OpCase) -> tuple[Any, ...]:
+        return case.arguments(case.input_shape(6, 256), BF16, generator)
+
+    return make
+
+
+@by_name
+def test_cpu_tensor(name: str, good: Any) -> None:
+    case = CASES[name]
+    x, *rest = good(case)
+    refuses(case, ValueError, rf"{name}: input must be a CUDA tensor", (x.cpu(), *rest))
+    if rest and isinstance(rest[0], torch.Tensor):
+        refuses(case, ValueError, f"{name}: .* must be on cuda", (x, rest[0].cpu(), *rest[1:]))
+
+
+@by_name
+def test_unsupported_dtype(name: str, good: Any) -> None:
+    case = CASES[name]
+    x, *rest = good(case)
+    kind = RuntimeError if name == "layernorm" else ValueError
+    for dtype in (torch.float64, torch.int32):
+        refuses(case, kind, "(?s)input|dtype", (x.to(dtype), *rest))
+
+
+@by_name
+def test_mixed_dtypes(name: str, good: Any) -> None:
+    case = CASES[name]
+    x, *rest = good(case)
+    for position, value in enumerate(rest):
+        if not isinstance(value, torch.Tensor):
+            continue
+        wrong = [*rest]
+        wrong[position] = value.to(torch.float16)
+        kind = RuntimeError if name == "layernorm" else ValueError
+        refuses(case, kind, f"{name}: .* must be .*float.*, got float16", (x, *wrong))
+
+
+@by_name
+def test_wrong_weight_shape(name: str, good: Any) -> None:
+    case = CASES[name]
+    x, *rest = good(case)
+    for position, value in enumerate(rest):
+        if not isinstance(value, torch.Tensor):
+            continue
+        wrong = [*rest]
+        wrong[position] = clone(value[..., :-8])
+        refuses(case, ValueError, rf"{name}: \w+ must have .*shape", (x, *wrong))
+
+
+@by_name
+def test_bad_out(name: str, good: Any) -> None:
+    case = CASES[name]
+    if not case.takes_out:
+        pytest.skip(f"{name} takes no out")
+    args = good(case)
+    rows, columns = case.out_shape(args[0].shape)
+    kinds = (AssertionError, ValueError) if case.module == "activation" else (ValueError,)
+    for shape in ((rows + 1, columns), (rows, columns + 8), (rows * columns,)):
+        out = poison(torch.empty(shape, dtype=BF16, device="cuda"))
+        refuses(case, kinds, rf"{name}: out must have", args, out=out)
+    out = poison(torch.empty((rows, columns), dtype=torch.float16, device="cuda"))
+    refuses(case, ValueError, f"{name}: out must be bfloat16, got float16", args, out=out)
+    out = poison(torch.empty((rows, columns), dtype=BF16))
+    refuses(case, ValueError, f"{name}: out must be on cuda", args, out=out)
+    out = poison(torch.empty((columns, rows), dtype=BF16, device="cuda")).t()
+    refuses(case, ValueError, f"{name}: out must .*stride|contiguous", args, out=out)
+    out = poison(torch.empty((1, columns), dtype=BF16, device="cuda")).expand(rows, columns)
+    refuses(case, ValueError, f"{name}: out must not be expanded", args, out=out)
+
+
+@by_name
+def test_strides_and_rank(name: str, good: Any) -> None:
+    case = CASES[name]
+    x, *rest = good(case)
+    turned = x.t().contiguous().t()
+    kind = RuntimeError if name == "layernorm" else ValueError
+    refuses(case, kind, f"{name}: input must .*(stride 1|contiguous)", (turned, *rest))
+    if case.module == "norm":
+        for wrong in (x[0], x.view(1, 1, *x.shape)):
+            refuses(case, ValueError, f"{name}: input must have 2 to 3 dim", (wrong, *rest))
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.module == "activation"])
+def test_last_dimension_of_an_activation(name: str) -> None:
+    for columns in (1, 7, 12, 250):
+        x = torch.randn(4, columns, device="cuda").to(BF16)
+        refuses(CASES[name], ValueError, r"The pointers must be multiple of 16 bytes\.", (x,))
+
+
+def test_layernorm_texts(good: Any) -> None:
+    case = CASES["layernorm"]
+    x, *rest = good(case)
+    refuses(case, RuntimeError, "input must be bfloat16", (x.float(), *rest))
+    wide = torch.randn(6, 512, device="cuda").to(BF16)
+    refuses(case, RuntimeError, "input must be contiguous", (wide[:, :256], *rest))
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.in_place])
+def test_residual_must_not_be_the_input(name: str, good: Any) -> None:
+    x, _, weight = good(CASES[name])
+    refuses(CASES[name], ValueError, f"{name}: residual must not be", (x, x, weight))
+
+
+@by_name
+def test_a_refused_call_does_not_break_the_next(name: str, good: Any) -> None:
+    case = CASES[name]
+    args = good(case)
+    with pytest.raises(Exception, match="CUDA tensor"):
+        case.run((args[0].cpu(), *args[1:]))
+    case.check(args)

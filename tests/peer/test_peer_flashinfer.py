@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The same positional and keyword arguments through FlashInfer: the same numbers."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from gpu_cases import CASES, OpCase, grid, grid_id
+
+from precast.testing import assert_close, packed_slice
+from precast.testing.rotation import clone
+
+# Found without importing it: the import takes seconds, and may fail for reasons of its own, which
+# must not look like an absent library.
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed"
+)
+
+# scale is ours alone; a layer norm over bf16 is FlashInfer's only one.
+SHARED = grid(where=lambda case: case.name != "scale")
+shared = pytest.mark.parametrize(("case", "dtype"), SHARED, ids=grid_id)
+
+
+def theirs(name: str) -> Callable[..., Any]:
+    import flashinfer
+    import flashinfer.norm
+
+    return getattr(flashinfer, name, None) or getattr(flashinfer.norm, name)
+
+
+def copy(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(clone(a) if isinstance(a, torch.Tensor) else a for a in args)
+
+
+def compare(case: OpCase, args: tuple[Any, ...], **keywords: Any) -> None:
+    mine, other = copy(args), copy(args)
+    result = theirs(case.name)(*other, **keywords)
+    want = other[:2] if case.in_place else (result,)
+    for position, (got, expected) in enumerate(zip(case.run(mine, **keywords), want, strict=True)):
+        assert got.dtype == expected.dtype
+        assert_close(got, expected, name=f"{case.name}: output {position} against flashinfer")
+
+
+@shared
+@pytest.mark.parametrize("hidden", [128, 4096, 5120, 8192])
+def test_same_numbers(
+    case: OpCase, dtype: torch.dtype, hidden: int, generator: torch.Generator
+) -> None:
+    for rows in (1, 33, 512):
+        compare(case, case.arguments(case.input_shape(rows, hidden), dtype, generator))
+
+
+@shared
+def test_same_numbers_by_keyword(
+    case: OpCase, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    args = case.arguments(case.input_shape(16, 1024), dtype, generator)
+    keywords: dict[str, Any] = {"eps": 1e-5} if case.takes_eps else {}
+    if case.name != "layernorm":
+        keywords["enable_pdl"] = False
+    compare(case, args, **keywords)
+
+
+@pytest.mark.parametrize("name", ["rmsnorm", "gemma_rmsnorm"])
+def test_same_per_head_norm(name: str, generator: torch.Generator) -> None:
+    case = CASES[name]
+    x = packed_slice(33, (32, 8, 8), 0, 128, dtype=torch.bfloat16, generator=generator)
+    compare(case, (x, *case.extras(x, generator)))
+
+
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.module == "activation"])
+def test_both_refuse_rows_that_are_not_16_byte_multiples(name: str) -> None:
+    x = torch.randn(4, 12, device="cuda").to(torch.bfloat16)
+    for fn in (CASES[name].function, theirs(name)):
+        with pytest.raises(ValueError, match="multiple of 16 bytes"):
+            fn(x)
