@@ -11,23 +11,23 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.nn.functional as F
+from torch.nn import functional
 
 Function = Callable[..., Any]
 EPS = 1e-6
 
 
 def _rms_norm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(x, (x.shape[-1],), w, EPS)
+    return functional.rms_norm(x, (x.shape[-1],), w, EPS)
 
 
 def _gemma_rms_norm(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-    return F.rms_norm(x, (x.shape[-1],), w + 1, EPS)
+    return functional.rms_norm(x, (x.shape[-1],), w + 1, EPS)
 
 
 def _fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> None:
     residual.add_(x)
-    x.copy_(F.rms_norm(residual, (x.shape[-1],), w, EPS))
+    x.copy_(functional.rms_norm(residual, (x.shape[-1],), w, EPS))
 
 
 def _gemma_fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, w: torch.Tensor) -> None:
@@ -35,7 +35,7 @@ def _gemma_fused_add_rms_norm(x: torch.Tensor, residual: torch.Tensor, w: torch.
 
 
 def _layer_norm(x: torch.Tensor, gamma: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    return F.layer_norm(x.float(), (x.shape[-1],), gamma, beta, EPS).to(x.dtype)
+    return functional.layer_norm(x.float(), (x.shape[-1],), gamma, beta, EPS).to(x.dtype)
 
 
 def _gated(activation: Function) -> Function:
@@ -54,9 +54,9 @@ TORCH: dict[str, Function] = {
     "fused_add_rmsnorm": _fused_add_rms_norm,
     "gemma_fused_add_rmsnorm": _gemma_fused_add_rms_norm,
     "layernorm": _layer_norm,
-    "silu_and_mul": _gated(F.silu),
-    "gelu_and_mul": _gated(F.gelu),
-    "gelu_tanh_and_mul": _gated(lambda x: F.gelu(x, approximate="tanh")),
+    "silu_and_mul": _gated(functional.silu),
+    "gelu_and_mul": _gated(functional.gelu),
+    "gelu_tanh_and_mul": _gated(lambda x: functional.gelu(x, approximate="tanh")),
 }
 
 

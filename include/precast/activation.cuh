@@ -5,7 +5,7 @@
 //
 // Layout   input  [rows, 2 * columns]  T (16-bit), any two row strides, unit column stride
 //          out    [rows, columns]      T, the same
-// Threads  one thread takes 1 or 4 items of 16 bytes of `out`, a CTA's width apart.
+// Threads  one thread takes one item, 16 bytes of `out` (core/items.cuh).
 // Traffic  reads input once, writes out once.
 // Source   Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 #pragma once
@@ -39,41 +39,34 @@ __device__ __forceinline__ float activate(float x) {
   return gelu_tanh(x);
 }
 
-template <typename T, Activation kActivation, int kItems, bool kAligned>
-__global__ __launch_bounds__(256) void ActAndMulKernel(const __grid_constant__ ActAndMulParams p) {
+template <typename T, Activation kActivation, bool kAligned>
+__global__ __launch_bounds__(kMaxItemThreads) void ActAndMulKernel(
+    const __grid_constant__ ActAndMulParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  const uint32_t first = blockIdx.x * (blockDim.x * kItems) + threadIdx.x;
+  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
+  if (item >= p.items.count) return;
+  const ItemPosition at(p.items, item, kSize);
+  const RowPosition row(p.rows, at.row);
+  const int64_t left = p.columns - at.column;
+  const T* gates = row.in<T>(p.input, p.input_strides) + at.column;  // [kSize] of [columns]
+  const T* ups = gates + p.columns;                                  // [kSize] of [columns]
+  T* out = row.in<T>(p.out, p.out_strides) + at.column;              // [kSize] of [columns]
 
   allow_next_grid();
+  if (may_overlap_previous_grid()) {
+    prefetch_to_l2(gates);
+    prefetch_to_l2(ups);
+  }
   wait_for_previous_grid();
 
-  Vec<T> gates[kItems];  // [kItems, kSize]
-  Vec<T> ups[kItems];    // [kItems, kSize]
+  float gate[kSize], up[kSize];
+  const Vec<T> gate_vec = load<kAligned>(gates, left);
+  const Vec<T> up_vec = load<kAligned>(ups, left);
+  unpack(gate_vec, gate);
+  unpack(up_vec, up);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t item = first + i * blockDim.x;
-    if (item < p.items.count) {
-      const ItemPosition at(p.items, item, kSize);
-      const T* row = RowPosition(p.rows, at.row).in<T>(p.input, p.input_strides);  // [2 * columns]
-      const int left = p.columns - at.column;
-      gates[i] = load<kAligned>(row + at.column, left);
-      ups[i] = load<kAligned>(row + p.columns + at.column, left);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t item = first + i * blockDim.x;
-    if (item < p.items.count) {
-      const ItemPosition at(p.items, item, kSize);
-      T* row = RowPosition(p.rows, at.row).in<T>(p.out, p.out_strides);  // [columns]
-      float gate[kSize], up[kSize];
-      unpack(gates[i], gate);
-      unpack(ups[i], up);
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) gate[j] = activate<kActivation>(gate[j]) * up[j];
-      store<kAligned>(row + at.column, pack<T>(gate), p.columns - at.column);
-    }
-  }
+  for (int i = 0; i < kSize; ++i) gate[i] = activate<kActivation>(gate[i]) * up[i];
+  store<kAligned>(out, pack<T>(gate), left);
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -89,15 +82,9 @@ cudaError_t launch_act_and_mul(ActAndMulParams p, bool enable_pdl, cudaStream_t 
   const bool aligned = p.columns % Vec<T>::kSize == 0 &&
                        rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
-  const auto run = [&](void (*kernel)(ActAndMulParams)) {
-    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
-  };
-  if (!aligned) {
-    return run(plan.per_thread == 1 ? ActAndMulKernel<T, kActivation, 1, false>
-                                    : ActAndMulKernel<T, kActivation, 4, false>);
-  }
-  return run(plan.per_thread == 1 ? ActAndMulKernel<T, kActivation, 1, true>
-                                  : ActAndMulKernel<T, kActivation, 4, true>);
+  const auto kernel =
+      aligned ? ActAndMulKernel<T, kActivation, true> : ActAndMulKernel<T, kActivation, false>;
+  return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
 }
 
 #endif

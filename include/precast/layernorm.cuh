@@ -42,9 +42,9 @@ __device__ __forceinline__ void load_parameters(const float* source, int count, 
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     float quarter[4];
-    unpack(kAligned ? load_cached(source + 4 * half)
-                    : load_elements(source + 4 * half, count - 4 * half),
-           quarter);
+    unpack(
+        kAligned ? load_vec(source + 4 * half) : load_elements(source + 4 * half, count - 4 * half),
+        quarter);
 #pragma unroll
     for (int i = 0; i < 4; ++i) x[4 * half + i] = quarter[i];
   }
@@ -93,13 +93,24 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   };
 
   allow_next_grid();
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int vec = rank + i * group_size;
+      if (row_exists && vec < vecs) {
+        prefetch_to_l2(input + vec * kSize);
+        prefetch_to_l2(p.gamma + vec * kSize);
+        prefetch_to_l2(p.beta + vec * kSize);
+      }
+    }
+  }
   wait_for_previous_grid();
 
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
-    loaded[i] = row_exists && vec < vecs ? load_streamed(input + vec * kSize) : zero_vec<T>();
+    loaded[i] = row_exists && vec < vecs ? load_vec(input + vec * kSize) : zero_vec<T>();
   }
 
   float sum = 0.0f;
@@ -128,7 +139,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
       unpack(loaded[i], x);
       load_parameters<true>(p.gamma + vec * kSize, kSize, gamma);
       load_parameters<true>(p.beta + vec * kSize, kSize, beta);
-      store_streamed(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
+      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
     }
   }
 }

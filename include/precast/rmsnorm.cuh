@@ -97,6 +97,17 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
   const T* weight = static_cast<const T*>(p.weight);             // [hidden]
 
   allow_next_grid();
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int vec = rank + i * group_size;
+      if (row_exists && vec < vecs) {
+        prefetch_to_l2(input + vec * Vec<T>::kSize);
+        if constexpr (kFused) prefetch_to_l2(residual + vec * Vec<T>::kSize);
+        prefetch_to_l2(weight + vec * Vec<T>::kSize);
+      }
+    }
+  }
   wait_for_previous_grid();
 
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
@@ -106,15 +117,15 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
     const bool exists = row_exists && vec < vecs;
-    loaded[i] = exists ? load_streamed(input + vec * Vec<T>::kSize) : zero_vec<T>();
+    loaded[i] = exists ? load_vec(input + vec * Vec<T>::kSize) : zero_vec<T>();
     if constexpr (kFused) {
-      added[i] = exists ? load_streamed(residual + vec * Vec<T>::kSize) : zero_vec<T>();
+      added[i] = exists ? load_vec(residual + vec * Vec<T>::kSize) : zero_vec<T>();
     }
   }
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
-    weights[i] = vec < vecs ? load_cached(weight + vec * Vec<T>::kSize) : zero_vec<T>();
+    weights[i] = vec < vecs ? load_vec(weight + vec * Vec<T>::kSize) : zero_vec<T>();
   }
 
   float sum = 0.0f;
@@ -124,8 +135,7 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
     sum += elements.sum_of_squares();
     if constexpr (kFused) {
       const int vec = rank + i * group_size;
-      if (row_exists && vec < vecs)
-        store_streamed(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
+      if (row_exists && vec < vecs) store_vec(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
     }
   }
   if constexpr (kRowPerCta) {
@@ -141,7 +151,7 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
     const int vec = rank + i * group_size;
     if (row_exists && vec < vecs) {
       const Elements elements(loaded[i], added[i]);
-      store_streamed(out + vec * Vec<T>::kSize, elements.scaled(rstd, weights[i], p.weight_bias));
+      store_vec(out + vec * Vec<T>::kSize, elements.scaled(rstd, weights[i], p.weight_bias));
     }
   }
 }

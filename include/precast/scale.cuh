@@ -5,7 +5,7 @@
 //
 // Layout   input, out  [rows, columns]  T, any two row strides, unit column stride; a contiguous
 //          tensor of any rank is one row. out may be input.
-// Threads  one thread takes 1 or 4 items of 16 bytes, a CTA's width apart (core/items.cuh).
+// Threads  one thread takes one item of 16 bytes (core/items.cuh).
 // Traffic  reads input once, writes out once.
 // Source   definition.
 #pragma once
@@ -30,37 +30,27 @@ struct ScaleParams {
 
 #if defined(__CUDACC__)
 
-template <typename T, int kItems, bool kAligned>
-__global__ __launch_bounds__(256) void ScaleKernel(const __grid_constant__ ScaleParams p) {
+template <typename T, bool kAligned>
+__global__ __launch_bounds__(kMaxItemThreads) void ScaleKernel(
+    const __grid_constant__ ScaleParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  const uint32_t first = blockIdx.x * (blockDim.x * kItems) + threadIdx.x;
+  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
+  if (item >= p.items.count) return;
+  const ItemPosition at(p.items, item, kSize);
+  const RowPosition row(p.rows, at.row);
+  const int64_t left = p.columns - at.column;
+  const T* input = row.in<T>(p.input, p.input_strides) + at.column;  // [kSize] of [columns]
+  T* out = row.in<T>(p.out, p.out_strides) + at.column;              // [kSize] of [columns]
 
   allow_next_grid();
+  if (may_overlap_previous_grid()) prefetch_to_l2(input);
   wait_for_previous_grid();
 
-  Vec<T> vecs[kItems];  // [kItems, kSize]
+  float x[kSize];
+  unpack(load<kAligned>(input, left), x);
 #pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t item = first + i * blockDim.x;
-    if (item < p.items.count) {
-      const ItemPosition at(p.items, item, kSize);
-      const T* row = RowPosition(p.rows, at.row).in<T>(p.input, p.input_strides);  // [columns]
-      vecs[i] = load<kAligned>(row + at.column, p.columns - at.column);
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const uint32_t item = first + i * blockDim.x;
-    if (item < p.items.count) {
-      const ItemPosition at(p.items, item, kSize);
-      T* row = RowPosition(p.rows, at.row).in<T>(p.out, p.out_strides);  // [columns]
-      float x[kSize];
-      unpack(vecs[i], x);
-#pragma unroll
-      for (int j = 0; j < kSize; ++j) x[j] *= p.factor;
-      store<kAligned>(row + at.column, pack<T>(x), p.columns - at.column);
-    }
-  }
+  for (int i = 0; i < kSize; ++i) x[i] *= p.factor;
+  store<kAligned>(out, pack<T>(x), left);
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -75,12 +65,8 @@ cudaError_t launch_scale(ScaleParams p, bool enable_pdl, cudaStream_t stream) {
   p.items = plan.items;
   const bool aligned = rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
-  const auto run = [&](void (*kernel)(ScaleParams)) {
-    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
-  };
-  if (!aligned)
-    return run(plan.per_thread == 1 ? ScaleKernel<T, 1, false> : ScaleKernel<T, 4, false>);
-  return run(plan.per_thread == 1 ? ScaleKernel<T, 1, true> : ScaleKernel<T, 4, true>);
+  const auto kernel = aligned ? ScaleKernel<T, true> : ScaleKernel<T, false>;
+  return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
 }
 
 #endif

@@ -9,7 +9,7 @@ from typing import Any
 from precast import _mode
 
 # Words of the axes for torch dtypes; keyed by name, because torch is not imported here.
-_DTYPE_WORDS = {
+DTYPE_WORDS = {
     "torch.float32": "f32",
     "torch.float16": "f16",
     "torch.bfloat16": "bf16",
@@ -56,17 +56,18 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
         if _mode.is_reference():
-            return self.reference
+            return self._run_reference
         from precast.loader import get_function, loader
 
         *values, device = key
         if device < 0:
             raise ValueError(
                 f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on "
-                f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
+                f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch "
+                f"references"
             )
         axes = loader.document["ops"][self.op]["axes"]
-        words = {axis: _DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
+        words = {axis: DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
         function: Callable[..., None] = get_function(
             loader.load(self.op, words, device), self.export
         )
@@ -74,6 +75,12 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         if _mode.is_reference():  # Another thread entered reference mode meanwhile.
             self.clear()
         return function
+
+    def _run_reference(self, *args: Any) -> None:
+        import torch
+
+        with torch.no_grad():  # As a kernel's, its results never require grad.
+            self.reference(*args)
 
     def call(self, *args: Any) -> None:
         """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
@@ -89,7 +96,7 @@ def register_torch_op(export: str) -> Any:
     import torch
 
     kernel = KERNELS[export]
-    library: Any = torch.library.Library("precast", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("precast", "FRAGMENT")
     library.define(f"{export}{kernel.schema}")
     library.impl(export, kernel.call, "CompositeExplicitAutograd")
     torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)

@@ -115,6 +115,12 @@ CUDA_ARCH_LIST = EnvVar(
     "Targets to build for, such as '8.0 9.0a' (default: the GPUs present).",
 )
 PROFILE = EnvVar("PRECAST_PROFILE", "core", _text, "The profile that a provider build takes.")
+CUDA_MAJOR = EnvVar(
+    "PRECAST_CUDA",
+    0,
+    _positive_int,
+    "The CUDA major that a provider build is for, such as 13 (default: that of the toolkit).",
+)
 CUDA_HOME = EnvVar(
     "PRECAST_CUDA_HOME", "", _text, "The CUDA toolkit to compile with, before CUDA_HOME and PATH."
 )

@@ -5,8 +5,8 @@
 
     from precast._torch import torch, torch_ops
 
-Both are module objects whose attributes are looked up once and then stored. Being modules, TorchDynamo
-resolves them while it traces and never traces into the lookup itself.
+Both are module objects whose attributes are looked up once and then stored. Being modules,
+TorchDynamo resolves them while it traces and never traces into the lookup itself.
 """
 
 from __future__ import annotations

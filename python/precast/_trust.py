@@ -23,7 +23,7 @@ def distrust(path: Path, must_be_own: bool) -> str | None:
     path = path.resolve()
     for place in (path, path.parent, path.parent.parent):
         try:
-            status = os.stat(place)
+            status = place.stat()
         except OSError as error:
             return f"{place} cannot be read ({error.strerror})"
         if status.st_mode & stat.S_IWOTH:

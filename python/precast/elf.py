@@ -110,7 +110,7 @@ def _defined(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
     ]
     names = sorted(name for name, _ in found)
     # STB_GNU_UNIQUE is the first of the numbers that ELF leaves to the system.
-    return tuple(names), tuple(n for n, bind in found if bind in ("STB_LOOS", "STB_GNU_UNIQUE", 10))
+    return tuple(names), tuple(n for n, bind in found if bind == "STB_LOOS")
 
 
 def _dynamic(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:

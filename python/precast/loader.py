@@ -15,28 +15,35 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from precast._log import get_logger
 from precast._names import module_name
 from precast._trust import check_contents, distrust
 from precast._version import __version__
 from precast.cudart import driver_cuda_version, open_cudart
 from precast.errors import LoadError, MissingJITCacheError, MissingKernelError, ToolchainError
 from precast.manifest import Manifest, ModuleRow
-from precast.providers import Provider, find_providers
+from precast.providers import Provider, find_providers, provider_problem
 
 if TYPE_CHECKING:
     import tvm_ffi
 
+    from precast.jit.config import Arch
     from precast.jit.planner import Plan
     from precast.jit.spec import JitSpec
 
 
 class Step(NamedTuple):
-    """One candidate that the loader looked at, and its verdict."""
+    """One candidate that the loader looked at, and its verdict.
+
+    ``fault`` marks a provider that should have served and could not: damaged, stale or unsuited to
+    this machine. What is loaded in its place is never taken in silence.
+    """
 
     source: str
     place: str
     accepted: bool
     reason: str
+    fault: bool = False
 
     def __str__(self) -> str:
         verdict = "accepted" if self.accepted else "rejected"
@@ -65,6 +72,7 @@ class Loader:
     def __init__(self) -> None:
         self._lock = threading.RLock()
         self._loaded: dict[tuple[str, str], tuple[Resolution, tvm_ffi.Module]] = {}
+        self._warned: set[str] = set()
         self.bind()
 
     # -- binding ----------------------------------------------------------------------------------
@@ -77,18 +85,18 @@ class Loader:
         for provider in self.providers:
             if provider.manifest is not None:
                 self._bind_provider(provider, provider.manifest)
+        for bindings in self.table.values():
+            bindings.sort(key=_preference)
 
     def _bind_provider(self, provider: Provider, manifest: Manifest) -> None:
         archs, modules = self.document["archs"], self.document["modules"]
         major = f"cu{manifest.cuda_major}"
-        rows: list[tuple[int, str, ModuleRow]] = []
         for row in manifest.modules:
             planned = modules.get(row.name, {}).get("fingerprints", {}).get(major, {})
             if planned.get(row.arch) == row.fingerprint:
-                rank = int("".join(filter(str.isdigit, row.arch)))
-                rows += [(-rank, cc, row) for cc in archs[row.arch]["serves"]]
-        for _, capability, row in sorted(rows, key=lambda item: item[0]):
-            self.table.setdefault((row.name, capability), []).append(_Binding(provider, row))
+                for capability in archs[row.arch]["serves"]:
+                    bindings = self.table.setdefault((row.name, capability), [])
+                    bindings.append(_Binding(provider, row))
 
     # -- resolution -------------------------------------------------------------------------------
 
@@ -104,7 +112,7 @@ class Loader:
                 steps.append(Step(binding.provider.source, place, True, "fingerprint matches"))
                 major = _manifest(binding.provider).cuda_major
                 return Resolution(name, capability, path, major, tuple(steps))
-            steps.append(Step(binding.provider.source, place, False, problem))
+            steps.append(Step(binding.provider.source, place, False, problem, fault=True))
         steps += self._unbound(name, capability)
         return self._resolve_jit(op, axes, name, capability, steps)
 
@@ -121,7 +129,7 @@ class Loader:
         """Why a bound file cannot be loaded, or None."""
         manifest = _manifest(binding.provider)
         problem = provider_problem(manifest) or distrust(path, must_be_own=False)
-        mend = f"pip install --force-reinstall {manifest.distribution}=={manifest.version}"
+        mend = binding.provider.mend(f"{manifest.distribution}=={manifest.version}")
         return problem or check_contents(path, binding.row.size, binding.row.sha256, mend)
 
     def _unbound(self, name: str, capability: str) -> list[Step]:
@@ -130,7 +138,8 @@ class Loader:
         planned = self.document["modules"].get(name, {}).get("fingerprints", {})
         for provider in self.providers:
             if provider.manifest is None:
-                steps.append(Step(provider.source, str(provider.root), False, str(provider.problem)))
+                place, problem = str(provider.root), str(provider.problem)
+                steps.append(Step(provider.source, place, False, problem, fault=True))
                 continue
             manifest = provider.manifest
             rows = [row for row in manifest.modules if row.name == name]
@@ -142,17 +151,21 @@ class Loader:
                 wanted = planned.get(f"cu{manifest.cuda_major}", {}).get(row.arch)
                 if row.arch in bound:
                     continue
-                if capability not in serves:
+                fault = False
+                if serves and capability not in serves:
                     reason = f"{row.arch} serves {', '.join(serves)}, not {capability}"
                 elif wanted is None:
                     reason = f"this precast {__version__} does not plan {name} for {row.arch}"
                 else:
+                    fault = True
+                    extra = f'"precast[cu{manifest.cuda_major}-{row.arch}]=={__version__}"'
                     reason = (
                         f"its fingerprint {row.fingerprint[:12]} is not the {wanted[:12]} of this "
-                        f"precast {__version__}: it was built from other sources. Fix: pip install "
-                        f'"precast[cu{manifest.cuda_major}-{row.arch}]=={__version__}"'
+                        f"precast {__version__}: it was built from other sources. "
+                        f"Fix: {provider.mend(extra)}"
                     )
-                steps.append(Step(provider.source, f"{provider.label}, {row.file}", False, reason))
+                place = f"{provider.label}, {row.file}"
+                steps.append(Step(provider.source, place, False, reason, fault))
         return steps
 
     def _resolve_jit(
@@ -167,7 +180,7 @@ class Loader:
         from precast.jit.env import cache_dir
         from precast.jit.toolchain import find_toolchain
 
-        major = _jit_cuda_major()
+        major = jit_cuda_major(plan().target(op, capability))
         spec = plan().spec(op, axes, capability, major)
         found = cache.find(spec)
         steps += [Step("JIT cache", str(folder), False, why) for folder, why in found.refused]
@@ -181,7 +194,7 @@ class Loader:
             steps.append(Step("JIT", "", False, f"compiling is forbidden ({refusal})"))
         else:
             try:
-                toolchain = find_toolchain(spec.arch, major)
+                toolchain = find_toolchain(spec.arch, major, spec.tvm_ffi_range)
             except ToolchainError as error:
                 steps.append(Step("JIT", "", False, str(error).replace("\n", " ")))
             else:
@@ -207,6 +220,7 @@ class Loader:
         self, op: str, axes: Mapping[str, object], device: int, capability: str
     ) -> tuple[Resolution, tvm_ffi.Module]:
         resolution = self.resolve(op, axes, capability)
+        self._warn(resolution)
         path = resolution.path
         if path is None:
             spec = plan().spec(op, axes, capability, resolution.cuda_major)
@@ -219,13 +233,21 @@ class Loader:
             resolution = resolution._replace(path=path)
         return resolution, load_library(path, resolution.cuda_major)
 
+    def _warn(self, resolution: Resolution) -> None:
+        """Say once for each provider that something else is taken in its place, and why."""
+        for step in resolution.steps:
+            provider = step.place.partition(",")[0]
+            if step.fault and provider not in self._warned:
+                self._warned.add(provider)
+                get_logger().warning("%s", step)
+
     def _missing(self, resolution: Resolution, spec: JitSpec, device: int) -> str:
         lines = [
             f"no kernel {resolution.module} for {_device_name(device)} (compute capability "
             f"{resolution.capability}). Looked at:"
         ]
         lines += [f"  {step}" for step in resolution.steps]
-        if not any(resolution.capability in arch["serves"] for arch in self._archs()):
+        if not any(resolution.capability in a["serves"] for a in self.document["archs"].values()):
             lines.append(f"precast {__version__} does not know capability {resolution.capability}.")
         near = [n for n in self.document["modules"] if n.startswith(f"{spec.op}__")]
         if resolution.module not in near and near:
@@ -236,9 +258,6 @@ class Loader:
         else:
             lines.append('Fix: allow JIT: PRECAST_JIT=auto, with pip install "precast[jit]"')
         return "\n".join(lines)
-
-    def _archs(self) -> list[dict[str, Any]]:
-        return list(self.document["archs"].values())
 
     def resolution(self, op: str, axes: Mapping[str, object], device: int) -> Resolution:
         """How a loaded module was found; KeyError if it is not loaded."""
@@ -255,36 +274,16 @@ def _why(resolution: Resolution) -> str:
     return "; ".join(prebuilt) or "no provider of prebuilt modules is installed"
 
 
+def _preference(binding: _Binding) -> tuple[bool, int, int]:
+    """A developer's build tree first, then the nearest target, then the newest CUDA."""
+    arch = int("".join(filter(str.isdigit, binding.row.arch)))
+    built = binding.provider.source == "PRECAST_KERNEL_DIR"
+    return not built, -arch, -_manifest(binding.provider).cuda_major
+
+
 def _manifest(provider: Provider) -> Manifest:
     assert provider.manifest is not None
     return provider.manifest
-
-
-@functools.cache
-def provider_problem(manifest: Manifest) -> str | None:
-    """Why nothing of a provider can run here: driver, machine or tvm-ffi."""
-    import importlib.metadata
-    import platform
-
-    from packaging.version import Version
-
-    if manifest.machine != platform.machine():
-        return f"built for {manifest.machine}, this machine is {platform.machine()}"
-    driver = driver_cuda_version()
-    if driver is not None and driver[0] < manifest.cuda_major:
-        return (
-            f"needs driver >= {manifest.min_driver} (CUDA {manifest.cuda_major}); this driver runs "
-            f"CUDA {driver[0]}.{driver[1]}. Fix: update the driver, or install the "
-            f"cu{driver[0]} modules"
-        )
-    installed = importlib.metadata.version("apache-tvm-ffi")
-    low, high = manifest.tvm_ffi_min, manifest.tvm_ffi_max_exclusive
-    if not Version(low) <= Version(installed) < Version(high):
-        return (
-            f"needs apache-tvm-ffi in [{low}, {high}), installed is {installed}. "
-            f'Fix: pip install "apache-tvm-ffi>={low},<{high}"'
-        )
-    return None
 
 
 # -- process-wide state ---------------------------------------------------------------------------
@@ -308,13 +307,15 @@ def plan() -> Plan:
     return Plan.load(source_root())
 
 
-def _jit_cuda_major() -> int:
+def jit_cuda_major(arch: Arch) -> int:
+    """The CUDA major that a compile for ``arch`` would have; without a compiler, the driver's."""
     from precast.jit.toolchain import find_toolkit
 
     try:
-        return find_toolkit().major
+        return find_toolkit(arch).major
     except ToolchainError:
-        return max(plan().build.cuda)
+        newest = (driver_cuda_version() or (max(plan().build.cuda), 0))[0]
+        return max((m for m in plan().build.cuda if m <= newest), default=max(plan().build.cuda))
 
 
 def _device_capability(device: int) -> str:

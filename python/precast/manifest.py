@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """``manifest.json``: what a provider holds, as read back from its installed files.
 
-A provider is a folder with ``manifest.json`` and ``<arch>/<module>.so``: an installed cache wheel, a
-build tree, or an unpacked bundle.
+A provider is a folder with ``manifest.json`` and ``<arch>/<module>.so``: an installed cache wheel,
+a build tree, or an unpacked bundle.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 MANIFEST_SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
@@ -74,15 +75,30 @@ def read_manifest(root: Path) -> Manifest:
         schema = data.get("schema") if isinstance(data, Mapping) else None
         raise ValueError(f"{path} has schema {schema}, this precast reads {MANIFEST_SCHEMA}")
     try:
-        rows = tuple(_row(row) for row in data["modules"])
-        fields = {name: data[name] for name in Manifest._fields if name != "modules"}
+        rows = tuple(ModuleRow(**_fields(ModuleRow, row)) for row in data["modules"])
+        fields = _fields(Manifest, data)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error} is missing or wrong)") from None
     return Manifest(**fields, modules=rows)
 
 
-def _row(data: Mapping[str, Any]) -> ModuleRow:
-    fields = {name: data[name] for name in ModuleRow._fields}
-    for name in ("exports", "sass", "needed"):
-        fields[name] = tuple(fields[name])
-    return ModuleRow(**fields)
+@functools.cache
+def _hints(row: type) -> dict[str, Any]:
+    return {name: hint for name, hint in get_type_hints(row).items() if name != "modules"}
+
+
+def _fields(row: type, data: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of ``row`` out of ``data``; KeyError or TypeError names one that is wrong."""
+    fields: dict[str, Any] = {}
+    for name, hint in _hints(row).items():
+        value = data[name]
+        if hint is float and type(value) is int:
+            value = float(value)
+        if hint in (str, int, float):
+            sound = type(value) is hint
+        else:
+            sound = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        if not sound:
+            raise TypeError(repr(name))
+        fields[name] = tuple(value) if isinstance(value, list) else value
+    return fields

@@ -70,7 +70,7 @@ def write_manifest(
         If the modules are not those that were planned: one is missing, one is too many, or one has
         other machine code, exports or libraries. All problems are listed; no manifest is written.
     """
-    from precast.jit.cache import tvm_ffi_version
+    from precast import _tvm_ffi
 
     if not specs:
         raise ProviderError(f"nothing is planned for {root}: the profile or the targets are empty")
@@ -89,7 +89,7 @@ def write_manifest(
         toolkit=toolkit,
         min_driver=cuda.min_driver,
         machine=platform.machine(),
-        tvm_ffi_built=tvm_ffi_version(),
+        tvm_ffi_built=_tvm_ffi.version(),
         tvm_ffi_min=low,
         tvm_ffi_max_exclusive=high,
         modules=tuple(row for row, _ in checked if row is not None),

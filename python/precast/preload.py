@@ -7,7 +7,9 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from precast.errors import MissingKernelError
+from precast._dispatch import DTYPE_WORDS
+from precast._names import axis_word
+from precast.errors import MissingKernelError, UnsupportedConfigError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -42,7 +44,8 @@ def preload(
     device : torch.device, str or int, optional
         Default: the current CUDA device. Call it once for every kind of GPU in the process.
     **axes
-        Only modules with these axis values: ``preload(dtype="bf16")``, or ``dtype=["f16", "bf16"]``.
+        Only modules with these axis values: ``preload(dtype="bf16")``, ``dtype=torch.bfloat16`` or
+        ``dtype=["f16", "bf16"]``.
         An op without such an axis is not limited by it.
 
     Returns
@@ -56,7 +59,7 @@ def preload(
         If modules are neither prebuilt nor may be compiled. All are tried first; the message has a
         paragraph for each.
     ValueError
-        If an op, profile or axis does not exist.
+        If an op, profile, axis or axis value does not exist.
     """
     from precast.loader import loader, plan
     from precast.utils import device_index
@@ -65,20 +68,26 @@ def preload(
     wanted = set(plan().config.ops if ops is None else ops)
     for op in wanted:
         plan().config.op(op)
-    for axis in axes:
-        known = {name for op in wanted for name in plan().config.op(op).axes}
-        if axis not in known:
-            raise ValueError(f"{axis} is not an axis of these ops; legal: {sorted(known)}")
-    allowed = {
-        axis: {str(v) for v in ([value] if isinstance(value, (str, int)) else value)}  # type: ignore[attr-defined]
-        for axis, value in axes.items()
-    }
+    legal: dict[str, set[str]] = {}
+    for op in wanted:
+        for axis, all_values in plan().config.op(op).axes.items():
+            legal.setdefault(axis, set()).update(map(axis_word, all_values))
+    allowed = {axis: _words(value) for axis, value in axes.items()}
+    for axis, words in allowed.items():
+        if axis not in legal:
+            raise ValueError(
+                f"{axis} is not an axis of these ops; legal: {', '.join(sorted(legal))}"
+            )
+        for word in words - legal[axis]:
+            raise ValueError(
+                f"{axis}={word} does not exist; legal: {', '.join(sorted(legal[axis]))}"
+            )
     done: list[Preloaded] = []
     missing: list[MissingKernelError] = []
     for op, values in plan().aot_axes(profile):
         if op not in wanted:
             continue
-        if any(str(values[a]) not in ok for a, ok in allowed.items() if a in values):
+        if any(axis_word(values[a]) not in ok for a, ok in allowed.items() if a in values):
             continue
         start = time.perf_counter()
         try:
@@ -86,6 +95,10 @@ def preload(
         except MissingKernelError as error:
             missing.append(error)
             continue
+        except UnsupportedConfigError:
+            if ops is not None:
+                raise
+            continue  # An op for other GPUs.
         resolution = loader.resolution(op, values, index)
         assert resolution.path is not None
         source = next((s.source for s in resolution.steps if s.accepted), "JIT")
@@ -95,3 +108,9 @@ def preload(
     if missing:
         raise MissingKernelError("\n\n".join(map(str, missing)), missing[0].spec)
     return done
+
+
+def _words(value: object) -> set[str]:
+    """One axis value or several, as names spell them; a torch dtype counts as its word."""
+    several = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
+    return {axis_word(DTYPE_WORDS.get(str(v), v)) for v in several}

@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from precast import _env
+from precast import _env, _tvm_ffi
+from precast.cudart import driver_cuda_version
 from precast.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 ENTRY_POINT_GROUP = "precast.jit_cache"
@@ -29,6 +31,12 @@ class Provider(NamedTuple):
             return f"{self.source} {self.root}"
         return f"{self.source} {self.manifest.distribution} {self.manifest.version}"
 
+    def mend(self, requirement: str) -> str:
+        """The command that replaces what does not fit here."""
+        if self.source != "provider":
+            return f"build or unpack {self.root} again"
+        return f"pip install --force-reinstall {requirement}"
+
 
 def find_providers() -> list[Provider]:
     """All providers in the order in which the loader asks them."""
@@ -46,7 +54,7 @@ def _places() -> Iterator[tuple[str, Path]]:
     for text in filter(None, _env.PROVIDER_PATH().split(os.pathsep)):
         folder = Path(text).expanduser().absolute()
         inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
-        direct = (folder / MANIFEST_NAME).is_file() or not inside
+        direct = _holds_manifest(folder) or not inside
         for root in [folder] if direct else inside:
             if root not in seen:
                 seen.add(root)
@@ -59,11 +67,19 @@ def _installed() -> Iterator[Path]:
 
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         package = point.value.partition(":")[0]
-        for entry in sys.path:
-            root = Path(entry or os.curdir).absolute() / package
-            if (root / MANIFEST_NAME).is_file():
-                yield root
-                break
+        roots = [Path(entry or os.curdir).absolute() / package for entry in sys.path]
+        found = [root for root in roots if _holds_manifest(root)]
+        if found:
+            yield found[0]
+        elif point.dist is not None:  # It says it holds modules: reported as damaged.
+            yield Path(str(point.dist.locate_file(package)))
+
+
+def _holds_manifest(root: Path) -> bool:
+    try:
+        return (root / MANIFEST_NAME).is_file()
+    except OSError:  # A folder that this user may not enter.
+        return False
 
 
 def _read(source: str, root: Path) -> Provider:
@@ -72,3 +88,20 @@ def _read(source: str, root: Path) -> Provider:
     except ValueError as error:
         mend = "reinstall it" if source == "provider" else f"correct {source}"
         return Provider(source, root, None, f"{error}. Fix: {mend}")
+
+
+@functools.cache
+def provider_problem(manifest: Manifest) -> str | None:
+    """Why nothing of a provider can run here: machine, driver or tvm-ffi."""
+    import platform
+
+    if manifest.machine != platform.machine():
+        return f"built for {manifest.machine}, this machine is {platform.machine()}"
+    driver = driver_cuda_version()
+    if driver is not None and driver[0] < manifest.cuda_major:
+        return (
+            f"needs driver >= {manifest.min_driver} (CUDA {manifest.cuda_major}); this driver runs "
+            f"CUDA {driver[0]}.{driver[1]}. Fix: update the driver, or install the "
+            f"cu{driver[0]} modules"
+        )
+    return _tvm_ffi.range_problem(manifest.tvm_ffi_min, manifest.tvm_ffi_max_exclusive)

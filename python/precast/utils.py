@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from precast._torch import torch
 
 if TYPE_CHECKING:
-    Device = torch.device | str | int | None
+    Device: TypeAlias = "torch.device | str | int | None"
 
 
 def device_index(device: Device = None) -> int:
@@ -24,10 +24,10 @@ def device_index(device: Device = None) -> int:
         return device
     if device is None:
         return int(torch.cuda.current_device())
-    device = torch.device(device)
-    if device.type != "cuda":
-        raise ValueError(f"device must be a CUDA device, got {device}")
-    return int(torch.cuda.current_device()) if device.index is None else int(device.index)
+    place: torch.device = torch.device(device)
+    if place.type != "cuda":
+        raise ValueError(f"device must be a CUDA device, got {place}")
+    return int(torch.cuda.current_device()) if place.index is None else int(place.index)
 
 
 @functools.cache

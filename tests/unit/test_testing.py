@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import importlib.util
 import json
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -23,6 +25,10 @@ from precast.testing import (
     Timing,
     assert_close,
     bench_cpu_time,
+    bench_gpu_time,
+    bench_gpu_time_with_cuda_event,
+    bench_gpu_time_with_cudagraph,
+    bench_side_by_side,
     environment,
     packed_slice,
     poison,
@@ -160,7 +166,7 @@ def test_shapes_must_agree_and_integers_exactly() -> None:
 
 
 def test_unknown_dtype_has_no_tolerance() -> None:
-    with pytest.raises(ValueError, match="no tolerance is known for torch.complex64; legal: "):
+    with pytest.raises(ValueError, match=r"no tolerance is known for torch\.complex64; legal: "):
         tolerance(torch.complex64)
 
 
@@ -170,7 +176,7 @@ def test_unknown_dtype_has_no_tolerance() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 def test_poison_is_nan_and_survives_no_write(dtype: torch.dtype) -> None:
     assert poison(torch.ones(9, dtype=dtype)).isnan().all()
-    with pytest.raises(ValueError, match="float16, bfloat16 or float32, got torch.int8"):
+    with pytest.raises(ValueError, match=r"float16, bfloat16 or float32, got torch\.int8"):
         poison(torch.ones(2, dtype=torch.int8))
 
 
@@ -355,3 +361,115 @@ def test_benchmark_cases_are_complete(name: str, monkeypatch: pytest.MonkeyPatch
 
         with pytest.raises(AssertionError, match=f"{smallest.op}: result: .* elements differ"):
             harness.refcheck(smallest.op, wrong, args)
+
+
+# -- timing, on a device that only keeps time -----------------------------------------------------
+
+
+class FakeDevice:
+    """Stands in for torch.cuda: a call takes the time it says, a graph replays what it captured."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 0.0
+        self.captured: list[float] | None = None
+        device = self
+
+        class Event:
+            def __init__(self, enable_timing: bool) -> None:
+                assert enable_timing
+
+            def record(self) -> None:
+                self.at = device.now
+
+            def synchronize(self) -> None: ...
+
+            def elapsed_time(self, end: Event) -> float:
+                return end.at - self.at
+
+        class CUDAGraph:
+            def replay(self) -> None:
+                device.now += sum(self.work)
+
+        class Capture:
+            def __init__(self, graph: CUDAGraph) -> None:
+                self.graph = graph
+
+            def __enter__(self) -> None:
+                device.captured = self.graph.work = []
+
+            def __exit__(self, *args: object) -> None:
+                device.captured = None
+
+        class Stream:
+            def wait_stream(self, other: object) -> None: ...
+
+        cuda = torch.cuda
+        monkeypatch.setattr(cuda, "Event", Event)
+        monkeypatch.setattr(cuda, "CUDAGraph", CUDAGraph)
+        monkeypatch.setattr(cuda, "graph", Capture)
+        monkeypatch.setattr(cuda, "Stream", Stream)
+        monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
+        monkeypatch.setattr(cuda, "current_stream", Stream)
+        monkeypatch.setattr(cuda, "synchronize", lambda: None)
+        properties = type("Properties", (), {"L2_cache_size": 1000})
+        monkeypatch.setattr(cuda, "get_device_properties", lambda device=None: properties)
+
+    def kernel(self, milliseconds: float, seen: set[int] | None = None) -> Callable[..., None]:
+        def launch(tensor: torch.Tensor) -> None:
+            if seen is not None:
+                seen.add(tensor.data_ptr())
+            if self.captured is None:
+                self.now += milliseconds
+            else:
+                self.captured.append(milliseconds)
+
+        return launch
+
+
+@pytest.mark.parametrize("use_cuda_graph", [False, True])
+def test_time_is_that_of_one_call(use_cuda_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    seen: set[int] = set()
+    median, std = bench_gpu_time(
+        device.kernel(0.25, seen), (torch.ones(25),), use_cuda_graph=use_cuda_graph
+    )
+    assert median == pytest.approx(0.25e-3)
+    assert std == pytest.approx(0.0, abs=1e-12)
+    assert len(seen) == 20  # 100 bytes a call, twice a cache of 1000
+
+
+def test_warm_cache_uses_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    seen: set[int] = set()
+    bench_gpu_time(device.kernel(1.0, seen), (torch.ones(25),), cold_l2_cache=False)
+    assert len(seen) == 1
+
+
+def test_repeats_are_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    args = (torch.ones(25),)
+    for measure in (bench_gpu_time_with_cuda_event, bench_gpu_time_with_cudagraph):
+        assert measure(device.kernel(2.0), args, repeat_iters=7) == pytest.approx([2.0] * 7)
+
+
+def test_side_by_side_keeps_functions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    functions = {"slow": device.kernel(3.0), "fast": device.kernel(0.01)}
+    samples = bench_side_by_side(functions, (torch.ones(25),), rounds=4)
+    assert samples["slow"] == pytest.approx([3.0] * 4)
+    assert samples["fast"] == pytest.approx([0.01] * 4)
+
+
+@pytest.mark.parametrize("name", sorted(KERNELS))
+def test_references_never_require_grad(name: str, gpu_cases: ModuleType) -> None:
+    """As the kernels: a weight that is a parameter does not pull the result into autograd."""
+    case = gpu_cases.CASES[name]
+    generator = torch.Generator().manual_seed(6)
+    args = case.arguments(case.input_shape(3, 32), torch.bfloat16, generator, "cpu")
+    frozen = 2 if case.in_place else 0
+    weights = [
+        torch.nn.Parameter(a) if i >= frozen and isinstance(a, torch.Tensor) else a
+        for i, a in enumerate(args)
+    ]
+    with precast.reference_mode():
+        assert not any(t.requires_grad for t in case.run(tuple(weights)))

@@ -32,6 +32,18 @@ __device__ __forceinline__ void allow_next_grid() {
 #endif
 }
 
+// More CTAs than a GPU holds at once: later ones start after the grid before has ended.
+constexpr uint32_t kCtasThatMayOverlap = 4096;
+
+// True if prefetching for this CTA may overlap the end of the grid before.
+__device__ __forceinline__ bool may_overlap_previous_grid() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  return blockIdx.x < kCtasThatMayOverlap;
+#else
+  return false;
+#endif
+}
+
 #endif  // __CUDACC__
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)

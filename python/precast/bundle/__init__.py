@@ -213,7 +213,9 @@ def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> l
         holders = []
         for wheel in bundle.wheels:
             manifest = wheel.manifest
-            if manifest is not None and manifest.cuda_major == cuda_major and arch in manifest.archs:
+            if manifest is None or manifest.cuda_major != cuda_major:
+                continue
+            if arch in manifest.archs:
                 holders.append(wheel.path.name)
                 held |= {row.name: row.fingerprint for row in manifest.modules if row.arch == arch}
         if not holders:
@@ -232,8 +234,8 @@ def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> l
         absent = sorted(set(planned) - set(held))
         if absent:
             notes.append(
-                f"{len(absent)} of {len(planned)} planned modules for {arch} are not in the bundle, "
-                f"such as {absent[0]} (another profile, perhaps)"
+                f"{len(absent)} of {len(planned)} planned modules for {arch} are not in the "
+                f"bundle, such as {absent[0]} (another profile, perhaps)"
             )
     notes += [
         f"{wheel.path.name} is tagged for the machine it was built on; nothing says that it runs "

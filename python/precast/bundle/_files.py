@@ -57,13 +57,13 @@ Wheels for Python {python} on {platform}.{assumed} Nothing is fetched from a net
     PYTHON=/path/to/python ./install.sh       # into another one
 
 The script checks `SHA256SUMS`, then runs `pip install --no-index` on `wheels/`; further arguments
-go to pip. Afterwards `precast doctor --profile core` tells whether every kernel for the GPU is there.
+go to pip. Afterwards `precast doctor --profile core` says whether every kernel is there.
 
 | file | what it is |
 |---|---|
 | `wheels/` | the wheels below |
 | `requirements.txt` | what is installed; pip adds what that needs |
-| `constraints.txt` | the exact version of every wheel, for `pip install -c` in another environment |
+| `constraints.txt` | the exact version of every wheel, for `pip install -c` elsewhere |
 | `SHA256SUMS` | the digest of every other file: `sha256sum -c SHA256SUMS` |
 
 | wheel | version | size |

@@ -10,23 +10,34 @@ from dataclasses import dataclass
 
 from packaging.tags import Tag, compatible_tags, cpython_tags
 
-from precast.errors import BundleError
-
 _LEGACY_MANYLINUX = {17: "manylinux2014", 12: "manylinux2010", 5: "manylinux1"}
 
 
 @dataclass(frozen=True)
 class Target:
-    """The machine that the bundle is for."""
+    """The machine that the bundle is for.
+
+    Parameters
+    ----------
+    python : str
+        Its minor version, ``"3.12"``.
+    platform : str
+        Its wheel tag, ``"manylinux_2_28_x86_64"``: older manylinux tags are accepted too.
+
+    Raises
+    ------
+    ValueError
+        If one of them is not of that form.
+    """
 
     python: str
     platform: str
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"3\.\d+", self.python) is None:
-            raise BundleError(f"Python {self.python!r} is not a version; legal: such as 3.12")
+            raise ValueError(f"Python {self.python!r} is not a version; legal: such as 3.12")
         if re.fullmatch(r"(manylinux_2_\d+|linux)_[a-z0-9_]+", self.platform) is None:
-            raise BundleError(
+            raise ValueError(
                 f"platform {self.platform!r} is unknown; legal: such as manylinux_2_28_x86_64"
             )
 

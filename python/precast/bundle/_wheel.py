@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from packaging.markers import Environment
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
@@ -82,12 +81,12 @@ class Wheel:
 
     def requires_for(self, extra: str, environment: dict[str, str]) -> Iterator[Requirement]:
         """What it needs under these markers because of ``extra`` ("" for what it always needs)."""
-        values: Environment = {**environment, "extra": extra}  # type: ignore[typeddict-item]
+        values = {**environment, "extra": extra}
         for requirement in self.requires:
             if requirement.marker is None:
                 applies = extra == ""
             else:
-                applies = requirement.marker.evaluate(values)  # type: ignore[arg-type]
+                applies = requirement.marker.evaluate(values)
             if applies:
                 yield requirement
 
@@ -102,7 +101,10 @@ class Wheel:
     @property
     def interpreter_bound(self) -> bool:
         """Whether it installs into one version of Python only."""
-        return all(t.interpreter.startswith("cp") and t.abi not in ("abi3", "none") for t in self.tags)
+        return all(
+            tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
+            for tag in self.tags
+        )
 
     def plan(self) -> dict[str, Any]:
         """The plan that a core wheel carries."""

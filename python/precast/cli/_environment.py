@@ -10,6 +10,7 @@ import os
 import platform
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
     parts = [*packages, driver, *providers]
     return {
         "packages": packages,
-        "gpus": [{**g._asdict(), "memory_text": human_size(g.memory)} for g in gpus],
+        "gpus": [{**asdict(g), "memory_text": human_size(g.memory)} for g in gpus],
         "driver": driver,
         "compilers": _compilers(),
         "providers": providers,
@@ -135,7 +136,7 @@ def _compilers() -> list[dict[str, Any]]:
     from precast.errors import ToolchainError
     from precast.jit import toolchain
 
-    rows = []
+    rows: list[dict[str, Any]] = []
     for toolkit in toolchain.candidates():
         problem = toolchain.unsuitable(toolkit)
         reason = problem or ("used" if not any(r["accepted"] for r in rows) else "not needed")
@@ -184,7 +185,8 @@ def _no_compiler(name: str, reason: str) -> dict[str, Any]:
 
 
 def _providers() -> list[dict[str, Any]]:
-    from precast.loader import loader, provider_problem
+    from precast.loader import loader
+    from precast.providers import provider_problem
 
     rows = []
     for provider in loader.providers:
@@ -218,11 +220,12 @@ def _jit() -> dict[str, Any]:
     from precast.jit import env, policy
 
     refusal = policy.refusal()
+    effect = f"never compiles ({refusal})" if refusal else "compiles"
     place = env.cache_dir()
     writable = _writable(place)
     return {
         "policy": _env.JIT(),
-        "policy_text": f"{_env.JIT()}: " + (f"never compiles ({refusal})" if refusal else "compiles"),
+        "policy_text": f"{_env.JIT()}: {effect}",
         "cache_dir": str(place),
         "cache_writable": writable,
         "cache_text": str(place) + ("" if writable else " (cannot be written)"),
@@ -234,4 +237,6 @@ def _writable(path: Path) -> bool:
     """Whether the folder could be written or made; nothing is made."""
     while not path.exists() and path != path.parent:
         path = path.parent
+    if not path.is_dir():
+        return False
     return os.access(path, os.W_OK | os.X_OK) and not os.statvfs(path).f_flag & os.ST_RDONLY

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import ctypes
 import re
+from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 _CAPABILITY_MAJOR, _CAPABILITY_MINOR = 75, 76
 _NO_DEVICE = 100
 
 
-class Gpu(NamedTuple):
+@dataclass(frozen=True)
+class Gpu:
     """One GPU; ``index`` counts as torch does (``CUDA_VISIBLE_DEVICES`` applied)."""
 
     index: int

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the command line, run one command, and turn what goes wrong into a line and an exit code."""
+"""Parse the command line, run one command, turn what goes wrong into a line and an exit code."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The argparse tree of all commands."""
     parser = argparse.ArgumentParser(
         prog="precast",
-        description="CUDA kernels as finished parts: what is installed, what fits, what is missing.",
+        description="CUDA kernels as finished parts: what is there, what fits, what is missing.",
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from precast.cli._gpus import find_gpus
 from precast.cli._output import UsageError
 
-#: Where a module would come from, best first. ``unsupported``: the op does not exist for the target.
+#: Where a module would come from, best first. ``unsupported``: no such op for the target.
 STATES = ("prebuilt", "cached", "JIT", "missing", "unsupported")
 #: The states in which a call needs no compiler.
 READY = ("prebuilt", "cached")

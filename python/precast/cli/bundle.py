@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platform", help="of the target (default: manylinux_2_28 of this machine's kind)"
     )
-    parser.add_argument("--cuda", type=int, metavar="MAJOR", help="CUDA major (default: the newest)")
+    parser.add_argument("--cuda", type=int, metavar="MAJOR", help="CUDA major (default: newest)")
     parser.add_argument(
         "--with-torch",
         nargs="?",
@@ -72,13 +72,17 @@ def run(args: argparse.Namespace) -> int:
     except ValueError as error:
         raise _output.UsageError(f"--arch: {error}") from None
     here = this_target()
+    try:
+        target = Target(args.python or here.python, args.platform or here.platform)
+    except ValueError as error:
+        raise _output.UsageError(str(error)) from None
     majors = list(plan().build.cuda)
     if args.cuda is not None and args.cuda not in majors:
         raise _output.UsageError(f"--cuda {args.cuda}: legal: {', '.join(map(str, majors))}")
     made = make_bundle(
         args.output,
         archs,
-        Target(args.python or here.python, args.platform or here.platform),
+        target,
         cuda_major=args.cuda or max(majors),
         version=__version__,
         local=local_wheels(args.wheel, [Path(p) for p in args.find_links if "://" not in p]),

@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--older-than", type=_days, metavar="DAYS", help="also what was built before that"
     )
     prune.add_argument(
-        "--max-size", type=_size, metavar="SIZE", help="then the oldest until this is left: 2G, 500M"
+        "--max-size", type=_size, metavar="SIZE", help="then the oldest until this is left: 2G"
     )
     clear = tree.add_parser("clear", help="remove everything")
     clear.add_argument("--yes", action="store_true", help="do not ask")
@@ -121,6 +121,7 @@ def _rows() -> list[_Row]:
 
 def _judge(entry: Entry) -> tuple[str, str]:
     """``ok``, ``stale`` or ``damaged``, and why."""
+    from precast._trust import check_contents
     from precast.errors import ConfigError, UnsupportedConfigError
     from precast.jit import cache
     from precast.loader import plan
@@ -129,7 +130,7 @@ def _judge(entry: Entry) -> tuple[str, str]:
     if meta is None:
         return "damaged", f"{cache.META_NAME} cannot be read"
     library = entry.folder / f"{meta.name}.so"
-    problem = cache.check_contents(library, meta.size, meta.sha256, "precast cache prune")
+    problem = check_contents(library, meta.size, meta.sha256, "precast cache prune")
     if problem is not None:
         return "damaged", problem
     op = meta.name.partition("__")[0]

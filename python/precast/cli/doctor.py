@@ -9,6 +9,7 @@ that profile would have to be compiled, and prints the command that mends it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from precast.cli import _output, _state
@@ -100,7 +101,7 @@ def _print(
         print(f"\n{'ok' if report['ok'] else 'failed'}: profile {report['profile']}")
 
 
-def _section(title: str, rows: list[tuple[str, ...]]) -> None:
+def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
     if title != "Environment":
         print()
     _output.print_heading(title)
@@ -117,8 +118,6 @@ def _print_target(target: _state.Target, profile: str, rows: list[_state.Outcome
         lines.append((op, ", ".join(counts)))
     _output.print_table(lines)
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
-    _output.print_table(
-        [(row.module, row.state, row.reason) for row in unready[:_SHOWN]], indent=4
-    )
+    _output.print_table([(row.module, row.state, row.reason) for row in unready[:_SHOWN]], indent=4)
     if len(unready) > _SHOWN:
         print(f"    and {len(unready) - _SHOWN} more: precast list --arch {target.capability}")

@@ -92,12 +92,9 @@ def _verify(provider: Provider, readers: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _module_problems(
-    provider: Provider, row: ModuleRow, readers: dict[str, Any]
-) -> Iterator[str]:
-    from precast._trust import distrust
+def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
+    from precast._trust import check_contents, distrust
     from precast._version import __version__
-    from precast.jit.cache import check_contents
     from precast.loader import loader
 
     manifest = provider.manifest

@@ -47,7 +47,8 @@ def cmake_rows(specs: Iterable[JitSpec]) -> str:
             "HOST_FLAGS": spec.compile_flags(".cc"),
             "LINK_FLAGS": list(spec.link_flags),
             "VERSION_SCRIPT": [spec.version_script],
-            "INCLUDES": [str(path) for path in spec.include_folders],
+            "CUDA_LOCATIONS": spec.location_flags(".cu"),
+            "HOST_LOCATIONS": spec.location_flags(".cc"),
         }
         body = "".join(f"\n  {key} {_quoted(values)}" for key, values in fields.items())
         lines.append(f"precast_add_module({body})")

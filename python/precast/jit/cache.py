@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The user's JIT cache: content-addressed folders that are written once and never changed.
 
-``<cache>/v1/cu13/sm90a/norm__dtype_bf16-<key>/`` holds the library and ``meta.json``. The key covers
-the module's fingerprint and the compilers' versions. A folder appears by one rename, complete.
+``<cache>/v1/cu13-x86_64/sm90a/norm__dtype_bf16-<key>/`` holds the library and ``meta.json``. The
+key covers the module's fingerprint and the compilers' versions; the machine is named, because hosts
+of two kinds may share a home directory. A folder appears by one rename, complete.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
 import hashlib
 import json
 import os
@@ -18,9 +21,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precast import _tvm_ffi
 from precast._trust import check_contents, distrust
 from precast.errors import ToolchainError
-from precast.jit import env
+from precast.jit import env, policy
 
 if TYPE_CHECKING:
     from precast.jit.spec import JitSpec
@@ -32,6 +36,8 @@ META_NAME = "meta.json"
 WORK_FOLDER = ".work"
 LOCK_FOLDER = ".locks"
 STALE_SECONDS = 6 * 3600.0
+#: How a rename says that something is there already.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
@@ -76,7 +82,7 @@ def key(spec: JitSpec, toolchain: Toolchain) -> str:
 
 
 def module_folder(root: Path, spec: JitSpec) -> Path:
-    return root / f"cu{spec.cuda_major}" / spec.arch.name
+    return root / f"cu{spec.cuda_major}-{os.uname().machine}" / spec.arch.name
 
 
 def entry(root: Path, spec: JitSpec, toolchain: Toolchain) -> Path:
@@ -88,11 +94,14 @@ def find(spec: JitSpec) -> Found:
     """A cached build of ``spec`` that may be loaded.
 
     Where a compiler is at hand, only its own build counts, so that a new compiler takes effect;
-    where there is none, any build with the right fingerprint does.
+    where there is none or compiling is forbidden, any build with the right fingerprint does.
     """
     found = Found()
-    root = env.cache_dir()
-    folders = sorted(module_folder(root, spec).glob(f"{spec.name}-*"))
+    folders = [
+        folder
+        for root in env.cache_dirs()
+        for folder in sorted(module_folder(root, spec).glob(f"{spec.name}-*"))
+    ]
     if not folders:
         return found
     wanted = _own_key(spec)
@@ -110,8 +119,10 @@ def find(spec: JitSpec) -> Found:
 def _own_key(spec: JitSpec) -> str | None:
     from precast.jit.toolchain import find_toolchain
 
+    if policy.refusal() is not None:
+        return None
     try:
-        return key(spec, find_toolchain(spec.arch, spec.cuda_major))
+        return key(spec, find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range))
     except ToolchainError:
         return None
 
@@ -125,10 +136,11 @@ def check(folder: Path, spec: JitSpec) -> str | None:
         return f"{META_NAME} cannot be read ({error}). Fix: precast cache clear"
     if meta.fingerprint != spec.fingerprint:
         return "built from other sources or flags (its fingerprint differs)"
-    problem = distrust(library, must_be_own=True)
-    if problem is not None:
-        return problem
-    return check_contents(library, meta.size, meta.sha256, "precast cache clear")
+    return (
+        distrust(library, must_be_own=True)
+        or _tvm_ffi.range_problem(*spec.tvm_ffi_range)
+        or check_contents(library, meta.size, meta.sha256, "precast cache clear")
+    )
 
 
 # -- publishing -----------------------------------------------------------------------------------
@@ -147,34 +159,37 @@ def work_folder(root: Path, spec: JitSpec) -> Path:
 def publish(work: Path, target: Path, spec: JitSpec, meta: Meta) -> Path:
     """Move the finished library from ``work`` to ``target`` in one step; return its path.
 
-    Whoever comes second takes the winner's build if it is sound, and replaces it if it is not.
+    Whoever comes second takes the winner's build if it is sound, and replaces it if it is not. On a
+    shared file system the winner may not be visible yet; then this process keeps its own copy.
     """
     staged = work / "publish"
     staged.mkdir(mode=0o700)
     library = staged / f"{spec.name}.so"
-    os.rename(work / library.name, library)
+    (work / library.name).rename(library)
     (staged / META_NAME).write_text(meta.dump(), encoding="utf-8")
     for path in (library, staged / META_NAME, staged):
         _fsync(path)
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     for attempt in range(5):
         try:
-            os.rename(staged, target)
-        except OSError:
-            # The target exists (or, on a shared file system, is not visible yet).
+            staged.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
             if check(target, spec) is None:
-                break
+                return target / library.name
             if target.exists():
                 # A build that nobody could load is moved aside, never changed in place.
-                os.rename(target, work / f"refused-{attempt}")
-            elif attempt == 4:
-                raise
+                with contextlib.suppress(FileNotFoundError):
+                    target.rename(work / f"refused-{attempt}")
             else:
                 time.sleep(0.1 * 2**attempt)
         else:
             _fsync(target.parent)
-            break
-    return target / library.name
+            return target / library.name
+    own = work.with_name(f"{work.name}-kept")
+    staged.rename(own)
+    return own / library.name
 
 
 def _fsync(path: Path) -> None:
@@ -224,15 +239,8 @@ def remove(folder: Path) -> None:
     root = env.cache_dir()
     trash = root / WORK_FOLDER / f"removed-{os.getpid()}-{folder.name}"
     trash.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    os.rename(folder, trash)
+    folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
-
-
-def tvm_ffi_version() -> str:
-    """The installed version, without importing it (which would pull torch in)."""
-    import importlib.metadata
-
-    return importlib.metadata.version("apache-tvm-ffi")
 
 
 def write_meta(spec: JitSpec, toolchain: Toolchain, library: Path, seconds: float) -> Meta:
@@ -243,7 +251,7 @@ def write_meta(spec: JitSpec, toolchain: Toolchain, library: Path, seconds: floa
         cuda_major=spec.cuda_major,
         fingerprint=spec.fingerprint,
         compiler=toolchain.identity,
-        tvm_ffi=tvm_ffi_version(),
+        tvm_ffi=_tvm_ffi.version(),
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         compile_seconds=round(seconds, 3),

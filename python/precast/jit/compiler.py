@@ -11,6 +11,7 @@ import contextlib
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -52,13 +53,13 @@ def build(spec: JitSpec, reason: str) -> Path:
             f"({refusal}). {reason}",
             spec,
         )
-    toolchain = find_toolchain(spec.arch, spec.cuda_major)
+    toolchain = find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range)
     root = env.writable_cache_dir()
     target = cache.entry(root, spec, toolchain)
-    _announce(spec, toolchain, target, reason)
     with _lock(root, target.name):
         if cache.check(target, spec) is None:  # Another process was faster.
             return target / f"{spec.name}.so"
+        _announce(spec, toolchain, target, reason)
         return _compile(spec, toolchain, root, target)
 
 
@@ -128,7 +129,9 @@ def run(commands: list[Command], work: Path, name: str) -> None:
                 get_logger().info("still compiling %s after %.0f s", name, beat - start)
     finally:
         for _, process, _ in running:
-            process.kill()
+            # The whole group: nvcc and g++ are drivers, the compilers are their children.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
@@ -136,8 +139,8 @@ def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Path]
     log = work / f"{command.output.name}.log"
     # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
     environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
-    try:
-        with log.open("wb") as out:
+    with log.open("wb") as out:
+        try:
             process = subprocess.Popen(
                 command.argv,
                 stdout=out,
@@ -145,17 +148,17 @@ def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Path]
                 stdin=subprocess.DEVNULL,
                 cwd=work,
                 env=environment,
+                start_new_session=True,
             )
-    except FileNotFoundError as error:
-        raise CompileError(
-            f"{command.argv[0]} is not there. Fix: reinstall the compiler (see: precast doctor)"
-        ) from error
+        except OSError as error:
+            raise CompileError(
+                f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the "
+                f"compiler (see: precast doctor)"
+            ) from error
     return process, log
 
 
-def _failure(
-    command: Command, returncode: int, log: Path, work: Path, name: str
-) -> CompileError:
+def _failure(command: Command, returncode: int, log: Path, work: Path, name: str) -> CompileError:
     output = log.read_text(errors="replace")
     known = causes.cause(output, returncode, work)
     return CompileError(
@@ -179,10 +182,13 @@ def _lock(root: Path, name: str) -> Iterator[None]:
             folder / f"{name}.lock", preserve_lock_file=True, fallback_to_soft=False
         )
         _acquire(lock, name, owner)
-        owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
-    except (OSError, NotImplementedError, filelock.Timeout) as error:
+    except (OSError, NotImplementedError) as error:
         # Without the lock two processes may compile the same module; both builds are good.
-        get_logger().info("compiling %s without a lock (%s)", name, error or "waited too long")
+        # A filelock.Timeout is an OSError too; _acquire has told whom it waited for.
+        get_logger().info("no lock for %s (%s): this process compiles for itself", name, error)
+    else:
+        with contextlib.suppress(OSError):
+            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
     try:
         yield
     finally:
@@ -195,14 +201,23 @@ def _acquire(lock: object, name: str, owner: Path) -> None:
     import filelock
 
     assert isinstance(lock, filelock.BaseFileLock)
-    deadline = time.monotonic() + _env.LOCK_TIMEOUT()
+    start = time.monotonic()
+    limit = _env.LOCK_TIMEOUT()
+    patience = 0.0  # The first attempt does not wait, so that the log tells at once who is awaited.
     while True:
-        left = deadline - time.monotonic()
         try:
-            lock.acquire(timeout=max(0.0, min(HEARTBEAT_SECONDS, left)))
+            lock.acquire(timeout=patience)
             return
         except filelock.Timeout:
-            if left <= HEARTBEAT_SECONDS:
+            waited = time.monotonic() - start
+            try:
+                holder = owner.read_text()
+            except OSError:
+                holder = "another process"
+            get_logger().info(
+                "waiting for %s, which compiles %s: %.0f s of at most %.0f s",
+                *(holder, name, waited, limit),
+            )
+            patience = min(HEARTBEAT_SECONDS, limit - waited)
+            if patience <= 0:
                 raise
-            with contextlib.suppress(OSError):
-                get_logger().info("waiting for %s, which compiles %s", owner.read_text(), name)

@@ -8,14 +8,13 @@ and the legal values.
 from __future__ import annotations
 
 import re
-import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from precast._names import axis_word
 from precast.errors import ConfigError
+from precast.jit.table import Table, major_key, read_table, release, version
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "u8")
 
@@ -23,7 +22,6 @@ AxisValue = str | int | bool
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
 _WORD = re.compile(r"[a-z0-9]+\Z")
-_RELEASE = re.compile(r"\d+(\.\d+)*(\.post\d+)?\Z")
 
 
 @dataclass(frozen=True)
@@ -136,69 +134,6 @@ class Config:
         return self.ops[name]
 
 
-class _Table:
-    """A TOML table with checked access; every failure names file, key and what is legal."""
-
-    def __init__(self, file: str, data: Mapping[str, Any], where: str = "") -> None:
-        self.file, self.data, self.where = file, data, where
-
-    def key(self, key: str) -> str:
-        return f"{self.where}.{key}" if self.where else key
-
-    def fail(self, key: str, problem: str, legal: Iterable[object] | str) -> ConfigError:
-        text = legal if isinstance(legal, str) else ", ".join(str(v) for v in legal)
-        return ConfigError(f"{self.file}: {self.key(key)}: {problem}; legal: {text}")
-
-    def only(self, *legal: str) -> _Table:
-        for key in self.data:
-            if key not in legal:
-                raise self.fail(key, "unknown key", legal)
-        return self
-
-    def text(self, key: str, default: str | None = None) -> str:
-        value = self.data.get(key, default)
-        if not isinstance(value, str):
-            raise self.fail(key, "missing" if value is None else f"got {value!r}", "a string")
-        return value
-
-    def texts(self, key: str, default: tuple[str, ...] | None = None) -> tuple[str, ...]:
-        value = self.data.get(key, default)
-        if value is None:
-            raise self.fail(key, "missing", "a list of strings")
-        if not isinstance(value, (list, tuple)) or not all(isinstance(v, str) for v in value):
-            raise self.fail(key, f"got {value!r}", "a list of strings")
-        for item in value:
-            if list(value).count(item) > 1 and not item.startswith("-"):
-                raise self.fail(key, f"{item!r} stands twice", "each value once")
-        return tuple(value)
-
-    def filled(self, key: str) -> tuple[str, ...]:
-        values = self.texts(key)
-        if not values:
-            raise self.fail(key, "empty", "at least one string")
-        return values
-
-    def choices(
-        self, key: str, legal: Iterable[str], default: tuple[str, ...] | None = None
-    ) -> tuple[str, ...]:
-        legal = list(legal)
-        values = self.texts(key, default)
-        for value in values:
-            if value not in legal:
-                raise self.fail(key, f"unknown value {value!r}", legal)
-        return values
-
-    def table(self, key: str, required: bool = True) -> _Table:
-        value = self.data.get(key, None if required else {})
-        if not isinstance(value, dict):
-            raise self.fail(key, "missing" if value is None else f"got {value!r}", "a table")
-        return _Table(self.file, value, self.key(key))
-
-    def rows(self, key: str, required: bool = True) -> list[tuple[str, _Table]]:
-        table = self.table(key, required)
-        return [(name, table.table(name)) for name in table.data]
-
-
 def load_config(root: Path) -> Config:
     """Read ``root/aot_configs``.
 
@@ -228,58 +163,22 @@ def load_config(root: Path) -> Config:
     return Config(build, ops)
 
 
-def _load(path: Path) -> _Table:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-
-    name = f"{path.parent.name}/{path.name}"
-    try:
-        return _Table(name, tomllib.loads(path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        raise ConfigError(f"{name}: missing file; legal: a TOML file at that place") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{name}: not valid TOML: {error}; legal: UTF-8 text") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name}: not valid TOML: {error}; legal: TOML 1.0") from None
-
-
-def _version(table: _Table, key: str) -> tuple[int, int]:
-    match = re.fullmatch(r"(\d+)\.(\d+)", table.text(key))
-    if match is None:
-        raise table.fail(key, f"got {table.text(key)!r}", "a version such as '12.9'")
-    return int(match[1]), int(match[2])
-
-
-def _release(table: _Table, key: str) -> str:
-    if _RELEASE.match(table.text(key)) is None:
-        raise table.fail(key, f"got {table.text(key)!r}", "a version such as '0.1.15'")
-    return table.text(key)
-
-
-def _major(table: _Table, key: str) -> int:
-    if not key.isdecimal():
-        raise table.fail(key, "unknown CUDA major", "a number such as 13")
-    return int(key)
-
-
 def _read_build(path: Path, root: Path) -> BuildConfig:
-    top = _load(path).only("tvm_ffi", "flags", "cuda", "archs", "profiles")
+    top = read_table(path).only("tvm_ffi", "flags", "cuda", "archs", "profiles")
     ffi = top.table("tvm_ffi").only("min", "max_exclusive")
     flags = top.table("flags").only("cuda", "host", "link", "version_script", "cuda_major")
 
     cuda = {}
     for key, row in top.rows("cuda"):
         row.only("min_driver", "cudart", "cudart_wheel")
-        major = _major(top.table("cuda"), key)
+        major = major_key(top.table("cuda"), key)
         cuda[major] = CudaMajor(
             major, row.text("min_driver"), row.text("cudart"), row.text("cudart_wheel")
         )
 
     major_flags = {}
     for key, row in flags.rows("cuda_major", required=False):
-        major = _major(flags.table("cuda_major"), key)
+        major = major_key(flags.table("cuda_major"), key)
         if major not in cuda:
             raise flags.table("cuda_major").fail(key, "unknown CUDA major", cuda)
         major_flags[major] = row.only("cuda").texts("cuda")
@@ -298,7 +197,7 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
                 raise row.fail("serves", f"got {capability!r}", "capabilities such as '9.0'")
         if target.rstrip("af") not in serves:
             raise row.fail("serves", f"got {list(serves)}", f"its own {target.rstrip('af')} too")
-        archs[name] = Arch(name, target, serves, _version(row, "cuda"))
+        archs[name] = Arch(name, target, serves, version(row, "cuda"))
 
     profile_rows = top.rows("profiles")
     names = [name for name, _ in profile_rows]
@@ -321,8 +220,8 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
         host_flags=flags.texts("host"),
         link_flags=flags.texts("link"),
         version_script=script,
-        tvm_ffi_min=_release(ffi, "min"),
-        tvm_ffi_max_exclusive=_release(ffi, "max_exclusive"),
+        tvm_ffi_min=release(ffi, "min"),
+        tvm_ffi_max_exclusive=release(ffi, "max_exclusive"),
         cuda=cuda,
         archs=archs,
         profiles=profiles,
@@ -330,7 +229,7 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
 
 
 def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
-    top = _load(path).only(
+    top = read_table(path).only(
         "description", "sources", "exports", "archs", "cuda_flags", "axes", "aot"
     )
     if _NAME.match(path.stem) is None or "__" in path.stem:
@@ -371,14 +270,14 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         archs=archs,
         axes=axes,
         aot=tuple(
-            _read_block(_Table(top.file, block, f"aot[{i}]"), axes, build)
+            _read_block(Table(top.file, block, f"aot[{i}]"), axes, build)
             for i, block in enumerate(blocks)
         ),
         cuda_flags=top.texts("cuda_flags", ()),
     )
 
 
-def _axis_values(table: _Table, axis: str) -> tuple[AxisValue, ...]:
+def _axis_values(table: Table, axis: str) -> tuple[AxisValue, ...]:
     values = table.data[axis]
     if not isinstance(values, list) or not values:
         raise table.fail(axis, f"got {values!r}", "a non-empty list")
@@ -397,7 +296,7 @@ def _axis_values(table: _Table, axis: str) -> tuple[AxisValue, ...]:
 
 
 def _read_block(
-    table: _Table, axes: Mapping[str, tuple[AxisValue, ...]], build: BuildConfig
+    table: Table, axes: Mapping[str, tuple[AxisValue, ...]], build: BuildConfig
 ) -> AotBlock:
     table.only("profiles", *axes)
     values: dict[str, tuple[AxisValue, ...]] = {}

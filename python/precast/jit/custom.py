@@ -11,6 +11,10 @@ from pathlib import Path
 from precast.jit.config import Arch
 from precast.jit.spec import JitSpec
 
+_INCLUDE_FLAG = re.compile(
+    r"-I|-isystem|-iquote|-include|--include-path|--system-include|--pre-include"
+)
+
 
 def gen_jit_spec(
     name: str,
@@ -52,15 +56,31 @@ def gen_jit_spec(
     Raises
     ------
     ValueError
-        If the name or a source is unusable, or the target is not clear.
+        If the name, a source or a flag is unusable, or the target is not clear.
+    TypeError
+        If one string is given in place of a list.
 
     Examples
     --------
     >>> spec = gen_jit_spec("my_kernel", ["my_kernel.cu"], arch="9.0a")  # doctest: +SKIP
     >>> spec.build_and_load().get_function("my_kernel")  # doctest: +SKIP
     """
-    from precast.loader import _jit_cuda_major, plan
+    from precast.loader import jit_cuda_major, plan
 
+    for argument, value in (
+        ("sources", sources),
+        ("extra_cuda_cflags", extra_cuda_cflags),
+        ("extra_include_paths", extra_include_paths),
+        ("exports", exports),
+    ):
+        if isinstance(value, (str, bytes, PathLike)):
+            raise TypeError(f"{argument} must be a list, got {value!r}. Fix: [{value!r}]")
+    for flag in extra_cuda_cflags:
+        if _INCLUDE_FLAG.match(flag):
+            raise ValueError(
+                f"extra_cuda_cflags: {flag!r} would hide headers from the fingerprint, so that a "
+                f"change of them would not recompile. Fix: pass extra_include_paths"
+            )
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:
         raise ValueError(f"name must be lower case letters, digits and '_', got {name!r}")
     paths = [Path(source).absolute() for source in sources]
@@ -71,14 +91,15 @@ def gen_jit_spec(
             raise ValueError(f"sources: {path} does not exist")
     if len({path.name for path in paths}) != len(paths) or not paths:
         raise ValueError("sources must be one or more files with different names")
+    target = plan().arch(arch) if arch is not None else _only_target()
     return JitSpec(
         name=name,
-        arch=plan().arch(arch) if arch is not None else _only_target(),
+        arch=target,
         sources=tuple(str(path) for path in paths),
         exports=tuple(exports),
         include_paths=tuple(Path(p).absolute() for p in extra_include_paths),
         op=name,
-        **plan().common(cuda_major or _jit_cuda_major(), tuple(extra_cuda_cflags)),
+        **plan().common(cuda_major or jit_cuda_major(target), tuple(extra_cuda_cflags)),
     )
 
 

@@ -8,8 +8,11 @@ written, a private temporary directory (said once in the log).
 
 from __future__ import annotations
 
+import atexit
+import errno
 import functools
 import os
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -20,6 +23,7 @@ from precast.jit.planner import checkout_root, write_if_different
 __all__ = [
     "aot_config_dir",
     "cache_dir",
+    "cache_dirs",
     "csrc_dir",
     "include_dir",
     "source_root",
@@ -68,6 +72,12 @@ def cache_dir() -> Path:
     return _default_cache_dir() / CACHE_LAYOUT
 
 
+def cache_dirs() -> list[Path]:
+    """Where builds of this user may lie: :func:`cache_dir`, and what had to replace it."""
+    replaced = [] if _env.CACHE_DIR() else [path / CACHE_LAYOUT for path in _temporary.values()]
+    return [cache_dir(), *replaced]
+
+
 def writable_cache_dir() -> Path:
     """:func:`cache_dir`, made if it is missing.
 
@@ -94,10 +104,10 @@ def writable_cache_dir() -> Path:
 
 def _make_private(path: Path) -> None:
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(13, "Permission denied", str(path))
     if os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise OSError(30, "Read-only file system", str(path))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
 
 
 @functools.cache
@@ -107,11 +117,19 @@ def _default_cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("precast", appauthor=False))
 
 
-@functools.cache
+#: By process: a fork makes its own.
+_temporary: dict[int, Path] = {}
+
+
 def _temporary_cache_dir(unwritable: str) -> Path:
+    """One private folder for this process, removed when it ends."""
     from precast._log import get_logger
 
-    path = Path(tempfile.mkdtemp(prefix="precast-cache-"))
+    pid = os.getpid()
+    if pid in _temporary:
+        return _temporary[pid]
+    path = _temporary[pid] = Path(tempfile.mkdtemp(prefix="precast-cache-"))
+    atexit.register(_remove_own, path, pid)
     get_logger().warning(
         "the cache directory %s cannot be written; modules compiled by this process go to %s and "
         "are lost to the next one. Set PRECAST_CACHE_DIR to a directory of yours",
@@ -119,3 +137,8 @@ def _temporary_cache_dir(unwritable: str) -> Path:
         path,
     )
     return path
+
+
+def _remove_own(path: Path, pid: int) -> None:
+    if os.getpid() == pid:
+        shutil.rmtree(path, ignore_errors=True)

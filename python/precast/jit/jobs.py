@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 from precast import _env
@@ -39,7 +40,12 @@ def available_memory() -> int:
             available = int(line.split()[1]) * 1024
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.strip().isdecimal() and used.strip().isdecimal():
-        available = min(available, max(0, int(limit) - int(used)))
+        # File pages that nobody used lately count as used, but are given back on demand.
+        cached = re.search(
+            r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE
+        )
+        free = int(limit) - int(used) + (int(cached[1]) if cached else 0)
+        available = min(available, max(0, free))
     return available
 
 

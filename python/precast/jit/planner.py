@@ -76,14 +76,16 @@ class Plan:
         """The module of one configuration, prebuilt or not."""
         config = self.config.op(op)
         if isinstance(arch, str):
-            arch = self.arch(arch)
+            arch = self.target(op, arch)
         if arch.name in self.build.archs and arch.name not in config.archs:
             raise UnsupportedConfigError(
                 f"{op} does not exist for {arch.name}; legal: {', '.join(config.archs)}"
             )
         axes = self.axes(op, values)
         name = module_name(op, axes)
-        return self._spec(config, name, axes, arch, cuda_major, name in self._aot_names(op))
+        planned = arch.name in self.build.archs and arch.cuda[0] <= cuda_major
+        is_aot = planned and name in self._aot_names(op)
+        return self._spec(config, name, axes, arch, cuda_major, is_aot)
 
     def _spec(
         self,
@@ -157,6 +159,12 @@ class Plan:
                 return accepted[0]
         target = capability + suffix
         return Arch("sm" + target.replace(".", ""), target, (capability,), (12, 0))
+
+    def target(self, op: str, name: str) -> Arch:
+        """:meth:`arch`; for a bare capability the best target that the op exists for."""
+        serving = self.build.accepted(name)
+        offered = [arch for arch in serving if arch.name in self.config.op(op).archs]
+        return offered[0] if offered else self.arch(name)
 
     def archs(self, text: str | Iterable[str]) -> list[Arch]:
         """Targets of a list such as ``"8.0 9.0a"`` (spaces, commas or semicolons)."""

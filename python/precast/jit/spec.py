@@ -123,6 +123,13 @@ class JitSpec:
             ]
         return list(self.host_flags)
 
+    def location_flags(self, source: str) -> list[str]:
+        """Where our headers are; error messages then name files without this machine's paths."""
+        flags = [f"-I{path}" for path in self.include_folders]
+        if not source.endswith(".cu"):
+            flags.append(f"-fmacro-prefix-map={self.root}/=")
+        return flags
+
     def commands(self, toolchain: Toolchain, folder: Path) -> list[Command]:
         """Compile commands, independent of one another, then the link command."""
         commands = []
@@ -133,7 +140,7 @@ class JitSpec:
             argv = [
                 *compiler,
                 *self.compile_flags(source),
-                *(f"-I{path}" for path in self.include_folders),
+                *self.location_flags(source),
                 *toolchain.include_flags(cuda),
                 "-c",
                 str(self.source_path(source)),
@@ -187,22 +194,29 @@ class JitSpec:
         ------
         MissingJITCacheError
             If it is not compiled.
+        LoadError
+            If it does not open, or lacks one of ``exports``.
         """
         from precast.errors import MissingJITCacheError
-        from precast.loader import load_library
 
         path = self.get_library_path()
         if path is None:
             raise MissingJITCacheError(
                 f"{self.name} for {self.arch.name} is not compiled. Fix: call build() first", self
             )
-        return load_library(path, self.cuda_major)
+        return self._open(path)
 
     def build_and_load(self) -> tvm_ffi.Module:
         """:meth:`build`, then :meth:`load`."""
-        from precast.loader import load_library
+        return self._open(self.build("build_and_load() was called"))
 
-        return load_library(self.build("build_and_load() was called"), self.cuda_major)
+    def _open(self, path: Path) -> tvm_ffi.Module:
+        from precast.loader import get_function, load_library
+
+        module = load_library(path, self.cuda_major)
+        for export in self.exports:
+            get_function(module, export)
+        return module
 
 
 def _sha256(path: Path) -> str:

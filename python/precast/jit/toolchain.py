@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from precast import _env
+from precast import _env, _tvm_ffi
 from precast.cudart import driver_cuda_version
 from precast.errors import ToolchainError
 from precast.jit.config import Arch
@@ -66,7 +66,10 @@ class Toolchain:
         folders = [self.tvm_ffi_include, self.toolkit.include]
         if self.toolkit.cccl is not None:
             folders.append(self.toolkit.cccl)
-        return [] if cuda else [f"-isystem{folder}" for folder in folders]
+        if cuda:
+            return []
+        names = f"-fmacro-prefix-map={self.tvm_ffi_include}/="
+        return [*(f"-isystem{folder}" for folder in folders), names]
 
     @property
     def libraries(self) -> list[str]:
@@ -79,8 +82,12 @@ class Toolchain:
         return f"nvcc {self.toolkit.build}; {self.host_version}"
 
 
-def find_toolchain(arch: Arch | None = None, cuda_major: int | None = None) -> Toolchain:
-    """The toolchain that compiles for ``arch``.
+def find_toolchain(
+    arch: Arch | None = None,
+    cuda_major: int | None = None,
+    tvm_ffi_range: tuple[str, str] | None = None,
+) -> Toolchain:
+    """The toolchain that compiles for ``arch``, against a tvm-ffi in ``[low, high)``.
 
     Raises
     ------
@@ -90,7 +97,10 @@ def find_toolchain(arch: Arch | None = None, cuda_major: int | None = None) -> T
     """
     toolkit = find_toolkit(arch, cuda_major)
     host, version = host_compiler()
-    include, library = _tvm_ffi()
+    include, library = _find_tvm_ffi()
+    problem = None if tvm_ffi_range is None else _tvm_ffi.range_problem(*tvm_ffi_range)
+    if problem is not None:
+        raise ToolchainError(f"precast {problem}")
     return Toolchain(toolkit, host, version, include, library)
 
 
@@ -112,6 +122,8 @@ def unsuitable(
     toolkit: Toolkit, arch: Arch | None = None, cuda_major: int | None = None
 ) -> str | None:
     """Why ``toolkit`` cannot compile for ``arch`` and ``cuda_major`` here, or None."""
+    if toolkit.major == 0:
+        return "it does not run (nvcc --version failed)"
     if cuda_major is not None and toolkit.major != cuda_major:
         return f"CUDA {toolkit.major}, but CUDA {cuda_major} is asked for"
     if arch is not None and toolkit.version < arch.cuda:
@@ -120,6 +132,8 @@ def unsuitable(
     if headers != toolkit.version:
         got = "none" if headers is None else f"CUDA {headers[0]}.{headers[1]}"
         return f"its headers in {toolkit.include} are {got}: compiler and headers do not agree"
+    if not toolkit.cudart.exists():
+        return f"its {toolkit.cudart} is missing"
     driver = driver_cuda_version()
     if driver is not None and driver[0] < toolkit.major:
         return f"the driver runs CUDA {driver[0]}.{driver[1]} only"
@@ -131,11 +145,13 @@ def candidates() -> Iterator[Toolkit]:
     seen = set()
     for origin, home in _system_homes():
         nvcc = home / "bin" / "nvcc"
+        if origin == "PRECAST_CUDA_HOME" and not nvcc.is_file():
+            raise ToolchainError(
+                f"PRECAST_CUDA_HOME={home} has no bin/nvcc. Fix: correct or unset it"
+            )
         if nvcc.is_file() and nvcc.resolve() not in seen:
             seen.add(nvcc.resolve())
-            toolkit = _system_toolkit(origin, home, nvcc)
-            if toolkit is not None:
-                yield toolkit
+            yield _system_toolkit(origin, home, nvcc)
     toolkit = _python_toolkit()
     if toolkit is not None and toolkit.nvcc.resolve() not in seen:
         yield toolkit
@@ -154,7 +170,7 @@ def _system_homes() -> Iterator[tuple[str, Path]]:
     yield "system", Path("/usr/local/cuda")
 
 
-def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit | None:
+def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit:
     include = next(
         (p for p in (home / "include", *home.glob("targets/*/include")) if _header_version(p)), None
     )
@@ -174,24 +190,20 @@ def _python_toolkit() -> Toolkit | None:
         for nvcc in sorted(Path(folder).glob("cu*/bin/nvcc")):
             home = nvcc.parents[1]
             cccl = pathfinder.find_nvidia_header_directory("cccl")
-            toolkit = _toolkit(
+            return _toolkit(
                 "Python environment",
                 nvcc,
                 home / "include",
                 [home / "lib"],
                 Path(cccl) if cccl and Path(cccl).is_relative_to(home) else None,
             )
-            if toolkit is not None:
-                return toolkit
     return None
 
 
 def _toolkit(
     origin: str, nvcc: Path, include: Path, libs: list[Path], cccl: Path | None = None
-) -> Toolkit | None:
+) -> Toolkit:
     version, build = _nvcc_version(str(nvcc))
-    if version is None:
-        return None
     name = f"libcudart.so.{version[0]}"
     found = [lib / name for lib in libs if (lib / name).exists()]
     cudart = found[0] if found else libs[0] / name
@@ -207,12 +219,13 @@ def _nvcc_home(nvcc: str) -> Path:
 
 
 @functools.cache
-def _nvcc_version(nvcc: str) -> tuple[tuple[int, int] | None, str]:
+def _nvcc_version(nvcc: str) -> tuple[tuple[int, int], str]:
+    """``((13, 0), "13.0.88")``; ``((0, 0), "?")`` for one that does not run."""
     out = _output([nvcc, "--version"])
     release = re.search(r"release (\d+)\.(\d+)", out)
     build = re.search(r"\bV(\d[\d.]*)", out)
     if release is None:
-        return None, ""
+        return (0, 0), "?"
     return (int(release[1]), int(release[2])), build[1] if build else release[0]
 
 
@@ -275,13 +288,21 @@ def view_directory(toolkit: Toolkit, folder: Path) -> Path:
 
 
 def host_compiler() -> tuple[Path, str]:
-    """The host C++ compiler and the first line of what it says of itself; ToolchainError if none."""
-    wanted = os.environ.get("CXX", "").split()
-    for name in wanted[:1] or ["g++", "c++", "clang++"]:
+    """The host C++ compiler and the first line of what it says of itself.
+
+    Raises
+    ------
+    ToolchainError
+        If there is none.
+    """
+    wanted = os.environ.get("CXX", "").strip()
+    for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         found = shutil.which(name)
         if found is not None:
             return Path(found), _first_line(found)
-    asked = f"CXX={wanted[0]} is not there" if wanted else "neither g++, c++ nor clang++ is on PATH"
+    asked = (
+        f"CXX={wanted} is not a program" if wanted else "neither g++, c++ nor clang++ is on PATH"
+    )
     raise ToolchainError(
         f"no host C++ compiler: {asked}. Fix: install one (apt-get install g++, dnf install "
         f"gcc-c++), or set CXX"
@@ -293,7 +314,7 @@ def _first_line(compiler: str) -> str:
     return (_output([compiler, "--version"]).splitlines() or [compiler])[0]
 
 
-def _tvm_ffi() -> tuple[Path, Path]:
+def _find_tvm_ffi() -> tuple[Path, Path]:
     # find_spec does not import the package, which would pull torch in.
     spec = importlib.util.find_spec("tvm_ffi")
     for folder in (spec.submodule_search_locations or ()) if spec else ():

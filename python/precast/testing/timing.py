@@ -223,7 +223,7 @@ def _with_events(
 
 def _warm_up(fn: Callable[..., Any], calls: Sequence[Call], count: int | None) -> None:
     # On a stream of its own, as torch asks for work that is captured afterwards.
-    stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for index in range(_WARM_UP if count is None else count):
@@ -238,4 +238,4 @@ def _repeats(seconds: float) -> int:
 
 
 def _event() -> torch.cuda.Event:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    return torch.cuda.Event(enable_timing=True)

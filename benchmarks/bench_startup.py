@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a process pays before the first kernel runs, and what every call pays in Python.
+
+Import, first call and compile are measured in fresh processes (median of several); CPU time of a
+call is measured in this one. FlashInfer's figures stand beside ours where it is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from _harness import common
+
+import precast
+from precast._dispatch import KERNELS
+from precast.testing import Timing, bench_cpu_time, environment, report
+
+OTHER = "flashinfer"
+HAS_OTHER = importlib.util.find_spec(OTHER) is not None
+
+# Each prints one number, in seconds, as its last line.
+IMPORT = """
+import time
+{before}
+start = time.perf_counter()
+import {package}
+print(time.perf_counter() - start)
+"""
+FIRST_CALL = """
+import time, torch
+x = torch.randn(64, 8192, device="cuda").to(torch.bfloat16)
+w = torch.randn(8192, device="cuda").to(torch.bfloat16)
+o = torch.empty_like(x)
+torch.cuda.synchronize()
+import {package} as library
+{before}
+start = time.perf_counter()
+library.{call}
+torch.cuda.synchronize()
+print(time.perf_counter() - start)
+"""
+BUILD = """
+import os, time, torch
+os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
+from precast.loader import loader, plan
+capability = "{{}}.{{}}".format(*torch.cuda.get_device_capability())
+axes = {{"dtype": "{word}"}}
+major = loader.resolve("{op}", axes, capability).cuda_major
+spec = plan().spec("{op}", axes, capability, major)
+start = time.perf_counter()
+spec.build("a benchmark measures it")
+print(time.perf_counter() - start)
+"""
+RMSNORM, SILU = "rmsnorm(x, w, out=o)", "silu_and_mul(x)"
+
+
+class Figure(NamedTuple):
+    """One measure; seconds by library, and what could not be measured and why."""
+
+    name: str
+    ours: float | None
+    theirs: float | None
+    note: str = ""
+
+    def record(self) -> dict[str, object]:
+        return {"name": self.name, "seconds": self.ours, OTHER: self.theirs, "note": self.note}
+
+
+def child(script: str, variables: dict[str, str] | None = None, runs: int = 1) -> float | str:
+    """Median of what some fresh processes print, or the last line of their error."""
+    values = []
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **(variables or {})},
+            check=False,
+        )
+        if done.returncode:
+            lines = done.stderr.strip().splitlines()
+            return lines[-1] if lines else f"exit status {done.returncode}"
+        values.append(float(done.stdout.split()[-1]))
+    return statistics.median(values)
+
+
+def figure(name: str, ours: float | str | None, theirs: float | str | None = None) -> Figure:
+    notes = [
+        f"{who}: {value}"
+        for who, value in (("precast", ours), (OTHER, theirs))
+        if isinstance(value, str)
+    ]
+    return Figure(
+        name,
+        None if isinstance(ours, str) else ours,
+        None if isinstance(theirs, str) else theirs,
+        "; ".join(notes),
+    )
+
+
+def imports(runs: int) -> Iterator[Figure]:
+    def script(package: str, before: str) -> str:
+        return IMPORT.format(package=package, before=before)
+
+    child(script("precast", "import torch"))  # brings the files into the page cache
+    yield figure("import, without torch", child(script("precast", ""), runs=runs))
+    theirs = child(script(OTHER, "import torch"), runs=runs) if HAS_OTHER else None
+    yield figure("import after torch", child(script("precast", "import torch"), runs=runs), theirs)
+
+
+def first_calls(runs: int) -> Iterator[Figure]:
+    """With prebuilt modules; FlashInfer's are built by its first process and then cached."""
+    strict = {"PRECAST_JIT": "error"}
+    for call in (RMSNORM, SILU):
+        script = FIRST_CALL.format(package=OTHER, before="", call=call)
+        theirs = None
+        if HAS_OTHER:
+            child(script)
+            theirs = child(script, runs=runs)
+        for before, label in (("import tvm_ffi", "after tvm_ffi"), ("", "with tvm_ffi")):
+            ours = FIRST_CALL.format(package="precast", before=before, call=call)
+            yield figure(f"first {call}, {label}", child(ours, strict, runs), theirs)
+
+
+def compiles(peer: bool) -> Iterator[Figure]:
+    """Each into an empty cache."""
+    for op, call in (("scale", None), ("activation", SILU), ("norm", RMSNORM)):
+        theirs: float | str | None = None
+        if peer and HAS_OTHER and call is not None:
+            with tempfile.TemporaryDirectory() as folder:
+                script = FIRST_CALL.format(package=OTHER, before="", call=call)
+                theirs = child(script, {"FLASHINFER_WORKSPACE_BASE": folder})
+        everything = os.cpu_count() or 2
+        for cores in sorted({2, everything}):
+            with tempfile.TemporaryDirectory() as folder:
+                script = BUILD.format(op=op, word="bf16", cores=cores)
+                variables = {"PRECAST_CACHE_DIR": folder, "PRECAST_JIT": "auto"}
+                ours = child(script, variables)
+            # The peer takes all cores; beside our two its time would say nothing.
+            beside = theirs if cores == everything else None
+            yield figure(f"JIT of {op}, {cores} cores", ours, beside)
+
+
+def calls() -> Iterator[tuple[str, Timing]]:
+    """CPU time of a call, launch included."""
+    x = torch.randn(64, 1024, device="cuda").to(torch.bfloat16)
+    w, out = x[0].clone(), torch.empty_like(x)
+    half = x.new_empty(64, 512)
+    key = (x.dtype, x.get_device())
+    rmsnorm, silu, scale = (KERNELS[n][key] for n in ("rmsnorm", "silu_and_mul", "scale"))
+    measured: list[tuple[str, Callable[[], object]]] = [
+        ("rmsnorm(x, w, out=o)", lambda: precast.rmsnorm(x, w, out=out)),
+        ("rmsnorm, module alone", lambda: rmsnorm(x, w, 1e-6, out, True)),
+        ("silu_and_mul(x)", lambda: precast.silu_and_mul(x)),
+        ("silu_and_mul(x, out=o)", lambda: precast.silu_and_mul(x, out=half)),
+        ("silu_and_mul, module alone", lambda: silu(x, half, True)),
+        ("scale(x, 2.0, out=o)", lambda: precast.scale(x, 2.0, out=out)),
+        ("scale, module alone", lambda: scale(x, 2.0, out, True)),
+        ("torch.add(x, x, out=o)", lambda: torch.add(x, x, out=out)),
+    ]
+    if HAS_OTHER:
+        import flashinfer
+
+        measured += [
+            ("flashinfer rmsnorm(x, w, out=o)", lambda: flashinfer.rmsnorm(x, w, out=out)),
+            ("flashinfer silu_and_mul(x)", lambda: flashinfer.silu_and_mul(x)),
+        ]
+    for name, call in measured:
+        for _ in range(10):
+            call()
+        yield name, bench_cpu_time(call)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=5, help="fresh processes a figure")
+    parser.add_argument("--skip-jit", action="store_true", help="no compiles, ours or the peer's")
+    parser.add_argument("--skip-peer-jit", action="store_true", help="no compiles of the peer")
+    options = common(parser)
+    here = environment(options.commit, Path(__file__).parent)
+    report.print_circumstances(here)
+    rows = [["measure", "ms", f"{OTHER} ms", "note"]]
+    records: list[dict[str, object]] = []
+
+    def show(figures: Iterator[Figure]) -> None:
+        for f in figures:
+            values = ["-" if v is None else f"{v * 1e3:.2f}" for v in (f.ours, f.theirs)]
+            rows.append([f.name, *values, f.note])
+            records.append(f.record())
+            print("  ".join(rows[-1]), file=sys.stderr, flush=True)
+
+    show(imports(options.runs))
+    show(first_calls(options.runs))
+    if not options.skip_jit:
+        show(compiles(not options.skip_peer_jit))
+    cpu_rows = [["CPU time of a call", "us", "p20-p80"]]
+    for name, t in calls():
+        spread = f"{t.p20 * 1e6:.2f}-{t.p80 * 1e6:.2f}"
+        cpu_rows.append([name, f"{t.median * 1e6:.2f}", spread])
+        spans = {"seconds": t.median, "p20": t.p20, "p80": t.p80}
+        records.append({"name": f"CPU time of {name}", **spans})
+    report.print_table(rows)
+    print()
+    report.print_table(cpu_rows)
+    if options.json:
+        report.write_json(options.json, report.document(here, records))
+    if options.csv:
+        flat = [["measure", "seconds"], *([str(r["name"]), str(r["seconds"])] for r in records)]
+        report.write_csv(options.csv, flat, here)
+
+
+if __name__ == "__main__":
+    main()

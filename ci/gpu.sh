@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Run the gpu tests and the benchmarks on a machine with a GPU and no network.
+#
+#   ci/gpu.sh [BUNDLE [STAGE...]]
+#
+# BUNDLE is a folder made by `precast bundle` (default ./bundle). Stages, all by default, in order:
+#   install   an environment over the Python that has torch, and the bundle in it
+#   doctor    would every kernel of the profile core load here without a compile?
+#   tests     the gpu layer with the prebuilt modules alone (PRECAST_JIT=error)
+#   jit       the tests that compile, into an empty cache; needs nvcc
+#   peer      the same calls by other libraries, where they are installed
+#   bench     every benchmark
+#   startup   import, first call, compile and CPU time of a call
+# A stage that needs the environment makes it if it is not there.
+#
+# PYTHON  the interpreter that has torch (default python3)
+# PEERS   a folder of wheels of other libraries to install too, without their dependencies
+# OUT     where logs and results go (default benchmarks/results/local)
+# COMMIT  the commit that is measured, where there is no git
+# PRECAST_GPU_WORK  where environment, caches and copies of the tests are kept (default build/gpu)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+all_stages=(install doctor tests jit peer bench startup)
+bundle=${1:-bundle}
+[ $# -eq 0 ] || shift
+stages=("$@")
+[ $# -gt 0 ] || stages=("${all_stages[@]}")
+for stage in "${stages[@]}"; do
+  [[ " ${all_stages[*]} " == *" $stage "* ]] || {
+    echo "error: no stage $stage; legal: ${all_stages[*]}" >&2
+    exit 2
+  }
+done
+[ -f "$bundle/install.sh" ] || {
+  echo "error: $bundle is no bundle. Fix: precast bundle -o $bundle --arch CC" >&2
+  exit 2
+}
+
+out=${OUT:-benchmarks/results/local}
+work=${PRECAST_GPU_WORK:-build/gpu}
+mkdir -p "$out" "$work"
+bundle=$(realpath "$bundle")
+out=$(realpath "$out")
+work=$(realpath "$work")
+peers=${PEERS:+$(realpath "$PEERS")}
+COMMIT=${COMMIT:-$(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)}
+export COMMIT PYTHONUNBUFFERED=1
+venv=$work/venv
+tree=$work/tree
+python=$venv/bin/python
+
+pip_offline() {
+  PIP_CONFIG_FILE=/dev/null "$python" -m pip --isolated --disable-pip-version-check install \
+    --quiet --no-index --no-compile "$@"
+}
+
+install() {
+  local base=${PYTHON:-python3}
+  rm -rf "$venv"
+  "$base" -m venv --without-pip --system-site-packages "$venv"
+  # Where $base is itself a virtual environment, the new one sees the packages behind it only.
+  "$base" - "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'PY'
+import pathlib, sys, sysconfig
+
+folders = dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "platlib"))
+lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
+pathlib.Path(sys.argv[1], "_outer_environment.pth").write_text("".join(lines))
+PY
+  "$python" -c 'import sys, torch; torch.cuda.is_available() or sys.exit("error: torch sees no CUDA device")'
+  PYTHON=$python "$bundle/install.sh" --quiet
+  "$python" -c 'import pytest' 2>/dev/null ||
+    pip_offline --find-links "$bundle/wheels" ${peers:+--find-links "$peers"} pytest
+  if [ -n "$peers" ]; then pip_offline --no-deps "$peers"/*.whl; fi
+  # The installed wheels are what is tested: away from the checkout, no source can stand in.
+  rm -rf "$tree"
+  mkdir -p "$tree/tests"
+  cp -r tests/gpu tests/peer "$tree/tests/"
+  cp -r benchmarks "$tree/benchmarks"
+  (cd "$tree" && "$python" -c 'import precast; print("precast", precast.__version__, precast.__file__)')
+}
+
+doctor() {
+  (cd "$tree" && "$python" -m precast doctor --profile core)
+}
+
+run_pytest() {
+  (cd "$tree" && "$python" -m pytest -c /dev/null --rootdir "$tree" -p no:cacheprovider -ra \
+    --durations=5 --tb=short "$@")
+}
+
+tests() {
+  PRECAST_JIT=error run_pytest -q -m "not jit" tests/gpu
+}
+
+jit() {
+  rm -rf "$work/cache"
+  PRECAST_JIT=auto PRECAST_CACHE_DIR=$work/cache run_pytest -q -m jit tests/gpu
+}
+
+peer() {
+  PRECAST_JIT=error run_pytest -q tests/peer
+}
+
+bench() {
+  local failed=0 name
+  for name in scale norm activation; do
+    (cd "$tree" && PRECAST_JIT=error "$python" "benchmarks/bench_$name.py" \
+      --json "$out/${name}_bf16.json") || failed=1
+  done
+  return $failed
+}
+
+startup() {
+  (cd "$tree" && "$python" benchmarks/bench_startup.py --json "$out/startup.json")
+}
+
+log=$out/gpu.log
+: >"$log"
+[ -x "$python" ] && [ -d "$tree" ] || [[ " ${stages[*]} " == *" install "* ]] ||
+  stages=(install "${stages[@]}")
+summary=()
+status=0
+for stage in "${stages[@]}"; do
+  echo "== $stage" | tee -a "$log"
+  start=$SECONDS
+  # In a shell of its own, so that -e holds inside the stage.
+  set +e
+  (
+    set -e
+    "$stage"
+  ) 2>&1 | tee -a "$log"
+  code=${PIPESTATUS[0]}
+  set -e
+  summary+=("$stage: $([ "$code" = 0 ] && echo ok || echo "failed ($code)"), $((SECONDS - start)) s")
+  if [ "$code" != 0 ]; then
+    status=1
+    [ "$stage" = install ] && break
+  fi
+done
+printf '%s\n' "== summary" "${summary[@]}" "results in $out" | tee -a "$log"
+exit $status

@@ -1,0 +1,85 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Make the project of the distribution that holds the modules of one CUDA major and one target.
+
+::
+
+    python ci/make_provider.py --cuda 13 --arch sm90a -o build/providers/cu13-sm90a
+    pip wheel --no-deps build/providers/cu13-sm90a
+
+The project of ``python/precast_jit_cache`` is the template: a distribution's name is static, so each
+needs a ``pyproject.toml`` of its own. Import packages differ, so the distributions live side by side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+TEMPLATE = ROOT / "python" / "precast_jit_cache"
+
+sys.path.insert(0, str(ROOT / "python"))
+from precast.errors import UnsupportedConfigError  # noqa: E402
+from precast.jit.planner import Plan  # noqa: E402
+
+
+def make_provider(cuda: int, arch: str, folder: Path) -> str:
+    """Write the project into ``folder``; return the name of its distribution.
+
+    Raises
+    ------
+    ValueError
+        If the CUDA major or the target is not in ``aot_configs/build.toml``.
+    """
+    plan = Plan.load(ROOT)
+    plan.common(cuda)  # UnsupportedConfigError for an unknown major
+    target = plan.arch(arch)
+    if target.name not in plan.build.archs:
+        raise ValueError(f"{arch} is not a target; legal: {', '.join(plan.build.archs)}")
+    if target.cuda[0] > cuda:
+        raise ValueError(f"{target.name} needs CUDA >= {target.cuda[0]}.{target.cuda[1]}")
+    name = f"precast-jit-cache-cu{cuda}-{target.name}"
+    package = name.replace("-", "_")
+    replacements = {
+        '"precast-jit-cache"': json.dumps(name),
+        '"precast_jit_cache"': json.dumps(package),
+        "precast_jit_cache = ": f"{package} = ",
+        'description = "': f'description = "CUDA {cuda}, {target.name}: ',
+        'source-dir = "../.."': f"source-dir = {json.dumps(str(ROOT))}",
+        'path = "."': f"path = {json.dumps(str(TEMPLATE))}",
+        '"precast_metadata:Modules" }': f'"precast_metadata:Modules" }}\ncuda = {cuda}',
+        '{ env = "PRECAST_CUDA", default = "" }': json.dumps(str(cuda)),
+        '{ env = "PRECAST_CUDA_ARCH_LIST", default = "" }': json.dumps(target.target),
+    }
+    text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
+    for old, new in replacements.items():
+        if old not in text:
+            raise AssertionError(f"{TEMPLATE}/pyproject.toml lost the text {old}")
+        text = text.replace(old, new)
+    (folder / package).mkdir(parents=True, exist_ok=True)
+    (folder / "pyproject.toml").write_text(text, encoding="utf-8")
+    shutil.copyfile(TEMPLATE / "precast_jit_cache" / "__init__.py", folder / package / "__init__.py")
+    shutil.copyfile(TEMPLATE / "LICENSE", folder / "LICENSE")
+    return name
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Make a per-target provider project.")
+    parser.add_argument("--cuda", type=int, required=True, help="CUDA major, such as 13")
+    parser.add_argument("--arch", required=True, help="target, such as sm90a")
+    parser.add_argument("-o", "--out", type=Path, required=True, help="folder to write")
+    args = parser.parse_args(argv)
+    try:
+        print(make_provider(args.cuda, args.arch, args.out))
+    except (UnsupportedConfigError, ValueError) as error:
+        parser.exit(2, f"error: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a call does when its kernel is not prebuilt: look everywhere, say why, compile once, load.
+
+With a GPU it is an ordinary call. Without one the loader's steps are walked for ``--capability``,
+and the compiled library shows that it loads by refusing CPU tensors with its own C++ check.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+
+import torch
+from mlp_block import refusal
+
+import precast
+from precast.loader import load_library, loader, plan
+
+OP, EXPORT, AXES = "activation", "silu_and_mul", {"dtype": "bf16"}
+
+
+def call() -> None:
+    """On a GPU the loader does all of it, inside the call."""
+    x = torch.randn(64, 1024, dtype=torch.bfloat16, device="cuda")
+    start = time.perf_counter()
+    out = precast.silu_and_mul(x)
+    torch.cuda.synchronize()
+    print(f"first call: {time.perf_counter() - start:.2f} s, with the compile")
+    with precast.reference_mode():
+        torch.testing.assert_close(out, precast.silu_and_mul(x))
+    print("the result agrees with the reference")
+
+
+def build(capability: str) -> None:
+    """The same steps one by one, for a GPU that is not here."""
+    resolution = loader.resolve(OP, AXES, capability)
+    spec = plan().spec(OP, AXES, capability, resolution.cuda_major)
+    start = time.perf_counter()
+    path = spec.build("; ".join(str(s) for s in resolution.steps if s.source == "PRECAST_PROVIDER_PATH"))
+    print(f"built in {time.perf_counter() - start:.2f} s: {path}")
+    print(f"it loads: {refusal(load_library(path, spec.cuda_major), EXPORT)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--capability", default="9.0", help="without a GPU (default: 9.0)")
+    capability = parser.parse_args().capability
+    if torch.cuda.is_available():
+        capability = ".".join(map(str, torch.cuda.get_device_capability()))
+    print(f"looking for {EXPORT}, bf16, compute capability {capability}:")
+    for step in loader.resolve(OP, AXES, capability).steps:
+        print(f"  {step}")
+    if torch.cuda.is_available():
+        call()
+    else:
+        build(capability)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Progress of a long build: a bar in a terminal (with rich), plain lines everywhere else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import rich.progress
+
+
+class Progress:
+    """Plain lines: one for each finished module, with the time gone and the time left."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self.finished = self.skipped = 0
+        self.slowest = ("", 0.0)
+        self._start = time.monotonic()
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        pass
+
+    def skip(self, count: int) -> None:
+        """``count`` modules are there already."""
+        self.skipped = self.finished = count
+        if count:
+            self.show(f"{count} of {self.total} modules are built already")
+
+    def start(self, name: str) -> None:
+        """A module is being compiled."""
+
+    def done(self, name: str, seconds: float) -> None:
+        """A module is finished, after this time of its own."""
+        with self._lock:
+            self.finished += 1
+            if seconds > self.slowest[1]:
+                self.slowest = (name, seconds)
+            self.show(self.line(name, seconds))
+
+    def show(self, line: str) -> None:
+        print(line, flush=True)
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    @property
+    def left(self) -> float:
+        """Seconds to go, at the pace so far."""
+        made = self.finished - self.skipped
+        return (self.total - self.finished) * self.elapsed / made if made else 0.0
+
+    def line(self, name: str, seconds: float) -> str:
+        return (
+            f"[{self.finished}/{self.total}] {name} {seconds:.1f} s; "
+            f"elapsed {_clock(self.elapsed)}, left {_clock(self.left)}; "
+            f"slowest {self.slowest[0]} {self.slowest[1]:.1f} s"
+        )
+
+
+class _Bar(Progress):
+    """The same in one line of a terminal that redraws itself."""
+
+    def __init__(self, total: int) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as RichProgress
+
+        super().__init__(total)
+        self._bar: rich.progress.Progress = RichProgress(
+            MofNCompleteColumn(),
+            BarColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left {task.fields[left]}"),
+            TextColumn("{task.description}"),
+        )
+        self._task = self._bar.add_task("", total=total, left="?")
+
+    def __enter__(self) -> Progress:
+        self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._bar.stop()
+
+    def start(self, name: str) -> None:
+        self._bar.update(self._task, description=name)
+
+    def show(self, line: str) -> None:
+        self._bar.update(self._task, completed=self.finished, left=_clock(self.left))
+        self._bar.console.print(line, highlight=False)
+
+
+def make_progress(total: int) -> Progress:
+    """A bar where standard output is a terminal and rich is installed."""
+    if sys.stdout.isatty():
+        try:
+            return _Bar(total)
+        except ImportError:
+            pass
+    return Progress(total)
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the prebuilt set of a profile directly, by the commands that JIT uses.
+
+::
+
+    python -m precast.aot --profile core --arch "8.0 9.0a 10.0f" --out-dir D
+
+``D`` is then a provider (``PRECAST_KERNEL_DIR=D``, or a folder on ``PRECAST_PROVIDER_PATH``). A run
+that was stopped goes on where it was: a module whose fingerprint, compiler and contents are as
+wanted is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from precast import _env
+from precast._progress import Progress, make_progress
+from precast.errors import CompileError, ConfigError, ProviderError, ToolchainError
+from precast.jit import cache, compiler, env
+from precast.jit.__main__ import target_archs
+from precast.jit.jobs import max_jobs
+from precast.jit.planner import Plan
+from precast.jit.spec import Command, JitSpec
+from precast.jit.toolchain import Toolchain, find_toolchain
+from precast.manifest import MANIFEST_NAME, Manifest
+from precast.manifest_writer import unplanned, write_manifest
+
+#: Holds a record of each finished module, which is what a second run goes by.
+STATE_FOLDER = ".build"
+_WORK_PREFIX = ".work-"
+DISTRIBUTION = "precast.aot"
+
+
+def build(
+    plan: Plan,
+    specs: Sequence[JitSpec],
+    out_dir: Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Build modules into a folder and write its manifest.
+
+    Parameters
+    ----------
+    specs : sequence of JitSpec
+        What to build, all of one CUDA major.
+    out_dir : Path
+        Gets ``<arch>/<module>.so`` and ``manifest.json``.
+    jobs : int, optional
+        Compilers at once; default from cores and free memory.
+
+    Raises
+    ------
+    ToolchainError
+        If there is no compiler for one of the targets.
+    CompileError
+        If a command fails. What was finished before stays, and the next run starts from there.
+    ProviderError
+        If the folder holds anything but the modules that are planned.
+    """
+    if not specs:
+        raise ProviderError(f"nothing is planned for {out_dir}: the profile or the targets are empty")
+    toolchain = find_toolchain(
+        max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
+    )
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    strangers = unplanned(out_dir, (spec.file_name for spec in specs))
+    if strangers:
+        raise ProviderError(
+            "\n".join([f"{out_dir} holds other modules. Fix: take an empty folder", *strangers])
+        )
+    (out_dir / MANIFEST_NAME).unlink(missing_ok=True)
+    todo = [spec for spec in specs if not is_built(spec, toolchain, out_dir)]
+    progress = progress or make_progress(len(specs))
+    with progress:
+        progress.skip(len(specs) - len(todo))
+        work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=out_dir))
+        try:
+            _Builder(toolchain, out_dir, work).run(todo, jobs or max_jobs(), progress)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return write_manifest(
+        out_dir,
+        plan,
+        specs,
+        distribution=DISTRIBUTION,
+        toolkit=toolchain.toolkit.build,
+        seconds={s.file_name: _record(s, out_dir).compile_seconds for s in specs},
+    )
+
+
+def is_built(spec: JitSpec, toolchain: Toolchain, out_dir: Path) -> bool:
+    """Whether ``out_dir`` holds this module, built by this compiler from these sources."""
+    try:
+        record = _record(spec, out_dir)
+        data = (out_dir / spec.file_name).read_bytes()
+    except (OSError, ValueError, TypeError):
+        return False
+    return (
+        record.fingerprint == spec.fingerprint
+        and record.compiler == toolchain.identity
+        and record.sha256 == hashlib.sha256(data).hexdigest()
+    )
+
+
+def _record(spec: JitSpec, out_dir: Path) -> cache.Meta:
+    return cache.Meta.read(_record_path(spec, out_dir))
+
+
+def _record_path(spec: JitSpec, out_dir: Path) -> Path:
+    return out_dir / STATE_FOLDER / spec.arch.name / f"{spec.name}.json"
+
+
+class _Builder:
+    """Runs the commands of many modules; an object that several of them link is made once."""
+
+    def __init__(self, toolchain: Toolchain, out_dir: Path, work: Path) -> None:
+        self.toolchain, self.out_dir, self.work = toolchain, out_dir, work
+        self.shared: dict[tuple[str, ...], tuple[Path, Future[None]]] = {}
+        self.stop = threading.Event()
+
+    def run(self, specs: Sequence[JitSpec], jobs: int, progress: Progress) -> None:
+        with ThreadPoolExecutor(jobs) as pool:
+            # Shared objects go first: when a module waits for one, it is being made already.
+            plans = [(spec, self._prepare(spec, pool)) for spec in specs]
+            running = {
+                pool.submit(self._module, spec, commands, progress): spec
+                for spec, commands in plans
+            }
+            try:
+                for done in as_completed(running):
+                    progress.done(running[done].file_name, done.result())
+            except BaseException:
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _prepare(self, spec: JitSpec, pool: ThreadPoolExecutor) -> list[Command]:
+        """The module's commands, with the host objects replaced by shared ones."""
+        folder = self.work / spec.arch.name / spec.name
+        folder.mkdir(parents=True)
+        commands, moved = [], {}
+        for command in spec.commands(self.toolchain, folder):
+            if command.kind == "host":
+                key = tuple(a for a in command.argv if a != str(command.output))
+                if key not in self.shared:
+                    output = self.work / f"{len(self.shared)}-{command.output.name}"
+                    argv = [str(output) if a == str(command.output) else a for a in command.argv]
+                    task = pool.submit(self._execute, Command("host", argv, output), spec.op)
+                    self.shared[key] = output, task
+                moved[str(command.output)] = str(self.shared[key][0])
+            else:
+                argv = [moved.get(word, word) for word in command.argv]
+                commands.append(command._replace(argv=argv))
+        return commands
+
+    def _module(self, spec: JitSpec, commands: list[Command], progress: Progress) -> float:
+        start = time.monotonic()
+        progress.start(spec.file_name)
+        *compiles, link = commands
+        for command in compiles:
+            self._execute(command, spec.file_name)
+        took = time.monotonic() - start
+        for output, task in self.shared.values():
+            if str(output) in link.argv:
+                task.result()
+        start = time.monotonic()
+        self._execute(link, spec.file_name)
+        took += time.monotonic() - start
+        self._publish(spec, link.output, took)
+        return took
+
+    def _execute(self, command: Command, name: str) -> None:
+        if not self.stop.is_set():
+            compiler.run([command], command.output.parent, name)
+
+    def _publish(self, spec: JitSpec, library: Path, seconds: float) -> None:
+        if self.stop.is_set():
+            return
+        record = _record_path(spec, self.out_dir)
+        target = self.out_dir / spec.file_name
+        for path in (record, target):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        record.unlink(missing_ok=True)
+        os.replace(library, target)
+        meta = cache.write_meta(spec, self.toolchain, target, seconds)
+        record.write_text(meta.dump(), encoding="utf-8")
+
+
+# -- command line ---------------------------------------------------------------------------------
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m precast.aot``; returns 0, or 1 if something could not be built."""
+    parser = argparse.ArgumentParser(
+        prog="python -m precast.aot",
+        description="Compile the modules of a profile into a folder.",
+    )
+    parser.add_argument("--profile", default=None, help="default: PRECAST_PROFILE, else core")
+    parser.add_argument(
+        "--arch",
+        default=None,
+        help="targets such as '8.0 9.0a'; default: PRECAST_CUDA_ARCH_LIST, else the GPUs present",
+    )
+    parser.add_argument("--cuda", type=int, default=None, help="CUDA major; default: the toolkit's")
+    parser.add_argument("--out-dir", type=Path, default=Path("build/modules"))
+    parser.add_argument("-j", "--jobs", type=int, default=None, help="compilers at once")
+    parser.add_argument("--dry-run", action="store_true", help="list what would be built")
+    args = parser.parse_args(argv)
+    if args.jobs is not None and args.jobs < 1:
+        parser.error(f"--jobs {args.jobs} is not at least 1")
+    try:
+        plan = Plan.load(env.source_root())
+        archs = target_archs(plan, args.arch or _env.CUDA_ARCH_LIST())
+        toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
+        specs = plan.modules(args.profile or _env.PROFILE(), archs, toolchain.toolkit.major)
+        out_dir = args.out_dir.absolute()
+        if args.dry_run:
+            for spec in specs:
+                state = "built" if is_built(spec, toolchain, out_dir) else "to build"
+                print(f"{spec.file_name}  {state}")
+            return 0
+        manifest = build(plan, specs, out_dir, jobs=args.jobs)
+    except (CompileError, ConfigError, OSError, ProviderError, ToolchainError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    slowest = sorted(manifest.modules, key=lambda row: row.compile_seconds)[-3:]
+    size = sum(row.size for row in manifest.modules)
+    print(f"{len(manifest.modules)} modules, {size / 1e6:.1f} MB: {out_dir}")
+    print("slowest: " + ", ".join(f"{r.file} {r.compile_seconds:.1f} s" for r in reversed(slowest)))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""For the tests of the command line: run it, and make providers and cache entries out of bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import precast
+from precast.jit.spec import JitSpec
+from precast.loader import plan
+from precast.manifest import Manifest, ModuleRow
+
+PACKAGES = str(Path(precast.__file__).resolve().parents[1])
+
+
+def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """``python -m precast ARGV`` as a process of its own, with no setting of this machine."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PRECAST_", "CUDA_", "CXX"))}
+    env.update(PYTHONPATH=PACKAGES, **environment)
+    return subprocess.run(
+        [sys.executable, "-m", "precast", *argv],
+        capture_output=True,
+        text=True,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        timeout=120,
+    )
+
+
+def core_specs(arch: str) -> list[JitSpec]:
+    return plan().modules("core", plan().archs(arch))
+
+
+def write_provider(root: Path, specs: list[JitSpec], **changes: object) -> Path:
+    """A provider of files that hold only their own name; ``changes`` go into the manifest."""
+    import platform
+
+    rows = []
+    for spec in specs:
+        path = root / spec.file_name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(f"module {spec.file_name}".encode())
+        data = path.read_bytes()
+        rows.append(
+            ModuleRow(
+                name=spec.name,
+                arch=spec.arch.name,
+                file=spec.file_name,
+                fingerprint=spec.fingerprint,
+                size=len(data),
+                sha256=hashlib.sha256(data).hexdigest(),
+                exports=spec.exports,
+                sass=(spec.arch.sass,),
+                needed=("libc.so.6", spec.cudart, "libtvm_ffi.so"),
+                compile_seconds=1.0,
+            )
+        )
+    build = plan().build
+    fields: dict[str, object] = {
+        "distribution": f"precast-jit-cache-cu13-{specs[0].arch.name}",
+        "version": precast.__version__,
+        "cuda_major": 13,
+        "toolkit": "13.0",
+        "min_driver": "580",
+        "machine": platform.machine(),
+        "tvm_ffi_built": "0.1.15",
+        "tvm_ffi_min": build.tvm_ffi_min,
+        "tvm_ffi_max_exclusive": build.tvm_ffi_max_exclusive,
+        "modules": tuple(rows),
+        **changes,
+    }
+    (root / "manifest.json").write_text(Manifest(**fields).dump())  # type: ignore[arg-type]
+    return root
+
+
+def edit_manifest(root: Path, module: str, **changes: object) -> None:
+    path = root / "manifest.json"
+    data = json.loads(path.read_text())
+    for row in data["modules"]:
+        if row["name"] == module:
+            row.update(changes)
+    path.write_text(json.dumps(data))

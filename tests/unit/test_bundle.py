@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: Apache-2.0
+"""precast bundle: what goes into it, what is refused, and that it installs without a network."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from cli_support import core_specs, run, write_provider
+from packaging.requirements import Requirement
+
+from precast.bundle import Target
+from precast.bundle._closure import Pip, close
+from precast.bundle._wheel import Wheel
+from precast.errors import BundleError
+
+PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
+#: Neither an index nor the configuration of this machine takes part.
+ALONE = {"PIP_CONFIG_FILE": os.devnull, "PIP_FIND_LINKS": "", "PIP_INDEX_URL": "", "PIP_CERT": ""}
+PLAN = "precast/data/plan.json"
+
+
+def make_wheel(
+    folder: Path,
+    name: str,
+    version: str,
+    requires: tuple[str, ...] = (),
+    tag: str = "py3-none-any",
+    files: dict[str, str] | None = None,
+    metadata: str = "",
+) -> Path:
+    """A real wheel, as small as can be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{name}-{version}-{tag}.whl"
+    info = f"{name}-{version}.dist-info"
+    lines = [f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{metadata}"]
+    lines += [f"Requires-Dist: {text}\n" for text in requires]
+    contents = {
+        f"{info}/METADATA": "".join(lines),
+        f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        **(files or {f"{name}.py": f"version = {version!r}\n"}),
+    }
+    contents[f"{info}/RECORD"] = "".join(f"{n},,\n" for n in [*contents, f"{info}/RECORD"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, text in contents.items():
+            archive.writestr(file, text)
+    return path
+
+
+def core_plan(arch: str = "sm90a") -> dict:
+    modules = {s.name: {"fingerprints": {"cu13": {arch: s.fingerprint}}} for s in core_specs(arch)}
+    return {"modules": modules}
+
+
+def make_core(dist: Path, plan: dict | None = None, requires: tuple[str, ...] = ()) -> Path:
+    extras = "Provides-Extra: jit\nProvides-Extra: cu13-sm90a\n"
+    return make_wheel(
+        dist,
+        "precast",
+        "0.1.0",
+        (
+            "torch>=2.9",
+            "apache-tvm-ffi>=0.1.15,<0.2",
+            "old-only; python_version < '3.12'",
+            "new-only; python_version >= '3.12'",
+            'compiler[tool]==1.*; extra == "jit"',
+            'precast-jit-cache-cu13-sm90a==0.1.0; extra == "cu13-sm90a"',
+            *requires,
+        ),
+        files={
+            PLAN: json.dumps(plan or core_plan()),
+            "precast/__init__.py": "__version__ = '0.1.0'\n",
+        },
+        metadata=extras,
+    )
+
+
+def make_provider(
+    dist: Path, scratch: Path, arch: str = "sm90a", tag: str = "py3-none-manylinux_2_28_x86_64"
+) -> Path:
+    root = write_provider(scratch / arch, core_specs(arch))
+    package = f"precast_jit_cache_cu13_{arch}"
+    files = {f"{package}/{p.relative_to(root)}": p.read_text() for p in root.rglob("*.*")}
+    files[f"{package}-0.1.0.dist-info/entry_points.txt"] = (
+        f"[precast.jit_cache]\ncu13-{arch} = {package}\n"
+    )
+    requires = ("apache-tvm-ffi>=0.1.15,<0.1.17", "nvidia-cuda-runtime==13.*")
+    return make_wheel(dist, package, "0.1.0", requires, tag, files)
+
+
+@pytest.fixture
+def dist(tmp_path):
+    """A folder of wheels that stands for the index: core, provider, and what they need."""
+    dist = tmp_path / "dist"
+    make_core(dist)
+    make_provider(dist, tmp_path)
+    for version in ("0.1.14", "0.1.15", "0.1.16", "0.1.17", "0.2.0"):
+        make_wheel(dist, "apache_tvm_ffi", version, ("typing-extensions>=4",))
+    for version in ("12.9", "13.0", "13.4", "14.0"):
+        make_wheel(dist, "nvidia_cuda_runtime", version, tag="py3-none-manylinux2014_x86_64")
+    make_wheel(dist, "typing_extensions", "4.16.0")
+    make_wheel(dist, "old_only", "1.0")
+    make_wheel(dist, "new_only", "1.0")
+    make_wheel(dist, "compiler", "1.3", ('hammer; extra == "tool"', 'saw; extra == "other"'))
+    make_wheel(dist, "hammer", "1.0")
+    make_wheel(dist, "saw", "1.0")
+    make_wheel(dist, "torch", "2.11.0", ("nvidia-cuda-runtime==13.0",))
+    make_wheel(dist, "torch", "2.13.0", ("nvidia-cuda-runtime==13.4",))
+    return dist
+
+
+def bundle(dist: Path, out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
+    return run(
+        "bundle", "-o", str(out), "--arch", "9.0a", "--python", "3.12", "--platform",
+        "manylinux_2_28_x86_64", "--no-index", "--find-links", str(dist), *argv, **ALONE,
+    )  # fmt: skip
+
+
+def pins(out: Path) -> dict[str, str]:
+    lines = (out / "constraints.txt").read_text().splitlines()
+    return dict(line.split("==") for line in lines)
+
+
+# -- contents -------------------------------------------------------------------------------------
+
+
+def test_the_closure_is_that_of_the_target_and_leaves_torch_out(dist, tmp_path):
+    out = tmp_path / "bundle"
+    done = bundle(dist, out, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    expected = {
+        "precast": "0.1.0",
+        "precast-jit-cache-cu13-sm90a": "0.1.0",
+        "apache-tvm-ffi": "0.1.16",  # The provider's range, narrower than the core's.
+        "nvidia-cuda-runtime": "13.4",
+        "typing-extensions": "4.16.0",
+        "new-only": "1.0",  # 3.12 is the target, whatever Python runs this.
+    }
+    assert pins(out) == expected
+    assert {w["name"]: w["version"] for w in report["wheels"]} == expected
+    assert report["assumed"] == "torch>=2.9"
+    assert report["notes"] == []
+    files = {p.name for p in (out / "wheels").iterdir()}
+    assert files == {Path(w["file"]).name for w in report["wheels"]}
+    requirements = (out / "requirements.txt").read_text().split()
+    assert requirements == ["precast==0.1.0", "precast-jit-cache-cu13-sm90a==0.1.0"]
+
+
+def test_every_file_has_its_digest(dist, tmp_path):
+    out = tmp_path / "bundle"
+    assert bundle(dist, out).returncode == 0
+    lines = (out / "SHA256SUMS").read_text().splitlines()
+    sums = dict(reversed(line.split("  ")) for line in lines)
+    there = {p.relative_to(out).as_posix() for p in out.rglob("*") if p.is_file()}
+    assert set(sums) == there - {"SHA256SUMS"}
+    for name, digest in sums.items():
+        assert hashlib.sha256((out / name).read_bytes()).hexdigest() == digest
+    readme = (out / "README.md").read_text()
+    assert "Python 3.12 on manylinux_2_28_x86_64. `torch>=2.9` must be installed" in readme
+    assert "| apache-tvm-ffi | 0.1.16 |" in readme
+
+
+def test_torch_is_carried_where_asked_and_decides_what_it_shares(dist, tmp_path):
+    done = bundle(dist, tmp_path / "newest", "--with-torch")
+    assert done.returncode == 0, done.stderr
+    assert pins(tmp_path / "newest")["torch"] == "2.13.0"
+    done = bundle(dist, tmp_path / "b", "--with-torch", "torch==2.11.0")
+    assert done.returncode == 0, done.stderr
+    assert pins(tmp_path / "b")["torch"] == "2.11.0"
+    # First 13.4 was taken for the provider; torch wants exactly 13.0, which suits both.
+    assert pins(tmp_path / "b")["nvidia-cuda-runtime"] == "13.0"
+    assert len(list((tmp_path / "b" / "wheels").glob("nvidia_cuda_runtime-*"))) == 1
+    assert "torch" not in (tmp_path / "b" / "install.sh").read_text()
+    refused = bundle(dist, tmp_path / "c", "--with-torch", "pytorch")
+    assert refused.returncode == 3
+    assert "'pytorch' is not a requirement of torch" in refused.stderr
+
+
+def test_an_extra_brings_what_it_names(dist, tmp_path):
+    done = bundle(dist, tmp_path / "b", "--extra", "jit")
+    assert done.returncode == 0, done.stderr
+    assert {"compiler", "hammer"} <= set(pins(tmp_path / "b"))
+    assert "saw" not in pins(tmp_path / "b")
+    assert (tmp_path / "b" / "requirements.txt").read_text().startswith("precast[jit]==0.1.0\n")
+    wrong = bundle(dist, tmp_path / "c", "--extra", "jti")
+    assert wrong.returncode == 3
+    assert "precast 0.1.0 has no extra 'jti'; legal: cu13-sm90a, jit" in wrong.stderr
+
+
+def test_a_target_without_a_local_wheel_comes_by_its_extra(dist, tmp_path):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    elsewhere = tmp_path / "index"
+    elsewhere.mkdir()
+    wheel.rename(elsewhere / wheel.name)
+    # As an address it is only a place to fetch from; what lies there is not taken as given.
+    done = bundle(dist, tmp_path / "b", "--find-links", f"file://{elsewhere}")
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "b" / "requirements.txt").read_text() == "precast[cu13-sm90a]==0.1.0\n"
+    assert "precast-jit-cache-cu13-sm90a" in pins(tmp_path / "b")
+
+
+def test_a_named_wheel_wins_over_a_newer_one(dist, tmp_path):
+    named = make_wheel(tmp_path / "mine", "apache_tvm_ffi", "0.1.15")
+    done = bundle(dist, tmp_path / "b", "--wheel", str(named))
+    assert done.returncode == 0, done.stderr
+    assert pins(tmp_path / "b")["apache-tvm-ffi"] == "0.1.15"
+
+
+# -- refusals -------------------------------------------------------------------------------------
+
+
+def refused(dist: Path, tmp_path: Path, *argv: str) -> str:
+    """The one message of a bundle that is refused; nothing is left of it."""
+    before = set(tmp_path.iterdir())
+    done = bundle(dist, tmp_path / "refused", *argv)
+    assert done.returncode == 3, done.stdout
+    assert "Traceback" not in done.stderr
+    assert set(tmp_path.iterdir()) == before
+    return done.stderr.partition("error: ")[2]
+
+
+def test_a_provider_of_other_sources_is_refused(dist, tmp_path):
+    plan = core_plan()
+    plan["modules"]["norm__dtype_bf16"]["fingerprints"]["cu13"]["sm90a"] = "0" * 64
+    make_core(dist, plan)
+    message = refused(dist, tmp_path)
+    assert "1 modules for sm90a (such as norm__dtype_bf16) were built from other sources" in message
+    assert "Fix: build core and provider from the same sources" in message
+
+
+def test_a_target_that_nothing_holds_is_refused(dist, tmp_path):
+    message = refused(dist, tmp_path, "--arch", "12.0")
+    assert "no wheel with prebuilt modules for sm120f (CUDA 13)" in message
+
+
+def test_a_wheel_for_another_machine_is_refused(dist, tmp_path):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    wheel.unlink()
+    make_provider(dist, tmp_path, tag="py3-none-manylinux_2_28_aarch64")
+    message = refused(dist, tmp_path)
+    assert "is for py3-none-manylinux_2_28_aarch64; the bundle is for Python 3.12 on" in message
+
+
+def test_a_wheel_for_a_newer_system_is_refused(dist, tmp_path):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    wheel.unlink()
+    make_provider(dist, tmp_path, tag="py3-none-manylinux_2_34_x86_64")
+    assert "is for py3-none-manylinux_2_34_x86_64; the bundle" in refused(dist, tmp_path)
+
+
+def test_what_cannot_be_fetched_is_named_with_who_asked(dist, tmp_path):
+    make_core(dist, requires=("nowhere>=3",))
+    message = refused(dist, tmp_path)
+    assert "No matching distribution found for nowhere>=3" in message
+    assert "nowhere: precast 0.1.0 (nowhere>=3)" in message
+
+
+def test_damaged_and_foreign_files_are_refused(dist, tmp_path):
+    (dist / "precast-0.1.1-py3-none-any.whl").write_bytes(b"PK")
+    assert "precast-0.1.1-py3-none-any.whl is damaged" in refused(dist, tmp_path)
+    (dist / "precast-0.1.1-py3-none-any.whl").unlink()
+    assert "is not a folder of wheels" in refused(dist, tmp_path, "--find-links", str(dist / "x"))
+    assert "none.whl cannot be read" in refused(
+        dist, tmp_path, "--wheel", str(dist / "x-1-py3-none-none.whl")
+    )
+
+
+def test_a_folder_with_contents_is_left_alone(dist, tmp_path):
+    out = tmp_path / "bundle"
+    out.mkdir()
+    (out / "mine").write_text("precious")
+    done = bundle(dist, out)
+    assert done.returncode == 3
+    assert "is there already and is not empty. Fix: name a new folder" in done.stderr
+    assert [p.name for p in out.iterdir()] == ["mine"]
+
+
+def test_planned_modules_that_are_absent_and_local_tags_are_noted(dist, tmp_path):
+    plan = core_plan()
+    plan["modules"]["norm__dtype_f64"] = {"fingerprints": {"cu13": {"sm90a": "1" * 64}}}
+    make_core(dist, plan)
+    (wheel,) = dist.glob("precast_jit_cache*")
+    wheel.unlink()
+    make_provider(dist, tmp_path, tag="py3-none-linux_x86_64")
+    done = bundle(dist, tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    total = len(core_specs("sm90a")) + 1
+    assert f"Note: 1 of {total} planned modules for sm90a are not in the bundle" in done.stdout
+    assert "linux_x86_64.whl is tagged for the machine it was built on" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("argv", "code", "message"),
+    [
+        (["--arch", "9.0x"], 2, "error: --arch: '9.0x' is not a CUDA target; legal: sm80"),
+        (["--cuda", "11"], 2, "error: --cuda 11: legal: 12, 13"),
+        (["--python", "2.7"], 2, "Python '2.7' is not a version; legal: such as 3.12"),
+        (["--platform", "win_amd64"], 2, "platform 'win_amd64' is unknown; legal: such as"),
+    ],
+)
+def test_a_wrong_request_is_a_usage_error(dist, tmp_path, argv, code, message):
+    done = bundle(dist, tmp_path / "b", *argv)
+    assert message in done.stderr
+    assert done.returncode == code
+
+
+def test_requirements_that_contradict_one_another_end(tmp_path):
+    # a wants b<2, b 1 wants a>1, a 2 wants b>1: no set of versions satisfies all.
+    needs = {("a", "1"): "b<2", ("b", "1"): "a>1", ("a", "2"): "b>1", ("b", "2"): "a<2"}
+    pip = _FakePip({"a": ["1", "2"], "b": ["1", "2"]}, needs, tmp_path)
+    with pytest.raises(BundleError, match="contradict one another"):
+        close([Requirement("a")], {}, set(), pip)
+
+
+class _FakePip(Pip):
+    """An index in memory, to see the closure alone."""
+
+    def __init__(self, versions, needs, folder):
+        super().__init__(Target("3.12", "manylinux_2_28_x86_64"), folder, (), True, print)
+        self.versions, self.needs = versions, needs
+
+    def download(self, wanted):
+        found = {}
+        for name, want in wanted.items():
+            version = max(want.specifier.filter(self.versions[name]), default="2")
+            need = self.needs[name, version]
+            found[name] = Wheel.read(make_wheel(self.folder, name, version, (need,)))
+        return found
+
+
+# -- installing -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def venv(tmp_path_factory):
+    """An environment with nothing but pip."""
+    folder = tmp_path_factory.mktemp("venv")
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    return folder / "bin" / "python"
+
+
+def installed(python: Path) -> dict[str, str]:
+    done = subprocess.run(
+        [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
+    )
+    return {p["name"].replace("_", "-"): p["version"] for p in json.loads(done.stdout)}
+
+
+def install(out: Path, python: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    # Settings of the machine that would bring other places in.
+    env = {
+        "PATH": "/usr/bin:/bin",
+        "PYTHON": str(python),
+        "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+        "PIP_FIND_LINKS": "/nowhere",
+        **environment,
+    }
+    return subprocess.run([out / "install.sh"], capture_output=True, text=True, env=env, cwd="/")
+
+
+def test_a_bundle_installs_without_a_network(dist, tmp_path, venv):
+    out = tmp_path / "a bundle"
+    done = bundle(dist, out, "--python", PYTHON)
+    assert done.returncode == 0, done.stderr
+    dist.rename(tmp_path / "gone")
+
+    first = install(out, venv)
+    assert first.returncode == 1
+    assert "error: torch>=2.9 must be installed first: this bundle does" in first.stderr
+    assert "precast" not in installed(venv)
+
+    # As torch comes: with the CUDA runtime that it pins, older than the one in the bundle.
+    gone = tmp_path / "gone"
+    there = [next(gone.glob(f"{name}-*")) for name in ("torch-2.11.0", "nvidia_cuda_runtime-13.0")]
+    pip = [venv, "-m", "pip", "install", "--no-index", *there]
+    subprocess.run(pip, check=True, capture_output=True, env={**os.environ, **ALONE})
+    done = install(out, venv)
+    assert done.returncode == 0, done.stderr
+    expected = {**pins(out), "torch": "2.11.0", "nvidia-cuda-runtime": "13.0"}
+    assert {name: installed(venv).get(name) for name in expected} == expected
+
+    # Relative to where the caller stands.
+    relative = os.path.relpath(venv, "/")
+    assert install(out, Path(relative)).returncode == 0
+
+
+def test_a_bundle_with_torch_installs_into_an_empty_environment(dist, tmp_path):
+    out = tmp_path / "bundle"
+    done = bundle(dist, out, "--python", PYTHON, "--with-torch", "torch==2.13.0")
+    assert done.returncode == 0, done.stderr
+    target = tmp_path / "site"
+    done = subprocess.run(
+        [out / "install.sh", "--target", target], capture_output=True, text=True,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": sys.executable},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    names = {p.name.partition("-")[0] for p in target.glob("*.dist-info")}
+    assert {"torch", "precast", "apache_tvm_ffi"} <= names
+
+
+def test_a_changed_wheel_is_not_installed(dist, tmp_path, venv):
+    out = tmp_path / "bundle"
+    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+    wheel = next((out / "wheels").glob("apache_tvm_ffi*"))
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    done = install(out, venv)
+    assert done.returncode == 1
+    assert f"wheels/{wheel.name}: FAILED" in done.stderr
+    assert "error: the bundle is damaged or was changed" in done.stderr
+
+
+def test_the_script_refuses_another_python_and_another_machine(dist, tmp_path):
+    make_wheel(dist, "new_only", "2.0", tag="cp312-cp312-manylinux_2_28_x86_64")
+    out = tmp_path / "bundle"
+    assert bundle(dist, out).returncode == 0
+    other = tmp_path / "python3.9"
+    other.write_text("#!/bin/sh\necho 3.9\n")
+    other.chmod(0o755)
+    done = install(out, other)
+    assert done.returncode == 1
+    assert f"error: the bundle is for Python 3.12, {other} is 3.9" in done.stderr
+    text = (out / "install.sh").read_text()
+    assert re.search(r'\[ "\$machine" = "x86_64" \] \|\| fail', text)
+    (tmp_path / "uname").write_text("#!/bin/sh\necho riscv64\n")
+    (tmp_path / "uname").chmod(0o755)
+    done = install(out, other, PATH=f"{tmp_path}:/usr/bin:/bin")
+    assert "error: the bundle is for x86_64, this machine is riscv64" in done.stderr
