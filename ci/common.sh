@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash
 # Words that the scripts of ci/ share. For bash with `set -euo pipefail`; to be sourced.
 #
 # PYTHON  the interpreter that environments are made from (default python3)
 # TORCH   what pip installs where PYTHON has no torch that is new enough (default torch==2.13.0)
 # STEPS   how many steps the script has, for the lines that `step` prints
 
-PYTHON=${PYTHON:-python3}
+# By its full path, which an activated environment does not change.
+PYTHON=$(command -v "${PYTHON:-python3}")
 TORCH=${TORCH:-torch==2.13.0}
 _step=0
 
@@ -43,7 +45,7 @@ install_torch() {
     link_packages_of "$PYTHON"
   else
     echo "installing $TORCH"
-    pip_install "$TORCH"
+    pip_install "$TORCH" numpy # without numpy, torch warns
   fi
 }
 

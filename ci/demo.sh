@@ -42,7 +42,7 @@ torch_python=$PYTHON
 if ! has_torch "$PYTHON"; then
   torch_python=$work/torch/bin/python
   make_venv "$work/torch"
-  has_torch python || logged "$work/log/torch.txt" pip_install "$TORCH"
+  has_torch python || logged "$work/log/torch.txt" pip_install "$TORCH" numpy
 fi
 # The GPU that torch sees, or the target to build for where there is none.
 arch=$("$torch_python" -c '

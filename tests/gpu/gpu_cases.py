@@ -197,7 +197,7 @@ CASES = {
             _fused_add_rms(1.0),
             True,
         ),
-        OpCase("layernorm", "norm", ("bf16",), _gamma_and_beta, _layer_norm, contiguous=True),
+        OpCase("layernorm", "norm", HALVES, _gamma_and_beta, _layer_norm, contiguous=True),
         *(
             OpCase(
                 f"{name}_and_mul",

@@ -94,7 +94,7 @@ def test_strided_rows(
     check(case, (x, *rest), guarded_out(case, x, gap=3 * gap))
 
 
-@strided
+@every
 @pytest.mark.parametrize("hidden", [8, 1000, 8192])
 def test_unaligned_slices(
     case: OpCase, dtype: torch.dtype, hidden: int, generator: torch.Generator

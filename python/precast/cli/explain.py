@@ -10,9 +10,13 @@ The op may also be given by the name of one of its functions. Exits with 1 if it
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from precast.cli import _output, _state
 from precast.cli._output import UsageError
+
+if TYPE_CHECKING:
+    from precast.loader import Step
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,10 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def _print(target: _state.Target, row: _state.Outcome) -> None:
     _output.print_heading(f"{row.module} on {target.label}")
     _output.print_table(
-        [
-            ("accepted" if s.accepted else "rejected", s.source, s.place or "-", s.reason)
-            for s in row.steps
-        ]
+        [("accepted" if s.accepted else "rejected", _candidate(s), s.reason) for s in row.steps]
     )
     result = {
         "JIT": "would be compiled at the first call",
@@ -58,6 +59,13 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
     print(f"Result: {result}")
     for fix in _state.fixes([row]) if row.state in ("JIT", "missing") else []:
         print(f"{'To have it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
+
+
+def _candidate(step: Step) -> str:
+    """Source and place; the label of a provider begins with its source already."""
+    if not step.place or step.place.startswith(step.source):
+        return step.place or step.source
+    return f"{step.source}: {step.place}"
 
 
 def _op(word: str) -> str:

@@ -276,6 +276,9 @@ def view_directory(toolkit: Toolkit, folder: Path) -> Path:
     links.update({f"bin/{path.name}": path for path in (home / "bin").iterdir()})
     links.update({f"lib64/{path.name}": path for path in toolkit.cudart.parent.iterdir()})
     links["lib64/libcudart.so"] = toolkit.cudart
+    for stale in {*folder.glob("bin/*"), *folder.glob("lib64/*")}:
+        if f"{stale.parent.name}/{stale.name}" not in links:
+            stale.unlink()
     for name, target in links.items():
         link = folder / name
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+# What a person types. The work is done by the scripts and tools that are named here.
+.DEFAULT_GOAL := help
+.PHONY: help demo test unit lint format types walkthrough wheels clean
+
+PYTHON ?= python3
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: ## build, bundle, install offline and run a model's MLP block (ci/demo.sh)
+	./ci/demo.sh
+
+test: ## every test that this machine can run (ci/test.sh)
+	./ci/test.sh
+
+unit: ## the unit tests alone, in the current environment
+	$(PYTHON) -m pytest -q tests/unit
+
+lint: ## check style: ruff, clang-format, codespell
+	ruff check .
+	ruff format --check .
+	codespell
+	git ls-files '*.cu' '*.cuh' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+
+format: ## put all files into style
+	ruff check --fix .
+	ruff format .
+	git ls-files '*.cu' '*.cuh' '*.cc' '*.h' | xargs clang-format -i
+
+types: ## mypy, as pyproject.toml sets it
+	mypy
+
+walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.md
+	$(PYTHON) docs/walkthrough.py
+
+wheels: ## both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
+	$(PYTHON) -m pip wheel --no-deps -w dist . ./python/precast_jit_cache
+
+clean: ## delete build/, dist/ and the tools' caches
+	rm -rf build dist .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel source that is compiled without one of its defines, or with a wrong one, says so."""
+
+from __future__ import annotations
+
+import pytest
+from build_support import OPS, PLAN, run
+
+from precast.jit.toolchain import find_toolchain
+
+CASES = [
+    (op, source, define)
+    for op in OPS
+    for source in PLAN.config.op(op).sources
+    if source.endswith(".cu")
+    for define in ["PRECAST_SM", *(f"PRECAST_{axis.upper()}" for axis in PLAN.config.op(op).axes)]
+]
+
+
+def _compile(op: str, source: str, without: str, *instead: str) -> str:
+    _, axes = next(row for row in PLAN.aot_axes() if row[0] == op)
+    toolchain = find_toolchain()
+    spec = PLAN.spec(op, axes, "sm90a", toolchain.toolkit.major)
+    flags = [f for f in spec.compile_flags(source) if not f.startswith(f"-D{without}=")]
+    command = [*toolchain.nvcc_command(), *flags, *instead, *spec.location_flags(source)]
+    return run([*command, "-ptx", "-o", "/dev/null", spec.source_path(source)], fails=True)
+
+
+@pytest.mark.parametrize(("op", "source", "define"), CASES)
+def test_missing_define_is_an_error(op: str, source: str, define: str) -> None:
+    out = _compile(op, source, define)
+    errors = [line for line in out.splitlines() if "#error" in line or "error:" in line]
+    assert any(define in line for line in errors), out
+
+
+@pytest.mark.parametrize(("op", "source", "define"), [c for c in CASES if c[2] != "PRECAST_SM"])
+def test_unknown_value_is_an_error(op: str, source: str, define: str) -> None:
+    assert "bogus7" in _compile(op, source, define, f"-D{define}=bogus7")

@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CMake built is what was planned, and a build that is not so fails."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+from build_support import CI_MODULES, PLAN, ROOT, Built, configure, run, spec_of
+
+from precast import elf
+from precast.errors import ProviderError
+from precast.jit.__main__ import target_archs
+from precast.jit.includes import include_closure
+from precast.jit.toolchain import device_capabilities
+from precast.manifest import MANIFEST_NAME
+from precast.manifest_writer import write_manifest
+
+ELEMENTWISE = ("activation", "scale")
+ELEMENTWISE_BYTES = 150 * 1024
+
+
+def _write(built: Built, root: Path) -> None:
+    write_manifest(
+        root, PLAN, built.specs, distribution="test", toolkit="13.0", seconds={}
+    )
+
+
+@pytest.fixture
+def copy(built: Built, tmp_path: Path) -> Path:
+    """A copy of the provider, to be spoilt; its manifest is gone."""
+    root = tmp_path / "provider"
+    shutil.copytree(built.provider, root)
+    (root / MANIFEST_NAME).unlink()
+    return root
+
+
+def test_every_planned_module_is_installed(built: Built) -> None:
+    there = {p.relative_to(built.provider).as_posix() for p in built.provider.rglob("*.so")}
+    assert there == set(CI_MODULES)
+    assert [row.file for row in built.manifest.modules] == CI_MODULES
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_manifest_row(built: Built, file_name: str) -> None:
+    spec = spec_of(built, file_name)
+    row = next(row for row in built.manifest.modules if row.file == file_name)
+    assert row.fingerprint == spec.fingerprint
+    assert row.sass == (spec.arch.sass,)
+    assert set(row.exports) == set(spec.exports)
+    assert row.size == built.library(spec).stat().st_size
+    assert 0.1 < row.compile_seconds < 60
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_no_kernel_uses_local_memory(built: Built, file_name: str) -> None:
+    kernels = list(elf.read_resources(built.library(spec_of(built, file_name))))
+    assert kernels
+    spilling = [k for k in kernels if k.local or k.stack]
+    assert not spilling
+
+
+@pytest.mark.parametrize("file_name", [n for n in CI_MODULES if n.split("/")[1].startswith(ELEMENTWISE)])
+def test_elementwise_modules_are_small(built: Built, file_name: str) -> None:
+    assert (built.provider / file_name).stat().st_size <= ELEMENTWISE_BYTES
+
+
+def test_include_scan_finds_what_the_compilers_read(built: Built) -> None:
+    """Ninja kept what the compilers reported with -MD."""
+    read: dict[str, set[Path]] = {}
+    target = ""
+    for line in run(["ninja", "-C", built.tree, "-t", "deps"]).splitlines():
+        if line.startswith(" "):
+            path = Path(line.strip())
+            if path.is_relative_to(ROOT / "include") or path.is_relative_to(ROOT / "csrc"):
+                read[target].add(path)
+        elif ":" in line:
+            target = line.partition(":")[0]
+            read[target] = set()
+    for spec in built.specs:
+        for source in spec.sources:
+            scanned = set(include_closure([spec.source_path(source)], spec.include_folders))
+            objects = [name for name in read if name.endswith(f"/{source}.o")]
+            assert objects
+            for name in objects:
+                assert read[name] <= scanned
+                assert len(read[name]) > 2
+
+
+def test_missing_module_fails(built: Built, copy: Path) -> None:
+    (copy / "sm80" / "scale__dtype_f32.so").unlink()
+    with pytest.raises(ProviderError, match=r"sm80/scale__dtype_f32\.so: missing"):
+        _write(built, copy)
+    assert not (copy / MANIFEST_NAME).exists()
+
+
+def test_unplanned_module_fails(built: Built, copy: Path) -> None:
+    shutil.copy(copy / "sm80" / "scale__dtype_f32.so", copy / "sm80" / "scale__dtype_u8.so")
+    with pytest.raises(ProviderError, match=r"sm80/scale__dtype_u8\.so: not planned"):
+        _write(built, copy)
+
+
+def test_module_of_another_target_fails(built: Built, copy: Path) -> None:
+    shutil.copy(copy / "sm80" / "scale__dtype_f32.so", copy / "sm90a" / "scale__dtype_f32.so")
+    with pytest.raises(ProviderError, match=r"sm90a/scale.*machine code for sm_80; planned: sm_90a"):
+        _write(built, copy)
+
+
+def test_module_with_ptx_fails(built: Built, copy: Path, tmp_path: Path) -> None:
+    spec = spec_of(built, "sm80/scale__dtype_f32.so")
+    *compiles, link = spec.commands(built.toolchain, tmp_path)
+    for command in compiles:
+        argv = [w.replace("code=sm_80", "code=[sm_80,compute_80]") for w in command.argv]
+        run(argv)
+    run(link.argv)
+    shutil.copy(link.output, copy / spec.file_name)
+    with pytest.raises(ProviderError, match=r"sm80/scale.*has PTX for sm_80"):
+        _write(built, copy)
+
+
+def test_library_of_another_kind_fails(built: Built, copy: Path, tmp_path: Path) -> None:
+    source = tmp_path / "other.cc"
+    source.write_text("#include <zlib.h>\nextern \"C\" const char* leaked() { return zlibVersion(); }\n"
+                      if Path("/usr/include/zlib.h").exists() else
+                      "extern \"C\" int leaked() { return 1; }\n")
+    run([built.toolchain.host_compiler, "-shared", "-fPIC", "-Wl,-rpath,/nowhere", source, "-o",
+         copy / "sm80" / "scale__dtype_f32.so"])
+    with pytest.raises(ProviderError) as error:
+        _write(built, copy)
+    text = str(error.value)
+    assert "sm80/scale__dtype_f32.so: exports nothing; planned: scale" in text
+    assert "has machine code for nothing; planned: sm_80" in text
+    assert "has other public symbols leaked; planned: none" in text
+    assert "has an RPATH /nowhere" in text
+
+
+def test_text_instead_of_a_library_fails(built: Built, copy: Path) -> None:
+    (copy / "sm80" / "scale__dtype_f32.so").write_text("not a library")
+    with pytest.raises(ProviderError, match=r"scale__dtype_f32\.so is not a shared library"):
+        _write(built, copy)
+
+
+def test_foreign_library_is_not_allowed(built: Built) -> None:
+    from precast.manifest_writer import module_problems
+
+    spec = built.specs[0]
+    path = built.library(spec)
+    symbols, code = elf.read_symbols(path), elf.read_machine_code(path)
+    assert module_problems(symbols, code, spec.exports, spec.arch.sass, spec.cudart) == []
+    needy = symbols._replace(needed=("libcuda.so.1", "libtorch.so", *symbols.needed))
+    (problem,) = module_problems(needy, code, spec.exports, spec.arch.sass, spec.cudart)
+    assert problem == "needs other libraries libcuda.so.1, libtorch.so; planned: none"
+    unique = symbols._replace(unique=("_ZZ1fvE1x",))
+    assert module_problems(unique, code, spec.exports, spec.arch.sass, spec.cudart)
+
+
+def test_nothing_to_build_for_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("precast.jit.__main__.device_capabilities", list)
+    with pytest.raises(ValueError, match='PRECAST_CUDA_ARCH_LIST="8.0 9.0a"'):
+        target_archs(PLAN, "")
+    if not device_capabilities():
+        out = configure(tmp_path, fails=True)
+        assert "no targets to build for" in " ".join(out.split())
+
+
+def test_wrong_settings_are_errors_of_cmake(tmp_path: Path) -> None:
+    out = configure(tmp_path, fails=True, PRECAST_CUDA_ARCH_LIST="9.0q")
+    assert "'9.0q' is not a CUDA target" in " ".join(out.split())
+    out = configure(
+        tmp_path, fails=True, PRECAST_CUDA_ARCH_LIST="9.0a", PRECAST_PROFILE="everything"
+    )
+    assert "unknown profile 'everything'; legal: ci, core, full" in " ".join(out.split())
+    out = configure(tmp_path, fails=True, PRECAST_MODE="other")
+    assert "legal: core, modules" in " ".join(out.split())

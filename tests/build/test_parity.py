@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Ahead of time and on the spot, a module is made by the same commands, to the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import pytest
+from build_support import (
+    ARCHS,
+    CI_MODULES,
+    PLAN,
+    Built,
+    compile_database,
+    configure,
+    ninja_commands,
+    run,
+    spec_of,
+)
+
+from precast import aot
+from precast.jit.toolchain import find_toolchain
+
+ALL_ARCHS = " ".join(PLAN.build.archs)
+# What CMake would add if it were asked to; nothing of it may reach a command.
+HOSTILE = {"CXXFLAGS": "-O0 -g", "CUDAFLAGS": "-G", "LDFLAGS": "-Wl,-rpath,/nowhere"}
+
+
+def _without(argv: list[str], *options: str) -> list[str]:
+    """``argv`` without options that take a value, and without -MD."""
+    kept, words = [], iter(argv)
+    for word in words:
+        if word in options:
+            next(words)
+        elif word != "-MD":
+            kept.append(word)
+    return kept
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the plan lists, configured, not built."""
+    tree = tmp_path_factory.mktemp("full") / "tree"
+    configure(
+        tree,
+        HOSTILE,
+        PRECAST_PROFILE="full",
+        PRECAST_CUDA_ARCH_LIST=ALL_ARCHS,
+        CMAKE_BUILD_TYPE="Debug",
+    )
+    return tree
+
+
+def test_compile_commands_are_those_of_jit(full: Path) -> None:
+    toolchain = find_toolchain()
+    specs = PLAN.modules("full", PLAN.archs(ALL_ARCHS), toolchain.toolkit.major)
+    expected = {
+        tuple(_without(command.argv, "-o"))
+        for spec in specs
+        for command in spec.commands(toolchain, Path("work"))
+        if command.kind != "link"
+    }
+    actual = [tuple(_without(argv, "-o", "-MT", "-MF")) for argv in compile_database(full)]
+    assert set(actual) == expected
+    # Each kernel once a module, each binding once an op.
+    ops = {spec.op for spec in specs}
+    assert len(actual) == len(specs) + len(ops)
+
+
+def test_link_commands_are_those_of_jit(full: Path) -> None:
+    toolchain = find_toolchain()
+    links = {argv[argv.index("-o") + 1]: argv for argv in ninja_commands(full) if "-c" not in argv}
+    specs = PLAN.modules("full", PLAN.archs(ALL_ARCHS), toolchain.toolkit.major)
+    assert set(links) == {spec.file_name for spec in specs}
+    for spec in specs:
+        expected = spec.commands(toolchain, Path("work"))[-1].argv
+        actual = [Path(w).name if w.endswith(".o") else w for w in links[spec.file_name]]
+        wanted = [Path(w).name if w.endswith(".o") else w for w in expected]
+        assert _without(actual, "-o") == _without(wanted, "-o")
+
+
+@pytest.mark.parametrize("file_name", [name for name in CI_MODULES if "/scale" in name])
+def test_cmake_and_aot_make_the_same_bytes(built: Built, file_name: str, tmp_path: Path) -> None:
+    spec = spec_of(built, file_name)
+    manifest = aot.build(PLAN, [spec], tmp_path)
+    (row,) = manifest.modules
+    data = (built.tree / file_name).read_bytes()
+    assert row.sha256 == hashlib.sha256(data).hexdigest()
+    assert row.fingerprint == spec.fingerprint
+
+
+def test_aot_goes_on_where_it_stopped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["--profile", "ci", "--arch", "8.0", "--out-dir", str(tmp_path)]
+    scale = "sm80/scale__dtype_f32.so"
+    assert aot.main([*arguments, "--dry-run"]) == 0
+    assert f"{scale}  to build" in capsys.readouterr().out
+    assert aot.main(arguments) == 0
+    total = len([name for name in CI_MODULES if name.startswith("sm80/")])
+    assert f"[{total}/{total}]" in capsys.readouterr().out
+    kept = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "sm80").glob("*.so")}
+    (tmp_path / scale).write_bytes(b"damaged")
+    (tmp_path / ".work-left-by-a-kill").mkdir()
+    assert aot.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert f"{total - 1} of {total} modules are built already" in out
+    again = {p.name: p.stat().st_mtime_ns for p in (tmp_path / "sm80").glob("*.so")}
+    assert {name for name in kept if kept[name] != again[name]} == {"scale__dtype_f32.so"}
+    assert not list(tmp_path.glob(".work-*"))
+    # Another set into the same folder would leave modules that no manifest lists.
+    assert aot.main([*arguments[:3], "9.0a", *arguments[4:]]) == 1
+    assert "Fix: take an empty folder" in capsys.readouterr().err
+
+
+def test_hostile_environment_was_really_offered(full: Path) -> None:
+    cache = (full / "CMakeCache.txt").read_text()
+    assert "-O0 -g" in cache
+    assert "/nowhere" in cache
+
+
+def test_build_stays_when_nothing_changed(built: Built) -> None:
+    assert "no work to do" in run(["cmake", "--build", built.tree])
+    assert ARCHS in (built.tree / "CMakeCache.txt").read_text()

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The modules that the build and load layers look at: built once by CMake, then kept.
+
+They lie in ``PRECAST_TEST_BUILD_DIR`` (default: ``build/test-modules``); Ninja brings them up to date
+at the next run, so that only what changed is compiled again.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import pytest
+
+from precast.jit.planner import Plan
+from precast.jit.spec import JitSpec
+from precast.jit.toolchain import Toolchain, find_toolchain
+from precast.manifest import Manifest, read_manifest
+
+ROOT = Path(__file__).resolve().parents[1]
+PROFILE = "ci"
+ARCHS = "8.0 9.0a"
+PACKAGE = "precast_jit_cache"
+
+PLAN = Plan.load(ROOT)
+OPS = sorted(PLAN.config.ops)
+
+
+@dataclass(frozen=True)
+class Built:
+    """One build of the ``ci`` profile by CMake."""
+
+    tree: Path
+    provider: Path
+    toolchain: Toolchain
+    specs: tuple[JitSpec, ...]
+    manifest: Manifest
+
+    def library(self, spec: JitSpec) -> Path:
+        return self.provider / spec.file_name
+
+
+def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[JitSpec]:
+    return PLAN.modules(profile, PLAN.archs(archs), find_toolchain().toolkit.major)
+
+
+#: The same as ids of parametrized tests, which are made before anything is built.
+CI_MODULES = [spec.file_name for spec in PLAN.modules(PROFILE, PLAN.archs(ARCHS))]
+
+
+def run(
+    argv: Sequence[object], env: Mapping[str, str] | None = None, fails: bool = False
+) -> str:
+    """The output of a command, which must succeed, or must fail."""
+    done = subprocess.run(
+        [str(word) for word in argv],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, **(env or {})},
+    )
+    assert (done.returncode != 0) == fails, f"{shlex.join(map(str, argv))}\n{done.stdout}"
+    return done.stdout
+
+
+def configure(
+    tree: Path, env: Mapping[str, str] | None = None, fails: bool = False, **definitions: str
+) -> str:
+    """Configure the project's CMake build in ``tree``."""
+    words = [f"-D{name}={value}" for name, value in definitions.items()]
+    return run(
+        ["cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", *words],
+        env,
+        fails,
+    )
+
+
+@functools.cache
+def _build() -> Built:
+    folder = Path(os.environ.get("PRECAST_TEST_BUILD_DIR") or ROOT / "build" / "test-modules")
+    folder.mkdir(parents=True, exist_ok=True)
+    tree, prefix = folder / "tree", folder / "prefix"
+    provider, specs = prefix / PACKAGE, planned()
+    with filelock.FileLock(folder / ".lock"):
+        try:
+            configure(tree, PRECAST_PROFILE=PROFILE, PRECAST_CUDA_ARCH_LIST=ARCHS)
+        except AssertionError:  # Left by another CMake or toolkit.
+            shutil.rmtree(tree, ignore_errors=True)
+            configure(tree, PRECAST_PROFILE=PROFILE, PRECAST_CUDA_ARCH_LIST=ARCHS)
+        run(["cmake", "--build", tree])
+        if not _is_installed(tree, provider, specs):
+            shutil.rmtree(prefix, ignore_errors=True)
+            run(["cmake", "--install", tree, "--prefix", prefix, "--strip"])
+        manifest = read_manifest(provider)
+    return Built(tree, provider, find_toolchain(), tuple(specs), manifest)
+
+
+def _is_installed(tree: Path, provider: Path, specs: Sequence[JitSpec]) -> bool:
+    """Whether a new install would change nothing; other processes may be reading this one."""
+    try:
+        rows = {(row.file, row.fingerprint) for row in read_manifest(provider).modules}
+        same = [(tree / file).read_bytes() == (provider / file).read_bytes() for file, _ in rows]
+    except (OSError, ValueError):
+        return False
+    return all(same) and rows == {(spec.file_name, spec.fingerprint) for spec in specs}
+
+
+@pytest.fixture(scope="session")
+def built() -> Built:
+    """The ``ci`` profile for sm80 and sm90a, built and installed by CMake."""
+    return _build()
+
+
+def spec_of(built: Built, file_name: str) -> JitSpec:
+    return next(spec for spec in built.specs if spec.file_name == file_name)
+
+
+def ninja_commands(tree: Path) -> list[list[str]]:
+    """Every compile and link command of a configured tree, without the shell around it."""
+    commands = []
+    for line in run(["ninja", "-C", tree, "-t", "commands"]).splitlines():
+        words = shlex.split(line)
+        if words[:2] == [":", "&&"]:
+            words = words[2 : words.index("&&", 2)]
+        if words and Path(words[0]).name.startswith(("nvcc", "g++", "c++", "clang++")):
+            commands.append(words)
+    return commands
+
+
+def compile_database(tree: Path) -> list[list[str]]:
+    rows = json.loads((tree / "compile_commands.json").read_text())
+    return [shlex.split(row["command"]) for row in rows]

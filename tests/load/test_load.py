@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every built module opens on a machine without a GPU and answers through the real FFI."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from build_support import CI_MODULES, PLAN, Built, run, spec_of
+
+import precast
+from precast import elf
+from precast._dispatch import KERNELS
+from precast.loader import get_function, load_library
+from precast.manifest_writer import SYSTEM_LIBRARIES
+
+DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+CASES = [
+    (file_name, export)
+    for file_name in CI_MODULES
+    for export in PLAN.config.op(file_name.split("/")[1].split("__")[0]).exports
+]
+
+
+def _function(built: Built, file_name: str, export: str) -> Any:
+    spec = spec_of(built, file_name)
+    return get_function(load_library(built.library(spec), spec.cuda_major), export)
+
+
+def _types(export: str) -> list[tuple[str, str]]:
+    """Type and name of each argument, from the schema: ``("Tensor", "input")``."""
+    arguments = KERNELS[export].schema.partition("(")[2].rpartition(") ->")[0]
+    words = [text.split() for text in arguments.split(", ")]
+    return [(re.sub(r"\(.*\)", "", kind), name) for kind, name in words]
+
+
+def _arguments(export: str, dtype: torch.dtype, *shape: int) -> list[Any]:
+    values = {"float": 1e-6, "bool": True}
+    return [
+        torch.zeros(shape, dtype=dtype) if kind == "Tensor" else values[kind]
+        for kind, _ in _types(export)
+    ]
+
+
+def test_every_export_has_a_kernel() -> None:
+    assert precast.__version__
+    assert set(KERNELS) == {export for op in PLAN.config.ops.values() for export in op.exports}
+
+
+@pytest.mark.parametrize(("file_name", "export"), CASES)
+def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> None:
+    function = _function(built, file_name, export)
+    dtype = DTYPES[spec_of(built, file_name).axes["dtype"]]
+    first = next(name for kind, name in _types(export) if kind == "Tensor")
+    arguments = _arguments(export, dtype, 4, 64)
+    with pytest.raises(ValueError, match=rf"{export}: {first} must be a CUDA tensor, got cpu"):
+        function(*arguments)
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            assert not argument.any()
+
+
+@pytest.mark.parametrize(("file_name", "export"), CASES)
+def test_wrong_calls_are_type_errors(built: Built, file_name: str, export: str) -> None:
+    function = _function(built, file_name, export)
+    arguments = _arguments(export, torch.float16, 4, 64)
+    with pytest.raises(TypeError, match="Mismatched number of arguments"):
+        function(*arguments[:-1])
+    with pytest.raises(TypeError, match="Mismatched number of arguments"):
+        function(*arguments, 1)
+    with pytest.raises(TypeError, match="Mismatched type on argument #0"):
+        function("a string", *arguments[1:])
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_unknown_function_is_named(built: Built, file_name: str) -> None:
+    with pytest.raises(precast.errors.LoadError, match="no_such_function"):
+        _function(built, file_name, "no_such_function")
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_only_entry_points_are_exported(built: Built, file_name: str) -> None:
+    """By binutils, not by the reader that wrote the manifest."""
+    spec = spec_of(built, file_name)
+    rows = [line.split() for line in run(["nm", "-D", built.library(spec)]).splitlines()]
+    defined = {row[-1] for row in rows if row[-2] not in ("U", "w", "v")}
+    assert defined == {elf.EXPORT_PREFIX + export for export in spec.exports}
+    assert not [row for row in rows if row[-2] == "u"], "GNU_UNIQUE symbols"
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_needed_libraries(built: Built, file_name: str) -> None:
+    spec = spec_of(built, file_name)
+    out = run(["readelf", "-d", built.library(spec)])
+    needed = set(re.findall(r"\(NEEDED\).*\[(.+)\]", out))
+    assert {"libcudart.so.13", "libtvm_ffi.so"} <= needed
+    assert needed <= {"libcudart.so.13", "libtvm_ffi.so", *SYSTEM_LIBRARIES}
+    assert "RPATH" not in out
+    assert "RUNPATH" not in out
+    assert set(elf.read_symbols(built.library(spec)).needed) == needed
+
+
+@pytest.mark.parametrize("file_name", CI_MODULES)
+def test_no_machine_path_is_inside(built: Built, file_name: str) -> None:
+    data = built.library(spec_of(built, file_name)).read_bytes()
+    for folder in (Path(torch.__file__).parents[1], PLAN.root, built.tree):
+        assert str(folder).encode() not in data
+
+
+def test_both_targets_live_in_one_process(built: Built) -> None:
+    """Copies of one op for two targets share no template static."""
+    pairs = [n for n in CI_MODULES if n.startswith("sm80/")]
+    for name in pairs:
+        other = name.replace("sm80/", "sm90a/")
+        export = spec_of(built, name).exports[0]
+        one, two = _function(built, name, export), _function(built, other, export)
+        assert one is not two
+    maps = Path("/proc/self/maps").read_text()
+    for name in pairs:
+        assert str(built.provider / name) in maps
+        assert str(built.provider / name.replace("sm80/", "sm90a/")) in maps
