@@ -71,6 +71,8 @@ for folder in dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "pl
 PY
   )
   printf '%s\n' "$folders" >"$own/_linked_packages.pth"
+  # The one that came with the environment would hide the newer one that torch asks for.
+  python -m pip uninstall --quiet --yes setuptools 2>/dev/null || true
 }
 
 # logged FILE COMMAND...: run it with its output in FILE, a sign of life every 15 s; if it fails,

@@ -115,7 +115,12 @@ python -c 'import precast; print("precast", precast.__version__, "in", precast._
 note "installed offline"
 
 step "precast doctor"
-precast doctor ${has_gpu:+--profile core}
+# Without a GPU it says what a GPU of the target would load.
+if [ -n "$has_gpu" ]; then
+  precast doctor --profile core
+else
+  precast doctor --profile core --arch "${arch%[af]}"
+fi
 note "precast doctor"
 
 step "the MLP block of a language model"

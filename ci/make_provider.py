@@ -7,8 +7,8 @@
     python ci/make_provider.py --cuda 13 --arch sm90a -o build/providers/cu13-sm90a
     pip wheel --no-deps build/providers/cu13-sm90a
 
-The project of ``python/precast_jit_cache`` is the template: a distribution's name is static, so each
-needs a ``pyproject.toml`` of its own. Import packages differ, so the distributions live side by side.
+The project of ``python/precast_jit_cache`` is the template: the name of a distribution is static,
+so each needs a ``pyproject.toml`` of its own. Import packages differ, so they live side by side.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def make_provider(cuda: int, arch: str, folder: Path) -> str:
         text = text.replace(old, new)
     (folder / package).mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")
-    shutil.copyfile(TEMPLATE / "precast_jit_cache" / "__init__.py", folder / package / "__init__.py")
+    init = TEMPLATE / "precast_jit_cache" / "__init__.py"
+    shutil.copyfile(init, folder / package / "__init__.py")
     shutil.copyfile(TEMPLATE / "LICENSE", folder / "LICENSE")
     return name
 

@@ -11,7 +11,7 @@ import argparse
 import time
 
 import torch
-from mlp_block import refusal
+from ffi_check import refusal
 
 import precast
 from precast.loader import load_library, loader, plan
@@ -36,7 +36,9 @@ def build(capability: str) -> None:
     resolution = loader.resolve(OP, AXES, capability)
     spec = plan().spec(OP, AXES, capability, resolution.cuda_major)
     start = time.perf_counter()
-    path = spec.build("; ".join(str(s) for s in resolution.steps if s.source == "PRECAST_PROVIDER_PATH"))
+    path = spec.build(
+        "; ".join(str(s) for s in resolution.steps if s.source == "PRECAST_PROVIDER_PATH")
+    )
     print(f"built in {time.perf_counter() - start:.2f} s: {path}")
     print(f"it loads: {refusal(load_library(path, spec.cuda_major), EXPORT)}")
 

@@ -25,12 +25,13 @@ from typing import Any, NamedTuple
 import gguf
 import torch
 import torch.nn.functional as F
+from ffi_check import check_libraries
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from torch.utils.benchmark import Timer
 
 import precast
 from precast._dispatch import KERNELS
-from precast.loader import get_function, load_library, loader
+from precast.loader import loader
 
 PROMPT = "<|im_start|>user\nWhy is the sky blue at noon, and red at dusk?<|im_end|>\n"
 DTYPE = torch.bfloat16
@@ -128,46 +129,6 @@ def packaged_model() -> Path:
 # -- what ran -------------------------------------------------------------------------------------
 
 
-def check_libraries() -> int:
-    """Load every prebuilt library here and call its functions with CPU tensors.
-
-    That needs no GPU: the C++ argument check refuses the tensor before anything is launched.
-    """
-    count = 0
-    for provider in loader.providers:
-        if provider.manifest is None:
-            raise SystemExit(f"{provider.label}: {provider.problem}")
-        for row in provider.manifest.modules:
-            start = time.perf_counter()
-            module = load_library(provider.root / row.file, provider.manifest.cuda_major)
-            seconds = time.perf_counter() - start
-            for export in row.exports:
-                print(f"  {row.file:34} {seconds * 1e3:5.1f} ms  {refusal(module, export)}")
-                count += 1
-    if not count:
-        raise SystemExit("no prebuilt module is installed. Fix: see precast doctor")
-    return count
-
-
-def refusal(module: Any, export: str) -> str:
-    """The error of an exported function that is given CPU tensors."""
-    schema = torch._C.parse_schema(export + KERNELS[export].schema)
-    values = {"Tensor": torch.ones(2, 16), "float": 1.0, "bool": False}
-    try:
-        get_function(module, export)(*(values[str(a.type)] for a in schema.arguments))
-    except ValueError as error:
-        places = []
-        frame = error.__traceback__
-        while frame is not None:
-            places.append(Path(frame.tb_frame.f_code.co_filename).name)
-            frame = frame.tb_next
-        cc = next((place for place in places if place.endswith((".cc", ".h"))), None)
-        if cc is None or "CUDA tensor" not in str(error):
-            raise
-        return f"{cc}: {type(error).__name__}: {error}"
-    raise SystemExit(f"{export} accepted a CPU tensor")
-
-
 def served_by(export: str, device: torch.device) -> str:
     """The library that serves an export for bf16, and where it came from."""
     if device.type == "cpu":
@@ -178,7 +139,9 @@ def served_by(export: str, device: torch.device) -> str:
     return f"{found.path.parent.name}/{found.path.name} ({source})"
 
 
-def calls(block: Block, hidden: torch.Tensor, eps: float) -> Iterator[tuple[str, Callable[[], Any]]]:
+def calls(
+    block: Block, hidden: torch.Tensor, eps: float
+) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every call of the block by name, on data of the block's shapes."""
     wide = F.linear(hidden, block.gate_up)
     residual = hidden.clone()
@@ -240,7 +203,9 @@ def main() -> int:
             error = run(model, args.layer, args.batch, torch.device("cpu"))
 
     verdict = "ok" if error <= TOLERANCE else "TOO LARGE"
-    print(f"error of the output relative to float64: {error:.1e} (limit {TOLERANCE:.0e}): {verdict}")
+    print(
+        f"error of the output relative to float64: {error:.1e} (limit {TOLERANCE:.0e}): {verdict}"
+    )
     return 0 if error <= TOLERANCE else 1
 
 

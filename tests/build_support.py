@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modules that the build and load layers look at: built once by CMake, then kept.
 
-They lie in ``PRECAST_TEST_BUILD_DIR`` (default: ``build/test-modules``); Ninja brings them up to date
-at the next run, so that only what changed is compiled again.
+They lie in ``PRECAST_TEST_BUILD_DIR`` (default: ``build/test-modules``); Ninja brings them up to
+date at the next run, so that only what changed is compiled again.
 """
 
 from __future__ import annotations
@@ -57,9 +57,7 @@ def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[JitSpec]:
 CI_MODULES = [spec.file_name for spec in PLAN.modules(PROFILE, PLAN.archs(ARCHS))]
 
 
-def run(
-    argv: Sequence[object], env: Mapping[str, str] | None = None, fails: bool = False
-) -> str:
+def run(argv: Sequence[object], env: Mapping[str, str] | None = None, fails: bool = False) -> str:
     """The output of a command, which must succeed, or must fail."""
     done = subprocess.run(
         [str(word) for word in argv],
@@ -76,12 +74,9 @@ def configure(
     tree: Path, env: Mapping[str, str] | None = None, fails: bool = False, **definitions: str
 ) -> str:
     """Configure the project's CMake build in ``tree``."""
+    definitions["Python_EXECUTABLE"] = sys.executable
     words = [f"-D{name}={value}" for name, value in definitions.items()]
-    return run(
-        ["cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", f"-DPython_EXECUTABLE={sys.executable}", *words],
-        env,
-        fails,
-    )
+    return run(["cmake", "-S", ROOT, "-B", tree, "-G", "Ninja", *words], env, fails)
 
 
 @functools.cache

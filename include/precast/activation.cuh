@@ -27,7 +27,8 @@ struct ActAndMulParams {
   RowStrides out_strides;
   Rows rows;
   int64_t columns;
-  Items items;  // the launcher sets it
+  Items items;      // the launcher sets it
+  bool exceeds_l2;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -40,10 +41,10 @@ __device__ __forceinline__ float activate(float x) {
 }
 
 template <typename T, Activation kActivation, bool kAligned>
-__global__ __launch_bounds__(kMaxItemThreads) void ActAndMulKernel(
+__global__ __launch_bounds__(kItemThreads) void ActAndMulKernel(
     const __grid_constant__ ActAndMulParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
   if (item >= p.items.count) return;
   const ItemPosition at(p.items, item, kSize);
   const RowPosition row(p.rows, at.row);
@@ -60,8 +61,9 @@ __global__ __launch_bounds__(kMaxItemThreads) void ActAndMulKernel(
   wait_for_previous_grid();
 
   float gate[kSize], up[kSize];
-  const Vec<T> gate_vec = load<kAligned>(gates, left);
-  const Vec<T> up_vec = load<kAligned>(ups, left);
+  const L2Policy policy = l2_policy(p.exceeds_l2);
+  const Vec<T> gate_vec = load<kAligned>(gates, left, policy);
+  const Vec<T> up_vec = load<kAligned>(ups, left, policy);
   unpack(gate_vec, gate);
   unpack(up_vec, up);
 #pragma unroll
@@ -79,12 +81,13 @@ cudaError_t launch_act_and_mul(ActAndMulParams p, bool enable_pdl, cudaStream_t 
   const ItemPlan plan = plan_items(p.rows.count, p.columns, Vec<T>::kSize);
   if (!plan.fits) return cudaErrorInvalidValue;
   p.items = plan.items;
+  p.exceeds_l2 = plan.items.count > kBytesBeyondL2 / (3 * kVecBytes);
   const bool aligned = p.columns % Vec<T>::kSize == 0 &&
                        rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
   const auto kernel =
       aligned ? ActAndMulKernel<T, kActivation, true> : ActAndMulKernel<T, kActivation, false>;
-  return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+  return launch(kernel, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream, p);
 }
 
 #endif

@@ -30,8 +30,8 @@ struct LayerNormParams {
   void* out;           // [rows, hidden]
   uint32_t rows;
   int hidden;
-  int lanes;  // that share a row, for kRowPerCta = false; the launcher sets it
   float eps;
+  RowPlan plan;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -79,21 +79,22 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
     const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
-  const int group_size = kRowPerCta ? blockDim.x : p.lanes;
-  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.lanes - 1);
-  const uint32_t row =
-      kRowPerCta ? blockIdx.x : blockIdx.x * (blockDim.x / p.lanes) + threadIdx.x / p.lanes;
+  const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
+  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
+  const uint32_t row = kRowPerCta
+                           ? blockIdx.x
+                           : blockIdx.x * (blockDim.x / p.plan.lanes) + threadIdx.x / p.plan.lanes;
   const bool row_exists = kRowPerCta || row < p.rows;
   const int64_t offset = static_cast<int64_t>(row) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
   T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
   __shared__ float scratch[2][kMaxWarps];
   const auto group_sum = [&](float x, float (&row_scratch)[kMaxWarps]) {
-    return kRowPerCta ? block_sum(x, row_scratch) : warp_sum(x, p.lanes);
+    return kRowPerCta ? block_sum(x, row_scratch) : warp_sum(x, p.plan.lanes);
   };
 
   allow_next_grid();
-  if (may_overlap_previous_grid()) {
+  if (p.plan.prefetch) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int vec = rank + i * group_size;
@@ -106,11 +107,12 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   }
   wait_for_previous_grid();
 
+  const L2Policy policy = l2_policy(p.plan.exceeds_l2);
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
-    loaded[i] = row_exists && vec < vecs ? load_vec(input + vec * kSize) : zero_vec<T>();
+    loaded[i] = row_exists && vec < vecs ? load_vec(input + vec * kSize, policy) : zero_vec<T>();
   }
 
   float sum = 0.0f;
@@ -192,12 +194,11 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
                        rows_are_vector_aligned<T>(p.out, {}) &&
                        rows_are_vector_aligned<float>(p.gamma, {}) &&
                        rows_are_vector_aligned<float>(p.beta, {});
-  const RowPlan plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, aligned);
-  p.lanes = plan.lanes;
+  p.plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, 2, aligned);
   const auto run = [&](void (*kernel)(LayerNormParams)) {
-    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+    return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
-  switch (plan.kind) {
+  switch (p.plan.kind) {
     case RowKernel::lanes:
       return run(LayerNormKernel<T, 1, false>);
     case RowKernel::cta_1:

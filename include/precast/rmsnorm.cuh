@@ -38,9 +38,9 @@ struct RmsNormParams {
   RowStrides out_strides;
   Rows rows;
   int hidden;
-  int lanes;  // that share a row, for kRowPerCta = false; the launcher sets it
   float eps;
   float weight_bias;
+  RowPlan plan;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -82,12 +82,13 @@ template <typename T, int kVecs, bool kRowPerCta, bool kFused>
 __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
     const __grid_constant__ RmsNormParams p) {
   using Elements = RmsNormElements<T, kFused>;
-  const int vecs = p.hidden / Vec<T>::kSize;
-  const int group_size = kRowPerCta ? blockDim.x : p.lanes;
-  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.lanes - 1);
+  constexpr int kSize = Vec<T>::kSize;
+  const int vecs = p.hidden / kSize;
+  const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
+  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
   const uint32_t row = kRowPerCta ? blockIdx.x
-                                  : blockIdx.x * (blockDim.x / p.lanes) +
-                                        static_cast<uint32_t>(threadIdx.x / p.lanes);
+                                  : blockIdx.x * (blockDim.x / p.plan.lanes) +
+                                        static_cast<uint32_t>(threadIdx.x / p.plan.lanes);
   const bool row_exists = kRowPerCta || row < p.rows.count;
 
   const RowPosition position(p.rows, row);
@@ -97,36 +98,35 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
   const T* weight = static_cast<const T*>(p.weight);             // [hidden]
 
   allow_next_grid();
-  if (may_overlap_previous_grid()) {
+  if (p.plan.prefetch) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int vec = rank + i * group_size;
       if (row_exists && vec < vecs) {
-        prefetch_to_l2(input + vec * Vec<T>::kSize);
-        if constexpr (kFused) prefetch_to_l2(residual + vec * Vec<T>::kSize);
-        prefetch_to_l2(weight + vec * Vec<T>::kSize);
+        prefetch_to_l2(input + vec * kSize);
+        if constexpr (kFused) prefetch_to_l2(residual + vec * kSize);
+        prefetch_to_l2(weight + vec * kSize);
       }
     }
   }
   wait_for_previous_grid();
 
+  const L2Policy policy = l2_policy(p.plan.exceeds_l2);
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
-  Vec<T> added[kVecs];
-  Vec<T> weights[kVecs];
+  Vec<T> added[kVecs];   // [kVecs, kSize] of the row
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
     const bool exists = row_exists && vec < vecs;
-    loaded[i] = exists ? load_vec(input + vec * Vec<T>::kSize) : zero_vec<T>();
+    loaded[i] = exists ? load_vec(input + vec * kSize, policy) : zero_vec<T>();
     if constexpr (kFused) {
-      added[i] = exists ? load_vec(residual + vec * Vec<T>::kSize) : zero_vec<T>();
+      added[i] = exists ? load_vec(residual + vec * kSize, policy) : zero_vec<T>();
     }
   }
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    const int vec = rank + i * group_size;
-    weights[i] = vec < vecs ? load_vec(weight + vec * Vec<T>::kSize) : zero_vec<T>();
-  }
+  // Why: one vector a thread is where latency counts, so its weights come along with the row. More
+  // are better read late, from L1, than kept in registers.
+  Vec<T> early_weight = zero_vec<T>();
+  if (kVecs == 1 && rank < vecs) early_weight = load_vec(weight + rank * kSize);
 
   float sum = 0.0f;
 #pragma unroll
@@ -135,14 +135,14 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
     sum += elements.sum_of_squares();
     if constexpr (kFused) {
       const int vec = rank + i * group_size;
-      if (row_exists && vec < vecs) store_vec(residual + vec * Vec<T>::kSize, pack<T>(elements.x));
+      if (row_exists && vec < vecs) store_vec(residual + vec * kSize, pack<T>(elements.x));
     }
   }
   if constexpr (kRowPerCta) {
     __shared__ float scratch[kMaxWarps];
     sum = block_sum(sum, scratch);
   } else {
-    sum = warp_sum(sum, p.lanes);
+    sum = warp_sum(sum, p.plan.lanes);
   }
   const float rstd = rsqrtf(sum / p.hidden + p.eps);
 
@@ -151,7 +151,8 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
     const int vec = rank + i * group_size;
     if (row_exists && vec < vecs) {
       const Elements elements(loaded[i], added[i]);
-      store_vec(out + vec * Vec<T>::kSize, elements.scaled(rstd, weights[i], p.weight_bias));
+      const Vec<T> w = kVecs == 1 ? early_weight : load_vec(weight + vec * kSize);
+      store_vec(out + vec * kSize, elements.scaled(rstd, w, p.weight_bias));
     }
   }
 }
@@ -203,12 +204,11 @@ cudaError_t launch_rmsnorm(RmsNormParams p, bool enable_pdl, cudaStream_t stream
                        rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.residual, p.residual_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
-  const RowPlan plan = plan_rows(p.rows.count, p.hidden, Vec<T>::kSize, aligned);
-  p.lanes = plan.lanes;
+  p.plan = plan_rows(p.rows.count, p.hidden, Vec<T>::kSize, kFused ? 4 : 2, aligned);
   const auto run = [&](void (*kernel)(RmsNormParams)) {
-    return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+    return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
-  switch (plan.kind) {
+  switch (p.plan.kind) {
     case RowKernel::lanes:
       return run(RmsNormKernel<T, 1, false, kFused>);
     case RowKernel::cta_1:

@@ -26,15 +26,15 @@ struct ScaleParams {
   int64_t columns;
   Items items;  // the launcher sets it
   float factor;
+  bool exceeds_l2;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
 
 template <typename T, bool kAligned>
-__global__ __launch_bounds__(kMaxItemThreads) void ScaleKernel(
-    const __grid_constant__ ScaleParams p) {
+__global__ __launch_bounds__(kItemThreads) void ScaleKernel(const __grid_constant__ ScaleParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
   if (item >= p.items.count) return;
   const ItemPosition at(p.items, item, kSize);
   const RowPosition row(p.rows, at.row);
@@ -47,10 +47,16 @@ __global__ __launch_bounds__(kMaxItemThreads) void ScaleKernel(
   wait_for_previous_grid();
 
   float x[kSize];
-  unpack(load<kAligned>(input, left), x);
+  // The last item of a row may be partial, on aligned rows too.
+  const bool whole = kAligned && left >= kSize;
+  unpack(whole ? load_vec(input, l2_policy(p.exceeds_l2)) : load_elements(input, left), x);
 #pragma unroll
   for (int i = 0; i < kSize; ++i) x[i] *= p.factor;
-  store<kAligned>(out, pack<T>(x), left);
+  if (whole) {
+    store_vec(out, pack<T>(x));
+  } else {
+    store_elements(out, pack<T>(x), left);
+  }
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -63,10 +69,11 @@ cudaError_t launch_scale(ScaleParams p, bool enable_pdl, cudaStream_t stream) {
   const ItemPlan plan = plan_items(p.rows.count, p.columns, Vec<T>::kSize);
   if (!plan.fits) return cudaErrorInvalidValue;
   p.items = plan.items;
+  p.exceeds_l2 = plan.items.count > kBytesBeyondL2 / (2 * kVecBytes);
   const bool aligned = rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
   const auto kernel = aligned ? ScaleKernel<T, true> : ScaleKernel<T, false>;
-  return launch(kernel, dim3(plan.ctas), dim3(plan.threads), enable_pdl, stream, p);
+  return launch(kernel, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream, p);
 }
 
 #endif

@@ -50,7 +50,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.export = export
         self.schema = schema
         self.reference = reference
-        self.first_tensor = schema.partition("Tensor ")[2].partition(",")[0].strip(" )")
+        self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
         KERNELS[export] = self
         _mode.on_change(self.clear)
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import shutil
 import sys
 import tempfile
@@ -71,7 +70,7 @@ def build(
         If the folder holds anything but the modules that are planned.
     """
     if not specs:
-        raise ProviderError(f"nothing is planned for {out_dir}: the profile or the targets are empty")
+        raise ProviderError("nothing is planned: the profile or the targets are empty")
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
@@ -196,7 +195,7 @@ class _Builder:
         for path in (record, target):
             path.parent.mkdir(parents=True, exist_ok=True)
         record.unlink(missing_ok=True)
-        os.replace(library, target)
+        library.replace(target)
         meta = cache.write_meta(spec, self.toolchain, target, seconds)
         record.write_text(meta.dump(), encoding="utf-8")
 

@@ -161,9 +161,7 @@ def read_resources(path: Path) -> Iterator[Resources]:
     text = _cuobjdump("--dump-resource-usage", path)
     for name, usage in re.findall(r"Function (\S+):\s*\n\s*(\S.*)", text):
         values = dict(re.findall(r"(\w+):(\d+)", usage))
-        yield Resources(
-            name, *(int(values[key]) for key in ("REG", "STACK", "LOCAL", "SHARED"))
-        )
+        yield Resources(name, *(int(values[key]) for key in ("REG", "STACK", "LOCAL", "SHARED")))
 
 
 def _cuobjdump(option: str, path: Path) -> str:
@@ -201,5 +199,5 @@ def find_cuobjdump() -> str:
             return str(beside)
     on_path = shutil.which("cuobjdump")
     if on_path is None:
-        raise ToolchainError(f"no cuobjdump was found, which reads machine code. Fix: {INSTALL_HINT}")
+        raise ToolchainError(f"no cuobjdump, which reads machine code. Fix: {INSTALL_HINT}")
     return on_path

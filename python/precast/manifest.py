@@ -75,6 +75,8 @@ def read_manifest(root: Path) -> Manifest:
         schema = data.get("schema") if isinstance(data, Mapping) else None
         raise ValueError(f"{path} has schema {schema}, this precast reads {MANIFEST_SCHEMA}")
     try:
+        if not isinstance(data["modules"], list):
+            raise TypeError("'modules'")
         rows = tuple(ModuleRow(**_fields(ModuleRow, row)) for row in data["modules"])
         fields = _fields(Manifest, data)
     except (KeyError, TypeError) as error:

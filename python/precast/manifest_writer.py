@@ -73,7 +73,7 @@ def write_manifest(
     from precast import _tvm_ffi
 
     if not specs:
-        raise ProviderError(f"nothing is planned for {root}: the profile or the targets are empty")
+        raise ProviderError("nothing is planned: the profile or the targets are empty")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         checked = list(pool.map(lambda spec: _read_module(root, spec, seconds), specs))
     problems = [problem for _, found in checked for problem in found]

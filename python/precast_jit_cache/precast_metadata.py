@@ -55,6 +55,13 @@ class Modules:
     toolkit which is found, as in CMakeLists.txt.
     """
 
+    def build_state(self, state: str) -> None:
+        if state == "sdist":
+            raise RuntimeError(
+                "there is no sdist of prebuilt modules: they are built from a checkout. Fix: pip "
+                "wheel ./python/precast_jit_cache"
+            )
+
     def get_requires_for_dynamic_metadata(self, settings: Mapping[str, Any]) -> list[str]:
         plan = Plan.load(ROOT)
         requires = [f"apache-tvm-ffi{_tvm_ffi_range(plan)}"]  # its headers

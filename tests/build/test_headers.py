@@ -117,9 +117,7 @@ def _kernels(library: Path) -> list[str]:
     """The kernels of a module as C++ names: ``precast::ScaleKernel<float, 1, true>``."""
     mangled = "\n".join(usage.kernel for usage in elf.read_resources(library))
     done = subprocess.run(["c++filt"], input=mangled, capture_output=True, text=True, check=True)
-    return [
-        re.sub(r"^void |\([^()]*\)$", "", line).strip() for line in done.stdout.splitlines()
-    ]
+    return [re.sub(r"^void |\([^()]*\)$", "", line).strip() for line in done.stdout.splitlines()]
 
 
 @pytest.mark.parametrize("arch", PLAN.build.archs)

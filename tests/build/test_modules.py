@@ -22,9 +22,7 @@ ELEMENTWISE_BYTES = 150 * 1024
 
 
 def _write(built: Built, root: Path) -> None:
-    write_manifest(
-        root, PLAN, built.specs, distribution="test", toolkit="13.0", seconds={}
-    )
+    write_manifest(root, PLAN, built.specs, distribution="test", toolkit="13.0", seconds={})
 
 
 @pytest.fixture
@@ -61,7 +59,9 @@ def test_no_kernel_uses_local_memory(built: Built, file_name: str) -> None:
     assert not spilling
 
 
-@pytest.mark.parametrize("file_name", [n for n in CI_MODULES if n.split("/")[1].startswith(ELEMENTWISE)])
+@pytest.mark.parametrize(
+    "file_name", [name for name in CI_MODULES if Path(name).name.startswith(ELEMENTWISE)]
+)
 def test_elementwise_modules_are_small(built: Built, file_name: str) -> None:
     assert (built.provider / file_name).stat().st_size <= ELEMENTWISE_BYTES
 
@@ -103,7 +103,7 @@ def test_unplanned_module_fails(built: Built, copy: Path) -> None:
 
 def test_module_of_another_target_fails(built: Built, copy: Path) -> None:
     shutil.copy(copy / "sm80" / "scale__dtype_f32.so", copy / "sm90a" / "scale__dtype_f32.so")
-    with pytest.raises(ProviderError, match=r"sm90a/scale.*machine code for sm_80; planned: sm_90a"):
+    with pytest.raises(ProviderError, match="has machine code for sm_80; planned: sm_90a"):
         _write(built, copy)
 
 
@@ -121,11 +121,10 @@ def test_module_with_ptx_fails(built: Built, copy: Path, tmp_path: Path) -> None
 
 def test_library_of_another_kind_fails(built: Built, copy: Path, tmp_path: Path) -> None:
     source = tmp_path / "other.cc"
-    source.write_text("#include <zlib.h>\nextern \"C\" const char* leaked() { return zlibVersion(); }\n"
-                      if Path("/usr/include/zlib.h").exists() else
-                      "extern \"C\" int leaked() { return 1; }\n")
-    run([built.toolchain.host_compiler, "-shared", "-fPIC", "-Wl,-rpath,/nowhere", source, "-o",
-         copy / "sm80" / "scale__dtype_f32.so"])
+    source.write_text('extern "C" int leaked() { return 1; }\n')
+    target = copy / "sm80" / "scale__dtype_f32.so"
+    compiler = built.toolchain.host_compiler
+    run([compiler, "-shared", "-fPIC", "-Wl,-rpath,/nowhere", source, "-o", target])
     with pytest.raises(ProviderError) as error:
         _write(built, copy)
     text = str(error.value)
@@ -155,11 +154,9 @@ def test_foreign_library_is_not_allowed(built: Built) -> None:
     assert module_problems(unique, code, spec.exports, spec.arch.sass, spec.cudart)
 
 
-def test_nothing_to_build_for_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_nothing_to_build_for_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("precast.jit.__main__.device_capabilities", list)
-    with pytest.raises(ValueError, match='PRECAST_CUDA_ARCH_LIST="8.0 9.0a"'):
+    with pytest.raises(ValueError, match=r'PRECAST_CUDA_ARCH_LIST="8\.0 9\.0a"'):
         target_archs(PLAN, "")
     if not device_capabilities():
         out = configure(tmp_path, fails=True)

@@ -90,9 +90,7 @@ def test_cmake_and_aot_make_the_same_bytes(built: Built, file_name: str, tmp_pat
     assert row.fingerprint == spec.fingerprint
 
 
-def test_aot_goes_on_where_it_stopped(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_aot_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--profile", "ci", "--arch", "8.0", "--out-dir", str(tmp_path)]
     scale = "sm80/scale__dtype_f32.so"
     assert aot.main([*arguments, "--dry-run"]) == 0

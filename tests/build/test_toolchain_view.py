@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from pathlib import Path
 
 import pytest
-from build_support import PACKAGE, PLAN, configure, run
+from build_support import PACKAGE, PLAN, ROOT, configure, run
 
-from precast.jit.toolchain import Toolkit, view_directory
+from precast.jit.toolchain import Toolkit, find_toolchain, view_directory
 from precast.manifest import read_manifest
 
 
@@ -45,6 +46,45 @@ def test_view_follows_a_change_of_toolkit(tmp_path: Path) -> None:
     for name in ("bin/nvcc", "bin/ptxas", "lib64/libcudart.so", "include/cuda_runtime_api.h"):
         assert (view / name).read_text().startswith("two ")
     assert not (view / "lib64" / "libgone.so").is_symlink()
+
+
+_FAKE_DRIVER = r"""
+extern "C" {
+int cuInit(unsigned) { return 0; }
+int cuDeviceGetCount(int* count) { *count = 3; return 0; }
+int cuDeviceGet(int* device, int ordinal) { *device = 10 + ordinal; return 0; }
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  const bool major = attribute == 75;  // CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR
+  *value = device == 12 ? (major ? 8 : 6) : (major ? 9 : 0);
+  return attribute == 75 || attribute == 76 ? 0 : 1;
+}
+int cuDriverGetVersion(int* version) { *version = 13000; return 0; }
+}
+"""
+
+
+def test_targets_default_to_the_gpus_present(tmp_path: Path) -> None:
+    """A driver library that says there are two 9.0 and one 8.6."""
+    source, plan = tmp_path / "driver.cc", tmp_path / "toolchain.cmake"
+    source.write_text(_FAKE_DRIVER)
+    run(
+        [
+            find_toolchain().host_compiler,
+            "-shared",
+            "-fPIC",
+            source,
+            "-o",
+            tmp_path / "libcuda.so.1",
+        ]
+    )
+    run(
+        [sys.executable, "-m", "precast.jit", "toolchain", "--root", ROOT, "--archs", ""]
+        + ["--view", tmp_path / "view", "--out", plan],
+        {"LD_LIBRARY_PATH": str(tmp_path), "MAX_JOBS": "7"},
+    )
+    text = plan.read_text()
+    assert "set(PRECAST_TARGETS [==[9.0a 8.6]==])" in text
+    assert "set(PRECAST_JOBS [==[7]==])" in text
 
 
 def _pip_toolkit() -> Path | None:

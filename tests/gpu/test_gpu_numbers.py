@@ -94,6 +94,19 @@ def test_strided_rows(
     check(case, (x, *rest), guarded_out(case, x, gap=3 * gap))
 
 
+@strided
+def test_partial_vectors_on_aligned_rows(
+    case: OpCase, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    if case.module == "activation":
+        pytest.skip("takes whole vectors only")
+    x, *rest = case.arguments(case.input_shape(37, 1001), dtype, generator)
+    x = row_strided(x, gap=7)
+    if case.in_place:
+        rest[0] = row_strided(rest[0], gap=7)
+    check(case, (x, *rest), guarded_out(case, x, gap=7))
+
+
 @every
 @pytest.mark.parametrize("hidden", [8, 1000, 8192])
 def test_unaligned_slices(

@@ -69,16 +69,7 @@ def test_same_numbers_by_keyword(
     compare(case, args, **keywords)
 
 
-@pytest.mark.parametrize("name", ["rmsnorm", "gemma_rmsnorm"])
-def test_same_per_head_norm(name: str, generator: torch.Generator) -> None:
-    case = CASES[name]
+def test_same_per_head_norm(generator: torch.Generator) -> None:
+    case = CASES["rmsnorm"]  # their gemma_rmsnorm takes two dimensions only
     x = packed_slice(33, (32, 8, 8), 0, 128, dtype=torch.bfloat16, generator=generator)
     compare(case, (x, *case.extras(x, generator)))
-
-
-@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.module == "activation"])
-def test_both_refuse_rows_that_are_not_16_byte_multiples(name: str) -> None:
-    x = torch.randn(4, 12, device="cuda").to(torch.bfloat16)
-    for fn in (CASES[name].function, theirs(name)):
-        with pytest.raises(ValueError, match="multiple of 16 bytes"):
-            fn(x)

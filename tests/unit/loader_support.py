@@ -64,6 +64,9 @@ class World:
         plan = loader.plan()
         return [s for s in plan.modules(None, plan.archs(archs), major) if s.op in ops]
 
+    def spec(self, dtype: str = "bf16", capability: str = "9.0") -> JitSpec:
+        return loader.plan().spec("norm", {"dtype": dtype}, capability)
+
     def provide(
         self, name: str, *archs: str, source: str = "PROVIDER_PATH", **changes: Any
     ) -> Path:

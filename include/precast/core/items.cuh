@@ -18,10 +18,9 @@ struct ItemPlan {
   bool fits;  // false: more items than 32 bits count (64 GiB of 16-byte items)
   Items items;
   uint32_t ctas;
-  int threads;
 };
 
-constexpr int kMaxItemThreads = 256;
+constexpr int kItemThreads = 256;
 
 #if defined(__CUDACC__)
 
@@ -46,9 +45,7 @@ inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   if (!plan.fits) return plan;
   plan.items.per_row = Divisor(static_cast<uint32_t>(per_row));
   plan.items.count = static_cast<uint32_t>(per_row) * rows;
-  // Few items: smaller CTAs, to use all SMs.
-  plan.threads = plan.items.count <= 1u << 18 ? 128 : kMaxItemThreads;
-  plan.ctas = (plan.items.count - 1) / plan.threads + 1;
+  plan.ctas = (plan.items.count - 1) / kItemThreads + 1;
   return plan;
 }
 

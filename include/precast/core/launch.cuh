@@ -32,8 +32,8 @@ __device__ __forceinline__ void allow_next_grid() {
 #endif
 }
 
-// More CTAs than a GPU holds at once: later ones start after the grid before has ended.
-constexpr uint32_t kCtasThatMayOverlap = 4096;
+// About as many CTAs as a GPU holds at once: later ones start after the grid before has ended.
+constexpr uint32_t kCtasThatMayOverlap = 1024;
 
 // True if prefetching for this CTA may overlap the end of the grid before.
 __device__ __forceinline__ bool may_overlap_previous_grid() {

@@ -24,6 +24,8 @@ from precast.jit.config import Arch
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 
+#: PyPI has a complete nvcc for this CUDA major only.
+_PIP_MAJOR = 13
 #: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
 _CAPABILITY_ATTRIBUTES = (75, 76)
 
@@ -115,7 +117,10 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     tried = "\n".join(refused) if refused else "  no nvcc in PRECAST_CUDA_HOME, CUDA_HOME, PATH, "
     tried += "" if refused else "/usr/local/cuda or the Python environment"
     what = "" if arch is None else f" for {arch.name}"
-    raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {INSTALL_HINT}")
+    mend = INSTALL_HINT
+    if cuda_major not in (None, _PIP_MAJOR):
+        mend = f"install a CUDA {cuda_major} toolkit and set PRECAST_CUDA_HOME to its folder"
+    raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {mend}")
 
 
 def unsuitable(

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Load every prebuilt library through the real FFI and call its functions with CPU tensors.
+
+That needs neither a GPU nor a driver: the argument check of the C++ binding refuses the tensors
+before anything is launched, which shows that loading, symbols, calling convention and exceptions
+all work.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from precast._dispatch import KERNELS
+from precast.loader import get_function, load_library, loader
+
+
+def check_libraries() -> int:
+    """Check all installed libraries, print a line for each function, return how many there were."""
+    count = 0
+    for provider in loader.providers:
+        if provider.manifest is None:
+            raise SystemExit(f"{provider.label}: {provider.problem}")
+        for row in provider.manifest.modules:
+            start = time.perf_counter()
+            module = load_library(provider.root / row.file, provider.manifest.cuda_major)
+            print(f"  {row.file} loaded in {(time.perf_counter() - start) * 1e3:.1f} ms")
+            for export in row.exports:
+                print(f"    {refusal(module, export)}")
+                count += 1
+    if not count:
+        raise SystemExit("no prebuilt module is installed. Fix: see precast doctor")
+    return count
+
+
+def refusal(module: Any, export: str) -> str:
+    """The error of an exported function that is given CPU tensors, and the C++ file it is from."""
+    schema = torch._C.parse_schema(export + KERNELS[export].schema)
+    values = {"Tensor": torch.ones(2, 16), "float": 1.0, "bool": False}
+    try:
+        get_function(module, export)(*(values[str(a.type)] for a in schema.arguments))
+    except ValueError as error:
+        # tvm-ffi appends the C++ frames to the Python traceback.
+        files = []
+        frame = error.__traceback__
+        while frame is not None:
+            files.append(Path(frame.tb_frame.f_code.co_filename).name)
+            frame = frame.tb_next
+        place = next((name for name in files if name.endswith((".cc", ".h"))), None)
+        if place is None or "must be a CUDA tensor" not in str(error):
+            raise
+        return f"{place}: {type(error).__name__}: {error}"
+    raise SystemExit(f"{export} accepted a CPU tensor")
+
+
+if __name__ == "__main__":
+    print(f"{check_libraries()} functions checked")

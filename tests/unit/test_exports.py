@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the TOML files export, the kernels, the public functions and the references: one set."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+
+import pytest
+import torch
+
+import precast
+from precast._dispatch import KERNELS
+from precast.loader import plan
+
+EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in op.exports]
+
+
+def test_the_exports_are_the_kernels():
+    assert {(kernel.op, name) for name, kernel in KERNELS.items()} == set(EXPORTS)
+
+
+@pytest.mark.parametrize(("op", "export"), EXPORTS)
+def test_an_export_has_a_public_function_with_a_docstring_and_a_reference(op, export):
+    function = getattr(precast, export)
+    assert export in precast.__all__
+    reference = getattr(sys.modules[function.__module__], f"{export}_reference")
+    for documented in (function, reference):
+        text = inspect.getdoc(documented) or ""
+        sections = set(re.findall(r"^(\w+)\n-+$", text, re.MULTILINE))
+        signature = inspect.signature(documented)
+        in_place = signature.return_annotation == "None"
+        assert sections >= ({"Parameters"} if in_place else {"Parameters", "Returns"})
+        for parameter in signature.parameters:
+            assert re.search(rf"^(\w+, )*{parameter}(, \w+)* : ", text, re.MULTILINE), parameter
+    assert "Raises" in (inspect.getdoc(function) or "")
+
+
+@pytest.mark.parametrize("export", [export for _, export in EXPORTS])
+def test_schema_reference_and_public_signature_agree(export):
+    kernel = KERNELS[export]
+    schema = torch._C.parse_schema(f"precast::{export}{kernel.schema}")
+    names = [argument.name for argument in schema.arguments]
+    assert list(inspect.signature(kernel.reference).parameters) == names
+    assert list(inspect.signature(getattr(precast, export)).parameters) == names
+    assert kernel.first_tensor == names[0]
+    assert any(argument.is_write for argument in schema.arguments)
+
+
+def test_all_is_sorted_and_exists():
+    assert list(precast.__all__) == sorted(precast.__all__)
+    assert all(hasattr(precast, name) for name in precast.__all__)
