@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 
 import gguf
 import torch
-import torch.nn.functional as F
 from ffi_check import check_libraries
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from torch.nn.functional import linear, silu
 from torch.utils.benchmark import Timer
 
 import precast
@@ -57,8 +57,8 @@ class Block(NamedTuple):
 def mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
     """One MLP block as an engine runs it: adds to ``residual`` in place, returns the next input."""
     hidden = precast.rmsnorm(residual, block.norm, eps)  # [tokens, hidden]
-    hidden = precast.silu_and_mul(F.linear(hidden, block.gate_up))  # [tokens, intermediate]
-    hidden = F.linear(hidden, block.down)  # [tokens, hidden]
+    hidden = precast.silu_and_mul(linear(hidden, block.gate_up))  # [tokens, intermediate]
+    hidden = linear(hidden, block.down)  # [tokens, hidden]
     # residual += hidden, then hidden = rmsnorm(residual): one pass over memory instead of two.
     precast.fused_add_rmsnorm(hidden, residual, block.next_norm, eps)
     return hidden
@@ -70,15 +70,15 @@ def exact_mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.T
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
 
-    gate, up = F.linear(norm(residual, block.norm), block.gate_up).chunk(2, dim=-1)
-    return norm(residual + F.linear(F.silu(gate) * up, block.down), block.next_norm)
+    gate, up = linear(norm(residual, block.norm), block.gate_up).chunk(2, dim=-1)
+    return norm(residual + linear(silu(gate) * up, block.down), block.next_norm)
 
 
 # -- the model ------------------------------------------------------------------------------------
 
 
 class Model:
-    """A llama-like model in a GGUF file, weights dequantized to float32 where they are asked for."""
+    """A llama-like model in a GGUF file, dequantized to float32 on demand."""
 
     def __init__(self, path: Path) -> None:
         self._reader = gguf.GGUFReader(path)
@@ -143,7 +143,7 @@ def calls(
     block: Block, hidden: torch.Tensor, eps: float
 ) -> Iterator[tuple[str, Callable[[], Any]]]:
     """Every call of the block by name, on data of the block's shapes."""
-    wide = F.linear(hidden, block.gate_up)
+    wide = linear(hidden, block.gate_up)
     residual = hidden.clone()
     yield "rmsnorm", lambda: precast.rmsnorm(hidden, block.norm, eps)
     yield "silu_and_mul", lambda: precast.silu_and_mul(wide)

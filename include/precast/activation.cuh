@@ -27,8 +27,7 @@ struct ActAndMulParams {
   RowStrides out_strides;
   Rows rows;
   int64_t columns;
-  Items items;      // the launcher sets it
-  bool exceeds_l2;  // the launcher sets it
+  Items items;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -61,7 +60,7 @@ __global__ __launch_bounds__(kItemThreads) void ActAndMulKernel(
   wait_for_previous_grid();
 
   float gate[kSize], up[kSize];
-  const L2Policy policy = l2_policy(p.exceeds_l2);
+  const L2Policy policy = read_policy(true);
   const Vec<T> gate_vec = load<kAligned>(gates, left, policy);
   const Vec<T> up_vec = load<kAligned>(ups, left, policy);
   unpack(gate_vec, gate);
@@ -81,7 +80,6 @@ cudaError_t launch_act_and_mul(ActAndMulParams p, bool enable_pdl, cudaStream_t 
   const ItemPlan plan = plan_items(p.rows.count, p.columns, Vec<T>::kSize);
   if (!plan.fits) return cudaErrorInvalidValue;
   p.items = plan.items;
-  p.exceeds_l2 = plan.items.count > kBytesBeyondL2 / (3 * kVecBytes);
   const bool aligned = p.columns % Vec<T>::kSize == 0 &&
                        rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);

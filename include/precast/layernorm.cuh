@@ -107,7 +107,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   }
   wait_for_previous_grid();
 
-  const L2Policy policy = l2_policy(p.plan.exceeds_l2);
+  const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -147,7 +147,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
 }
 
 template <typename T, bool kAligned>
-__global__ __launch_bounds__(kMaxThreads) void LayerNormLoopKernel(
+__global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
     const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * p.hidden;
@@ -194,7 +194,7 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
                        rows_are_vector_aligned<T>(p.out, {}) &&
                        rows_are_vector_aligned<float>(p.gamma, {}) &&
                        rows_are_vector_aligned<float>(p.beta, {});
-  p.plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, 2, aligned);
+  p.plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, 2, p.out == p.input, aligned);
   const auto run = [&](void (*kernel)(LayerNormParams)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
@@ -205,8 +205,6 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
       return run(LayerNormKernel<T, 1, true>);
     case RowKernel::cta_2:
       return run(LayerNormKernel<T, 2, true>);
-    case RowKernel::cta_4:
-      return run(LayerNormKernel<T, 4, true>);
     case RowKernel::loop:
       return run(LayerNormLoopKernel<T, true>);
     case RowKernel::loop_elements:

@@ -13,7 +13,7 @@
 //          out may be input: each element is written by the thread that read it, after it did.
 // Threads  RmsNormKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
 //          a group of 1 to 32 lanes (short rows: several rows a CTA) or to a CTA.
-//          RmsNormLoopKernel takes what that cannot: rows beyond 1024 threads' registers, unaligned
+//          RmsNormLoopKernel takes what that cannot: rows beyond 2048 vectors, unaligned
 //          pointers and strides, odd hidden sizes. A CTA walks its row twice, the second time in
 //          L2.
 // Traffic  reads input (and residual) once, writes out (and residual) once.
@@ -111,7 +111,7 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
   }
   wait_for_previous_grid();
 
-  const L2Policy policy = l2_policy(p.plan.exceeds_l2);
+  const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kVecs];  // [kVecs, kSize] of the row
   Vec<T> added[kVecs];   // [kVecs, kSize] of the row
 #pragma unroll
@@ -158,7 +158,7 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
 }
 
 template <typename T, bool kAligned, bool kFused>
-__global__ __launch_bounds__(kMaxThreads) void RmsNormLoopKernel(
+__global__ __launch_bounds__(kLoopThreads) void RmsNormLoopKernel(
     const __grid_constant__ RmsNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const RowPosition position(p.rows, blockIdx.x);
@@ -204,7 +204,8 @@ cudaError_t launch_rmsnorm(RmsNormParams p, bool enable_pdl, cudaStream_t stream
                        rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.residual, p.residual_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
-  p.plan = plan_rows(p.rows.count, p.hidden, Vec<T>::kSize, kFused ? 4 : 2, aligned);
+  p.plan =
+      plan_rows(p.rows.count, p.hidden, Vec<T>::kSize, kFused ? 4 : 2, p.out == p.input, aligned);
   const auto run = [&](void (*kernel)(RmsNormParams)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
@@ -215,8 +216,6 @@ cudaError_t launch_rmsnorm(RmsNormParams p, bool enable_pdl, cudaStream_t stream
       return run(RmsNormKernel<T, 1, true, kFused>);
     case RowKernel::cta_2:
       return run(RmsNormKernel<T, 2, true, kFused>);
-    case RowKernel::cta_4:
-      return run(RmsNormKernel<T, 4, true, kFused>);
     case RowKernel::loop:
       return run(RmsNormLoopKernel<T, true, kFused>);
     case RowKernel::loop_elements:

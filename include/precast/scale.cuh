@@ -26,7 +26,7 @@ struct ScaleParams {
   int64_t columns;
   Items items;  // the launcher sets it
   float factor;
-  bool exceeds_l2;  // the launcher sets it
+  bool evict_last;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -49,7 +49,7 @@ __global__ __launch_bounds__(kItemThreads) void ScaleKernel(const __grid_constan
   float x[kSize];
   // The last item of a row may be partial, on aligned rows too.
   const bool whole = kAligned && left >= kSize;
-  unpack(whole ? load_vec(input, l2_policy(p.exceeds_l2)) : load_elements(input, left), x);
+  unpack(whole ? load_vec(input, read_policy(p.evict_last)) : load_elements(input, left), x);
 #pragma unroll
   for (int i = 0; i < kSize; ++i) x[i] *= p.factor;
   if (whole) {
@@ -69,7 +69,7 @@ cudaError_t launch_scale(ScaleParams p, bool enable_pdl, cudaStream_t stream) {
   const ItemPlan plan = plan_items(p.rows.count, p.columns, Vec<T>::kSize);
   if (!plan.fits) return cudaErrorInvalidValue;
   p.items = plan.items;
-  p.exceeds_l2 = plan.items.count > kBytesBeyondL2 / (2 * kVecBytes);
+  p.evict_last = reads_evict_last(int64_t(plan.items.count) * kVecBytes * 2, p.out == p.input);
   const bool aligned = rows_are_vector_aligned<T>(p.input, p.input_strides) &&
                        rows_are_vector_aligned<T>(p.out, p.out_strides);
   const auto kernel = aligned ? ScaleKernel<T, true> : ScaleKernel<T, false>;

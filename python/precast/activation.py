@@ -102,6 +102,10 @@ _gelu_tanh_and_mul = _kernel("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
 
 
 def _new_output(input: torch.Tensor) -> torch.Tensor:
+    if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
+        rows, last = input.shape
+        columns = last // 2
+        return input.new_empty_strided((rows, columns), (columns, 1))
     *leading, last = input.shape
     return input.new_empty((*leading, last // 2))
 

@@ -147,13 +147,14 @@ def read_machine_code(path: Path) -> MachineCode:
     ToolchainError
         If there is no cuobjdump, or it cannot read the file.
     """
-    elf = _cuobjdump("--list-elf", path)
-    ptx = _cuobjdump("--list-ptx", path)
-    return MachineCode(_targets(elf, "cubin"), _targets(ptx, "ptx"))
+    # --list-elf would say sm_100 for code of the family target sm_100f; this says what it is.
+    listing = _cuobjdump("--dump-resource-usage", path)
+    return MachineCode(_targets(listing, "elf"), _targets(listing, "ptx"))
 
 
-def _targets(listing: str, suffix: str) -> tuple[str, ...]:
-    return tuple(sorted(set(re.findall(rf"\.(sm_\w+)\.{suffix}\b", listing))))
+def _targets(listing: str, kind: str) -> tuple[str, ...]:
+    found = re.findall(rf"^Fatbin {kind} code:\n=+\narch = (\w+)$", listing, re.MULTILINE)
+    return tuple(sorted(set(found)))
 
 
 def read_resources(path: Path) -> Iterator[Resources]:

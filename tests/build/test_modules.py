@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from build_support import CI_MODULES, PLAN, ROOT, Built, configure, run, spec_of
 
-from precast import elf
+from precast import aot, elf
 from precast.errors import ProviderError
 from precast.jit.__main__ import target_archs
 from precast.jit.includes import include_closure
@@ -86,6 +86,17 @@ def test_include_scan_finds_what_the_compilers_read(built: Built) -> None:
             for name in objects:
                 assert read[name] <= scanned
                 assert len(read[name]) > 2
+
+
+def test_every_target_is_compiled_and_read_back(built: Built, tmp_path: Path) -> None:
+    """Family targets, too, whose code is easily taken for that of the plain architecture."""
+    major = built.toolchain.toolkit.major
+    archs = [a for a in PLAN.build.archs.values() if a.cuda <= built.toolchain.toolkit.version]
+    smallest = next(spec for spec in built.specs if spec.op == "scale")
+    specs = [PLAN.spec(smallest.op, smallest.axes, arch, major) for arch in archs]
+    manifest = aot.build(PLAN, specs, tmp_path)
+    assert [row.sass for row in manifest.modules] == [(arch.sass,) for arch in archs]
+    assert "sm_100f" in {row.sass[0] for row in manifest.modules}
 
 
 def test_missing_module_fails(built: Built, copy: Path) -> None:

@@ -36,7 +36,7 @@ def present(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> 
 )
 def test_a_list_is_taken_as_given_and_suffixes_come_from_the_table(monkeypatch, text, expected):
     present(monkeypatch, (8, 9))
-    assert context(monkeypatch, text).TARGET_CUDA_ARCHS == expected
+    assert expected == context(monkeypatch, text).TARGET_CUDA_ARCHS
 
 
 @pytest.mark.parametrize("word", ["9", "90", "sm90a", "9.0b", "9.0+PTX", "a.b"])
@@ -58,7 +58,7 @@ def test_a_malformed_entry_is_quoted(monkeypatch, word):
     ],
 )
 def test_without_a_list_the_gpus_present_decide(monkeypatch, gpus, expected):
-    assert present(monkeypatch, *gpus).TARGET_CUDA_ARCHS == expected
+    assert expected == present(monkeypatch, *gpus).TARGET_CUDA_ARCHS
 
 
 def test_flags_of_the_targets_that_qualify(monkeypatch):

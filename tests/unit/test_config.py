@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""aot_configs: what the project's files say is sound, and every kind of mistake is one clear error."""
+"""aot_configs: the project's own files are sound, and every kind of mistake is one clear error."""
 
 from __future__ import annotations
 

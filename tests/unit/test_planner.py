@@ -154,7 +154,8 @@ def test_axes_of_every_type_become_words_and_defines(tree):
     )
     rows = 'wide = [true]\nwidth = [4]\nlayout = ["nhd"]\ndtype = ['
     path.write_text(text.partition("[[aot]]")[0] + "[[aot]]\n" + rows + '"f32"]\n')
-    spec = Plan.load(tree).modules(archs=Plan.load(tree).archs("9.0"))[-1]
+    modules = Plan.load(tree).modules(archs=Plan.load(tree).archs("9.0"))
+    spec = next(spec for spec in modules if spec.op == "scale")
     assert spec.name == "scale__wide_1__width_4__layout_nhd__dtype_f32"
     assert spec.defines == (
         "PRECAST_SM=90",

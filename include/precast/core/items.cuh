@@ -36,6 +36,8 @@ struct ItemPosition {
 
 #endif
 
+#if !defined(__CUDACC_RTC__)
+
 // `columns` elements a row, `item_size` elements an item, both positive.
 inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   ItemPlan plan = {};
@@ -48,5 +50,7 @@ inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   plan.ctas = (plan.items.count - 1) / kItemThreads + 1;
   return plan;
 }
+
+#endif
 
 }  // namespace precast

@@ -9,7 +9,10 @@ namespace precast {
 
 // The kernels of such an op. `lanes`: 1 to 32 lanes a row, one vector each. `cta_n`: a CTA a row,
 // n vectors a thread. `loop`: a CTA walks its row; `loop_elements`: and nothing is aligned.
-enum class RowKernel { lanes, cta_1, cta_2, cta_4, loop, loop_elements };
+enum class RowKernel { lanes, cta_1, cta_2, loop, loop_elements };
+
+// The most threads of a CTA that walks its row; fewer than kMaxThreads, for their registers.
+constexpr int kLoopThreads = 512;
 
 struct RowPlan {
   RowKernel kind;
@@ -17,25 +20,29 @@ struct RowPlan {
   int threads;      // a CTA
   int lanes;        // that share a row, for RowKernel::lanes
   bool prefetch;    // there are so few rows that latency is all
-  bool exceeds_l2;  // see l2_policy()
+  bool evict_last;  // for read_policy()
 };
+
+#if !defined(__CUDACC_RTC__)
 
 inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// `rows` and `hidden` positive; `streams` is how many tensors of [rows, hidden] are read or
-// written; `aligned`: hidden is a whole number of vectors of `vec_size` elements, and every row and
-// parameter starts on a 16-byte boundary. The numbers were measured on H200 with bf16 rows of 4096
-// and 8192.
-inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, bool aligned) {
+// `rows` and `hidden` positive; `streams`: how many times [rows, hidden] is read or written;
+// `in_place`: what is read is written; `aligned`: hidden is a whole number of vectors of `vec_size`
+// elements, and every row and parameter starts on a 16-byte boundary. The choices were measured on
+// H200 with bf16 rows of 4096 and 8192.
+inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, bool in_place,
+                         bool aligned) {
   const int vecs = (hidden + vec_size - 1) / vec_size;
   RowPlan plan = {};
   plan.ctas = rows;
   plan.lanes = 1;
   plan.prefetch = rows <= 256;
-  plan.exceeds_l2 = int64_t(rows) * vecs > kBytesBeyondL2 / (kVecBytes * streams);
-  if (!aligned || vecs > 4 * kMaxThreads) {
+  const int64_t bytes = int64_t(rows) * vecs * kVecBytes * streams;
+  plan.evict_last = reads_evict_last(bytes, in_place);
+  if (!aligned || vecs > 2 * kMaxThreads) {
     plan.kind = aligned ? RowKernel::loop : RowKernel::loop_elements;
-    plan.threads = vecs < kMaxThreads ? round_up(vecs, kWarpSize) : kMaxThreads;
+    plan.threads = vecs < kLoopThreads ? round_up(vecs, kWarpSize) : kLoopThreads;
   } else if (vecs <= kWarpSize) {
     plan.kind = RowKernel::lanes;
     plan.threads = 128;
@@ -44,14 +51,14 @@ inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, b
   } else {
     // One vector a thread where latency counts, and where the registers of more streams would leave
     // too few threads on a multiprocessor; otherwise two, for more bytes in flight a thread.
-    const bool one = plan.prefetch || vecs < 128 || (streams > 2 && plan.exceeds_l2);
-    const int per_thread = vecs > 2 * kMaxThreads ? 4 : vecs > kMaxThreads || !one ? 2 : 1;
-    plan.kind = per_thread == 1   ? RowKernel::cta_1
-                : per_thread == 2 ? RowKernel::cta_2
-                                  : RowKernel::cta_4;
+    const bool one = plan.prefetch || vecs < 128 || (streams > 2 && plan.evict_last);
+    const int per_thread = one && vecs <= kMaxThreads ? 1 : 2;
+    plan.kind = per_thread == 1 ? RowKernel::cta_1 : RowKernel::cta_2;
     plan.threads = round_up((vecs + per_thread - 1) / per_thread, kWarpSize);
   }
   return plan;
 }
+
+#endif
 
 }  // namespace precast

@@ -71,6 +71,8 @@ struct RowPosition {
 
 #endif  // __CUDACC__
 
+#if !defined(__CUDACC_RTC__)
+
 // True if every row starts on a 16-byte boundary.
 template <typename T>
 bool rows_are_vector_aligned(const void* base, const RowStrides& strides) {
@@ -78,5 +80,7 @@ bool rows_are_vector_aligned(const void* base, const RowStrides& strides) {
   return reinterpret_cast<uint64_t>(base) % kVecBytes == 0 &&
          strides.outer * bytes % kVecBytes == 0 && strides.inner * bytes % kVecBytes == 0;
 }
+
+#endif
 
 }  // namespace precast

@@ -39,14 +39,14 @@ struct L2Policy {
   uint64_t bits;
 };
 
-// The policy for the streamed operands of an op. Why: where a tensor exceeds L2, reads marked
-// evict_last leave the written lines as the first to go, and they go to memory in longer runs. On
-// H200 this moved 1 to 5 % more than no mark; bypassing L1, evict_first on reads or writes and
-// larger prefetch sizes all moved less. Small tensors are not marked, for the next kernel may want
-// L2.
-__device__ __forceinline__ L2Policy l2_policy(bool exceeds_l2) {
+// The policy for operands that an op reads once. Why: lines marked evict_last leave those written
+// as the first to go, and they go to memory in longer runs: on H200 1 to 5 % more bytes a second
+// than without a mark, and kernels that follow lose nothing. Bypassing L1, evict_first on reads or
+// writes, and larger prefetch sizes all moved less. See reads_evict_last() for where it does not
+// pay.
+__device__ __forceinline__ L2Policy read_policy(bool evict_last) {
   uint64_t bits;
-  if (exceeds_l2) {
+  if (evict_last) {
     asm volatile("createpolicy.fractional.L2::evict_last.b64 %0, 1.0;" : "=l"(bits));
   } else {
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(bits));
@@ -198,7 +198,15 @@ __device__ __forceinline__ Vec<T> pack(const float (&x)[4]) {
 
 #endif  // __CUDACC__
 
-// More bytes than any L2 keeps.
-constexpr int64_t kBytesBeyondL2 = int64_t(1) << 27;
+#if !defined(__CUDACC_RTC__)
+
+// Whether read_policy() pays for an op that moves `bytes`. In place it marks the written lines,
+// too, which costs up to 10 % where they fit L2.
+inline bool reads_evict_last(int64_t bytes, bool in_place) {
+  constexpr int64_t kBytesBeyondL2 = int64_t(1) << 27;
+  return !in_place || bytes > kBytesBeyondL2;
+}
+
+#endif
 
 }  // namespace precast

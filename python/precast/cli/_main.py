@@ -17,15 +17,6 @@ from precast.cli._output import UnableError, UsageError
 
 OK, FAILED, USAGE, UNABLE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
 
-_EXIT_CODES = """\
-exit codes:
-  0    done; every check passed
-  1    a check failed: something would have to be compiled, is missing, or is damaged
-  2    the command line, an environment variable or a configuration file is wrong
-  3    the machine cannot do it: no compiler, no disk space, a failed download
-  130  interrupted
-"""
-
 _USER_ERRORS: dict[type[BaseException], int] = {
     UsageError: USAGE,
     errors.ConfigError: USAGE,
@@ -53,12 +44,18 @@ def commands() -> Iterator[tuple[str, ModuleType]]:
             yield info.name.replace("_", "-"), module
 
 
+def _exit_codes() -> str:
+    """The table of the package's docstring."""
+    text = importlib.import_module(__package__).__doc__ or ""
+    return "exit codes:" + text.partition("Exit codes::")[2].replace("\n\n", "\n", 1)
+
+
 def build_parser() -> argparse.ArgumentParser:
     """The argparse tree of all commands."""
     parser = argparse.ArgumentParser(
         prog="precast",
         description="CUDA kernels as finished parts: what is there, what fits, what is missing.",
-        epilog=_EXIT_CODES,
+        epilog=_exit_codes(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"precast {__version__}")

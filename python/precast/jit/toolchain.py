@@ -23,6 +23,7 @@ from precast.errors import ToolchainError
 from precast.jit.config import Arch
 
 INSTALL_HINT = 'pip install "precast[jit]"'
+SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 
 #: PyPI has a complete nvcc for this CUDA major only.
 _PIP_MAJOR = 13
@@ -172,7 +173,7 @@ def _system_homes() -> Iterator[tuple[str, Path]]:
     if on_path is not None:
         # A wrapper script or a link in a bin folder is not the toolkit; nvcc itself knows better.
         yield "PATH", _nvcc_home(on_path)
-    yield "system", Path("/usr/local/cuda")
+    yield "system", SYSTEM_TOOLKIT
 
 
 def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit:

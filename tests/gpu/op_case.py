@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One public operator as the tests see it: how to make its arguments, and what must come out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+import precast
+from precast.testing import assert_close, random_tensor
+
+DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+EPS = 1e-6
+HALVES = ("f16", "bf16")
+
+Tensors = tuple[torch.Tensor, ...]
+Expected = Callable[..., Tensors]
+
+
+@dataclass(frozen=True)
+class OpCase:
+    """One public function.
+
+    Attributes
+    ----------
+    module : str
+        Its op family in ``aot_configs``.
+    dtypes : tuple of str
+        What ``input`` may be.
+    extras : callable
+        ``(input shape, dtype, device, generator)`` to the arguments after ``input``.
+    expected : callable
+        The call's arguments to its outputs in float64.
+    in_place : bool
+        Whether the outputs are the first two arguments.
+    vector : int
+        The last dimension must be a multiple of this.
+    contiguous : bool
+        Whether the input must be.
+    ranks : tuple of int
+        Legal numbers of dimensions.
+    """
+
+    name: str
+    module: str
+    dtypes: tuple[str, ...]
+    extras: Callable[..., tuple[Any, ...]]
+    expected: Expected
+    in_place: bool = False
+    vector: int = 1
+    contiguous: bool = False
+    ranks: tuple[int, ...] = (2, 3)
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        return getattr(precast, self.name)
+
+    @property
+    def takes_out(self) -> bool:
+        return "out" in inspect.signature(self.function).parameters
+
+    @property
+    def takes_eps(self) -> bool:
+        return "eps" in inspect.signature(self.function).parameters
+
+    def out_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
+        halves = 2 if self.module == "activation" else 1
+        return (*shape[:-1], shape[-1] // halves)
+
+    def input_shape(self, *shape: int) -> tuple[int, ...]:
+        """The shape of ``input`` for a hidden size: gated activations take twice of it."""
+        return (*shape[:-1], shape[-1] * 2) if self.module == "activation" else shape
+
+    def arguments(
+        self,
+        shape: tuple[int, ...],
+        dtype: torch.dtype,
+        generator: torch.Generator,
+        device: torch.device | str = "cuda",
+    ) -> tuple[Any, ...]:
+        x = random_tensor(*shape, dtype=dtype, device=device, generator=generator)
+        return (x, *self.extras(x, generator))
+
+    def run(self, args: tuple[Any, ...], **keywords: Any) -> Tensors:
+        """Call it, and return its outputs."""
+        result = self.function(*args, **keywords)
+        if self.in_place:
+            assert result is None, f"{self.name} works in place, but returned {type(result)}"
+            return args[0], args[1]
+        return (result,)
+
+    def check(self, args: tuple[Any, ...], **keywords: Any) -> None:
+        """Call it, and compare with the formula; the formula sees the arguments before the call."""
+        want = self.expected(*args, **{k: v for k, v in keywords.items() if k == "eps"})
+        for position, (got, expected) in enumerate(
+            zip(self.run(args, **keywords), want, strict=True)
+        ):
+            assert_close(got, expected, name=f"{self.name}: output {position}")

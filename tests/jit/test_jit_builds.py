@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A kernel from outside the library, compiled by the real compilers and loaded through the FFI."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+
+import pytest
+from jit_support import compiles, environment, failure, run, success, worker_command
+
+from precast.jit.toolchain import find_toolchain
+
+
+def test_compile_then_hit_then_a_changed_header_compiles_again(tiny, cache, real):
+    first = run(worker_command(tiny, "load"), real)
+    path = success(first)
+    assert first.stdout.splitlines()[1] == "42"
+    assert compiles(first) == 1
+    assert re.search(r"Why: this is a test\.\n", first.stderr)
+    assert re.search(r"INFO: compiled tiny in \d+\.\d s\n", first.stderr)
+
+    second = run(worker_command(tiny), real)
+    assert (success(second), compiles(second), second.stderr) == (path, 0, "")
+
+    elsewhere = tiny.with_name("elsewhere")
+    shutil.copytree(tiny, elsewhere)
+    assert success(run(worker_command(elsewhere), real)) == path
+
+    header = tiny / "inc" / "tiny.h"
+    header.write_text(header.read_text().replace("42", "43"))
+    third = run(worker_command(tiny, "load"), real)
+    assert (compiles(third), third.stdout.splitlines()[1]) == (1, "43")
+    assert success(third) != path
+    assert path.is_file()
+    assert not [*(cache / "v1" / ".work").iterdir()]
+
+
+def test_an_error_in_the_source_shows_command_and_first_lines(tiny, cache, real):
+    with (tiny / "tiny.cu").open("a") as out:
+        out.write("int broken() { return not_declared; }\n")
+    text = failure(run(worker_command(tiny), real))
+    nvcc = find_toolchain(cuda_major=13).toolkit.nvcc
+    assert text.startswith("precast.errors.CompileError: compiling tiny failed (exit status ")
+    assert f"\n  {nvcc} -ccbin=" in text
+    assert f'{tiny}/tiny.cu(5): error: identifier "not_declared" is undefined' in text
+    assert list(cache.rglob("*.so")) == list(cache.rglob("*.o")) == []
+
+
+def test_an_error_in_the_binding_does_so_too(tiny, cache, real):
+    (tiny / "tiny_binding.cc").write_text("int broken() { return not_declared; }\n")
+    text = failure(run(worker_command(tiny), real))
+    assert "tiny_binding.cc:1:23: error: " in text
+    assert list(cache.rglob("*.so")) == list(cache.rglob("*.o")) == []
+
+
+def test_an_undefined_symbol_fails_at_the_link(tiny, cache, real):
+    (tiny / "tiny.cu").write_text("#include <tiny.h>\n")
+    text = failure(run(worker_command(tiny), real))
+    assert "-shared" in text
+    assert "undefined reference to `launch_tiny" in text
+    assert list(cache.rglob("*.so")) == []
+
+
+def test_an_export_that_the_library_lacks_is_named(tiny, real):
+    source = tiny / "tiny_binding.cc"
+    source.write_text(source.read_text().replace("FUNC(tiny_answer", "FUNC(tiny_other"))
+    text = failure(run(worker_command(tiny, "load"), real))
+    assert text.startswith("precast.errors.LoadError: the library has no function 'tiny_answer'")
+
+
+def test_a_missing_host_compiler(tiny, cache, toolchain, tmp_path):
+    (tmp_path / "bin").mkdir()
+    env = environment(PRECAST_CACHE_DIR=str(cache), PATH=str(tmp_path / "bin"))
+    env["PRECAST_CUDA_HOME"] = str(toolchain.toolkit.nvcc.resolve().parents[1])
+    text = failure(run(worker_command(tiny), env))
+    assert "no host C++ compiler: neither g++, c++ nor clang++ is on PATH. Fix: install one" in text
+    assert not cache.exists()
+
+
+def test_headers_of_another_cuda(tiny, cache, toolchain, tmp_path):
+    home = tmp_path / "mixed"
+    (home / "bin").mkdir(parents=True)
+    (home / "bin" / "nvcc").symlink_to(toolchain.toolkit.nvcc.resolve())
+    (home / "include").mkdir()
+    (home / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 12080\n")
+    env = environment(PRECAST_CACHE_DIR=str(cache), PRECAST_CUDA_HOME=str(home))
+    env["PATH"] = os.defpath
+    done = run(worker_command(tiny), env)
+    if done.returncode == 0:  # Another toolkit of this machine was good enough, and was taken.
+        assert str(home) not in done.stdout
+        pytest.skip("this machine has a second toolkit that fits")
+    text = failure(done)
+    assert f"its headers in {home}/include are CUDA 12.8: compiler and headers do not agree" in text
+
+
+def test_a_compiler_without_its_parts(tiny, cache, toolchain, tmp_path):
+    # nvcc alone, as a broken installation leaves it: it reports its version and compiles nothing.
+    home = tmp_path / "broken"
+    (home / "bin").mkdir(parents=True)
+    for name in ("nvcc", "nvcc.profile"):
+        shutil.copy(toolchain.toolkit.nvcc.resolve().parent / name, home / "bin" / name)
+    (home / "include").symlink_to(toolchain.toolkit.include)
+    (home / "lib64").symlink_to(toolchain.toolkit.cudart.parent)
+    env = environment(PRECAST_CACHE_DIR=str(cache), PRECAST_CUDA_HOME=str(home))
+    text = failure(run(worker_command(tiny), env))
+    assert text.startswith("precast.errors.CompileError: compiling tiny failed (exit status ")
+    assert f"\n  {home}/bin/nvcc " in text
+    assert "Cause: a part of the compiler is missing. Fix: reinstall the toolkit" in text
+    assert list(cache.rglob("*.o")) == []

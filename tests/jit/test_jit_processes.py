@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Many processes at once, and processes that are killed in the middle of a compile."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import filelock
+from jit_support import compiles, run, success, worker_command
+
+from precast._trust import check_contents
+from precast.jit import cache as jit_cache
+
+#: Kills of a compile by quick fake compilers, and by the real ones.
+KILLS, REAL_KILLS = 50, 4
+
+
+def start(command: list[str], env: dict[str, str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd="/"
+    )
+
+
+def eight(command: list[str], env: dict[str, str]) -> tuple[list[Path], int]:
+    """Eight workers at once: what each got, and how often the module was compiled."""
+    workers = [start(command, env) for _ in range(8)]
+    done = []
+    for worker in workers:
+        out, err = worker.communicate(timeout=120)
+        done.append(subprocess.CompletedProcess(command, worker.returncode, out, err))
+    return [success(one) for one in done], sum(map(compiles, done))
+
+
+def judge(root: Path) -> list[Path]:
+    """All builds in the cache; asserts that each is whole and that no lock is held."""
+    entries = list(jit_cache.entries(root))
+    for entry in entries:
+        assert entry.meta is not None, f"{entry.folder} is half-written"
+        library = entry.folder / "tiny.so"
+        problem = check_contents(library, entry.meta.size, entry.meta.sha256, "")
+        assert problem is None
+    for path in (root / jit_cache.LOCK_FOLDER).glob("*.lock"):
+        with filelock.FileLock(path, timeout=5, preserve_lock_file=True):
+            pass
+    return [entry.folder for entry in entries]
+
+
+def test_eight_processes_compile_at_most_twice_and_all_succeed(tiny, cache, fake, tmp_path):
+    paths, count = eight(worker_command(tiny), {**fake, "COMPILE_SECONDS": "0.2"})
+    assert len(set(paths)) == 1
+    assert 1 <= count <= 2
+    assert (tmp_path / "fake" / "log").read_text().count("nvcc") == count
+    assert ctypes.CDLL(str(paths[0])).tiny_product() == 42
+    assert len(judge(cache / "v1")) == 1
+
+
+def test_eight_processes_with_the_real_compilers(tiny, cache, real):
+    paths, count = eight(worker_command(tiny), real)
+    assert len(set(paths)) == 1
+    assert 1 <= count <= 2
+    assert run(worker_command(tiny, "load"), real).stdout.splitlines()[1] == "42"
+
+
+def test_without_patience_for_the_lock_all_compile_and_one_is_published(tiny, cache, fake):
+    env = {**fake, "PRECAST_LOCK_TIMEOUT": "0", "COMPILE_SECONDS": "0.2"}
+    paths, count = eight(worker_command(tiny), env)
+    assert len(set(paths)) == 1
+    assert count >= 2
+    assert len(judge(cache / "v1")) == 1
+
+
+def kill_at(command: list[str], env: dict[str, str], seconds: float) -> bool:
+    """Whether the worker was still running when it was killed after ``seconds``."""
+    worker = start(command, env)
+    try:
+        worker.communicate(timeout=seconds)
+        return False
+    except subprocess.TimeoutExpired:
+        worker.send_signal(signal.SIGKILL)
+        worker.communicate(timeout=30)
+        return True
+
+
+def stages(root: Path) -> set[str]:
+    """How far killed compiles had come, by what they left."""
+    found = set()
+    for folder in (root / jit_cache.WORK_FOLDER).glob("*"):
+        names = {path.name for path in folder.rglob("*")}
+        found.add(
+            "publishing"
+            if "publish" in names
+            else "linking"
+            if "tiny.so" in names
+            else "compiling"
+            if names
+            else "starting"
+        )
+    return found
+
+
+def torture(tiny: Path, root: Path, env: dict[str, str], kills: int) -> set[str]:
+    command = worker_command(tiny)
+    begin = time.monotonic()
+    library = success(run(command, env))
+    whole = time.monotonic() - begin
+    dice = random.Random(20)
+    killed, seen = 0, set()
+    for attempt in range(4 * kills):
+        if killed == kills:
+            break
+        for path in (library, library.parent / "meta.json"):
+            path.unlink(missing_ok=True)
+        if library.parent.exists():
+            library.parent.rmdir()
+        # A third of a worker's life is the start of Python, where there is nothing to harm.
+        killed += kill_at(command, env, dice.uniform(0.3, 1.05) * whole)
+        judge(root)
+        seen |= stages(root)
+        if attempt % 5 == 0:
+            assert success(run(command, env, timeout=60)) == library
+            assert judge(root) == [library.parent]
+    assert killed == kills
+    assert success(run(command, env, timeout=60)) == library
+    return seen
+
+
+def test_fifty_kills_at_random_moments_harm_nobody(tiny, cache, fake):
+    root = cache / "v1"
+    seen = torture(tiny, root, fake, KILLS)
+    assert {"compiling", "linking"} <= seen
+    left = list((root / jit_cache.WORK_FOLDER).iterdir())
+    assert left
+    past = time.time() - jit_cache.STALE_SECONDS - 1
+    for path in left:
+        os.utime(path, (past, past))
+    for path in cache.glob("v1/cu13-*/*/*"):
+        shutil.rmtree(path)
+    success(run(worker_command(tiny), fake))
+    assert list((root / jit_cache.WORK_FOLDER).iterdir()) == []
+
+
+def test_kills_of_the_real_compilers_harm_nobody(tiny, cache, real):
+    torture(tiny, cache / "v1", real, REAL_KILLS)
+    assert run(worker_command(tiny, "load"), real).stdout.splitlines()[1] == "42"
+
+
+def test_the_next_process_does_not_wait_for_one_that_was_killed(tiny, cache, fake):
+    env = {**fake, "COMPILE_SECONDS": "20"}
+    worker = start(worker_command(tiny), env)
+    owner = None
+    for _ in range(200):
+        owner = next((cache / "v1" / ".locks").glob("*.owner"), None) if cache.exists() else None
+        if owner is not None and owner.read_text():
+            break
+        time.sleep(0.05)
+    assert owner is not None
+    worker.kill()
+    worker.communicate(timeout=30)
+    assert owner.read_text().startswith(f"process {worker.pid} on ")
+    begin = time.monotonic()
+    done = run(worker_command(tiny), fake)
+    success(done)
+    assert "waiting" not in done.stderr
+    assert time.monotonic() - begin < 15
+
+
+def test_one_that_lives_is_waited_for_and_named(tiny, cache, fake):
+    worker = start(worker_command(tiny), {**fake, "COMPILE_SECONDS": "0.5"})
+    for _ in range(200):
+        if cache.exists() and any((cache / "v1" / ".locks").glob("*.owner")):
+            break
+        time.sleep(0.05)
+    done = run(worker_command(tiny), fake)
+    out, _ = worker.communicate(timeout=60)
+    assert (success(done), compiles(done)) == (Path(out.strip()), 0)
+    assert (
+        f"waiting for process {worker.pid} on {os.uname().nodename}, which compiles" in done.stderr
+    )
+
+
+def test_ctrl_c_ends_the_compilers_too(tiny, cache, fake, tmp_path):
+    worker = start(worker_command(tiny), {**fake, "COMPILE_SECONDS": "30"})
+    log = tmp_path / "fake" / "log"
+    for _ in range(200):
+        if log.exists() and log.read_text().strip():
+            break
+        time.sleep(0.05)
+    worker.send_signal(signal.SIGINT)
+    worker.communicate(timeout=15)
+    for line in log.read_text().splitlines():
+        assert not Path(f"/proc/{line.split()[1]}").exists()
+    assert list((cache / "v1" / ".work").iterdir()) == []
