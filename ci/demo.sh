@@ -37,6 +37,17 @@ environment() {
   has_torch python || link_packages_of "$torch_python"
 }
 
+# The CUDA compiler that precast finds, or failure.
+compiler() {
+  python -c '
+from precast.errors import ToolchainError
+from precast.jit.toolchain import find_toolkit
+try:
+    print(f"compiler: {find_toolkit()}")
+except ToolchainError:
+    raise SystemExit(1)'
+}
+
 step "torch, which all environments here share"
 torch_python=$PYTHON
 if ! has_torch "$PYTHON"; then
@@ -68,11 +79,7 @@ step "wheel of the prebuilt modules"
 if [ -n "$bundle" ]; then
   echo "taken from $bundle"
 else
-  if command -v nvcc >/dev/null; then
-    echo "compiler: $(command -v nvcc)"
-  else
-    echo "compiler: none here, so pip brings the CUDA toolkit"
-  fi
+  PYTHONPATH=$PWD/python compiler || echo "no CUDA compiler here: pip brings the toolkit from PyPI"
   # pip shows the compilers' progress when it is asked for everything; the rest goes to the log.
   PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
     -C "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
@@ -136,10 +143,12 @@ rm -rf "$work/cache" "$work/jit-cache"
 cp -r "$installed" "$work/cache"
 rm -v "$work"/cache/*/activation__dtype_bf16.so
 environment jit
-if [ -z "${1:-}" ] && ! command -v nvcc >/dev/null; then
+pip_install --no-index --find-links "$bundle/wheels" precast
+if ! compiler; then
+  [ -z "${1:-}" ] || die "no CUDA compiler here, and without a network pip cannot bring one"
+  echo "no CUDA compiler here: pip brings it"
   logged "$work/log/jit.txt" pip_install --find-links "$bundle/wheels" "precast[jit]"
-else
-  pip_install --no-index --find-links "$bundle/wheels" precast
+  compiler
 fi
 PRECAST_PROVIDER_PATH=$work/cache PRECAST_CACHE_DIR=$work/jit-cache \
   python ../../examples/jit_fallback.py 2>&1 | tee "$work/log/jit_fallback.txt"

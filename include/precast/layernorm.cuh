@@ -94,7 +94,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   };
 
   allow_next_grid();
-  if (p.plan.prefetch) {
+  if (blockIdx.x < p.plan.prefetching_ctas) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int vec = rank + i * group_size;
@@ -124,6 +124,17 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   }
   const float mean = group_sum(sum, scratch[0]) / p.hidden;
 
+  // Why: ahead of the second sum, whose barrier hides their latency.
+  float gamma[kVecs][kSize], beta[kVecs][kSize];
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const int vec = rank + i * group_size;
+    if (vec < vecs) {
+      load_parameters<true>(p.gamma + vec * kSize, kSize, gamma[i]);
+      load_parameters<true>(p.beta + vec * kSize, kSize, beta[i]);
+    }
+  }
+
   float squares = 0.0f;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -137,11 +148,9 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   for (int i = 0; i < kVecs; ++i) {
     const int vec = rank + i * group_size;
     if (row_exists && vec < vecs) {
-      float x[kSize], gamma[kSize], beta[kSize];
+      float x[kSize];
       unpack(loaded[i], x);
-      load_parameters<true>(p.gamma + vec * kSize, kSize, gamma);
-      load_parameters<true>(p.beta + vec * kSize, kSize, beta);
-      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
+      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma[i], beta[i]));
     }
   }
 }

@@ -98,7 +98,7 @@ __global__ __launch_bounds__(kMaxThreads) void RmsNormKernel(
   const T* weight = static_cast<const T*>(p.weight);             // [hidden]
 
   allow_next_grid();
-  if (p.plan.prefetch) {
+  if (blockIdx.x < p.plan.prefetching_ctas) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const int vec = rank + i * group_size;

@@ -186,14 +186,16 @@ def test_one_that_lives_is_waited_for_and_named(tiny, cache, fake):
 
 
 def test_ctrl_c_ends_the_compilers_too(tiny, cache, fake, tmp_path):
-    worker = start(worker_command(tiny), {**fake, "COMPILE_SECONDS": "30"})
+    worker = start(worker_command(tiny), {**fake, "COMPILE_SECONDS": "30", "MAX_JOBS": "2"})
     log = tmp_path / "fake" / "log"
     for _ in range(200):
-        if log.exists() and log.read_text().strip():
+        if log.exists() and len(log.read_text().splitlines()) == 2:
             break
         time.sleep(0.05)
+    time.sleep(0.1)  # Both are listed as running; a signal during a start would miss that one.
     worker.send_signal(signal.SIGINT)
     worker.communicate(timeout=15)
-    for line in log.read_text().splitlines():
-        assert not Path(f"/proc/{line.split()[1]}").exists()
+    compilers = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len(compilers) == 2
+    assert [pid for pid in compilers if Path(f"/proc/{pid}").exists()] == []
     assert list((cache / "v1" / ".work").iterdir()) == []

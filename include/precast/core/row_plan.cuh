@@ -17,10 +17,10 @@ constexpr int kLoopThreads = 512;
 struct RowPlan {
   RowKernel kind;
   uint32_t ctas;
-  int threads;      // a CTA
-  int lanes;        // that share a row, for RowKernel::lanes
-  bool prefetch;    // there are so few rows that latency is all
-  bool evict_last;  // for read_policy()
+  int threads;                // a CTA
+  int lanes;                  // that share a row, for RowKernel::lanes
+  uint32_t prefetching_ctas;  // the first ones prefetch while the grid before may still run
+  bool evict_last;            // for read_policy()
 };
 
 #if !defined(__CUDACC_RTC__)
@@ -37,9 +37,10 @@ inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, b
   RowPlan plan = {};
   plan.ctas = rows;
   plan.lanes = 1;
-  plan.prefetch = rows <= 256;
+  const bool few_rows = rows <= 256;
   const int64_t bytes = int64_t(rows) * vecs * kVecBytes * streams;
   plan.evict_last = reads_evict_last(bytes, in_place);
+  plan.prefetching_ctas = few_rows ? rows : 0;
   if (!aligned || vecs > 2 * kMaxThreads) {
     plan.kind = aligned ? RowKernel::loop : RowKernel::loop_elements;
     plan.threads = vecs < kLoopThreads ? round_up(vecs, kWarpSize) : kLoopThreads;
@@ -51,7 +52,7 @@ inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, b
   } else {
     // One vector a thread where latency counts, and where the registers of more streams would leave
     // too few threads on a multiprocessor; otherwise two, for more bytes in flight a thread.
-    const bool one = plan.prefetch || vecs < 128 || (streams > 2 && plan.evict_last);
+    const bool one = few_rows || vecs < 128 || (streams > 2 && plan.evict_last);
     const int per_thread = one && vecs <= kMaxThreads ? 1 : 2;
     plan.kind = per_thread == 1 ? RowKernel::cta_1 : RowKernel::cta_2;
     plan.threads = round_up((vecs + per_thread - 1) / per_thread, kWarpSize);

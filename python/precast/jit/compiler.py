@@ -16,7 +16,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from precast import _env
 from precast._log import get_logger
@@ -111,7 +111,7 @@ def run(commands: list[Command], work: Path, name: str) -> None:
     """
     limit = max_jobs()
     waiting = list(commands)
-    running: list[tuple[Command, subprocess.Popen[bytes], Path]] = []
+    running: list[tuple[Command, subprocess.Popen[bytes], BinaryIO]] = []
     start = beat = time.monotonic()
     try:
         while waiting or running:
@@ -121,45 +121,52 @@ def run(commands: list[Command], work: Path, name: str) -> None:
             for item in list(running):
                 command, process, log = item
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    if process.wait(timeout=0.02) != 0:
-                        raise _failure(command, process.returncode, log, work, name)
+                    status = process.wait(timeout=0.02)
                     running.remove(item)
+                    with log:
+                        if status != 0:
+                            raise _failure(command, status, log, work, name)
             if time.monotonic() - beat > HEARTBEAT_SECONDS:
                 beat = time.monotonic()
                 get_logger().info("still compiling %s after %.0f s", name, beat - start)
     finally:
-        for _, process, _ in running:
+        for _, process, log in running:
             # The whole group: nvcc and g++ are drivers, the compilers are their children.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            log.close()
 
 
-def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Path]:
-    log = work / f"{command.output.name}.log"
+def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """The process, and what it prints: kept in memory, for the disk may be full."""
+    log = os.fdopen(os.memfd_create(command.output.name), "w+b")
     # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
     environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
-    with log.open("wb") as out:
-        try:
-            process = subprocess.Popen(
-                command.argv,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                cwd=work,
-                env=environment,
-                start_new_session=True,
-            )
-        except OSError as error:
-            raise CompileError(
-                f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the "
-                f"compiler (see: precast doctor)"
-            ) from error
+    try:
+        process = subprocess.Popen(
+            command.argv,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=work,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        log.close()
+        raise CompileError(
+            f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the compiler "
+            f"(see: precast doctor)"
+        ) from error
     return process, log
 
 
-def _failure(command: Command, returncode: int, log: Path, work: Path, name: str) -> CompileError:
-    output = log.read_text(errors="replace")
+def _failure(
+    command: Command, returncode: int, log: BinaryIO, work: Path, name: str
+) -> CompileError:
+    log.seek(0)
+    output = log.read().decode(errors="replace")
     known = causes.cause(output, returncode, work)
     return CompileError(
         f"compiling {name} failed (exit status {returncode}):\n"
