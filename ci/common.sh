@@ -27,11 +27,21 @@ make_venv() {
   local version='import sys; print(sys.version_info[:2])'
   if [ "$("$1/bin/python" -c "$version" 2>/dev/null)" != "$("$PYTHON" -c "$version")" ]; then
     rm -rf "$1"
-    "$PYTHON" -m venv "$1" ||
-      die "$PYTHON cannot make a virtual environment. Fix: install its venv module"
+    "$PYTHON" -m venv "$1" 2>/dev/null || make_venv_without_pip "$1"
   fi
   # shellcheck disable=SC1091
   . "$1/bin/activate"
+}
+
+# Some systems split ensurepip off; the pip that PYTHON itself has serves as well.
+make_venv_without_pip() {
+  rm -rf "$1"
+  if ! "$PYTHON" -m pip --version >/dev/null 2>&1 || ! "$PYTHON" -m venv --without-pip "$1"; then
+    die "$PYTHON cannot make a virtual environment with pip. Fix: install its venv module"
+  fi
+  # shellcheck disable=SC1091
+  . "$1/bin/activate"
+  link_packages_of "$PYTHON"
 }
 
 pip_install() {

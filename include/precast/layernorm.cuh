@@ -10,7 +10,8 @@
 // Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input
 //          gamma, beta  [hidden]        fp32, contiguous
 // Threads  as rmsnorm.cuh: a row in the registers of a group of lanes or of a CTA, or a CTA that
-//          walks its row (three times; all but the first in L2).
+//          walks its row, element by element (three times; all but the first in
+//          L2), where it is unaligned or longer than 2048 vectors.
 // Traffic  reads input once, writes out once.
 // Source   Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
 #pragma once
@@ -124,15 +125,12 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   }
   const float mean = group_sum(sum, scratch[0]) / p.hidden;
 
-  // Why: ahead of the second sum, whose barrier hides their latency.
-  float gamma[kVecs][kSize], beta[kVecs][kSize];
-#pragma unroll
-  for (int i = 0; i < kVecs; ++i) {
-    const int vec = rank + i * group_size;
-    if (vec < vecs) {
-      load_parameters<true>(p.gamma + vec * kSize, kSize, gamma[i]);
-      load_parameters<true>(p.beta + vec * kSize, kSize, beta[i]);
-    }
+  // Why: one vector a thread is where latency counts, so its parameters come ahead of the second
+  // sum, whose barrier hides them. More are better read late, from L1, than kept in registers.
+  float gamma[kSize], beta[kSize];
+  if (kVecs == 1 && rank < vecs) {
+    load_parameters<true>(p.gamma + rank * kSize, kSize, gamma);
+    load_parameters<true>(p.beta + rank * kSize, kSize, beta);
   }
 
   float squares = 0.0f;
@@ -150,12 +148,16 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
     if (row_exists && vec < vecs) {
       float x[kSize];
       unpack(loaded[i], x);
-      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma[i], beta[i]));
+      if (kVecs > 1) {
+        load_parameters<true>(p.gamma + vec * kSize, kSize, gamma);
+        load_parameters<true>(p.beta + vec * kSize, kSize, beta);
+      }
+      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
     }
   }
 }
 
-template <typename T, bool kAligned>
+template <typename T>
 __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
     const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
@@ -171,14 +173,14 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
   float x[kSize];
   float sum = 0.0f;
   for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
-    unpack(load<kAligned>(input + column, p.hidden - column), x);
+    unpack(load_elements(input + column, p.hidden - column), x);
     sum += sum_of(x);
   }
   const float mean = block_sum(sum, scratch[0]) / p.hidden;
 
   float squares = 0.0f;
   for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
-    unpack(load<kAligned>(input + column, p.hidden - column), x);
+    unpack(load_elements(input + column, p.hidden - column), x);
     squares += squared_distance(x, mean, p.hidden - column);
   }
   const float rstd = rsqrtf(block_sum(squares, scratch[1]) / p.hidden + p.eps);
@@ -186,10 +188,10 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
   for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
     const int left = p.hidden - column;
     float gamma[kSize], beta[kSize];
-    unpack(load<kAligned>(input + column, left), x);
-    load_parameters<kAligned>(p.gamma + column, left, gamma);
-    load_parameters<kAligned>(p.beta + column, left, beta);
-    store<kAligned>(out + column, normalized<T>(x, mean, rstd, gamma, beta), left);
+    unpack(load_elements(input + column, left), x);
+    load_parameters<false>(p.gamma + column, left, gamma);
+    load_parameters<false>(p.beta + column, left, beta);
+    store_elements(out + column, normalized<T>(x, mean, rstd, gamma, beta), left);
   }
 }
 
@@ -203,7 +205,15 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
                        rows_are_vector_aligned<T>(p.out, {}) &&
                        rows_are_vector_aligned<float>(p.gamma, {}) &&
                        rows_are_vector_aligned<float>(p.beta, {});
-  p.plan = plan_rows(p.rows, p.hidden, Vec<T>::kSize, 2, p.out == p.input, aligned);
+  RowShape shape = {};
+  shape.rows = p.rows;
+  shape.hidden = p.hidden;
+  shape.vec_size = Vec<T>::kSize;
+  shape.streams = 2;
+  shape.in_place = p.out == p.input;
+  shape.aligned = aligned;
+  shape.vecs_per_thread = 4;
+  p.plan = plan_rows(shape);
   const auto run = [&](void (*kernel)(LayerNormParams)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
@@ -214,10 +224,11 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
       return run(LayerNormKernel<T, 1, true>);
     case RowKernel::cta_2:
       return run(LayerNormKernel<T, 2, true>);
+    case RowKernel::cta_4:
+      return run(LayerNormKernel<T, 4, true>);
     case RowKernel::loop:
-      return run(LayerNormLoopKernel<T, true>);
     case RowKernel::loop_elements:
-      return run(LayerNormLoopKernel<T, false>);
+      return run(LayerNormLoopKernel<T>);
   }
   return cudaErrorInvalidValue;
 }

@@ -131,5 +131,8 @@ LOCK_TIMEOUT = EnvVar(
     "How long one process waits for another that compiles the same module, in seconds.",
 )
 MAX_JOBS = EnvVar(
-    "MAX_JOBS", 0, _positive_int, "The most compilers at once (default: from cores and free memory)."
+    "MAX_JOBS",
+    0,
+    _positive_int,
+    "The most compilers at once (default: from cores and free memory).",
 )

@@ -133,7 +133,7 @@ def test_a_default_cache_that_cannot_be_written_is_replaced_with_a_word(make, mo
 
 def test_a_configured_cache_that_cannot_be_written_is_an_error(make, monkeypatch):
     monkeypatch.setenv("PRECAST_CACHE_DIR", "/proc/no-cache")
-    text = r"PRECAST_CACHE_DIR=/proc/no-cache cannot be written \(.*\). Nothing was compiled. Fix: point"
+    text = r"PRECAST_CACHE_DIR=/proc/no-cache cannot be written \(.*\). Nothing was compiled. Fix: "
     with pytest.raises(CacheDirectoryError, match=text):
         make().build()
 

@@ -203,7 +203,7 @@ def test_a_compiler_that_cannot_be_started(make):
             return [Command("cuda", ["/no/such/nvcc"], folder / "a.o")] * 2
 
     fields = {f.name: getattr(make(), f.name) for f in dataclasses.fields(ShellSpec)}
-    text = r"/no/such/nvcc cannot be started \(No such file or directory\). Fix: reinstall the compiler"
+    text = r"/no/such/nvcc cannot be started \(No such file or directory\). Fix: reinstall"
     with pytest.raises(CompileError, match=text):
         NoCompiler(**fields).build()
     assert left_over(env.cache_dir()) == []

@@ -65,7 +65,10 @@ def test_it_changes_with_target_cuda_major_and_axes(tree):
         spec(tree, arch="8.0"),
         spec(tree, arch="9.0", major=12),
         spec(tree, dtype="bf16"),
+        dataclasses.replace(spec(tree), name="other"),
         dataclasses.replace(spec(tree), defines=("PRECAST_SM=90",)),
+        dataclasses.replace(spec(tree), cuda_major=12),
+        dataclasses.replace(spec(tree), arch=Plan.load(tree).arch("9.0f")),
     ]
     assert len({s.fingerprint for s in variants}) == len(variants)
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import threading
@@ -238,7 +239,7 @@ def test_an_unknown_gpu_is_told_so_and_gets_no_extra_that_does_not_exist(world):
 
 
 def test_legal_but_not_prebuilt_names_the_prebuilt_ones(world):
-    document = loader._plan_document()
+    document = copy.deepcopy(loader._plan_document())
     del document["modules"]["scale__dtype_f16"]
     world.patch.setattr(loader, "_plan_document", lambda: document)
     world.patch.setattr(loader.plan().__class__, "_aot_names", lambda self, op: set())

@@ -136,7 +136,7 @@ def test_a_refused_call_is_tried_again(world, kernel):
     assert kernel[torch.bfloat16, 0]()[1] == "unit_test"
 
 
-# -- torch.compile ----------------------------------------------------------------------------------
+# -- torch.compile --------------------------------------------------------------------------------
 
 
 def arguments(export: str) -> list[object]:

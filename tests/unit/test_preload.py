@@ -10,7 +10,7 @@ import torch
 
 import precast
 from precast import loader
-from precast.errors import MissingKernelError
+from precast.errors import MissingKernelError, UnsupportedConfigError
 
 
 @pytest.fixture
@@ -79,3 +79,22 @@ def test_after_freeze_what_was_preloaded_still_runs(world, provider):
     precast.preload(["norm"], profile="ci", device=0)
     precast.freeze()
     assert loader.loader.load("norm", {"dtype": "bf16"}, 0).path in world.opened
+
+
+def test_an_op_for_other_gpus_is_left_out_unless_it_is_asked_for(world, provider):
+    load = loader.loader.load
+
+    def without_norm(op, axes, device):
+        if op == "norm":
+            raise UnsupportedConfigError("norm does not exist for sm90a")
+        return load(op, axes, device)
+
+    world.patch.setattr(loader.loader, "load", without_norm)
+    world.patch.setattr(
+        loader.plan().__class__,
+        "aot_axes",
+        lambda plan, profile: [("norm", {"dtype": "bf16"}), ("scale", {"dtype": "bf16"})],
+    )
+    assert names(precast.preload(device=0)) == {"scale__dtype_bf16"}
+    with pytest.raises(UnsupportedConfigError, match="norm does not exist for sm90a"):
+        precast.preload(["norm", "scale"], device=0)

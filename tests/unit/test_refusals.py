@@ -29,7 +29,7 @@ def edit_row(root: Path, name: str = "norm__dtype_bf16", **changes: object) -> N
 
 
 def only_refusal(world, capability: str = "9.0") -> str:
-    """The text for the one provider ``p``; asserts that it is not loaded and that a call tells it."""
+    """The text for the one provider ``p``, which is not loaded, and which a call tells."""
     world.loader()
     found = resolve(capability=capability)
     assert found.path is None
@@ -173,7 +173,7 @@ def test_a_module_that_the_provider_does_not_hold(world):
     assert refusals(resolve())[0] == f"{text}: rejected: does not hold norm__dtype_bf16"
 
 
-# -- manifests that cannot be read: told, and never an import failure -------------------------------
+# -- manifests that cannot be read: told, and never an import failure -----------------------------
 
 
 def manifest(root: Path, **changes: object) -> dict:
@@ -247,7 +247,7 @@ def test_an_installed_provider_whose_manifest_is_gone(world):
     )
 
 
-# -- the JIT cache of the user ----------------------------------------------------------------------
+# -- the JIT cache of the user --------------------------------------------------------------------
 
 
 def cache_refusal(world) -> str:

@@ -12,7 +12,7 @@ from precast import _tvm_ffi
 from precast.errors import ToolchainError
 from precast.jit import toolchain
 from precast.jit.toolchain import find_toolchain, find_toolkit
-from precast.loader import plan
+from precast.loader import jit_cuda_major, plan
 
 HOPPER, BLACKWELL = plan().arch("9.0"), plan().arch("10.0")
 
@@ -99,6 +99,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
     assert find_toolkit(HOPPER).version == (12, 4)
     assert find_toolkit(BLACKWELL).version == (13, 0)
     assert find_toolkit(HOPPER, 13).version == (13, 0)
+    assert (jit_cuda_major(HOPPER), jit_cuda_major(BLACKWELL)) == (12, 13)
 
 
 @pytest.mark.parametrize(
@@ -185,7 +186,9 @@ def test_host_compilers(toolkit, monkeypatch, tmp_path):
 def test_missing_headers_of_tvm_ffi(toolkit, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(toolkit("t")))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ToolchainError, match="headers of tvm-ffi were not found. Fix: pip install"):
+    with pytest.raises(
+        ToolchainError, match=r"headers of tvm-ffi were not found\. Fix: pip install"
+    ):
         find_toolchain(HOPPER)
 
 

@@ -9,7 +9,7 @@ namespace precast {
 
 // The kernels of such an op. `lanes`: 1 to 32 lanes a row, one vector each. `cta_n`: a CTA a row,
 // n vectors a thread. `loop`: a CTA walks its row; `loop_elements`: and nothing is aligned.
-enum class RowKernel { lanes, cta_1, cta_2, loop, loop_elements };
+enum class RowKernel { lanes, cta_1, cta_2, cta_4, loop, loop_elements };
 
 // The most threads of a CTA that walks its row; fewer than kMaxThreads, for their registers.
 constexpr int kLoopThreads = 512;
@@ -27,34 +27,42 @@ struct RowPlan {
 
 inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
 
-// `rows` and `hidden` positive; `streams`: how many times [rows, hidden] is read or written;
-// `in_place`: what is read is written; `aligned`: hidden is a whole number of vectors of `vec_size`
-// elements, and every row and parameter starts on a 16-byte boundary. The choices were measured on
-// H200 with bf16 rows of 4096 and 8192.
-inline RowPlan plan_rows(uint32_t rows, int hidden, int vec_size, int streams, bool in_place,
-                         bool aligned) {
-  const int vecs = (hidden + vec_size - 1) / vec_size;
+// What an op says of its rows.
+struct RowShape {
+  uint32_t rows;  // positive
+  int hidden;     // positive
+  int vec_size;   // elements of a vector
+  int streams;    // how many times [rows, hidden] is read or written
+  bool in_place;  // what is read is written
+  bool aligned;   // hidden is whole vectors; all rows and parameters start at 16-byte boundaries
+  int vecs_per_thread;  // 1, 2 or 4: what suits the op where there are many rows
+};
+
+// The choices were measured on H200 with bf16 rows of 4096 and 8192.
+inline RowPlan plan_rows(const RowShape& shape) {
+  const int vecs = (shape.hidden + shape.vec_size - 1) / shape.vec_size;
+  const int64_t bytes = int64_t(shape.rows) * vecs * kVecBytes * shape.streams;
+  const bool few_rows = shape.rows <= 256;  // latency is all
   RowPlan plan = {};
-  plan.ctas = rows;
+  plan.ctas = shape.rows;
   plan.lanes = 1;
-  const bool few_rows = rows <= 256;
-  const int64_t bytes = int64_t(rows) * vecs * kVecBytes * streams;
-  plan.evict_last = reads_evict_last(bytes, in_place);
-  plan.prefetching_ctas = few_rows ? rows : 0;
-  if (!aligned || vecs > 2 * kMaxThreads) {
-    plan.kind = aligned ? RowKernel::loop : RowKernel::loop_elements;
+  plan.evict_last = reads_evict_last(bytes, shape.in_place);
+  plan.prefetching_ctas = few_rows ? shape.rows : exceeds_l2(bytes) ? 256 : 0;
+  if (!shape.aligned || vecs > 2 * kMaxThreads) {
+    plan.kind = shape.aligned ? RowKernel::loop : RowKernel::loop_elements;
     plan.threads = vecs < kLoopThreads ? round_up(vecs, kWarpSize) : kLoopThreads;
   } else if (vecs <= kWarpSize) {
     plan.kind = RowKernel::lanes;
     plan.threads = 128;
     while (plan.lanes < vecs) plan.lanes *= 2;
-    plan.ctas = (rows - 1) / (plan.threads / plan.lanes) + 1;
+    plan.ctas = (shape.rows - 1) / (plan.threads / plan.lanes) + 1;
   } else {
-    // One vector a thread where latency counts, and where the registers of more streams would leave
-    // too few threads on a multiprocessor; otherwise two, for more bytes in flight a thread.
-    const bool one = few_rows || vecs < 128 || (streams > 2 && plan.evict_last);
-    const int per_thread = one && vecs <= kMaxThreads ? 1 : 2;
-    plan.kind = per_thread == 1 ? RowKernel::cta_1 : RowKernel::cta_2;
+    int per_thread = few_rows ? 1 : shape.vecs_per_thread;
+    while (per_thread > 1 && vecs < 64 * per_thread) per_thread /= 2;  // two warps or more
+    if (per_thread == 1 && vecs > kMaxThreads) per_thread = 2;
+    plan.kind = per_thread == 1   ? RowKernel::cta_1
+                : per_thread == 2 ? RowKernel::cta_2
+                                  : RowKernel::cta_4;
     plan.threads = round_up((vecs + per_thread - 1) / per_thread, kWarpSize);
   }
   return plan;

@@ -200,11 +200,12 @@ __device__ __forceinline__ Vec<T> pack(const float (&x)[4]) {
 
 #if !defined(__CUDACC_RTC__)
 
+inline bool exceeds_l2(int64_t bytes) { return bytes > int64_t(1) << 27; }
+
 // Whether read_policy() pays for an op that moves `bytes`. In place it marks the written lines,
 // too, which costs up to 10 % where they fit L2.
 inline bool reads_evict_last(int64_t bytes, bool in_place) {
-  constexpr int64_t kBytesBeyondL2 = int64_t(1) << 27;
-  return !in_place || bytes > kBytesBeyondL2;
+  return !in_place || exceeds_l2(bytes);
 }
 
 #endif
