@@ -10,10 +10,12 @@
 // Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input
 //          gamma, beta  [hidden]        fp32, contiguous
 // Threads  as rmsnorm.cuh: a row in the registers of a group of lanes or of a CTA, or a CTA that
-//          walks its row, element by element (three times; all but the first in
-//          L2), where it is unaligned or longer than 2048 vectors.
+//          walks its row element by element (three times; all but the first in L2), where the row
+//          is unaligned or longer than 2048 vectors.
 // Traffic  reads input once, writes out once.
 // Source   Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+// Measured 2026-11-21 on an H200, bf16, 16384 x 4096: 3871 GB/s, 0.90 of the elementwise ceiling
+//          of the same run (4300 GB/s with one read and one write).
 #pragma once
 
 #include "precast/core/block.cuh"

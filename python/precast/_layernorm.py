@@ -56,7 +56,8 @@ def _layernorm_into(
 _layernorm = Kernel(
     "norm",
     "layernorm",
-    schema="(Tensor input, Tensor gemma, Tensor beta, float eps, Tensor(a!) out, bool enable_pdl) -> ()",
+    schema="(Tensor input, Tensor gemma, Tensor beta, float eps, Tensor(a!) out, "
+    "bool enable_pdl) -> ()",
     reference=_layernorm_into,
 )
 

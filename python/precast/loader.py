@@ -107,7 +107,7 @@ class Loader:
         for binding in self.table.get((name, capability), ()):
             path = binding.provider.root / binding.row.file
             problem = self._problem(binding, path)
-            place = f"{binding.provider.label}, {binding.row.file}"
+            place = f"{binding.provider.title}, {binding.row.file}"
             if problem is None:
                 steps.append(Step(binding.provider.source, place, True, "fingerprint matches"))
                 major = _manifest(binding.provider).cuda_major
@@ -145,7 +145,7 @@ class Loader:
             rows = [row for row in manifest.modules if row.name == name]
             bound = {b.row.arch for b in self.table.get((name, capability), ()) if b[0] is provider}
             if not rows:
-                steps.append(Step(provider.source, provider.label, False, f"does not hold {name}"))
+                steps.append(Step(provider.source, provider.title, False, f"does not hold {name}"))
             for row in rows:
                 serves = self.document["archs"].get(row.arch, {}).get("serves", [])
                 wanted = planned.get(f"cu{manifest.cuda_major}", {}).get(row.arch)
@@ -164,7 +164,7 @@ class Loader:
                         f"precast {__version__}: it was built from other sources. "
                         f"Fix: {provider.mend(extra)}"
                     )
-                place = f"{provider.label}, {row.file}"
+                place = f"{provider.title}, {row.file}"
                 steps.append(Step(provider.source, place, False, reason, fault))
         return steps
 

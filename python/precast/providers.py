@@ -26,10 +26,16 @@ class Provider(NamedTuple):
     problem: str | None
 
     @property
-    def label(self) -> str:
+    def title(self) -> str:
+        """Distribution and version, or the folder where they are not known."""
         if self.manifest is None:
-            return f"{self.source} {self.root}"
-        return f"{self.source} {self.manifest.distribution} {self.manifest.version}"
+            return str(self.root)
+        return f"{self.manifest.distribution} {self.manifest.version}"
+
+    @property
+    def label(self) -> str:
+        """Where it was found, and its title."""
+        return f"{self.source} {self.title}"
 
     def mend(self, requirement: str) -> str:
         """The command that replaces what does not fit here."""

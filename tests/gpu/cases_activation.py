@@ -36,6 +36,7 @@ CASES = tuple(
         HALVES,
         lambda x, generator: (),
         _gated(activation),
+        gated=True,
         vector=8,
         ranks=(1, 2, 3),
     )

@@ -37,6 +37,8 @@ class OpCase:
         The call's arguments to its outputs in float64.
     in_place : bool
         Whether the outputs are the first two arguments.
+    gated : bool
+        Whether ``input`` holds two halves, and the output one.
     vector : int
         The last dimension must be a multiple of this.
     contiguous : bool
@@ -51,6 +53,7 @@ class OpCase:
     extras: Callable[..., tuple[Any, ...]]
     expected: Expected
     in_place: bool = False
+    gated: bool = False
     vector: int = 1
     contiguous: bool = False
     ranks: tuple[int, ...] = (2, 3)
@@ -68,12 +71,12 @@ class OpCase:
         return "eps" in inspect.signature(self.function).parameters
 
     def out_shape(self, shape: torch.Size | tuple[int, ...]) -> tuple[int, ...]:
-        halves = 2 if self.module == "activation" else 1
+        halves = 2 if self.gated else 1
         return (*shape[:-1], shape[-1] // halves)
 
     def input_shape(self, *shape: int) -> tuple[int, ...]:
         """The shape of ``input`` for a hidden size: gated activations take twice of it."""
-        return (*shape[:-1], shape[-1] * 2) if self.module == "activation" else shape
+        return (*shape[:-1], shape[-1] * 2) if self.gated else shape
 
     def arguments(
         self,

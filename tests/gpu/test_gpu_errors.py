@@ -98,7 +98,7 @@ def test_bad_out(name: str, good: Any) -> None:
         pytest.skip(f"{name} takes no out")
     args = good(case)
     rows, columns = case.out_shape(args[0].shape)
-    kinds = (AssertionError, ValueError) if case.module == "activation" else (ValueError,)
+    kinds = (AssertionError, ValueError) if case.gated else (ValueError,)
     for shape in ((rows + 1, columns), (rows, columns + 8), (rows * columns,)):
         out = poison(torch.empty(shape, dtype=BF16, device="cuda"))
         refuses(case, kinds, rf"{name}: out must have", args, out=out)
@@ -124,7 +124,7 @@ def test_strides_and_rank(name: str, good: Any) -> None:
             refuses(case, ValueError, f"{name}: input must have 2 to 3 dim", (wrong, *rest))
 
 
-@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.module == "activation"])
+@pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.gated])
 def test_last_dimension_of_an_activation(name: str) -> None:
     for columns in (1, 7, 12, 250):
         x = torch.randn(4, columns, device="cuda").to(BF16)

@@ -98,7 +98,7 @@ def test_strided_rows(
 def test_partial_vectors_on_aligned_rows(
     case: OpCase, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    if case.module == "activation":
+    if case.gated:
         pytest.skip("takes whole vectors only")
     x, *rest = case.arguments(case.input_shape(37, 1001), dtype, generator)
     x = row_strided(x, gap=7)
@@ -117,7 +117,7 @@ def test_unaligned_slices(
     if case.in_place:
         rest[0] = row_strided(rest[0], gap=1, offset=3)
     keywords = guarded_out(case, x, offset=1)
-    if case.module == "activation":
+    if case.gated:
         with pytest.raises(ValueError, match=r"The pointers must be multiple of 16 bytes\."):
             case.run((x, *rest), out=keywords["out"])
         return
@@ -135,7 +135,7 @@ def test_in_place_leaves_the_gaps_alone(
         guards[1].view.copy_(rest[0])
         rest[0] = guards[1].view
         case.check((guards[0].view, *rest))
-    elif case.module != "activation":
+    elif not case.gated:
         case.check((guards[0].view, *rest), out=guards[0].view)
     else:
         case.check((guards[0].view, *rest))

@@ -187,7 +187,7 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
     )  # fmt: skip
     assert done.returncode == 0
     assert "norm__dtype_bf16 on compute capability 9.0" in done.stdout
-    assert re.search(r"accepted +PRECAST_PROVIDER_PATH .*sm90a/norm__dtype_bf16.so", done.stdout)
+    assert re.search(r"accepted +PRECAST_PROVIDER_PATH: .*sm90a/norm__dtype_bf16.so", done.stdout)
     assert f"Result: prebuilt: {good}/sm90a/norm__dtype_bf16.so" in done.stdout
 
     (good / "sm90a" / "norm__dtype_bf16.so").write_bytes(b"module sm90a/norm__dtype_bf16.s0")

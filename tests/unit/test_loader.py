@@ -192,7 +192,7 @@ def test_version_skew_is_warned_once_and_mended_by_one_command(world, caplog):
     (warning,) = messages(caplog)
     wanted = world.spec().fingerprint[:12]
     assert warning == (
-        f"provider (provider cache-cu13-sm90a 0.0.1, sm90a/norm__dtype_bf16.so): rejected: its "
+        f"provider (cache-cu13-sm90a 0.0.1, sm90a/norm__dtype_bf16.so): rejected: its "
         f"fingerprint 000000000000 is not the {wanted} of this precast {precast.__version__}: it "
         f"was built from other sources. Fix: pip install --force-reinstall "
         f'"precast[cu13-sm90a]=={precast.__version__}"'

@@ -16,7 +16,7 @@ from precast import _tvm_ffi, loader
 from precast.errors import MissingKernelError
 
 FILE = "sm90a/norm__dtype_bf16.so"
-LABEL = "PRECAST_PROVIDER_PATH (PRECAST_PROVIDER_PATH p {version}, {file})"
+LABEL = "PRECAST_PROVIDER_PATH (p {version}, {file})"
 
 
 def edit_row(root: Path, name: str = "norm__dtype_bf16", **changes: object) -> None:
@@ -169,7 +169,7 @@ def test_a_module_that_the_provider_does_not_hold(world):
     data["modules"] = [row for row in data["modules"] if "bf16" not in row["name"]]
     (root / "manifest.json").write_text(json.dumps(data))
     world.loader()
-    text = f"PRECAST_PROVIDER_PATH (PRECAST_PROVIDER_PATH p {precast.__version__})"
+    text = f"PRECAST_PROVIDER_PATH (p {precast.__version__})"
     assert refusals(resolve())[0] == f"{text}: rejected: does not hold norm__dtype_bf16"
 
 

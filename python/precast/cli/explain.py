@@ -62,10 +62,7 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
 
 
 def _candidate(step: Step) -> str:
-    """Source and place; the label of a provider begins with its source already."""
-    if not step.place or step.place.startswith(step.source):
-        return step.place or step.source
-    return f"{step.source}: {step.place}"
+    return f"{step.source}: {step.place}" if step.place else step.source
 
 
 def _op(word: str) -> str:
