@@ -20,8 +20,10 @@ CONFIGURED = ("PRECAST_", "CUDA_", "CXX", "MAX_JOBS", "XDG_CACHE_HOME", "PYTHONP
 #: Builds ``tiny`` from the folder in its first argument and prints where it is. The kernel is from
 #: outside the library, so nothing but the machinery of precast takes part.
 WORKER = """
-import logging, sys
+import logging, signal, sys
 from precast.jit import gen_jit_spec
+# Where the tests run in the background, the shell has Ctrl-C ignored, and children inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 folder, *flags = sys.argv[1:]
 spec = gen_jit_spec("tiny", [f"{folder}/tiny.cu", f"{folder}/tiny_binding.cc"],
                     extra_include_paths=[f"{folder}/inc"], exports=["tiny_answer"], arch="9.0a")

@@ -105,7 +105,7 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
     if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
         rows, last = input.shape
         columns = last // 2
-        return input.new_empty_strided((rows, columns), (columns, 1))
+        return input.new_empty_strided((rows, columns), (columns or 1, 1))
     *leading, last = input.shape
     return input.new_empty((*leading, last // 2))
 

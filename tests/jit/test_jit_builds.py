@@ -6,8 +6,8 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import sys
 
-import pytest
 from jit_support import compiles, environment, failure, run, success, worker_command
 
 from precast.jit.toolchain import find_toolchain
@@ -88,11 +88,16 @@ def test_headers_of_another_cuda(tiny, cache, toolchain, tmp_path):
     env = environment(PRECAST_CACHE_DIR=str(cache), PRECAST_CUDA_HOME=str(home))
     env["PATH"] = os.defpath
     done = run(worker_command(tiny), env)
+    reason = f"its headers in {home}/include are CUDA 12.8: compiler and headers do not agree"
     if done.returncode == 0:  # Another toolkit of this machine was good enough, and was taken.
         assert str(home) not in done.stdout
-        pytest.skip("this machine has a second toolkit that fits")
-    text = failure(done)
-    assert f"its headers in {home}/include are CUDA 12.8: compiler and headers do not agree" in text
+        verdict = (
+            "from precast.jit.toolchain import candidates, unsuitable; "
+            "print(unsuitable(next(candidates())))"
+        )
+        assert run([sys.executable, "-c", verdict], env).stdout.strip() == reason
+    else:
+        assert reason in failure(done)
 
 
 def test_a_compiler_without_its_parts(tiny, cache, toolchain, tmp_path):
