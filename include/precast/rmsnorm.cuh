@@ -116,7 +116,7 @@ __global__ __launch_bounds__(
   T* out = position.in<T>(p.out, p.out_strides);                 // [hidden]
   const T* weight = static_cast<const T*>(p.weight);             // [hidden]
 
-  if constexpr (kVecs == 1) allow_next_grid();
+  if constexpr (kVecs == 1 || kFused) allow_next_grid();
   if (blockIdx.x < p.plan.prefetching_ctas) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
@@ -148,8 +148,8 @@ __global__ __launch_bounds__(
     const int vec = rank + i * group_size;
     early_weight[i] = kEarlyWeight && vec < vecs ? load_vec(weight + vec * kSize) : zero_vec<T>();
   }
-  // Why: many rows are limited by bandwidth, which the next grid's CTAs would only share earlier.
-  if constexpr (kVecs > 1) allow_next_grid();
+  // Why: measured on H200. Fused, and where latency counts, the next grid is let in before the loads.
+  if constexpr (kVecs > 1 && !kFused) allow_next_grid();
 
   float sum = 0.0f;
 #pragma unroll
