@@ -8,6 +8,7 @@ date at the next run, so that only what changed is compiled again.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import shlex
@@ -21,6 +22,7 @@ from pathlib import Path
 import filelock
 import pytest
 
+from precast.jit.hermetic import IGNORED_VARIABLES
 from precast.jit.planner import Plan
 from precast.jit.spec import JitSpec
 from precast.jit.toolchain import Toolchain, find_toolchain
@@ -126,11 +128,19 @@ def ninja_commands(tree: Path) -> list[list[str]]:
         words = shlex.split(line)
         if words[:2] == [":", "&&"]:
             words = words[2 : words.index("&&", 2)]
-        if words and Path(words[0]).name.startswith(("nvcc", "g++", "c++", "clang++")):
-            commands.append(words)
+        if words[1:3] == ["-E", "env"]:
+            commands.append(_without_launcher(words))
     return commands
 
 
 def compile_database(tree: Path) -> list[list[str]]:
     rows = json.loads((tree / "compile_commands.json").read_text())
-    return [shlex.split(row["command"]) for row in rows]
+    return [_without_launcher(shlex.split(row["command"])) for row in rows]
+
+
+def _without_launcher(words: list[str]) -> list[str]:
+    """A command without the ``cmake -E env --unset=...`` that must come before it."""
+    assert words[1:3] == ["-E", "env"]
+    unset = list(itertools.takewhile(lambda word: word.startswith("--unset="), words[3:]))
+    assert unset == [f"--unset={name}" for name in IGNORED_VARIABLES]
+    return words[3 + len(unset) :]

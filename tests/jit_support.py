@@ -49,6 +49,14 @@ static int tiny_answer() { return launch == nullptr ? 0 : TINY_NUMBER; }
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(tiny_answer, tiny_answer);
 """
 
+#: A kernel and its export in one file.
+ONE_FILE = """
+#include <tvm/ffi/function.h>
+__global__ void MineKernel(int* out) { *out = 1; }
+static int mine(int x) { return x + (MineKernel != nullptr ? 1 : 0); }
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(mine, mine);
+"""
+
 
 def write_tiny(folder: Path) -> Path:
     (folder / "inc").mkdir(parents=True)

@@ -89,17 +89,18 @@ constexpr int rmsnorm_max_threads(int vecs, bool early_weight) {
   return vecs > 1 && early_weight ? kEarlyWeightThreads : kMaxThreads;
 }
 
-constexpr int rmsnorm_min_ctas(int vecs, bool early_weight) {
-  return vecs > 1 && early_weight ? 6 : 1;
+// 0 leaves it to the compiler, which did best for two vectors a thread of the fused form.
+constexpr int rmsnorm_min_ctas(int vecs, bool fused, bool early_weight) {
+  if (vecs == 1) return 1;
+  return fused ? 0 : early_weight ? 6 : 1;
 }
 
 // kEarlyWeight: the weights are loaded with the row, into registers, rather than late from L1. It
 // pays where latency counts, and for CTAs small enough that the registers cost no occupancy.
 template <typename T, int kVecs, bool kRowPerCta, bool kFused, bool kEarlyWeight>
-__global__ __launch_bounds__(
-    rmsnorm_max_threads(kVecs, kEarlyWeight),
-    rmsnorm_min_ctas(kVecs,
-                     kEarlyWeight)) void RmsNormKernel(const __grid_constant__ RmsNormParams p) {
+__global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kEarlyWeight),
+                             rmsnorm_min_ctas(kVecs, kFused, kEarlyWeight))  //
+    void RmsNormKernel(const __grid_constant__ RmsNormParams p) {
   using Elements = RmsNormElements<T, kFused>;
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
@@ -148,7 +149,8 @@ __global__ __launch_bounds__(
     const int vec = rank + i * group_size;
     early_weight[i] = kEarlyWeight && vec < vecs ? load_vec(weight + vec * kSize) : zero_vec<T>();
   }
-  // Why: measured on H200. Fused, and where latency counts, the next grid is let in before the loads.
+  // Why: measured on H200. The fused form, and short latency, want the next grid in before the
+  // loads; a stream of many rows wants it behind them.
   if constexpr (kVecs > 1 && !kFused) allow_next_grid();
 
   float sum = 0.0f;

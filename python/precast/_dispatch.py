@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -88,6 +89,24 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self[first.dtype, first.get_device()](*args)
 
 
+def check_tensors(export: str, out: object = None, **tensors: object) -> None:
+    """Raise a TypeError that names the argument that is no tensor, if there is one.
+
+    Called when a call has failed already, so that no call that succeeds pays for it. ``out`` may be
+    None.
+    """
+    import torch
+
+    named = tensors if out is None else {**tensors, "out": out}
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{export}: {name} must be a torch.Tensor, got {type(value).__name__}"
+            ) from None
+
+
+_registered: dict[str, Any] = {}
+_registering = threading.Lock()
 _libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
 
 
@@ -95,10 +114,13 @@ def register_torch_op(export: str) -> Any:
     """``torch.ops.precast.<export>``, registered at its first use under ``torch.compile``."""
     import torch
 
-    kernel = KERNELS[export]
-    library: Any = torch.library.Library("precast", "FRAGMENT")
-    library.define(f"{export}{kernel.schema}")
-    library.impl(export, kernel.call, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)
-    _libraries.append(library)
-    return getattr(torch.ops.precast, export).default
+    with _registering:
+        if export not in _registered:
+            kernel = KERNELS[export]
+            library: Any = torch.library.Library("precast", "FRAGMENT")
+            library.define(f"{export}{kernel.schema}")
+            library.impl(export, kernel.call, "CompositeExplicitAutograd")
+            torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)
+            _libraries.append(library)
+            _registered[export] = getattr(torch.ops.precast, export).default
+        return _registered[export]

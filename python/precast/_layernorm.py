@@ -6,7 +6,8 @@ Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel
+from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_peer, check_rank, check_vector
 from precast._torch import torch, torch_ops
 from precast.errors import DtypeRuntimeError
 
@@ -50,6 +51,12 @@ def _layernorm_into(
     out: torch.Tensor,
     enable_pdl: bool,
 ) -> None:
+    check_rank("layernorm", input)
+    for name, vector in (("gemma", gemma), ("beta", beta)):
+        if vector.dtype is not torch.float32:
+            raise DtypeRuntimeError(f"layernorm: {name} must be float32, got {vector.dtype}")
+        check_vector("layernorm", name, vector, input, torch.float32)
+    check_peer("layernorm", "out", out, input)
     out.copy_(layernorm_reference(input, gemma, beta, eps))
 
 
@@ -119,15 +126,19 @@ def layernorm(
     ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
     tensor([[-1.,  2.]], dtype=torch.bfloat16)
     """
-    if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
-        raise DtypeRuntimeError(
-            f"layernorm: input must be bfloat16 (or float16), got {input.dtype}"
-        )
-    if out is None:
-        out = torch.empty_like(input)
-    pdl = enable_pdl is not False
-    if torch.compiler.is_compiling():
-        torch_ops.layernorm(input, gemma, beta, eps, out, pdl)
-    else:
-        _layernorm[input.dtype, input.get_device()](input, gemma, beta, eps, out, pdl)
+    try:
+        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+            raise DtypeRuntimeError(
+                f"layernorm: input must be bfloat16 (or float16), got {input.dtype}"
+            )
+        if out is None:
+            out = torch.empty_like(input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.layernorm(input, gemma, beta, eps, out, pdl)
+        else:
+            _layernorm[input.dtype, input.get_device()](input, gemma, beta, eps, out, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("layernorm", input=input, gemma=gemma, beta=beta, out=out)
+        raise
     return out

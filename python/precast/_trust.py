@@ -9,26 +9,44 @@ import stat
 from pathlib import Path
 
 
-def distrust(path: Path, must_be_own: bool) -> str | None:
-    """Why ``path`` must not be loaded, or None.
+def distrust(library: Path, record: Path, must_be_own: bool) -> str | None:
+    """Why ``library`` must not be loaded, or None.
 
     Parameters
     ----------
-    path : Path
-        A shared library; its folder and the folder above (the manifest's) are looked at too.
+    library : Path
+        A shared library; its folder and the folder above are looked at too, both those of the path
+        as given and those that its links lead to.
+    record : Path
+        The file with the digest that ``library`` must have: ``manifest.json`` or ``meta.json``.
     must_be_own : bool
-        True in the user's JIT cache, where all must belong to this user. Providers and configured
-        folders are trusted as installed, as long as not everybody can write them.
+        True in the user's JIT cache, where all must belong to this user and nothing is a link.
+        Providers and configured folders are trusted as installed, as long as not everybody can
+        write them.
     """
-    path = path.resolve()
-    for place in (path, path.parent, path.parent.parent):
+    problem = _weak_place(_places(library, record), must_be_own)
+    if problem is None and must_be_own:
+        for file in (library, record):
+            if file.is_symlink():
+                return f"{file} is a symbolic link, which the cache never holds. Fix: remove it"
+    return problem or _weak_place(_places(library.resolve(), record.resolve()), must_be_own)
+
+
+def _places(library: Path, record: Path) -> dict[Path, bool]:
+    """What is looked at, and whether it must have the owner that the library must have."""
+    owned = (library, library.parent, record, record.parent)
+    return {**dict.fromkeys(owned, True), library.parent.parent: False}
+
+
+def _weak_place(places: dict[Path, bool], must_be_own: bool) -> str | None:
+    for place, is_owned in places.items():
         try:
             status = place.stat()
         except OSError as error:
             return f"{place} cannot be read ({error.strerror})"
         if status.st_mode & stat.S_IWOTH:
             return f"{place} can be written by everybody. Fix: chmod o-w {place}"
-        if must_be_own and place != path.parent.parent and status.st_uid != os.geteuid():
+        if must_be_own and is_owned and status.st_uid != os.geteuid():
             return (
                 f"{place} belongs to user {status.st_uid}, not to this user ({os.geteuid()}). Fix: "
                 f"use a cache directory of your own, or ship the modules by PRECAST_PROVIDER_PATH"

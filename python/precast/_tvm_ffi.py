@@ -16,13 +16,16 @@ def version() -> str:
 
 def range_problem(low: str, high: str) -> str | None:
     """Why the installed tvm-ffi cannot serve a module built for ``[low, high)``, or None."""
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.version import InvalidVersion, Version
 
     installed = version()
     try:
-        if installed and Version(low) <= Version(installed) < Version(high):
+        # A specifier, as pip reads it: unlike Version's <, it leaves out 0.2rc1 below 0.2.
+        accepted = SpecifierSet(f">={Version(low)},<{Version(high)}")
+        if installed and accepted.contains(Version(installed), prereleases=True):
             return None
-    except InvalidVersion as error:
+    except (InvalidSpecifier, InvalidVersion) as error:
         return f"its tvm-ffi range [{low}, {high}) cannot be read ({error})"
     return (
         f"needs apache-tvm-ffi in [{low}, {high}), installed is {installed or 'none'}. "

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from precast._dispatch import Kernel
+from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_half
 from precast._torch import torch, torch_ops
 
 _SCHEMA = "(Tensor input, Tensor(a!) out, bool enable_pdl) -> ()"
@@ -84,16 +85,18 @@ def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
 
 
 def _into(
+    name: str,
     reference: Callable[[torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:
     def write(input: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
+        check_half(name, out, input)
         out.copy_(reference(input))
 
     return write
 
 
 def _kernel(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Kernel:
-    return Kernel("activation", name, schema=_SCHEMA, reference=_into(reference))
+    return Kernel("activation", name, schema=_SCHEMA, reference=_into(name, reference))
 
 
 _silu_and_mul = _kernel("silu_and_mul", silu_and_mul_reference)
@@ -106,6 +109,8 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
         rows, last = input.shape
         columns = last // 2
         return input.new_empty_strided((rows, columns), (columns or 1, 1))
+    if input.dim() == 0:  # Refused where the shapes are checked.
+        return torch.empty_like(input)
     *leading, last = input.shape
     return input.new_empty((*leading, last // 2))
 
@@ -157,12 +162,16 @@ def silu_and_mul(
     ...     precast.silu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.4621, 0.0000]])
     """
-    if out is None:
-        out = _new_output(input)
-    if torch.compiler.is_compiling():
-        torch_ops.silu_and_mul(input, out, enable_pdl is not False)
-    else:
-        _silu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.silu_and_mul(input, out, enable_pdl is not False)
+        else:
+            _silu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("silu_and_mul", input=input, out=out)
+        raise
     return out
 
 
@@ -208,12 +217,16 @@ def gelu_and_mul(
     ...     precast.gelu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.6827, 0.0000]])
     """
-    if out is None:
-        out = _new_output(input)
-    if torch.compiler.is_compiling():
-        torch_ops.gelu_and_mul(input, out, enable_pdl is not False)
-    else:
-        _gelu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.gelu_and_mul(input, out, enable_pdl is not False)
+        else:
+            _gelu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("gelu_and_mul", input=input, out=out)
+        raise
     return out
 
 
@@ -259,10 +272,14 @@ def gelu_tanh_and_mul(
     ...     precast.gelu_tanh_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.6824, 0.0000]])
     """
-    if out is None:
-        out = _new_output(input)
-    if torch.compiler.is_compiling():
-        torch_ops.gelu_tanh_and_mul(input, out, enable_pdl is not False)
-    else:
-        _gelu_tanh_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.gelu_tanh_and_mul(input, out, enable_pdl is not False)
+        else:
+            _gelu_tanh_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("gelu_tanh_and_mul", input=input, out=out)
+        raise
     return out

@@ -21,7 +21,7 @@ from precast._trust import check_contents, distrust
 from precast._version import __version__
 from precast.cudart import driver_cuda_version, open_cudart
 from precast.errors import LoadError, MissingJITCacheError, MissingKernelError, ToolchainError
-from precast.manifest import Manifest, ModuleRow
+from precast.manifest import MANIFEST_NAME, Manifest, ModuleRow
 from precast.providers import Provider, find_providers, provider_problem
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class Loader:
     def _problem(self, binding: _Binding, path: Path) -> str | None:
         """Why a bound file cannot be loaded, or None."""
         manifest = _manifest(binding.provider)
-        problem = provider_problem(manifest) or distrust(path, must_be_own=False)
+        record = binding.provider.root / MANIFEST_NAME
+        problem = provider_problem(manifest) or distrust(path, record, must_be_own=False)
         mend = binding.provider.mend(f"{manifest.distribution}=={manifest.version}")
         return problem or check_contents(path, binding.row.size, binding.row.sha256, mend)
 
@@ -234,11 +235,10 @@ class Loader:
         return resolution, load_library(path, resolution.cuda_major)
 
     def _warn(self, resolution: Resolution) -> None:
-        """Say once for each provider that something else is taken in its place, and why."""
+        """Say once for each faulty file that something else is taken in its place, and why."""
         for step in resolution.steps:
-            provider = step.place.partition(",")[0]
-            if step.fault and provider not in self._warned:
-                self._warned.add(provider)
+            if step.fault and step.place not in self._warned:
+                self._warned.add(step.place)
                 get_logger().warning("%s", step)
 
     def _missing(self, resolution: Resolution, spec: JitSpec, device: int) -> str:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
 MANIFEST_SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
+#: A target or module as part of a path: never a separator, never ``..``.
+_PART = re.compile(r"\w[\w.-]*")
 
 
 class ModuleRow(NamedTuple):
@@ -77,11 +80,22 @@ def read_manifest(root: Path) -> Manifest:
     try:
         if not isinstance(data["modules"], list):
             raise TypeError("'modules'")
-        rows = tuple(ModuleRow(**_fields(ModuleRow, row)) for row in data["modules"])
+        rows = tuple(map(_module_row, data["modules"]))
         fields = _fields(Manifest, data)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is damaged ({error} is missing or wrong)") from None
     return Manifest(**fields, modules=rows)
+
+
+def _module_row(data: Mapping[str, Any]) -> ModuleRow:
+    """One row; TypeError if its file is not where the provider's module must lie."""
+    row = ModuleRow(**_fields(ModuleRow, data))
+    for name, part in (("name", row.name), ("arch", row.arch)):
+        if not _PART.fullmatch(part):
+            raise TypeError(repr(name))
+    if row.file != f"{row.arch}/{row.name}.so":
+        raise TypeError("'file'")
+    return row
 
 
 @functools.cache

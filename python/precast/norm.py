@@ -7,8 +7,9 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel
+from precast._dispatch import Kernel, check_tensors
 from precast._layernorm import layernorm, layernorm_reference
+from precast._reference_checks import check_other_memory, check_peer, check_rank, check_vector
 from precast._torch import torch, torch_ops
 
 __all__ = [
@@ -143,21 +144,33 @@ def gemma_fused_add_rmsnorm_reference(
     return _normalized(x, weight.float() + 1.0, eps).to(input.dtype), x.to(input.dtype)
 
 
+def _check(
+    export: str, input: torch.Tensor, weight: torch.Tensor, name: str, peer: torch.Tensor
+) -> None:
+    check_rank(export, input)
+    check_vector(export, "weight", weight, input, input.dtype)
+    check_peer(export, name, peer, input)
+
+
 def _rmsnorm_into(
     input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
 ) -> None:
+    _check("rmsnorm", input, weight, "out", out)
     out.copy_(rmsnorm_reference(input, weight, eps))
 
 
 def _gemma_rmsnorm_into(
     input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
 ) -> None:
+    _check("gemma_rmsnorm", input, weight, "out", out)
     out.copy_(gemma_rmsnorm_reference(input, weight, eps))
 
 
 def _fused_add_rmsnorm_into(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
 ) -> None:
+    _check("fused_add_rmsnorm", input, weight, "residual", residual)
+    check_other_memory("fused_add_rmsnorm", residual, input)
     normalized, x = fused_add_rmsnorm_reference(input, residual, weight, eps)
     input.copy_(normalized)
     residual.copy_(x)
@@ -166,6 +179,8 @@ def _fused_add_rmsnorm_into(
 def _gemma_fused_add_rmsnorm_into(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
 ) -> None:
+    _check("gemma_fused_add_rmsnorm", input, weight, "residual", residual)
+    check_other_memory("gemma_fused_add_rmsnorm", residual, input)
     normalized, x = gemma_fused_add_rmsnorm_reference(input, residual, weight, eps)
     input.copy_(normalized)
     residual.copy_(x)
@@ -241,12 +256,18 @@ def rmsnorm(
     ...     precast.rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
     tensor([[0.8485, 2.2627]])
     """
-    if out is None:
-        out = torch.empty_like(input)
-    if torch.compiler.is_compiling():
-        torch_ops.rmsnorm(input, weight, eps, out, enable_pdl is not False)
-    else:
-        _rmsnorm[input.dtype, input.get_device()](input, weight, eps, out, enable_pdl is not False)
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        if torch.compiler.is_compiling():
+            torch_ops.rmsnorm(input, weight, eps, out, enable_pdl is not False)
+        else:
+            _rmsnorm[input.dtype, input.get_device()](
+                input, weight, eps, out, enable_pdl is not False
+            )
+    except (AttributeError, TypeError):
+        check_tensors("rmsnorm", input=input, weight=weight, out=out)
+        raise
     return out
 
 
@@ -296,13 +317,17 @@ def gemma_rmsnorm(
     ...     precast.gemma_rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
     tensor([[0.8485, 2.2627]])
     """
-    if out is None:
-        out = torch.empty_like(input)
-    pdl = enable_pdl is not False
-    if torch.compiler.is_compiling():
-        torch_ops.gemma_rmsnorm(input, weight, eps, out, pdl)
-    else:
-        _gemma_rmsnorm[input.dtype, input.get_device()](input, weight, eps, out, pdl)
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.gemma_rmsnorm(input, weight, eps, out, pdl)
+        else:
+            _gemma_rmsnorm[input.dtype, input.get_device()](input, weight, eps, out, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("gemma_rmsnorm", input=input, weight=weight, out=out)
+        raise
     return out
 
 
@@ -355,11 +380,15 @@ def fused_add_rmsnorm(
     >>> x, residual
     (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
-    pdl = enable_pdl is not False
-    if torch.compiler.is_compiling():
-        torch_ops.fused_add_rmsnorm(input, residual, weight, eps, pdl)
-    else:
-        _fused_add_rmsnorm[input.dtype, input.get_device()](input, residual, weight, eps, pdl)
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.fused_add_rmsnorm(input, residual, weight, eps, pdl)
+        else:
+            _fused_add_rmsnorm[input.dtype, input.get_device()](input, residual, weight, eps, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("fused_add_rmsnorm", input=input, residual=residual, weight=weight)
+        raise
 
 
 def gemma_fused_add_rmsnorm(
@@ -407,8 +436,14 @@ def gemma_fused_add_rmsnorm(
     >>> x, residual
     (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
-    pdl = enable_pdl is not False
-    if torch.compiler.is_compiling():
-        torch_ops.gemma_fused_add_rmsnorm(input, residual, weight, eps, pdl)
-    else:
-        _gemma_fused_add_rmsnorm[input.dtype, input.get_device()](input, residual, weight, eps, pdl)
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.gemma_fused_add_rmsnorm(input, residual, weight, eps, pdl)
+        else:
+            _gemma_fused_add_rmsnorm[input.dtype, input.get_device()](
+                input, residual, weight, eps, pdl
+            )
+    except (AttributeError, TypeError):
+        check_tensors("gemma_fused_add_rmsnorm", input=input, residual=residual, weight=weight)
+        raise

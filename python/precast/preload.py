@@ -55,6 +55,8 @@ def preload(
 
     Raises
     ------
+    TypeError
+        If ``ops`` is one string.
     MissingKernelError
         If modules are neither prebuilt nor may be compiled. All are tried first; the message has a
         paragraph for each.
@@ -64,6 +66,8 @@ def preload(
     from precast.loader import loader, plan
     from precast.utils import device_index
 
+    if isinstance(ops, str):
+        raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")
     index = device_index(device)
     wanted = set(plan().config.ops if ops is None else ops)
     for op in wanted:

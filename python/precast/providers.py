@@ -51,20 +51,27 @@ def find_providers() -> list[Provider]:
 
 def _places() -> Iterator[tuple[str, Path]]:
     if _env.KERNEL_DIR():
-        yield "PRECAST_KERNEL_DIR", Path(_env.KERNEL_DIR()).expanduser().absolute()
+        yield "PRECAST_KERNEL_DIR", _absolute(_env.KERNEL_DIR())
     seen = set()
     for root in _installed():
         if root not in seen:
             seen.add(root)
             yield "provider", root
     for text in filter(None, _env.PROVIDER_PATH().split(os.pathsep)):
-        folder = Path(text).expanduser().absolute()
+        folder = _absolute(text)
         inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
         direct = _holds_manifest(folder) or not inside
         for root in [folder] if direct else inside:
             if root not in seen:
                 seen.add(root)
                 yield "PRECAST_PROVIDER_PATH", root
+
+
+def _absolute(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # A user that does not exist: told as a provider that cannot be read.
+        return Path(text).absolute()
 
 
 def _installed() -> Iterator[Path]:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel
+from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_peer
 from precast._torch import torch, torch_ops
 
 
@@ -32,6 +33,7 @@ def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _scale_into(input: torch.Tensor, factor: float, out: torch.Tensor, enable_pdl: bool) -> None:
+    check_peer("scale", "out", out, input)
     out.copy_(scale_reference(input, factor))
 
 
@@ -90,10 +92,14 @@ def scale(
     ...     precast.scale(torch.tensor([1.0, -2.0]), 0.5)
     tensor([ 0.5000, -1.0000])
     """
-    if out is None:
-        out = torch.empty_like(input)
-    if torch.compiler.is_compiling():
-        torch_ops.scale(input, factor, out, enable_pdl is not False)
-    else:
-        _scale[input.dtype, input.get_device()](input, factor, out, enable_pdl is not False)
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        if torch.compiler.is_compiling():
+            torch_ops.scale(input, factor, out, enable_pdl is not False)
+        else:
+            _scale[input.dtype, input.get_device()](input, factor, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("scale", input=input, out=out)
+        raise
     return out

@@ -90,6 +90,13 @@ def test_cmake_and_aot_make_the_same_bytes(built: Built, file_name: str, tmp_pat
     assert row.fingerprint == spec.fingerprint
 
 
+def test_flags_in_the_environment_of_a_build_change_nothing(built: Built, full: Path) -> None:
+    hostile = {"NVCC_APPEND_FLAGS": "-G", "NVCC_PREPEND_FLAGS": "-lineinfo", "LD_RUN_PATH": "/x"}
+    run(["cmake", "--build", full, "--target", "sm80-scale__dtype_f32"], hostile)
+    name = "sm80/scale__dtype_f32.so"
+    assert (full / name).read_bytes() == (built.tree / name).read_bytes()
+
+
 def test_aot_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--profile", "ci", "--arch", "8.0", "--out-dir", str(tmp_path)]
     scale = "sm80/scale__dtype_f32.so"

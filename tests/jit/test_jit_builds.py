@@ -8,7 +8,7 @@ import re
 import shutil
 import sys
 
-from jit_support import compiles, environment, failure, run, success, worker_command
+from jit_support import ONE_FILE, compiles, environment, failure, run, success, worker_command
 
 from precast.jit.toolchain import find_toolchain
 
@@ -35,6 +35,31 @@ def test_compile_then_hit_then_a_changed_header_compiles_again(tiny, cache, real
     assert success(third) != path
     assert path.is_file()
     assert not [*(cache / "v1" / ".work").iterdir()]
+
+
+def test_one_file_that_exports_by_itself(tmp_path, real):
+    (tmp_path / "mine.cu").write_text(ONE_FILE)
+    script = (
+        "from precast.jit import gen_jit_spec; "
+        "module = gen_jit_spec('mine', ['mine.cu'], arch='9.0a').build_and_load(); "
+        "print(module.get_function('mine')(41))"
+    )
+    done = run([sys.executable, "-c", script], real, cwd=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+
+
+def test_flags_in_the_environment_change_nothing(tiny, tmp_path, real):
+    first = success(run(worker_command(tiny), real))
+    hostile = {
+        **real,
+        "PRECAST_CACHE_DIR": str(tmp_path / "other"),
+        "NVCC_APPEND_FLAGS": "-G -DTINY_NUMBER=7",
+        "NVCC_PREPEND_FLAGS": "-lineinfo",
+        "LD_RUN_PATH": "/nowhere",
+    }
+    second = success(run(worker_command(tiny), hostile))
+    assert second.parent.name == first.parent.name
+    assert second.read_bytes() == first.read_bytes()
 
 
 def test_an_error_in_the_source_shows_command_and_first_lines(tiny, cache, real):

@@ -102,13 +102,13 @@ def test_a_profile_cannot_be_checked_without_a_target():
 def test_compilers_are_shown_with_the_reason_of_their_refusal(tmp_path):
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
-    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 11.8, V11.8.89'\n")
+    nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.89'\n")
     nvcc.chmod(0o755)
     (tmp_path / "include").mkdir()
     (tmp_path / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 12040\n")
     _, report = doctor(PRECAST_CUDA_HOME=str(tmp_path), CXX="no-such-compiler")
     first = report["compilers"][0]
-    assert (first["version"], first["origin"]) == ("11.8", "PRECAST_CUDA_HOME")
+    assert (first["version"], first["origin"]) == ("12.8", "PRECAST_CUDA_HOME")
     assert not first["accepted"]
     assert "are CUDA 12.4: compiler and headers do not agree" in first["reason"]
     last = report["compilers"][-1]

@@ -67,7 +67,6 @@ def test_a_folder_can_be_named(provider, capsys, tmp_path):
         ({"size": 3}, "bytes instead of 3: truncated. Fix: build it again"),
         ({"sha256": "0" * 64}, "was changed after it was built (sha256 differs)"),
         ({"fingerprint": "0" * 64}, "fingerprint 000000000000 is not the"),
-        ({"name": "norm__dtype_f64"}, "does not plan norm__dtype_f64 for sm90a: never loaded"),
         ({"exports": ["rmsnorm"]}, "expected rmsnorm"),
         ({"needed": ["libc.so.6"]}, "libraries: libc.so.6, libcudart.so.13, libtvm_ffi.so; "),
         ({"sass": ["sm_90a", "sm_80"]}, "machine code: sm_90a; expected sm_80, sm_90a"),
@@ -81,6 +80,21 @@ def test_a_manifest_that_differs_from_the_file(provider, capsys, changes, messag
     assert len(problems) == 1, problems
     assert problems[0].startswith(f"sm90a/{NAME}.so: ")
     assert message in problems[0]
+
+
+def test_a_module_that_is_not_planned(provider, capsys, monkeypatch):
+    library, file = provider / f"sm90a/{NAME}.so", "sm90a/norm__dtype_f64.so"
+    symbols = elf.read_symbols(library)
+    read = elf.read_symbols
+    library.rename(provider / file)
+    edit_manifest(provider, NAME, name="norm__dtype_f64", file=file)
+    monkeypatch.setattr(
+        elf, "read_symbols", lambda path: symbols if path == provider / file else read(path)
+    )
+    loader.bind()
+    (problem,) = verify(capsys)[1]
+    assert problem.startswith(f"{file}: ")
+    assert "does not plan norm__dtype_f64 for sm90a: never loaded" in problem
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from loader_support import messages
 import precast
 from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError, ToolchainError
 from precast.jit import cache, compiler, env
+from precast.jit.hermetic import IGNORED_VARIABLES
 from precast.jit.planner import Plan
 from precast.jit.spec import Command
 from precast.jit.toolchain import Toolkit
@@ -228,3 +229,18 @@ def test_a_tvm_ffi_outside_the_range_is_refused_before_compiling(tree, monkeypat
         ToolchainError, match=r"precast needs apache-tvm-ffi in \[0.1.15, 0.2\), installed"
     ):
         spec.build()
+
+
+def test_variables_that_change_a_compiler_are_not_passed_on(make, tmp_path, monkeypatch):
+    for name in IGNORED_VARIABLES:
+        monkeypatch.setenv(name, "-DX")
+    monkeypatch.setenv("PASSED_ON", "yes")
+    seen = tmp_path / "seen"
+    line = f'env > {seen}-$(basename "$1"); echo > "$1"'
+    make(compile_line=line, link_line=line).build()
+    records = [path.read_text() for path in tmp_path.glob("seen-*")]
+    assert len(records) == 3
+    for text in records:
+        names = {row.partition("=")[0] for row in text.splitlines()}
+        assert not names & {*IGNORED_VARIABLES}
+        assert {"PASSED_ON", "PATH"} <= names

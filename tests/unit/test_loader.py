@@ -178,7 +178,7 @@ def test_another_version_with_the_same_fingerprints_serves_without_a_word(world,
     assert messages(caplog) == []
 
 
-def test_version_skew_is_warned_once_and_mended_by_one_command(world, caplog):
+def test_version_skew_is_warned_once_a_module_and_mended_by_one_command(world, caplog):
     root = world.install("cache-cu13-sm90a", "9.0", version="0.0.1")
     text = (root / "manifest.json").read_text()
     for spec in world.specs("9.0"):
@@ -188,7 +188,8 @@ def test_version_skew_is_warned_once_and_mended_by_one_command(world, caplog):
         world.cached(spec)
     fresh = world.loader()
     assert fresh.load("norm", BF16, 0).path.is_relative_to(os.environ["PRECAST_CACHE_DIR"])
-    fresh.load("norm", {"dtype": "f16"}, 0)
+    fresh._loaded.clear()
+    fresh.load("norm", BF16, 0)
     (warning,) = messages(caplog)
     wanted = world.spec().fingerprint[:12]
     assert warning == (
@@ -197,6 +198,9 @@ def test_version_skew_is_warned_once_and_mended_by_one_command(world, caplog):
         f"was built from other sources. Fix: pip install --force-reinstall "
         f'"precast[cu13-sm90a]=={precast.__version__}"'
     )
+    fresh.load("norm", {"dtype": "f16"}, 0)
+    _, other = messages(caplog)
+    assert "(cache-cu13-sm90a 0.0.1, sm90a/norm__dtype_f16.so): rejected" in other
 
 
 @pytest.mark.parametrize("how", ["PRECAST_JIT=error", "precast.freeze() was called"])

@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast import _mode
-from precast._dispatch import KERNELS, Kernel
+from precast._dispatch import KERNELS, Kernel, register_torch_op
 from precast.errors import EnvironmentVariableError
 
 X = torch.tensor([1.0, -2.0])
@@ -187,3 +187,19 @@ def test_the_registered_op_passes_torchs_own_checks():
     out = torch.empty(2)
     with precast.reference_mode():
         torch.library.opcheck(torch_ops.scale, (X, 2.0, out, True))
+
+
+def test_threads_that_compile_at_once_register_an_op_once(kernel):
+    start = threading.Barrier(8)
+    got = []
+
+    def register() -> None:
+        start.wait(10)
+        got.append(register_torch_op("unit_test"))
+
+    threads = [threading.Thread(target=register) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert got == [torch.ops.precast.unit_test.default] * 8

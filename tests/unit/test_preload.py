@@ -64,6 +64,12 @@ def test_what_does_not_exist(world, provider, arguments, words):
     assert world.opened == []
 
 
+def test_one_op_must_be_in_a_list(world, provider):
+    words = """ops must be a list of ops, got the string 'norm'. Fix: pass ['norm']"""
+    with pytest.raises(TypeError, match=re.escape(words)):
+        precast.preload("norm", device=0)
+
+
 def test_all_misses_are_told_at_once_and_the_rest_is_loaded(world, provider):
     (provider / "sm90a/scale__dtype_f16.so").unlink()
     (provider / "sm90a/norm__dtype_f16.so").unlink()

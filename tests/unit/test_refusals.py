@@ -60,9 +60,12 @@ def test_arch_does_not_serve_the_device(world):
 
 def test_an_arch_or_module_that_is_not_planned(world):
     root = world.provide("p", "9.0")
-    edit_row(root, arch="sm75")
-    text = f"this precast {precast.__version__} does not plan norm__dtype_bf16 for sm75"
-    assert only_refusal(world) == text
+    edit_row(root, arch="sm75", file="sm75/norm__dtype_bf16.so")
+    world.loader()
+    assert refusals(resolve())[0] == (
+        f"PRECAST_PROVIDER_PATH (p {precast.__version__}, sm75/norm__dtype_bf16.so): rejected: "
+        f"this precast {precast.__version__} does not plan norm__dtype_bf16 for sm75"
+    )
 
 
 def test_the_driver_is_too_old_for_the_cuda_major(world):
@@ -81,7 +84,9 @@ def test_without_a_driver_nothing_is_refused_for_it(world):
     assert resolve().path == root / FILE
 
 
-@pytest.mark.parametrize("installed", ["0.1.14", "0.2", "0.2.1", ""])
+@pytest.mark.parametrize(
+    "installed", ["0.1.14", "0.1.15rc1", "0.2.0rc1", "0.2.dev0", "0.2", "0.2.1", ""]
+)
 def test_tvm_ffi_outside_the_range(world, installed):
     world.provide("p", "9.0", tvm_ffi_min="0.1.15", tvm_ffi_max_exclusive="0.2")
     world.patch.setattr(_tvm_ffi, "version", lambda: installed)
@@ -91,7 +96,7 @@ def test_tvm_ffi_outside_the_range(world, installed):
     )
 
 
-@pytest.mark.parametrize("installed", ["0.1.15", "0.1.15.post2", "0.1.99"])
+@pytest.mark.parametrize("installed", ["0.1.15", "0.1.15.post2", "0.1.16rc1", "0.1.99"])
 def test_tvm_ffi_inside_the_range(world, installed):
     root = world.provide("p", "9.0", tvm_ffi_min="0.1.15", tvm_ffi_max_exclusive="0.2")
     world.patch.setattr(_tvm_ffi, "version", lambda: installed)
@@ -109,7 +114,7 @@ def test_another_machine(world):
     assert only_refusal(world) == f"built for sparc64, this machine is {platform.machine()}"
 
 
-@pytest.mark.parametrize("place", [FILE, "sm90a", "."])
+@pytest.mark.parametrize("place", [FILE, "sm90a", ".", "manifest.json"])
 def test_a_place_that_everybody_can_write(world, place):
     root = world.provide("p", "9.0")
     (root / place).chmod(0o777)
@@ -125,6 +130,26 @@ def test_a_link_is_judged_by_where_it_leads(world, tmp_path):
     (root / FILE).symlink_to(elsewhere / "m.so")
     elsewhere.chmod(0o777)
     assert only_refusal(world).startswith(f"{elsewhere} can be written by everybody")
+
+
+@pytest.mark.parametrize("open_place", ["sm90a", "."])
+def test_a_link_is_judged_by_where_it_lies_too(world, tmp_path, open_place):
+    root = world.provide("p", "9.0")
+    elsewhere = tmp_path / "elsewhere/sm90a"
+    elsewhere.mkdir(parents=True)
+    (root / FILE).rename(elsewhere / "m.so")
+    (root / FILE).symlink_to(elsewhere / "m.so")
+    world.loader()
+    assert resolve().path == root / FILE
+    (root / open_place).chmod(0o777)
+    assert only_refusal(world).startswith(f"{root / open_place} can be written by everybody")
+
+
+def test_a_link_to_itself(world):
+    root = world.provide("p", "9.0")
+    (root / FILE).unlink()
+    (root / FILE).symlink_to(root / FILE)
+    assert only_refusal(world).startswith(f"{root / FILE} cannot be read (Too many levels")
 
 
 def test_a_changed_file(world):
@@ -203,6 +228,31 @@ DAMAGE = {
         ),
         "is damaged ('fingerprint' is missing or wrong)",
     ),
+    "a file outside the provider": (
+        lambda root: manifest(
+            root, modules=[{**manifest(root)["modules"][0], "file": "../../other.so"}]
+        ),
+        "is damaged ('file' is missing or wrong)",
+    ),
+    "the file of another module": (
+        lambda root: manifest(
+            root, modules=[{**manifest(root)["modules"][0], "file": "sm90a/scale__dtype_f32.so"}]
+        ),
+        "is damaged ('file' is missing or wrong)",
+    ),
+    "a target that leads out of the provider": (
+        lambda root: manifest(
+            root, modules=[{**manifest(root)["modules"][0], "arch": "..", "file": "../x.so"}]
+        ),
+        "is damaged ('arch' is missing or wrong)",
+    ),
+    "a name that leads out of the provider": (
+        lambda root: manifest(
+            root,
+            modules=[{**manifest(root)["modules"][0], "name": "../x", "file": "sm90a/../x.so"}],
+        ),
+        "is damaged ('name' is missing or wrong)",
+    ),
     "exports of a wrong type": (
         lambda root: manifest(root, modules=[{**manifest(root)["modules"][0], "exports": "f"}]),
         "is damaged ('exports' is missing or wrong)",
@@ -234,6 +284,18 @@ def test_a_configured_path_without_a_manifest(world, tmp_path):
     assert refusals(resolve())[0] == (
         f"PRECAST_KERNEL_DIR ({tmp_path}/none): rejected: {tmp_path}/none/manifest.json cannot be "
         f"read (No such file or directory). Fix: correct PRECAST_KERNEL_DIR"
+    )
+
+
+@pytest.mark.parametrize("variable", ["PRECAST_KERNEL_DIR", "PRECAST_PROVIDER_PATH"])
+def test_the_home_of_a_user_that_does_not_exist(world, tmp_path, monkeypatch, variable):
+    monkeypatch.chdir(tmp_path)
+    world.patch.setenv(variable, "~no-such-user/x")
+    world.loader()
+    assert refusals(resolve())[0] == (
+        f"{variable} ({tmp_path}/~no-such-user/x): rejected: "
+        f"{tmp_path}/~no-such-user/x/manifest.json cannot be read (No such file or directory). "
+        f"Fix: correct {variable}"
     )
 
 
@@ -273,6 +335,22 @@ def test_a_cache_that_everybody_can_write(world):
     path = world.cached(world.spec())
     path.parent.chmod(0o777)
     assert cache_refusal(world).startswith(f"{path.parent} can be written by everybody. Fix: chmod")
+
+
+def test_a_cached_record_that_everybody_can_write(world):
+    path = world.cached(world.spec()).with_name("meta.json")
+    path.chmod(0o666)
+    assert cache_refusal(world).startswith(f"{path} can be written by everybody. Fix: chmod")
+
+
+@pytest.mark.parametrize("name", ["norm__dtype_bf16.so", "meta.json"])
+def test_a_link_in_the_cache(world, tmp_path, name):
+    path = world.cached(world.spec()).with_name(name)
+    path.rename(tmp_path / name)
+    path.symlink_to(tmp_path / name)
+    assert cache_refusal(world) == (
+        f"{path} is a symbolic link, which the cache never holds. Fix: remove it"
+    )
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
             "include are CUDA 13.1: compiler and headers do not agree",
         ),
         ("13.0", {"cudart": False}, (), "lib64/libcudart.so.13 is missing"),
-        ("14.0", {}, (), "the driver runs CUDA 13.0 only"),
+        ("14.0", {}, (), "CUDA 14 is not supported; legal: 12, 13"),
     ],
 )
 def test_what_does_not_agree_is_told(toolkit, monkeypatch, version, changes, arguments, words):
@@ -129,6 +129,29 @@ def test_what_does_not_agree_is_told(toolkit, monkeypatch, version, changes, arg
     text = refusal(*arguments)
     assert f"\n  nvcc {version}.88 (CUDA_HOME, {home}/bin/nvcc): " in text
     assert words in text
+
+
+def test_a_toolkit_that_the_driver_cannot_serve(toolkit, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(toolkit("t")))
+    monkeypatch.setattr(toolchain, "driver_cuda_version", lambda: (12, 8))
+    assert "the driver runs CUDA 12.8 only" in refusal()
+
+
+def test_a_major_that_nothing_is_planned_for_is_passed_over(toolkit, monkeypatch):
+    monkeypatch.setenv("CUDA_HOME", str(toolkit("unknown", "14.0")))
+    monkeypatch.setenv("CUDA_PATH", str(toolkit("known", "13.0")))
+    monkeypatch.setattr(toolchain, "driver_cuda_version", lambda: (14, 0))
+    assert find_toolkit(HOPPER).version == (13, 0)
+    assert plan().common(jit_cuda_major(HOPPER))["cuda_major"] == 13
+
+
+def test_variables_that_change_a_compiler_do_not_reach_it(toolkit, monkeypatch):
+    home = toolkit("t")
+    nvcc = home / "bin" / "nvcc"
+    nvcc.write_text(nvcc.read_text().replace("V13.0.88", "V13.0.88$NVCC_APPEND_FLAGS"))
+    monkeypatch.setenv("NVCC_APPEND_FLAGS", "1")
+    monkeypatch.setenv("CUDA_HOME", str(home))
+    assert find_toolkit(HOPPER).build == "13.0.88"
 
 
 def test_missing_headers(toolkit, monkeypatch):

@@ -96,6 +96,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     from precast._trust import check_contents, distrust
     from precast._version import __version__
     from precast.loader import loader
+    from precast.manifest import MANIFEST_NAME
 
     manifest = provider.manifest
     assert manifest is not None
@@ -107,7 +108,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     if problem is not None:
         yield problem
         return
-    problem = distrust(path, must_be_own=False)
+    problem = distrust(path, provider.root / MANIFEST_NAME, must_be_own=False)
     if problem is not None:
         yield problem
     document = loader.document

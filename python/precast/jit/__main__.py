@@ -20,6 +20,7 @@ from pathlib import Path
 
 from precast.errors import ConfigError, ToolchainError, UnsupportedConfigError
 from precast.jit.config import Arch
+from precast.jit.hermetic import IGNORED_VARIABLES
 from precast.jit.jobs import max_jobs
 from precast.jit.planner import Plan, checkout_root, write_if_different
 from precast.jit.spec import JitSpec
@@ -66,6 +67,7 @@ def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> 
         "PRECAST_CUDA_INCLUDE_FLAGS": toolchain.include_flags(cuda=True),
         "PRECAST_HOST_INCLUDE_FLAGS": toolchain.include_flags(cuda=False),
         "PRECAST_LIBRARIES": toolchain.libraries,
+        "PRECAST_IGNORED_VARIABLES": IGNORED_VARIABLES,
         "PRECAST_JOBS": [str(max_jobs())],
     }
     lines = ["# Written by precast.jit; do not edit."]

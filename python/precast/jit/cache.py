@@ -137,7 +137,7 @@ def check(folder: Path, spec: JitSpec) -> str | None:
     if meta.fingerprint != spec.fingerprint:
         return "built from other sources or flags (its fingerprint differs)"
     return (
-        distrust(library, must_be_own=True)
+        distrust(library, folder / META_NAME, must_be_own=True)
         or _tvm_ffi.range_problem(*spec.tvm_ffi_range)
         or check_contents(library, meta.size, meta.sha256, "precast cache clear")
     )

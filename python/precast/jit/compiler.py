@@ -22,6 +22,7 @@ from precast import _env
 from precast._log import get_logger
 from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError
 from precast.jit import cache, causes, env, policy
+from precast.jit.hermetic import compiler_environment
 from precast.jit.jobs import max_jobs
 from precast.jit.toolchain import find_toolchain
 
@@ -142,7 +143,7 @@ def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Binar
     """The process, and what it prints: kept in memory, for the disk may be full."""
     log = os.fdopen(os.memfd_create(command.output.name), "w+b")
     # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
-    environment = {**os.environ, "TMPDIR": str(work), "LC_ALL": "C"}
+    environment = compiler_environment(TMPDIR=str(work), LC_ALL="C")
     try:
         process = subprocess.Popen(
             command.argv,

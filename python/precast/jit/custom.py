@@ -99,6 +99,7 @@ def gen_jit_spec(
         exports=tuple(exports),
         include_paths=tuple(Path(p).absolute() for p in extra_include_paths),
         op=name,
+        ffi_in_cuda=True,
         **plan().common(cuda_major or jit_cuda_major(target), tuple(extra_cuda_cflags)),
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -45,6 +45,8 @@ class JitSpec:
         Functions that the module must export; empty for "at least one" (kernels of a user).
     is_aot : bool
         Whether some profile prebuilds it.
+    ffi_in_cuda : bool
+        Whether ``*.cu`` files may include tvm-ffi. A user's may; those of the plan never do.
     """
 
     name: str
@@ -64,6 +66,7 @@ class JitSpec:
     op: str = ""
     axes: Mapping[str, AxisValue] = field(default_factory=dict)
     is_aot: bool = False
+    ffi_in_cuda: bool = False
 
     # -- identity ---------------------------------------------------------------------------------
 
@@ -141,7 +144,7 @@ class JitSpec:
                 *compiler,
                 *self.compile_flags(source),
                 *self.location_flags(source),
-                *toolchain.include_flags(cuda),
+                *toolchain.include_flags(cuda, self.ffi_in_cuda),
                 "-c",
                 str(self.source_path(source)),
                 "-o",
@@ -221,8 +224,3 @@ class JitSpec:
 
 def _sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def sha256_of(paths: Sequence[Path]) -> str:
-    """One digest over several files' contents, in order."""
-    return hashlib.sha256("".join(_sha256(p) for p in paths).encode()).hexdigest()

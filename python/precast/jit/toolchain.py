@@ -20,7 +20,9 @@ from pathlib import Path
 from precast import _env, _tvm_ffi
 from precast.cudart import driver_cuda_version
 from precast.errors import ToolchainError
-from precast.jit.config import Arch
+from precast.jit import env
+from precast.jit.config import Arch, load_config
+from precast.jit.hermetic import compiler_environment
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
@@ -64,13 +66,13 @@ class Toolchain:
     def nvcc_command(self) -> list[str]:
         return [str(self.toolkit.nvcc), f"-ccbin={self.host_compiler}"]
 
-    def include_flags(self, cuda: bool) -> list[str]:
-        """Third-party headers; nvcc knows its own."""
+    def include_flags(self, cuda: bool, ffi_in_cuda: bool = False) -> list[str]:
+        """Third-party headers; nvcc knows its own, and is shown tvm-ffi's where it is asked to."""
+        if cuda:
+            return [f"-isystem={self.tvm_ffi_include}"] if ffi_in_cuda else []
         folders = [self.tvm_ffi_include, self.toolkit.include]
         if self.toolkit.cccl is not None:
             folders.append(self.toolkit.cccl)
-        if cuda:
-            return []
         names = f"-fmacro-prefix-map={self.tvm_ffi_include}/="
         return [*(f"-isystem{folder}" for folder in folders), names]
 
@@ -132,6 +134,9 @@ def unsuitable(
         return "it does not run (nvcc --version failed)"
     if cuda_major is not None and toolkit.major != cuda_major:
         return f"CUDA {toolkit.major}, but CUDA {cuda_major} is asked for"
+    if toolkit.major not in _planned_majors():
+        legal = ", ".join(map(str, _planned_majors()))
+        return f"CUDA {toolkit.major} is not supported; legal: {legal}"
     if arch is not None and toolkit.version < arch.cuda:
         return f"cannot target {arch.sass} (needs >= {arch.cuda[0]}.{arch.cuda[1]})"
     headers = _header_version(toolkit.include)
@@ -144,6 +149,11 @@ def unsuitable(
     if driver is not None and driver[0] < toolkit.major:
         return f"the driver runs CUDA {driver[0]}.{driver[1]} only"
     return None
+
+
+@functools.cache
+def _planned_majors() -> tuple[int, ...]:
+    return tuple(load_config(env.source_root()).build.cuda)
 
 
 def candidates() -> Iterator[Toolkit]:
@@ -338,7 +348,12 @@ def _find_tvm_ffi() -> tuple[Path, Path]:
 def _output(argv: list[str]) -> str:
     try:
         done = subprocess.run(
-            argv, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=60,
+            env=compiler_environment(),
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
