@@ -18,9 +18,9 @@
 // Traffic  reads input (and residual) once, writes out (and residual) once.
 // Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceilings of the same run
-//          (4300 GB/s with one read and one write, 4389 GB/s with two reads and one write):
-//          16384 x 4096   4209 GB/s  0.98 / 0.96    fused  4257 GB/s  0.99 / 0.97
-//          16384 x 8192   4290 GB/s  1.00 / 0.98    fused  4309 GB/s  1.00 / 0.98
+//          (4281 GB/s with one read and one write, 4390 GB/s with two reads and one write):
+//          16384 x 4096   4239 GB/s  0.99 / 0.97    fused  4248 GB/s  0.99 / 0.97
+//          16384 x 8192   4279 GB/s  1.00 / 0.97    fused  4290 GB/s  1.00 / 0.98
 #pragma once
 
 #include "precast/core/block.cuh"
