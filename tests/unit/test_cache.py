@@ -146,3 +146,9 @@ def test_write_if_different_keeps_the_time_stamp(tmp_path):
     assert path.stat().st_mtime == 1
     assert env.write_if_different(path, "b")
     assert path.read_text() == "b"
+
+
+def test_the_home_of_nobody(monkeypatch):
+    monkeypatch.setenv("PRECAST_CACHE_DIR", "~no_such_user/cache")
+    with pytest.raises(CacheDirectoryError, match=r"PRECAST_CACHE_DIR=~no_such_user/cache: .*Fix"):
+        env.cache_dir()

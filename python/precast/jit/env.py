@@ -65,10 +65,21 @@ def aot_config_dir() -> Path:
 
 
 def cache_dir() -> Path:
-    """The JIT cache, which need not exist yet; for reading."""
+    """The JIT cache, which need not exist yet; for reading.
+
+    Raises
+    ------
+    CacheDirectoryError
+        If ``PRECAST_CACHE_DIR`` names the home of a user who does not exist.
+    """
     override = _env.CACHE_DIR()
     if override:
-        return Path(override).expanduser().absolute() / CACHE_LAYOUT
+        try:
+            return Path(override).expanduser().absolute() / CACHE_LAYOUT
+        except RuntimeError as error:
+            raise CacheDirectoryError(
+                f"PRECAST_CACHE_DIR={override}: {error} Fix: give the directory in full"
+            ) from None
     return _default_cache_dir() / CACHE_LAYOUT
 
 
