@@ -19,11 +19,6 @@ def freeze() -> None:
     _frozen = True
 
 
-def is_frozen() -> bool:
-    """Whether :func:`freeze` was called."""
-    return _frozen
-
-
 def refusal() -> str | None:
     """Why nothing may be compiled now, or None."""
     if _frozen:
