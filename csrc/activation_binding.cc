@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the gated activations.
+#include "memory_checks.h"
 #include "precast/activation.cuh"
 #include "tvm_ffi_utils.h"
 
@@ -50,6 +51,10 @@ void entry(const char* op, Activation activation, const TensorView& input, const
   if (view.rows.count == 0 || view.columns == 0) return;
   check_pointer(in);
   check_pointer(to);
+  check_items(to, view, view.columns / 2);
+  const RowMemory memory(to, view, 1, view.columns / 2);
+  check_rows_apart(memory);
+  check_memory_apart(memory, RowMemory(in, view, 0, view.columns));
 
   ActAndMulParams params = {};
   params.input = data_of(input);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the norms.
+#include "memory_checks.h"
 #include "precast/layernorm.cuh"
 #include "precast/rmsnorm.cuh"
 #include "tvm_ffi_utils.h"
@@ -40,6 +41,12 @@ void check_weight(const Arg& weight, const Arg& in) {
   check_vector(weight, in.tensor.size(-1));
 }
 
+void check_output(const Arg& out, const Arg& in, const RowView& view) {
+  const RowMemory memory(out, view, 1, view.columns);
+  check_rows_apart(memory);
+  check_same_or_apart(memory, RowMemory(in, view, 0, view.columns));
+}
+
 void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& weight, double eps,
                    const TensorView& out, float weight_bias, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, input);
@@ -49,6 +56,7 @@ void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& we
   check_peer(to, in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
+  check_output(to, in, view);
 
   RmsNormParams params = {};
   params.input = data_of(input);
@@ -73,8 +81,11 @@ void fused_add_entry(const char* op, const TensorView& input, const TensorView& 
   check_weight(PRECAST_ARG(op, weight), in);
   const RowView view = view_as_rows({in, added}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  PRECAST_CHECK(data_of(input) != data_of(residual), ValueError)
-      << added.what() << " must not be the input's memory: both are written";
+  const RowMemory input_memory(in, view, 0, view.columns);
+  const RowMemory residual_memory(added, view, 1, view.columns);
+  check_rows_apart(input_memory);
+  check_rows_apart(residual_memory);
+  check_memory_apart(residual_memory, input_memory);
 
   RmsNormParams params = {};
   params.input = params.out = data_of(input);
@@ -132,6 +143,7 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   check_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
+  check_output(to, in, view);
 
   LayerNormParams params = {};
   params.input = data_of(input);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of scale.
+#include "memory_checks.h"
 #include "precast/scale.cuh"
 #include "tvm_ffi_utils.h"
 
@@ -23,6 +24,10 @@ void scale_entry(TensorView input, double factor, TensorView out, bool enable_pd
   check_columns(to, true);
   const RowView view = view_as_rows({in, to}, true);
   if (view.rows.count == 0 || view.columns == 0) return;
+  check_items(in, view, view.columns);
+  const RowMemory memory(to, view, 1, view.columns);
+  check_rows_apart(memory);
+  check_same_or_apart(memory, RowMemory(in, view, 0, view.columns));
 
   ScaleParams params = {};
   params.input = data_of(input);

@@ -14,7 +14,9 @@
 
 #include <initializer_list>
 #include <string>
+#include <utility>
 
+#include "precast/core/items.cuh"
 #include "precast/core/rows.cuh"
 #include "precast/core/types.cuh"
 
@@ -221,8 +223,18 @@ PRECAST_ONE_COPY RowView view_as_rows(std::initializer_list<Arg> args, bool join
   return view;
 }
 
-// Throws RuntimeError for a CUDA error of `op`.
+// Throws ValueError if element-wise kernels cannot number the items of rows of `columns` elements.
+PRECAST_ONE_COPY void check_items(const Arg& arg, const RowView& view, int64_t columns) {
+  const int item_size = kVecBytes / ((arg.tensor.dtype().bits + 7) / 8);
+  PRECAST_CHECK(plan_items(view.rows.count, columns, item_size).fits, ValueError)
+      << arg.what() << " must have at most " << kMaxItems << " items of " << kVecBytes
+      << " bytes, got shape " << to_string(arg.tensor.shape()) << "; call on parts of it";
+}
+
+// Throws RuntimeError for a CUDA error of `op`, which is then no longer the thread's last error:
+// the next CUDA call of whoever catches the exception must not report it again.
 PRECAST_ONE_COPY void check_cuda_status(const char* op, cudaError_t status) {
+  if (status != cudaSuccess) cudaGetLastError();
   PRECAST_CHECK(status == cudaSuccess, RuntimeError)
       << op << ": " << cudaGetErrorName(status) << ": " << cudaGetErrorString(status);
 }

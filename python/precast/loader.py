@@ -181,26 +181,32 @@ class Loader:
         from precast.jit.env import cache_dir
         from precast.jit.toolchain import find_toolchain
 
-        major = jit_cuda_major(plan().target(op, capability))
+        target = plan().target(op, capability)
+        major = jit_cuda_major(target)
         spec = plan().spec(op, axes, capability, major)
-        found = cache.find(spec)
-        steps += [Step("JIT cache", str(folder), False, why) for folder, why in found.refused]
-        if found.path is not None:
-            steps.append(Step("JIT cache", str(found.path), True, "fingerprint matches"))
-            return Resolution(name, capability, found.path, major, tuple(steps))
-        if not found.refused:
-            steps.append(Step("JIT cache", str(cache_dir()), False, f"holds no build of {name}"))
         refusal = policy.refusal()
         if refusal is not None:
-            steps.append(Step("JIT", "", False, f"compiling is forbidden ({refusal})"))
+            compiler = Step("JIT", "", False, f"compiling is forbidden ({refusal})")
         else:
             try:
                 toolchain = find_toolchain(spec.arch, major, spec.tvm_ffi_range)
             except ToolchainError as error:
-                steps.append(Step("JIT", "", False, str(error).replace("\n", " ")))
+                compiler = Step("JIT", "", False, str(error).replace("\n", " "))
             else:
-                steps.append(Step("JIT", str(toolchain.toolkit), True, "would be compiled"))
-        return Resolution(name, capability, None, major, tuple(steps))
+                compiler = Step("JIT", str(toolchain.toolkit), True, "would be compiled")
+        # What cannot be compiled here may have been compiled elsewhere, for any CUDA that runs.
+        majors = [major] if compiler.accepted else [major, *_older_majors(target, major)]
+        refused = False
+        for cached in majors:
+            found = cache.find(spec if cached == major else plan().spec(op, axes, target, cached))
+            refused = refused or bool(found.refused)
+            steps += [Step("JIT cache", str(folder), False, why) for folder, why in found.refused]
+            if found.path is not None:
+                steps.append(Step("JIT cache", str(found.path), True, "fingerprint matches"))
+                return Resolution(name, capability, found.path, cached, tuple(steps))
+        if not refused:
+            steps.append(Step("JIT cache", str(cache_dir()), False, f"holds no build of {name}"))
+        return Resolution(name, capability, None, major, (*steps, compiler))
 
     # -- loading ----------------------------------------------------------------------------------
 
@@ -316,6 +322,12 @@ def jit_cuda_major(arch: Arch) -> int:
     except ToolchainError:
         newest = (driver_cuda_version() or (max(plan().build.cuda), 0))[0]
         return max((m for m in plan().build.cuda if m <= newest), default=max(plan().build.cuda))
+
+
+def _older_majors(arch: Arch, newest: int) -> list[int]:
+    """The other CUDA majors whose builds for ``arch`` run where ``newest`` does, newest first."""
+    known = sorted(plan().build.cuda, reverse=True)
+    return [major for major in known if arch.cuda[0] <= major < newest]
 
 
 def _device_capability(device: int) -> str:

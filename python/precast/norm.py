@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
 from precast._layernorm import layernorm, layernorm_reference
-from precast._reference_checks import check_other_memory, check_peer, check_rank, check_vector
+from precast._reference_checks import check_peer, check_rank, check_vector
 from precast._torch import torch, torch_ops
 
 __all__ = [
@@ -149,7 +149,7 @@ def _check(
 ) -> None:
     check_rank(export, input)
     check_vector(export, "weight", weight, input, input.dtype)
-    check_peer(export, name, peer, input)
+    check_peer(export, name, peer, input, may_be_input=name == "out")
 
 
 def _rmsnorm_into(
@@ -170,7 +170,6 @@ def _fused_add_rmsnorm_into(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
 ) -> None:
     _check("fused_add_rmsnorm", input, weight, "residual", residual)
-    check_other_memory("fused_add_rmsnorm", residual, input)
     normalized, x = fused_add_rmsnorm_reference(input, residual, weight, eps)
     input.copy_(normalized)
     residual.copy_(x)
@@ -180,7 +179,6 @@ def _gemma_fused_add_rmsnorm_into(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
 ) -> None:
     _check("gemma_fused_add_rmsnorm", input, weight, "residual", residual)
-    check_other_memory("gemma_fused_add_rmsnorm", residual, input)
     normalized, x = gemma_fused_add_rmsnorm_reference(input, residual, weight, eps)
     input.copy_(normalized)
     residual.copy_(x)

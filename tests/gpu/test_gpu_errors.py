@@ -10,6 +10,7 @@ import pytest
 import torch
 from gpu_cases import CASES, OpCase
 
+import precast
 from precast.testing import poison
 from precast.testing.rotation import clone
 
@@ -142,7 +143,66 @@ def test_layernorm_texts(good: Any) -> None:
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.in_place])
 def test_residual_must_not_be_the_input(name: str, good: Any) -> None:
     x, _, weight = good(CASES[name])
-    refuses(CASES[name], ValueError, f"{name}: residual must not be", (x, x, weight))
+    words = f"{name}: residual must not overlap input's memory"
+    refuses(CASES[name], ValueError, words, (x, x, weight))
+    both = torch.cat([x, x])
+    refuses(CASES[name], ValueError, words, (both[:-1], both[1:], weight))
+    heads = x.view(2, 3, -1).repeat(1, 2, 1)
+    refuses(CASES[name], ValueError, words, (heads[:, :4], heads[:, 2:], weight))
+    CASES[name].check((heads[:, :3], heads[:, 3:], weight))
+    twice = both.flatten().as_strided(x.shape, (8, 1))
+    refuses(CASES[name], ValueError, f"{name}: input must not hold", (twice, x, weight))
+
+
+@pytest.mark.parametrize("name", ["scale", "silu_and_mul"])
+def test_more_items_than_a_kernel_can_number(name: str) -> None:
+    case = CASES[name]
+    columns = case.input_shape(1, 8 * 4096)[1]
+    if torch.cuda.mem_get_info()[0] < 66 << 30:
+        pytest.skip("needs 66 GiB of GPU memory")
+    x = torch.zeros(1, columns, dtype=BF16, device="cuda").expand(1 << 20, columns)
+    out = torch.empty(case.out_shape(x.shape), dtype=BF16, device="cuda")
+    rest = [2.0] if name == "scale" else []
+    with pytest.raises(ValueError, match=f"{name}: .* must have at most 4294901760 items of 16"):
+        case.run((x, *rest), out=out)
+
+
+@by_name
+def test_an_output_that_overlaps(name: str, good: Any) -> None:
+    case = CASES[name]
+    if not case.takes_out:
+        pytest.skip(f"{name} takes no out")
+    x, *rest = good(case)
+    rows, columns = case.out_shape(x.shape)
+    memory = torch.zeros(rows + 1, x.shape[1], dtype=BF16, device="cuda")
+    memory[:rows] = x
+    inside = memory[:rows], *rest
+    words = rf"{name}: out must (be input itself or )?not overlap (its|input's) memory"
+    shifted = memory.flatten()[x.shape[1] :].as_strided((rows, columns), (columns, 1))
+    refuses(case, ValueError, words, inside, out=shifted)
+    if case.gated:
+        refuses(case, ValueError, words, inside, out=memory[:rows, :columns])
+    twice = memory.clone().as_strided((rows, columns), (8, 1))
+    kind = (ValueError,)
+    refuses(
+        case,
+        kind,
+        f"{name}: out must (not hold an element twice|be contiguous)",
+        (x, *rest),
+        out=twice,
+    )
+
+
+def test_an_output_beside_its_input_in_a_packed_tensor(generator: torch.Generator) -> None:
+    packed = torch.randn(6, 9, 64, device="cuda", generator=generator).to(BF16)
+    query, key = packed[:, :4], packed[:, 4:8]
+    want = precast.scale(query.clone(), 2.0)
+    precast.scale(query, 2.0, out=key)
+    assert torch.equal(key, want)
+    turned = key.transpose(0, 1)
+    want = precast.scale(query.transpose(0, 1).clone(), 0.5)
+    precast.scale(query.transpose(0, 1), 0.5, out=turned)
+    assert torch.equal(turned, want)
 
 
 @by_name

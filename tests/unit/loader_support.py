@@ -64,8 +64,8 @@ class World:
         plan = loader.plan()
         return [s for s in plan.modules(None, plan.archs(archs), major) if s.op in ops]
 
-    def spec(self, dtype: str = "bf16", capability: str = "9.0") -> JitSpec:
-        return loader.plan().spec("norm", {"dtype": dtype}, capability)
+    def spec(self, dtype: str = "bf16", capability: str = "9.0", major: int = 13) -> JitSpec:
+        return loader.plan().spec("norm", {"dtype": dtype}, capability, major)
 
     def provide(
         self, name: str, *archs: str, source: str = "PROVIDER_PATH", **changes: Any

@@ -163,6 +163,48 @@ def test_a_residual_that_does_not_fit(export: str, reference_mode: None) -> None
     words = "residual must be bfloat16, got float32"
     refused(export, ValueError, words, residual=torch.ones(4, 32))
     x = torch.ones(4, 32, dtype=BF16)
-    words = "residual must not be the input's memory: both are written"
+    words = "residual must not overlap input's memory; call .clone()"
     refused(export, ValueError, words, input=x, residual=x)
     refused(export, ValueError, words, input=x, residual=x.view(4, 32))
+    both = torch.ones(5, 32, dtype=BF16)
+    refused(export, ValueError, words, input=both[:4], residual=both[1:])
+
+
+@pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS])
+def test_an_output_that_overlaps_the_input(export: str, reference_mode: None) -> None:
+    words = "out must be input itself or not overlap its memory; call .clone()"
+    rows = torch.ones(5, 32, dtype=BF16)
+    refused(export, ValueError, words, input=rows[:4], out=rows[1:])
+    heads = torch.ones(4, 6, 32, dtype=BF16)
+    refused(export, ValueError, words, input=heads[:, :4], out=heads[:, 2:])
+    wide = torch.ones(4, 48, dtype=BF16)
+    refused(export, ValueError, words, input=wide[:, :32], out=wide[:, 16:])
+
+
+@pytest.mark.parametrize("export", ["scale", *NORMS])
+def test_an_output_beside_the_input_in_one_packed_tensor(export: str, reference_mode: None) -> None:
+    function, arguments = getattr(precast, export), sound(export)
+    wide, heads = torch.ones(4, 64, dtype=BF16), torch.ones(4, 6, 32, dtype=BF16)
+    for input, out in (
+        (wide[:, :32], wide[:, 32:]),
+        (heads[:, 2:5], heads[:, :3].clone()),
+        (heads[:, :3], heads[:, 3:]),
+        (heads[:, 3:].transpose(0, 1), heads[:, :3].transpose(0, 1)),
+    ):
+        function(**{**arguments, "input": input, "out": out})
+
+
+@pytest.mark.parametrize("export", ACTIVATIONS)
+def test_an_activation_over_its_own_input(export: str, reference_mode: None) -> None:
+    words = "out must not overlap input's memory; call .clone()"
+    x = torch.ones(4, 32, dtype=BF16)
+    refused(export, ValueError, words, input=x, out=x[:, :16])
+    refused(export, ValueError, words, input=x, out=x.view(8, 16)[:4])
+
+
+@pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS, *ACTIVATIONS])
+def test_an_output_whose_rows_overlap(export: str, reference_mode: None) -> None:
+    columns = 16 if export in ACTIVATIONS else 32
+    out = torch.zeros(64, dtype=BF16).as_strided((4, columns), (8, 1))
+    words = f"out must not hold an element twice, got strides [8, 1] for shape [4, {columns}]"
+    refused(export, ValueError, words, out=out)

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import shutil
 from pathlib import Path
 
 import pytest
 
+from precast.jit import env
 from precast.jit.custom import gen_jit_spec
 from precast.jit.includes import include_closure
 from precast.jit.planner import Plan
@@ -146,6 +148,14 @@ def test_scan_follows_what_it_can_resolve(tmp_path):
     // #include <c.h>
     """
     assert scan(tmp_path, text, inc) == ["beside.h", "a.h", "b.h"]
+
+
+def test_the_scan_can_follow_every_include_of_the_library():
+    root = env.source_root()
+    for path in [*(root / "csrc").iterdir(), *(root / "include").rglob("*.cuh")]:
+        for line in path.read_text().splitlines():
+            if line.lstrip().startswith("#include"):
+                assert re.match(r"""#include (<[^>]+>|"[^"]+")( *//.*)?$""", line), (path, line)
 
 
 def test_scan_looks_beside_the_file_first_for_quotes_only(tmp_path):

@@ -51,6 +51,24 @@ def test_the_whole_order_first_hit_wins(world):
     )
 
 
+def test_a_cached_build_of_an_older_cuda_serves_where_nothing_can_be_compiled(world):
+    old = world.cached(world.spec(major=12))
+    world.loader()
+    found = resolve()
+    assert (found.path, found.cuda_major) == (old, 12)
+    new = world.cached(world.spec())
+    assert (resolve().path, resolve().cuda_major) == (new, 13)
+    world.driver = (12, 8)
+    assert (resolve().path, resolve().cuda_major) == (old, 12)
+
+
+def test_a_driver_runs_no_cached_build_of_a_newer_cuda(world):
+    world.cached(world.spec(major=13))
+    world.driver = (12, 8)
+    world.loader()
+    assert resolve().path is None
+
+
 def test_what_is_rejected_first_does_not_stop_the_search(world):
     first = world.provide("first", "9.0", source="KERNEL_DIR")
     second = world.provide("second", "9.0")

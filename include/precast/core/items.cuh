@@ -21,6 +21,7 @@ struct ItemPlan {
 };
 
 constexpr int kItemThreads = 256;
+constexpr uint64_t kMaxItems = 0xffff0000u;  // 32 bits, with room for the last CTA's overhang
 
 #if defined(__CUDACC__)
 
@@ -42,7 +43,6 @@ struct ItemPosition {
 inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   ItemPlan plan = {};
   const uint64_t per_row = (static_cast<uint64_t>(columns) + item_size - 1) / item_size;
-  constexpr uint64_t kMaxItems = 0xffff0000u;  // room for the last CTA's overhang
   plan.fits = per_row <= kMaxItems / rows;
   if (!plan.fits) return plan;
   plan.items.per_row = Divisor(static_cast<uint32_t>(per_row));
