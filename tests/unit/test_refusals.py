@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import sys
 from pathlib import Path
 
 import pytest
@@ -102,6 +103,17 @@ def test_tvm_ffi_inside_the_range(world, installed):
     world.patch.setattr(_tvm_ffi, "version", lambda: installed)
     world.loader()
     assert resolve().path == root / FILE
+
+
+def test_a_final_release_is_judged_without_packaging(monkeypatch):
+    """Whose import costs more than the rest of a first call."""
+    monkeypatch.setitem(sys.modules, "packaging.specifiers", None)
+    for installed in ("0.1.15", "0.1.15.post2", "0.1.15.0", "0.1.99"):
+        monkeypatch.setattr(_tvm_ffi, "version", lambda installed=installed: installed)
+        assert _tvm_ffi.range_problem("0.1.15", "0.2") is None
+    monkeypatch.setattr(_tvm_ffi, "version", lambda: "0.1.16rc1")
+    with pytest.raises(ImportError):
+        _tvm_ffi.range_problem("0.1.15", "0.2")
 
 
 def test_a_tvm_ffi_range_that_is_no_range(world):
