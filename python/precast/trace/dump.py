@@ -18,9 +18,9 @@ _written: dict[object, object] = {}
 def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     """Write the definition of a call unless this process has; for a call that has succeeded.
 
-    Does nothing unless ``PRECAST_TRACE_DUMP`` is on, and nothing while ``torch.compile`` traces.
-    Looks at shapes and dtypes alone, so it may run while a CUDA graph is captured. It never raises:
-    what goes wrong is a warning in the log, once.
+    Does nothing unless ``PRECAST_TRACE_DUMP`` is on, and nothing while ``torch.compile`` traces,
+    which :func:`on_compile` sees. Looks at shapes and dtypes alone, so it may run while a CUDA
+    graph is captured. It never raises: what goes wrong is a warning in the log, once.
     """
     # TorchDynamo takes the answer for a constant and so traces no further.
     if torch.compiler.is_compiling() or not _env.TRACE_DUMP():
@@ -28,9 +28,19 @@ def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     _dump(function, args, kwargs)
 
 
+def on_compile(export: str, args: Sequence[Any]) -> None:
+    """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
+    if _env.TRACE_DUMP():
+        import precast
+
+        _dump(getattr(precast, export), args, {})
+
+
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
     try:
         row, template, reading = read_call(function, args, kwargs)
+        if not all(isinstance(reading.sizes[name], int) for name, _ in template.consts()):
+            return  # A symbol of torch.compile; asking for its value would fix it.
         if not _first(template.key(reading)):
             return
         _write(template.definition(reading, public_name(row.function)))

@@ -78,15 +78,15 @@ def make_inputs(
         else:
             made[spec.param or name] = torch.zeros(shape, dtype=kind, device=place)
     parameters = inspect.signature(function).parameters
+    for axis, const in template.consts():
+        param = const.param or axis
+        if const.value is None and param in parameters and param not in made:
+            made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
             default = parameters[param].default
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(template.inputs[name].dtype) if empty else default
-    for axis, const in template.consts():
-        param = const.param or axis
-        if const.value is None and param in parameters and param not in made:
-            made[param] = sizes[axis]
     return made
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from precast.trace.template import Reading, TraceTemplate
 
 if TYPE_CHECKING:
+    import inspect
+
     #: A template, or a function that chooses one by the call's arguments and lists all that it
     #: chooses from in ``.templates``.
     Trace: TypeAlias = TraceTemplate | Callable[..., TraceTemplate]
@@ -142,13 +145,11 @@ def read_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Traced, TraceTemplate, Reading]:
     """The template of a call, and what it reads off it."""
-    import inspect
-
     row = find(function)
     # A keyword of the decorator, which is in no signature.
     named = {name: value for name, value in kwargs.items() if name != "skip_check"}
     try:
-        bound = inspect.signature(row.function).bind(*args, **named)
+        bound = _signature(row.function).bind(*args, **named)
     except TypeError as error:
         raise TypeError(f"{public_name(row.function)}: {error}") from None
     bound.apply_defaults()
@@ -179,6 +180,13 @@ def public_name(function: Callable[..., Any]) -> str:
         if callable(exported) and inspect.unwrap(exported) is inspect.unwrap(function):
             module = package
     return f"{module}.{function.__qualname__}"
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    import inspect
+
+    return inspect.signature(function)
 
 
 def _key(function: Callable[..., Any]) -> str:

@@ -237,7 +237,8 @@ class TraceTemplate:
         self, name: str, axis: Const, sizes: Mapping[str, int], arguments: Mapping[str, Any]
     ) -> int:
         if axis.value is not None:
-            return int(eval(axis.value, {"__builtins__": {}}, dict(sizes)))
+            size: int = eval(axis.value, {"__builtins__": {}}, dict(sizes))
+            return size
         param = axis.param or name
         value = arguments.get(param)
         if not isinstance(value, int):
