@@ -124,8 +124,8 @@ PARAMETERS = "the parameters are table, rows, top, power, out"
             "width), and 'heads' is no parameter: they are out, power, rows, table, top",
         ),
         (
-            {"axes": {**AXES, "top": Const("k", value="widht // 2")}},
-            "axis 'top' is 'widht // 2', which names widht; the axes read before it are num_rows, "
+            {"axes": {**AXES, "top": Const("k", value="breadth // 2")}},
+            "axis 'top' is 'breadth // 2', which names breadth; the axes read before it are num_rows, "
             "table_rows, width",
         ),
         (
@@ -141,8 +141,8 @@ PARAMETERS = "the parameters are table, rows, top, power, out"
             "output 'output' has axis 'num_row'; the axes are num_rows, table_rows, width, top",
         ),
         (
-            {"outputs": {"output": Tensor(["num_rows", "top"], dtype_from="tabel")}},
-            "output 'output' has the dtype of 'tabel'; the inputs are table, rows, top, exponent",
+            {"outputs": {"output": Tensor(["num_rows", "top"], dtype_from="tables")}},
+            "output 'output' has the dtype of 'tables'; the inputs are table, rows, top, exponent",
         ),
         (
             {"outputs": {"output": Tensor(["num_rows", "top"])}},

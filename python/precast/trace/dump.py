@@ -20,7 +20,8 @@ def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 
     Does nothing unless ``PRECAST_TRACE_DUMP`` is on, and nothing while ``torch.compile`` traces,
     which :func:`on_compile` sees. Looks at shapes and dtypes alone, so it may run while a CUDA
-    graph is captured. It never raises: what goes wrong is a warning in the log, once.
+    graph is captured. What goes wrong is a warning in the log, once; only a value of
+    ``PRECAST_TRACE_DUMP`` that has no meaning is an error.
     """
     # TorchDynamo takes the answer for a constant and so traces no further.
     if torch.compiler.is_compiling() or not _env.TRACE_DUMP():
