@@ -125,8 +125,8 @@ PARAMETERS = "the parameters are table, rows, top, power, out"
         ),
         (
             {"axes": {**AXES, "top": Const("k", value="breadth // 2")}},
-            "axis 'top' is 'breadth // 2', which names breadth; the axes read before it are num_rows, "
-            "table_rows, width",
+            "axis 'top' is 'breadth // 2', which names breadth; the axes read before it are "
+            "num_rows, table_rows, width",
         ),
         (
             {"axes": {**AXES, "batch": Var()}},
