@@ -31,6 +31,7 @@ def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setenv("PRECAST_TRACE_DUMP", "1")
     monkeypatch.setenv("PRECAST_TRACE_DUMP_DIR", str(folder))
     monkeypatch.setattr(dump, "_written", {})
+    monkeypatch.setattr(dump, "_names", {})
     return folder
 
 
@@ -271,6 +272,27 @@ def test_without_a_dump_the_decorator_returns_the_function_itself() -> None:
     assert precast_api(trace=TEMPLATE)(scaled) is scaled
     assert [t for function, t in trace.registered() if function is scaled] == [TEMPLATE]
     assert precast_api()(scaled) is scaled
+
+
+@pytest.mark.usefixtures("_own_registry")
+def test_two_functions_of_one_name_are_a_warning(
+    folder: Path, written: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    @precast_api(trace=TEMPLATE)
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    @precast_api(trace=TEMPLATE)
+    def scaled_again(x: torch.Tensor) -> torch.Tensor:
+        return x
+
+    for _ in range(2):
+        scaled(rows(1))
+        scaled_again(rows(1))
+    assert written == ["scaled"]
+    assert len(caplog.messages) == 1
+    assert "another definition of this process is called scaled: that of" in caplog.text
+    assert "give <TraceTemplate scaled> another name_prefix" in caplog.text
 
 
 @pytest.mark.usefixtures("_own_registry")

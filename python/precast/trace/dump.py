@@ -10,9 +10,10 @@ from precast import _env
 from precast._torch import torch
 from precast.trace.registry import public_name, read_call
 
-#: What is written already. ``setdefault`` decides between threads without a lock, which a fork
-#: could leave held.
+#: What is written already, and which call has which name. ``setdefault`` decides between threads
+#: without a lock, which a fork could leave held.
 _written: dict[object, object] = {}
+_names: dict[str, object] = {}
 
 
 def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -42,9 +43,16 @@ def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         row, template, reading = read_call(function, args, kwargs)
         if not all(isinstance(reading.sizes[name], int) for name, _ in template.consts()):
             return  # A symbol of torch.compile; asking for its value would fix it.
-        if not _first(template.key(reading)):
+        key = (public_name(row.function), *template.key(reading))
+        if not _first(key):
             return
-        _write(template.definition(reading, public_name(row.function)))
+        definition = template.definition(reading, key[0])
+        if _names.setdefault(definition["name"], key) != key:
+            raise ValueError(
+                f"another definition of this process is called {definition['name']}: that of "
+                f"{_names[definition['name']]}. Fix: give {template!r} another name_prefix"
+            )
+        _write(definition)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if _first((function.__qualname__, text)):
