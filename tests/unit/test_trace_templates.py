@@ -246,6 +246,10 @@ def _uses_nothing_there(table: Any, rows: Any, top: int, power: float) -> Any:
     return no_such_name(table)  # type: ignore[name-defined]  # noqa: F821
 
 
+def _uses_precast(table: Any, rows: Any, top: int, power: float) -> Any:
+    return trace.fi_trace(table)
+
+
 def _recursive(table: Any, rows: Any, top: int, power: float) -> Any:
     return [_recursive(table, rows, t, power) for t in range(top)] and table
 
@@ -255,6 +259,7 @@ def _recursive(table: Any, rows: Any, top: int, power: float) -> Any:
     [
         (lambda_reference, "a reference must be a plain function of a module"),
         (_uses_a_tensor, "_uses_a_tensor: it uses 'UNWRITABLE', a Tensor; a reference may use"),
+        (_uses_precast, "_uses_precast: 'trace' is a module of precast"),
         (_uses_nothing_there, "_uses_nothing_there: its module has no 'no_such_name'"),
     ],
 )

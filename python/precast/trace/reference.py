@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast._torch import LazyModule
+from precast._torch import torch as lazy_torch
 
 
 def self_contained(reference: Callable[..., Any], inputs: Mapping[str, str]) -> str:
@@ -78,8 +78,11 @@ class _Parts:
             return
         self._know(function, name, value)
         if isinstance(value, types.ModuleType):
-            # torch is imported through a stand-in of its name.
-            module = value.__name__.rpartition(".")[2] if _is_lazy(value) else value.__name__
+            module = "torch" if value is lazy_torch else value.__name__
+            if module.partition(".")[0] in (self.package, "precast"):
+                raise TypeError(
+                    f"{_place(function)}: {name!r} is a module of {module.partition('.')[0]}"
+                )
             self.imports.add(f"import {module}" + (f" as {name}" if name != module else ""))
         elif isinstance(value, types.FunctionType) and self._is_own(value):
             if name != value.__name__:
@@ -137,10 +140,6 @@ def _free_names(source: str) -> set[str]:
             if symbol.is_referenced() and (outer or symbol.is_global()):
                 names.add(symbol.get_name())
     return names
-
-
-def _is_lazy(value: types.ModuleType) -> bool:
-    return isinstance(value, LazyModule)
 
 
 def _is_literal(value: Any) -> bool:
