@@ -20,6 +20,8 @@ step "environment"
 make_venv "${TEST_VENV:-$PWD/build/test-venv}"
 install_torch
 pip_install ".[dev]"
+# Its data model alone: what it depends on would bring FlashInfer.
+pip_install --no-deps "flashinfer-bench==0.1.*"
 export PYTHONPATH=$PWD/python # the checkout is tested; tests of wheels build their own
 
 if [ $# -eq 0 ]; then

@@ -17,3 +17,4 @@ from precast.norm import layernorm as layernorm
 from precast.norm import rmsnorm as rmsnorm
 from precast.preload import preload as preload
 from precast.scale import scale as scale
+from precast.trace import fi_trace as fi_trace

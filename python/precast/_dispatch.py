@@ -114,13 +114,17 @@ def register_torch_op(export: str) -> Any:
     """``torch.ops.precast.<export>``, registered at its first use under ``torch.compile``."""
     import torch
 
+    from precast.trace.dump import on_compile
+
     with _registering:
         if export not in _registered:
             kernel = KERNELS[export]
             library: Any = torch.library.Library("precast", "FRAGMENT")
             library.define(f"{export}{kernel.schema}")
             library.impl(export, kernel.call, "CompositeExplicitAutograd")
-            torch.library.register_fake(f"precast::{export}", lambda *args: None, lib=library)
+            torch.library.register_fake(
+                f"precast::{export}", lambda *args: on_compile(export, args), lib=library
+            )
             _libraries.append(library)
             _registered[export] = getattr(torch.ops.precast, export).default
         return _registered[export]

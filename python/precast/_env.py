@@ -83,6 +83,19 @@ REFERENCE = EnvVar(
     _flag,
     "1 runs every op's plain PyTorch reference, on CPU tensors too.",
 )
+TRACE_DUMP = EnvVar(
+    "PRECAST_TRACE_DUMP",
+    False,
+    _flag,
+    "1, when precast is imported, writes the definition of every distinct call of an op as JSON.",
+)
+TRACE_DUMP_DIR = EnvVar(
+    "PRECAST_TRACE_DUMP_DIR",
+    "precast_trace",
+    _text,
+    "Where PRECAST_TRACE_DUMP writes: definitions/<op_type>/<name>.json, the layout of "
+    "flashinfer-bench.",
+)
 JIT = EnvVar(
     "PRECAST_JIT",
     "auto",

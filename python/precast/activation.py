@@ -11,6 +11,9 @@ from collections.abc import Callable
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_half
 from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
+from precast.trace import Const, Tensor, TraceTemplate, Var
 
 _SCHEMA = "(Tensor input, Tensor(a!) out, bool enable_pdl) -> ()"
 
@@ -104,6 +107,28 @@ _gelu_and_mul = _kernel("gelu_and_mul", gelu_and_mul_reference)
 _gelu_tanh_and_mul = _kernel("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
 
 
+def _trace(
+    name: str, activation: str, reference: Callable[[torch.Tensor], torch.Tensor]
+) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="activation",
+        name_prefix=name,
+        description=f"The {activation} of the first half of each row times the second half.",
+        axes={
+            "*num_tokens": Var(),
+            "gate_up_size": Const(abbrev=""),
+            "intermediate_size": Const(abbrev="i", value="gate_up_size // 2"),
+        },
+        inputs={"gate_up": Tensor(["*num_tokens", "gate_up_size"], param="input")},
+        outputs={
+            "output": Tensor(
+                ["*num_tokens", "intermediate_size"], dtype_from="gate_up", param="out"
+            )
+        },
+        reference=reference,
+    )
+
+
 def _new_output(input: torch.Tensor) -> torch.Tensor:
     if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
         rows, last = input.shape
@@ -115,6 +140,8 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
     return input.new_empty((*leading, last // 2))
 
 
+@precast_api(trace=_trace("silu_and_mul", "SiLU", silu_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -175,6 +202,8 @@ def silu_and_mul(
     return out
 
 
+@precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -230,6 +259,8 @@ def gelu_and_mul(
     return out
 
 
+@precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:

@@ -6,6 +6,9 @@ from __future__ import annotations
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_peer
 from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
+from precast.trace import Scalar, Tensor, TraceTemplate, Var
 
 
 def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
@@ -44,7 +47,19 @@ _scale = Kernel(
     reference=_scale_into,
 )
 
+_TRACE = TraceTemplate(
+    op_type="elementwise",
+    name_prefix="scale",
+    description="out = input * factor",
+    axes={"*size": Var()},  # One axis for each dimension of the call.
+    inputs={"input": Tensor(["*size"]), "factor": Scalar("float32")},
+    outputs={"output": Tensor(["*size"], dtype_from="input", param="out")},
+    reference=scale_reference,
+)
 
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("scale"))
 def scale(
     input: torch.Tensor,
     factor: float,

@@ -150,6 +150,27 @@ with precast.reference_mode():
     python(root, tmp_path, "-c", code)
 
 
+def test_traced(root: Path, tmp_path: Path) -> None:
+    code = """
+import torch, precast
+from precast.trace import check_template, make_inputs, registered
+
+definition = precast.shift.fi_trace(torch.empty(3, 5, device="meta"), 0.5)
+assert definition["name"] == "shift_2d_f32", definition
+assert definition["description"] == "out = input + amount", definition
+assert definition["tags"] == ["fi_api:precast.shift.shift"], definition
+assert [*definition["inputs"]] == ["input", "amount"], definition
+names = {}
+exec(definition["reference"], names)
+assert names["run"](torch.tensor([1.0, -2.0]), 0.5).tolist() == [1.5, -1.5]
+((function, template),) = [pair for pair in registered() if pair[0] is precast.shift]
+assert check_template(function, template) == []
+with precast.reference_mode():
+    assert function(**make_inputs(function, template)).numel() > 1
+"""
+    python(root, tmp_path, "-c", code)
+
+
 def test_compiles_and_loads(root: Path, tmp_path: Path) -> None:
     try:
         find_toolchain()

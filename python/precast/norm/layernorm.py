@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LayerNorm; public as ``precast.norm.layernorm``.
+"""LayerNorm.
 
 Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
 """
@@ -9,7 +9,10 @@ from __future__ import annotations
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_peer, check_rank, check_vector
 from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
 from precast.errors import DtypeRuntimeError
+from precast.norm._trace import norm_trace
 
 
 def layernorm_reference(
@@ -68,7 +71,20 @@ _layernorm = Kernel(
     reference=_layernorm_into,
 )
 
+_TRACE = norm_trace(
+    "layernorm",
+    "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
+    layernorm_reference,
+    op_type="layernorm",
+    rows={"hidden_states": "input"},
+    vectors=("gemma", "beta"),
+    vector_dtype="float32",
+    outputs={"output": "out"},
+)
 
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
 def layernorm(
     input: torch.Tensor,
     gemma: torch.Tensor,

@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Definitions of calls, in the schema of flashinfer-bench ("FlashInfer Trace").
+
+A :class:`TraceTemplate` beside an op says what its call means: axes, inputs, outputs, a reference
+in plain PyTorch. :func:`fi_trace` fills it in from a call's arguments, without running the op.
+``docs/trace.md`` is a walkthrough.
+"""
+
+from __future__ import annotations
+
+from precast.trace.dump import on_call
+from precast.trace.inputs import make_inputs
+from precast.trace.registry import (
+    check_template,
+    dispatch,
+    fi_trace,
+    register,
+    registered,
+)
+from precast.trace.template import DTYPES, Const, Scalar, Tensor, TraceTemplate, Var
+
+__all__ = [
+    "DTYPES",
+    "Const",
+    "Scalar",
+    "Tensor",
+    "TraceTemplate",
+    "Var",
+    "check_template",
+    "dispatch",
+    "fi_trace",
+    "make_inputs",
+    "on_call",
+    "register",
+    "registered",
+]

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``PRECAST_TRACE_DUMP=1``: the definitions of the calls of a process, one JSON file each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from precast import _env
+from precast._torch import torch
+from precast.trace.registry import public_name, read_call
+
+#: What is written already, and which call has which name. ``setdefault`` decides between threads
+#: without a lock, which a fork could leave held.
+_written: dict[object, object] = {}
+_names: dict[str, object] = {}
+
+
+def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Write the definition of a call unless this process has; for a call that has succeeded.
+
+    Does nothing unless ``PRECAST_TRACE_DUMP`` is on, and nothing while ``torch.compile`` traces,
+    which :func:`on_compile` sees. Looks at shapes and dtypes alone, so it may run while a CUDA
+    graph is captured. What goes wrong is a warning in the log, once; only a value of
+    ``PRECAST_TRACE_DUMP`` that has no meaning is an error.
+    """
+    # TorchDynamo takes the answer for a constant and so traces no further.
+    if torch.compiler.is_compiling() or not _env.TRACE_DUMP():
+        return
+    _dump(function, args, kwargs)
+
+
+def on_compile(export: str, args: Sequence[Any]) -> None:
+    """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
+    if _env.TRACE_DUMP():
+        import precast
+
+        _dump(getattr(precast, export), args, {})
+
+
+def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    try:
+        row, template, reading = read_call(function, args, kwargs)
+        if not all(isinstance(reading.sizes[name], int) for name, _ in template.consts()):
+            return  # A symbol of torch.compile; asking for its value would fix it.
+        key = (public_name(row.function), *template.key(reading))
+        if not _first(key):
+            return
+        definition = template.definition(reading, key[0])
+        if _names.setdefault(definition["name"], key) != key:
+            raise ValueError(
+                f"another definition of this process is called {definition['name']}: that of "
+                f"{_names[definition['name']]}. Fix: give {template!r} another name_prefix"
+            )
+        _write(definition)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        if _first((function.__qualname__, text)):
+            from precast._log import get_logger
+
+            get_logger().warning(
+                "the trace of a call of %s is not written: %s", function.__qualname__, text
+            )
+
+
+def _first(key: object) -> bool:
+    token = object()
+    return _written.setdefault(key, token) is token
+
+
+def _write(definition: Mapping[str, Any]) -> None:
+    """Write it where flashinfer-bench's ``TraceSet.from_path`` looks, whole or not at all."""
+    import json
+    import os
+    import threading
+    from pathlib import Path
+
+    folder = Path(_env.TRACE_DUMP_DIR()) / "definitions" / str(definition["op_type"])
+    folder.mkdir(parents=True, exist_ok=True)
+    name = definition["name"]
+    # Other processes may write the same: each its own file, and the last rename wins.
+    partial = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        partial.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / f"{name}.json")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments made from a template, for tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from precast.trace.template import Const, TraceTemplate, spread
+
+if TYPE_CHECKING:
+    import torch
+
+
+def make_inputs(
+    function: Callable[..., Any],
+    template: TraceTemplate,
+    axes: Mapping[str, int | Sequence[int]] | None = None,
+    *,
+    dtype: torch.dtype | str = "bfloat16",
+    device: torch.device | str = "cpu",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Arguments of a call that the template describes: ``function(**make_inputs(...))``.
+
+    Parameters
+    ----------
+    function, template
+        A pair of :func:`registered`.
+    axes : mapping of str to int, optional
+        Sizes by axis; for a starred axis, without its star, also a sequence of sizes. Default for
+        each axis left out: a small size that no other axis has.
+    dtype : torch.dtype or str
+        Of the tensors whose dtype the template leaves to the call.
+    device : torch.device or str
+        Where the tensors are made.
+    seed : int
+        The same seed gives the same values on the same device.
+
+    Returns
+    -------
+    dict
+        By parameter. Floating-point tensors are normal, the others zero, which is a valid index.
+        Numbers are the function's defaults, or a half, one or True.
+
+    Raises
+    ------
+    ValueError
+        If ``axes`` names what is no axis, or one that follows from others.
+
+    Examples
+    --------
+    >>> import precast
+    >>> from precast.trace import make_inputs, registered
+    >>> template = next(t for f, t in registered() if t.name_prefix == "scale")
+    >>> call = make_inputs(precast.scale, template, {"size": (2, 3)}, dtype="float32")
+    >>> call["input"].shape, call["factor"]
+    (torch.Size([2, 3]), 0.5)
+    """
+    import inspect
+
+    import torch
+
+    sizes, spans = _sizes(template, dict(axes or {}))
+    generator = None
+    place = torch.device(device)
+    if place.type != "meta":
+        generator = torch.Generator(place).manual_seed(seed)
+    open_dtype = dtype if isinstance(dtype, torch.dtype) else getattr(torch, dtype)
+    made: dict[str, Any] = {}
+    for name, spec in template.input_tensors().items():
+        shape = [sizes[axis] for axis in spread(spec.axes, spans)]
+        kind = open_dtype if spec.dtype is None else getattr(torch, spec.dtype)
+        if kind.is_floating_point:
+            # Narrow types have no normal numbers of their own.
+            wide = torch.randn(shape, generator=generator, device=place)
+            made[spec.param or name] = wide.to(kind)
+        else:
+            made[spec.param or name] = torch.zeros(shape, dtype=kind, device=place)
+    parameters = inspect.signature(function).parameters
+    for axis, const in template.consts():
+        param = const.param or axis
+        if const.value is None and param in parameters and param not in made:
+            made[param] = sizes[axis]
+    for name, param in template.input_params().items():
+        if param not in made:
+            default = parameters[param].default
+            empty = default is inspect.Parameter.empty or default is None
+            made[param] = _number(template.inputs[name].dtype) if empty else default
+    return made
+
+
+def _sizes(
+    template: TraceTemplate, given: dict[str, int | Sequence[int]]
+) -> tuple[dict[str, int], dict[str, int]]:
+    free = [n for n, a in template.axes.items() if not (isinstance(a, Const) and a.value)]
+    unknown = sorted(set(given) - {name.lstrip("*") for name in free})
+    if unknown:
+        raise ValueError(
+            f"{template!r}: axes has {', '.join(unknown)}; the axes that can be given are "
+            f"{', '.join(name.lstrip('*') for name in free)}"
+        )
+    sizes: dict[str, int] = {}
+    spans: dict[str, int] = {}
+    for i, name in enumerate(free):
+        # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
+        usual = 16 * (i + 4) if isinstance(template.axes[name], Const) else 2 * i + 3
+        value = given.get(name.lstrip("*"), usual)
+        values = [value] if isinstance(value, int) else [*value]
+        if name.startswith("*"):
+            spans[name] = len(values)
+        elif len(values) != 1:
+            raise ValueError(f"{template!r}: axis {name!r} takes one size, got {values}")
+        sizes.update(zip(spread([name], spans), values))
+    return sizes, spans
+
+
+def _number(dtype: str | None) -> float | int | bool:
+    if dtype == "bool":
+        return True
+    return 0.5 if str(dtype).startswith("float") else 1

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The source of a reference with everything that it uses, as a text that runs alone."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import inspect
+import symtable
+import textwrap
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from precast._torch import torch as lazy_torch
+
+
+def self_contained(reference: Callable[..., Any], inputs: Mapping[str, str]) -> str:
+    """Python source that defines ``run``, which takes ``inputs`` in order.
+
+    Functions of the reference's own package, and numbers, texts and dtypes that it uses, come
+    along; everything else is imported.
+
+    Parameters
+    ----------
+    reference : callable
+        A function of a module.
+    inputs : mapping of str to str
+        The reference's parameter for each parameter of ``run``.
+
+    Raises
+    ------
+    TypeError
+        If the source cannot be found, or what it uses cannot be written down.
+    """
+    passed = ", ".join(f"{param}={name}" for name, param in inputs.items())
+    return (
+        f"{_sources(reference)}\n\n\n"
+        f"@torch.no_grad()\n"
+        f"def run({', '.join(inputs)}):\n"
+        f"    return {reference.__name__}({passed})\n"
+    )
+
+
+@functools.cache
+def _sources(reference: Callable[..., Any]) -> str:
+    parts = _Parts(reference)
+    parts.add(reference)
+    head = ["from __future__ import annotations", "", *sorted(parts.imports)]
+    if parts.constants:
+        head += ["", *parts.constants]
+    return "\n\n\n".join(["\n".join(head), *parts.functions.values()])
+
+
+class _Parts:
+    """Imports, constants and functions, gathered from a reference downwards."""
+
+    def __init__(self, reference: Callable[..., Any]) -> None:
+        self.package = reference.__module__.partition(".")[0]
+        self.imports = {"import torch"}
+        self.constants: list[str] = []
+        self.functions: dict[str, str] = {}
+        self._known: dict[str, Any] = {}  # name -> value
+
+    def add(self, function: Any) -> None:
+        source = _source(function)
+        self._know(function, function.__name__, function)  # It may call itself.
+        for name in sorted(_free_names(source)):
+            if name in function.__globals__:
+                self._use(function, name, function.__globals__[name])
+            elif not hasattr(builtins, name):
+                raise TypeError(f"{_place(function)}: its module has no {name!r}")
+        self.functions.setdefault(function.__name__, source)
+
+    def _use(self, function: Any, name: str, value: Any) -> None:
+        if name in self._known and self._known[name] is value:
+            return
+        self._know(function, name, value)
+        if isinstance(value, types.ModuleType):
+            module = "torch" if value is lazy_torch else value.__name__
+            if module.partition(".")[0] in (self.package, "precast"):
+                raise TypeError(
+                    f"{_place(function)}: {name!r} is a module of {module.partition('.')[0]}"
+                )
+            self.imports.add(f"import {module}" + (f" as {name}" if name != module else ""))
+        elif isinstance(value, types.FunctionType) and self._is_own(value):
+            if name != value.__name__:
+                raise TypeError(
+                    f"{_place(function)}: it calls {value.__name__} by another name, {name!r}"
+                )
+            self.add(value)
+        elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
+            if self._is_own(value):
+                raise TypeError(f"{_place(function)}: {name!r} is a class of {self.package}")
+            self.imports.add(f"from {value.__module__} import {value.__qualname__} as {name}")
+        elif _is_literal(value):
+            self.constants.append(f"{name} = {value!r}")
+        else:
+            raise TypeError(
+                f"{_place(function)}: it uses {name!r}, a {type(value).__name__}; a reference may "
+                f"use modules, functions, numbers, texts and dtypes"
+            )
+
+    def _know(self, function: Any, name: str, value: Any) -> None:
+        if self._known.setdefault(name, value) is not value:
+            raise TypeError(f"{_place(function)}: two different things are called {name!r}")
+
+    def _is_own(self, value: Any) -> bool:
+        return str(value.__module__).partition(".")[0] == self.package
+
+
+def _source(function: Any) -> str:
+    if not isinstance(function, types.FunctionType) or "<" in function.__qualname__:
+        raise TypeError(f"{_place(function)}: a reference must be a plain function of a module")
+    try:
+        return textwrap.dedent(inspect.getsource(function)).rstrip()
+    except OSError as error:
+        raise TypeError(f"{_place(function)}: {error}") from None
+
+
+def _free_names(source: str) -> set[str]:
+    """The globals that a function's source uses when it runs; annotations do not."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            node.returns = None
+        elif isinstance(node, ast.arg):
+            node.annotation = None
+        elif isinstance(node, ast.AnnAssign):
+            node.annotation = ast.Constant(value=None)
+    names: set[str] = set()
+    tables = [symtable.symtable(ast.unparse(tree), "<reference>", "exec")]
+    while tables:
+        table = tables.pop()
+        tables += table.get_children()
+        for symbol in table.get_symbols():
+            # At the top, where decorators and defaults stand, a name that is not defined there.
+            outer = table.get_name() == "top" and not symbol.is_assigned()
+            if symbol.is_referenced() and (outer or symbol.is_global()):
+                names.add(symbol.get_name())
+    return names
+
+
+def _is_literal(value: Any) -> bool:
+    import torch
+
+    if isinstance(value, torch.dtype):
+        return True
+    try:
+        return bool(ast.literal_eval(repr(value)) == value)
+    except (SyntaxError, ValueError):
+        return False
+
+
+def _place(function: Any) -> str:
+    module = getattr(function, "__module__", "?")
+    return f"reference {module}.{getattr(function, '__qualname__', function)!s}"

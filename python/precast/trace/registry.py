@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which function has which templates; filled by the decorator of the public functions."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+from precast.trace.template import Reading, TraceTemplate
+
+if TYPE_CHECKING:
+    import inspect
+
+    #: A template, or a function that chooses one by the call's arguments and lists all that it
+    #: chooses from in ``.templates``.
+    Trace: TypeAlias = TraceTemplate | Callable[..., TraceTemplate]
+
+
+class Traced(NamedTuple):
+    """A function with what was registered for it."""
+
+    function: Callable[..., Any]
+    trace: Trace
+
+    @property
+    def templates(self) -> Sequence[TraceTemplate]:
+        """All of its templates."""
+        if isinstance(self.trace, TraceTemplate):
+            return (self.trace,)
+        return tuple(self.trace.templates)  # type: ignore[attr-defined]
+
+    def choose(self, arguments: Mapping[str, Any]) -> TraceTemplate:
+        """The template of a call."""
+        if isinstance(self.trace, TraceTemplate):
+            return self.trace
+        chosen = self.trace(**arguments)
+        if not any(chosen is template for template in self.templates):
+            raise ValueError(
+                f"{public_name(self.function)}: its dispatch function chose {chosen!r}, which it "
+                f"does not list in .templates: {', '.join(map(repr, self.templates))}"
+            )
+        return chosen
+
+
+#: By ``module.qualname``, which a decorator preserves and a reloaded module repeats.
+_traced: dict[str, Traced] = {}
+
+
+def dispatch(
+    *templates: TraceTemplate,
+) -> Callable[[Callable[..., TraceTemplate]], Callable[..., TraceTemplate]]:
+    """Make a function of the call's keywords, all of them, choose among ``templates``.
+
+    Examples
+    --------
+    >>> from precast.norm.rmsnorm import rmsnorm
+    >>> from precast.trace import registered
+    >>> [template.name_prefix for f, template in registered() if f is rmsnorm]
+    ['rmsnorm', 'rmsnorm_heads']
+    """
+
+    def decorate(choose: Callable[..., TraceTemplate]) -> Callable[..., TraceTemplate]:
+        function: Any = choose
+        function.templates = templates
+        return choose
+
+    return decorate
+
+
+def register(function: Callable[..., Any], trace: Trace) -> None:
+    """Give a function its template, or a dispatch function that chooses one.
+
+    Raises
+    ------
+    TypeError
+        If ``trace`` is neither.
+    """
+    if not isinstance(trace, TraceTemplate) and not getattr(trace, "templates", None):
+        raise TypeError(
+            f"{_key(function)}: trace must be a TraceTemplate, or a function that lists its "
+            f"templates in .templates, got {trace!r}"
+        )
+    _traced[_key(function)] = Traced(function, trace)
+
+
+def registered() -> list[tuple[Callable[..., Any], TraceTemplate]]:
+    """Every (function, template) pair."""
+    return [(row.function, template) for row in _traced.values() for template in row.templates]
+
+
+def find(function: Callable[..., Any]) -> Traced:
+    """What was registered for a function, decorated further or not.
+
+    Raises
+    ------
+    ValueError
+        If nothing was.
+    """
+    try:
+        return _traced[_key(function)]
+    except (AttributeError, KeyError):
+        raise ValueError(
+            f"{function!r} has no trace template. Fix: decorate it with @precast_api(trace=...)"
+        ) from None
+
+
+def fi_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """The definition of a call, in the schema of flashinfer-bench. The op does not run.
+
+    Parameters
+    ----------
+    function : callable
+        A public op; ``function.fi_trace(...)`` is the same.
+    *args, **kwargs
+        The arguments of the call. Tensors may be on any device, also ``meta``.
+
+    Returns
+    -------
+    dict
+        Ready for JSON: name, description, op_type, tags, axes, constraints, inputs, outputs,
+        reference.
+
+    Raises
+    ------
+    ValueError
+        If the function has no template, tensors disagree on an axis, or a dtype is not in the
+        schema.
+    TypeError
+        If the arguments do not fit the signature, or one should be a tensor and is not.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.empty(3, 4096, dtype=torch.bfloat16, device="meta")
+    >>> precast.fi_trace(precast.rmsnorm, x, x[0])["name"]
+    'rmsnorm_h4096'
+    """
+    row, template, reading = read_call(function, args, kwargs)
+    return template.definition(reading, public_name(row.function))
+
+
+def read_call(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Traced, TraceTemplate, Reading]:
+    """The template of a call, and what it reads off it."""
+    row = find(function)
+    # A keyword of the decorator, which is in no signature.
+    named = {name: value for name, value in kwargs.items() if name != "skip_check"}
+    try:
+        bound = _signature(row.function).bind(*args, **named)
+    except TypeError as error:
+        raise TypeError(f"{public_name(row.function)}: {error}") from None
+    bound.apply_defaults()
+    template = row.choose(bound.arguments)
+    return row, template, template.read(bound.arguments)
+
+
+def check_template(function: Callable[..., Any], template: TraceTemplate) -> list[str]:
+    """What is wrong with a template; an empty list if nothing is.
+
+    Each text names the wrong key and the names that are there. Only names are looked at:
+    parameters, axes, dtypes, the reference's signature.
+    """
+    from precast.trace.check import problems
+
+    place = f"{public_name(function)}: {template!r}"
+    return [f"{place}: {text}" for text in problems(function, template)]
+
+
+def public_name(function: Callable[..., Any]) -> str:
+    """``module.qualname``, by the package that exports the function if it lies in one of ours."""
+    import inspect
+
+    module = function.__module__
+    package = module.rpartition(".")[0]
+    if "." in package:
+        exported = getattr(sys.modules.get(package), function.__name__, None)
+        if callable(exported) and inspect.unwrap(exported) is inspect.unwrap(function):
+            module = package
+    return f"{module}.{function.__qualname__}"
+
+
+@functools.cache
+def _signature(function: Callable[..., Any]) -> inspect.Signature:
+    import inspect
+
+    return inspect.signature(function)
+
+
+def _key(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernels against the references of their definitions, and dumps around graphs and compiles."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gpu_cases import CASES
+
+from precast.testing import assert_close
+from precast.trace import TraceTemplate, fi_trace, make_inputs, registered
+
+PAIRS = registered()
+
+
+@pytest.mark.parametrize(
+    ("function", "template"), PAIRS, ids=[template.name_prefix for _, template in PAIRS]
+)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_kernel_gives_what_its_definition_says(
+    function: Callable[..., Any], template: TraceTemplate, dtype: torch.dtype
+) -> None:
+    call = make_inputs(function, template, dtype=dtype, device="cuda", seed=5)
+    definition = fi_trace(function, **call)
+    names: dict[str, Any] = {}
+    exec(definition["reference"], names)
+    wanted = names["run"](*(call[param] for param in template.input_params().values()))
+    result = function(**call)
+    if result is None:
+        result = tuple(call[str(output.param)] for output in template.outputs.values())
+    got, wanted = (x if isinstance(x, tuple) else (x,) for x in (result, wanted))
+    for name, mine, expected in zip(template.outputs, got, wanted, strict=True):
+        assert_close(mine, expected, name=f"{template.name_prefix}: {name}")
+
+
+def run(folder: Path, *argv: str) -> None:
+    environment = {**os.environ, "PRECAST_TRACE_DUMP": "1", "PRECAST_TRACE_DUMP_DIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, *argv],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "is not written" not in done.stderr
+
+
+def definitions(folder: Path) -> dict[str, dict[str, Any]]:
+    found = [json.loads(path.read_text()) for path in (folder / "definitions").rglob("*.json")]
+    return {definition["name"]: definition for definition in found}
+
+
+def test_calls_that_are_captured_are_dumped(tmp_path: Path) -> None:
+    run(tmp_path, str(Path(__file__).with_name("capture_first_call.py")))
+    tags = {
+        definition["tags"][0].rpartition(".")[2] for definition in definitions(tmp_path).values()
+    }
+    assert tags == set(CASES)
+
+
+def test_calls_that_are_compiled_are_dumped(tmp_path: Path) -> None:
+    code = """
+import torch, precast
+
+@torch.compile(fullgraph=True)
+def block(x, w):
+    return precast.silu_and_mul(precast.rmsnorm(x, w)) + 1
+
+w = torch.ones(512, device="cuda", dtype=torch.bfloat16)
+for batch in (4, 5, 6):
+    out = block(torch.ones(batch, 512, device="cuda", dtype=torch.bfloat16), w)
+    torch.testing.assert_close(out, torch.full_like(out, 1.7311))  # No eager call writes them.
+"""
+    run(tmp_path, "-c", code)
+    assert set(definitions(tmp_path)) == {"rmsnorm_h512", "silu_and_mul_i256"}
