@@ -71,6 +71,10 @@ class BackendSupportedError(RuntimeError):
     """An op, or the backend asked for, does not support this device."""
 
 
+class UnsupportedTargetError(BackendSupportedError, UnsupportedConfigError):
+    """An op does not exist for a device's architecture, whatever its other axes."""
+
+
 class OutputShapeError(AssertionError, ValueError):
     """``out`` has the wrong shape (an ``AssertionError`` where engines expect one)."""
 
