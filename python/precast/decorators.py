@@ -243,7 +243,9 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
     }
     passed = ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in parameters)
     named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
-    lines = [f"def {function.__name__}{inspect.Signature(declared)}:"]
+    # Errors about arguments have the op's name; a lambda has none.
+    name = function.__name__ if function.__name__.isidentifier() else "call"
+    lines = [f"def {name}{inspect.Signature(declared)}:"]
     if not r.runs_nothing:
         arguments = ", ".join(f"{p.name!r}: {p.name}" for p in named)
         lines += [
@@ -253,7 +255,7 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
     lines.append(f"    return _function({passed})")
     names: dict[str, Any] = {"_function": function, "_validate": r.validate}
     exec("\n".join(lines), names)
-    wrapper = names[function.__name__]
+    wrapper = names[name]
     given = [p for p in named if p.default is not empty]
     wrapper.__defaults__ = tuple(p.default for p in given if p.kind is not kinds.KEYWORD_ONLY)
     keywords = {p.name: p.default for p in given if p.kind is kinds.KEYWORD_ONLY}

@@ -63,6 +63,14 @@ class ProviderError(RuntimeError):
     """A set of prebuilt modules is not the set that was planned."""
 
 
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message has the pip command."""
+
+
+class DumpError(ValueError):
+    """A dump of a call cannot be replayed: it is not whole, or its function is not here."""
+
+
 class BundleError(RuntimeError):
     """An offline bundle cannot be made from these wheels, or a wheel cannot be had."""
 
