@@ -107,11 +107,8 @@ class _Call:
 
     def _write_inputs(self) -> None:
         lines = [f"{self.title}: {self.name}"]
-        common = shared(self.known)
-        for name, value in self.values.items():
-            lines.append(f"  in  {name}: {describe(value)}")
-        for name, other in common.items():
-            lines.append(f"  in  {name} shares memory with {other}")
+        lines += [f"  in  {name}: {describe(value)}" for name, value in self.values.items()]
+        lines += [f"  in  {name} {words}" for name, words in shared(self.known).items()]
         # Before anything waits for the GPU, so that no failure of an earlier kernel loses them.
         _destination.write("\n".join(lines))
         if self.level < STATISTICS or (not self.tensors and self.level < DUMPS):
@@ -152,10 +149,11 @@ class _Call:
             return
         try:
             after = self._statistics(outputs)
+            written = self._written()
             changed = {
                 name: text
                 for name, text in self._statistics(self.tensors).items()
-                if text != self.before.get(name)
+                if name in written or text != self.before.get(name)
             }
             lines += [f"  out {path}: {text}" for path, text in after.items()]
             lines += [f"  out {name}, written in place: {text}" for name, text in changed.items()]

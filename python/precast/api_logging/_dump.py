@@ -24,6 +24,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from contextvars import ContextVar
 from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -46,6 +47,8 @@ from precast.api_logging._memory import (
 )
 
 SCHEMA = 1
+#: On while dumps are replayed, which must not make further dumps.
+replaying: ContextVar[bool] = ContextVar("precast_replaying", default=False)
 CALL, INPUTS = "call.json", "inputs.safetensors"
 OUTCOME, OUTPUTS = "outcome.json", "outputs.safetensors"
 
@@ -69,6 +72,8 @@ class Recorder:
         MissingPackageError
             If safetensors is not installed.
         """
+        if replaying.get():
+            return None, "[dump skipped: this is a replay]"
         if not selected(name):
             return None, "[dump skipped: not chosen by PRECAST_DUMP_INCLUDE and _EXCLUDE]"
         _encoding.safetensors()
@@ -172,7 +177,7 @@ class Dump:
         return data
 
     def _environment(self) -> dict[str, str]:
-        rows = {"precast": __version__, "torch": str(torch.__version__)}
+        rows = {"precast": __version__, "torch": str(torch.version.__version__)}
         gpus = {t.device for t in self._arguments.values() if t.is_cuda}
         for device in sorted(gpus, key=str):
             major, minor = torch.cuda.get_device_capability(device)

@@ -173,14 +173,18 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For each tensor that has bytes of an earlier one, that one's name."""
+    """For each tensor among the bytes of an earlier one, words that say which."""
     found = {}
-    seen: list[tuple[str, Any, int, int]] = []
+    seen: list[tuple[str, torch.Tensor, int, int]] = []
     for name, tensor in tensors.items():
         start, end = extent(tensor)
-        for other, device, low, high in seen:
-            if device == tensor.device and start < high and low < end:
-                found[name] = other
+        for other, earlier, low, high in seen:
+            if earlier.device == tensor.device and start < high and low < end:
+                same = (start, tensor.shape, tensor.stride(), tensor.dtype) == (
+                    low, earlier.shape, earlier.stride(), earlier.dtype,
+                )  # fmt: skip
+                # Strided tensors may interleave without a common byte.
+                found[name] = f"is {other}" if same else f"overlaps the address range of {other}"
                 break
-        seen.append((name, tensor.device, start, end))
+        seen.append((name, tensor, start, end))
     return found

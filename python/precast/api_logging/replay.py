@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from precast._torch import torch
 from precast.api_logging import _encoding, public_api
 from precast.api_logging._describe import tensors_of
-from precast.api_logging._dump import CALL, INPUTS, OUTCOME, OUTPUTS, SCHEMA
+from precast.api_logging._dump import CALL, INPUTS, OUTCOME, OUTPUTS, SCHEMA, replaying
 from precast.api_logging._memory import Block, View, dense, place, same_bits, view_of
 from precast.errors import DumpError, MissingPackageError
 
@@ -316,5 +316,9 @@ def _split(
 def _mode(reference: bool) -> Any:
     from precast._mode import reference_mode
 
-    with reference_mode() if reference else contextlib.nullcontext(), torch.no_grad():
-        yield
+    token = replaying.set(True)
+    try:
+        with reference_mode() if reference else contextlib.nullcontext(), torch.no_grad():
+            yield
+    finally:
+        replaying.reset(token)
