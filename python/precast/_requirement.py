@@ -204,12 +204,23 @@ class Requirement:
 def _capability(arguments: Mapping[str, Any]) -> int | None:
     """The capability of the first CUDA tensor's GPU, 90 for 9.0; None without one."""
     for value in arguments.values():
-        several = value if isinstance(value, (tuple, list)) else (value,)
-        for item in several:
-            if isinstance(item, torch.Tensor) and item.is_cuda:
-                major, minor = torch.cuda.get_device_capability(item.device)
-                return int(major) * 10 + int(minor)
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            # No isinstance: with torch.Tensor it costs more than all the rest.
+            if getattr(item, "is_cuda", False):
+                return _device_capability(item.get_device())
     return None
+
+
+_of_device: dict[int, int] = {}
+
+
+def _device_capability(index: int) -> int:
+    cc = _of_device.get(index)
+    if cc is None:
+        # Of the ways to ask, TorchDynamo takes this one for a constant.
+        properties = torch.cuda.get_device_properties(index)
+        cc = _of_device[index] = int(properties.major) * 10 + int(properties.minor)
+    return cc
 
 
 def _words(cc: int | None) -> str:
