@@ -326,6 +326,16 @@ def test_patterns_choose_functions(ops, dumps, monkeypatch, include, exclude, na
     assert {call["function"].rpartition(".")[2] for call in calls} == names
 
 
+def test_a_function_is_chosen_by_any_name_that_users_know(monkeypatch):
+    from precast.api_logging._dump import selected
+
+    known = ("rmsnorm", "precast.rmsnorm", "precast.norm.rmsnorm", "precast.norm.rmsnorm.rmsnorm")
+    for pattern in known:
+        monkeypatch.setenv("PRECAST_DUMP_INCLUDE", pattern)
+        assert selected("precast.norm.rmsnorm.rmsnorm"), pattern
+        assert not selected("precast.norm.rmsnorm.gemma_rmsnorm"), pattern
+
+
 def test_a_full_disk_stops_no_program(ops, dumps, monkeypatch, tmp_path):
     from precast.api_logging import _encoding
 

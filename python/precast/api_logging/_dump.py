@@ -246,11 +246,16 @@ class Dump:
 
 
 def selected(name: str) -> bool:
-    """Whether the patterns choose a function, by its full name or by its last word."""
+    """Whether the patterns choose a function.
+
+    ``precast.norm.rmsnorm.rmsnorm`` is also meant by ``rmsnorm``, ``precast.rmsnorm`` and
+    ``precast.norm.rmsnorm``, the names by which users know it.
+    """
+    *modules, function = name.split(".")
+    names = [".".join([*modules[:end], function]) for end in range(len(modules) + 1)]
 
     def matches(patterns: str) -> bool:
         words = [word.strip() for word in patterns.split(",") if word.strip()]
-        names = (name, name.rpartition(".")[2])
         return any(fnmatchcase(n, word) for word in words for n in names)
 
     include = _env.DUMP_INCLUDE()
