@@ -73,6 +73,14 @@ def test_served_by_takes_the_capabilities_from_the_toml_and_the_table_of_targets
         served_by("nrom").is_compute_capability_supported(90)
 
 
+def test_engines_find_the_decorators_and_their_error_in_utils():
+    from precast import utils
+
+    assert utils.backend_requirement is backend_requirement
+    assert utils.supported_compute_capability is supported_compute_capability
+    assert utils.BackendSupportedError is BackendSupportedError
+
+
 # -- no choice ------------------------------------------------------------------------------------
 
 

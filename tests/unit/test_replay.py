@@ -95,6 +95,7 @@ def strided() -> dict[str, torch.Tensor]:
         "fp8": base[:32].to(torch.float8_e4m3fn).view(4, 8)[:, ::2],
         "bool": base[:9] > 4,
         "int64": base[:9].long()[::2],
+        "parameter": torch.nn.Parameter(base[:9].clone()),
         "not a number": torch.tensor([float("nan"), float("-inf"), -0.0]),
     }
 

@@ -10,7 +10,7 @@ variables are read when a function is decorated, that is, when precast is import
 3    and its inputs and outputs: shape, dtype, device and strides of tensors, every other value,
      and which tensors share memory
 5    and statistics of tensors: the count of NaN and Inf; min, max and mean of all else. Each call
-     waits for the GPU
+     waits for the GPU, and raises what its own kernel failed with
 10   and each call is dumped into a folder of its own below ``PRECAST_DUMP_DIR``, with all its
      tensors, so that ``precast replay`` runs it again
 ==== ==============================================================================================

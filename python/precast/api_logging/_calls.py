@@ -27,6 +27,15 @@ _numbers = itertools.count(1)
 _recorder = Recorder()
 
 
+def _after_fork() -> None:
+    """A child counts its own dumps, and waits for no lock that a thread of its parent holds."""
+    global _recorder
+    _recorder = Recorder()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
     """``function``, with every call logged at ``level``."""
     signature = inspect.signature(function)

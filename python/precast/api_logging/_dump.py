@@ -58,9 +58,8 @@ class Recorder:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._process = 0
         self._count = 0
-        self._bytes = 0
+        self._bytes = -1  # of the folder; not known yet
 
     def begin(
         self, number: int, name: str, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
@@ -94,8 +93,8 @@ class Recorder:
 
     def _reserve(self, root: Path, size: int) -> str | None:
         with self._lock:
-            if self._process != os.getpid():  # at first, and in a fork
-                self._process, self._count, self._bytes = os.getpid(), 0, folder_size(root)
+            if self._bytes < 0:
+                self._bytes = folder_size(root)
             if self._count >= _env.DUMP_MAX_COUNT():
                 return f"{_env.DUMP_MAX_COUNT.name}={_env.DUMP_MAX_COUNT()} calls are dumped"
             refusal = self._too_large(size)
