@@ -63,6 +63,22 @@ def _positive_int(name: str, raw: str) -> int:
     return int(raw)
 
 
+def _level(name: str, raw: str) -> int:
+    if raw not in ("0", "1", "3", "5", "10"):
+        raise EnvironmentVariableError(f"{name}={raw!r} is not a level; legal: 0, 1, 3, 5, 10")
+    return int(raw)
+
+
+def _positive_float(name: str, raw: str) -> float:
+    try:
+        value = float(raw)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < float("inf"):
+        raise EnvironmentVariableError(f"{name}={raw!r} is not a number above 0")
+    return value
+
+
 def _seconds(name: str, raw: str) -> float:
     try:
         value = float(raw)
@@ -148,4 +164,44 @@ MAX_JOBS = EnvVar(
     0,
     _positive_int,
     "The most compilers at once (default: from cores and free memory).",
+)
+LOGLEVEL = EnvVar(
+    "PRECAST_LOGLEVEL",
+    0,
+    _level,
+    "What is logged of each call of the public API: 0 nothing, 1 its name, 3 inputs and outputs, "
+    "5 statistics of tensors, 10 dumps for precast replay. Read when precast is imported.",
+)
+LOGDEST = EnvVar(
+    "PRECAST_LOGDEST",
+    "stdout",
+    _text,
+    "Where PRECAST_LOGLEVEL writes: stdout, stderr or a file; %i in its name is the process id.",
+)
+DUMP_DIR = EnvVar(
+    "PRECAST_DUMP_DIR",
+    "precast_dumps",
+    _text,
+    "Where PRECAST_LOGLEVEL=10 makes a folder for each call.",
+)
+DUMP_MAX_COUNT = EnvVar(
+    "PRECAST_DUMP_MAX_COUNT", 1000, _positive_int, "The most calls that a process dumps."
+)
+DUMP_MAX_SIZE_GB = EnvVar(
+    "PRECAST_DUMP_MAX_SIZE_GB",
+    20.0,
+    _positive_float,
+    "The most that the folder of dumps may hold, in units of 10^9 bytes.",
+)
+DUMP_INCLUDE = EnvVar(
+    "PRECAST_DUMP_INCLUDE",
+    "",
+    _text,
+    "Patterns of functions to dump, such as 'rmsnorm,precast.activation.*' (default: all).",
+)
+DUMP_EXCLUDE = EnvVar(
+    "PRECAST_DUMP_EXCLUDE",
+    "",
+    _text,
+    "Patterns of functions not to dump; stronger than PRECAST_DUMP_INCLUDE.",
 )

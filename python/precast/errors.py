@@ -63,12 +63,24 @@ class ProviderError(RuntimeError):
     """A set of prebuilt modules is not the set that was planned."""
 
 
+class MissingPackageError(ImportError):
+    """An optional package is not installed; the message has the pip command."""
+
+
+class DumpError(ValueError):
+    """A dump of a call cannot be replayed: it is not whole, or its function is not here."""
+
+
 class BundleError(RuntimeError):
     """An offline bundle cannot be made from these wheels, or a wheel cannot be had."""
 
 
 class BackendSupportedError(RuntimeError):
     """An op, or the backend asked for, does not support this device."""
+
+
+class UnsupportedTargetError(BackendSupportedError, UnsupportedConfigError):
+    """An op does not exist for a device's architecture, whatever its other axes."""
 
 
 class OutputShapeError(AssertionError, ValueError):

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about devices; each answer is kept per device, and is false without a GPU."""
+"""Questions about devices; each answer is kept per device, and is false without a GPU.
+
+The decorators of ops and their error, which engines expect here too, come from their own modules.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,9 @@ import functools
 from typing import TYPE_CHECKING, TypeAlias
 
 from precast._torch import torch
+from precast.decorators import backend_requirement as backend_requirement
+from precast.decorators import supported_compute_capability as supported_compute_capability
+from precast.errors import BackendSupportedError as BackendSupportedError
 
 if TYPE_CHECKING:
     Device: TypeAlias = "torch.device | str | int | None"

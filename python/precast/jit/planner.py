@@ -17,7 +17,7 @@ from typing import Any
 
 from precast._names import axis_word, module_name
 from precast._version import __version__
-from precast.errors import UnsupportedConfigError
+from precast.errors import UnsupportedConfigError, UnsupportedTargetError
 from precast.jit.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
 from precast.jit.spec import JitSpec
 
@@ -78,8 +78,9 @@ class Plan:
         if isinstance(arch, str):
             arch = self.target(op, arch)
         if arch.name in self.build.archs and arch.name not in config.archs:
-            raise UnsupportedConfigError(
-                f"{op} does not exist for {arch.name}; legal: {', '.join(config.archs)}"
+            raise UnsupportedTargetError(
+                f"{op} does not support compute capability {' or '.join(arch.serves)}: it does not "
+                f"exist for {arch.name}; legal: {', '.join(config.archs)}"
             )
         axes = self.axes(op, values)
         name = module_name(op, axes)

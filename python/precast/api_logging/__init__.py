@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The public API: marked, logged where that is asked for, and traced.
+
+:func:`precast_api` decorates every public function. ``PRECAST_LOGLEVEL`` says what it does; the
+variables are read when a function is decorated, that is, when precast is imported:
+
+==== ==============================================================================================
+0    nothing: the decorator returns the function itself
+1    one line a call: its number and the name of the function
+3    and its inputs and outputs: shape, dtype, device and strides of tensors, every other value,
+     and which tensors share memory
+5    and statistics of tensors: the count of NaN and Inf; min, max and mean of all else. Each call
+     waits for the GPU, and raises what its own kernel failed with
+10   and each call is dumped into a folder of its own below ``PRECAST_DUMP_DIR``, with all its
+     tensors, so that ``precast replay`` runs it again
+==== ==============================================================================================
+
+Lines go to ``PRECAST_LOGDEST``: ``stdout``, ``stderr`` or a file, in whose name ``%i`` is the
+process id. They are written before the call and after it, so that the last lines of a process that
+died name the call that it died in. A kernel runs after its launch has returned: at levels 1 and 3
+the fault of one may surface in a later call, unless ``CUDA_LAUNCH_BLOCKING=1`` is set.
+
+At level 10 the inputs are on the disk, synchronised, before the function is called. The limits are
+``PRECAST_DUMP_MAX_COUNT`` calls of a process and ``PRECAST_DUMP_MAX_SIZE_GB`` of the folder;
+``PRECAST_DUMP_INCLUDE`` and ``PRECAST_DUMP_EXCLUDE`` choose functions. It needs
+``pip install "precast[log]"``.
+
+While a CUDA graph is captured, nothing that waits for the GPU is done: statistics and dumps are
+skipped, with a note. While ``torch.compile`` traces, nothing is logged, and compiled code logs
+nothing. Functions of your own get all of this with the same decorator::
+
+    @precast_api
+    def my_op(x, out): ...
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar, overload
+
+from precast import _env
+from precast.errors import EnvironmentVariableError
+
+__all__ = ["precast_api", "public_api"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_public: dict[str, Callable[..., Any]] = {}
+
+
+def public_api() -> dict[str, Callable[..., Any]]:
+    """Every function that :func:`precast_api` decorated, by ``module.qualname``."""
+    return dict(_public)
+
+
+@overload
+def precast_api(function: F, /) -> F: ...
+@overload
+def precast_api(*, trace: Any = None) -> Callable[[F], F]: ...
+def precast_api(function: Any = None, /, *, trace: Any = None) -> Any:
+    """Mark a function as public, log its calls and register its trace template.
+
+    Parameters
+    ----------
+    function : callable, optional
+        Given where the decorator is used without parentheses.
+    trace : TraceTemplate or callable, optional
+        The function's template, or a dispatch function that chooses one; see ``precast.trace``.
+        The function gets ``fi_trace(*args, **kwargs)``, the definition of that call.
+
+    Returns
+    -------
+    callable
+        The function itself, with attributes added, unless ``PRECAST_LOGLEVEL`` or
+        ``PRECAST_TRACE_DUMP`` asks for more when it is decorated.
+
+    Raises
+    ------
+    EnvironmentVariableError
+        At the first call, if a variable has no meaning.
+
+    Examples
+    --------
+    >>> @precast_api
+    ... def double(x):
+    ...     return 2 * x
+    >>> [name for name in public_api() if name.endswith(".double")]
+    ['precast.api_logging.double']
+    """
+    if function is None:
+        return functools.partial(_decorate, trace=trace)
+    return _decorate(function, trace=trace)
+
+
+def _decorate(function: Callable[..., Any], trace: Any) -> Callable[..., Any]:
+    public: Any = _logged(function)
+    if trace is not None:
+        from precast.trace import fi_trace, register
+
+        if _tracing():
+            public = _traced(public)
+        public.fi_trace = functools.partial(fi_trace, public)
+        register(public, trace)
+    _public[f"{function.__module__}.{function.__qualname__}"] = public
+    decorated: Callable[..., Any] = public
+    return decorated
+
+
+def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        level = _env.LOGLEVEL()
+    except EnvironmentVariableError as error:
+        return _refusing(function, error)
+    if level == 0:
+        return function
+    from precast.api_logging._calls import logged
+
+    return logged(function, level)
+
+
+def _refusing(function: Callable[..., Any], error: EnvironmentVariableError) -> Callable[..., Any]:
+    """Raise at a call, not at import: ``precast doctor`` must still say what is wrong."""
+
+    @functools.wraps(function)
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise EnvironmentVariableError(str(error))
+
+    return refuse
+
+
+def _tracing() -> bool:
+    variable = getattr(_env, "TRACE_DUMP", None)
+    try:
+        return variable is not None and bool(variable())
+    except EnvironmentVariableError:
+        return True  # The trace package says what is wrong, at the first call.
+
+
+def _traced(function: Callable[..., Any]) -> Callable[..., Any]:
+    from precast.trace import on_call
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = function(*args, **kwargs)
+        on_call(call, args, kwargs)
+        return result
+
+    return call

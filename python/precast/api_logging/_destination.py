@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the lines go: ``PRECAST_LOGDEST``."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from precast import _env
+from precast.errors import EnvironmentVariableError
+
+_FORMAT = "[%(asctime)s.%(msecs)03d] %(message)s"
+
+
+class _Standard(logging.StreamHandler[Any]):
+    """The stream of that name as it is at each line: applications and tests replace it."""
+
+    def __init__(self, name: str) -> None:
+        logging.Handler.__init__(self)
+        self._name = name
+
+    @property
+    def stream(self) -> Any:
+        return getattr(sys, self._name)
+
+
+_opening = threading.Lock()
+_handler: logging.Handler | None = None
+
+
+def _open() -> logging.Handler:
+    place = _env.LOGDEST()
+    handler: logging.Handler
+    if place in ("stdout", "stderr"):
+        handler = _Standard(place)
+    else:
+        path = Path(place.replace("%i", str(os.getpid())))
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            handler = logging.FileHandler(path, encoding="utf-8")
+        except OSError as error:
+            raise EnvironmentVariableError(
+                f"{_env.LOGDEST.name}={place!r} cannot be written: {error}. Fix: stdout, stderr or "
+                f"a file in a folder of yours"
+            ) from error
+    handler.setFormatter(logging.Formatter(_FORMAT, "%Y-%m-%d %H:%M:%S"))
+    return handler
+
+
+def write(text: str) -> None:
+    """Write and flush; what was written survives the death of the process.
+
+    Raises
+    ------
+    EnvironmentVariableError
+        If the file of ``PRECAST_LOGDEST`` cannot be opened.
+    """
+    global _handler
+    if _handler is None:
+        with _opening:
+            if _handler is None:
+                _handler = _open()
+    # The handler alone, without a logger: no configuration of the application drops a line.
+    _handler.handle(
+        logging.LogRecord("precast.api", logging.INFO, "", 0, text, args=None, exc_info=None)
+    )
+
+
+def close() -> None:
+    """Open anew at the next line."""
+    global _handler
+    handler, _handler = _handler, None
+    if handler is not None and not isinstance(handler, _Standard):
+        handler.close()
+
+
+def _after_fork() -> None:
+    global _handler, _opening
+    # A child's file has another name; the parent's stays open for the parent.
+    _opening = threading.Lock()
+    if not isinstance(_handler, _Standard):
+        _handler = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

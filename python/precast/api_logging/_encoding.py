@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arguments as JSON, tensors as safetensors, both forced to the disk."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from precast._torch import torch
+from precast.errors import MissingPackageError
+
+
+class UnknownValueError(ValueError):
+    """A dump holds an argument that could not be written, only described."""
+
+
+def safetensors() -> Any:
+    """The package.
+
+    Raises
+    ------
+    MissingPackageError
+        If it is not installed, or too old.
+    """
+    try:
+        module = importlib.import_module("safetensors")
+        module.TensorSpec  # noqa: B018 (0.8 and later)
+    except (ImportError, AttributeError) as error:
+        raise MissingPackageError(
+            'dumps of calls need safetensors 0.8 or later. Fix: pip install "precast[log]"'
+        ) from error
+    return module
+
+
+def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Contiguous CPU tensors into one file, synchronised."""
+    package = safetensors()
+    specs = {
+        name: package.TensorSpec(
+            dtype=str(tensor.dtype).partition(".")[2],
+            shape=list(tensor.shape),
+            data_ptr=tensor.data_ptr(),
+            data_len=tensor.numel() * tensor.element_size(),
+        )
+        for name, tensor in tensors.items()
+    }
+    package.serialize_file(specs, str(path))
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def read_tensors(path: Path) -> dict[str, torch.Tensor]:
+    """The CPU tensors of a file."""
+    with safetensors().safe_open(str(path), framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def sync_folder(folder: Path) -> None:
+    """Force the names in a folder to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+# -- arguments ------------------------------------------------------------------------------------
+
+
+def encode(path: str, value: Any, unknown: set[str]) -> Any:
+    """A value as JSON; anything JSON does not have is an object with one key that names its kind.
+
+    ``unknown`` are the paths of tensors whose memory is not in the dump.
+    """
+    # By exact type: an enumeration may be an int or a str, too.
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        return value if math.isfinite(value) else {"float": repr(value)}
+    if isinstance(value, torch.Tensor):
+        return {"unknown": repr(type(value))} if path in unknown else {"tensor": path}
+    if type(value) in (list, tuple):
+        items = [encode(f"{path}.{i}", item, unknown) for i, item in enumerate(value)]
+        return items if type(value) is list else {"tuple": items}
+    if type(value) is dict and all(type(key) is str for key in value):
+        return {"dict": {k: encode(f"{path}.{k}", item, unknown) for k, item in value.items()}}
+    if isinstance(value, torch.dtype):
+        return {"dtype": str(value).partition(".")[2]}
+    if isinstance(value, torch.device):
+        return {"device": str(value)}
+    if isinstance(value, enum.Enum):
+        kind = type(value)
+        return {"enum": [kind.__module__, kind.__qualname__, value.name]}
+    return {"unknown": repr(type(value))}
+
+
+def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: Any) -> Any:
+    """The value again, with its tensors, and with ``device`` in place of any CUDA device.
+
+    Raises
+    ------
+    UnknownValueError
+        If it could not be written; ``path`` is named.
+    """
+    if isinstance(data, list):
+        return [decode(f"{path}.{i}", item, tensors, device) for i, item in enumerate(data)]
+    if not isinstance(data, dict):
+        return data
+    ((kind, content),) = data.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "tuple":
+        return tuple(decode(path, content, tensors, device))
+    if kind == "dict":
+        return {k: decode(f"{path}.{k}", item, tensors, device) for k, item in content.items()}
+    if kind == "float":
+        return float(content)
+    if kind == "dtype":
+        return getattr(torch, content)
+    if kind == "device":
+        place = torch.device(content)
+        return torch.device(device) if place.type == "cuda" else place
+    if kind == "enum":
+        module, qualname, name = content
+        return _enum(module, qualname)[name]
+    raise UnknownValueError(f"the argument {path} is {content}, which a dump cannot hold")
+
+
+def _enum(module: str, qualname: str) -> type[enum.Enum]:
+    found: Any = importlib.import_module(module)
+    for word in qualname.split("."):
+        found = getattr(found, word, None)
+    if not (isinstance(found, type) and issubclass(found, enum.Enum)):
+        raise UnknownValueError(f"{module}.{qualname} is not an enumeration here")
+    return found
