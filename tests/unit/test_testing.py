@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import importlib.util
 import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -25,10 +23,6 @@ from precast.testing import (
     Timing,
     assert_close,
     bench_cpu_time,
-    bench_gpu_time,
-    bench_gpu_time_with_cuda_event,
-    bench_gpu_time_with_cudagraph,
-    bench_side_by_side,
     environment,
     packed_slice,
     poison,
@@ -361,103 +355,6 @@ def test_benchmark_cases_are_complete(name: str, monkeypatch: pytest.MonkeyPatch
 
         with pytest.raises(AssertionError, match=f"{smallest.op}: result: .* elements differ"):
             harness.refcheck(smallest.op, wrong, args)
-
-
-# -- timing, on a device that only keeps time -----------------------------------------------------
-
-
-class FakeDevice:
-    """Stands in for torch.cuda: a call takes the time it says, a graph replays what it captured."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.captured: list[float] | None = None
-        device = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                self.at = device.now
-
-            def synchronize(self) -> None: ...
-
-            def elapsed_time(self, end: Event) -> float:
-                return end.at - self.at
-
-        class CUDAGraph:
-            def replay(self) -> None:
-                device.now += sum(self.work)
-
-        class Capture:
-            def __init__(self, graph: CUDAGraph) -> None:
-                self.graph = graph
-
-            def __enter__(self) -> None:
-                device.captured = self.graph.work = []
-
-            def __exit__(self, *args: object) -> None:
-                device.captured = None
-
-        class Stream:
-            def wait_stream(self, other: object) -> None: ...
-
-        cuda = torch.cuda
-        monkeypatch.setattr(cuda, "Event", Event)
-        monkeypatch.setattr(cuda, "CUDAGraph", CUDAGraph)
-        monkeypatch.setattr(cuda, "graph", Capture)
-        monkeypatch.setattr(cuda, "Stream", Stream)
-        monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
-        monkeypatch.setattr(cuda, "current_stream", Stream)
-        monkeypatch.setattr(cuda, "synchronize", lambda: None)
-        properties = type("Properties", (), {"L2_cache_size": 1000})
-        monkeypatch.setattr(cuda, "get_device_properties", lambda device=None: properties)
-
-    def kernel(self, milliseconds: float, seen: set[int] | None = None) -> Callable[..., None]:
-        def launch(tensor: torch.Tensor) -> None:
-            if seen is not None:
-                seen.add(tensor.data_ptr())
-            if self.captured is None:
-                self.now += milliseconds
-            else:
-                self.captured.append(milliseconds)
-
-        return launch
-
-
-@pytest.mark.parametrize("use_cuda_graph", [False, True])
-def test_time_is_that_of_one_call(use_cuda_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    seen: set[int] = set()
-    median, std = bench_gpu_time(
-        device.kernel(0.25, seen), (torch.ones(25),), use_cuda_graph=use_cuda_graph
-    )
-    assert median == pytest.approx(0.25e-3)
-    assert std == pytest.approx(0.0, abs=1e-12)
-    assert len(seen) == 20  # 100 bytes a call, twice a cache of 1000
-
-
-def test_warm_cache_uses_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    seen: set[int] = set()
-    bench_gpu_time(device.kernel(1.0, seen), (torch.ones(25),), cold_l2_cache=False)
-    assert len(seen) == 1
-
-
-def test_repeats_are_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    args = (torch.ones(25),)
-    for measure in (bench_gpu_time_with_cuda_event, bench_gpu_time_with_cudagraph):
-        assert measure(device.kernel(2.0), args, repeat_iters=7) == pytest.approx([2.0] * 7)
-
-
-def test_side_by_side_keeps_functions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    functions = {"slow": device.kernel(3.0), "fast": device.kernel(0.01)}
-    samples = bench_side_by_side(functions, (torch.ones(25),), rounds=4)
-    assert samples["slow"] == pytest.approx([3.0] * 4)
-    assert samples["fast"] == pytest.approx([0.01] * 4)
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))

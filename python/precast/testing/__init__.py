@@ -6,6 +6,14 @@ Imports torch. :func:`bench_gpu_time` answers most questions; ``docs`` of each m
 
 from __future__ import annotations
 
+from precast.testing.attention import (
+    attention_flops,
+    attention_flops_with_actual_seq_lens,
+    attention_tb_per_sec,
+    attention_tb_per_sec_with_actual_seq_lens,
+    attention_tflops_per_sec,
+    attention_tflops_per_sec_with_actual_seq_lens,
+)
 from precast.testing.ceilings import Ceiling, Ceilings, measure_ceilings
 from precast.testing.cpu_time import bench_cpu_time
 from precast.testing.environment import environment
@@ -22,6 +30,7 @@ from precast.testing.timing import (
     bench_gpu_time,
     bench_gpu_time_with_cuda_event,
     bench_gpu_time_with_cudagraph,
+    bench_gpu_time_with_cupti,
     bench_side_by_side,
 )
 from precast.testing.tolerances import TOLERANCES, Tolerance, assert_close, tolerance
@@ -35,10 +44,17 @@ __all__ = [
     "Timing",
     "Tolerance",
     "assert_close",
+    "attention_flops",
+    "attention_flops_with_actual_seq_lens",
+    "attention_tb_per_sec",
+    "attention_tb_per_sec_with_actual_seq_lens",
+    "attention_tflops_per_sec",
+    "attention_tflops_per_sec_with_actual_seq_lens",
     "bench_cpu_time",
     "bench_gpu_time",
     "bench_gpu_time_with_cuda_event",
     "bench_gpu_time_with_cudagraph",
+    "bench_gpu_time_with_cupti",
     "bench_side_by_side",
     "environment",
     "measure_ceilings",
