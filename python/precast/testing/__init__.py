@@ -14,7 +14,12 @@ from precast.testing.attention import (
     attention_tflops_per_sec,
     attention_tflops_per_sec_with_actual_seq_lens,
 )
-from precast.testing.ceilings import Ceiling, Ceilings, measure_ceilings
+from precast.testing.ceilings import (
+    Ceiling,
+    Ceilings,
+    measure_ceilings,
+    measure_matmul_ceiling,
+)
 from precast.testing.cpu_time import bench_cpu_time
 from precast.testing.environment import environment
 from precast.testing.inputs import (
@@ -58,6 +63,7 @@ __all__ = [
     "bench_side_by_side",
     "environment",
     "measure_ceilings",
+    "measure_matmul_ceiling",
     "packed_slice",
     "poison",
     "random_tensor",
