@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import peers
 import torch
 
 import precast
@@ -191,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     if not torch.cuda.is_available():
         sys.exit("error: benchmarks need a CUDA device; torch sees none")
-    here = environment(options.commit, Path(__file__).parent)
+    here = environment(options.commit, Path(__file__).parent, peers.distributions())
     report.print_circumstances(here)
     rows = [["measure", "ms", f"{OTHER} ms", "note"]]
     records: list[dict[str, object]] = []

@@ -194,12 +194,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | None) -> bool:
     """Measure the jobs of one routine and dtype, print and write; whether all cases went well."""
     import _harness
+    import peers
     import torch
 
     from precast.testing import environment, measure_ceilings, report
     from precast.testing.results import Run
 
-    here = environment(commit, HERE)
+    here = environment(commit, HERE, peers.distributions())
     ceilings = measure_ceilings()
     torch.cuda.empty_cache()
     report.print_circumstances(here, ceilings)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.metadata
 import importlib.util
 import pkgutil
 from collections.abc import Callable, Sequence
@@ -32,6 +33,13 @@ def names() -> tuple[str, ...]:
 def is_installed(name: str) -> bool:
     """Whether the peer's package is there; it is not imported."""
     return importlib.util.find_spec(_adapter(name).PACKAGE) is not None
+
+
+def distributions() -> list[str]:
+    """What pip calls the packages of the peers that are installed, for their versions."""
+    providing = importlib.metadata.packages_distributions()
+    packages = {_adapter(name).PACKAGE for name in names()} - {"torch"}
+    return sorted({d for package in packages for d in providing.get(package, ())})
 
 
 def functions(case: Any, family: str, wanted: Sequence[str]) -> dict[str, Function]:
