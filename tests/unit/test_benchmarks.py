@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench_support import BENCHMARKS, benchmarks, ceiling, timing
+from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, timing
 
 import precast
 from precast._dispatch import KERNELS
@@ -235,6 +235,18 @@ def test_a_plot_is_a_picture(run: Any, measured: list[tuple[str, ...]], tmp_path
     out = tmp_path / "out.png"
     assert run.main(["--routine", "scale", "--plot", str(out), "--peers", "torch"]) == 0
     assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_file_is_drawn_without_a_gpu(benchmarks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, out = benchmarks("plot"), tmp_path / "deep" / "out.svg"
+    assert plot.main([str(RESULTS / "f582b5e" / "scale_bf16.json"), str(out)]) == 0
+    text = out.read_text()
+    for words in ("scale [65536, 8192]", "share of the ceiling", "bytes moved", "NVIDIA H200"):
+        assert words in text
+    for wrong in (RESULTS / "f582b5e" / "startup.json", tmp_path / "none.json"):
+        with pytest.raises(SystemExit):
+            plot.main([str(wrong), str(out)])
 
 
 def test_startup_is_a_routine_with_a_command_of_its_own(
