@@ -14,10 +14,11 @@ from typing import Any
 import pytest
 import torch
 from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, timing
+from fake_device import FakeDevice
 
 import precast
 from precast._dispatch import KERNELS
-from precast.testing import report, rotation
+from precast.testing import Ceilings, report, rotation
 
 __all__ = ["benchmarks"]
 FAMILIES = sorted({kernel.op for kernel in KERNELS.values()})
@@ -120,6 +121,37 @@ def test_a_script_alone_is_its_routine() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "benchmarks need a CUDA device" in done.stderr
+
+
+@pytest.mark.parametrize("flops", [0, 2 * 10**9])
+def test_a_case_is_measured_beside_its_peers_and_judged(
+    flops: int, benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that only keeps time: ours takes 10 us, torch's 25."""
+    harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)
+    matmul = ceiling("matmul", 800.0, "TFLOP/s")
+    monkeypatch.setattr(harness, "measure_matmul_ceiling", lambda dtype: matmul)
+    monkeypatch.setattr(harness, "bench_cpu_time", lambda fn, args, blocks: timing(3.0))
+    case = harness.Case(
+        "scale",
+        "[8]",
+        20_000_000,  # in 10 us 2000 GB/s, half of the ceiling
+        lambda: (torch.ones(8, dtype=torch.bfloat16),),
+        bind=lambda scale: device.kernel(0.01),
+        eager=device.kernel(0.025),
+        flops=flops,  # in 10 us 200 TFLOP/s, a quarter; 100 FLOPs a byte are below the corner
+    )
+    settings = harness.Settings(["torch"], refcheck=False)
+    ceilings = Ceilings(ceiling(), ceiling("read"), ceiling("launch", 1.2, "us"))
+    record = harness.measure(case, "scale", ceilings, settings).record()
+    assert record["gpu_us"]["precast"]["median"] == pytest.approx(10.0)
+    assert record["ratio"] == {"torch": 2.5}
+    assert record["dtype"] == "bf16"
+    assert (record["ceiling"], record["share"]) == ("elementwise", 0.5)
+    assert record["tflops"] == (200.0 if flops else None)
+    heavy = case._replace(flops=6 * 10**9)
+    record = harness.measure(heavy, "scale", ceilings, settings).record()
+    assert (record["ceiling"], record["share"]) == ("matmul", 0.75)
 
 
 # -- run.py ---------------------------------------------------------------------------------------
