@@ -35,7 +35,7 @@ walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.m
 	$(PYTHON) docs/walkthrough.py
 
 performance: ## make docs/performance.md, its pictures and README's table from benchmarks/results
-	PYTHONPATH=python $(PYTHON) docs/performance.py || true
+	PYTHONPATH=python $(PYTHON) docs/performance.py
 
 wheels: ## both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
 	$(PYTHON) -m pip wheel --no-deps -w dist . ./python/precast_jit_cache

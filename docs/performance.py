@@ -3,8 +3,7 @@
 
 Of every GPU and result file under ``benchmarks/results`` the newest counts, by the date inside.
 Each picture carries a hash of the numbers and of the code that it was drawn from, so that a test
-finds a stale one without drawing it again. Exits 1 if anything had to change, as pre-commit
-expects.
+finds a stale one without drawing it again. Prints the files that it changed.
 """
 
 from __future__ import annotations
@@ -273,7 +272,8 @@ def stale_pictures(root: Path, wanted: Sequence[Picture]) -> list[Path]:
     return stale
 
 
-def main(root: Path = ROOT) -> int:
+def make(root: Path = ROOT) -> list[Path]:
+    """Write what is missing or stale; the files that had to change."""
     results = newest(root / RESULTS)
     wanted = pictures(results)
     changed = stale_pictures(root, wanted)
@@ -290,10 +290,9 @@ def main(root: Path = ROOT) -> int:
         if not path.is_file() or path.read_text(encoding="utf-8") != text:
             path.write_text(text, encoding="utf-8")
             changed.append(path)
-    for path in changed:
-        print(path.relative_to(root))
-    return int(bool(changed))
+    return changed
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    for changed in make():
+        print(changed.relative_to(ROOT))

@@ -100,19 +100,19 @@ def test_readme_has_both_ends_of_every_op(root: Path) -> None:
 
 def test_it_makes_what_is_missing_and_then_nothing(root: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert PERFORMANCE.main(root) == 1
+    assert PERFORMANCE.make(root)
     images = root / PERFORMANCE.PICTURES
     drawn = {path.name: path.read_bytes() for path in images.iterdir()}
     assert set(drawn) == {f"performance-test-gpu-f-bf16-{k}.svg" for k in ("bars", "roofline")}
-    assert PERFORMANCE.main(root) == 0
+    assert not PERFORMANCE.make(root)
     shutil.rmtree(images)
-    assert PERFORMANCE.main(root) == 1
+    assert PERFORMANCE.make(root)
     assert drawn == {path.name: path.read_bytes() for path in images.iterdir()}  # the same bytes
 
 
 def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     pytest.importorskip("matplotlib")
-    PERFORMANCE.main(root)
+    PERFORMANCE.make(root)
     left = root / PERFORMANCE.PICTURES / "performance-gone.svg"
     left.write_text("of a routine that is no more")
     path = root / PERFORMANCE.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
@@ -121,9 +121,9 @@ def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     stale = PERFORMANCE.stale_pictures(root, PERFORMANCE.pictures(results))
     assert len(stale) == 3
     assert (root / PERFORMANCE.PAGE).read_text() != PERFORMANCE.page(results)
-    assert PERFORMANCE.main(root) == 1
+    assert PERFORMANCE.make(root)
     assert not left.exists()
-    assert PERFORMANCE.main(root) == 0
+    assert not PERFORMANCE.make(root)
 
 
 # -- pictures -------------------------------------------------------------------------------------
