@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types walkthrough wheels clean
+.PHONY: help demo test unit lint format types walkthrough performance wheels clean
 
 PYTHON ?= python3
 
@@ -33,6 +33,9 @@ types: ## mypy, as pyproject.toml sets it
 
 walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.md
 	$(PYTHON) docs/walkthrough.py
+
+performance: ## make docs/performance.md, its pictures and README's table from benchmarks/results
+	PYTHONPATH=python $(PYTHON) docs/performance.py
 
 wheels: ## both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
 	$(PYTHON) -m pip wheel --no-deps -w dist . ./python/precast_jit_cache

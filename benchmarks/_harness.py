@@ -1,25 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every ``bench_<op>.py`` does with its cases: check, measure, print, write."""
+"""What is done with a benchmark's cases: check, measure, compare with peers."""
 
 from __future__ import annotations
 
-import argparse
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import _peers
+import peers
 import torch
 
 import precast
 from precast.testing import (
+    Ceilings,
     Timing,
     assert_close,
     bench_cpu_time,
     bench_side_by_side,
-    environment,
-    measure_ceilings,
+    measure_matmul_ceiling,
     report,
     rotation,
 )
@@ -30,96 +29,73 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 class Case(NamedTuple):
     """One op at one shape.
 
-    ``make`` returns fresh arguments on the current device; it is called when the case's turn comes,
-    so that only one case's tensors are alive. ``ours`` takes them as every adapter of
-    ``_peers.py`` does.
+    Attributes
+    ----------
+    op : str
+        The public function of ``precast``; peers are asked for the same name.
+    shape : str
+        Label of the row; with ``op`` it names the case.
+    bytes_moved : int
+        The least that must be read and written.
+    make : callable
+        Fresh arguments on the current device, outputs included. It is called when the case's turn
+        comes, so that only one case's tensors are alive.
+    bind : callable
+        From a library's function to one that takes the arguments of ``make``.
+    eager : callable, optional
+        The same in plain PyTorch, for the peers ``torch`` and ``compile``.
+    flops : int
+        Operations on matrix units, if there are any; they decide which ceiling applies.
     """
 
     op: str
     shape: str
     bytes_moved: int
     make: Callable[[], tuple[Any, ...]]
-    ours: Callable[..., Any]
+    bind: Callable[[Callable[..., Any]], Callable[..., Any]]
+    eager: Callable[..., Any] | None = None
+    flops: int = 0
+
+    @property
+    def ours(self) -> Callable[..., Any]:
+        return self.bind(getattr(precast, self.op))
 
 
-def arguments(description: str | None, dtypes: tuple[str, ...] = ("bf16", "f16")) -> Any:
-    """The command line that all benchmarks share."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--dtype", choices=dtypes, default=dtypes[0])
-    parser.add_argument("--op", action="append", help="only this op (may be given several times)")
-    parser.add_argument(
-        "--peers",
-        default=",".join(_peers.NAMES),
-        help="which of %(default)s to measure where installed; 'none' for ours alone",
-    )
-    parser.add_argument(
-        "--refcheck",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="compare with the reference before timing",
-    )
-    parser.add_argument("--rounds", type=int, help="replays of each graph (default: 0.1 s of them)")
-    return common(parser)
+class Settings(NamedTuple):
+    """How to measure: what ``run.py`` was told."""
+
+    peers: Sequence[str]
+    refcheck: bool = True
+    rounds: int | None = None
 
 
-def common(parser: argparse.ArgumentParser) -> Any:
-    """Add where the results go, and parse."""
-    parser.add_argument("--json", type=Path, help="write the results to this file")
-    parser.add_argument("--csv", type=Path, help="write the table to this file")
-    parser.add_argument("--commit", help="the commit measured (default: $COMMIT, then git)")
-    parsed = parser.parse_args()
-    if "peers" in parsed:
-        parsed.peers = [] if parsed.peers == "none" else parsed.peers.split(",")
-        unknown = sorted(set(parsed.peers) - set(_peers.NAMES))
-        if unknown:
-            parser.error(f"--peers: unknown {unknown}; legal: {', '.join(_peers.NAMES)}")
-    if not torch.cuda.is_available():
-        sys.exit("benchmarks need a CUDA device; torch sees none")
-    return parsed
+def script(file: str) -> None:
+    """Run ``bench_<name>.py`` alone: ``run.py --routine <name>`` and the command line."""
+    import run
+
+    name = Path(file).stem.removeprefix(run.PREFIX)
+    raise SystemExit(run.main(["--routine", name, *sys.argv[1:]]))
 
 
-def run(cases: Iterable[Case], options: Any) -> None:
-    """Measure every case, print the table, write what was asked for."""
-    here = environment(options.commit, Path(__file__).parent)
-    ceilings = measure_ceilings()
-    torch.cuda.empty_cache()
-    report.print_circumstances(here, ceilings)
-    cases = list(cases)
-    legal = sorted({case.op for case in cases})
-    if options.op and not set(options.op) <= set(legal):
-        sys.exit(f"--op: legal here: {', '.join(legal)}")
-    results = []
-    for case in cases:
-        if options.op and case.op not in options.op:
-            continue
-        results.append(measure(case, options, ceilings.elementwise.gbps))
-        rows = report.table(results[-1:])
-        print("  ".join(rows[1]), file=sys.stderr, flush=True)
-        torch.cuda.empty_cache()
-    rows = report.table(results)
-    report.print_table(rows)
-    if options.json:
-        records = [result.record() for result in results]
-        report.write_json(options.json, report.document(here, records, ceilings))
-    if options.csv:
-        report.write_csv(options.csv, rows, here)
-
-
-def measure(case: Case, options: Any, ceiling: float) -> report.Result:
+def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> report.Result:
     """GPU and CPU time of one case and its peers."""
     args = case.make()
-    if options.refcheck:
+    if settings.refcheck:
         refcheck(case.op, case.ours, args)
-    functions = {"precast": case.ours, **_peers.peers(case.op, options.peers)}
-    samples = bench_side_by_side(functions, args, rounds=options.rounds)
+    functions = {"precast": case.ours, **peers.functions(case, family, settings.peers)}
+    samples = bench_side_by_side(functions, args, rounds=settings.rounds)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
     cpu = {
         name: bench_cpu_time(fn, args, blocks=cpu_blocks(timings[name].median))
         for name, fn in functions.items()
     }
-    share = timings["precast"].bandwidth(case.bytes_moved) / ceiling
-    dtype = next(word for word, dtype in DTYPES.items() if dtype == args[0].dtype)
-    return report.Result(case.op, case.shape, dtype, case.bytes_moved, timings, cpu, share)
+    dtype = args[0].dtype
+    matmul = measure_matmul_ceiling(dtype) if case.flops else None
+    ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
+    word = next(word for word, known in DTYPES.items() if known == dtype)
+    return report.Result(
+        case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops
+    )
 
 
 def cpu_blocks(seconds_per_call: float) -> int:
@@ -139,3 +115,23 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")
+
+
+def chosen(cases: Sequence[Case], only: Mapping[str, Sequence[str]]) -> list[Case]:
+    """The cases whose ``op`` and ``shape`` are among the wanted; an empty list wants all.
+
+    Raises
+    ------
+    ValueError
+        If a wanted name is none of the cases', with those there are.
+    """
+    for field, wanted in only.items():
+        legal = list(dict.fromkeys(getattr(case, field) for case in cases))
+        unknown = [name for name in wanted if name not in legal]
+        if unknown:
+            raise ValueError(f"--{field}: unknown {', '.join(unknown)}; legal: {'; '.join(legal)}")
+    return [
+        case
+        for case in cases
+        if all(not wanted or getattr(case, field) in wanted for field, wanted in only.items())
+    ]

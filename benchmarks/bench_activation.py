@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
-from _harness import DTYPES, Case, arguments, run
+from _harness import Case, script
+from torch.nn import functional
 
-import precast
 from precast.testing import poison
 
 HIDDEN = 14336  # the intermediate size of Llama 8B
@@ -17,11 +17,23 @@ ROWS = {
     "gelu_and_mul": (1024, 16384),
     "gelu_tanh_and_mul": (1024, 16384),
 }
+ACTIVATIONS = {
+    "silu_and_mul": functional.silu,
+    "gelu_and_mul": functional.gelu,
+    "gelu_tanh_and_mul": lambda x: functional.gelu(x, approximate="tanh"),
+}
+
+
+def _gated(activation: Callable[[torch.Tensor], torch.Tensor]) -> Callable[..., torch.Tensor]:
+    def call(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+        gate, up = x.chunk(2, dim=-1)
+        return activation(gate) * up
+
+    return call
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     for op, all_rows in ROWS.items():
-        function = getattr(precast, op)
         for rows in all_rows:
 
             def make(rows: int = rows) -> tuple[torch.Tensor, torch.Tensor]:
@@ -33,10 +45,10 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 f"[{rows}, 2x{HIDDEN}]",
                 3 * rows * HIDDEN * dtype.itemsize,
                 make,
-                lambda x, out, fn=function: fn(x, out),
+                bind=lambda gated: lambda x, out: gated(x, out),
+                eager=_gated(ACTIVATIONS[op]),
             )
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__)
-    run(cases(DTYPES[options.dtype]), options)
+    script(__file__)

@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from _harness import DTYPES, Case, arguments, run
+from _harness import Case, script
 
-import precast
 from precast.testing import poison
 
+DTYPES = ("bf16", "f16", "f32")
 # [16384, 8192] in 16 bits is 256 MiB a tensor, four times the L2 of the largest GPU.
 SHAPES = ((64, 4096), (16384, 8192), (65536, 8192))
 
@@ -22,12 +22,15 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             x = torch.randn(shape, dtype=dtype, device="cuda")
             return x, 1.25, poison(torch.empty_like(x))
 
-        moved = 2 * rows * columns * dtype.itemsize
         yield Case(
-            "scale", f"[{rows}, {columns}]", moved, make, lambda x, f, out: precast.scale(x, f, out)
+            "scale",
+            f"[{rows}, {columns}]",
+            2 * rows * columns * dtype.itemsize,
+            make,
+            bind=lambda scale: lambda x, factor, out: scale(x, factor, out),
+            eager=lambda x, factor, out: x * factor,
         )
 
 
 if __name__ == "__main__":
-    options = arguments(__doc__, ("bf16", "f16", "f32"))
-    run(cases(DTYPES[options.dtype]), options)
+    script(__file__)

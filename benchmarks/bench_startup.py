@@ -14,12 +14,12 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import peers
 import torch
-from _harness import common
 
 import precast
 from precast._dispatch import KERNELS
@@ -181,13 +181,18 @@ def calls() -> Iterator[tuple[str, Timing]]:
         yield name, bench_cpu_time(call)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=5, help="fresh processes a figure")
     parser.add_argument("--skip-jit", action="store_true", help="no compiles, ours or the peer's")
     parser.add_argument("--skip-peer-jit", action="store_true", help="no compiles of the peer")
-    options = common(parser)
-    here = environment(options.commit, Path(__file__).parent)
+    parser.add_argument("--json", type=Path, help="write the results to this file")
+    parser.add_argument("--csv", type=Path, help="write the table to this file")
+    parser.add_argument("--commit", help="the commit measured (default: $COMMIT, then git)")
+    options = parser.parse_args(argv)
+    if not torch.cuda.is_available():
+        sys.exit("error: benchmarks need a CUDA device; torch sees none")
+    here = environment(options.commit, Path(__file__).parent, peers.distributions())
     report.print_circumstances(here)
     rows = [["measure", "ms", f"{OTHER} ms", "note"]]
     records: list[dict[str, object]] = []

@@ -103,14 +103,7 @@ peer() {
 }
 
 bench() {
-  local failed=0 name
-  for name in $(cd benchmarks && ls bench_*.py); do
-    name=${name#bench_} name=${name%.py}
-    [ "$name" != startup ] || continue # a stage of its own
-    (cd "$tree" && PRECAST_JIT=error "$python" "benchmarks/bench_$name.py" \
-      --json "$out/${name}_bf16.json") || failed=1
-  done
-  return $failed
+  (cd "$tree" && PRECAST_JIT=error "$python" benchmarks/run.py --json "$out")
 }
 
 startup() {

@@ -3,13 +3,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import csv
 import importlib.util
-import json
 import math
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -19,21 +15,14 @@ import torch
 import precast
 from precast._dispatch import KERNELS
 from precast.testing import (
-    Ceiling,
-    Ceilings,
     Guarded,
     Timing,
     assert_close,
     bench_cpu_time,
-    bench_gpu_time,
-    bench_gpu_time_with_cuda_event,
-    bench_gpu_time_with_cudagraph,
-    bench_side_by_side,
     environment,
     packed_slice,
     poison,
     random_tensor,
-    report,
     rotation,
     row_strided,
     tolerance,
@@ -41,7 +30,6 @@ from precast.testing import (
 from precast.testing.timing import graph_turns
 
 TESTS = Path(__file__).resolve().parents[1]
-BENCHMARKS = TESTS.parent / "benchmarks"
 
 
 # -- statistics -----------------------------------------------------------------------------------
@@ -219,58 +207,7 @@ def test_random_tensors_follow_the_generator() -> None:
     assert draw(1).float().std().item() == pytest.approx(3.0, rel=0.1)
 
 
-# -- report ---------------------------------------------------------------------------------------
-
-
-def _timing(us: float) -> Timing:
-    return Timing.of_milliseconds([us * 1e-3 * f for f in (0.9, 1.0, 1.1)])
-
-
-def _results() -> list[report.Result]:
-    return [
-        report.Result(
-            "rmsnorm",
-            "[16384, 4096]",
-            "bf16",
-            268_435_456,
-            {"precast": _timing(80.0), "flashinfer": _timing(92.0)},
-            {"precast": _timing(3.9)},
-            0.83,
-        ),
-        report.Result("scale", "[1]", "f32", 8, {"precast": _timing(1.5)}, {}, None),
-    ]
-
-
-def test_table_and_ratio(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = report.table(_results())
-    assert rows[0][-1] == "x flashinfer"
-    assert rows[1][3:] == ["80.00", "75.20-84.80", "3355.4", "0.830", "3.90", "1.15"]
-    assert rows[2][-3:] == ["-", "-", "-"]
-    report.print_table(rows)
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 3
-    assert lines[1].index("80.00") + 5 == lines[2].index("1.50") + 4
-
-
-def test_json_and_csv(tmp_path: Path) -> None:
-    ceiling = Ceiling("elementwise", 4200.04, "copy", {"copy": 4200.04, "negate": 4100.0})
-    here = environment("abc123", tmp_path)
-    records = [result.record() for result in _results()]
-    data = report.document(here, records, Ceilings(ceiling, ceiling._replace(name="read")))
-    report.write_json(tmp_path / "deep" / "r.json", data)
-    read = json.loads((tmp_path / "deep" / "r.json").read_text())
-    assert read["environment"]["commit"] == "abc123"
-    assert read["environment"]["precast"] == precast.__version__
-    assert read["ceilings_gbps"]["read"]["best"] == 4200.0
-    first = read["results"][0]
-    assert first["ratio"] == {"flashinfer": 1.15}
-    assert first["gpu_us"]["precast"]["median"] == 80.0
-    assert first["share_of_elementwise"] == 0.83
-    report.write_csv(tmp_path / "r.csv", report.table(_results()), here)
-    with (tmp_path / "r.csv").open() as file:
-        rows = list(csv.DictReader(file))
-    assert rows[0]["us"] == "80.00"
-    assert rows[1]["commit"] == "abc123"
+# -- environment ----------------------------------------------------------------------------------
 
 
 def test_commit_comes_from_argument_then_variable_then_git(
@@ -287,7 +224,7 @@ def test_commit_comes_from_argument_then_variable_then_git(
 
 
 def _load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A file of tests/gpu or benchmarks, whose folder is on sys.path only while it is imported."""
+    """A file of tests/gpu, whose folder is on sys.path only while it is imported."""
     monkeypatch.syspath_prepend(str(path.parent))
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -327,137 +264,6 @@ def test_case_agrees_with_the_reference_and_can_fail(name: str, gpu_cases: Modul
             wrong[8, -1] += 0.05
             with pytest.raises(AssertionError, match="1 of "):
                 assert_close(wrong, expected, name=f"{name} {position}")
-
-
-@pytest.mark.parametrize("name", sorted({kernel.op for kernel in KERNELS.values()}))
-def test_benchmark_cases_are_complete(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each public function of a family is measured, on the shapes its label states."""
-    bench = _load(BENCHMARKS / f"bench_{name}.py", monkeypatch)
-    cases = list(bench.cases(torch.bfloat16))
-    assert {case.op for case in cases} == {n for n, k in KERNELS.items() if k.op == name}
-    assert len({(case.op, case.shape) for case in cases}) == len(cases)
-    harness = sys.modules["_harness"]
-    smallest = min(
-        (c for c in cases if c.op == cases[0].op),
-        key=lambda c: c.bytes_moved,
-    )
-    # On the CPU, where the references run: the check passes, and fails for a wrong function.
-    real_randn = torch.randn
-    monkeypatch.setattr(torch, "randn", lambda *a, **k: real_randn(*a, **{**k, "device": "cpu"}))
-    real_empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *a, **k: real_empty(*a, **{**k, "device": "cpu"}))
-    args = smallest.make()
-    with precast.reference_mode():
-        harness.refcheck(smallest.op, smallest.ours, args)
-
-    with precast.reference_mode():
-        calls = 0
-
-        def wrong(*values: object) -> object:
-            nonlocal calls
-            calls += 1
-            result = smallest.ours(*values)
-            return result if calls == 2 else result * 1.05
-
-        with pytest.raises(AssertionError, match=f"{smallest.op}: result: .* elements differ"):
-            harness.refcheck(smallest.op, wrong, args)
-
-
-# -- timing, on a device that only keeps time -----------------------------------------------------
-
-
-class FakeDevice:
-    """Stands in for torch.cuda: a call takes the time it says, a graph replays what it captured."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.now = 0.0
-        self.captured: list[float] | None = None
-        device = self
-
-        class Event:
-            def __init__(self, enable_timing: bool) -> None:
-                assert enable_timing
-
-            def record(self) -> None:
-                self.at = device.now
-
-            def synchronize(self) -> None: ...
-
-            def elapsed_time(self, end: Event) -> float:
-                return end.at - self.at
-
-        class CUDAGraph:
-            def replay(self) -> None:
-                device.now += sum(self.work)
-
-        class Capture:
-            def __init__(self, graph: CUDAGraph) -> None:
-                self.graph = graph
-
-            def __enter__(self) -> None:
-                device.captured = self.graph.work = []
-
-            def __exit__(self, *args: object) -> None:
-                device.captured = None
-
-        class Stream:
-            def wait_stream(self, other: object) -> None: ...
-
-        cuda = torch.cuda
-        monkeypatch.setattr(cuda, "Event", Event)
-        monkeypatch.setattr(cuda, "CUDAGraph", CUDAGraph)
-        monkeypatch.setattr(cuda, "graph", Capture)
-        monkeypatch.setattr(cuda, "Stream", Stream)
-        monkeypatch.setattr(cuda, "stream", lambda stream: contextlib.nullcontext())
-        monkeypatch.setattr(cuda, "current_stream", Stream)
-        monkeypatch.setattr(cuda, "synchronize", lambda: None)
-        properties = type("Properties", (), {"L2_cache_size": 1000})
-        monkeypatch.setattr(cuda, "get_device_properties", lambda device=None: properties)
-
-    def kernel(self, milliseconds: float, seen: set[int] | None = None) -> Callable[..., None]:
-        def launch(tensor: torch.Tensor) -> None:
-            if seen is not None:
-                seen.add(tensor.data_ptr())
-            if self.captured is None:
-                self.now += milliseconds
-            else:
-                self.captured.append(milliseconds)
-
-        return launch
-
-
-@pytest.mark.parametrize("use_cuda_graph", [False, True])
-def test_time_is_that_of_one_call(use_cuda_graph: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    seen: set[int] = set()
-    median, std = bench_gpu_time(
-        device.kernel(0.25, seen), (torch.ones(25),), use_cuda_graph=use_cuda_graph
-    )
-    assert median == pytest.approx(0.25e-3)
-    assert std == pytest.approx(0.0, abs=1e-12)
-    assert len(seen) == 20  # 100 bytes a call, twice a cache of 1000
-
-
-def test_warm_cache_uses_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    seen: set[int] = set()
-    bench_gpu_time(device.kernel(1.0, seen), (torch.ones(25),), cold_l2_cache=False)
-    assert len(seen) == 1
-
-
-def test_repeats_are_what_was_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    args = (torch.ones(25),)
-    for measure in (bench_gpu_time_with_cuda_event, bench_gpu_time_with_cudagraph):
-        assert measure(device.kernel(2.0), args, repeat_iters=7) == pytest.approx([2.0] * 7)
-
-
-def test_side_by_side_keeps_functions_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = FakeDevice(monkeypatch)
-    functions = {"slow": device.kernel(3.0), "fast": device.kernel(0.01)}
-    samples = bench_side_by_side(functions, (torch.ones(25),), rounds=4)
-    assert samples["slow"] == pytest.approx([3.0] * 4)
-    assert samples["fast"] == pytest.approx([0.01] * 4)
 
 
 @pytest.mark.parametrize("name", sorted(KERNELS))

@@ -6,7 +6,20 @@ Imports torch. :func:`bench_gpu_time` answers most questions; ``docs`` of each m
 
 from __future__ import annotations
 
-from precast.testing.ceilings import Ceiling, Ceilings, measure_ceilings
+from precast.testing.attention import (
+    attention_flops,
+    attention_flops_with_actual_seq_lens,
+    attention_tb_per_sec,
+    attention_tb_per_sec_with_actual_seq_lens,
+    attention_tflops_per_sec,
+    attention_tflops_per_sec_with_actual_seq_lens,
+)
+from precast.testing.ceilings import (
+    Ceiling,
+    Ceilings,
+    measure_ceilings,
+    measure_matmul_ceiling,
+)
 from precast.testing.cpu_time import bench_cpu_time
 from precast.testing.environment import environment
 from precast.testing.inputs import (
@@ -22,6 +35,7 @@ from precast.testing.timing import (
     bench_gpu_time,
     bench_gpu_time_with_cuda_event,
     bench_gpu_time_with_cudagraph,
+    bench_gpu_time_with_cupti,
     bench_side_by_side,
 )
 from precast.testing.tolerances import TOLERANCES, Tolerance, assert_close, tolerance
@@ -35,13 +49,21 @@ __all__ = [
     "Timing",
     "Tolerance",
     "assert_close",
+    "attention_flops",
+    "attention_flops_with_actual_seq_lens",
+    "attention_tb_per_sec",
+    "attention_tb_per_sec_with_actual_seq_lens",
+    "attention_tflops_per_sec",
+    "attention_tflops_per_sec_with_actual_seq_lens",
     "bench_cpu_time",
     "bench_gpu_time",
     "bench_gpu_time_with_cuda_event",
     "bench_gpu_time_with_cudagraph",
+    "bench_gpu_time_with_cupti",
     "bench_side_by_side",
     "environment",
     "measure_ceilings",
+    "measure_matmul_ceiling",
     "packed_slice",
     "poison",
     "random_tensor",

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What this GPU can reach, measured in the same run as the kernels that are judged by it.
 
-Each ceiling is the best of a fixed set of torch's kernels on 1 GiB tensors of random data:
+Each ceiling is the best of a fixed set of torch's kernels on large tensors of random data:
 
-- ``elementwise``, reading and writing: copy, negate, scale by a scalar, product of two tensors;
-- ``read``: sum in float32 and bfloat16.
+- ``elementwise``, reading and writing 1 GiB: copy, negate, scale by a scalar, product of two;
+- ``read``: sum in float32 and bfloat16, of 1 GiB;
+- ``matmul``: square and oblong products in one dtype;
+- ``launch``: one tiny kernel as a node of a graph, the least that any call takes.
 """
 
 from __future__ import annotations
@@ -19,26 +21,31 @@ from precast.testing.rotation import tensor_bytes
 from precast.testing.stats import Timing
 from precast.testing.timing import bench_gpu_time_with_cudagraph
 
+# [m, n, k]: large enough for every SM, of 0.5 to 4 TFLOP.
+_PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 16384, 8192), (16384, 16384, 8192))
+
 
 class Ceiling(NamedTuple):
-    """The best of several kernels, and what each of them reached."""
+    """The best of several kernels, in ``unit``, and what each of them reached."""
 
     name: str
-    gbps: float
+    best: float
     kernel: str
-    all_gbps: dict[str, float]
+    all: dict[str, float]
+    unit: str = "GB/s"
 
 
 class Ceilings(NamedTuple):
-    """Bandwidths in GB/s (1e9 bytes a second)."""
+    """What a memory-bound call is judged by: two bandwidths, and the time of an empty call."""
 
     elementwise: Ceiling
     read: Ceiling
+    launch: Ceiling
 
 
 @functools.cache
 def measure_ceilings(bytes_per_tensor: int = 1 << 30) -> Ceilings:
-    """Measure both ceilings on the current device; once a process.
+    """Measure them on the current device; once a process.
 
     Parameters
     ----------
@@ -50,7 +57,7 @@ def measure_ceilings(bytes_per_tensor: int = 1 << 30) -> Ceilings:
     out = torch.empty_like(x)
     wide = torch.randn(count // 2, dtype=torch.float32, device="cuda")
     total, total16 = wide.new_empty(()), x.new_empty(())
-    elementwise = _best(
+    elementwise = _bandwidth(
         "elementwise",
         {
             "copy": (lambda a, o: o.copy_(a), (x, out)),
@@ -59,20 +66,47 @@ def measure_ceilings(bytes_per_tensor: int = 1 << 30) -> Ceilings:
             "gated product": (lambda a, b, o: torch.mul(a, b, out=o), (x, y, out)),
         },
     )
-    read = _best(
+    read = _bandwidth(
         "read",
         {
             "sum f32": (lambda a, o: torch.sum(a, 0, out=o), (wide, total)),
             "sum bf16": (lambda a, o: torch.sum(a, 0, out=o), (x, total16)),
         },
     )
-    return Ceilings(elementwise, read)
+    one = x[:1].clone()
+    seconds = _seconds(lambda a: torch.neg(a, out=a), (one,), cold=False)
+    launch = Ceiling("launch", seconds * 1e6, "negate", {"negate": seconds * 1e6}, "us")
+    return Ceilings(elementwise, read, launch)
 
 
-def _best(name: str, kernels: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]) -> Ceiling:
+@functools.cache
+def measure_matmul_ceiling(dtype: torch.dtype) -> Ceiling:
+    """TFLOP/s of torch's matrix product in one dtype; once a process."""
     reached = {}
-    for kernel, (fn, tensors) in kernels.items():
-        samples = bench_gpu_time_with_cudagraph(fn, tensors)
-        reached[kernel] = Timing.of_milliseconds(samples).bandwidth(tensor_bytes(tensors))
+    for m, n, k in _PRODUCTS:
+        a = torch.randn((m, k), dtype=torch.float32, device="cuda").to(dtype)
+        b = torch.randn((n, k), dtype=torch.float32, device="cuda").to(dtype)
+        out = torch.empty((m, n), dtype=dtype, device="cuda")
+        seconds = _seconds(lambda a, b, o: torch.mm(a, b.t(), out=o), (a, b, out))
+        reached[f"{m}x{n}x{k}"] = 2 * m * n * k / seconds * 1e-12
+    return _best("matmul", reached, "TFLOP/s")
+
+
+def _bandwidth(
+    name: str, kernels: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
+) -> Ceiling:
+    reached = {
+        kernel: tensor_bytes(tensors) / _seconds(fn, tensors) * 1e-9
+        for kernel, (fn, tensors) in kernels.items()
+    }
+    return _best(name, reached, "GB/s")
+
+
+def _seconds(fn: Callable[..., Any], tensors: tuple[Any, ...], cold: bool = True) -> float:
+    samples = bench_gpu_time_with_cudagraph(fn, tensors, cold_l2_cache=cold)
+    return Timing.of_milliseconds(samples).median
+
+
+def _best(name: str, reached: dict[str, float], unit: str) -> Ceiling:
     best = max(reached, key=reached.__getitem__)
-    return Ceiling(name, reached[best], best, reached)
+    return Ceiling(name, reached[best], best, reached, unit)

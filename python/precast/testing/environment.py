@@ -8,17 +8,20 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 
 from precast._version import __version__
 
-#: Packages whose version belongs to a result, where they are installed.
-PEER_PACKAGES = ("flashinfer-python", "triton", "apache-tvm-ffi")
+#: Distributions whose version belongs to every result, where they are installed.
+PACKAGES = ("apache-tvm-ffi", "triton")
 
 
-def environment(commit: str | None = None, root: Path | None = None) -> dict[str, str]:
+def environment(
+    commit: str | None = None, root: Path | None = None, packages: Iterable[str] = ()
+) -> dict[str, str]:
     """The circumstances of a measurement, as plain text by name.
 
     Parameters
@@ -27,6 +30,8 @@ def environment(commit: str | None = None, root: Path | None = None) -> dict[str
         The source's commit; default the variable ``COMMIT``, then git in ``root``, else "unknown".
     root : Path, optional
         A folder of the source tree; default the current one.
+    packages : iterable of str
+        More distributions whose version to state, where they are installed.
     """
     rows = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -43,7 +48,7 @@ def environment(commit: str | None = None, root: Path | None = None) -> dict[str
         rows["capability"] = f"{properties.major}.{properties.minor}"
         rows["sms"] = str(properties.multi_processor_count)
         rows["driver"] = _driver()
-    for package in PEER_PACKAGES:
+    for package in sorted({*PACKAGES, *packages}):
         try:
             rows[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:

@@ -1,19 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One table, one JSON and one CSV for the results of every benchmark."""
+"""One table, one JSON and one CSV for the results of every benchmark.
+
+A measurement becomes a :class:`Result`, that a *record*: plain data, in microseconds, as it stands
+in a result file. Printing, CSV, pictures and ``docs/performance.md`` are made of records, so a run
+looks the same when it is read back (``precast.testing.results``).
+"""
 
 from __future__ import annotations
 
 import csv
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from precast.testing.ceilings import Ceilings
+from precast.testing.ceilings import Ceiling
 from precast.testing.stats import Timing
 
-SCHEMA = 1
+#: Version of the JSON documents. 2: ceilings carry their unit, records their ceiling and FLOPs.
+SCHEMA = 2
+
+Record = Mapping[str, Any]
 
 
 class Result(NamedTuple):
@@ -27,8 +35,10 @@ class Result(NamedTuple):
         GPU time by name; "precast" is ours.
     cpu : mapping of str to Timing
         CPU time of one call by name.
-    share : float or None
-        Our bandwidth over the elementwise ceiling of this run.
+    ceiling : Ceiling or None
+        What limits the call in this run, see :func:`limit`.
+    flops : int
+        Operations on matrix units, 0 where there are none.
     """
 
     op: str
@@ -37,7 +47,8 @@ class Result(NamedTuple):
     bytes_moved: int
     timings: Mapping[str, Timing]
     cpu: Mapping[str, Timing]
-    share: float | None
+    ceiling: Ceiling | None = None
+    flops: int = 0
 
     @property
     def ours(self) -> Timing:
@@ -47,6 +58,24 @@ class Result(NamedTuple):
         """The peer's median over ours: above 1 we are faster."""
         return self.timings[peer].median / self.ours.median
 
+    @property
+    def gbps(self) -> float:
+        """GB/s (1e9 bytes a second) at the median."""
+        return self.ours.bandwidth(self.bytes_moved)
+
+    @property
+    def tflops(self) -> float | None:
+        """TFLOP/s at the median, None for a call without matrix products."""
+        return self.flops / self.ours.median * 1e-12 if self.flops else None
+
+    @property
+    def share(self) -> float | None:
+        """What was reached of the ceiling."""
+        if self.ceiling is None:
+            return None
+        reached = self.gbps if self.ceiling.unit == "GB/s" else self.tflops or 0.0
+        return reached / self.ceiling.best
+
     def record(self) -> dict[str, Any]:
         """Plain data in microseconds, for JSON."""
         return {
@@ -54,12 +83,23 @@ class Result(NamedTuple):
             "shape": self.shape,
             "dtype": self.dtype,
             "bytes_moved": self.bytes_moved,
-            "gbps": round(self.ours.bandwidth(self.bytes_moved), 1),
-            "share_of_elementwise": None if self.share is None else round(self.share, 4),
+            "flops": self.flops,
+            "gbps": round(self.gbps, 1),
+            "tflops": None if self.tflops is None else round(self.tflops, 2),
+            "ceiling": None if self.ceiling is None else self.ceiling.name,
+            "share": None if self.share is None else round(self.share, 4),
             "gpu_us": {name: _microseconds(t) for name, t in self.timings.items()},
             "ratio": {p: round(self.ratio(p), 3) for p in self.timings if p != "precast"},
             "cpu_us": {name: _microseconds(t) for name, t in self.cpu.items()},
         }
+
+
+def limit(bytes_moved: int, flops: int, memory: Ceiling, matmul: Ceiling | None) -> Ceiling:
+    """Which ceiling a call meets first: bandwidth, or the matrix units if it has FLOPs."""
+    if not flops or matmul is None:
+        return memory
+    by_memory = bytes_moved / (memory.best * 1e9)
+    return memory if by_memory >= flops / (matmul.best * 1e12) else matmul
 
 
 def _microseconds(timing: Timing) -> dict[str, float]:
@@ -72,28 +112,39 @@ def _microseconds(timing: Timing) -> dict[str, float]:
     }
 
 
-def table(results: Sequence[Result]) -> list[list[str]]:
-    """Header and rows as text: what is printed, and what a CSV holds."""
-    peers = list(dict.fromkeys(name for r in results for name in r.timings if name != "precast"))
-    header = ["op", "shape", "dtype", "us", "p20-p80", "GB/s", "of ceiling", "CPU us"]
+def peers_of(records: Iterable[Record]) -> list[str]:
+    """Whom our times are compared with, in the order of their columns."""
+    return list(dict.fromkeys(name for record in records for name in record["ratio"]))
+
+
+def table(records: Sequence[Record]) -> list[list[str]]:
+    """Header and rows as text: what is printed, and what a CSV or a page holds."""
+    peers = peers_of(records)
+    rates = ["GB/s"] + ["TFLOP/s"] * any(record["flops"] for record in records)
+    header = ["op", "shape", "dtype", "us", "p20-p80", *rates, "of ceiling", "CPU us"]
     rows = [[*header, *(f"x {peer}" for peer in peers)]]
-    for result in results:
-        ours = result.ours
-        cpu = result.cpu.get("precast")
+    for record in records:
+        ours = record["gpu_us"]["precast"]
+        cpu = record["cpu_us"].get("precast")
+        reached = [f"{record['gbps']:.1f}", _cell(record["tflops"], 1)]
         rows.append(
             [
-                result.op,
-                result.shape,
-                result.dtype,
-                f"{ours.median * 1e6:.2f}",
-                f"{ours.p20 * 1e6:.2f}-{ours.p80 * 1e6:.2f}",
-                f"{ours.bandwidth(result.bytes_moved):.1f}",
-                "-" if result.share is None else f"{result.share:.3f}",
-                "-" if cpu is None else f"{cpu.median * 1e6:.2f}",
-                *(f"{result.ratio(p):.2f}" if p in result.timings else "-" for p in peers),
+                record["op"],
+                record["shape"],
+                record["dtype"],
+                f"{ours['median']:.2f}",
+                f"{ours['p20']:.2f}-{ours['p80']:.2f}",
+                *reached[: len(rates)],
+                _cell(record["share"], 3),
+                "-" if cpu is None else f"{cpu['median']:.2f}",
+                *(_cell(record["ratio"].get(peer), 2) for peer in peers),
             ]
         )
     return rows
+
+
+def _cell(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 def print_table(rows: Sequence[Sequence[str]], file: TextIO | None = None) -> None:
@@ -102,44 +153,51 @@ def print_table(rows: Sequence[Sequence[str]], file: TextIO | None = None) -> No
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for row in rows:
         cells = [
-            cell.rjust(width) if _is_number(cell) else cell.ljust(width)
+            cell.rjust(width) if is_number(cell) else cell.ljust(width)
             for cell, width in zip(row, widths, strict=True)
         ]
         print("  ".join(cells).rstrip(), file=file, flush=True)
 
 
-def _is_number(cell: str) -> bool:
+def is_number(cell: str) -> bool:
+    """Whether a cell of :func:`table` belongs to the right of its column."""
     return cell[:1].isdigit() or cell == "-"
 
 
 def print_circumstances(
-    environment: Mapping[str, str], ceilings: Ceilings | None = None, file: TextIO | None = None
+    environment: Mapping[str, str], ceilings: Iterable[Ceiling] = (), file: TextIO | None = None
 ) -> None:
     """Where this runs and what the GPU reaches, above the table."""
     file = file or sys.stdout
     print(", ".join(f"{name} {value}" for name, value in environment.items()), file=file)
-    for ceiling in ceilings or ():
-        others = ", ".join(f"{kernel} {gbps:.0f}" for kernel, gbps in ceiling.all_gbps.items())
-        print(f"ceiling {ceiling.name}: {ceiling.gbps:.0f} GB/s ({others})", file=file, flush=True)
+    for ceiling in ceilings:
+        others = ", ".join(f"{kernel} {value:.4g}" for kernel, value in ceiling.all.items())
+        line = f"ceiling {ceiling.name}: {ceiling.best:.4g} {ceiling.unit} ({others})"
+        print(line, file=file, flush=True)
 
 
 def document(
     environment: Mapping[str, str],
-    results: Sequence[Mapping[str, Any]],
-    ceilings: Ceilings | None = None,
+    records: Sequence[Record],
+    ceilings: Iterable[Ceiling] = (),
+    failures: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
     """Everything of one run, as it stands in ``benchmarks/results/``."""
     data: dict[str, Any] = {"schema": SCHEMA, "environment": dict(environment)}
-    if ceilings is not None:
-        data["ceilings_gbps"] = {
-            ceiling.name: {
-                "best": round(ceiling.gbps, 1),
-                "kernel": ceiling.kernel,
-                "all": {kernel: round(gbps, 1) for kernel, gbps in ceiling.all_gbps.items()},
-            }
-            for ceiling in ceilings
+    measured = {
+        ceiling.name: {
+            "unit": ceiling.unit,
+            "best": round(ceiling.best, 3),
+            "kernel": ceiling.kernel,
+            "all": {kernel: round(value, 3) for kernel, value in ceiling.all.items()},
         }
-    data["results"] = list(results)
+        for ceiling in ceilings
+    }
+    if measured:
+        data["ceilings"] = measured
+    data["results"] = list(records)
+    if failures:
+        data["failures"] = list(failures)
     return data
 
 

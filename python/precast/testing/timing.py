@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a call takes on the GPU: CUDA events, CUDA-graph replay, and several calls side by side.
+"""How long a call takes on the GPU: CUPTI, CUDA events, graph replay, several calls side by side.
 
 All inputs are rotated through copies larger than L2 (``precast.testing.rotation``) unless
 ``cold_l2_cache=False``. A function is warmed up before anything is measured, so module load,
@@ -8,6 +8,7 @@ compilation and handle creation stay out of the numbers.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from precast._log import get_logger
+from precast.testing import cupti
 from precast.testing.rotation import Call, rotation_for
 from precast.testing.stats import Timing
 
@@ -32,10 +35,14 @@ def bench_gpu_time(
     *,
     dry_run_iters: int | None = None,
     repeat_iters: int | None = None,
+    enable_cupti: bool = True,
     use_cuda_graph: bool = False,
     cold_l2_cache: bool = True,
 ) -> tuple[float, float]:
     """Median and standard deviation of the GPU time of ``fn(*args, **kwargs)``, in seconds.
+
+    By default the time of its kernels, copies and memsets as CUPTI records them, gaps left out;
+    where ``cupti-python`` is not there, the time between CUDA events (the log says so once).
 
     Parameters
     ----------
@@ -47,6 +54,8 @@ def bench_gpu_time(
         Calls before the measurement; default 3.
     repeat_iters : int, optional
         Samples (calls, or replays of a graph); default what 0.1 s of GPU time hold, 10 to 1000.
+    enable_cupti : bool
+        Take kernel times from CUPTI, ``pip install "precast[bench]"``.
     use_cuda_graph : bool
         Replay a CUDA graph of many calls, which takes the launch from the CPU out of the time.
     cold_l2_cache : bool
@@ -57,7 +66,13 @@ def bench_gpu_time(
     tuple of float
         ``(median, std)`` in seconds for one call.
     """
-    measure = bench_gpu_time_with_cudagraph if use_cuda_graph else bench_gpu_time_with_cuda_event
+    measure: Callable[..., list[float]]
+    if enable_cupti:
+        measure = functools.partial(bench_gpu_time_with_cupti, use_cuda_graph=use_cuda_graph)
+    else:
+        measure = (
+            bench_gpu_time_with_cudagraph if use_cuda_graph else bench_gpu_time_with_cuda_event
+        )
     timing = Timing.of_milliseconds(
         measure(
             fn,
@@ -69,6 +84,52 @@ def bench_gpu_time(
         )
     )
     return timing.median, timing.std
+
+
+def bench_gpu_time_with_cupti(
+    fn: Callable[..., Any],
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dry_run_iters: int | None = None,
+    repeat_iters: int | None = None,
+    use_cuda_graph: bool = False,
+    cold_l2_cache: bool = True,
+) -> list[float]:
+    """Milliseconds in which the GPU was at work for each call, from CUPTI's activity records.
+
+    Neither the launch nor gaps between the kernels of one call count. Every call waits for the one
+    before, so that no kernel starts early and its waiting is taken for work. Attaching CUPTI slows
+    launches down; it is detached before this returns.
+
+    Parameters
+    ----------
+    use_cuda_graph : bool
+        Replay graphs with a call for each copy; a sample is the mean of one replay.
+
+    Returns
+    -------
+    list of float
+        One sample a call or replay. Where CUPTI cannot be used, what
+        :func:`bench_gpu_time_with_cuda_event` (or ``_with_cudagraph``) returns; the log says so
+        once, and why.
+    """
+    calls = rotation_for(args, kwargs, cold_l2_cache)
+    _warm_up(fn, calls, dry_run_iters)
+    try:
+        return _with_cupti(fn, calls, repeat_iters, use_cuda_graph)
+    except cupti.CuptiError as error:
+        _say_no_cupti(str(error))
+    return (_with_graph if use_cuda_graph else _with_events)(fn, calls, repeat_iters)
+
+
+@functools.cache  # once a process and reason
+def _say_no_cupti(reason: str) -> None:
+    get_logger().info(
+        "CUPTI cannot be used, so times are taken with CUDA events (%s)."
+        ' Fix: pip install "precast[bench]"',
+        reason,
+    )
 
 
 def bench_gpu_time_with_cuda_event(
@@ -85,7 +146,8 @@ def bench_gpu_time_with_cuda_event(
     Kernels shorter than their launch (some microseconds) need ``bench_gpu_time_with_cudagraph``.
     """
     calls = rotation_for(args, kwargs, cold_l2_cache)
-    return _with_events(fn, calls, dry_run_iters, repeat_iters)
+    _warm_up(fn, calls, dry_run_iters)
+    return _with_events(fn, calls, repeat_iters)
 
 
 def bench_gpu_time_with_cudagraph(
@@ -100,8 +162,7 @@ def bench_gpu_time_with_cudagraph(
     """Milliseconds of one call, one sample a replay of a graph that holds a call for each copy."""
     calls = rotation_for(args, kwargs, cold_l2_cache)
     _warm_up(fn, calls, dry_run_iters)
-    graph = capture(fn, calls)
-    return replay({"": graph}, repeat_iters or _repeats(graph.seconds))[""]
+    return _with_graph(fn, calls, repeat_iters)
 
 
 def bench_side_by_side(
@@ -168,11 +229,11 @@ def replay(graphs: Mapping[str, Graph], rounds: int) -> dict[str, list[float]]:
     return samples
 
 
-def capture(fn: Callable[..., Any], calls: Sequence[Call]) -> Graph:
-    """A graph with one call for each copy, or whole multiples of that if they are very short."""
+def capture(fn: Callable[..., Any], calls: Sequence[Call], long: bool = True) -> Graph:
+    """A graph with one call for each copy; if ``long``, as often as makes it last 2 ms."""
     graph = _capture(fn, calls, 1)
     once = min(replay({"": graph}, 3)[""]) * 1e-3
-    turns = graph_turns(once, len(calls))
+    turns = graph_turns(once, len(calls)) if long else 1
     if turns > 1:
         graph = _capture(fn, calls, turns)
     return graph._replace(seconds=once * graph.calls)
@@ -198,19 +259,17 @@ def _capture(fn: Callable[..., Any], calls: Sequence[Call], turns: int) -> Graph
     return Graph(graph, turns * len(calls), 0.0, list(outputs))
 
 
-def _with_events(
-    fn: Callable[..., Any],
-    calls: Sequence[Call],
-    dry_run_iters: int | None,
-    repeat_iters: int | None,
+def _with_graph(
+    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None
 ) -> list[float]:
-    _warm_up(fn, calls, dry_run_iters)
-    start, end = _event(), _event()
-    start.record()
-    fn(*calls[0].args, **calls[0].kwargs)
-    end.record()
-    end.synchronize()
-    count = repeat_iters or _repeats(float(start.elapsed_time(end)) * 1e-3)
+    graph = capture(fn, calls)
+    return replay({"": graph}, repeat_iters or _repeats(graph.seconds))[""]
+
+
+def _with_events(
+    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None
+) -> list[float]:
+    count = repeat_iters or _repeats(_once(fn, calls[0]))
     pairs = [(_event(), _event()) for _ in range(count)]
     for index, (before, after) in enumerate(pairs):
         call = calls[index % len(calls)]
@@ -219,6 +278,37 @@ def _with_events(
         after.record()
     torch.cuda.synchronize()
     return [float(before.elapsed_time(after)) for before, after in pairs]
+
+
+def _once(fn: Callable[..., Any], call: Call) -> float:
+    """Seconds of one call between events, launch included."""
+    start, end = _event(), _event()
+    start.record()
+    fn(*call.args, **call.kwargs)
+    end.record()
+    end.synchronize()
+    return float(start.elapsed_time(end)) * 1e-3
+
+
+def _with_cupti(
+    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None, use_cuda_graph: bool
+) -> list[float]:
+    runs: list[Callable[[], Any]]
+    with cupti.Session() as session:
+        if use_cuda_graph:
+            graph = capture(fn, calls, long=False)
+            runs, per_run, seconds = [graph.graph.replay], graph.calls, graph.seconds
+        else:
+            runs = [functools.partial(fn, *call.args, **call.kwargs) for call in calls]
+            per_run, seconds = 1, _once(fn, calls[0])
+        count = repeat_iters or _repeats(seconds)
+        torch.cuda.synchronize()
+        for index in range(count):
+            with session.call(index):
+                runs[index % len(runs)]()
+            torch.cuda.synchronize()
+    samples = cupti.call_milliseconds(session.spans, session.calls, count)
+    return [sample / per_run for sample in samples]
 
 
 def _warm_up(fn: Callable[..., Any], calls: Sequence[Call], count: int | None) -> None:

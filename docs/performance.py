@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make docs/performance.md, its pictures and the table of README.md from the committed results.
+
+Of every GPU and result file under ``benchmarks/results`` the newest counts, by the date inside.
+Each picture carries a hash of the numbers and of the code that it was drawn from, so that a test
+finds a stale one without drawing it again. Prints the files that it changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import NamedTuple
+
+from precast.testing import plots
+from precast.testing.report import is_number, peers_of, table
+from precast.testing.results import Run, newest
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = "benchmarks/results"
+PAGE, PICTURES, README = "docs/performance.md", "docs/img", "README.md"
+#: Start of every picture's file name, so that one that is no longer made can be deleted.
+PREFIX = "performance-"
+
+_BLOCK = re.compile(r"(<!-- performance:begin .*?-->\n).*?(<!-- performance:end -->)", re.DOTALL)
+#: What of `startup` README.md shows.
+HEADLINES = (
+    "import, without torch",
+    "first rmsnorm(x, w, out=o), after tvm_ffi",
+    "JIT of norm, 2 cores",
+    "CPU time of rmsnorm(x, w, out=o)",
+)
+
+INTRO = """\
+# Performance
+
+<!-- Made by docs/performance.py from the files under benchmarks/results. Fix: make performance -->
+
+Every figure here was measured on real hardware by the scripts of `benchmarks/`; the files they
+wrote are in `benchmarks/results/`, and this page is made from the newest of each.
+
+- **us** is the median time of a call on the GPU, and **p20-p80** its spread: CUDA-graph replays,
+  over copies of the arguments that together exceed twice the L2 cache. Ours and the peers' graphs
+  are replayed in turn, so that clocks and temperature are the same for all.
+- **GB/s** counts the least that the call must read and write.
+- **of ceiling** is the share of what this GPU reached in the same run: the best of torch's copy,
+  negate, scale and product over 1 GiB, or of its large matrix products where those are the limit.
+  Calls of a few microseconds are limited by the launch instead.
+- **x peer** is the peer's time over ours: above 1, precast is faster.
+- **CPU us** is how long the call keeps the CPU, launch included.
+"""
+
+REPRODUCE = """\
+## Measure it yourself
+
+```bash
+python benchmarks/run.py --json results/ --plot results/    # all ops, beside the peers installed
+python benchmarks/run.py --routine startup --json results/
+python benchmarks/compare.py benchmarks/results/nvidia-h200/COMMIT results/
+```
+
+`benchmarks/README.md` explains the options and how a benchmark or a peer is added.
+"""
+
+
+class Picture(NamedTuple):
+    """One file of docs/img, and how it is drawn."""
+
+    path: str
+    stamp: str
+    draw: Callable[[Path], None]
+
+
+def pictures(results: Mapping[str, Mapping[str, Run]]) -> list[Picture]:
+    """Two of every run of ops."""
+    found = []
+    for gpu, runs in results.items():
+        ops = [run for run in runs.values() if run.measures_ops and run.records]
+        peers = tuple(dict.fromkeys(peer for run in ops for peer in peers_of(run.records)))
+        for run in ops:
+            stamp = _stamp(run, peers)
+
+            def bars(path: Path, run: Run = run, stamp: str = stamp, peers: tuple = peers) -> None:
+                plots.save_bars(run, path, peers, stamp)
+
+            def roofline(path: Path, run: Run = run, stamp: str = stamp) -> None:
+                plots.save_roofline(run, path, stamp)
+
+            for kind, draw in (("bars", bars), ("roofline", roofline)):
+                found.append(Picture(_picture(gpu, run, kind), stamp, draw))
+    return found
+
+
+def _picture(gpu: str, run: Run, kind: str) -> str:
+    return f"{PICTURES}/{PREFIX}{gpu}-{run.name.replace('_', '-')}-{kind}.svg"
+
+
+def _stamp(run: Run, peers: Sequence[str]) -> str:
+    numbers = json.dumps([asdict(run), peers], sort_keys=True)
+    content = numbers + inspect.getsource(plots)
+    return "made from sha256 " + hashlib.sha256(content.encode()).hexdigest()
+
+
+def page(results: Mapping[str, Mapping[str, Run]]) -> str:
+    """The text of docs/performance.md."""
+    parts = [INTRO]
+    for gpu, runs in results.items():
+        parts.append(f"## {next(iter(runs.values())).gpu}\n")
+        for run in runs.values():
+            parts += _ops(gpu, run) if run.measures_ops else _startup(run)
+    return "\n".join([*parts, REPRODUCE])
+
+
+def _ops(gpu: str, run: Run) -> Iterator[str]:
+    yield f"### {run.name.replace('_', ', ')}\n"
+    yield _circumstances(run)
+    for kind, text in (("bars", "speed of each shape beside its peers"), ("roofline", "roofline")):
+        if run.records:
+            path = Path(_picture(gpu, run, kind)).relative_to(Path(PAGE).parent)
+            yield f"![{run.name}: {text}]({path})\n"
+    yield _markdown(table(run.records))
+
+
+def _startup(run: Run) -> Iterator[str]:
+    yield "### Start-up and CPU time\n"
+    yield _circumstances(run)
+    yield (
+        "Fresh processes, medians; the first call is one with a prebuilt module, and JIT compiles"
+        " one module into an empty cache.\n"
+    )
+    yield _markdown(_startup_table([r for r in run.records if "p20" not in r]))
+    yield _markdown(_cpu_table([r for r in run.records if "p20" in r]))
+
+
+def _startup_table(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    others = (
+        [key for key in records[0] if key not in ("name", "seconds", "note")] if records else []
+    )
+    rows = [["measure", "precast", *others]]
+    for record in records:
+        rows.append([_code(record["name"]), *(_time(record[key]) for key in ("seconds", *others))])
+    return rows
+
+
+def _cpu_table(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    rows = [["measure", "median", "p20-p80"]]
+    for record in records:
+        spread = f"{_time(record['p20'])} - {_time(record['p80'])}"
+        rows.append([_code(record["name"]), _time(record["seconds"]), spread])
+    return rows
+
+
+def _code(name: object) -> str:
+    """A call inside a name, as code."""
+    return re.sub(r"(\w[\w.]*\([^)]*\))", r"`\1`", str(name))
+
+
+def _time(seconds: object) -> str:
+    if not isinstance(seconds, (int, float)):
+        return "-"
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e6:.3g} us"
+
+
+def _circumstances(run: Run) -> str:
+    known = run.environment
+    names = {
+        "driver": "driver",
+        "cuda": "CUDA",
+        "torch": "torch",
+        "flashinfer-python": "FlashInfer",
+    }
+    where = [f"{text} {known[name]}" for name, text in names.items() if name in known]
+    lines = [f"Commit {run.commit}, {run.date:%Y-%m-%d}; {', '.join(where)}."]
+    ceilings = [
+        f"{name} {c['best']:.4g} {c['unit']} ({c['kernel']})" for name, c in run.ceilings.items()
+    ]
+    if ceilings:
+        lines.append(f"Ceilings of the run: {', '.join(ceilings)}.")
+    return "\n".join(lines) + "\n"
+
+
+def _versions(run: Run) -> str:
+    names = {"driver": "driver", "cuda": "CUDA", "torch": "torch"}
+    # What is no circumstance of ours is a package that was there to be compared with.
+    own = (*names, "date", "precast", "commit", "python", "machine", "gpu", "capability", "sms")
+    names |= {name: name for name in run.environment if name not in own}
+    known = {text: run.environment.get(name) for name, text in names.items()}
+    return ", ".join(f"{text} {version}" for text, version in known.items() if version)
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    right = [all(is_number(row[column]) for row in rows[1:]) for column in range(len(rows[0]))]
+    rule = ["---:" if side else "---" for side in right]
+    lines = [rows[0], rule, *rows[1:]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+
+
+def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
+    """What README.md shows: the smallest and the largest shape of every op."""
+    parts = []
+    for runs in results.values():
+        ops = [run for run in runs.values() if run.measures_ops and run.records]
+        records = [record for run in ops for record in _ends(run)]
+        commits = [run.commit for run in ops for _ in _ends(run)]
+        rows = table(records)
+        wanted = [
+            "op",
+            "shape",
+            "dtype",
+            "us",
+            "of ceiling",
+            *(f"x {peer}" for peer in peers_of(records)),
+        ]
+        columns = [rows[0].index(name) for name in wanted]
+        short = [[*wanted, "commit"]]
+        for row, commit in zip(rows[1:], commits, strict=True):
+            short.append([f"`{row[0]}`", *(row[column] for column in columns[1:]), commit])
+        last = max(runs.values(), key=lambda run: run.date)
+        parts.append(f"{last.gpu}, {_versions(last)}.\n")
+        parts.append(_markdown(short))
+        for run in runs.values():
+            if any(record.get("name") in HEADLINES for record in run.records):
+                parts.append(_markdown(_headlines(run.records)))
+    return "\n".join(parts)
+
+
+def _ends(run: Run) -> list[dict]:
+    """Of every op the record that moves the fewest bytes and the one that moves most."""
+    found = []
+    for op in dict.fromkeys(record["op"] for record in run.records):
+        mine = sorted((r for r in run.records if r["op"] == op), key=lambda r: r["bytes_moved"])
+        found += mine[:1] + mine[-1:] * (len(mine) > 1)
+    return found
+
+
+def _headlines(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    rows = [["start-up and CPU time", "precast", "flashinfer"]]
+    by_name = {str(record["name"]): record for record in records}
+    for name in HEADLINES:
+        if name in by_name:
+            # A CPU time of another library is a record of its own.
+            key = name.replace("CPU time of ", "CPU time of flashinfer ")
+            other = by_name[key]["seconds"] if key != name and key in by_name else None
+            theirs = by_name[name].get("flashinfer", other)
+            rows.append([_code(name), _time(by_name[name]["seconds"]), _time(theirs)])
+    return rows
+
+
+def with_block(text: str, block: str) -> str:
+    """README.md with the marked block replaced."""
+    if len(_BLOCK.findall(text)) != 1:
+        raise ValueError(f"{README} needs one block between performance:begin and performance:end")
+    return _BLOCK.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", text)
+
+
+def stale_pictures(root: Path, wanted: Sequence[Picture]) -> list[Path]:
+    """Pictures that are missing, drawn from other numbers or code, or no longer wanted."""
+    by_path = {root / picture.path: picture for picture in wanted}
+    there = set((root / PICTURES).glob(PREFIX + "*"))
+    stale = [path for path in sorted(there) if path not in by_path]
+    for path, picture in by_path.items():
+        if path not in there or picture.stamp not in path.read_text(encoding="utf-8"):
+            stale.append(path)
+    return stale
+
+
+def make(root: Path = ROOT) -> list[Path]:
+    """Write what is missing or stale; the files that had to change."""
+    results = newest(root / RESULTS)
+    wanted = pictures(results)
+    changed = stale_pictures(root, wanted)
+    by_path = {root / picture.path: picture for picture in wanted}
+    for path in changed:
+        if path in by_path:
+            by_path[path].draw(path)
+        else:
+            path.unlink()
+    readme = (root / README).read_text(encoding="utf-8")
+    texts = {PAGE: page(results), README: with_block(readme, readme_block(results))}
+    for name, text in texts.items():
+        path = root / name
+        if not path.is_file() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")
+            changed.append(path)
+    return changed
+
+
+if __name__ == "__main__":
+    for changed in make():
+        print(changed.relative_to(ROOT))

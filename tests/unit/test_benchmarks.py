@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+"""benchmarks/: routines and peers are found by being there, and measured as asked for."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, timing
+from fake_device import FakeDevice
+
+import precast
+from precast._dispatch import KERNELS
+from precast.testing import Ceilings, report, rotation
+
+__all__ = ["benchmarks"]
+FAMILIES = sorted({kernel.op for kernel in KERNELS.values()})
+
+
+@pytest.fixture
+def run(benchmarks: Any) -> Any:
+    return benchmarks("run")
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments of the cases are made on the CPU, where the references run."""
+    for name in ("randn", "empty"):
+        real = getattr(torch, name)
+
+        def make(*args: Any, real: Callable = real, **keywords: Any) -> torch.Tensor:
+            return real(*args, **{**keywords, "device": "cpu"})
+
+        monkeypatch.setattr(torch, name, make)
+
+
+def few_rows(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(a[:3] if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args)
+
+
+@pytest.fixture
+def measured(run: Any, benchmarks: Any, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """run.py with a GPU that takes 2 us for everything; what it was asked to measure."""
+    import precast.testing
+
+    harness, asked = benchmarks("_harness"), []
+
+    def measure(case: Any, family: str, ceilings: Any, settings: Any) -> report.Result:
+        asked.append((family, case.op, case.shape, *settings.peers))
+        if (family, case.op) == ("activation", "gelu_and_mul"):
+            raise ValueError("made up")
+        times = {name: timing(2.0) for name in ("precast", *settings.peers)}
+        moved = case.bytes_moved
+        return report.Result(case.op, case.shape, "bf16", moved, times, times, ceilings[0])
+
+    monkeypatch.setattr(harness, "measure", measure)
+    monkeypatch.setattr(precast.testing, "measure_ceilings", lambda: (ceiling(),))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    here = {"gpu": "Test GPU", "commit": "abcdef0123", "date": "2026-11-21 06:00 UTC"}
+    monkeypatch.setattr(precast.testing, "environment", lambda *args: here)
+    return asked
+
+
+# -- the cases ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_function_is_measured_and_checked(
+    family: str, benchmarks: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each public function of a family, against its reference, which can also fail."""
+    harness = benchmarks("_harness")
+    cases = list(benchmarks(f"bench_{family}").cases(torch.bfloat16))
+    assert {case.op for case in cases} == {n for n, k in KERNELS.items() if k.op == family}
+    assert len({(case.op, case.shape) for case in cases}) == len(cases)
+    smallest = min((c for c in cases if c.op == cases[0].op), key=lambda c: c.bytes_moved)
+    args = few_rows(smallest.make())
+    with precast.reference_mode():
+        harness.refcheck(smallest.op, smallest.ours, args)
+        calls = 0
+
+        def wrong(*values: object) -> object:
+            nonlocal calls
+            calls += 1
+            result = smallest.ours(*values)
+            return result if calls == 2 else result * 1.05
+
+        with pytest.raises(AssertionError, match=f"{smallest.op}: result: .* elements differ"):
+            harness.refcheck(smallest.op, wrong, args)
+
+
+@pytest.mark.parametrize("op", sorted(KERNELS))
+def test_eager_torch_computes_the_same(op: str, benchmarks: Any, on_cpu: None) -> None:
+    """Otherwise the peers `torch` and `compile` would be measured at something else."""
+    cases = benchmarks(f"bench_{KERNELS[op].op}").cases(torch.bfloat16)
+    case = min((c for c in cases if c.op == op), key=lambda c: c.bytes_moved)
+    args = few_rows(case.make())
+    ours, theirs = (rotation.rotate(args, copies=2)[1].args for _ in range(2))
+    with precast.reference_mode():
+        want = case.ours(*ours)
+    got = case.eager(*theirs)
+    outputs = [(got, want)] if want is not None else list(zip(theirs, ours, strict=True))
+    for other, mine in outputs:
+        # PyTorch rounds between its operators.
+        torch.testing.assert_close(other, mine, rtol=3e-2, atol=3e-2)
+
+
+def test_a_script_alone_is_its_routine() -> None:
+    """Without a GPU it gets as far as saying so."""
+    if torch.cuda.is_available():
+        pytest.skip("would measure")
+    command = [sys.executable, str(BENCHMARKS / "bench_scale.py"), "--dtype", "f32"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "benchmarks need a CUDA device" in done.stderr
+
+
+@pytest.mark.parametrize("flops", [0, 2 * 10**9])
+def test_a_case_is_measured_beside_its_peers_and_judged(
+    flops: int, benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device that only keeps time: ours takes 10 us, torch's 25."""
+    harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)
+    matmul = ceiling("matmul", 800.0, "TFLOP/s")
+    monkeypatch.setattr(harness, "measure_matmul_ceiling", lambda dtype: matmul)
+    monkeypatch.setattr(harness, "bench_cpu_time", lambda fn, args, blocks: timing(3.0))
+    case = harness.Case(
+        "scale",
+        "[8]",
+        20_000_000,  # in 10 us 2000 GB/s, half of the ceiling
+        lambda: (torch.ones(8, dtype=torch.bfloat16),),
+        bind=lambda scale: device.kernel(0.01),
+        eager=device.kernel(0.025),
+        flops=flops,  # in 10 us 200 TFLOP/s, a quarter; 100 FLOPs a byte are below the corner
+    )
+    settings = harness.Settings(["torch"], refcheck=False)
+    ceilings = Ceilings(ceiling(), ceiling("read"), ceiling("launch", 1.2, "us"))
+    record = harness.measure(case, "scale", ceilings, settings).record()
+    assert record["gpu_us"]["precast"]["median"] == pytest.approx(10.0)
+    assert record["ratio"] == {"torch": 2.5}
+    assert record["dtype"] == "bf16"
+    assert (record["ceiling"], record["share"]) == ("elementwise", 0.5)
+    assert record["tflops"] == (200.0 if flops else None)
+    heavy = case._replace(flops=6 * 10**9)
+    record = harness.measure(heavy, "scale", ceilings, settings).record()
+    assert (record["ceiling"], record["share"]) == ("matmul", 0.75)
+
+
+# -- run.py ---------------------------------------------------------------------------------------
+
+
+def test_list_names_every_file(run: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    named = {line.split()[0] for line in lines if line.startswith("  ")}
+    files = {path.stem.removeprefix("bench_") for path in BENCHMARKS.glob("bench_*.py")}
+    peers = {path.stem for path in (BENCHMARKS / "peers").glob("*.py")} - {"__init__"}
+    assert named == files | peers
+    assert {"norm", "startup", "flashinfer", "torch", "compile"} <= named
+
+
+def test_everything_by_default_and_a_failure_stops_nothing(
+    run: Any, measured: list[tuple[str, ...]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run.main(["--json", str(tmp_path), "--csv", str(tmp_path), "--peers", "torch"]) == 1
+    assert {family for family, *_ in measured} == set(FAMILIES)
+    assert {op for _, op, *_ in measured} == set(KERNELS)
+    assert {path.name for path in tmp_path.glob("*.json")} == {f"{f}_bf16.json" for f in FAMILIES}
+    data = json.loads((tmp_path / "activation_bf16.json").read_text())
+    failed = {"op": "gelu_and_mul", "shape": "[1024, 2x14336]", "error": "ValueError: made up"}
+    assert failed in data["failures"]
+    assert "gelu_tanh_and_mul" in {record["op"] for record in data["results"]}
+    assert data["ceilings"]["elementwise"]["best"] == 4000.0
+    with (tmp_path / "norm_bf16.csv").open() as file:
+        assert {row["x torch"] for row in csv.DictReader(file)} == {"1.00"}
+    assert "FAILED gelu_and_mul [1024, 2x14336]: ValueError: made up" in capsys.readouterr().out
+
+
+def test_ops_and_shapes_select(run: Any, measured: list[tuple[str, ...]]) -> None:
+    command = ["--op", "rmsnorm", "--op", "scale", "--shape", "[64, 4096]", "--peers", "none"]
+    assert run.main(command) == 0
+    assert measured == [("norm", "rmsnorm", "[64, 4096]"), ("scale", "scale", "[64, 4096]")]
+
+
+def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) -> None:
+    tests = tmp_path / "tests.txt"
+    tests.write_text(
+        "# a comment\n\n"
+        '--routine norm --shape "[64, 4096]"   # and one behind\n'
+        "--routine norm --op layernorm --peers none\n"
+        "--routine scale\n"
+    )
+    out = tmp_path / "out"
+    options = ["--routine", "activation", "--peers", "torch", "--json", str(out)]
+    assert run.main(["--testlist", str(tests), *options]) == 0
+    assert [(a[0], a[1], *a[3:]) for a in measured] == [
+        ("norm", "rmsnorm", "torch"),
+        ("norm", "layernorm"),
+        ("norm", "layernorm"),
+        *[("scale", "scale", "torch")] * 3,
+    ]
+    names = {path.name: len(json.loads(path.read_text())["results"]) for path in out.iterdir()}
+    assert names == {"norm_bf16.json": 3, "scale_bf16.json": 3}
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["--routine", "nope"], "--routine: unknown nope; legal: activation, norm, scale, startup"),
+        (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, compile, torch, none"),
+        (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
+        (["--op", "nope"], "no case has what --op and --shape ask for"),
+        (["--routine", "norm", "--dtype", "f32"], "--dtype: norm has no f32; legal: bf16, f16"),
+        (["--json", "one.json"], "--json: several routines need a folder, got one.json"),
+        (["--testlist", "/nowhere"], "--testlist: "),
+    ],
+)
+def test_wrong_options_are_said_before_anything_is_measured(
+    run: Any,
+    measured: list[tuple[str, ...]],
+    command: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as raised:
+        run.main(command)
+    assert raised.value.code == 2
+    assert message in capsys.readouterr().err
+    assert not measured
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--routine scale\n--rooutine norm", ", line 2: unrecognized arguments: --rooutine"),
+        ("--routine scale --json x", ", line 1: only the command line itself may have json"),
+        ("--routine nope", ", line 1: --routine: unknown nope"),
+        ("# nothing", "has no command line"),
+    ],
+)
+def test_a_wrong_line_of_a_test_list_is_named(
+    run: Any,
+    measured: list[tuple[str, ...]],
+    line: str,
+    message: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    tests = tmp_path / "tests.txt"
+    tests.write_text(line)
+    with pytest.raises(SystemExit):
+        run.main(["--testlist", str(tests)])
+    assert message in capsys.readouterr().err
+    assert not measured
+
+
+def test_a_plot_is_a_picture(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    out = tmp_path / "out.png"
+    assert run.main(["--routine", "scale", "--plot", str(out), "--peers", "torch"]) == 0
+    assert out.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_result_file_is_drawn_without_a_gpu(benchmarks: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plot, out = benchmarks("plot"), tmp_path / "deep" / "out.svg"
+    assert plot.main([str(RESULTS / "f582b5e" / "scale_bf16.json"), str(out)]) == 0
+    text = out.read_text()
+    for words in ("scale [65536, 8192]", "share of the ceiling", "bytes moved", "NVIDIA H200"):
+        assert words in text
+    for wrong in (RESULTS / "f582b5e" / "startup.json", tmp_path / "none.json"):
+        with pytest.raises(SystemExit):
+            plot.main([str(wrong), str(out)])
+
+
+def test_startup_is_a_routine_with_a_command_of_its_own(
+    run: Any, measured: list[tuple[str, ...]], benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[list[str]] = []
+    monkeypatch.setattr(benchmarks("bench_startup"), "main", given.append)
+    assert run.main(["--routine", "startup", "--json", "out", "--commit", "abc"]) == 0
+    assert given == [["--commit", "abc", "--json", str(Path("out") / "startup.json")]]
+
+
+# -- peers ----------------------------------------------------------------------------------------
+
+
+def test_a_peer_is_found_when_its_adapter_and_its_package_are_there(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, harness = benchmarks("peers"), benchmarks("_harness")
+    adapter = (BENCHMARKS / "peers" / "flashinfer.py").read_text()
+    (tmp_path / "made_up.py").write_text(adapter.replace("flashinfer", "made_up_kernels"))
+    monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
+    peers.names.cache_clear()
+    assert peers.names() == ("flashinfer", "made_up", "compile", "torch")
+    case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0), None)
+    wanted = ["made_up", "torch"]
+    assert not peers.is_installed("made_up")
+    assert peers.functions(case, "scale", wanted) == {}
+
+    package = tmp_path / "site" / "made_up_kernels"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "scale.py").write_text("def scale(x, factor):\n    return x * factor\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    assert peers.is_installed("made_up")
+    found = peers.functions(case, "scale", wanted)
+    assert list(found) == ["made_up"]
+    assert found["made_up"](2.0) == 6.0
+    assert peers.functions(case._replace(op="other"), "scale", wanted) == {}
+    assert peers.functions(case, "scale", ["torch"]) == {}
+    peers.names.cache_clear()
+
+
+def test_a_broken_peer_is_not_taken_for_an_absent_one(
+    benchmarks: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers, harness = benchmarks("peers"), benchmarks("_harness")
+    (tmp_path / "flashinfer").mkdir()
+    (tmp_path / "flashinfer" / "__init__.py").write_text("import no_such_dependency\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "flashinfer", raising=False)
+    case = harness.Case("scale", "[2]", 8, tuple, lambda fn: fn)
+    with pytest.raises(ModuleNotFoundError, match="no_such_dependency"):
+        peers.functions(case, "scale", ["flashinfer"])

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""docs/performance.md, its pictures and README's table are made from the committed results."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from bench_support import ROOT, ceiling, timing, write_run, write_startup
+
+from precast.testing import report
+from precast.testing.results import load_run, newest
+
+
+def _generator() -> ModuleType:
+    path = ROOT / "docs" / "performance.py"
+    spec = importlib.util.spec_from_file_location("performance", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+PERFORMANCE = _generator()
+COMMITTED = newest(ROOT / PERFORMANCE.RESULTS)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A small tree with results of two commits."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text(
+        "before\n<!-- performance:begin (x) -->\nold\n<!-- performance:end -->\nafter\n"
+    )
+    folder = tmp_path / PERFORMANCE.RESULTS / "test-gpu"
+    times = {"f [1]": 1.5, "f [2]": 2.5, "f [3]": 3.5}
+    write_run(folder / "aaa" / "f_bf16.json", {"f [1]": 9.0}, commit="aaaaaaaaaa")
+    newer = "2026-11-22 06:00 UTC"
+    write_run(folder / "bbb" / "f_bf16.json", times, commit="bbbbbbbbbb", date=newer)
+    write_startup(folder / "bbb" / "startup.json", 4.0, {"rmsnorm(x, w, out=o)": 3.0})
+    return tmp_path
+
+
+# -- what is committed ----------------------------------------------------------------------------
+
+
+def test_page_and_readme_are_made_from_the_newest_results() -> None:
+    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
+    assert page == PERFORMANCE.page(COMMITTED), "Fix: make performance"
+    readme = (ROOT / PERFORMANCE.README).read_text(encoding="utf-8")
+    block = PERFORMANCE.readme_block(COMMITTED)
+    assert readme == PERFORMANCE.with_block(readme, block), "Fix: make performance"
+
+
+def test_pictures_are_of_these_numbers() -> None:
+    stale = PERFORMANCE.stale_pictures(ROOT, PERFORMANCE.pictures(COMMITTED))
+    assert not stale, "Fix: make performance"
+
+
+def test_page_shows_every_picture_and_no_other() -> None:
+    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
+    shown = {f"docs/{path}" for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)}
+    assert shown == {picture.path for picture in PERFORMANCE.pictures(COMMITTED)}
+    for path in shown:
+        text = (ROOT / path).read_text(encoding="utf-8")
+        assert len(text) < 200_000, path
+        run = next(r for r in COMMITTED["nvidia-h200"].values() if r.name in text)
+        assert f"{run.name}: {run.gpu}, commit {run.commit}, {run.date:%Y-%m-%d}" in text
+
+
+# -- the generator --------------------------------------------------------------------------------
+
+
+def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
+    page = PERFORMANCE.page(newest(root / PERFORMANCE.RESULTS))
+    assert "Commit bbbbbbb, 2026-11-22; driver 580, CUDA 13.0." in page
+    assert "aaaaaaa" not in page
+    assert "| f | [2] | bf16 | 2.50 |" in page
+    assert "elementwise 4000 GB/s (copy)" in page
+    assert "| CPU time of `rmsnorm(x, w, out=o)` | 3 us |" in page
+    assert "| import, without torch | 20 ms | - |" in page
+
+
+def test_readme_has_both_ends_of_every_op(root: Path) -> None:
+    block = PERFORMANCE.readme_block(newest(root / PERFORMANCE.RESULTS))
+    assert "| `f` | [1] | bf16 | 1.50 | 0.500 | 2.00 | bbbbbbb |" in block
+    assert "| `f` | [3] |" in block
+    assert "[2]" not in block
+    assert PERFORMANCE.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
+    with pytest.raises(ValueError, match="needs one block"):
+        PERFORMANCE.with_block("no block", block)
+
+
+def test_it_makes_what_is_missing_and_then_nothing(root: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert PERFORMANCE.make(root)
+    images = root / PERFORMANCE.PICTURES
+    drawn = {path.name: path.read_bytes() for path in images.iterdir()}
+    assert set(drawn) == {f"performance-test-gpu-f-bf16-{k}.svg" for k in ("bars", "roofline")}
+    assert not PERFORMANCE.make(root)
+    shutil.rmtree(images)
+    assert PERFORMANCE.make(root)
+    assert drawn == {path.name: path.read_bytes() for path in images.iterdir()}  # the same bytes
+
+
+def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
+    pytest.importorskip("matplotlib")
+    PERFORMANCE.make(root)
+    left = root / PERFORMANCE.PICTURES / "performance-gone.svg"
+    left.write_text("of a routine that is no more")
+    path = root / PERFORMANCE.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
+    path.write_text(path.read_text().replace('"median": 2.5', '"median": 2.6'))
+    results = newest(root / PERFORMANCE.RESULTS)
+    stale = PERFORMANCE.stale_pictures(root, PERFORMANCE.pictures(results))
+    assert len(stale) == 3
+    assert (root / PERFORMANCE.PAGE).read_text() != PERFORMANCE.page(results)
+    assert PERFORMANCE.make(root)
+    assert not left.exists()
+    assert not PERFORMANCE.make(root)
+
+
+# -- pictures -------------------------------------------------------------------------------------
+
+
+def test_a_run_with_matrix_products_has_the_classic_roofline(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    from precast.testing import plots
+
+    matmul = ceiling("matmul", 800.0, "TFLOP/s")
+    timings = {"precast": timing(250_000.0)}
+    result = report.Result("attend", "[9]", "bf16", 1 << 20, timings, {}, matmul, 10**14)
+    here = {"date": "2026-11-21 06:00 UTC", "commit": "abc", "gpu": "Test GPU"}
+    path = tmp_path / "attention_bf16.json"
+    report.write_json(path, report.document(here, [result.record()], [ceiling(), matmul]))
+    plots.save_roofline(load_run(path), tmp_path / "r.svg")
+    text = (tmp_path / "r.svg").read_text()
+    assert "matmul ceiling 800 TFLOP/s" in text
+    assert "FLOPs a byte moved" in text
+
+
+def test_colours_differ_and_stay_with_their_peer() -> None:
+    from precast.testing import plots
+
+    colours = plots._colours(["flashinfer", "torch", "compile"])
+    assert len(set(colours.values())) == 4
+    assert len({plots.OURS, *plots.OTHERS}) == 1 + len(plots.OTHERS)
