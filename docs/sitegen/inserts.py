@@ -20,8 +20,8 @@ def file(path: str) -> str:
 def drawing(name: str) -> str:
     """A drawing, inside the page, so that it takes the colours of the reader's theme."""
     text = (ROOT / "docs" / "drawings" / name).read_text(encoding="utf-8")
-    svg = text[text.index("<svg") :]
-    return re.sub(r"\n\s*\n", "\n", svg)
+    svg = text[text.index("<svg") :].rstrip()
+    return f"<figure>\n{svg}\n</figure>"
 
 
 #: What a mark may ask for. Each takes the mark's argument, if it has one.

@@ -18,9 +18,12 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def text(plain: str) -> str:
-    """Plain text of the code as Markdown: names of variables, options and files as code."""
-    parts = re.split(r"(`+[^`]+`+)", plain)
-    return "".join(p if p.startswith("`") else _CODE.sub(r"`\g<0>`", p) for p in parts)
+    """Plain text of the code as Markdown: names of variables, options and files as code.
+
+    What is code already, in the line or in a block, stays as it is.
+    """
+    parts = re.split(r"(```.*?```|`+[^`]+`+|^ {4}[^\n]*$)", plain, flags=re.S | re.M)
+    return "".join(p if p.startswith(("`", "    ")) else _CODE.sub(r"`\g<0>`", p) for p in parts)
 
 
 _CODE = re.compile(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of the reference: what ``precast`` exports, and the modules that declare ``__all__``."""
+"""The reference: a page for each op that ``precast`` exports, and for each public module."""
 
 from __future__ import annotations
 
@@ -181,7 +181,7 @@ def _entry(path: str, heading: str, level: int = 2) -> str:
     return (
         f"::: {path}\n"
         f"    options:\n"
-        f'      heading: "`{heading}`"\n'
+        f'      heading: "{heading}"\n'
         f'      toc_label: "{heading.rpartition(".")[2]}"\n'
         f"      heading_level: {level}\n"
     )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Messages of errors as the code says them: every example raises its error for real.
 
-What differs from machine to machine (folders, compilers, GPUs, what is installed) is replaced around
-the code that raises, never in the message.
+What differs from machine to machine (folders, compilers, GPUs, what is installed) is replaced
+around the code that raises, never in the message.
 """
 
 from __future__ import annotations
@@ -27,11 +27,8 @@ EXAMPLES: dict[str, Callable[[Path], object]] = {}
 
 
 def example(name: str) -> str:
-    """The message of one error of ``precast.errors``, in a block of text; empty if nothing raises
-    it yet."""
-    if name not in EXAMPLES:
-        return ""
-    return markup.fence("text", f"{name}: {message(name)}")
+    """The message of one error of ``precast.errors``; nothing if nothing raises it."""
+    return markup.fence("text", f"{name}: {message(name)}") if name in EXAMPLES else ""
 
 
 def message(name: str) -> str:
@@ -98,7 +95,7 @@ def _missing_kernel(folder: Path) -> None:
 
     os.environ["PRECAST_JIT"] = "error"
     with (
-        mock.patch.object(loader, "find_providers", lambda: []),
+        mock.patch.object(loader, "find_providers", list),
         mock.patch.object(loader, "jit_cuda_major", lambda arch: 13),
         mock.patch.object(loader, "_device_capability", lambda device: "9.0"),
         mock.patch.object(loader, "_device_name", lambda device: "cuda:0 (NVIDIA H200)"),

@@ -8,6 +8,15 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from precast._torch import torch
 
+__all__ = [
+    "device_support_pdl",
+    "get_compute_capability",
+    "get_device_sm_count",
+    "is_sm12x_supported",
+    "is_sm90a_supported",
+    "is_sm100a_supported",
+]
+
 if TYPE_CHECKING:
     Device: TypeAlias = "torch.device | str | int | None"
 
