@@ -35,10 +35,19 @@ class Public(NamedTuple):
         return f"{module}.{name}_reference" if found else None
 
 
+def definition(module: ModuleType, name: str) -> str:
+    """Where a public name of ``module`` is defined; a constant is where it is found."""
+    value = getattr(module, name)
+    named = inspect.isroutine(value) or inspect.isclass(value)
+    if named and value.__module__.startswith("precast."):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{module.__name__}.{name}"
+
+
 def exported() -> list[Public]:
     """Functions and classes that ``precast`` itself exports, in the order of ``__init__``."""
     return [
-        Public(name, f"{value.__module__}.{value.__qualname__}")
+        Public(name, definition(precast, name))
         for name, value in vars(precast).items()
         if not name.startswith("_")
         and (inspect.isroutine(value) or inspect.isclass(value))
@@ -139,14 +148,17 @@ def _module_page(module: ModuleType) -> str:
     # What a module passes on stands on the page of the errors or of the run time.
     elsewhere = [public.name for public in exported()]
     members = [n for n in module.__all__ if n not in elsewhere and not hasattr(errors, n)]
-    listed = "\n".join(f"        - {name}" for name in members)
-    return (
-        f"# {module.__name__}\n\n"
-        f"::: {module.__name__}\n"
-        f"    options:\n"
-        f"      show_root_heading: false\n"
-        f"      show_root_toc_entry: false\n"
-        f"      members:\n{listed}\n"
+    entries = [_entry(definition(module, name), name) for name in members]
+    return "\n".join(
+        [
+            f"# {module.__name__}\n",
+            f"::: {module.__name__}",
+            "    options:",
+            "      members: false",
+            "      show_root_heading: false",
+            "      show_root_toc_entry: false\n",
+            *entries,
+        ]
     )
 
 
