@@ -47,6 +47,8 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
         said = sub.description or _summary(parser, action)
         parts += [markup.text(f"{said[:1].upper()}{said[1:]}".rstrip(".")) + ".\n" if said else ""]
         parts += [_usage(sub), _arguments(sub)]
+    if parser.epilog:
+        parts.append(markup.fence("text", parser.epilog))
     return "\n".join(part for part in parts if part)
 
 

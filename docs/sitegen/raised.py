@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,7 +30,8 @@ EXAMPLES: dict[str, Callable[[Path], object]] = {}
 
 def example(name: str) -> str:
     """The message of one error of ``precast.errors``; nothing if nothing raises it."""
-    return markup.fence("text", f"{name}: {message(name)}") if name in EXAMPLES else ""
+    known = name in EXAMPLES and hasattr(errors, name)
+    return markup.fence("text", f"{name}: {message(name)}") if known else ""
 
 
 def message(name: str) -> str:
@@ -108,6 +111,17 @@ def _unsupported(folder: Path) -> None:
     plan().spec("norm", {"dtype": "f32"}, "9.0")
 
 
+@_raises("UnsupportedTargetError")
+def _unsupported_target(folder: Path) -> None:
+    from precast.jit.planner import Plan
+
+    for part in ("aot_configs", "csrc", "include"):
+        shutil.copytree(ROOT / part, folder / part)
+    norm = folder / "aot_configs" / "norm.toml"
+    norm.write_text(re.sub(r"^archs = .*$", 'archs = ["sm90a"]', norm.read_text(), flags=re.M))
+    Plan.load(folder).spec("norm", {"dtype": "bf16"}, "8.0")
+
+
 @_raises("ToolchainError")
 def _toolchain(folder: Path) -> None:
     from precast.jit import toolchain
@@ -156,16 +170,14 @@ def _load(folder: Path) -> None:
 
 @_raises("ProviderError")
 def _provider(folder: Path) -> None:
-    from precast import manifest_writer
+    from precast import aot
 
-    stranger = folder / "sm80" / "old_op.so"
-    stranger.parent.mkdir()
+    stranger = folder / "modules" / "sm80" / "old_op.so"
+    stranger.parent.mkdir(parents=True)
     stranger.write_text("")
-    with mock.patch.object(manifest_writer, "_read_module", lambda *args: (None, [])):
+    with mock.patch.object(aot, "find_toolchain", lambda *args: None):
         spec = plan().spec("norm", {"dtype": "bf16"}, "9.0", 13)
-        manifest_writer.write_manifest(
-            folder, plan(), [spec], distribution="mine", toolkit="13.0.88", seconds={}
-        )
+        aot.build(plan(), [spec], folder / "modules")
 
 
 @_raises("BundleError")
@@ -188,6 +200,21 @@ if importlib.util.find_spec("precast.decorators") is not None:
             """Stands for an op that has backends to choose from."""
 
         attention(None, backend="fa3")
+
+
+@_raises("DumpError")
+def _dump(folder: Path) -> None:
+    from precast.api_logging.replay import find_dumps
+
+    find_dumps(folder)
+
+
+@_raises("MissingPackageError")
+def _missing_package(folder: Path) -> None:
+    from precast.api_logging import _encoding
+
+    with mock.patch.dict(sys.modules, {"safetensors": None}):
+        _encoding.safetensors()
 
 
 @_raises("OutputShapeError")

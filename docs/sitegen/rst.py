@@ -15,12 +15,16 @@ import griffe
 
 _ROLE = re.compile(r":(?:func|class|meth|attr|mod|exc|data):`(~?)([\w.]+)`")
 _MATH = re.compile(r"^( *)\.\. math::(.*)\n((?:\1 +\S.*\n|\s*\n)*)", re.MULTILINE)
+_TABLE = re.compile(
+    r"^( *)(=+(?: +=+)+)\n(?:((?:\1\S.*\n)+)\1\2\n)?((?:\1.*\n)+?)\1\2\n", re.MULTILINE
+)
 _LITERAL = re.compile(r"^( *)(\S.*)?::\n\n((?:\1 +\S.*\n|\s*\n)+)", re.MULTILINE)
 
 
 def markdown(text: str, obj: griffe.Object | None = None) -> str:
     """``text`` in Markdown; its roles become links where ``obj``, whose text it is, can see."""
     text = _MATH.sub(_math, text + "\n")
+    text = _TABLE.sub(_table, text)
     text = _LITERAL.sub(_literal, text)
     return _ROLE.sub(lambda match: _role(match, obj), text).rstrip("\n")
 
@@ -31,6 +35,24 @@ def _math(match: re.Match[str]) -> str:
     lines = [line for line in [first.strip(), *body.splitlines()] if line.strip()]
     fenced = "\n".join(["```math", *lines, "```"])
     return textwrap.indent(fenced, indent) + "\n\n"
+
+
+def _table(match: re.Match[str]) -> str:
+    """A simple table: columns where the rules have them; a row without a first cell goes on."""
+    indent, rule, header, body = match.groups()
+    columns = [(m.start(), m.end()) for m in re.finditer("=+", rule)]
+    spans = [*(slice(a, b) for a, b in columns[:-1]), slice(columns[-1][0], None)]
+    rows: list[list[str]] = []
+    for line in body.splitlines():
+        cells = [line[len(indent) :][span].strip() for span in spans]
+        if rows and not cells[0]:
+            rows[-1] = [f"{old} {new}".strip() for old, new in zip(rows[-1], cells)]
+        else:
+            rows.append(cells)
+    head = (header or "").splitlines()[:1] or [""]
+    titles = [head[0][len(indent) :][span].strip() for span in spans]
+    lines = [titles, ["---"] * len(spans), *rows]
+    return "".join(f"{indent}| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _literal(match: re.Match[str]) -> str:

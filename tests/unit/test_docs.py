@@ -183,6 +183,10 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
     [
         ("See :func:`scale` and :class:`~a.b.Thing`.", "See <code>scale</code> and"),
         (".. math:: a \\\n    + b\n\nmore", "```math\na \\\n+ b\n```\n\nmore"),
+        (
+            "=== =====\n0   one\n    more\n10  two words\n=== =====\n\nmore",
+            "|  |  |\n| --- | --- |\n| 0 | one more |\n| 10 | two words |\n\nmore",
+        ),
         ("As in::\n\n    x = 1\n\nmore", "As in:\n\n```text\nx = 1\n```\n\nmore"),
     ],
 )
