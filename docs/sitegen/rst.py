@@ -91,7 +91,21 @@ def _path(name: str, obj: griffe.Object) -> str | None:
         return None
 
 
-class RstToMarkdown(griffe.Extension):
+def _constructor(cls: griffe.Class) -> None:
+    """Give a named tuple the parameters that its docstring describes; griffe knows dataclasses."""
+    if not any(str(base).rpartition(".")[2] == "NamedTuple" for base in cls.bases):
+        return
+    kind = griffe.ParameterKind.positional_or_keyword
+    fields = [
+        griffe.Parameter(name, annotation=field.annotation, kind=kind, default=field.value)
+        for name, field in cls.attributes.items()
+        if field.annotation is not None
+    ]
+    parameters = griffe.Parameters(griffe.Parameter("self", kind=kind), *fields)
+    cls.set_member("__init__", griffe.Function("__init__", parent=cls, parameters=parameters))
+
+
+class Docstrings(griffe.Extension):
     """Convert every docstring of a package once it is read."""
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
@@ -100,6 +114,8 @@ class RstToMarkdown(griffe.Extension):
     def _convert(self, obj: griffe.Object) -> None:
         if obj.docstring is not None:
             obj.docstring.value = markdown(obj.docstring.value, obj)
+        if isinstance(obj, griffe.Class):
+            _constructor(obj)
         for member in obj.members.values():
             if not member.is_alias:
                 self._convert(member)  # type: ignore[arg-type]
