@@ -37,22 +37,23 @@ socket.socket.connect = socket.socket.connect_ex = refuse
 """
 
 
+def offline_python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python at the root of the checkout, without settings and without a network."""
+    (folder / "sitecustomize.py").write_text(NO_NETWORK)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PRECAST_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "python")])
+    environment["NO_MKDOCS_2_WARNING"] = "1"
+    return subprocess.run(
+        [sys.executable, *args], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site, built as ``make docs`` builds it; a warning is an error."""
     folder = tmp_path_factory.mktemp("docs")
-    (folder / "hook").mkdir()
-    (folder / "hook" / "sitecustomize.py").write_text(NO_NETWORK)
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PRECAST_")}
-    environment["PYTHONPATH"] = os.pathsep.join([str(folder / "hook"), str(ROOT / "python")])
-    environment["NO_MKDOCS_2_WARNING"] = "1"
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(folder / "site")],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-    )
+    target = str(folder / "site")
+    done = offline_python(folder, "-m", "mkdocs", "build", "--strict", "-d", target)
     output = done.stdout + done.stderr
     assert done.returncode == 0, f'{output}\nNo mkdocs? Fix: pip install ".[docs]"'
     assert "WARNING" not in output, output
@@ -78,6 +79,11 @@ def shown(site: Path, page: str) -> str:
 
 def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
     assert list(site_links.problems(site)) == []
+
+
+def test_a_build_that_connects_to_something_fails(tmp_path):
+    code = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    assert "the build of the documentation connects" in offline_python(tmp_path, "-c", code).stderr
 
 
 def test_the_checker_sees_every_kind_of_problem(tmp_path):
