@@ -12,14 +12,14 @@ import re
 
 from sitegen import ROOT
 
-#: Files of the repository that pages show.
+#: Pages that are a file of the repository, whose links start where that file lies.
+INCLUDED = {"docs/changelog.md": "CHANGELOG.md", "docs/contributing.md": "CONTRIBUTING.md"}
+#: Where the site shows what a link to the repository is about.
 SHOWN = {
-    "CHANGELOG.md": "docs/changelog.md",
-    "CONTRIBUTING.md": "docs/contributing.md",
+    **{source: page for page, source in INCLUDED.items()},
     "README.md": "docs/index.md",
     "aot_configs": "docs/configuration.md",
 }
-_INCLUDED = {shown: source for source, shown in SHOWN.items() if source.endswith(".md")}
 _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#[^)\s]*)?\)")
 
 
@@ -27,8 +27,7 @@ def rewritten(markdown: str, page: str) -> str:
     """``markdown`` of the page ``page`` (its path below ``docs/``), its links led to pages."""
     shown = f"docs/{page}"
     home = posixpath.dirname(shown)
-    # An included file has its links from where it lies; the page with the mark has none.
-    base = posixpath.dirname(_INCLUDED.get(shown, shown)) if page != "index.md" else home
+    base = posixpath.dirname(INCLUDED.get(shown, shown))
 
     def replace(match: re.Match[str]) -> str:
         text, target, anchor = match.groups()
