@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types walkthrough performance wheels clean
+.PHONY: help demo test unit lint format types walkthrough performance docs wheels clean
 
 PYTHON ?= python3
 
@@ -36,6 +36,9 @@ walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.m
 
 performance: ## make docs/performance.md, its pictures and README's table from benchmarks/results
 	PYTHONPATH=python $(PYTHON) docs/performance.py
+
+docs: ## the documentation into build/docs (pip install ".[docs]" brings its tools)
+	PYTHONPATH=python NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
 wheels: ## both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
 	$(PYTHON) -m pip wheel --no-deps -w dist . ./python/precast_jit_cache

@@ -11,6 +11,8 @@ from precast.jit import env
 from precast.jit.config import Arch
 from precast.jit.planner import Plan
 
+__all__ = ["CompilationContext"]
+
 
 class CompilationContext:
     """The compile targets of this process.

@@ -14,6 +14,15 @@ from precast.decorators import backend_requirement as backend_requirement
 from precast.decorators import supported_compute_capability as supported_compute_capability
 from precast.errors import BackendSupportedError as BackendSupportedError
 
+__all__ = [
+    "device_support_pdl",
+    "get_compute_capability",
+    "get_device_sm_count",
+    "is_sm12x_supported",
+    "is_sm90a_supported",
+    "is_sm100a_supported",
+]
+
 if TYPE_CHECKING:
     Device: TypeAlias = "torch.device | str | int | None"
 

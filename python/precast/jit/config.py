@@ -14,6 +14,7 @@ from pathlib import Path
 
 from precast._names import axis_word
 from precast.errors import ConfigError
+from precast.jit import keys
 from precast.jit.table import Table, major_key, read_table, release, version
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "u8")
@@ -164,13 +165,13 @@ def load_config(root: Path) -> Config:
 
 
 def _read_build(path: Path, root: Path) -> BuildConfig:
-    top = read_table(path).only("tvm_ffi", "flags", "cuda", "archs", "profiles")
-    ffi = top.table("tvm_ffi").only("min", "max_exclusive")
-    flags = top.table("flags").only("cuda", "host", "link", "version_script", "cuda_major")
+    top = read_table(path).only(*keys.BUILD)
+    ffi = top.table("tvm_ffi").only(*keys.TVM_FFI)
+    flags = top.table("flags").only(*keys.FLAGS)
 
     cuda = {}
     for key, row in top.rows("cuda"):
-        row.only("min_driver", "cudart", "cudart_wheel")
+        row.only(*keys.CUDA)
         major = major_key(top.table("cuda"), key)
         cuda[major] = CudaMajor(
             major, row.text("min_driver"), row.text("cudart"), row.text("cudart_wheel")
@@ -181,11 +182,11 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
         major = major_key(flags.table("cuda_major"), key)
         if major not in cuda:
             raise flags.table("cuda_major").fail(key, "unknown CUDA major", cuda)
-        major_flags[major] = row.only("cuda").texts("cuda")
+        major_flags[major] = row.only(*keys.FLAGS_CUDA_MAJOR).texts("cuda")
 
     archs = {}
     for name, row in top.rows("archs"):
-        row.only("target", "serves", "cuda")
+        row.only(*keys.ARCH)
         target = row.text("target")
         if re.fullmatch(r"\d+\.\d[af]?", target) is None:
             raise row.fail("target", f"got {target!r}", "a capability such as '9.0a'")
@@ -204,7 +205,7 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
     profiles = {
         name: Profile(
             name,
-            row.only("description", "include", "archs").text("description"),
+            row.only(*keys.PROFILE).text("description"),
             row.choices("include", names, ()),
             row.choices("archs", archs, ()),
         )
@@ -229,9 +230,7 @@ def _read_build(path: Path, root: Path) -> BuildConfig:
 
 
 def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
-    top = read_table(path).only(
-        "description", "sources", "exports", "archs", "cuda_flags", "axes", "aot"
-    )
+    top = read_table(path).only(*keys.OP)
     if _NAME.match(path.stem) is None or "__" in path.stem:
         raise ConfigError(f"{top.file}: bad op name; legal: lower case words joined by one '_'")
 
@@ -298,7 +297,7 @@ def _axis_values(table: Table, axis: str) -> tuple[AxisValue, ...]:
 def _read_block(
     table: Table, axes: Mapping[str, tuple[AxisValue, ...]], build: BuildConfig
 ) -> AotBlock:
-    table.only("profiles", *axes)
+    table.only(*keys.AOT, *axes)
     values: dict[str, tuple[AxisValue, ...]] = {}
     for axis, legal in axes.items():
         row = table.data.get(axis)

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fill in the lines ``<!-- generated: NAME ARGUMENT -->`` of a page."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from sitegen import ROOT, commands, raised, settings
+
+_MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
+
+
+def file(path: str) -> str:
+    """A Markdown file of the repository, with the words for its code blocks that mkdocs knows."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return re.sub(r"^```(\w+) file=(\S+)( lines)?$", r'```\1 title="\2"', text, flags=re.MULTILINE)
+
+
+def drawing(name: str) -> str:
+    """A drawing, inside the page, so that it takes the colours of the reader's theme."""
+    text = (ROOT / "docs" / "drawings" / name).read_text(encoding="utf-8")
+    svg = text[text.index("<svg") :].rstrip()
+    return f"<figure>\n{svg}\n</figure>"
+
+
+#: What a mark may ask for. Each takes the mark's argument, if it has one.
+INSERTS: dict[str, Callable[..., str]] = {
+    "commands": commands.reference,
+    "drawing": drawing,
+    "environment": settings.environment,
+    "exit_codes": commands.exit_codes,
+    "file": file,
+    "raised": raised.example,
+    "toml_keys": settings.toml_keys,
+}
+
+
+def filled(page: str) -> str:
+    """``page`` with everything that it asks for; KeyError for what nobody makes."""
+
+    def replace(match: re.Match[str]) -> str:
+        name, argument = match.groups()
+        return INSERTS[name](*([argument] if argument else []))
+
+    return _MARK.sub(replace, page)

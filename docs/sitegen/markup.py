@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The few words of Markdown that the generated parts share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table; a line break or a bar inside a cell does not break it."""
+    lines = [_row(header), _row("---" for _ in header), *map(_row, rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Iterable[str]) -> str:
+    return "| " + " | ".join(" ".join(c.split()).replace("|", r"\|") for c in cells) + " |"
+
+
+def text(plain: str) -> str:
+    """Plain text of the code as Markdown: names of variables, options and files as code.
+
+    What is code already, in the line or in a block, stays as it is.
+    """
+    parts = re.split(r"(```.*?```|`+[^`]+`+|^ {4}[^\n]*$)", plain, flags=re.S | re.M)
+    return "".join(p if p.startswith(("`", "    ")) else _CODE.sub(r"`\g<0>`", p) for p in parts)
+
+
+_CODE = re.compile(
+    r"""
+    \b[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+(?:=\w+)?  # PRECAST_JIT=error
+    | (?<![\w-])--[a-z][a-z-]+                # --arch
+    | '[^'\s](?:[^']*[^'\s])?'(?!\w)          # '8.0 9.0a'
+    | \b\w+\.(?:json|toml|sh|py)\b            # manifest.json
+    """,
+    re.VERBOSE,
+)
+
+
+def summary(docstring: str) -> str:
+    """The first line of a docstring."""
+    return docstring.strip().partition("\n")[0]
+
+
+def fence(language: str, body: str) -> str:
+    return f"```{language}\n{body.rstrip()}\n```\n"

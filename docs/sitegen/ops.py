@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference: a page for each op that ``precast`` exports, and for each public module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+from collections.abc import Iterator
+from types import ModuleType
+from typing import NamedTuple
+
+import precast
+from precast import errors
+from precast._dispatch import KERNELS
+from precast._names import module_name
+from precast.jit.config import OpConfig
+from precast.loader import plan
+from sitegen import markup
+
+FOLDER = "reference"
+
+
+class Public(NamedTuple):
+    """A name that ``precast`` exports, and where it is defined."""
+
+    name: str
+    path: str
+
+    @property
+    def reference(self) -> str | None:
+        """The path of its PyTorch reference, if it is an op."""
+        module, _, name = self.path.rpartition(".")
+        found = hasattr(importlib.import_module(module), f"{name}_reference")
+        return f"{module}.{name}_reference" if found else None
+
+
+def definition(module: ModuleType, name: str) -> str:
+    """Where a public name of ``module`` is defined; a constant is where it is found."""
+    value = getattr(module, name)
+    named = inspect.isroutine(value) or inspect.isclass(value)
+    if named and value.__module__.startswith("precast."):
+        return f"{value.__module__}.{value.__qualname__}"
+    return f"{module.__name__}.{name}"
+
+
+def exported() -> list[Public]:
+    """Functions and classes that ``precast`` itself exports, in the order of ``__init__``."""
+    return [
+        Public(name, definition(precast, name))
+        for name, value in vars(precast).items()
+        if not name.startswith("_")
+        and (inspect.isroutine(value) or inspect.isclass(value))
+        and value.__module__.startswith("precast.")
+    ]
+
+
+def family(public: Public) -> str | None:
+    """The op that a function belongs to; None for what runs no kernel."""
+    if public.name in KERNELS:
+        return KERNELS[public.name].op
+    if public.reference is None:
+        return None
+    # An op made of other ops' kernels: by the module that it stands in.
+    return public.path.split(".")[1].lstrip("_")
+
+
+def library() -> Iterator[ModuleType]:
+    """Public modules: those that declare ``__all__``, but for the ops and the command line."""
+    ops = {public.path.rpartition(".")[0] for public in exported() if family(public)}
+    for info in pkgutil.walk_packages(precast.__path__, "precast."):
+        parts = info.name.split(".")[1:]
+        if parts[0] in ("cli", "__main__") or any(p.startswith("_") for p in parts):
+            continue
+        module = importlib.import_module(info.name)
+        names = getattr(module, "__all__", ())
+        if names and not any(op == info.name or op.startswith(f"{info.name}.") for op in ops):
+            yield module
+
+
+def pages() -> dict[str, str]:
+    """All pages of the reference by their paths."""
+    families: dict[str, list[Public]] = {}
+    runtime = []
+    for public in exported():
+        op = family(public)
+        if op is None:
+            runtime.append(public)
+        else:
+            families.setdefault(op, []).append(public)
+    made = {f"{FOLDER}/ops/{op}.md": _op_page(op, functions) for op, functions in families.items()}
+    made[f"{FOLDER}/runtime.md"] = _runtime_page(runtime)
+    modules = list(library())
+    for module in modules:
+        made[f"{FOLDER}/{module.__name__}.md"] = _module_page(module)
+    made[f"{FOLDER}/index.md"] = _index(families, modules)
+    return made
+
+
+def _op_page(op: str, functions: list[Public]) -> str:
+    config = plan().config.ops.get(op)
+    parts = [f"# {op}\n"]
+    if config is not None:
+        parts.append(f"{config.description[0].upper()}{config.description[1:]}.\n")
+        parts.append(_configurations(config))
+    parts += [_entry(public.path, f"precast.{public.name}") for public in functions]
+    references = [public.reference for public in functions if public.reference]
+    if references:
+        parts.append("## References\n")
+        parts.append(
+            "The same operations in plain PyTorch: what the tests compare with, and what "
+            "[reference mode][precast._mode.reference_mode] runs.\n"
+        )
+        parts += [_entry(path, path.rpartition(".")[2], level=3) for path in references]
+    return "\n".join(parts)
+
+
+def _configurations(config: OpConfig) -> str:
+    """What can exist of an op, and what of it is prebuilt."""
+    axes = [(f"`{axis}`", _codes(values)) for axis, values in config.axes.items()]
+    blocks = [
+        (
+            _codes(block.profiles) if block.profiles else "all",
+            "; ".join(f"`{axis}`: {_codes(values)}" for axis, values in block.values.items()),
+        )
+        for block in config.aot
+    ]
+    first = {axis: values[0] for axis, values in config.axes.items()}
+    return "\n".join(
+        [
+            markup.table(("Axis", "Values"), axes),
+            f"Targets: {_codes(config.archs)}. A module is one library for one value of each axis "
+            f"and one target, such as `{module_name(config.name, first)}`.\n",
+            markup.table(("Profile", "Prebuilt"), blocks),
+        ]
+    )
+
+
+def _runtime_page(functions: list[Public]) -> str:
+    lead = (
+        "# Run time\n\nWhat `precast` exports besides the operators. Errors are described under "
+        "[Errors and their cure](../errors.md).\n"
+    )
+    return "\n".join([lead, *(_entry(p.path, f"precast.{p.name}") for p in functions)])
+
+
+def _module_page(module: ModuleType) -> str:
+    # What a module passes on stands on the page of the errors or of the run time.
+    elsewhere = [public.name for public in exported()]
+    members = [n for n in module.__all__ if n not in elsewhere and not hasattr(errors, n)]
+    entries = [_entry(definition(module, name), name) for name in members]
+    return "\n".join(
+        [
+            f"# {module.__name__}\n",
+            f"::: {module.__name__}",
+            "    options:",
+            "      members: false",
+            "      show_root_heading: false",
+            "      show_root_toc_entry: false\n",
+            *entries,
+        ]
+    )
+
+
+def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
+    rows = [
+        (
+            f"[{op}](ops/{op}.md)",
+            ", ".join(f"[`{p.name}`][{p.path}]" for p in functions),
+            _codes(plan().config.ops[op].axes.get("dtype", ())) if op in plan().config.ops else "",
+        )
+        for op, functions in families.items()
+    ]
+    libraries = [
+        (f"[`{m.__name__}`]({m.__name__}.md)", markup.summary(m.__doc__ or "")) for m in modules
+    ]
+    return "\n".join(
+        [
+            "# Reference\n",
+            "Made from the docstrings and the configuration files of this version.\n",
+            "## Operators\n",
+            markup.table(("Family", "Functions", "Dtypes"), rows),
+            "## Run time\n",
+            "[Loading, freezing, reference mode](runtime.md): what `precast` exports besides.\n",
+            "## Modules\n",
+            markup.table(("Module", "What it holds"), libraries),
+        ]
+    )
+
+
+def _entry(path: str, heading: str, level: int = 2) -> str:
+    """A docstring under a heading of our own; ``path`` may lead through a private module."""
+    return (
+        f"::: {path}\n"
+        f"    options:\n"
+        f'      heading: "{heading}"\n'
+        f'      toc_label: "{heading.rpartition(".")[2]}"\n'
+        f"      heading_level: {level}\n"
+    )
+
+
+def _codes(values: object) -> str:
+    return ", ".join(f"`{value}`" for value in values)  # type: ignore[attr-defined]

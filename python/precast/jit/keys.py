@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The keys that files of ``aot_configs/`` may have, and what each means.
+
+The planner accepts these and no others; the documentation is made from them.
+"""
+
+from __future__ import annotations
+
+OP = {
+    "description": "One line that says what the op computes.",
+    "sources": "`*.cu` files for nvcc and `*.cc` files for the host compiler, relative to the root "
+    "of the project.",
+    "exports": "The functions that every module of the op exports. A function belongs to one op.",
+    "archs": "The targets that the op has kernels for; names of `[archs.*]` in `build.toml`.",
+    "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
+    "axes": "A table from each axis to the list of its legal values: the whole space that JIT "
+    "builds in. Values are words, whole numbers or booleans; an axis named `dtype` or `dtype_*` "
+    "takes dtype words. Each becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
+    "aot": "The prebuilt part of that space, as `[[aot]]` blocks.",
+}
+AOT = {
+    "profiles": "The profiles that prebuild this block. Default: every profile.",
+}
+BUILD = {
+    "tvm_ffi": "The range of tvm-ffi versions that a module runs with.",
+    "flags": "The flags of all modules.",
+    "cuda": "One table for each CUDA major that modules are built for.",
+    "archs": "One table for each target.",
+    "profiles": "One table for each named set of modules.",
+}
+TVM_FFI = {
+    "min": "The oldest version that works.",
+    "max_exclusive": "The first version that does not.",
+}
+FLAGS = {
+    "cuda": "Flags of nvcc.",
+    "host": "Flags of the host compiler.",
+    "link": "Flags of the link.",
+    "version_script": "The linker's version script, relative to the root of the project.",
+    "cuda_major": "One table for each CUDA major that needs more. Optional.",
+}
+FLAGS_CUDA_MAJOR = {
+    "cuda": "Further flags of nvcc for this CUDA major.",
+}
+CUDA = {
+    "min_driver": "The oldest driver that runs this CUDA major.",
+    "cudart": "The file name of the CUDA runtime that modules are linked with.",
+    "cudart_wheel": "The distribution on PyPI that holds it.",
+}
+ARCH = {
+    "target": "The compute capability to compile for, with its suffix: `9.0a`.",
+    "serves": "The compute capabilities of the devices that this machine code runs on.",
+    "cuda": "The oldest CUDA that can compile for it.",
+}
+PROFILE = {
+    "description": "One line that says what the profile is for.",
+    "include": "Other profiles whose modules belong to this one too. Optional.",
+    "archs": "The targets to build for where the caller names none. Default: all. Optional.",
+}
+
+#: By the title of the table as it stands in a file.
+TABLES = {
+    "<op>.toml": OP,
+    "<op>.toml: [[aot]]": AOT,
+    "build.toml": BUILD,
+    "build.toml: [tvm_ffi]": TVM_FFI,
+    "build.toml: [flags]": FLAGS,
+    "build.toml: [flags.cuda_major.<N>]": FLAGS_CUDA_MAJOR,
+    "build.toml: [cuda.<N>]": CUDA,
+    "build.toml: [archs.<name>]": ARCH,
+    "build.toml: [profiles.<name>]": PROFILE,
+}
