@@ -203,6 +203,14 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         (["list", "--sorce", "JIT"], "precast list --source JIT"),
         (["list", "--source=prebuild"], "precast list --source=prebuilt"),
         (["explain", "rmsnrm", "dtype=bf16"], "precast explain rmsnorm dtype=bf16"),
+        (
+            ["explain", "norm", "dtype=bf61", "--arch=9.0"],
+            "precast explain norm dtype=bf16 --arch=9.0",
+        ),
+        (
+            ["explain", "norm", "dtyp=bf16", "--arch=9.0"],
+            "precast explain norm dtype=bf16 --arch=9.0",
+        ),
         (["completion", "bsh"], "precast completion bash"),
         (["list", "something"], "precast list --help"),
         (["qqq"], "precast --help"),

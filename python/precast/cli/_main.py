@@ -26,7 +26,7 @@ _ERRORS: dict[type[BaseException], tuple[int, str | None]] = {
     errors.CompileError: (UNABLE, "precast doctor"),
     errors.CacheDirectoryError: (UNABLE, "precast doctor"),
     errors.LoadError: (UNABLE, "precast verify"),
-    errors.BundleError: (UNABLE, "{help}"),
+    errors.BundleError: (UNABLE, "give what is missing by --find-links or --wheel: {help}"),
     UnableError: (UNABLE, "precast doctor"),
     OSError: (UNABLE, "free or unlock that place, or name another one: {help}"),
 }

@@ -18,7 +18,9 @@ from precast._version import __version__
 from precast.cli._output import JSON_SCHEMA, HelpFormatter, UsageError
 
 #: How errors of the planner and of this package name a word that does not exist.
-_UNKNOWN = re.compile(r"unknown [\w-]+ '([^']+)'; legal: (.*)")
+_UNKNOWN = re.compile(
+    r"(?:(?:unknown [\w-]+|has no axis) '([^']+)'|\w+=(\S+) is not supported); legal: (.*)"
+)
 
 
 class Parser(argparse.ArgumentParser):
@@ -143,7 +145,8 @@ def cure(text: str, words: Sequence[str]) -> str | None:
     match = _UNKNOWN.search(text)
     if match is None:
         return None
-    word, legal = match[1], re.split(r",? or a function: |[,:] ", match[2])
+    word = match[1] or match[2]
+    legal = re.split(r",? or a function: |[,:] ", match[3])
     near = difflib.get_close_matches(word, legal, 1, 0.5)
     if not near:
         return None
