@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of a long build: a bar in a terminal (with rich), plain lines everywhere else."""
+"""Progress of long work, on standard error: a bar on a terminal (with rich), else plain lines."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import rich.console
     import rich.progress
 
 
@@ -52,7 +55,7 @@ class Progress:
             self.show(self.line(name, seconds))
 
     def show(self, line: str) -> None:
-        print(line, flush=True)
+        print(line, file=sys.stderr, flush=True)
 
     @property
     def elapsed(self) -> float:
@@ -75,7 +78,7 @@ class Progress:
 class _Bar(Progress):
     """The same in one line of a terminal that redraws itself."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, console: rich.console.Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as RichProgress
 
@@ -86,6 +89,7 @@ class _Bar(Progress):
             TimeElapsedColumn(),
             TextColumn("left {task.fields[left]}"),
             TextColumn("{task.description}"),
+            console=console,
         )
         self._task = self._bar.add_task("", total=total, left="?")
 
@@ -106,17 +110,53 @@ class _Bar(Progress):
 
     def show(self, line: str) -> None:
         self._bar.update(self._task, completed=self.finished, left=_clock(self.left))
-        self._bar.console.print(line, highlight=False)
+        self._bar.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
 def make_progress(total: int) -> Progress:
-    """A bar where standard output is a terminal and rich is installed."""
-    if sys.stdout.isatty():
-        try:
-            return _Bar(total)
-        except ImportError:
-            pass
-    return Progress(total)
+    """A bar where standard error is a terminal and rich is installed."""
+    console = _console()
+    return Progress(total) if console is None else _Bar(total, console)
+
+
+@contextmanager
+def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
+    """A function to call after each of ``total`` short steps.
+
+    Draws a bar that leaves nothing behind on a terminal, and nothing elsewhere.
+    """
+    console = _console()
+    if console is None:
+        yield lambda: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+    from rich.progress import Progress as RichProgress
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with RichProgress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda: bar.advance(task)
+
+
+@contextmanager
+def spinner(what: str) -> Iterator[Callable[[str], None]]:
+    """A function that prints a line to standard error, above a spinner on a terminal."""
+    console = _console()
+    if console is None:
+        yield lambda line: print(line, file=sys.stderr, flush=True)
+        return
+    with console.status(what):
+        yield lambda line: console.print(line, highlight=False, markup=False, soft_wrap=True)
+
+
+def _console() -> rich.console.Console | None:
+    if not sys.stderr.isatty():
+        return None
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(stderr=True)
 
 
 def _clock(seconds: float) -> str:

@@ -5,14 +5,13 @@
 
     python -m precast.aot --profile core --arch "8.0 9.0a 10.0f" --out-dir D
 
-``D`` is then a provider (``PRECAST_KERNEL_DIR=D``, or a folder on ``PRECAST_PROVIDER_PATH``). A run
-that was stopped goes on where it was: a module whose fingerprint, compiler and contents are as
-wanted is kept.
+is ``precast build`` with the same arguments. ``D`` is then a provider: ``PRECAST_KERNEL_DIR=D``, or
+a folder on ``PRECAST_PROVIDER_PATH``. A run that was stopped goes on where it was: a module whose
+fingerprint, compiler and contents are as wanted is kept.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import shutil
 import sys
@@ -23,11 +22,9 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
-from precast import _env
 from precast._progress import Progress, make_progress
-from precast.errors import CompileError, ConfigError, ProviderError, ToolchainError
-from precast.jit import cache, compiler, env
-from precast.jit.__main__ import target_archs
+from precast.errors import ProviderError
+from precast.jit import cache, compiler
 from precast.jit.jobs import max_jobs
 from precast.jit.planner import Plan
 from precast.jit.spec import Command, JitSpec
@@ -200,48 +197,11 @@ class _Builder:
         record.write_text(meta.dump(), encoding="utf-8")
 
 
-# -- command line ---------------------------------------------------------------------------------
-
-
 def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m precast.aot``; returns 0, or 1 if something could not be built."""
-    parser = argparse.ArgumentParser(
-        prog="python -m precast.aot",
-        description="Compile the modules of a profile into a folder.",
-    )
-    parser.add_argument("--profile", default=None, help="default: PRECAST_PROFILE, else core")
-    parser.add_argument(
-        "--arch",
-        default=None,
-        help="targets such as '8.0 9.0a'; default: PRECAST_CUDA_ARCH_LIST, else the GPUs present",
-    )
-    parser.add_argument("--cuda", type=int, default=None, help="CUDA major; default: the toolkit's")
-    parser.add_argument("--out-dir", type=Path, default=Path("build/modules"))
-    parser.add_argument("-j", "--jobs", type=int, default=None, help="compilers at once")
-    parser.add_argument("--dry-run", action="store_true", help="list what would be built")
-    args = parser.parse_args(argv)
-    if args.jobs is not None and args.jobs < 1:
-        parser.error(f"--jobs {args.jobs} is not at least 1")
-    try:
-        plan = Plan.load(env.source_root())
-        archs = target_archs(plan, args.arch or _env.CUDA_ARCH_LIST())
-        toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
-        specs = plan.modules(args.profile or _env.PROFILE(), archs, toolchain.toolkit.major)
-        out_dir = args.out_dir.absolute()
-        if args.dry_run:
-            for spec in specs:
-                state = "built" if is_built(spec, toolchain, out_dir) else "to build"
-                print(f"{spec.file_name}  {state}")
-            return 0
-        manifest = build(plan, specs, out_dir, jobs=args.jobs)
-    except (CompileError, ConfigError, OSError, ProviderError, ToolchainError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    slowest = sorted(manifest.modules, key=lambda row: row.compile_seconds)[-3:]
-    size = sum(row.size for row in manifest.modules)
-    print(f"{len(manifest.modules)} modules, {size / 1e6:.1f} MB: {out_dir}")
-    print("slowest: " + ", ".join(f"{r.file} {r.compile_seconds:.1f} s" for r in reversed(slowest)))
-    return 0
+    """``python -m precast.aot``: the command ``precast build``; returns its exit code."""
+    from precast.cli import main
+
+    return main(["build", *(sys.argv[1:] if argv is None else argv)])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precast._log import get_logger
-from precast._names import module_name
+from precast._names import module_name, provider_name
 from precast._trust import check_contents, distrust
 from precast._version import __version__
 from precast.cudart import driver_cuda_version, open_cudart
@@ -159,11 +159,11 @@ class Loader:
                     reason = f"this precast {__version__} does not plan {name} for {row.arch}"
                 else:
                     fault = True
-                    extra = f'"precast[cu{manifest.cuda_major}-{row.arch}]=={__version__}"'
+                    again = provider_name(manifest.cuda_major, row.arch)
                     reason = (
                         f"its fingerprint {row.fingerprint[:12]} is not the {wanted[:12]} of this "
                         f"precast {__version__}: it was built from other sources. "
-                        f"Fix: {provider.mend(extra)}"
+                        f"Fix: {provider.mend(f'{again}=={__version__}')}"
                     )
                 place = f"{provider.title}, {row.file}"
                 steps.append(Step(provider.source, place, False, reason, fault))

@@ -41,7 +41,8 @@ class Provider(NamedTuple):
         """The command that replaces what does not fit here."""
         if self.source != "provider":
             return f"build or unpack {self.root} again"
-        return f"pip install --force-reinstall {requirement}"
+        # Without its dependencies: pip would install torch again, perhaps another build of it.
+        return f"pip install --force-reinstall --no-deps {requirement}"
 
 
 def find_providers() -> list[Provider]:

@@ -6,9 +6,13 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import IO
 
 import precast
 from precast.jit.spec import JitSpec
@@ -18,18 +22,62 @@ from precast.manifest import Manifest, ModuleRow
 PACKAGES = str(Path(precast.__file__).resolve().parents[1])
 
 
-def run(*argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+def run(
+    *argv: str, stdout: IO[str] | int = subprocess.PIPE, **environment: str
+) -> subprocess.CompletedProcess[str]:
     """``python -m precast ARGV`` as a process of its own, with no setting of this machine."""
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PRECAST_", "CUDA_", "CXX"))}
-    env.update(PYTHONPATH=PACKAGES, **environment)
+    env.update({"PYTHONPATH": PACKAGES, **environment})
     return subprocess.run(
         [sys.executable, "-m", "precast", *argv],
-        capture_output=True,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
         text=True,
         env=env,
         stdin=subprocess.DEVNULL,
         timeout=120,
     )
+
+
+def on_terminal(*argv: str, error_only: bool = False, **environment: str) -> tuple[str, str, int]:
+    """The same with a terminal: standard output and error as they were drawn, and the exit code.
+
+    ``error_only`` leaves standard output a pipe, as in ``precast list --json | jq``.
+    """
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("PRECAST_", "CUDA_", "CXX"))}
+    for name in ("NO_COLOR", "FORCE_COLOR", "CLICOLOR", "CI"):
+        env.pop(name, None)
+    env.update({"PYTHONPATH": PACKAGES, "TERM": "xterm", "COLUMNS": "200", **environment})
+    ends = [os.pipe() if error_only else pty.openpty(), pty.openpty()]
+    with subprocess.Popen(
+        [sys.executable, "-m", "precast", *argv],
+        stdin=subprocess.DEVNULL,
+        stdout=ends[0][1],
+        stderr=ends[1][1],
+        env=env,
+    ) as process:
+        for _, inner in ends:
+            os.close(inner)
+        with ThreadPoolExecutor(2) as pool:
+            out, err = pool.map(_read_all, [outer for outer, _ in ends])
+        return out, err, process.wait(60)
+
+
+def _read_all(end: int) -> str:
+    data = b""
+    while True:
+        try:
+            piece = os.read(end, 1 << 16)
+        except OSError:  # what Linux says at the end of a terminal
+            piece = b""
+        if not piece:
+            os.close(end)
+            return data.decode()
+        data += piece
+
+
+def without_colours(text: str) -> str:
+    return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
 
 
 def core_specs(arch: str) -> list[JitSpec]:

@@ -114,7 +114,7 @@ def test_clear_asks_a_person(cache, monkeypatch, capsys, answer, code):
     monkeypatch.setattr("sys.stdin", terminal)
     assert main(["cache", "clear"]) == code
     assert left(cache) == (set() if code == 0 else set(cache))
-    assert "Remove all 7 builds of" in capsys.readouterr().out
+    assert "Remove all 7 builds of" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("argv", [["--older-than", "soon"], ["--max-size", "big"]])

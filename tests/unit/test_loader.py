@@ -214,7 +214,7 @@ def test_version_skew_is_warned_once_a_module_and_mended_by_one_command(world, c
         f"provider (cache-cu13-sm90a 0.0.1, sm90a/norm__dtype_bf16.so): rejected: its "
         f"fingerprint 000000000000 is not the {wanted} of this precast {precast.__version__}: it "
         f"was built from other sources. Fix: pip install --force-reinstall "
-        f'"precast[cu13-sm90a]=={precast.__version__}"'
+        f"--no-deps precast-jit-cache-cu13-sm90a=={precast.__version__}"
     )
     fresh.load("norm", {"dtype": "f16"}, 0)
     _, other = messages(caplog)

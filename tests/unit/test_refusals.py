@@ -196,7 +196,7 @@ def test_an_installed_provider_is_mended_by_pip(world):
     (root / FILE).write_bytes(b"x")
     world.loader()
     assert refusals(resolve())[0].endswith(
-        ": truncated. Fix: pip install --force-reinstall cache-cu13-sm90a==1.2"
+        ": truncated. Fix: pip install --force-reinstall --no-deps cache-cu13-sm90a==1.2"
     )
 
 

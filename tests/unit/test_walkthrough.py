@@ -132,7 +132,7 @@ def test_planned_and_listed(root: Path, tmp_path: Path) -> None:
     listed = json.loads(
         python(root, tmp_path, "-m", "precast", "list", "--op", "shift", "--arch", "9.0", "--json")
     )
-    rows = {row["module"]: row["arch"] for row in listed}
+    rows = {row["module"]: row["arch"] for row in listed["modules"]}
     assert rows["shift__dtype_bf16"] == "sm90a"
 
 

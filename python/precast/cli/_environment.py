@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``precast doctor`` finds on this machine. Imports neither torch nor tvm-ffi."""
+"""What ``doctor`` and ``collect-env`` find on this machine. Imports neither torch nor tvm-ffi."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import importlib.util
 import os
 import platform
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,28 +17,76 @@ from typing import Any
 from precast.cli._gpus import Gpu, driver_version
 from precast.cli._output import human_size
 
+#: What changes how JIT and the command line work, shown where it is installed.
+_OPTIONAL = ("rich", "argcomplete", "cuda-pathfinder", "cuda-toolkit")
+
 
 def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
     """Everything but the modules, as plain data with texts for people."""
-    driver = _driver(no_gpu)
-    packages = _packages(bool(gpus))
-    providers = _providers()
-    parts = [*packages, driver, *providers]
+    found: dict[str, Any] = {
+        "packages": packages(bool(gpus)),
+        "gpus": gpu_rows(gpus),
+        "driver": driver(no_gpu),
+        "compilers": compilers(),
+        "providers": providers(),
+        "jit": jit(),
+    }
+    return {**found, "problems": problems(found)}
+
+
+def problems(found: Mapping[str, Any]) -> list[str]:
+    """What is wrong with packages, driver or providers."""
+    parts: list[Any] = [found["driver"]]
+    for name in ("packages", "providers"):
+        parts += found[name] if isinstance(found[name], list) else [found[name]]
+    return [part["problem"] for part in parts if part.get("problem")]
+
+
+def sections(found: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
+    """The rows of :func:`report` for people, by title; a part may be ``{"error": text}``."""
+    provided = _rows(found["providers"], lambda p: (p["label"], p["text"]))
     return {
-        "packages": packages,
-        "gpus": [{**asdict(g), "memory_text": human_size(g.memory)} for g in gpus],
-        "driver": driver,
-        "compilers": _compilers(),
-        "providers": providers,
-        "jit": _jit(),
-        "problems": [part["problem"] for part in parts if part.get("problem")],
+        "Packages": _rows(found["packages"], lambda p: (p["name"], p["text"])),
+        "GPUs": [
+            *_rows([found["driver"]], lambda d: ("driver", d["text"])),
+            *_rows(
+                found["gpus"],
+                lambda g: (
+                    f"cuda:{g['index']}",
+                    f"{g['name']}, capability {g['capability']}, {g['memory_text']}",
+                ),
+            ),
+        ],
+        "Compilers": _rows(
+            found["compilers"],
+            lambda c: ("accepted" if c["accepted"] else "rejected", c["name"], c["reason"]),
+        ),
+        "Prebuilt modules": provided or [("none", "no provider is installed")],
+        "JIT": _jit_rows(found["jit"]),
     }
 
 
-def _packages(has_gpu: bool) -> list[dict[str, Any]]:
+def _jit_rows(part: Mapping[str, str]) -> list[tuple[str, ...]]:
+    if "error" in part:
+        return [("error", part["error"])]
+    return [("policy", part["policy_text"]), ("cache", part["cache_text"])]
+
+
+def _rows(part: Any, row: Callable[[Any], tuple[str, ...]]) -> list[tuple[str, ...]]:
+    items = part if isinstance(part, list) else [part]
+    return [("error", item["error"]) if "error" in item else row(item) for item in items]
+
+
+def gpu_rows(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
+    return [{**asdict(gpu), "memory_text": human_size(gpu.memory)} for gpu in gpus]
+
+
+def packages(has_gpu: bool, optional: bool = False) -> list[dict[str, Any]]:
+    """precast, Python and what precast depends on; ``optional``: the extras too, if installed."""
     from precast._version import __version__
 
     here = Path(__file__).resolve().parents[1]
+    extras = [_package(name) for name in _OPTIONAL] if optional else []
     return [
         {"name": "precast", "version": __version__, "text": f"{__version__} ({here})"},
         {
@@ -46,9 +94,10 @@ def _packages(has_gpu: bool) -> list[dict[str, Any]]:
             "version": platform.python_version(),
             "text": f"{platform.python_version()} ({platform.platform()})",
         },
-        _torch(has_gpu),
+        torch(has_gpu),
         _tvm_ffi(),
         *(_package(name) for name in ("filelock", "platformdirs", "packaging")),
+        *(row for row in extras if row["version"] is not None),
     ]
 
 
@@ -61,7 +110,8 @@ def _package(name: str) -> dict[str, Any]:
     return {"name": name, "version": version, "text": version}
 
 
-def _torch(has_gpu: bool) -> dict[str, Any]:
+def torch(has_gpu: bool) -> dict[str, Any]:
+    """Version and CUDA of torch, which is not imported."""
     row = _package("torch")
     if row["version"] is None:
         return row
@@ -107,7 +157,8 @@ def _tvm_ffi() -> dict[str, Any]:
     return row
 
 
-def _driver(no_gpu: str | None) -> dict[str, Any]:
+def driver(no_gpu: str | None) -> dict[str, Any]:
+    """Version of the driver and the newest CUDA that it runs."""
     from precast.cudart import driver_cuda_version
     from precast.loader import loader
 
@@ -131,7 +182,7 @@ def _driver(no_gpu: str | None) -> dict[str, Any]:
 # -- compilers ------------------------------------------------------------------------------------
 
 
-def _compilers() -> list[dict[str, Any]]:
+def compilers() -> list[dict[str, Any]]:
     """Every nvcc found, in the order JIT asks, and the host compiler."""
     from precast.errors import ToolchainError
     from precast.jit import toolchain
@@ -184,7 +235,8 @@ def _no_compiler(name: str, reason: str) -> dict[str, Any]:
 # -- providers and JIT ----------------------------------------------------------------------------
 
 
-def _providers() -> list[dict[str, Any]]:
+def providers() -> list[dict[str, Any]]:
+    """Every provider that the loader found."""
     from precast.loader import loader
     from precast.providers import provider_problem
 
@@ -215,7 +267,8 @@ def _providers() -> list[dict[str, Any]]:
     return rows
 
 
-def _jit() -> dict[str, Any]:
+def jit() -> dict[str, Any]:
+    """What happens to a module that is not prebuilt."""
     from precast import _env
     from precast.jit import env, policy
 

@@ -1,99 +1,87 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parse the command line, run one command, turn what goes wrong into a line and an exit code."""
+"""Run one command, and turn what goes wrong into a message with its cure and an exit code."""
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import os
-import pkgutil
 import sys
-from collections.abc import Iterator, Sequence
-from types import ModuleType
+import traceback
+from collections.abc import Sequence
 
 from precast import errors
-from precast._version import __version__
 from precast.cli._output import UnableError, UsageError
+from precast.cli._parser import build_parser, cure, parse
 
-OK, FAILED, USAGE, UNABLE, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 130, 141
+OK, FAILED, USAGE, UNABLE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 
-_USER_ERRORS: dict[type[BaseException], int] = {
-    UsageError: USAGE,
-    errors.ConfigError: USAGE,
-    errors.EnvironmentVariableError: USAGE,
-    errors.UnsupportedConfigError: USAGE,
-    errors.MissingJITCacheError: UNABLE,
-    errors.ToolchainError: UNABLE,
-    errors.CompileError: UNABLE,
-    errors.CacheDirectoryError: UNABLE,
-    errors.LoadError: UNABLE,
-    errors.BundleError: UNABLE,
-    UnableError: UNABLE,
-    KeyboardInterrupt: INTERRUPTED,
-    BrokenPipeError: BROKEN_PIPE,
-    OSError: UNABLE,
+#: Exit code and last resort of a cure for each kind of error; None: its message says it.
+_ERRORS: dict[type[BaseException], tuple[int, str | None]] = {
+    UsageError: (USAGE, "{help}"),
+    errors.ConfigError: (USAGE, "{help}"),
+    errors.UnsupportedConfigError: (USAGE, "{help}"),
+    errors.EnvironmentVariableError: (USAGE, "unset {variable}, or give it a legal value"),
+    errors.ProviderError: (FAILED, "precast verify"),
+    errors.MissingJITCacheError: (UNABLE, "precast doctor"),
+    errors.ToolchainError: (UNABLE, "precast doctor"),
+    errors.CompileError: (UNABLE, "precast doctor"),
+    errors.CacheDirectoryError: (UNABLE, "precast doctor"),
+    errors.LoadError: (UNABLE, "precast verify"),
+    errors.BundleError: (UNABLE, "give what is missing by --find-links or --wheel: {help}"),
+    UnableError: (UNABLE, "precast doctor"),
+    OSError: (UNABLE, "free or unlock that place, or name another one: {help}"),
 }
-
-
-def commands() -> Iterator[tuple[str, ModuleType]]:
-    """The commands by name, found in the folder of this package."""
-    package = importlib.import_module(__package__)
-    for info in pkgutil.iter_modules(package.__path__):
-        if not info.name.startswith("_"):
-            module = importlib.import_module(f"{__package__}.{info.name}")
-            yield info.name.replace("_", "-"), module
-
-
-def _exit_codes() -> str:
-    """The table of the package's docstring."""
-    text = importlib.import_module(__package__).__doc__ or ""
-    return "exit codes:" + text.partition("Exit codes::")[2].replace("\n\n", "\n", 1)
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The argparse tree of all commands."""
-    parser = argparse.ArgumentParser(
-        prog="precast",
-        description="CUDA kernels as finished parts: what is there, what fits, what is missing.",
-        epilog=_exit_codes(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"precast {__version__}")
-    tree = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
-    for name, module in commands():
-        text = (module.__doc__ or "").strip()
-        sub = tree.add_parser(
-            name,
-            help=text.partition("\n")[0].rstrip("."),
-            description=text,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            **getattr(module, "PARSER_OPTIONS", {}),
-        )
-        module.add_arguments(sub)
-        sub.set_defaults(run=module.run)
-    return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``precast`` with ``argv`` (default: the process's) and return the exit code."""
-    parser = build_parser()
-    args = parser.parse_args(argv)
-    if args.command is None:
-        parser.print_help(sys.stderr)
-        return USAGE
+    words = list(sys.argv[1:] if argv is None else argv)
+    if "_ARGCOMPLETE" in os.environ:
+        from precast.cli._completers import answer
+
+        answer(build_parser())
     try:
+        args = parse(words)
+        if args.command is None:
+            build_parser().print_help(sys.stderr)
+            return USAGE
         code = int(args.run(args))
         sys.stdout.flush()
         return code
-    except tuple(_USER_ERRORS) as error:
-        return _report(error)
-
-
-def _report(error: BaseException) -> int:
-    if isinstance(error, BrokenPipeError):
-        # Whoever read the output has left; what Python still flushes at exit goes nowhere.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        _drop_output()
         return BROKEN_PIPE
-    text = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except Exception as error:
+        code = _report(error, words)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
+        return code
+
+
+def _drop_output() -> None:
+    """What Python still flushes at exit goes nowhere: its reader has left, or the disk is full."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _report(error: Exception, words: Sequence[str]) -> int:
+    kind = next((kind for kind in _ERRORS if isinstance(error, kind)), None)
+    if kind is None:
+        traceback.print_exc()
+        print(
+            "error: this is a bug in precast. Fix: report it with the lines above and the output "
+            "of: precast collect-env",
+            file=sys.stderr,
+        )
+        return BUG
+    text = str(error)
     print(f"error: {text}", file=sys.stderr)
-    return next(code for kind, code in _USER_ERRORS.items() if isinstance(error, kind))
+    code, last_resort = _ERRORS[kind]
+    if "Fix:" not in text and last_resort is not None:
+        helped = getattr(error, "help_of", None) or f"precast {words[0]}"
+        fallback = last_resort.format(help=f"{helped} --help", variable=text.partition("=")[0])
+        print(f"Fix: {cure(text, words) or fallback}", file=sys.stderr)
+    return code

@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print: aligned text, coloured where rich is installed, or JSON."""
+"""What the commands print: tables on a terminal where rich is installed, aligned text, or JSON."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+#: The format of every JSON object that a command prints; see the package's docstring.
+JSON_SCHEMA = 1
 
 #: Words that get a colour where they are a whole cell.
 _STYLES = {
@@ -24,20 +27,40 @@ _STYLES = {
 }
 
 
+#: Cells up to this width are never broken, and cells of any width only if the last column would
+#: be left with less than that.
+_SHORT_CELL, _LAST_COLUMN = 12, 16
+
+
 class UsageError(ValueError):
-    """The command line asks for something that has no meaning."""
+    """The command line asks for something that has no meaning; ``help_of`` is the command."""
+
+    def __init__(self, message: str, help_of: str | None = None) -> None:
+        super().__init__(message)
+        self.help_of = help_of
 
 
 class UnableError(RuntimeError):
     """This machine lacks what the command needs."""
 
 
+class HelpFormatter(argparse.RawDescriptionHelpFormatter):
+    """Docstrings as they stand, and room for the names of options beside their help."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+        self._action_max_length = 16  # argparse forgets the indentation of subcommands
+
+
 def add_json(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document for machines")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else, for machines"
+    )
 
 
-def print_json(data: object) -> None:
-    print(json.dumps(data, indent=2))
+def print_json(data: Mapping[str, object]) -> None:
+    """Print the object of a command, with the number of its format."""
+    print(json.dumps({"schema": JSON_SCHEMA, **data}, indent=2))
 
 
 def print_heading(text: str) -> None:
@@ -47,7 +70,16 @@ def print_heading(text: str) -> None:
     else:
         from rich.text import Text
 
-        console.print(Text(text, style="bold"))
+        console.print(Text(text, style="bold"), soft_wrap=True)
+
+
+def print_sections(sections: Mapping[str, Sequence[Sequence[object]]]) -> None:
+    """Rows under headings, with an empty line before each but the first."""
+    for number, (title, rows) in enumerate(sections.items()):
+        if number:
+            print()
+        print_heading(title)
+        print_table(rows)
 
 
 def print_table(
@@ -61,19 +93,27 @@ def print_table(
     if console is None:
         _print_plain([list(header), *cells] if header else cells, indent)
         return
+    from rich import box
+    from rich.padding import Padding
     from rich.table import Table
     from rich.text import Text
 
     table = Table(
-        box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=bool(header), header_style="dim"
+        box=box.SIMPLE_HEAD if header else None,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, 1) if header else (0, 2, 0, 0),
+        show_header=bool(header),
+        header_style="bold",
     )
-    for i in range(len(cells[0])):
-        last = i == len(cells[0]) - 1
-        table.add_column(header[i] if header else "", no_wrap=not last, overflow="fold")
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    last = len(widths) - 1
+    roomy = indent + sum(widths[:-1]) + 3 * last + min(widths[-1], _LAST_COLUMN) <= console.width
+    for i, width in enumerate(widths):
+        whole = width <= _SHORT_CELL or (roomy and i < last)
+        table.add_column(header[i] if header else "", no_wrap=whole, overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    from rich.padding import Padding
-
     console.print(Padding(table, (0, 0, 0, indent)))
 
 

@@ -8,11 +8,18 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from precast.cli import _completers
 from precast.cli._gpus import find_gpus
 from precast.cli._output import UsageError
 
 #: Where a module would come from, best first. ``unsupported``: no such op for the target.
 STATES = ("prebuilt", "cached", "JIT", "missing", "unsupported")
+#: Of an :class:`Outcome` as JSON.
+OUTCOME_KEYS = (
+    "op, axes, module, capability, arch (the target), state (prebuilt, cached, JIT, missing or "
+    "unsupported), place, path, reason (why it is not prebuilt) and steps (source, place, "
+    "accepted, reason, fault of each candidate)"
+)
 #: The states in which a call needs no compiler.
 READY = ("prebuilt", "cached")
 
@@ -61,9 +68,10 @@ def capabilities(text: str) -> list[str]:
 
 
 def add_arch(parser: argparse.ArgumentParser, text: str) -> None:
-    parser.add_argument(
+    action = parser.add_argument(
         "--arch", type=capabilities, nargs="+", action="extend", metavar="CC", help=text
     )
+    _completers.attach(action, _completers.capabilities)
 
 
 def flatten(groups: Iterable[Sequence[str]] | None) -> list[str]:
@@ -170,6 +178,7 @@ def profile_outcomes(
 def fixes(rows: Iterable[Outcome]) -> list[str]:
     """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
     from precast._version import __version__
+    from precast.cli import _fit
     from precast.loader import loader, plan
 
     commands: list[str] = []
@@ -189,18 +198,9 @@ def fixes(rows: Iterable[Outcome]) -> list[str]:
         elif known is None or row.module not in loader.document["modules"]:
             commands.append('pip install "precast[jit]"')
         else:
-            extras.append(f"cu{_cuda_major(known.cuda[0])}-{row.arch}")
+            majors = _fit.suitable_majors(_fit.this_machine(), known.cuda[0])
+            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
     if extras:
         joined = ",".join(dict.fromkeys(extras))
         commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
     return list(dict.fromkeys(commands))
-
-
-def _cuda_major(least: int) -> int:
-    """The CUDA major whose modules suit this driver and exist for the target."""
-    from precast.cudart import driver_cuda_version
-    from precast.loader import plan
-
-    driver = driver_cuda_version()
-    majors = [m for m in plan().build.cuda if m >= least and (driver is None or m <= driver[0])]
-    return max(majors or plan().build.cuda)

@@ -1,19 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile modules ahead of time into a folder (the same as `python -m precast.aot`)."""
+"""Compile modules ahead of time into a folder, by the commands that JIT uses.
+
+    precast build --profile core --arch "8.0 9.0a 10.0f" --out-dir build/modules
+
+The folder is then a provider: name it by PRECAST_KERNEL_DIR, or put it on PRECAST_PROVIDER_PATH. A
+run that was stopped goes on where it was. `python -m precast.aot` is the same command.
+"""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-#: All arguments, --help included, go to precast.aot as they are.
-PARSER_OPTIONS = {"add_help": False, "prefix_chars": "\0"}
+from precast.cli import _completers, _output
+from precast.cli._output import UsageError
+
+if TYPE_CHECKING:
+    from precast.manifest import Manifest
+
+EXIT_CODES = (0, 1, 2, 3)
+JSON = {
+    "directory": "the folder, as a full path",
+    "profile": "the profile that was built",
+    "cuda_major": "the CUDA major of the modules",
+    "dry_run": "true if nothing was compiled",
+    "modules": "the modules: file, state (built; of a dry run also: to build), size in bytes and "
+    "compile_seconds (both null in a dry run)",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("arguments", nargs="*")
+    action = parser.add_argument(
+        "--profile", metavar="NAME", help="what to build (default: PRECAST_PROFILE, else core)"
+    )
+    _completers.attach(action, _completers.profiles)
+    action = parser.add_argument(
+        "--arch",
+        nargs="+",
+        action="extend",
+        metavar="CC",
+        help="targets such as 8.0 9.0a (default: PRECAST_CUDA_ARCH_LIST, else the GPUs present)",
+    )
+    _completers.attach(action, _completers.targets)
+    parser.add_argument(
+        "--cuda", type=int, metavar="MAJOR", help="CUDA major (default: that of the toolkit found)"
+    )
+    parser.add_argument(
+        "-o",
+        "--out-dir",
+        type=Path,
+        default=Path("build/modules"),
+        metavar="DIR",
+        help="where to (default: %(default)s)",
+    )
+    parser.add_argument(
+        "-j",
+        "--jobs",
+        type=_jobs,
+        metavar="N",
+        help="compilers at once (default: MAX_JOBS, else by cores and free memory)",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only list what would be built")
+    _output.add_json(parser)
+
+
+def _jobs(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast import aot
+    from precast import _env, aot
+    from precast.jit.__main__ import target_archs
+    from precast.jit.toolchain import find_toolchain
+    from precast.loader import plan
 
-    return aot.main(args.arguments)
+    try:
+        archs = target_archs(plan(), " ".join(args.arch or ()) or _env.CUDA_ARCH_LIST())
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+    toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
+    major = toolchain.toolkit.major
+    profile = args.profile or _env.PROFILE()
+    specs = plan().modules(profile, archs, major)
+    folder = args.out_dir.absolute()
+    report = {
+        "directory": str(folder),
+        "profile": profile,
+        "cuda_major": major,
+        "dry_run": args.dry_run,
+    }
+    if args.dry_run:
+        states = {
+            spec.file_name: "built" if aot.is_built(spec, toolchain, folder) else "to build"
+            for spec in specs
+        }
+        if args.json:
+            rows = [
+                {"file": name, "state": state, "size": None, "compile_seconds": None}
+                for name, state in states.items()
+            ]
+            _output.print_json({**report, "modules": rows})
+        else:
+            _output.print_table(list(states.items()), ("module", "state"), indent=0)
+        return 0
+    manifest = aot.build(plan(), specs, folder, jobs=args.jobs)
+    if args.json:
+        _output.print_json({**report, "modules": _rows(manifest)})
+    else:
+        _print(manifest, folder)
+    return 0
+
+
+def _rows(manifest: Manifest) -> list[dict[str, object]]:
+    return [
+        {
+            "file": row.file,
+            "state": "built",
+            "size": row.size,
+            "compile_seconds": row.compile_seconds,
+        }
+        for row in manifest.modules
+    ]
+
+
+def _print(manifest: Manifest, folder: Path) -> None:
+    slowest = sorted(manifest.modules, key=lambda row: row.compile_seconds, reverse=True)[:3]
+    size = _output.human_size(sum(row.size for row in manifest.modules))
+    print(f"{len(manifest.modules)} modules, {size}: {folder}")
+    print("slowest: " + ", ".join(f"{row.file} {row.compile_seconds:.1f} s" for row in slowest))

@@ -12,24 +12,41 @@ already, unless --with-torch asks for it.
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
-from precast.cli import _output
+from precast._progress import spinner
+from precast.cli import _completers, _output
+
+EXIT_CODES = (0, 2, 3)
+JSON = {
+    "directory": "the folder",
+    "python": "the Python that it is for",
+    "platform": "the wheel tag that it is for",
+    "requirements": "what was asked for, as pip reads it",
+    "assumed": "the requirement that the target must meet itself (torch), or null",
+    "notes": "texts for people",
+    "wheels": "name, version, file and size of each wheel",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="DIR", help="a new or empty folder"
     )
-    parser.add_argument(
+    action = parser.add_argument(
         "--arch", nargs="+", required=True, metavar="CC", help="targets such as 9.0a or sm90a"
     )
+    _completers.attach(action, _completers.targets)
     parser.add_argument("--python", metavar="X.Y", help="Python of the target (default: this one)")
     parser.add_argument(
-        "--platform", help="of the target (default: manylinux_2_28 of this machine's kind)"
+        "--platform",
+        metavar="TAG",
+        help="of the target (default: manylinux_2_28 of this machine's kind)",
     )
-    parser.add_argument("--cuda", type=int, metavar="MAJOR", help="CUDA major (default: newest)")
+    action = parser.add_argument(
+        "--cuda", type=int, metavar="MAJOR", help="CUDA major (default: newest)"
+    )
+    _completers.attach(action, _completers.cuda_majors)
     parser.add_argument(
         "--with-torch",
         nargs="?",
@@ -79,19 +96,20 @@ def run(args: argparse.Namespace) -> int:
     majors = list(plan().build.cuda)
     if args.cuda is not None and args.cuda not in majors:
         raise _output.UsageError(f"--cuda {args.cuda}: legal: {', '.join(map(str, majors))}")
-    made = make_bundle(
-        args.output,
-        archs,
-        target,
-        cuda_major=args.cuda or max(majors),
-        version=__version__,
-        local=local_wheels(args.wheel, [Path(p) for p in args.find_links if "://" not in p]),
-        find_links=args.find_links,
-        extras=args.extra,
-        with_torch=args.with_torch,
-        no_index=args.no_index,
-        log=lambda text: print(text, file=sys.stderr, flush=True),
-    )
+    with spinner("making the bundle") as log:
+        made = make_bundle(
+            args.output,
+            archs,
+            target,
+            cuda_major=args.cuda or max(majors),
+            version=__version__,
+            local=local_wheels(args.wheel, [Path(p) for p in args.find_links if "://" not in p]),
+            find_links=args.find_links,
+            extras=args.extra,
+            with_torch=args.with_torch,
+            no_index=args.no_index,
+            log=log,
+        )
     if args.json:
         _output.print_json(made.as_json())
         return 0

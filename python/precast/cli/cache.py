@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Show, prune or clear the JIT cache of this user.
 
+    precast cache info
+    precast cache prune --older-than 30 --max-size 2G
+
 info   what is in it, and whether this precast would still use it
 prune  remove what is damaged or was built from other sources, then what is too old or too much
 clear  remove everything
@@ -14,16 +17,30 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from precast._progress import steps
 from precast.cli import _output
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
     from precast.jit.cache import Entry
 
+EXIT_CODES = (0, 2, 3)
+JSON = {
+    "directory": "of info: the cache",
+    "size": "of info: bytes in it",
+    "builds": "of info: what is in it (folder, name, target, state: ok, stale or damaged, reason, "
+    "...)",
+    "dry_run": "of prune and clear: true if nothing was removed",
+    "removed": "of prune and clear: the builds, as in info",
+    "removed_size": "of prune and clear: their bytes",
+}
+
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
-class _Row(NamedTuple):
+class Row(NamedTuple):
+    """One build: ``ok``, ``stale`` or ``damaged``, and why."""
+
     entry: Entry
     state: str
     reason: str
@@ -31,15 +48,15 @@ class _Row(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tree = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = tree.add_parser("info", help="what is in the cache")
-    prune = tree.add_parser("prune", help="remove what is damaged, stale, old or too much")
+    info = _action(tree, "info", "show what is in the cache")
+    prune = _action(tree, "prune", "remove what is damaged, stale, old or too much")
     prune.add_argument(
         "--older-than", type=_days, metavar="DAYS", help="also what was built before that"
     )
     prune.add_argument(
         "--max-size", type=_size, metavar="SIZE", help="then the oldest until this is left: 2G"
     )
-    clear = tree.add_parser("clear", help="remove everything")
+    clear = _action(tree, "clear", "remove everything")
     clear.add_argument("--yes", action="store_true", help="do not ask")
     for sub in (prune, clear):
         sub.add_argument("--dry-run", action="store_true", help="only say what would be removed")
@@ -47,8 +64,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         _output.add_json(sub)
 
 
+def _action(
+    tree: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
+) -> argparse.ArgumentParser:
+    description = f"{text.capitalize()}.\n\n    precast cache {name}"
+    return tree.add_parser(
+        name,
+        help=text,
+        description=description,
+        formatter_class=_output.HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def run(args: argparse.Namespace) -> int:
-    rows = _rows()
+    rows = judged()
     if args.action == "info":
         return _info(rows, args.json)
     doomed = rows if args.action == "clear" else _to_prune(rows, args.older_than, args.max_size)
@@ -75,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _info(rows: list[_Row], as_json: bool) -> int:
+def _info(rows: list[Row], as_json: bool) -> int:
     from precast.jit.env import cache_dir
 
     size = sum(row.entry.size for row in rows)
@@ -104,7 +134,7 @@ def _info(rows: list[_Row], as_json: bool) -> int:
     return 0
 
 
-def _as_json(row: _Row) -> dict[str, object]:
+def _as_json(row: Row) -> dict[str, object]:
     from precast.jit import cache
 
     return {**cache.as_json(row.entry), "state": row.state, "reason": row.reason}
@@ -113,10 +143,17 @@ def _as_json(row: _Row) -> dict[str, object]:
 # -- judging --------------------------------------------------------------------------------------
 
 
-def _rows() -> list[_Row]:
+def judged() -> list[Row]:
+    """Every build in the cache, and whether this precast would use it."""
     from precast.jit import cache
 
-    return [_Row(entry, *_judge(entry)) for entry in cache.entries()]
+    entries = list(cache.entries())
+    rows = []
+    with steps("checking the builds", len(entries)) as done:
+        for entry in entries:
+            rows.append(Row(entry, *_judge(entry)))
+            done()
+    return rows
 
 
 def _judge(entry: Entry) -> tuple[str, str]:
@@ -150,7 +187,7 @@ def _judge(entry: Entry) -> tuple[str, str]:
     return "ok", ""
 
 
-def _to_prune(rows: list[_Row], days: float | None, max_size: int | None) -> list[_Row]:
+def _to_prune(rows: list[Row], days: float | None, max_size: int | None) -> list[Row]:
     now = time.time()
     doomed, kept = [], []
     for row in rows:
@@ -197,5 +234,6 @@ def _confirm(count: int) -> None:
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to ask. Fix: precast cache clear --yes")
     question = f"Remove all {count} builds of {cache_dir()}? [y/N] "
-    if input(question).strip().lower() not in ("y", "yes"):
+    print(question, end="", file=sys.stderr, flush=True)
+    if input().strip().lower() not in ("y", "yes"):
         raise UsageError("nothing was removed")

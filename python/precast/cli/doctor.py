@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Examine this machine: the environment, the GPUs, the compilers, the prebuilt modules.
 
+    precast doctor
+    precast doctor --profile core --arch 9.0
+
 Then, for each GPU (or for --arch where there is none), where every module of a profile would come
 from. With --profile it is a check for images and start-up scripts: it exits with 1 if anything in
 that profile would have to be compiled, and prints the command that mends it.
@@ -9,26 +12,40 @@ that profile would have to be compiled, and prints the command that mends it.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
 from typing import Any
 
-from precast.cli import _output, _state
+from precast.cli import _completers, _environment, _output, _state
 from precast.cli._gpus import find_gpus
+
+EXIT_CODES = (0, 1, 2, 3)
+JSON = {
+    "ok": "false if something is wrong or, with --profile, would need a compile",
+    "problems": "texts: what is wrong, with its cure",
+    "fixes": "commands after which every module of the profile is prebuilt",
+    "packages": "name, version, text and perhaps problem of each package",
+    "driver": "version, newest CUDA that it runs ([major, minor]), text and perhaps problem",
+    "gpus": "index, name, capability and memory of each GPU",
+    "compilers": "name, version, path, origin, accepted and reason of each compiler",
+    "providers": "label, source, root, manifest and perhaps problem of each provider",
+    "jit": "policy, cache_dir and cache_writable, with texts",
+    "profile": "the profile that was looked at",
+    "targets": f"capability, label and modules of each target; a module has {_state.OUTCOME_KEYS}",
+}
 
 _SHOWN = 12
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
+    action = parser.add_argument(
         "--profile", metavar="NAME", help="fail if a module of it would need a compile: core, full"
     )
+    _completers.attach(action, _completers.profiles)
     _state.add_arch(parser, "compute capabilities to look at instead of this machine's GPUs")
     _output.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from precast import _env
-    from precast.cli import _environment
 
     found = _state.flatten(args.arch)
     gpus, no_gpu = find_gpus()
@@ -66,27 +83,7 @@ def _print(
     rows: list[_state.Outcome],
     checked: bool,
 ) -> None:
-    _section("Environment", [(p["name"], p["text"]) for p in report["packages"]])
-    driver = report["driver"]
-    _section(
-        "GPUs",
-        [("driver", driver["text"])]
-        + [
-            (f"cuda:{g['index']}", f"{g['name']}, capability {g['capability']}, {g['memory_text']}")
-            for g in report["gpus"]
-        ],
-    )
-    _section(
-        "Compilers",
-        [
-            ("accepted" if c["accepted"] else "rejected", c["name"], c["reason"])
-            for c in report["compilers"]
-        ],
-    )
-    providers = [(p["label"], p["text"]) for p in report["providers"]]
-    _section("Prebuilt modules", providers or [("none", "no provider is installed")])
-    jit = report["jit"]
-    _section("JIT", [("policy", jit["policy_text"]), ("cache", jit["cache_text"])])
+    _output.print_sections(_environment.sections(report))
     for target in targets:
         _print_target(target, report["profile"], [r for r in rows if r.capability == target[0]])
     if not targets:
@@ -101,22 +98,14 @@ def _print(
         print(f"\n{'ok' if report['ok'] else 'failed'}: profile {report['profile']}")
 
 
-def _section(title: str, rows: Sequence[Sequence[str]]) -> None:
-    if title != "Environment":
-        print()
-    _output.print_heading(title)
-    _output.print_table(rows)
-
-
 def _print_target(target: _state.Target, profile: str, rows: list[_state.Outcome]) -> None:
     print()
-    _output.print_heading(f"Profile {profile} on {target.label}")
     lines = []
     for op in dict.fromkeys(row.op for row in rows):
         states = [row.state for row in rows if row.op == op]
         counts = [f"{states.count(s)} {s}" for s in _state.STATES if s in states]
         lines.append((op, ", ".join(counts)))
-    _output.print_table(lines)
+    _output.print_sections({f"Profile {profile} on {target.label}": lines})
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
     _output.print_table([(row.module, row.state, row.reason) for row in unready[:_SHOWN]], indent=4)
     if len(unready) > _SHOWN:

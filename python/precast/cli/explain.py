@@ -12,21 +12,31 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from precast.cli import _output, _state
+from precast.cli import _completers, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
     from precast.loader import Step
 
+EXIT_CODES = (0, 1, 2, 3)
+JSON = {"modules": f"one for each device or capability, with {_state.OUTCOME_KEYS}"}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("op", metavar="OP", help="an op or one of its functions, such as norm")
-    parser.add_argument("axes", metavar="KEY=VALUE", nargs="*", help="its axes: dtype=bf16")
+    action = parser.add_argument(
+        "op", metavar="OP", help="an op or one of its functions, such as norm or rmsnorm"
+    )
+    _completers.attach(action, _completers.ops_and_functions)
+    action = parser.add_argument(
+        "axes", metavar="KEY=VALUE", nargs="*", default=[], help="its axes: dtype=bf16"
+    )
+    _completers.attach(action, _completers.axes)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--device", type=int, metavar="N", help="that GPU (default: the first)")
-    where.add_argument(
+    action = where.add_argument(
         "--arch", type=_state.capabilities, metavar="CC", help="a compute capability such as 9.0"
     )
+    _completers.attach(action, _completers.capabilities)
     _output.add_json(parser)
 
 
@@ -39,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
         targets = _state.device_targets(args.device or 0)
     rows = [(target, _state.outcome(op, axes, target.capability)) for target in targets]
     if args.json:
-        _output.print_json([row.as_json() for _, row in rows])
+        _output.print_json({"modules": [row.as_json() for _, row in rows]})
     else:
         for target, row in rows:
             _print(target, row)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """List modules by op and target, and where each would come from.
 
+    precast list --op norm --arch 9.0
+
 prebuilt: an installed provider holds it. cached: compiled earlier by this user. JIT: would be
 compiled at its first call. missing: cannot be had; `precast explain` tells why.
 """
@@ -9,13 +11,20 @@ from __future__ import annotations
 
 import argparse
 
-from precast.cli import _output, _state
+from precast.cli import _completers, _output, _state
+
+EXIT_CODES = (0, 2, 3)
+JSON = {"modules": f"the modules that were asked for, each with {_state.OUTCOME_KEYS}"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--op", help="only this op, such as norm")
+    action = parser.add_argument("--op", metavar="OP", help="only this op, such as norm")
+    _completers.attach(action, _completers.ops)
     _state.add_arch(parser, "only these compute capabilities (default: every target of the plan)")
-    parser.add_argument("--profile", help="only the modules of this profile (default: of any)")
+    action = parser.add_argument(
+        "--profile", metavar="NAME", help="only the modules of this profile (default: of any)"
+    )
+    _completers.attach(action, _completers.profiles)
     parser.add_argument(
         "--source", choices=_state.STATES[:4], help="only modules that come from there"
     )
@@ -34,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         if row.state != "unsupported" and args.source in (None, row.state)
     ]
     if args.json:
-        _output.print_json([row.as_json() for row in rows])
+        _output.print_json({"modules": [row.as_json() for row in rows]})
         return 0
     _output.print_table(
         [

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Verify the installed prebuilt modules against their manifests and the plan of this precast.
 
+    precast verify
+    precast verify --strict build/modules
+
 Of every module: size and sha256, the fingerprint (was it built from the sources that this precast
 expects), the exported functions, the libraries it needs, and the machine code inside. Exits with 1
 if anything differs, or if there is nothing to verify.
@@ -9,15 +12,23 @@ if anything differs, or if there is nothing to verify.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from precast._progress import steps
 from precast.cli import _output
 
 if TYPE_CHECKING:
     from precast.manifest import ModuleRow
     from precast.providers import Provider
+
+EXIT_CODES = (0, 1, 2, 3)
+JSON = {
+    "ok": "true if nothing differs and there is something to verify",
+    "not_checked": "texts: what could not be looked at here, and the tool that it needs",
+    "providers": "label, root, number of modules and problems (file, problem) of each",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,7 +47,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     readers, skipped = _readers()
-    reports = [_verify(provider, readers) for provider in _providers(args.folders)]
+    providers = _providers(args.folders)
+    total = sum(len(p.manifest.modules) for p in providers if p.manifest is not None)
+    with steps("verifying", total) as done:
+        reports = [_verify(provider, readers, done) for provider in providers]
     ok = bool(reports) and all(not r["problems"] for r in reports) and not (args.strict and skipped)
     if args.json:
         _output.print_json({"ok": ok, "not_checked": skipped, "providers": reports})
@@ -50,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
     for text in skipped:
         print(f"Not checked: {text}")
     if not reports:
-        print('no prebuilt modules are installed. Fix: pip install "precast[cu13-sm90a]"')
+        print("no prebuilt modules are installed. Fix: precast install")
     return 0 if ok else 1
 
 
@@ -71,7 +85,9 @@ def _providers(folders: list[Path]) -> list[Provider]:
     return found
 
 
-def _verify(provider: Provider, readers: dict[str, Any]) -> dict[str, Any]:
+def _verify(
+    provider: Provider, readers: dict[str, Any], done: Callable[[], None]
+) -> dict[str, Any]:
     problems = []
     rows = () if provider.manifest is None else provider.manifest.modules
     if provider.manifest is None:
@@ -79,6 +95,7 @@ def _verify(provider: Provider, readers: dict[str, Any]) -> dict[str, Any]:
     for row in rows:
         for problem in _module_problems(provider, row, readers):
             problems.append({"file": row.file, "problem": problem})
+        done()
     listed = {row.file for row in rows}
     for path in sorted(provider.root.glob("*/*.so")):
         name = path.relative_to(provider.root).as_posix()

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the shell is offered after TAB; argcomplete asks, ``precast completion`` sets it up."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from precast.cli._output import UnableError
+
+SHELLS = ("bash", "zsh", "fish")
+
+Completer = Callable[..., Iterable[str]]
+
+
+def attach(action: argparse.Action, completer: Completer) -> None:
+    """Let argcomplete ask ``completer`` for the values of an argument."""
+    setattr(action, "completer", completer)  # noqa: B010 - argparse does not declare it
+
+
+def script(shell: str) -> str:
+    """The script that makes a shell complete ``precast``.
+
+    Raises
+    ------
+    UnableError
+        Where argcomplete is not installed.
+    """
+    return str(_argcomplete().shellcode(["precast"], shell=shell))
+
+
+def answer(parser: argparse.ArgumentParser) -> NoReturn:
+    """Answer the shell's question, which stands in the environment."""
+    _argcomplete().autocomplete(parser)
+    raise SystemExit(1)  # it asked nothing: autocomplete() ends the process itself
+
+
+def _argcomplete() -> Any:
+    try:
+        import argcomplete
+    except ImportError:
+        raise UnableError('completion needs argcomplete. Fix: pip install "precast[cli]"') from None
+    return argcomplete
+
+
+# -- values ---------------------------------------------------------------------------------------
+
+
+def profiles(**_: object) -> Sequence[str]:
+    from precast.loader import plan
+
+    return list(plan().build.profiles)
+
+
+def ops(**_: object) -> Sequence[str]:
+    from precast.loader import loader
+
+    return list(loader.document["ops"])
+
+
+def ops_and_functions(**_: object) -> Sequence[str]:
+    from precast.loader import plan
+
+    functions = (name for op in plan().config.ops.values() for name in op.exports)
+    return list(dict.fromkeys([*ops(), *functions]))
+
+
+def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
+    """``KEY=VALUE`` of the op that the line names, without the keys it has already."""
+    from precast.loader import plan
+
+    word = getattr(parsed_args, "op", None)
+    given = {text.partition("=")[0] for text in getattr(parsed_args, "axes", None) or ()}
+    return [
+        f"{axis}={value}"
+        for op in plan().config.ops.values()
+        if word == op.name or word in op.exports
+        for axis, values in op.axes.items()
+        if axis not in given
+        for value in values
+    ]
+
+
+def capabilities(**_: object) -> Sequence[str]:
+    from precast.loader import loader
+
+    return [c for row in loader.document["archs"].values() for c in row["serves"]]
+
+
+def targets(**_: object) -> Sequence[str]:
+    from precast.loader import loader
+
+    return [row["target"] for row in loader.document["archs"].values()]
+
+
+def cuda_majors(**_: object) -> Sequence[str]:
+    from precast.loader import loader
+
+    return list(loader.document["cuda"])

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""pip or uv for the environment of this interpreter, and what they are asked to do."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from precast.cli import _machine
+from precast.cli._output import UnableError
+
+
+def find_installer() -> tuple[list[str], str]:
+    """The command that installs into this environment, and its name for people.
+
+    uv where the environment was made by it, or where there is no pip.
+
+    Raises
+    ------
+    UnableError
+        If there is neither.
+    """
+    uv = os.environ.get("UV") or shutil.which("uv")
+    has_pip = importlib.util.find_spec("pip") is not None
+    if uv is not None and (_machine.made_by_uv() or not has_pip):
+        return [uv, "pip", "install", f"--python={sys.executable}"], "uv"
+    if has_pip:
+        return [sys.executable, "-m", "pip", "install"], "pip"
+    raise UnableError(
+        f"{sys.executable} has no pip, and there is no uv. Fix: {sys.executable} -m ensurepip"
+    )
+
+
+def torch_pin(version: str | None) -> str:
+    """The requirement that keeps the torch which is installed.
+
+    Raises
+    ------
+    UnableError
+        If there is none, or one that precast does not run with: an installer would choose another
+        build of it, which is the user's to choose.
+    """
+    from packaging.requirements import Requirement
+
+    texts = _own_requirements()
+    wanted = next((r for r in map(Requirement, texts) if r.name == "torch"), Requirement("torch"))
+    if version is None:
+        raise UnableError(
+            f"torch is not installed, and which build of it is not precast's to choose. Fix: pip "
+            f'install "{wanted}", or the build for your CUDA, first'
+        )
+    if not wanted.specifier.contains(version, prereleases=True):
+        raise UnableError(
+            f"torch {version} is installed, precast needs {wanted.specifier}, and which build of "
+            f'it is not precast\'s to choose. Fix: pip install "{wanted}", or the build for your '
+            f"CUDA, first"
+        )
+    return f"torch=={version}"
+
+
+def _own_requirements() -> list[str]:
+    try:
+        return importlib.metadata.requires("precast") or []
+    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+        return []
+
+
+def installed_version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def shown(command: Sequence[str]) -> str:
+    """A command as a person would type it: requirements in double quotes."""
+    return " ".join(
+        f'"{word}"' if "==" in word and word[0] != "-" else shlex.quote(word) for word in command
+    )
+
+
+def execute(command: Sequence[str]) -> None:
+    """Run an installer; all that it prints goes to standard error.
+
+    Raises
+    ------
+    UnableError
+        If it fails.
+    """
+    sys.stdout.flush()
+    print(f"running: {shown(command)}", file=sys.stderr, flush=True)
+    code = subprocess.run([*command], stdout=2, stdin=subprocess.DEVNULL, check=False).returncode
+    if code != 0:
+        raise UnableError(
+            f"the installer failed with status {code}; what it said stands above. Where no wheel "
+            f"was found: is the version published for this machine? Fix: precast install "
+            f"--find-links DIR, with the wheels of a bundle; or have the modules compiled at "
+            f'first use: pip install "precast[jit]"'
+        )

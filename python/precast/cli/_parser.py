@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The argparse tree of all commands, and what it says about a command line that is wrong."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import importlib
+import pkgutil
+import re
+import shlex
+import textwrap
+from collections.abc import Iterable, Mapping, Sequence
+from types import ModuleType
+from typing import NoReturn
+
+from precast._version import __version__
+from precast.cli._output import JSON_SCHEMA, HelpFormatter, UsageError
+
+#: How errors of the planner and of this package name a word that does not exist.
+_UNKNOWN = re.compile(
+    r"(?:(?:unknown [\w-]+|has no axis) '([^']+)'|\w+=(\S+) is not supported); legal: (.*)"
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose errors are raised, so that one place prints them."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(message, help_of=self.prog)
+
+    def parse_known_args(  # type: ignore[override]
+        self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
+    ) -> tuple[argparse.Namespace, list[str]]:
+        """As its base; what is left over is an error of the very command that did not take it."""
+        found, extra = super().parse_known_args(args, namespace)
+        if extra and extra[0].startswith("-"):
+            legal = ", ".join(option for option in self._option_string_actions)
+            self.error(f"unknown option {extra[0].partition('=')[0]!r}; legal: {legal}")
+        elif extra:
+            self.error(f"unexpected argument {extra[0]!r}")
+        return found, extra
+
+    def _check_value(self, action: argparse.Action, value: object) -> None:
+        if action.choices is None or value in action.choices:
+            return
+        legal = ", ".join(map(str, action.choices))
+        if action.option_strings:
+            text = f"unknown value {value!r}; legal: {legal}"
+            raise argparse.ArgumentError(action, text)
+        what = str(action.metavar or action.dest).lower()
+        raise argparse.ArgumentError(None, f"unknown {what} {value!r}; legal: {legal}")
+
+
+def command_names() -> list[str]:
+    """The commands, found in the folder of this package."""
+    package = importlib.import_module(__package__)
+    found = (info.name for info in pkgutil.iter_modules(package.__path__))
+    return [name.replace("_", "-") for name in found if not name.startswith("_")]
+
+
+def command_module(command: str) -> ModuleType:
+    """The module that is a command."""
+    return importlib.import_module(f"{__package__}.{command.replace('-', '_')}")
+
+
+def exit_codes() -> dict[int, str]:
+    """The table in the docstring of the package."""
+    text = importlib.import_module(__package__).__doc__ or ""
+    rows = re.findall(r"^  (\d+) +(\S.*)$", text.partition("Exit codes::")[2], re.MULTILINE)
+    return {int(code): meaning for code, meaning in rows}
+
+
+def build_parser(only: Iterable[str] | None = None) -> Parser:
+    """The tree of all commands, or of some: each costs the import of its module."""
+    parser = Parser(
+        prog="precast",
+        description="CUDA kernels as finished parts: what is there, what fits, what is missing.",
+        epilog="exit codes:\n" + _rows(exit_codes()),
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"precast {__version__}")
+    tree = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    for name in command_names() if only is None else only:
+        module = command_module(name)
+        text = (module.__doc__ or "").strip()
+        sub = tree.add_parser(
+            name,
+            help=text.partition("\n")[0].rstrip("."),
+            description=text,
+            epilog=_epilog(module),
+            formatter_class=HelpFormatter,
+            allow_abbrev=False,
+        )
+        module.add_arguments(sub)
+        sub.set_defaults(run=module.run)
+    return parser
+
+
+def _epilog(module: ModuleType) -> str:
+    parts = []
+    keys: Mapping[str, str] | None = getattr(module, "JSON", None)
+    if keys:
+        rows = {"schema": f"{JSON_SCHEMA}, the number of this format", **keys}
+        parts.append("keys of the JSON object:\n" + _rows(rows))
+    codes: Sequence[int] | None = getattr(module, "EXIT_CODES", None)
+    if codes:
+        table = exit_codes()
+        parts.append("exit codes:\n" + _rows({code: table[code] for code in codes}))
+    return "\n\n".join(parts)
+
+
+def _rows(rows: Mapping[str, str] | Mapping[int, str]) -> str:
+    width = max(len(str(key)) for key in rows) + 2
+    return "\n".join(
+        textwrap.fill(
+            text,
+            98,
+            initial_indent=f"  {key!s:<{width}}",
+            subsequent_indent=" " * (width + 2),
+            break_long_words=False,
+        )
+        for key, text in rows.items()
+    )
+
+
+def parse(words: Sequence[str]) -> argparse.Namespace:
+    """Read a command line; only the command that it names is imported.
+
+    Raises
+    ------
+    UsageError
+        If it is wrong.
+    SystemExit
+        After ``--help`` and ``--version``.
+    """
+    named = words[0] if words else None
+    only = [] if named == "--version" else [named] if named in command_names() else None
+    return build_parser(only).parse_args(words)
+
+
+def cure(text: str, words: Sequence[str]) -> str | None:
+    """The same command line with the unknown word replaced by the nearest legal one."""
+    match = _UNKNOWN.search(text)
+    if match is None:
+        return None
+    word = match[1] or match[2]
+    legal = re.split(r",? or a function: |[,:] ", match[3])
+    near = difflib.get_close_matches(word, legal, 1, 0.5)
+    if not near:
+        return None
+    fixed = [re.sub(rf"(^|=){re.escape(word)}(?==|$)", rf"\g<1>{near[0]}", w) for w in words]
+    return None if fixed == list(words) else shlex.join(["precast", *fixed])

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line sees the GPUs as torch does, and chooses modules that serve them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import torch
+
+from precast.loader import plan
+
+
+def _json(*words: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "precast", *words, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+def _capabilities() -> list[str]:
+    devices = range(torch.cuda.device_count())
+    return ["{}.{}".format(*torch.cuda.get_device_capability(device)) for device in devices]
+
+
+def test_collect_env_counts_the_gpus_as_torch_does() -> None:
+    report = _json("collect-env")
+    assert [gpu["capability"] for gpu in report["gpus"]] == _capabilities()
+    for gpu in report["gpus"]:
+        properties = torch.cuda.get_device_properties(gpu["index"])
+        assert gpu["name"] == properties.name
+        assert gpu["memory"] >= properties.total_memory * 0.9
+    driver = report["driver"]
+    assert driver["version"] is not None
+    assert driver["cuda"][0] >= int(str(torch.version.cuda).partition(".")[0])
+    torch_row = next(row for row in report["packages"] if row["name"] == "torch")
+    assert torch_row["cuda"] == torch.version.cuda
+
+
+def test_install_chooses_the_target_of_every_gpu() -> None:
+    report = _json("install", "--dry-run")
+    targets = [extra.partition("-")[2] for extra in report["extras"]]
+    assert set(targets) == {plan().arch(capability).name for capability in _capabilities()}
+    own = int(str(torch.version.cuda).partition(".")[0])
+    majors = {int(extra.partition("-")[0].removeprefix("cu")) for extra in report["extras"]}
+    assert all(major == own or own not in plan().build.cuda for major in majors)
+    for command in report["commands"]:
+        assert f"torch=={torch.__version__}" in command or "--no-deps" in command
