@@ -33,7 +33,7 @@ from precast.jit.planner import Plan
 from precast.jit.spec import Command, JitSpec
 from precast.jit.toolchain import Toolchain, find_toolchain
 from precast.manifest import MANIFEST_NAME, Manifest
-from precast.manifest_writer import unplanned, write_manifest
+from precast.manifest_writer import slowest, unplanned, write_manifest
 
 #: Holds a record of each finished module, which is what a second run goes by.
 STATE_FOLDER = ".build"
@@ -98,7 +98,6 @@ def build(
         specs,
         distribution=DISTRIBUTION,
         toolkit=toolchain.toolkit.build,
-        seconds={s.file_name: _record(s, out_dir).compile_seconds for s in specs},
     )
 
 
@@ -237,10 +236,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (CompileError, ConfigError, OSError, ProviderError, ToolchainError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    slowest = sorted(manifest.modules, key=lambda row: row.compile_seconds)[-3:]
     size = sum(row.size for row in manifest.modules)
     print(f"{len(manifest.modules)} modules, {size / 1e6:.1f} MB: {out_dir}")
-    print("slowest: " + ", ".join(f"{r.file} {r.compile_seconds:.1f} s" for r in reversed(slowest)))
+    print(slowest({spec.file_name: _record(spec, out_dir).compile_seconds for spec in specs}))
     return 0
 
 
