@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2329 # stages are called by their names
 # Run the gpu tests and the benchmarks on a machine with a GPU and no network.
 #
 #   ci/gpu.sh [BUNDLE [STAGE...]]
@@ -110,7 +112,7 @@ bench() {
     (cd "$tree" && PRECAST_JIT=error "$python" "benchmarks/bench_$name.py" \
       --json "$out/${name}_bf16.json") || failed=1
   done
-  return $failed
+  return "$failed"
 }
 
 startup() {

@@ -27,7 +27,7 @@ if [ "$part" != code ]; then
   git ls-files '*.sh' | xargs shellcheck --severity=style
   check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
   check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
-  zizmor --quiet --offline --persona pedantic .github
+  zizmor --quiet --offline --persona pedantic --config .github/zizmor.yml .github
   hadolint --no-color docker/*.Dockerfile
   python ci/pins.py
   python ci/images.py --check

@@ -110,7 +110,7 @@ def _machine(name: Name, machines: set[str]) -> str:
 
 
 def _record_problems(wheel: Path) -> Iterator[str]:
-    """RECORD against the members: pip trusts it when it uninstalls, other tools when they verify."""
+    """RECORD against the members; pip goes by it when it uninstalls."""
     with zipfile.ZipFile(wheel) as archive:
         members = [name for name in archive.namelist() if not name.endswith("/")]
         records = [name for name in members if name.endswith(".dist-info/RECORD")]
@@ -174,6 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--profile", default="core", help="what the modules were built for")
     parser.add_argument("--complete", action="store_true", help="every planned wheel must be there")
+    parser.add_argument("--tag", help="the tag that is released, such as v0.1.0")
     parser.add_argument("--write-sums", action="store_true", help=f"write {SUMS} if all is well")
     parser.add_argument("--max-glibc", default=MAX_GLIBC)
     parser.add_argument("--max-glibcxx", default=MAX_GLIBCXX)
@@ -181,6 +182,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     found = check_set(
         args.folder, Plan.load(ROOT), args.profile, args.complete, args.max_glibc, args.max_glibcxx
     )
+    if args.tag not in (None, f"v{__version__}"):
+        found["the set"].append(f"the tag is {args.tag}, the version {__version__}")
     for name, problems in found.items():
         print(f"{name}: {'FAILED' if problems else 'ok'}")
         for problem in problems:

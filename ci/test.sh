@@ -23,12 +23,8 @@ pip_install ".[dev]"
 export PYTHONPATH=$PWD/python # the checkout is tested; tests of wheels build their own
 
 if [ $# -eq 0 ]; then
-  step "style and types"
-  ruff check .
-  ruff format --check .
-  mypy
-  codespell
-  git ls-files '*.cuh' '*.cu' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+  step "style, types and workflows"
+  ./ci/lint.sh
 fi
 
 step "tests"

@@ -114,6 +114,7 @@ class World:
             tvm_ffi="0.1.15",
             size=len(data),
             sha256=hashlib.sha256(data).hexdigest(),
+            compile_seconds=1.0,
         )
         fields = {**json.loads(meta.dump()), **changes}
         (folder / META_NAME).write_text(json.dumps(fields))
