@@ -109,7 +109,8 @@ def _pinned_by_cibuildwheel() -> dict[str, str]:
     path = Path(spec.submodule_search_locations[0]) / "resources" / "pinned_docker_images.cfg"
     config = configparser.ConfigParser(inline_comment_prefixes=("#",))
     config.read(path, encoding="utf-8")
-    return {machine: config[machine]["manylinux_2_28"] for machine in config.sections()}
+    key = "manylinux_2_28"
+    return {machine: row[key] for machine, row in config.items() if key in row}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

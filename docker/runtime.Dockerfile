@@ -11,7 +11,7 @@ ARG BASE_IMAGE=docker.io/library/python@sha256:782412e85d0f0984994c290652577d401
 FROM ${BASE_IMAGE}
 
 RUN --network=none --mount=type=bind,from=bundle,target=/bundle \
-    /bundle/install.sh --no-cache-dir --no-compile --root-user-action=ignore
+    sh /bundle/install.sh --no-cache-dir --no-compile --root-user-action=ignore
 COPY docker/entrypoint.sh /usr/local/bin/precast-entrypoint
 
 RUN useradd --create-home --uid 10001 precast

@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -116,6 +118,15 @@ def test_an_image_by_tag_or_a_copy_that_differs_is_found(
     assert text in "\n".join(images.problems(tmp_path))
 
 
+def test_images_are_compared_with_those_of_cibuildwheel(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cibuildwheel", reason='pip install ".[ci]" brings it')
+    assert images._pinned_by_cibuildwheel()["x86_64"] == images.reference("manylinux.x86_64")
+    monkeypatch.setattr(
+        images, "_pinned_by_cibuildwheel", lambda: {"x86_64": "other", "aarch64": ""}
+    )
+    assert len(images.problems()) == 2
+
+
 def test_a_missing_image_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no image 'manylinux\.riscv'"):
         images.reference("manylinux.riscv")
@@ -169,3 +180,41 @@ def test_every_step_of_a_workflow_is_a_script(workflow: Path) -> None:
         assert needed in text
     jobs = text[text.index("\njobs:") :]
     assert jobs.count("timeout-minutes:") == jobs.count("runs-on:")
+
+
+# -- images ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def entrypoint(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs docker/entrypoint.sh with a ``precast`` that says what it was asked."""
+    stub = tmp_path / "precast"
+    stub.write_text('#!/bin/sh\necho "$@"\ncase "$*" in *missing*) exit 1 ;; esac\n')
+    stub.chmod(0o755)
+
+    def run(*words: str, **env: str) -> subprocess.CompletedProcess[str]:
+        path = f"{tmp_path}:/usr/bin:/bin"
+        argv = ["sh", str(ROOT / "docker" / "entrypoint.sh"), *words]
+        return subprocess.run(argv, capture_output=True, text=True, env={"PATH": path, **env})
+
+    return run
+
+
+def test_a_container_starts_only_where_every_kernel_is_there(
+    entrypoint: Callable[..., subprocess.CompletedProcess[str]],
+) -> None:
+    done = entrypoint("echo", "a b")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "a b\n", "doctor --profile core\n")
+    done = entrypoint("echo", "started", PRECAST_DOCTOR_PROFILE="missing")
+    assert (done.returncode, done.stdout) == (1, "")
+    done = entrypoint("echo", "started", PRECAST_DOCTOR_PROFILE="")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
+
+
+def test_the_runtime_image_cannot_compile_and_is_nobody_special() -> None:
+    text = (ROOT / "docker" / "runtime.Dockerfile").read_text()
+    assert "PRECAST_JIT=error" in text
+    assert "--network=none" in text
+    assert "apt-get" not in text
+    assert text.index("\nUSER 10001") < text.index("\nENTRYPOINT")
+    assert "doctor --profile" in text[text.index("\nHEALTHCHECK") :]
