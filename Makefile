@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint format types walkthrough performance docs wheels clean
+.PHONY: help demo test unit lint ci-lint reproducible matrix format types walkthrough \
+	performance docs wheels clean
 
 PYTHON ?= python3
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## build, bundle, install offline and run a model's MLP block (ci/demo.sh)
 	./ci/demo.sh
@@ -17,11 +18,17 @@ test: ## every test that this machine can run (ci/test.sh)
 unit: ## the unit tests alone, in the current environment
 	$(PYTHON) -m pytest -q tests/unit
 
-lint: ## check style: ruff, clang-format, codespell
-	ruff check .
-	ruff format --check .
-	codespell
-	git ls-files '*.cu' '*.cuh' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+lint: ## style and types (ci/lint.sh code)
+	./ci/lint.sh code
+
+ci-lint: ## scripts, workflows, Dockerfiles and pins (ci/lint.sh ci)
+	./ci/lint.sh ci
+
+reproducible: ## build the wheels of CUDA 13, sm90a twice and compare them (ci/reproducible.sh)
+	./ci/reproducible.sh
+
+matrix: ## the wheels that a release has
+	$(PYTHON) ci/matrix.py --names
 
 format: ## put all files into style
 	ruff check --fix .

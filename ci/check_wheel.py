@@ -87,6 +87,8 @@ def _modules_problems(
         return
     if not manifest.modules:
         yield f"{MANIFEST_NAME} lists no module"
+    if not wheel.stem.endswith(manifest.machine):
+        yield f"its modules are for {manifest.machine}, its tag says otherwise"
     archs = plan.archs(manifest.archs)
     named = re.fullmatch(r"precast_jit_cache_cu(\d+)_(sm\w+)", root.name)
     if named is not None:

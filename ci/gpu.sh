@@ -1,4 +1,6 @@
 #!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# shellcheck disable=SC2329 # stages are called by their names
 # Run the gpu tests and the benchmarks on a machine with a GPU and no network.
 #
 #   ci/gpu.sh [BUNDLE [STAGE...]]
@@ -68,7 +70,7 @@ lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
 pathlib.Path(sys.argv[1], "_outer_environment.pth").write_text("".join(lines))
 PY
   "$python" -c 'import sys, torch; torch.cuda.is_available() or sys.exit("error: torch sees no CUDA device")'
-  PYTHON=$python "$bundle/install.sh" --quiet
+  PYTHON=$python bash "$bundle/install.sh" --quiet # artifacts of a workflow are not executable
   "$python" -c 'import pytest' 2>/dev/null ||
     pip_offline --find-links "$bundle/wheels" ${peers:+--find-links "$peers"} pytest
   if [ -n "$peers" ]; then pip_offline --no-deps "$peers"/*.whl; fi

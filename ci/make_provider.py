@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 from collections.abc import Sequence
@@ -23,9 +24,16 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TEMPLATE = ROOT / "python" / "precast_jit_cache"
 
-sys.path.insert(0, str(ROOT / "python"))
+sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
+import images  # noqa: E402
+
 from precast.errors import UnsupportedConfigError  # noqa: E402
 from precast.jit.planner import Plan  # noqa: E402
+
+
+def distribution_name(cuda: int, arch: str) -> str:
+    """The distribution of one CUDA major and target: ``precast-jit-cache-cu13-sm90a``."""
+    return f"precast-jit-cache-cu{cuda}-{arch}"
 
 
 def make_provider(cuda: int, arch: str, folder: Path) -> str:
@@ -43,19 +51,25 @@ def make_provider(cuda: int, arch: str, folder: Path) -> str:
         raise ValueError(f"{arch} is not a target; legal: {', '.join(plan.build.archs)}")
     if target.cuda[0] > cuda:
         raise ValueError(f"{target.name} needs CUDA >= {target.cuda[0]}.{target.cuda[1]}")
-    name = f"precast-jit-cache-cu{cuda}-{target.name}"
+    name = distribution_name(cuda, target.name)
     package = name.replace("-", "_")
     replacements = {
         '"precast-jit-cache"': json.dumps(name),
         '"precast_jit_cache"': json.dumps(package),
         "precast_jit_cache = ": f"{package} = ",
         'description = "': f'description = "CUDA {cuda}, {target.name}: ',
-        'source-dir = "../.."': f"source-dir = {json.dumps(str(ROOT))}",
-        'path = "."': f"path = {json.dumps(str(TEMPLATE))}",
+        # Relative, because cibuildwheel copies the checkout to another place.
+        'source-dir = "../.."': f"source-dir = {json.dumps(os.path.relpath(ROOT, folder))}",
+        'path = "."': f"path = {json.dumps(os.path.relpath(TEMPLATE, folder))}",
         '"precast_metadata:Modules" }': f'"precast_metadata:Modules" }}\ncuda = {cuda}',
         '{ env = "PRECAST_CUDA", default = "" }': json.dumps(str(cuda)),
         '{ env = "PRECAST_CUDA_ARCH_LIST", default = "" }': json.dumps(target.target),
+        "install_cuda.sh 13": f"install_cuda.sh {cuda}",
     }
+    for machine in images.machines():
+        digest = json.dumps(images.reference(f"manylinux.{machine}"))
+        key = f"manylinux-{machine}-image = "
+        replacements[f'{key}"manylinux_2_28"'] = f"{key}{digest}"
     text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
     for old, new in replacements.items():
         if old not in text:

@@ -25,12 +25,8 @@ pip_install --no-deps "flashinfer-bench==0.1.*"
 export PYTHONPATH=$PWD/python # the checkout is tested; tests of wheels build their own
 
 if [ $# -eq 0 ]; then
-  step "style and types"
-  ruff check .
-  ruff format --check .
-  mypy
-  codespell
-  git ls-files '*.cuh' '*.cu' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+  step "style, types and workflows"
+  ./ci/lint.sh
 fi
 
 step "tests"

@@ -32,7 +32,6 @@ class ModuleRow(NamedTuple):
     exports: tuple[str, ...]
     sass: tuple[str, ...]
     needed: tuple[str, ...]
-    compile_seconds: float
 
 
 class Manifest(NamedTuple):
@@ -108,9 +107,7 @@ def _fields(row: type, data: Mapping[str, Any]) -> dict[str, Any]:
     fields: dict[str, Any] = {}
     for name, hint in _hints(row).items():
         value = data[name]
-        if hint is float and type(value) is int:
-            value = float(value)
-        if hint in (str, int, float):
+        if hint in (str, int):
             sound = type(value) is hint
         else:
             sound = isinstance(value, list) and all(isinstance(v, str) for v in value)

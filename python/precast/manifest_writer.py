@@ -2,7 +2,8 @@
 """Write ``manifest.json`` from the files of a provider, and refuse files that were not planned.
 
 Everything in a row is read back from the library itself, so a manifest cannot claim what the build
-did not make::
+did not make. It holds nothing that differs from one build to the next: how long each module took
+stays in the build tree, in ``compile_seconds.json``::
 
     python -m precast.manifest_writer --profile core --archs "9.0a" --cuda 13 --root FOLDER
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import os
 import platform
 import sys
@@ -38,6 +40,7 @@ SYSTEM_LIBRARIES = (
     "libstdc++.so.6",
 )
 TVM_FFI_LIBRARY = "libtvm_ffi.so"
+SECONDS_NAME = "compile_seconds.json"
 
 
 def write_manifest(
@@ -47,7 +50,6 @@ def write_manifest(
     *,
     distribution: str,
     toolkit: str,
-    seconds: Mapping[str, float],
 ) -> Manifest:
     """Describe the modules under ``root`` in ``root/manifest.json``.
 
@@ -61,8 +63,6 @@ def write_manifest(
         The name of the distribution that carries the modules.
     toolkit : str
         The full version of nvcc.
-    seconds : mapping
-        Compile time by file name (``sm90a/norm__dtype_bf16.so``).
 
     Raises
     ------
@@ -75,7 +75,7 @@ def write_manifest(
     if not specs:
         raise ProviderError("nothing is planned: the profile or the targets are empty")
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        checked = list(pool.map(lambda spec: _read_module(root, spec, seconds), specs))
+        checked = list(pool.map(lambda spec: _read_module(root, spec), specs))
     problems = [problem for _, found in checked for problem in found]
     problems += unplanned(root, (spec.file_name for spec in specs))
     if problems:
@@ -104,9 +104,7 @@ def unplanned(root: Path, planned: Iterable[str]) -> list[str]:
     return [f"  {name}: not planned" for name in sorted(there - set(planned))]
 
 
-def _read_module(
-    root: Path, spec: JitSpec, seconds: Mapping[str, float]
-) -> tuple[ModuleRow | None, list[str]]:
+def _read_module(root: Path, spec: JitSpec) -> tuple[ModuleRow | None, list[str]]:
     """The manifest's row of one module, and what is wrong with its file."""
     path = root / spec.file_name
     if not path.is_file():
@@ -126,7 +124,6 @@ def _read_module(
         exports=symbols.exports,
         sass=code.sass,
         needed=symbols.needed,
-        compile_seconds=round(seconds.get(spec.file_name, 0.0), 3),
     )
     problems = module_problems(symbols, code, spec.exports, spec.arch.sass, spec.cudart)
     return row, [f"  {spec.file_name}: {problem}" for problem in problems]
@@ -179,6 +176,12 @@ def ninja_seconds(log: Path) -> dict[str, float]:
     return seconds
 
 
+def slowest(seconds: Mapping[str, float], count: int = 3) -> str:
+    """A line that names the modules which took longest."""
+    ranked = sorted(seconds.items(), key=lambda item: item[1], reverse=True)[:count]
+    return "slowest: " + ", ".join(f"{name} {took:.1f} s" for name, took in ranked)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     from precast.jit.__main__ import target_archs
     from precast.jit.toolchain import find_toolkit
@@ -202,13 +205,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             plan.modules(args.profile, archs, args.cuda),
             distribution=args.distribution,
             toolkit=find_toolkit(max(archs, key=lambda arch: arch.cuda), args.cuda).build,
-            seconds=ninja_seconds(args.build / ".ninja_log") if args.build else {},
         )
     except (ProviderError, ToolchainError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     size = sum(row.size for row in manifest.modules)
     print(f"{len(manifest.modules)} modules, {size / 1e6:.1f} MB: {args.root / MANIFEST_NAME}")
+    if args.build is not None:
+        seconds = ninja_seconds(args.build / ".ninja_log")
+        took = {row.file: round(seconds.get(row.file, 0.0), 3) for row in manifest.modules}
+        write_if_different(args.build / SECONDS_NAME, json.dumps(took, indent=1) + "\n")
+        print(slowest(took))
     return 0
 
 

@@ -4,5 +4,6 @@
 from __future__ import annotations
 
 from build_support import built
+from wheel_support import core, sm80
 
-__all__ = ["built"]
+__all__ = ["built", "core", "sm80"]

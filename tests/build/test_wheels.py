@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -14,37 +13,18 @@ import zipfile
 from email import message_from_bytes
 from email.message import Message
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from build_support import ARCHS, PLAN, PROFILE, ROOT, Built, run
+from ci_support import script
+from wheel_support import pip_wheel, respoil
 
 import precast
 from precast.manifest import MANIFEST_NAME, read_manifest
 
 
-def _script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, ROOT / "ci" / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-check_wheel = _script("check_wheel")
-make_provider = _script("make_provider")
-
-
-def _pip_wheel(project: Path, out: Path, **env: str) -> Path:
-    """Build a wheel with the tools of this environment."""
-    run(
-        [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index"]
-        + ["--disable-pip-version-check", "-w", str(out), str(project)],
-        env,
-    )
-    (wheel,) = out.glob("*.whl")
-    return wheel
+check_wheel = script("check_wheel")
+make_provider = script("make_provider")
 
 
 def _metadata(wheel: Path, name: str = "METADATA") -> bytes:
@@ -58,26 +38,13 @@ def _headers(wheel: Path) -> Message:
 
 
 @pytest.fixture(scope="module")
-def core(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _pip_wheel(ROOT, tmp_path_factory.mktemp("core"))
-
-
-@pytest.fixture(scope="module")
 def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return _pip_wheel(
+    return pip_wheel(
         ROOT / "python" / "precast_jit_cache",
         tmp_path_factory.mktemp("modules"),
         PRECAST_CUDA_ARCH_LIST="9.0a",
         PRECAST_PROFILE=PROFILE,
     )
-
-
-@pytest.fixture(scope="module")
-def sm80(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The generated distribution of one CUDA major and target."""
-    project = tmp_path_factory.mktemp("project")
-    assert make_provider.make_provider(13, "sm80", project) == "precast-jit-cache-cu13-sm80"
-    return _pip_wheel(project, tmp_path_factory.mktemp("sm80"), PRECAST_PROFILE=PROFILE)
 
 
 def test_core_wheel(core: Path) -> None:
@@ -145,27 +112,11 @@ def test_there_is_no_sdist_of_modules(tmp_path: Path) -> None:
     assert "there is no sdist of prebuilt modules" in out
 
 
-def _respoil(wheel: Path, folder: Path, name: str, data: bytes | None) -> Path:
-    """A copy of ``wheel`` in which one file has other contents, or is gone."""
-    spoilt = folder / wheel.name
-    hit = False
-    with zipfile.ZipFile(wheel) as old, zipfile.ZipFile(spoilt, "w") as new:
-        for item in old.namelist():
-            if item.endswith(name):
-                hit = True
-                if data is not None:
-                    new.writestr(item, data)
-            else:
-                new.writestr(item, old.read(item))
-    assert hit
-    return spoilt
-
-
 def test_checks_refuse_spoilt_wheels(
     core: Path, modules: Path, sm80: Path, tmp_path: Path, built: Built
 ) -> None:
     def problems(wheel: Path, name: str, data: bytes | None, profile: str = PROFILE) -> str:
-        spoilt = _respoil(wheel, tmp_path, name, data)
+        spoilt = respoil(wheel, tmp_path, name, data)
         return "\n".join(check_wheel.check_wheel(spoilt, PLAN, profile))
 
     module = "sm90a/scale__dtype_f32.so"

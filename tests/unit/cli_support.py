@@ -105,7 +105,6 @@ def write_provider(root: Path, specs: list[JitSpec], **changes: object) -> Path:
                 exports=spec.exports,
                 sass=(spec.arch.sass,),
                 needed=("libc.so.6", spec.cudart, "libtvm_ffi.so"),
-                compile_seconds=1.0,
             )
         )
     build = plan().build

@@ -44,7 +44,7 @@ CHANGES = {
     "flag of the CUDA major": lambda root: edit(
         root / "aot_configs/build.toml", '["--compress-mode=size"]', "[]"
     ),
-    "host flag": lambda root: edit(root / "aot_configs/build.toml", 'host = ["', 'host = ["-g", "'),
+    "host flag": lambda root: edit(root / "aot_configs/build.toml", "host = [", 'host = ["-g", '),
     "link flag": lambda root: edit(root / "aot_configs/build.toml", '"-shared"', '"-shared", "-g"'),
     "flag of the op": lambda root: edit(
         root / "aot_configs/scale.toml", "exports =", 'cuda_flags = ["-lineinfo"]\nexports ='

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ import pytest
 from precast import _tvm_ffi
 from precast.errors import ToolchainError
 from precast.jit import toolchain
-from precast.jit.toolchain import find_toolchain, find_toolkit
+from precast.jit.toolchain import find_toolchain, find_toolkit, for_host_compiler
 from precast.loader import jit_cuda_major, plan
 
 HOPPER, BLACKWELL = plan().arch("9.0"), plan().arch("10.0")
@@ -223,3 +224,15 @@ def test_a_tvm_ffi_that_is_too_new(toolkit, monkeypatch):
     )
     with pytest.raises(ToolchainError, match=text):
         find_toolchain(HOPPER, 13, ("0.1.15", "0.2"))
+
+
+@pytest.mark.parametrize(
+    "folder", ["plain", "a b", "x(1)", "c,d", "q'z", "back\\slash", 'dq"x', "$x"]
+)
+def test_flags_reach_the_host_compiler_through_nvcc_and_a_shell(folder):
+    word = for_host_compiler(f"-ffile-prefix-map=/{folder}/=")
+    option, _, value = word.partition("=")
+    assert option == "-Xcompiler"
+    # nvcc: a backslash keeps a comma, and goes; then the shell.
+    unescaped = re.sub(r"\\(.)", r"\1", value)
+    assert shlex.split(unescaped) == [f"-ffile-prefix-map=/{folder}/="]

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from precast.cli import _completers, _output
 from precast.cli._output import UsageError
-
-if TYPE_CHECKING:
-    from precast.manifest import Manifest
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
@@ -76,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     from precast.jit.__main__ import target_archs
     from precast.jit.toolchain import find_toolchain
     from precast.loader import plan
+    from precast.manifest_writer import slowest
 
     try:
         archs = target_archs(plan(), " ".join(args.arch or ()) or _env.CUDA_ARCH_LIST())
@@ -107,27 +104,20 @@ def run(args: argparse.Namespace) -> int:
             _output.print_table(list(states.items()), ("module", "state"), indent=0)
         return 0
     manifest = aot.build(plan(), specs, folder, jobs=args.jobs)
+    seconds = aot.compile_seconds(specs, folder)
     if args.json:
-        _output.print_json({**report, "modules": _rows(manifest)})
-    else:
-        _print(manifest, folder)
-    return 0
-
-
-def _rows(manifest: Manifest) -> list[dict[str, object]]:
-    return [
-        {
-            "file": row.file,
-            "state": "built",
-            "size": row.size,
-            "compile_seconds": row.compile_seconds,
-        }
-        for row in manifest.modules
-    ]
-
-
-def _print(manifest: Manifest, folder: Path) -> None:
-    slowest = sorted(manifest.modules, key=lambda row: row.compile_seconds, reverse=True)[:3]
+        rows = [
+            {
+                "file": row.file,
+                "state": "built",
+                "size": row.size,
+                "compile_seconds": seconds[row.file],
+            }
+            for row in manifest.modules
+        ]
+        _output.print_json({**report, "modules": rows})
+        return 0
     size = _output.human_size(sum(row.size for row in manifest.modules))
     print(f"{len(manifest.modules)} modules, {size}: {folder}")
-    print("slowest: " + ", ".join(f"{row.file} {row.compile_seconds:.1f} s" for row in slowest))
+    print(slowest(seconds))
+    return 0

@@ -63,7 +63,7 @@ def run(args: argparse.Namespace) -> int:
     except (DumpError, ValueError) as error:
         raise UsageError(str(error)) from error
     if args.json:
-        _output.print_json([_as_json(found) for found in results])
+        _output.print_json({"calls": [_as_json(found) for found in results]})
     else:
         bad = sum(not found.ok for found in results)
         print(f"{len(results)} calls: {len(results) - bad} as dumped, {bad} not")

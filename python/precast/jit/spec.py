@@ -123,15 +123,20 @@ class JitSpec:
                 *self.cuda_flags,
                 f"-gencode={self.arch.gencode}",
                 *(f"-D{define}" for define in self.defines),
+                # Names of internal linkage get a hash of this, by default of the source's own path.
+                f"-Xcudafe=--orig_src_path_name={self.name}",
             ]
         return list(self.host_flags)
 
     def location_flags(self, source: str) -> list[str]:
-        """Where our headers are; error messages then name files without this machine's paths."""
-        flags = [f"-I{path}" for path in self.include_folders]
-        if not source.endswith(".cu"):
-            flags.append(f"-fmacro-prefix-map={self.root}/=")
-        return flags
+        """Where our headers are; ``__FILE__`` then names files without this machine's paths."""
+        from precast.jit.toolchain import for_host_compiler
+
+        names = f"-ffile-prefix-map={self.root}/="
+        return [
+            *(f"-I{path}" for path in self.include_folders),
+            for_host_compiler(names) if source.endswith(".cu") else names,
+        ]
 
     def commands(self, toolchain: Toolchain, folder: Path) -> list[Command]:
         """Compile commands, independent of one another, then the link command."""

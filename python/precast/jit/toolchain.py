@@ -33,6 +33,11 @@ _PIP_MAJOR = 13
 _CAPABILITY_ATTRIBUTES = (75, 76)
 
 
+def for_host_compiler(flag: str) -> str:
+    """``flag`` as an argument of nvcc, which splits it at commas and hands it to a shell."""
+    return "-Xcompiler=" + re.sub(r"([^\w./@%+=:-])", r"\\\\\\\1", flag)
+
+
 @dataclass(frozen=True)
 class Toolkit:
     """One CUDA toolkit."""
@@ -67,14 +72,21 @@ class Toolchain:
         return [str(self.toolkit.nvcc), f"-ccbin={self.host_compiler}"]
 
     def include_flags(self, cuda: bool, ffi_in_cuda: bool = False) -> list[str]:
-        """Third-party headers; nvcc knows its own, and is shown tvm-ffi's where it is asked to."""
+        """Third-party headers; nvcc knows its own, and is shown tvm-ffi's where it is asked to.
+
+        ``__FILE__`` names them without this machine's paths, whether or not the compiler follows
+        links before it takes a name.
+        """
+        nvcc, ffi = self.toolkit.nvcc, self.tvm_ffi_include
+        homes = (ffi, ffi.resolve(), nvcc.parents[1], nvcc.resolve().parents[1])
+        names = [f"-ffile-prefix-map={home}/=" for home in dict.fromkeys(homes)]
         if cuda:
-            return [f"-isystem={self.tvm_ffi_include}"] if ffi_in_cuda else []
-        folders = [self.tvm_ffi_include, self.toolkit.include]
+            folders = [f"-isystem={ffi}"] if ffi_in_cuda else []
+            return [*folders, *map(for_host_compiler, names)]
+        headers = [ffi, self.toolkit.include]
         if self.toolkit.cccl is not None:
-            folders.append(self.toolkit.cccl)
-        names = f"-fmacro-prefix-map={self.tvm_ffi_include}/="
-        return [*(f"-isystem{folder}" for folder in folders), names]
+            headers.append(self.toolkit.cccl)
+        return [*(f"-isystem{folder}" for folder in headers), *names]
 
     @property
     def libraries(self) -> list[str]:

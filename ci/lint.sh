@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Style, types, and what only runs elsewhere: scripts, workflows, Dockerfiles and pins.
+#
+#   ci/lint.sh         everything, in the current environment (pip install ".[dev]")
+#   ci/lint.sh code    style and types alone
+#   ci/lint.sh ci      scripts, workflows, Dockerfiles and pins alone
+#
+# Nothing here needs a network.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+part=${1:-all}
+[[ $part =~ ^(all|code|ci)$ ]] || {
+  echo "error: no part $part; legal: all, code, ci" >&2
+  exit 2
+}
+
+if [ "$part" != ci ]; then
+  ruff check .
+  ruff format --check .
+  mypy
+  codespell
+  git ls-files '*.cuh' '*.cu' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
+fi
+
+if [ "$part" != code ]; then
+  git ls-files '*.sh' | xargs shellcheck --severity=style
+  check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
+  check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
+  zizmor --quiet --offline --persona pedantic --config .github/zizmor.yml .github
+  hadolint --no-color docker/*.Dockerfile
+  python ci/pins.py
+  python ci/images.py --check
+  ci/build_wheels.sh 13 sm90a --print-build-identifiers
+fi
