@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
     manifest = aot.build(plan(), specs, folder, jobs=args.jobs)
     seconds = aot.compile_seconds(specs, folder)
     if args.json:
-        rows = [
+        built = [
             {
                 "file": row.file,
                 "state": "built",
@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             }
             for row in manifest.modules
         ]
-        _output.print_json({**report, "modules": rows})
+        _output.print_json({**report, "modules": built})
         return 0
     size = _output.human_size(sum(row.size for row in manifest.modules))
     print(f"{len(manifest.modules)} modules, {size}: {folder}")
