@@ -193,7 +193,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("words", "fix"),
     [
-        (["lits"], "precast list"),
+        (["lst"], "precast list"),
         (["docter", "--arch", "9.0"], "precast doctor --arch 9.0"),
         (["colect-env"], "precast collect-env"),
         (["cache", "prunne"], "precast cache prune"),
