@@ -214,7 +214,10 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        (["--routine", "nope"], "--routine: unknown nope; legal: activation, norm, scale, startup"),
+        (
+            ["--routine", "nope"],
+            "--routine: unknown nope; legal: activation, decorators, norm, scale, startup",
+        ),
         (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, compile, torch, none"),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case has what --op and --shape ask for"),

@@ -29,6 +29,7 @@ COMMANDS = [
     "explain",
     "install",
     "list",
+    "replay",
     "verify",
 ]
 

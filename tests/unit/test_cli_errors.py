@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,8 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
     build = ["build", "--arch", "9.0", "--profile", "ci", "-o"]
     bundle = ["bundle", "-o", str(folder / "b"), "--no-index", "--find-links"]
     explain = ["explain", "norm", "dtype=bf16", "--arch"]
+    replay = ["replay", dump(folder), "--import", "logged_ops", "--device"]
+    ours = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), PACKAGES])}
     return {
         ("build", 0): ([*build, str(folder / "o"), "--dry-run"], compilers),
         ("build", 1): ([*build, str(good)], compilers),
@@ -63,11 +67,26 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
         ("list", 0): (["list", "--arch", "9.0"], here),
         ("list", 2): (["list", "--op", "nrom"], {}),
         ("list", 3): (["list"], FULL),
+        ("replay", 0): ([*replay, "cpu"], ours),
+        ("replay", 1): ([*replay, "cpu"], {**ours, "FAULT": "1"}),
+        ("replay", 2): ([*replay, "tpu"], ours),
+        ("replay", 3): ([*replay, "cuda"], ours),
         ("verify", 0): (["verify", str(good)], fake_cuobjdump(folder)),
         ("verify", 1): (["verify", str(changed)], {}),
         ("verify", 2): (["verify", "--strictly"], {}),
         ("verify", 3): (["verify", str(changed)], FULL),
     }
+
+
+def dump(folder: Path) -> str:
+    """The folder of one dumped call."""
+    made = folder / "dumps"
+    code = "import logged_ops, torch; logged_ops.plain(torch.ones(2))"
+    env = {**os.environ, "PRECAST_LOGLEVEL": "10", "PRECAST_LOGDEST": str(folder / "log")}
+    env |= {"PRECAST_DUMP_DIR": str(made), "PRECAST_REFERENCE": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), PACKAGES])
+    subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
+    return str(made)
 
 
 def fake_compilers(folder: Path) -> dict[str, str]:

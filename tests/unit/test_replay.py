@@ -413,7 +413,7 @@ def test_command_prints_each_output_and_exits_with_1(three, command, monkeypatch
 
 def test_command_for_machines(three, command):
     code, out, _ = command(str(three), "--json")
-    rows = json.loads(out)
+    rows = json.loads(out)["calls"]
     assert code == 1
     assert [(row["function"], row["verdict"], row["ok"]) for row in rows] == [
         ("logged_ops.plain", "different", False),

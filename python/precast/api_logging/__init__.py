@@ -130,9 +130,8 @@ def _refusing(function: Callable[..., Any], error: EnvironmentVariableError) -> 
 
 
 def _tracing() -> bool:
-    variable = getattr(_env, "TRACE_DUMP", None)
     try:
-        return variable is not None and bool(variable())
+        return _env.TRACE_DUMP()
     except EnvironmentVariableError:
         return True  # The trace package says what is wrong, at the first call.
 

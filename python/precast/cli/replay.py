@@ -22,6 +22,13 @@ if TYPE_CHECKING:
     from precast.api_logging.replay import Replay
 
 
+EXIT_CODES = (0, 1, 2, 3)
+JSON = {
+    "calls": "the calls, in the order in which they were made: dump, function, device, verdict, ok, "
+    "note and outputs (name, dtype, shape, bitwise, max_error, problem)",
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("dump", type=Path, metavar="DUMP", help="one call, or a folder of calls")
     parser.add_argument(
