@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
-    "calls": "the calls, in the order in which they were made: dump, function, device, verdict, ok, "
-    "note and outputs (name, dtype, shape, bitwise, max_error, problem)",
+    "calls": "the calls, in the order of their making: dump, function, device, verdict, ok, note "
+    "and outputs (name, dtype, shape, bitwise, max_error, problem)",
 }
 
 
