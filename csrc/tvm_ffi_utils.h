@@ -75,6 +75,8 @@ PRECAST_ONE_COPY std::string to_string(DLDataType dtype) {
   if (dtype.code == kDLInt) return "int" + bits;
   if (dtype.code == kDLUInt) return "uint" + bits;
   if (dtype.code == kDLBool) return "bool";
+  if (dtype.code == kDLFloat8_e4m3fn) return "float8_e4m3fn";
+  if (dtype.code == kDLFloat8_e5m2) return "float8_e5m2";
   return "dtype code " + std::to_string(dtype.code);
 }
 
@@ -84,6 +86,10 @@ PRECAST_ONE_COPY DLDataType to_dl(DType dtype) {
       return {kDLFloat, 32, 1};
     case DType::f16:
       return {kDLFloat, 16, 1};
+    case DType::e4m3:
+      return {kDLFloat8_e4m3fn, 8, 1};
+    case DType::e5m2:
+      return {kDLFloat8_e5m2, 8, 1};
     case DType::bf16:
       break;
   }

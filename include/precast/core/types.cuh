@@ -21,7 +21,7 @@ typedef unsigned long uint64_t;
 namespace precast {
 
 // Which type a module was compiled for: its binding reads this, for it is compiled once for all.
-enum class DType : int { f32, f16, bf16 };
+enum class DType : int { f32, f16, bf16, e4m3, e5m2 };
 
 #if defined(__CUDACC__)
 
