@@ -19,7 +19,7 @@
 # PEERS   a folder of wheels of other libraries to install too, without their dependencies
 # OUT     where logs and results go (default benchmarks/results/local)
 # COMMIT  the commit that is measured, where there is no git
-# PRECAST_GPU_WORK  where environment, caches and copies of the tests are kept (default build/gpu)
+# GPU_WORK  where environment, caches and copies of the tests are kept (default build/gpu)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -40,7 +40,7 @@ done
 }
 
 out=${OUT:-benchmarks/results/local}
-work=${PRECAST_GPU_WORK:-build/gpu}
+work=${GPU_WORK:-build/gpu}
 mkdir -p "$out" "$work"
 bundle=$(realpath "$bundle")
 out=$(realpath "$out")

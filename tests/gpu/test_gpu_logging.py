@@ -205,7 +205,7 @@ def test_a_kernel_that_faults_leaves_its_inputs_and_its_name(tmp_path: Path, fau
         tmp_path, "-m", "precast", "replay", str(dump), "--import", "faulting_op", "--json"
     )
     assert again.returncode == 1, again.stderr
-    (row,) = json.loads(again.stdout)
+    (row,) = json.loads(again.stdout)["calls"]
     assert row["verdict"] == "raised"
     assert "CUDA error" in row["note"]
 
