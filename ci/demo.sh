@@ -13,7 +13,7 @@
 # MODEL           a GGUF file of a llama-like model (default: SmolLM2-135M-Instruct from PyPI)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STEPS=8
+STEPS=9
 . ci/common.sh
 
 work=$PWD/build/demo
@@ -154,6 +154,28 @@ fi
 PRECAST_PROVIDER_PATH=$work/cache PRECAST_CACHE_DIR=$work/jit-cache \
   python ../../examples/jit_fallback.py 2>&1 | tee "$work/log/jit_fallback.txt"
 note "JIT: $(grep -oE 'compiled .* in [0-9.]+ s' "$work/log/jit_fallback.txt")"
+
+step "what a call tells: the log, a trace, a picture"
+cd "$work"
+rm -rf "$work/traces"
+PRECAST_LOGLEVEL=3 PRECAST_LOGDEST=stdout PRECAST_TRACE_DUMP=1 PRECAST_TRACE_DUMP_DIR=$work/traces \
+  "$work/run/bin/python" ../../examples/observe.py | tee "$work/log/observe.txt"
+find "$work/traces" -name '*.json' -exec ls -sh {} +
+# The newest run of the benchmarks on real hardware that is in the checkout.
+environment plots
+results=$(cd ../.. && PYTHONPATH=python python -c '
+from pathlib import Path
+from precast.testing.results import load_run
+runs = Path("benchmarks/results").glob("*/*/norm_bf16.json")
+print(max(runs, key=lambda path: load_run(path).date))')
+if [ -z "${1:-}" ]; then logged "$work/log/plots.txt" pip_install "matplotlib>=3.8"; fi
+if python -c 'import matplotlib' 2>/dev/null; then
+  (cd ../.. && PYTHONPATH=python python benchmarks/plot.py "$results" "$work/norm.png")
+  ls -sh "$work/norm.png"
+else
+  echo "no matplotlib here, so no picture. Fix: pip install matplotlib"
+fi
+note "log, trace and picture of $results"
 
 printf '\n== done in %d s\n' "$SECONDS"
 printf '%s\n' "${summary[@]}"
