@@ -84,9 +84,7 @@ class Requirement:
             If the op has no backends to choose from, or nothing says what this one runs on.
         """
         if not self.checks:
-            raise ValueError(
-                f"Invalid is_backend_supported call: no backend choices for {self.name}"
-            )
+            raise ValueError(f"is_backend_supported: {self.name} has no backends to choose from")
         if name not in self.checks or cc is None:
             return name in self.checks
         check = self.checks[name]
@@ -121,10 +119,10 @@ class Requirement:
 
     def _undeclared(self, method: str, check: object) -> str:
         if check is None:
-            return f"Invalid {method} call: {self.name} has no check"
+            return f"{method}: {self.name} has no check that says what it runs on"
         return (
-            f"Invalid {method} call: {getattr(check, '__name__', check)} does not have "
-            f"is_compute_capability_supported decorator. Fix: put "
+            f"{method}: {getattr(check, '__name__', check)} does not say which compute "
+            f"capabilities it is for. Fix: put "
             f"@supported_compute_capability([...]) on it"
         )
 
@@ -145,8 +143,7 @@ class Requirement:
             return
         if not self.checks and self.common is None:
             raise ValueError(
-                f"Invalid @backend_requirement decorator usage: no backend choices and no "
-                f"common_check for {self.name}"
+                f"backend_requirement of {self.name} has neither backend_checks nor a common_check"
             )
         cc = _capability(arguments)
         if not accepts(self.common, cc):
