@@ -83,7 +83,7 @@ else
   PYTHONPATH=$PWD/python compiler || echo "no CUDA compiler here: pip brings the toolkit from PyPI"
   # pip shows the compilers' progress when it is asked for everything; the rest goes to the log.
   PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
-    -C "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
+    --config-settings "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
     tee "$work/log/modules.txt" |
     awk '/\[[0-9]+\/[0-9]+\]/ { sub(/^ +/, ""); print "   " substr($0, 1, 110); fflush() }' ||
     { tail -n 40 "$work/log/modules.txt" >&2; die "the build failed: $work/log/modules.txt"; }
