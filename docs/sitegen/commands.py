@@ -4,8 +4,6 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
 import os
 import re
 from collections.abc import Iterator
@@ -36,10 +34,6 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
     parts = [f"## precast {name} {{ #{name} }}\n"]
     if parser.description:
         parts.append(markup.text(rst.markdown(parser.description)) + "\n")
-    if not parser.add_help:
-        # All arguments go on to another parser; its own words are the best there are.
-        parts.append(markup.fence("text", _help(name)))
-        return "\n".join(parts)
     parts.append(_usage(parser))
     parts += [_arguments(parser)]
     for action, sub in _subparsers(parser):
@@ -50,13 +44,6 @@ def _section(name: str, parser: argparse.ArgumentParser) -> str:
     if parser.epilog:
         parts.append(markup.fence("text", parser.epilog))
     return "\n".join(part for part in parts if part)
-
-
-def _help(name: str) -> str:
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed), contextlib.suppress(SystemExit):
-        _main.main([name, "--help"])
-    return printed.getvalue()
 
 
 def _usage(parser: argparse.ArgumentParser) -> str:

@@ -8,7 +8,6 @@ around the code that raises, never in the message.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -189,17 +188,15 @@ def _bundle(folder: Path) -> None:
     make_bundle(folder / "bundle", ["sm90a"], this_target(), cuda_major=13, version="0.1.0")
 
 
-if importlib.util.find_spec("precast.decorators") is not None:
+@_raises("BackendSupportedError")
+def _backend(folder: Path) -> None:
+    from precast.decorators import backend_requirement
 
-    @_raises("BackendSupportedError")
-    def _backend(folder: Path) -> None:
-        from precast.decorators import backend_requirement
+    @backend_requirement({"fa2": lambda q, backend: True})
+    def attention(q: object, backend: str = "fa2") -> None:
+        """Stands for an op that has backends to choose from."""
 
-        @backend_requirement({"fa2": lambda q, backend: True})
-        def attention(q: object, backend: str = "fa2") -> None:
-            """Stands for an op that has backends to choose from."""
-
-        attention(None, backend="fa3")
+    attention(None, backend="fa3")
 
 
 @_raises("DumpError")

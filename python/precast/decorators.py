@@ -28,6 +28,8 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
 from precast._requirement import Requirement, capability_number
 
+__all__ = ["backend_requirement", "served_by", "supported_compute_capability"]
+
 F = TypeVar("F", bound=Callable[..., Any])
 P = ParamSpec("P")
 R_co = TypeVar("R_co", covariant=True)
