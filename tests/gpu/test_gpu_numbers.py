@@ -9,6 +9,7 @@ import pytest
 import torch
 from gpu_cases import CASES, OpCase, grid, grid_id
 
+import precast
 from precast.testing import (
     ODD_HIDDEN_SIZES,
     Guarded,
@@ -264,3 +265,14 @@ def test_more_than_2_to_31_elements(
     want = case.expected(x[sample], *sampled)
     for got, expected in zip(case.run((x, *extras)), want, strict=True):
         assert_close(got[sample], expected, name=name)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_gelu_keeps_the_digits_of_negative_gates(dtype: torch.dtype) -> None:
+    gate = torch.linspace(-5.0, 5.0, 80000, device="cuda").to(dtype).view(-1, 8)
+    got = precast.gelu_and_mul(torch.cat([gate, torch.ones_like(gate)], dim=-1)).double()
+    want = gate.double() * torch.special.ndtr(gate.double())
+    # Below its normal numbers float16 has fewer digits.
+    sure = want.abs() > torch.finfo(dtype).tiny
+    error = ((got - want).abs() / want.abs())[sure].max().item()
+    assert error <= torch.finfo(dtype).eps / 2 * 1.05

@@ -9,13 +9,31 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+__device__ __forceinline__ float fast_exp2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // x / (1 + exp(-x)); below -88 the exponential is infinite and the quotient 0, as it should
 // (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
-// x * Phi(x) with the error function (Hendrycks and Gimpel, arXiv:1606.08415).
+// x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415).
+//
+// Phi(-|x|) = exp(-x^2 / 2) * P(1 / (1 + 0.31 |x|)), in the form of Hastings (Approximations for
+// Digital Computers, 1955), with P fitted for relative error: 4.8e-6 for |x| up to 13.5. Why:
+// erff() is half as long again, and 1 + erff() loses the digits of negative x.
 __device__ __forceinline__ float gelu(float x) {
-  return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
+  const float t = fabsf(x);
+  const float r = __fdividef(1.0f, 1.0f + 0.31f * t);
+  const float p =
+      r * (0.12386065f +
+           r * (0.12044151f +
+                r * (0.13342984f + r * (0.015743261f + r * (0.18045248f - r * 0.073930055f)))));
+  const float s = 0.84932178f * t;  // s^2 = x^2 / 2 * log2(e)
+  const float tail = p * fast_exp2(-s * s);
+  return x * (x > 0.0f ? 1.0f - tail : tail);
 }
 
 // The tanh approximation of gelu in the same paper: 0.5 x (1 + tanh(u)) = x sigmoid(2 u) with
