@@ -13,6 +13,9 @@ namespace precast {
 // (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+// 1 / (1 + exp(-x)), 0 below -88.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
 // x * Phi(x) with the error function (Hendrycks and Gimpel, arXiv:1606.08415).
 __device__ __forceinline__ float gelu(float x) {
   return 0.5f * x * (1.0f + erff(x * 0.70710678118654752f));
