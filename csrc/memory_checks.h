@@ -49,6 +49,7 @@ inline bool runs_are_apart(int64_t distance, int64_t a, int64_t b, int64_t strid
 inline bool memory_is_apart(const RowMemory& a, const RowMemory& b) {
   if (a.end <= b.begin || b.end <= a.begin) return true;
   const int64_t bytes = b.begin - a.begin;
+  if (a.item_size() != b.item_size()) return false;
   if (a.near_stride != b.near_stride || a.far_stride != b.far_stride || bytes % a.item_size() != 0)
     return false;
   const int64_t distance = bytes / a.item_size();

@@ -208,8 +208,8 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kEarlyWeight),
 }
 
 template <typename Form, bool kAligned>
-__global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(
-    const __grid_constant__ typename Form::Params p) {
+__global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(const __grid_constant__
+                                                                  typename Form::Params p) {
   using T = typename Form::T;
   constexpr int kSize = Vec<T>::kSize;
   const RowPosition position(p.rows, blockIdx.x);
@@ -222,8 +222,10 @@ __global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(
   form.start();
 
   const auto second_at = [&](int column) {
-    if constexpr (!Form::kReadsSecond) return zero_vec<T>();
-    else return load<kAligned>(form.second + column, p.hidden - column);
+    if constexpr (!Form::kReadsSecond)
+      return zero_vec<T>();
+    else
+      return load<kAligned>(form.second + column, p.hidden - column);
   };
   const auto elements_at = [&](int column, Vec<T> second) {
     const Vec<T> x = load<kAligned>(input + column, p.hidden - column);
