@@ -9,7 +9,7 @@
 //
 // y is rounded to T first, so that the result is that of a norm followed by a quantisation of its
 // output. Otherwise all arithmetic is fp32, quotient and reciprocal correctly rounded. A NaN in a
-// row makes its scales NaN.
+// row makes its scales NaN; where y overflows T, so does an infinity under ue8m0.
 //
 // Layout   input, residual, normed  [rows, hidden]  T, any two row strides, unit column stride
 //          weight  [hidden]        T, contiguous; hidden is a multiple of 128
@@ -53,9 +53,10 @@ __device__ __forceinline__ float max_or_nan(float a, float b) {
   return larger;
 }
 
-// The least power of two that is not below a positive normal number, or infinity.
+// The least power of two that is not below a positive normal number; NaN for infinity and NaN.
 __device__ __forceinline__ float round_up_to_power_of_two(float x) {
-  return __uint_as_float((__float_as_uint(x) + 0x7fffffu) & 0x7f800000u);
+  const uint32_t bits = __float_as_uint(x);
+  return __uint_as_float(bits < 0x7f800000u ? (bits + 0x7fffffu) & 0x7f800000u : 0x7fffffffu);
 }
 
 template <typename T_>
