@@ -65,7 +65,7 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     """
     x = input.float() + residual.float()
     normed = normalized(x, weight.float(), eps).to(input.dtype)
-    groups = normed.float().unflatten(-1, (-1, 128))
+    groups = normed.float().unflatten(-1, (x.shape[-1] // 128, 128))
     amax = groups.abs().amax(dim=-1).clamp(min=1e-10)
     # Tensor by tensor: torch multiplies by the reciprocal of a number instead.
     scale = amax / torch.full_like(amax, 448.0)

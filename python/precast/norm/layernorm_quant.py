@@ -12,6 +12,7 @@ from precast._reference_checks import check_peer, check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
+from precast.errors import DtypeRuntimeError
 from precast.norm._quant import (
     check_fp8,
     check_scale,
@@ -166,6 +167,10 @@ def layernorm_quant(
     tensor([[-80., 160.]])
     """
     try:
+        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+            raise DtypeRuntimeError(
+                f"layernorm_quant: input must be bfloat16 (or float16), got {input.dtype}"
+            )
         if not isinstance(scale, torch.Tensor):
             scale = scale_tensor("layernorm_quant", scale, input)
         pdl = enable_pdl is not False
