@@ -49,6 +49,7 @@ inline bool runs_are_apart(int64_t distance, int64_t a, int64_t b, int64_t strid
 inline bool memory_is_apart(const RowMemory& a, const RowMemory& b) {
   if (a.end <= b.begin || b.end <= a.begin) return true;
   const int64_t bytes = b.begin - a.begin;
+  if (a.item_size() != b.item_size()) return false;
   if (a.near_stride != b.near_stride || a.far_stride != b.far_stride || bytes % a.item_size() != 0)
     return false;
   const int64_t distance = bytes / a.item_size();
@@ -74,7 +75,8 @@ PRECAST_ONE_COPY void check_memory_apart(const RowMemory& out, const RowMemory& 
 
 // The same, for an output that may be the input itself.
 PRECAST_ONE_COPY void check_same_or_apart(const RowMemory& out, const RowMemory& input) {
-  const bool same = out.begin == input.begin && out.columns == input.columns &&
+  const bool same = out.item_size() == input.item_size() && out.begin == input.begin &&
+                    out.columns == input.columns &&
                     out.near_stride == input.near_stride && out.far_stride == input.far_stride;
   PRECAST_CHECK(same || memory_is_apart(out, input), ValueError)
       << out.arg.what() << " must be " << input.arg.name

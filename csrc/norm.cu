@@ -20,7 +20,7 @@ cudaError_t fused_add_rmsnorm(const RmsNormParams& params, bool enable_pdl, cuda
 }
 
 cudaError_t layernorm(const LayerNormParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_layernorm<PRECAST_DTYPE>(params, enable_pdl, stream);
+  return launch_layernorm<PRECAST_DTYPE, PRECAST_DTYPE>(params, enable_pdl, stream);
 }
 
 }  // namespace precast

@@ -169,7 +169,7 @@ PRECAST_ONE_COPY void check_columns(const Arg& arg, bool is_output) {
 }
 
 // Tensors of equal leading shape, seen as rows of their last dimension.
-constexpr int kMaxRowTensors = 3;
+constexpr int kMaxRowTensors = 4;
 
 struct RowView {
   Rows rows;

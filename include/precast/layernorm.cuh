@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// LayerNorm.
+// LayerNorm, with 16-bit output or with fp8 output by one given scale.
 //
 //   m[r]      = mean_c(input[r, c]),  v[r] = mean_c((input[r, c] - m[r])^2)
-//   out[r, c] = round((input[r, c] - m[r]) / sqrt(v[r] + eps) * gamma[c] + beta[c])
+//   y[r, c]   = (input[r, c] - m[r]) / sqrt(v[r] + eps) * gamma[c] + beta[c]
+//   out[r, c] = round(y[r, c]), or sat(y[r, c] * (1 / scale)) for fp8 (rmsnorm_quant.cuh)
 //
 // All arithmetic is fp32. The variance is taken around the mean in a second pass over registers, so
 // that a large mean cancels nothing.
 //
-// Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input
+// Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input, or is fp8
 //          gamma, beta  [hidden]        fp32, contiguous
+//          scale        [1]             fp32, for fp8
 // Threads  as rmsnorm.cuh: a row in the registers of a group of lanes or of a CTA, or a CTA that
 //          walks its row element by element (three times; all but the first in L2), where the row
 //          is unaligned or longer than 2048 vectors.
@@ -22,6 +24,7 @@
 #include "precast/core/launch.cuh"
 #include "precast/core/row_plan.cuh"
 #include "precast/core/rows.cuh"
+#include "precast/core/store.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {
@@ -34,7 +37,8 @@ struct LayerNormParams {
   uint32_t rows;
   int hidden;
   float eps;
-  RowPlan plan;  // the launcher sets it
+  RowPlan plan;        // the launcher sets it
+  const float* scale;  // [1], for fp8
 };
 
 #if defined(__CUDACC__)
@@ -68,16 +72,25 @@ __device__ __forceinline__ float squared_distance(const float (&x)[8], float mea
   return sum;
 }
 
-template <typename T>
-__device__ __forceinline__ Vec<T> normalized(const float (&x)[8], float mean, float rstd,
-                                             const float (&gamma)[8], const float (&beta)[8]) {
-  float y[8];
+// `multiplier` is for fp8.
+template <typename Out>
+__device__ __forceinline__ void normalize(const float (&x)[8], float mean, float rstd,
+                                          const float (&gamma)[8], const float (&beta)[8],
+                                          float multiplier, float (&y)[8]) {
 #pragma unroll
-  for (int i = 0; i < 8; ++i) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
-  return pack<T>(y);
+  for (int i = 0; i < 8; ++i) {
+    y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
+    if constexpr (sizeof(Out) == 1) y[i] *= multiplier;
+  }
 }
 
-template <typename T, int kVecs, bool kRowPerCta>
+template <typename Out>
+__device__ __forceinline__ float load_multiplier(const LayerNormParams& p) {
+  if constexpr (sizeof(Out) == 1) return 1.0f / load_scalar(p.scale);
+  return 1.0f;
+}
+
+template <typename T, typename Out, int kVecs, bool kRowPerCta>
 __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
     const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
@@ -90,7 +103,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
   const bool row_exists = kRowPerCta || row < p.rows;
   const int64_t offset = static_cast<int64_t>(row) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
-  T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
+  Out* out = static_cast<Out*>(p.out) + offset;              // [hidden]
   __shared__ float scratch[2][kMaxWarps];
   const auto group_sum = [&](float x, float (&row_scratch)[kMaxWarps]) {
     return kRowPerCta ? block_sum(x, row_scratch) : warp_sum(x, p.plan.lanes);
@@ -117,6 +130,7 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
     const int vec = rank + i * group_size;
     loaded[i] = row_exists && vec < vecs ? load_vec(input + vec * kSize, policy) : zero_vec<T>();
   }
+  const float multiplier = load_multiplier<Out>(p);
 
   float sum = 0.0f;
 #pragma unroll
@@ -154,24 +168,27 @@ __global__ __launch_bounds__(kMaxThreads) void LayerNormKernel(
         load_parameters<true>(p.gamma + vec * kSize, kSize, gamma);
         load_parameters<true>(p.beta + vec * kSize, kSize, beta);
       }
-      store_vec(out + vec * kSize, normalized<T>(x, mean, rstd, gamma, beta));
+      float y[kSize];
+      normalize<Out>(x, mean, rstd, gamma, beta, multiplier, y);
+      store_rounded<true>(out + vec * kSize, y, kSize);
     }
   }
 }
 
-template <typename T>
+template <typename T, typename Out>
 __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
     const __grid_constant__ LayerNormParams p) {
   constexpr int kSize = Vec<T>::kSize;
   const int64_t offset = static_cast<int64_t>(blockIdx.x) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [hidden]
-  T* out = static_cast<T*>(p.out) + offset;                  // [hidden]
+  Out* out = static_cast<Out*>(p.out) + offset;              // [hidden]
   const int stride = blockDim.x * kSize;
   __shared__ float scratch[2][kMaxWarps];
 
   allow_next_grid();
   wait_for_previous_grid();
 
+  const float multiplier = load_multiplier<Out>(p);
   float x[kSize];
   float sum = 0.0f;
   for (int column = threadIdx.x * kSize; column < p.hidden; column += stride) {
@@ -193,18 +210,20 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
     unpack(load_elements(input + column, left), x);
     load_parameters<false>(p.gamma + column, left, gamma);
     load_parameters<false>(p.beta + column, left, beta);
-    store_elements(out + column, normalized<T>(x, mean, rstd, gamma, beta), left);
+    float y[kSize];
+    normalize<Out>(x, mean, rstd, gamma, beta, multiplier, y);
+    store_rounded<false>(out + column, y, left);
   }
 }
 
 #if !defined(__CUDACC_RTC__)
 
 // Launches LayerNorm of every row on `stream`; nothing for an empty tensor.
-template <typename T>
+template <typename T, typename Out>
 cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows == 0 || p.hidden == 0) return cudaSuccess;
   const bool aligned = p.hidden % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(p.input, {}) &&
-                       rows_are_vector_aligned<T>(p.out, {}) &&
+                       rows_are_vector_aligned<Out>(p.out, {}, kStoreBytes<Out>) &&
                        rows_are_vector_aligned<float>(p.gamma, {}) &&
                        rows_are_vector_aligned<float>(p.beta, {});
   RowShape shape = {};
@@ -221,16 +240,16 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
   };
   switch (p.plan.kind) {
     case RowKernel::lanes:
-      return run(LayerNormKernel<T, 1, false>);
+      return run(LayerNormKernel<T, Out, 1, false>);
     case RowKernel::cta_1:
-      return run(LayerNormKernel<T, 1, true>);
+      return run(LayerNormKernel<T, Out, 1, true>);
     case RowKernel::cta_2:
-      return run(LayerNormKernel<T, 2, true>);
+      return run(LayerNormKernel<T, Out, 2, true>);
     case RowKernel::cta_4:
-      return run(LayerNormKernel<T, 4, true>);
+      return run(LayerNormKernel<T, Out, 4, true>);
     case RowKernel::loop:
     case RowKernel::loop_elements:
-      return run(LayerNormLoopKernel<T>);
+      return run(LayerNormLoopKernel<T, Out>);
   }
   return cudaErrorInvalidValue;
 }

@@ -11,10 +11,16 @@ from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from precast.activation import silu_and_mul as silu_and_mul
 from precast.jit.policy import freeze as freeze
 from precast.norm import fused_add_rmsnorm as fused_add_rmsnorm
+from precast.norm import fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant
+from precast.norm import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
+from precast.norm import fused_rmsnorm_silu as fused_rmsnorm_silu
 from precast.norm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast.norm import gemma_rmsnorm as gemma_rmsnorm
 from precast.norm import layernorm as layernorm
+from precast.norm import layernorm_quant as layernorm_quant
 from precast.norm import rmsnorm as rmsnorm
+from precast.norm import rmsnorm_quant as rmsnorm_quant
+from precast.norm import rmsnorm_sigmoid_gate as rmsnorm_sigmoid_gate
 from precast.preload import preload as preload
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

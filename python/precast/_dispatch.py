@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast import _mode
@@ -41,17 +41,28 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
+    axes : sequence of str, optional
+        The arguments whose dtypes are the op's axes, in their order; one that is None has the dtype
+        of the first. Default: the first tensor of the schema.
     """
 
     def __init__(
-        self, op: str, export: str, *, schema: str, reference: Callable[..., None]
+        self,
+        op: str,
+        export: str,
+        *,
+        schema: str,
+        reference: Callable[..., None],
+        axes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
-        self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
+        names = [text.split()[-1] for text in schema.partition(") ->")[0].split(", ")]
+        self.first_tensor = names[0]
+        self.axis_positions = [names.index(axis) for axis in axes or names[:1]]
         KERNELS[export] = self
         _mode.on_change(self.clear)
 
@@ -84,9 +95,11 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
-        """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
-        first = args[0]
-        self[first.dtype, first.get_device()](*args)
+        """Call by arguments alone, for ops whose axes are dtypes."""
+        first, *others = (args[position] for position in self.axis_positions)
+        dtypes = [(first if other is None else other).dtype for other in others]
+        key = (first.dtype, *dtypes, args[0].get_device())
+        self[key](*args)
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:

@@ -14,6 +14,7 @@ import precast
 from precast.testing import assert_close, random_tensor
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
 EPS = 1e-6
 HALVES = ("f16", "bf16")
 
@@ -45,6 +46,15 @@ class OpCase:
         Whether the input must be.
     ranks : tuple of int
         Legal numbers of dimensions.
+    call : callable, optional
+        For another calling convention: ``(function, args, out, **keywords)`` to the outputs, of
+        which the first is ``out``, or a new tensor where that is None.
+    written : tuple of int
+        With ``call``: which of ``args`` it writes to.
+    out_word : str, optional
+        The element type of the output, if it is not that of ``input``.
+    out_axis : bool
+        Whether the modules have an axis ``dtype_out``.
     """
 
     name: str
@@ -57,6 +67,22 @@ class OpCase:
     vector: int = 1
     contiguous: bool = False
     ranks: tuple[int, ...] = (2, 3)
+    call: Callable[..., Tensors] | None = None
+    written: tuple[int, ...] = ()
+    out_word: str | None = None
+    out_axis: bool = False
+
+    def axes(self, word: str) -> dict[str, str]:
+        """The module that serves an input of this type."""
+        out = {"dtype_out": self.out_word or word} if self.out_axis else {}
+        return {"dtype": word, **out}
+
+    def is_written(self, position: int) -> bool:
+        """Whether the argument is overwritten, and so cannot be a parameter."""
+        return position < 2 if self.in_place else position in self.written
+
+    def out_dtype(self, dtype: torch.dtype) -> torch.dtype:
+        return FP8[self.out_word] if self.out_word else dtype
 
     @property
     def function(self) -> Callable[..., Any]:
@@ -75,7 +101,12 @@ class OpCase:
         return (*shape[:-1], shape[-1] // halves)
 
     def input_shape(self, *shape: int) -> tuple[int, ...]:
-        """The shape of ``input`` for a hidden size: gated activations take twice of it."""
+        """The shape of ``input`` for a hidden size: gated activations take twice of it.
+
+        A hidden size that is no multiple of ``vector`` is rounded up.
+        """
+        if self.call is not None:
+            return (*shape[:-1], -(-shape[-1] // self.vector) * self.vector)
         return (*shape[:-1], shape[-1] * 2) if self.gated else shape
 
     def arguments(
@@ -90,6 +121,8 @@ class OpCase:
 
     def run(self, args: tuple[Any, ...], **keywords: Any) -> Tensors:
         """Call it, and return its outputs."""
+        if self.call is not None:
+            return self.call(self.function, args, keywords.pop("out", None), **keywords)
         result = self.function(*args, **keywords)
         if self.in_place:
             assert result is None, f"{self.name} works in place, but returned {type(result)}"
@@ -103,3 +136,10 @@ class OpCase:
             zip(self.run(args, **keywords), want, strict=True)
         ):
             assert_close(got, expected, name=f"{self.name}: output {position}")
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors are equal; torch.equal does not know fp8."""
+    if a.itemsize == 1:
+        a, b = a.view(torch.uint8), b.view(torch.uint8)
+    return torch.equal(a, b)

@@ -3,17 +3,25 @@
 
 from __future__ import annotations
 
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gpu_cases import CASES, DTYPES, OpCase, grid, grid_id
+from op_case import same_bits
 
 from precast.loader import load_library, loader, plan
 from precast.testing.rotation import clone
 
-MODULES = sorted({(case.module, word) for case in CASES.values() for word in case.dtypes})
+MODULES = sorted(
+    {
+        (case.module, tuple(case.axes(word).items()))
+        for case in CASES.values()
+        for word in case.dtypes
+    }
+)
 
 
 def _capability() -> str:
@@ -28,28 +36,30 @@ def test_prebuilt_modules_serve_the_call(
         pytest.skip("no provider of prebuilt modules is installed")
     case.check(case.arguments(case.input_shape(4, 256), dtype, generator))
     word = next(word for word, known in DTYPES.items() if known == dtype)
-    resolution = loader.resolution(case.module, {"dtype": word}, torch.cuda.current_device())
+    resolution = loader.resolution(case.module, case.axes(word), torch.cuda.current_device())
     accepted = [step for step in resolution.steps if step.accepted]
     assert len(accepted) == 1, resolution
     assert not accepted[0].source.startswith("JIT"), resolution
 
 
 @pytest.mark.jit
-@pytest.mark.parametrize(("op", "word"), MODULES)
+@pytest.mark.parametrize(("op", "items"), MODULES)
 def test_jit_equals_prebuilt(
     op: str,
-    word: str,
+    items: tuple[tuple[str, str], ...],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     generator: torch.Generator,
 ) -> None:
     device = torch.cuda.current_device()
-    prebuilt = loader.load(op, {"dtype": word}, device)
-    resolution = loader.resolution(op, {"dtype": word}, device)
+    axes = dict(items)
+    word = axes["dtype"]
+    prebuilt = loader.load(op, axes, device)
+    resolution = loader.resolution(op, axes, device)
     if any(step.accepted and step.source.startswith("JIT") for step in resolution.steps):
         pytest.skip(f"no prebuilt {resolution.module} is installed")
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path))
-    spec = plan().spec(op, {"dtype": word}, _capability(), resolution.cuda_major)
+    spec = plan().spec(op, axes, _capability(), resolution.cuda_major)
     path = spec.build("a test compares it with the prebuilt module")
     assert path.is_relative_to(tmp_path)
     assert path != resolution.path
@@ -61,13 +71,22 @@ def test_jit_equals_prebuilt(
             args = case.arguments(case.input_shape(67, hidden), DTYPES[word], generator)
             outputs = [_call(module, case, args) for module in (prebuilt, compiled)]
             for left, right in zip(*outputs, strict=True):
-                assert torch.equal(left, right), f"{case.name}: JIT and prebuilt differ"
+                assert same_bits(left, right), f"{case.name}: JIT and prebuilt differ"
 
 
 def _call(module: Any, case: OpCase, args: tuple[Any, ...]) -> list[torch.Tensor]:
     """The export itself, with the arguments of the public function and every default filled in."""
     function = module.get_function(case.name)
     mine = [clone(a) if isinstance(a, torch.Tensor) else a for a in args]
+    if case.call is not None:
+        signature = inspect.signature(case.function)
+
+        def by_position(*given: Any, **named: Any) -> None:
+            bound = signature.bind(*given, **named, enable_pdl=True)
+            bound.apply_defaults()
+            function(*bound.arguments.values())
+
+        return list(case.call(by_position, tuple(mine), None))
     arguments = [*mine, 1e-6] if case.takes_eps else mine
     if case.in_place:
         function(*arguments, True)
@@ -75,6 +94,9 @@ def _call(module: Any, case: OpCase, args: tuple[Any, ...]) -> list[torch.Tensor
     out = torch.full(
         case.out_shape(args[0].shape), float("nan"), dtype=args[0].dtype, device="cuda"
     )
-    function(*arguments, out, True)
+    if case.name == "fused_rmsnorm_silu":
+        function(*arguments, out, None, True)
+    else:
+        function(*arguments, out, True)
     assert not out.isnan().any()
     return [out]

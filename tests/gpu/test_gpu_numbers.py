@@ -34,7 +34,7 @@ def guarded_out(case: OpCase, x: torch.Tensor, **where: int) -> dict[str, Any]:
     """``{"out": ..., "guard": ...}`` of an op that takes an output; empty for the others."""
     if not case.takes_out:
         return {}
-    guard = Guarded(case.out_shape(x.shape), x.dtype, x.device, **where)
+    guard = Guarded(case.out_shape(x.shape), case.out_dtype(x.dtype), x.device, **where)
     return {"out": guard.view, "guard": guard}
 
 
@@ -77,7 +77,7 @@ def test_result_is_allocated_without_out(
     if not case.in_place:
         assert torch.equal(args[0], before), "the input was changed"
         result = case.run(args)[0]
-        assert result.dtype == dtype
+        assert result.dtype == case.out_dtype(dtype)
         assert result.shape == case.out_shape(args[0].shape)
         assert result.is_contiguous()
 
@@ -136,7 +136,7 @@ def test_in_place_leaves_the_gaps_alone(
         guards[1].view.copy_(rest[0])
         rest[0] = guards[1].view
         case.check((guards[0].view, *rest))
-    elif not case.gated:
+    elif not case.gated and case.out_dtype(dtype) == dtype:
         case.check((guards[0].view, *rest), out=guards[0].view)
     else:
         case.check((guards[0].view, *rest))
@@ -241,13 +241,13 @@ def test_row_stride_beyond_32_bits(
         case.check((x, *rest))
         return
     shape = case.out_shape(x.shape)
-    out = torch.empty(2 * gap + 3 * shape[-1], dtype=dtype, device="cuda")
+    out = torch.empty(2 * gap + 3 * shape[-1], dtype=case.out_dtype(dtype), device="cuda")
     out = poison(out).as_strided(shape, (gap, 1))
     case.check((x, *rest), out=out)
 
 
 @needs_20_gb
-@pytest.mark.parametrize("name", sorted(CASES))
+@pytest.mark.parametrize("name", [n for n, c in sorted(CASES.items()) if c.call is None])
 def test_more_than_2_to_31_elements(
     name: str, generator: torch.Generator, free_memory: None
 ) -> None:

@@ -40,7 +40,7 @@ def _types(export: str) -> list[tuple[str, str]]:
 def _arguments(export: str, dtype: torch.dtype, *shape: int) -> list[Any]:
     values = {"float": 1e-6, "bool": True}
     return [
-        torch.zeros(shape, dtype=dtype) if kind == "Tensor" else values[kind]
+        torch.zeros(shape, dtype=dtype) if kind.startswith("Tensor") else values[kind]
         for kind, _ in _types(export)
     ]
 

@@ -18,7 +18,26 @@ BF16 = torch.bfloat16
 NORMS = ["rmsnorm", "gemma_rmsnorm"]
 FUSED = ["fused_add_rmsnorm", "gemma_fused_add_rmsnorm"]
 ACTIVATIONS = ["silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"]
-TENSORS = ("input", "residual", "weight", "gemma", "beta", "out")
+TENSORS = (
+    "input",
+    "residual",
+    "weight",
+    "gemma",
+    "beta",
+    "gate",
+    "scale",
+    "block_scale",
+    "normed_out",
+    "out",
+)
+BLOCK_QUANT = "fused_add_rmsnorm_fp8_block_quant"
+QUANT = ["rmsnorm_quant", "fused_add_rmsnorm_quant", "layernorm_quant"]
+#: Tensors that a call may leave out.
+OPTIONAL = {
+    BLOCK_QUANT: ["normed_out"],
+    "fused_rmsnorm_silu": ["block_scale"],
+    "rmsnorm_sigmoid_gate": ["weight"],
+}
 
 
 @pytest.fixture
@@ -29,14 +48,20 @@ def reference_mode() -> Iterator[None]:
 
 def sound(export: str) -> dict[str, object]:
     """Arguments that the reference of ``export`` takes, every output among them."""
+    columns = 128 if export == BLOCK_QUANT else 32
+    out = torch.zeros(4, 16 if export in ACTIVATIONS else columns, dtype=BF16)
     made: dict[str, object] = {
-        "input": torch.randn(4, 32, dtype=BF16),
-        "residual": torch.randn(4, 32, dtype=BF16),
-        "weight": torch.randn(32, dtype=BF16),
+        "input": torch.randn(4, columns, dtype=BF16),
+        "residual": torch.randn(4, columns, dtype=BF16),
+        "weight": torch.randn(columns, dtype=BF16),
         "gemma": torch.randn(32),
         "beta": torch.randn(32),
+        "gate": torch.randn(4, 32, dtype=BF16),
+        "scale": torch.tensor([0.5]),
+        "block_scale": torch.zeros(1, 4),
+        "normed_out": torch.zeros(4, columns, dtype=BF16),
         "factor": 2.0,
-        "out": torch.zeros(4, 16 if export in ACTIVATIONS else 32, dtype=BF16),
+        "out": out.to(torch.float8_e4m3fn) if export in [*QUANT, BLOCK_QUANT] else out,
     }
     names = inspect.signature(getattr(precast, export)).parameters
     return {name: value for name, value in made.items() if name in names}
@@ -50,7 +75,11 @@ def refused(export: str, kind: type[Exception], words: str, **changes: object) -
     with pytest.raises(kind, match=f"^{re.escape(f'{export}: {words}')}") as caught:
         getattr(precast, export)(**arguments)
     assert caught.type is kind
-    assert all(map(torch.equal, tensors, before))
+    assert all(torch.equal(bits(t), bits(b)) for t, b in zip(tensors, before, strict=True))
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.flatten().view(torch.uint8)
 
 
 @pytest.mark.parametrize("export", list(KERNELS))
@@ -62,7 +91,7 @@ def test_sound_arguments_are_taken(export: str, reference_mode: None) -> None:
 def test_what_is_no_tensor_is_named(export: str, reference_mode: None) -> None:
     for name in [n for n in sound(export) if n in TENSORS]:
         refused(export, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
-        if name != "out":
+        if name != "out" and name not in OPTIONAL.get(export, []):
             words = f"{name} must be a torch.Tensor, got NoneType"
             refused(export, TypeError, words, **{name: None})
 

@@ -42,7 +42,11 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def few_rows(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(a[:3] if isinstance(a, torch.Tensor) and a.dim() > 1 else a for a in args)
+    rows = args[0].shape[0]
+    return tuple(
+        a[:3] if isinstance(a, torch.Tensor) and a.dim() > 1 and a.shape[0] == rows else a
+        for a in args
+    )
 
 
 @pytest.fixture
@@ -91,9 +95,16 @@ def test_every_function_is_measured_and_checked(
             nonlocal calls
             calls += 1
             result = smallest.ours(*values)
-            return result if calls == 2 else result * 1.05
+            if calls == 2:
+                return result
+            if result is not None:
+                return result * 1.05
+            written: Any = values[0]
+            written.view(torch.uint8).bitwise_xor_(0x80)  # The sign.
+            return None
 
-        with pytest.raises(AssertionError, match=f"{smallest.op}: result: .* elements differ"):
+        words = "(result|argument 0): .* elements differ"
+        with pytest.raises(AssertionError, match=f"{smallest.op}: {words}"):
             harness.refcheck(smallest.op, wrong, args)
 
 
@@ -110,7 +121,10 @@ def test_eager_torch_computes_the_same(op: str, benchmarks: Any, on_cpu: None) -
     outputs = [(got, want)] if want is not None else list(zip(theirs, ours, strict=True))
     for other, mine in outputs:
         # PyTorch rounds between its operators.
-        torch.testing.assert_close(other, mine, rtol=3e-2, atol=3e-2)
+        if not isinstance(mine, torch.Tensor):
+            continue
+        rtol = 0.13 if mine.itemsize == 1 else 3e-2  # One place of e4m3.
+        torch.testing.assert_close(other.float(), mine.float(), rtol=rtol, atol=3e-2)
 
 
 def test_a_script_alone_is_its_routine() -> None:
@@ -216,7 +230,7 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
     [
         (
             ["--routine", "nope"],
-            "--routine: unknown nope; legal: activation, decorators, norm, scale, startup",
+            "--routine: unknown nope; legal: activation, decorators, norm, ",
         ),
         (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, compile, torch, none"),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),

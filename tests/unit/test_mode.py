@@ -141,16 +141,26 @@ def test_a_refused_call_is_tried_again(world, kernel):
 
 def arguments(export: str) -> list[object]:
     """Small CPU tensors for any export, by the names of its arguments."""
-    x = torch.randn(4, 32, dtype=torch.bfloat16)
+    x = torch.randn(4, 128, dtype=torch.bfloat16)
     made = {
         "input": x,
         "residual": torch.randn_like(x),
-        "weight": torch.randn(32, dtype=torch.bfloat16),
-        "gemma": torch.randn(32),
-        "beta": torch.randn(32),
+        "weight": torch.randn(128, dtype=torch.bfloat16),
+        "gemma": torch.randn(128),
+        "beta": torch.randn(128),
+        "gate": torch.randn_like(x),
+        "scale": torch.tensor([0.5]),
+        "block_scale": torch.zeros(1, 4),
+        "normed_out": torch.zeros_like(x),
         "eps": 1e-6,
     }
-    parameters = inspect.signature(getattr(precast, export)).parameters.values()
+    if "quant" in export:
+        made["out"] = torch.zeros(4, 128, dtype=torch.float8_e4m3fn)
+    parameters = [
+        p
+        for p in inspect.signature(getattr(precast, export)).parameters.values()
+        if p.kind is not p.KEYWORD_ONLY and (p.name != "block_scale" or p.default is p.empty)
+    ]
     numbers = {p.name: 0.5 for p in parameters if p.annotation == "float" and p.default is p.empty}
     made |= numbers
     return [made[p.name] for p in parameters if p.name in made]
@@ -178,7 +188,8 @@ def test_torch_compile_without_a_graph_break(export):
         compiled = run(torch.compile(model, fullgraph=True, backend="aot_eager"), args)
     assert len(expected) == len(compiled)
     for want, got in zip(expected, compiled, strict=True):
-        torch.testing.assert_close(got, want, rtol=0, atol=0)
+        assert got.dtype == want.dtype
+        torch.testing.assert_close(got.float(), want.float(), rtol=0, atol=0)
 
 
 def test_the_registered_op_passes_torchs_own_checks():

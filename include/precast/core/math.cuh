@@ -19,6 +19,9 @@ __device__ __forceinline__ float fast_exp2(float x) {
 // (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
 __device__ __forceinline__ float silu(float x) { return __fdividef(x, 1.0f + __expf(-x)); }
 
+// 1 / (1 + exp(-x)), 0 below -88.
+__device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
+
 // x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415).
 //
 // Phi(-|x|) = exp(-x^2 / 2) * P(1 / (1 + 0.31 |x|)), in the form of Hastings (Approximations for

@@ -73,12 +73,13 @@ struct RowPosition {
 
 #if !defined(__CUDACC_RTC__)
 
-// True if every row starts on a 16-byte boundary.
+// True if every row starts on a boundary of `alignment` bytes.
 template <typename T>
-bool rows_are_vector_aligned(const void* base, const RowStrides& strides) {
+bool rows_are_vector_aligned(const void* base, const RowStrides& strides,
+                             int alignment = kVecBytes) {
   const int64_t bytes = sizeof(T);
-  return reinterpret_cast<uint64_t>(base) % kVecBytes == 0 &&
-         strides.outer * bytes % kVecBytes == 0 && strides.inner * bytes % kVecBytes == 0;
+  return reinterpret_cast<uint64_t>(base) % alignment == 0 &&
+         strides.outer * bytes % alignment == 0 && strides.inner * bytes % alignment == 0;
 }
 
 #endif

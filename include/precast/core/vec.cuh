@@ -93,6 +93,11 @@ __device__ __forceinline__ uint32_t load_word(const T* source) {
   return word;
 }
 
+// One number, such as a scale; volatile, as all of these.
+__device__ __forceinline__ float load_scalar(const f32* source) {
+  return __uint_as_float(load_word(source));
+}
+
 // The first `count` elements from any address, zeros behind them.
 template <typename T>
 __device__ __forceinline__ Vec<T> load_elements(const T* source, int64_t count) {

@@ -19,6 +19,21 @@ _HEADS: dict[str, Var | Const] = {
 }
 
 
+def rows_axes() -> dict[str, Var | Const]:
+    """Of ``[batch_size, hidden_size]``."""
+    return dict(_ROWS)
+
+
+def heads_axes() -> dict[str, Var | Const]:
+    """Of ``[batch_size, num_heads, head_dim]``."""
+    return dict(_HEADS)
+
+
+def axes_of(input: Any) -> int:
+    """How many dimensions the input of a call has, if it is a tensor."""
+    return int(getattr(input, "ndim", 2))
+
+
 def norm_trace(
     name: str,
     description: str,
@@ -59,6 +74,6 @@ def norm_trace(
 
     @dispatch(of_rows, of_heads)
     def by_rank(input: Any, **others: Any) -> TraceTemplate:
-        return of_heads if getattr(input, "ndim", 2) == 3 else of_rows
+        return of_heads if axes_of(input) == 3 else of_rows
 
     return by_rank

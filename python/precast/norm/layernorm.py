@@ -40,10 +40,23 @@ def layernorm_reference(
     >>> layernorm_reference(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
     tensor([[-1.0000,  2.0000]])
     """
-    x = input.float()
+    return (standardized(input.float(), eps) * gemma.float() + beta.float()).to(input.dtype)
+
+
+def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """fp32 rows, centred and divided by their standard deviation."""
     centered = x - x.mean(dim=-1, keepdim=True)
-    rstd = torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
-    return (centered * rstd * gemma.float() + beta.float()).to(input.dtype)
+    return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def check_parameters(
+    export: str, input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor
+) -> None:
+    """What layer norms refuse of their weight and bias in reference mode."""
+    for name, vector in (("gemma", gemma), ("beta", beta)):
+        if vector.dtype is not torch.float32:
+            raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
+        check_vector(export, name, vector, input, torch.float32)
 
 
 def _layernorm_into(
@@ -55,10 +68,7 @@ def _layernorm_into(
     enable_pdl: bool,
 ) -> None:
     check_rank("layernorm", input)
-    for name, vector in (("gemma", gemma), ("beta", beta)):
-        if vector.dtype is not torch.float32:
-            raise DtypeRuntimeError(f"layernorm: {name} must be float32, got {vector.dtype}")
-        check_vector("layernorm", name, vector, input, torch.float32)
+    check_parameters("layernorm", input, gemma, beta)
     check_peer("layernorm", "out", out, input)
     out.copy_(layernorm_reference(input, gemma, beta, eps))
 

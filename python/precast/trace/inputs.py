@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, TraceTemplate, spread
+from precast.trace.template import Const, Scalar, TraceTemplate, spread
 
 if TYPE_CHECKING:
     import torch
@@ -84,16 +84,18 @@ def make_inputs(
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            default = parameters[param].default
+            number, default = template.inputs[name], parameters[param].default
+            if isinstance(number, Scalar) and number.example is not None:
+                default = number.example
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(template.inputs[name].dtype) if empty else default
+            made[param] = _number(number.dtype) if empty else default
     return made
 
 
 def _sizes(
     template: TraceTemplate, given: dict[str, int | Sequence[int]]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    free = [n for n, a in template.axes.items() if not (isinstance(a, Const) and a.value)]
+    free = [name for name, axis in template.axes.items() if not axis.value]
     unknown = sorted(set(given) - {name.lstrip("*") for name in free})
     if unknown:
         raise ValueError(
@@ -104,7 +106,8 @@ def _sizes(
     spans: dict[str, int] = {}
     for i, name in enumerate(free):
         # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
-        usual = 16 * (i + 4) if isinstance(template.axes[name], Const) else 2 * i + 3
+        axis = template.axes[name]
+        usual = axis.multiple * (i + 4) if isinstance(axis, Const) else 2 * i + 3
         value = given.get(name.lstrip("*"), usual)
         values = [value] if isinstance(value, int) else [*value]
         if name.startswith("*"):
@@ -112,6 +115,9 @@ def _sizes(
         elif len(values) != 1:
             raise ValueError(f"{template!r}: axis {name!r} takes one size, got {values}")
         sizes.update(zip(spread([name], spans), values))
+    for name, axis in template.axes.items():
+        if axis.value:
+            sizes[name] = eval(axis.value, {"__builtins__": {}}, dict(sizes))
     return sizes, spans
 
 

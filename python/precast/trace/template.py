@@ -33,9 +33,17 @@ class Var(NamedTuple):
     Its size is not part of a definition. An axis whose name starts with ``*`` stands for any number
     of leading dimensions: ``"*rows"`` becomes ``rows`` where it is one, else ``rows_0``,
     ``rows_1`` and so on.
+
+    Parameters
+    ----------
+    description : str
+        For the reader of a definition.
+    value : str, optional
+        The size as an expression of axes before it, for made inputs: another's size rounded up.
     """
 
     description: str = ""
+    value: str | None = None
 
 
 class Const(NamedTuple):
@@ -54,12 +62,15 @@ class Const(NamedTuple):
     value : str, optional
         The size as an expression of other axes, such as ``"gate_up_size // 2"``, for an axis that
         only an output has. It is also written among the definition's constraints.
+    multiple : int
+        Made inputs have a multiple of this.
     """
 
     abbrev: str | None = None
     description: str = ""
     param: str | None = None
     value: str | None = None
+    multiple: int = 16
 
 
 class Tensor(NamedTuple):
@@ -88,11 +99,15 @@ class Tensor(NamedTuple):
 
 
 class Scalar(NamedTuple):
-    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded."""
+    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded.
+
+    ``example`` is what made inputs have; default: the parameter's default, if it has one.
+    """
 
     dtype: str
     param: str | None = None
     description: str = ""
+    example: float | int | bool | None = None
 
 
 class Reading(NamedTuple):

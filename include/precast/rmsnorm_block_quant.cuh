@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// RMSNorm of a sum with a residual, in fp8 with one scale for each 128 columns of a row.
+//
+//   x[r, c]        = input[r, c] + residual[r, c],  residual[r, c] = round(x[r, c])
+//   y[r, c]        = round(x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c])
+//   normed[r, c]   = y[r, c]                                  (if asked for)
+//   s[r, g]        = max(max_{c in g} |y[r, c]|, 1e-10) / 448, with ue8m0 the next power of 2 above
+//   out[r, c]      = sat(y[r, c] * (1 / s[r, g]))
+//
+// y is rounded to T first, so that the result is that of a norm followed by a quantisation of its
+// output. Otherwise all arithmetic is fp32, quotient and reciprocal correctly rounded. A NaN in a
+// row makes its scales NaN; where y overflows T, so does an infinity under ue8m0.
+//
+// Layout   input, residual, normed  [rows, hidden]  T, any two row strides, unit column stride
+//          weight  [hidden]        T, contiguous; hidden is a multiple of 128
+//          out     [rows, hidden]  e4m3, strides as input
+//          scales  fp32, element (r, g) at r * scale_row_stride + g * scale_group_stride:
+//                  [rows, groups], or [groups, rows rounded up to 4] for a GEMM that loads them
+//                  column by column with TMA, whose padding is not written
+// Threads  rms_rows.cuh; the 16 lanes that hold a group agree on its maximum by shuffles.
+// Traffic  7 bytes an element of 16 bits (and 2 for normed), 1/32 for the scales. The parts,
+//          fused_add_rmsnorm and a quantisation by groups, move 11.
+// Source   arXiv:1910.07467; scaling by groups: DeepSeek-AI, arXiv:2412.19437, section 3.3.
+#pragma once
+
+#include "precast/core/store.cuh"
+#include "precast/rms_rows.cuh"
+
+namespace precast {
+
+constexpr int kQuantGroup = 128;  // columns that share a scale
+constexpr float kLeastGroupMax = 1e-10f;
+
+struct RmsNormBlockQuantParams : RmsRowsParams {
+  void* residual;  // [rows, hidden]
+  void* out;       // [rows, hidden]
+  void* normed;    // [rows, hidden], or null
+  float* scales;   // see above
+  RowStrides residual_strides;
+  RowStrides out_strides;
+  RowStrides normed_strides;
+  int64_t scale_row_stride;
+  int64_t scale_group_stride;
+  bool ue8m0;
+};
+
+#if defined(__CUDACC__)
+
+// The larger one; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
+// The least power of two that is not below a positive normal number; NaN for infinity and NaN.
+__device__ __forceinline__ float round_up_to_power_of_two(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return __uint_as_float(bits < 0x7f800000u ? (bits + 0x7fffffu) & 0x7f800000u : 0x7fffffffu);
+}
+
+template <typename T_>
+struct RmsNormBlockQuantForm {
+  using T = T_;
+  using Params = RmsNormBlockQuantParams;
+  static constexpr bool kAddsResidual = true;
+  static constexpr bool kReadsSecond = true;
+  static constexpr bool kWeightMayBeNull = false;
+  static constexpr int kLanes = kQuantGroup / Vec<T>::kSize;  // that hold a group
+  T* second;                                                  // [hidden], the residual
+  T* normed;                                                  // [hidden], or null
+  e4m3* out;                                                  // [hidden]
+  float* scales;                                              // [groups] at scale_group_stride
+  int64_t scale_group_stride;
+  bool ue8m0;
+
+  __device__ __forceinline__ RmsNormBlockQuantForm(const Params& p, const RowPosition& position)
+      : second(position.in<T>(p.residual, p.residual_strides)),
+        normed(p.normed == nullptr ? nullptr : position.in<T>(p.normed, p.normed_strides)),
+        out(position.in<e4m3>(p.out, p.out_strides)),
+        scales(p.scales + (int64_t(position.outer) * p.rows.inner.value + position.inner) *
+                              p.scale_row_stride),
+        scale_group_stride(p.scale_group_stride),
+        ue8m0(p.ue8m0) {}
+
+  __device__ __forceinline__ void start() {}
+
+  // All lanes of a group call together, since hidden is whole groups and the lanes of a warp hold
+  // vectors in their order.
+  template <bool kAligned>
+  __device__ __forceinline__ void store(int column, int left, const float (&y)[8],
+                                        Vec<T> /*second*/) const {
+    const Vec<T> rounded = pack<T>(y);
+    if (normed != nullptr) precast::store<kAligned>(normed + column, rounded, left);
+    float x[8];
+    unpack(rounded, x);
+    float most = kLeastGroupMax;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) most = max_or_nan(most, fabsf(x[i]));
+    const uint32_t lane = threadIdx.x % kWarpSize;
+    const uint32_t lanes = ((1u << kLanes) - 1u) << (lane & ~(kLanes - 1u));
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+      most = max_or_nan(most, __shfl_xor_sync(lanes, most, distance));
+    }
+    float scale = most / Fp8<e4m3>::kMax;
+    if (ue8m0) scale = round_up_to_power_of_two(scale);
+    if (lane % kLanes == 0) scales[column / kQuantGroup * scale_group_stride] = scale;
+    const float multiplier = 1.0f / scale;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) x[i] *= multiplier;
+    store_rounded<kAligned>(out + column, x, left);
+  }
+};
+
+#if !defined(__CUDACC_RTC__)
+
+// Launches it on every row on `stream`; nothing for an empty tensor. hidden must be a multiple of
+// kQuantGroup.
+template <typename T>
+cudaError_t launch_rmsnorm_block_quant(const RmsNormBlockQuantParams& p, bool enable_pdl,
+                                       cudaStream_t stream) {
+  if (p.rows.count == 0 || p.hidden == 0) return cudaSuccess;
+  if (p.hidden % kQuantGroup != 0) return cudaErrorInvalidValue;
+  using Form = RmsNormBlockQuantForm<T>;
+  const bool aligned = rows_are_vector_aligned<T>(p.residual, p.residual_strides) &&
+                       rows_are_vector_aligned<T>(p.normed, p.normed_strides) &&
+                       rows_are_vector_aligned<e4m3>(p.out, p.out_strides, kStoreBytes<e4m3>);
+  const RowShape shape = rms_rows_shape<Form>(p, 4, true, aligned);
+  return launch_rms_rows<Form>(p, shape, enable_pdl, stream);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast
