@@ -37,6 +37,21 @@ struct ConcatMlaKParams {
   uint32_t nope_units;
 };
 
+#if !defined(__CUDACC_RTC__)
+
+// The bytes of a unit that suits a call.
+inline int concat_unit(const ConcatMlaKParams& p) {
+  UnitChoice unit;
+  for (const void* address : {static_cast<const void*>(p.k), p.k_nope, p.k_rope}) unit.add(address);
+  for (int64_t bytes : {p.nope, p.rope, p.k_rope_stride, p.k_strides.outer, p.k_strides.inner,
+                        p.k_nope_strides.outer, p.k_nope_strides.inner}) {
+    unit.add(bytes);
+  }
+  return unit.value();
+}
+
+#endif
+
 #if defined(__CUDACC__)
 
 template <int kUnit>
@@ -77,13 +92,7 @@ cudaError_t launch_concat_units(ConcatMlaKParams p, bool enable_pdl, cudaStream_
 inline cudaError_t launch_concat_mla_k(const ConcatMlaKParams& p, bool enable_pdl,
                                        cudaStream_t stream) {
   if (p.rows.count == 0 || p.nope + p.rope == 0) return cudaSuccess;
-  UnitChoice unit;
-  for (const void* address : {static_cast<const void*>(p.k), p.k_nope, p.k_rope}) unit.add(address);
-  for (int64_t bytes : {p.nope, p.rope, p.k_rope_stride, p.k_strides.outer, p.k_strides.inner,
-                        p.k_nope_strides.outer, p.k_nope_strides.inner}) {
-    unit.add(bytes);
-  }
-  switch (unit.value()) {
+  switch (concat_unit(p)) {
     case 16:
       return launch_concat_units<16>(p, enable_pdl, stream);
     case 8:

@@ -21,6 +21,24 @@
 
 namespace precast {
 
+#if !defined(__CUDACC_RTC__)
+
+// The bytes of a unit that suits a call.
+inline int append_unit(const AppendPagedParams& p) {
+  UnitChoice unit;
+  for (const PagedRows& part : p.parts) {
+    unit.add(part.rows);
+    unit.add(part.cache);
+    for (int64_t bytes : {part.size, part.token_stride, part.head_stride, part.page_stride,
+                          part.entry_stride, part.cache_head_stride}) {
+      unit.add(bytes);
+    }
+  }
+  return unit.value();
+}
+
+#endif
+
 #if defined(__CUDACC__)
 
 template <int kUnit, SlotKind kKind>
@@ -67,19 +85,6 @@ __global__ __launch_bounds__(kItemThreads) void AppendPagedKernel(
 }
 
 #if !defined(__CUDACC_RTC__)
-
-inline int append_unit(const AppendPagedParams& p) {
-  UnitChoice unit;
-  for (const PagedRows& part : p.parts) {
-    unit.add(part.rows);
-    unit.add(part.cache);
-    for (int64_t bytes : {part.size, part.token_stride, part.head_stride, part.page_stride,
-                          part.entry_stride, part.cache_head_stride}) {
-      unit.add(bytes);
-    }
-  }
-  return unit.value();
-}
 
 template <int kUnit, SlotKind kKind>
 cudaError_t launch_append_units(AppendPagedParams p, bool enable_pdl, cudaStream_t stream) {

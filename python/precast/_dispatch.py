@@ -41,16 +41,29 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
+    key : callable, optional
+        From the arguments to the key, for ops whose only axis is not the dtype of the first tensor.
+    public : callable, optional
+        From the arguments of the export to those of the public function, where they differ.
     """
 
     def __init__(
-        self, op: str, export: str, *, schema: str, reference: Callable[..., None]
+        self,
+        op: str,
+        export: str,
+        *,
+        schema: str,
+        reference: Callable[..., None],
+        key: Callable[..., tuple[Any, ...]] | None = None,
+        public: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
+        self.key = key
+        self.public = public
         self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
         KERNELS[export] = self
         _mode.on_change(self.clear)
@@ -84,9 +97,11 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
-        """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
-        first = args[0]
-        self[first.dtype, first.get_device()](*args)
+        """Call by arguments alone."""
+        if self.key is not None:
+            self[self.key(*args)](*args)
+        else:
+            self[args[0].dtype, args[0].get_device()](*args)
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:

@@ -8,6 +8,10 @@
 #include "precast/core/types.cuh"
 #include "precast/core/vec.cuh"
 
+#if !defined(__CUDACC_RTC__)
+#include <initializer_list>  // Why: lists of what UnitChoice takes
+#endif
+
 namespace precast {
 
 #if defined(__CUDACC__)
