@@ -9,6 +9,7 @@ from precast._version import __version__ as __version__
 from precast.activation import gelu_and_mul as gelu_and_mul
 from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from precast.activation import silu_and_mul as silu_and_mul
+from precast.concat_ops import concat_mla_k as concat_mla_k
 from precast.jit.policy import freeze as freeze
 from precast.norm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast.norm import fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant
@@ -21,6 +22,22 @@ from precast.norm import layernorm_quant as layernorm_quant
 from precast.norm import rmsnorm as rmsnorm
 from precast.norm import rmsnorm_quant as rmsnorm_quant
 from precast.norm import rmsnorm_sigmoid_gate as rmsnorm_sigmoid_gate
+from precast.page import append_paged_kv_cache as append_paged_kv_cache
+from precast.page import (
+    append_paged_kv_cache_with_slot_mapping as append_paged_kv_cache_with_slot_mapping,
+)
+from precast.page import append_paged_mla_kv_cache as append_paged_mla_kv_cache
+from precast.page import (
+    append_paged_mla_kv_cache_with_slot_mapping as append_paged_mla_kv_cache_with_slot_mapping,
+)
+from precast.page import (
+    fp8_quantize_append_paged_kv_cache_with_slot_mapping as fp8_quantize_append_paged_kv_cache_with_slot_mapping,  # noqa: E501
+)
+from precast.page import (
+    fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping as fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping,  # noqa: E501
+)
+from precast.page import get_batch_indices_positions as get_batch_indices_positions
+from precast.page import get_seq_lens as get_seq_lens
 from precast.preload import preload as preload
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

@@ -44,6 +44,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     axes : sequence of str, optional
         The arguments whose dtypes are the op's axes, in their order; one that is None has the dtype
         of the first. Default: the first tensor of the schema.
+    key : callable, optional
+        From the arguments to the key, for ops with axes that are no dtypes.
+    public : callable, optional
+        From the arguments of the export to those of the public function, where they differ.
     """
 
     def __init__(
@@ -54,12 +58,16 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         schema: str,
         reference: Callable[..., None],
         axes: Sequence[str] = (),
+        key: Callable[..., tuple[Any, ...]] | None = None,
+        public: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
+        self.key = key
+        self.public = public
         names = [text.split()[-1] for text in schema.partition(") ->")[0].split(", ")]
         self.first_tensor = names[0]
         self.axis_positions = [names.index(axis) for axis in axes or names[:1]]
@@ -95,10 +103,13 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
-        """Call by arguments alone, for ops whose axes are dtypes."""
-        first, *others = (args[position] for position in self.axis_positions)
-        dtypes = [(first if other is None else other).dtype for other in others]
-        key = (first.dtype, *dtypes, args[0].get_device())
+        """Call by arguments alone."""
+        if self.key is not None:
+            key = self.key(*args)
+        else:
+            first, *others = (args[position] for position in self.axis_positions)
+            dtypes = [(first if other is None else other).dtype for other in others]
+            key = (first.dtype, *dtypes, args[0].get_device())
         self[key](*args)
 
 

@@ -27,7 +27,7 @@ def check_peer(
         raise ValueError(
             f"{export}: {name} must have input's shape {[*input.shape]}, got {[*tensor.shape]}"
         )
-    _check_elements_apart(export, name, tensor)
+    check_elements_apart(export, name, tensor)
     same = (
         tensor.data_ptr() == input.data_ptr()
         and tensor.element_size() == input.element_size()
@@ -70,7 +70,7 @@ def check_half(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
             f"{export}: out must have input's shape with half the last dimension, got "
             f"{[*out.shape]} for input {[*input.shape]}"
         )
-    _check_elements_apart(export, "out", out)
+    check_elements_apart(export, "out", out)
     check_memory_apart(export, "out", out, input)
 
 
@@ -91,7 +91,8 @@ def _extent(layout: list[tuple[int, int]]) -> int:
     return 1 + sum(stride * (size - 1) for stride, size in layout)
 
 
-def _check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
+def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
+    """``out`` holds each element once."""
     layout = _layout(out)
     if out.numel() and any(s < _extent(layout[:i]) for i, (s, _) in enumerate(layout)):
         raise ValueError(
@@ -102,22 +103,29 @@ def _check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
 
 def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
-    size = a.element_size()
-    layouts = _layout(a), _layout(b)
-    ends = [t.data_ptr() + _extent(at) * t.element_size() for t, at in zip((a, b), layouts)]
-    if not a.numel() or not b.numel() or ends[0] <= b.data_ptr() or ends[1] <= a.data_ptr():
+    if not a.numel() or not b.numel():
         return True
-    if b.element_size() != size:
-        return False
-    strides = [stride for stride, _ in layouts[0]]
-    distance, rest = divmod(b.data_ptr() - a.data_ptr(), size)
-    if rest or strides != [stride for stride, _ in layouts[1]]:
-        return False
-    for i, stride in enumerate(strides):
-        if stride > 0 and all(far % stride == 0 for far in strides[i:]):
-            phase = distance % stride
-            if phase >= _extent(layouts[0][:i]) and stride - phase >= _extent(layouts[1][:i]):
-                return True
+    layouts = [[(s * t.element_size(), n) for s, n in _layout(t)] for t in (a, b)]
+    sizes = a.element_size(), b.element_size()
+    distance = b.data_ptr() - a.data_ptr()
+
+    def extents(period: int | None) -> list[int]:
+        """Bytes over the dimensions within a period, from the first to behind the last."""
+        return [
+            size + sum(s * (n - 1) for s, n in layout if period is None or s < period)
+            for layout, size in zip(layouts, sizes)
+        ]
+
+    whole = extents(None)
+    if distance >= whole[0] or -distance >= whole[1]:
+        return True
+    strides = {s for layout in layouts for s, _ in layout if s > 0}
+    for period in strides:
+        if any(s % period for s in strides if s > period):
+            continue
+        phase, within = distance % period, extents(period)
+        if phase >= within[0] and period - phase >= within[1]:
+            return True
     return False
 
 

@@ -40,7 +40,8 @@ def make_inputs(
     Returns
     -------
     dict
-        By parameter. Floating-point tensors are normal, the others zero, which is a valid index.
+        By parameter. Floating-point tensors are normal, the others zero, which is a valid index,
+        or as the template fills them.
         Numbers are the function's defaults, or a half, one or True.
 
     Raises
@@ -74,9 +75,10 @@ def make_inputs(
         if kind.is_floating_point:
             # Narrow types have no normal numbers of their own.
             wide = torch.randn(shape, generator=generator, device=place)
-            made[spec.param or name] = wide.to(kind)
+            _put(made, spec.param or name, spec.item, wide.to(kind))
         else:
-            made[spec.param or name] = torch.zeros(shape, dtype=kind, device=place)
+            tensor = torch.zeros(shape, dtype=kind, device=place)
+            _put(made, spec.param or name, spec.item, tensor)
     parameters = inspect.signature(function).parameters
     for axis, const in template.consts():
         param = const.param or axis
@@ -89,7 +91,14 @@ def make_inputs(
                 default = number.example
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(number.dtype) if empty else default
+    made.update(template.fixed)
+    if template.fill is not None and place.type != "meta":
+        template.fill(made)
     return made
+
+
+def _put(made: dict[str, Any], param: str, item: int | None, tensor: torch.Tensor) -> None:
+    made[param] = tensor if item is None else (*made.get(param, ()), tensor)
 
 
 def _sizes(

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// The request and the position of every row of a ragged tensor that is appended.
+//
+//   batch_indices[i] = b, positions[i] = seq_lens[b] - indptr[b + 1] + i   where
+//                                                           indptr[b] <= i < indptr[b + 1]
+//   batch_indices[i] = -1, positions[i] = 0                 where no request has row i
+//
+// Layout   indptr [batch + 1], seq_lens [batch]  int32 or int64
+//          batch_indices, positions [rows]       int32
+// Threads  one thread takes one row, and finds its request by binary search; the CTA holds indptr
+// in
+//          shared memory where it fits, which makes the search one trip to L2.
+// Traffic  reads indptr once a CTA, writes 8 bytes a row.
+// Source   definition; FlashInfer, arXiv:2501.01005.
+#pragma once
+
+#include "precast/core/launch.cuh"
+#include "precast/core/paged.cuh"
+
+namespace precast {
+
+struct BatchIndicesPositionsParams {
+  Index indptr;            // [batch + 1], ascending
+  Index seq_lens;          // [batch]
+  int32_t* batch_indices;  // [rows]
+  int32_t* positions;      // [rows]
+  uint32_t batch;
+  uint32_t rows;
+};
+
+constexpr uint32_t kStagedIndptr = 4096;  // numbers in shared memory
+
+#if defined(__CUDACC__)
+
+// The number of the first kCount entries of `indptr` (shared memory, or global) that are <= row.
+template <typename Load>
+__device__ __forceinline__ uint32_t entries_up_to(uint32_t count, int64_t row, const Load& load) {
+  uint32_t low = 0, high = count;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2;
+    if (load(middle) <= row) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+template <bool kStaged>
+__global__ __launch_bounds__(kItemThreads) void BatchIndicesPositionsKernel(
+    const __grid_constant__ BatchIndicesPositionsParams p) {
+  const uint32_t row = blockIdx.x * kItemThreads + threadIdx.x;
+  allow_next_grid();
+  if (may_overlap_previous_grid()) {
+    if (threadIdx.x <= p.batch) prefetch_to_l2(address_of(p.indptr, threadIdx.x));
+    if (threadIdx.x < p.batch) prefetch_to_l2(address_of(p.seq_lens, threadIdx.x));
+  }
+  wait_for_previous_grid();
+
+  const uint32_t count = p.batch + 1;
+  uint32_t after;  // the first request behind the row's own
+  int64_t end = 0;
+  if constexpr (kStaged) {
+    // Why 32 bits: rows are, and a larger entry is behind all of them.
+    __shared__ int32_t staged[kStagedIndptr];
+    for (uint32_t i = threadIdx.x; i < count; i += kItemThreads) {
+      const int64_t entry = load_index(p.indptr, i);
+      staged[i] = static_cast<int32_t>(entry > 0x7fffffff ? 0x7fffffff : entry);
+    }
+    __syncthreads();
+    after = entries_up_to(count, row, [&](uint32_t i) { return int64_t(staged[i]); });
+    if (after < count) end = staged[after];
+  } else {
+    after = entries_up_to(count, row, [&](uint32_t i) { return load_index(p.indptr, i); });
+    if (after < count) end = load_index(p.indptr, after);
+  }
+  if (row >= p.rows) return;
+  const bool used = after > 0 && after < count;
+  const int64_t position = used ? load_index(p.seq_lens, after - 1) - end + row : 0;
+  p.batch_indices[row] = used ? static_cast<int32_t>(after - 1) : -1;
+  p.positions[row] = static_cast<int32_t>(position);
+}
+
+#if !defined(__CUDACC_RTC__)
+
+// Launches the search on `stream`; nothing without rows. There must be fewer than 2^31 rows.
+inline cudaError_t launch_batch_indices_positions(const BatchIndicesPositionsParams& p,
+                                                  bool enable_pdl, cudaStream_t stream) {
+  if (p.rows == 0) return cudaSuccess;
+  const auto kernel = p.batch < kStagedIndptr ? BatchIndicesPositionsKernel<true>
+                                              : BatchIndicesPositionsKernel<false>;
+  const uint32_t ctas = (p.rows - 1) / kItemThreads + 1;
+  return launch(kernel, dim3(ctas), dim3(kItemThreads), enable_pdl, stream, p);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// The keys of multi-head latent attention: each head's own part, then the part that all heads
+// share.
+//
+//   k[t, h, :] = (k_nope[t, h, :], k_rope[t, :])
+//
+// Layout   k       [tokens, heads, nope + rope]  any two strides, unit stride in a row
+//          k_nope  [tokens, heads, nope]         the same
+//          k_rope  [tokens, rope]                any stride, unit stride in a row
+//          Elements are bytes here: nothing is computed, so one kernel serves every element type.
+// Threads  one thread takes one unit of k: 16 bytes, or the largest power of two that divides all
+//          addresses. Consecutive threads write consecutive bytes.
+// Traffic  reads k_nope and k_rope once (k_rope again from L1 for each head), writes k once.
+// Source   DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434.
+#pragma once
+
+#include "precast/core/items.cuh"
+#include "precast/core/launch.cuh"
+#include "precast/core/rows.cuh"
+#include "precast/core/unit.cuh"
+
+namespace precast {
+
+// Sizes and strides in bytes.
+struct ConcatMlaKParams {
+  void* k;             // [tokens, heads, nope + rope]
+  const void* k_nope;  // [tokens, heads, nope]
+  const void* k_rope;  // [tokens, rope]
+  RowStrides k_strides;
+  RowStrides k_nope_strides;
+  int64_t k_rope_stride;
+  Rows rows;  // tokens * heads; heads is the inner count
+  int64_t nope;
+  int64_t rope;
+  // The launcher sets these.
+  Items items;
+  uint32_t nope_units;
+};
+
+#if !defined(__CUDACC_RTC__)
+
+// The bytes of a unit that suits a call.
+inline int concat_unit(const ConcatMlaKParams& p) {
+  UnitChoice unit;
+  for (const void* address : {static_cast<const void*>(p.k), p.k_nope, p.k_rope}) unit.add(address);
+  for (int64_t bytes : {p.nope, p.rope, p.k_rope_stride, p.k_strides.outer, p.k_strides.inner,
+                        p.k_nope_strides.outer, p.k_nope_strides.inner}) {
+    unit.add(bytes);
+  }
+  return unit.value();
+}
+
+#endif
+
+#if defined(__CUDACC__)
+
+template <int kUnit>
+__global__ __launch_bounds__(kItemThreads) void ConcatMlaKKernel(
+    const __grid_constant__ ConcatMlaKParams p) {
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
+  if (item >= p.items.count) return;
+  const uint32_t row = p.items.per_row.divide(item);
+  const uint32_t unit = item - row * p.items.per_row.value;
+  const RowPosition at(p.rows, row);
+  const bool shared = unit >= p.nope_units;
+  const char* source = shared ? static_cast<const char*>(p.k_rope) + at.outer * p.k_rope_stride +
+                                    int64_t(unit - p.nope_units) * kUnit
+                              : at.in<char>(p.k_nope, p.k_nope_strides) + int64_t(unit) * kUnit;
+  char* target = at.in<char>(p.k, p.k_strides) + int64_t(unit) * kUnit;  // [kUnit] of [nope + rope]
+
+  allow_next_grid();
+  if (may_overlap_previous_grid()) prefetch_to_l2(source);
+  wait_for_previous_grid();
+
+  Unit<kUnit>::load(source, read_policy(true)).store(target);
+}
+
+#if !defined(__CUDACC_RTC__)
+
+template <int kUnit>
+cudaError_t launch_concat_units(ConcatMlaKParams p, bool enable_pdl, cudaStream_t stream) {
+  const ItemPlan plan = plan_items(p.rows.count, p.nope + p.rope, kUnit);
+  if (!plan.fits) return cudaErrorInvalidValue;
+  p.items = plan.items;
+  p.nope_units = static_cast<uint32_t>(p.nope / kUnit);
+  return launch(ConcatMlaKKernel<kUnit>, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream,
+                p);
+}
+
+// Launches the copy on `stream`; nothing for an empty `k`. A stride that is never taken must be 0.
+// cudaErrorInvalidValue if there are more than 2^32 units.
+inline cudaError_t launch_concat_mla_k(const ConcatMlaKParams& p, bool enable_pdl,
+                                       cudaStream_t stream) {
+  if (p.rows.count == 0 || p.nope + p.rope == 0) return cudaSuccess;
+  switch (concat_unit(p)) {
+    case 16:
+      return launch_concat_units<16>(p, enable_pdl, stream);
+    case 8:
+      return launch_concat_units<8>(p, enable_pdl, stream);
+    case 4:
+      return launch_concat_units<4>(p, enable_pdl, stream);
+    case 2:
+      return launch_concat_units<2>(p, enable_pdl, stream);
+  }
+  return launch_concat_units<1>(p, enable_pdl, stream);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

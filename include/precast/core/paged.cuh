@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Where a token's rows lie in a paged KV cache, from a page table or from a slot mapping.
+//
+//   page table     page = kv_indices[kv_indptr[b] + position / page_size], entry = position mod
+//                  page_size, where b = batch_indices[token] and position = positions[token]
+//   slot mapping   page = slot / page_size, entry = slot mod page_size, slot = slots[token]
+//
+// A token has no place, and is left out, if an index is negative, if its position is past the pages
+// of its request, or if its page is not in the cache: no index can make a kernel write elsewhere.
+#pragma once
+
+#include "precast/core/items.cuh"
+#include "precast/core/rows.cuh"
+
+namespace precast {
+
+// int32 or int64 numbers. Why not an axis: the type is the same for the whole grid, so the branch
+// costs nothing beside the load.
+struct Index {
+  const void* data = nullptr;
+  bool wide = false;
+};
+
+// narrow_table: a table whose numbers are all int32, as engines have them.
+enum class SlotKind { slots, table, narrow_table };
+
+struct SlotSource {
+  Index tokens;      // batch_indices, or slots
+  Index positions;   // from here on of a page table alone
+  Index kv_indptr;   // [batch + 1]
+  Index kv_indices;  // [kv_indices_count]
+  uint32_t batch = 0;
+  int64_t kv_indices_count = 0;
+  int64_t pages = 0;  // pages * page_size < 2^31
+  Divisor page_size;
+};
+
+inline bool is_narrow(const SlotSource& source) {
+  return !(source.tokens.wide || source.positions.wide || source.kv_indptr.wide ||
+           source.kv_indices.wide);
+}
+
+// Rows that are appended and the cache that takes them. Strides count elements.
+struct PagedRows {
+  const void* rows = nullptr;  // [tokens, heads, size]
+  void* cache = nullptr;       // [pages, page_size, heads, size], in any order of strides
+  int64_t size = 0;            // elements of a row
+  int64_t token_stride = 0, head_stride = 0;
+  int64_t page_stride = 0, entry_stride = 0, cache_head_stride = 0;
+};
+
+// Two tensors that go to the same slots: keys and values, or the two parts of an MLA entry.
+struct AppendPagedParams {
+  PagedRows parts[2];
+  SlotSource slots;
+  uint32_t tokens = 0;
+  uint32_t heads = 0;
+  // The launcher sets these.
+  Items items;         // of a token: heads times the items of the longer row
+  Divisor head_items;  // items of the longer row
+  uint32_t part_items[2] = {};
+};
+
+#if defined(__CUDACC__)
+
+template <bool kFirst, typename A, typename B>
+struct Select {
+  using type = A;
+};
+template <typename A, typename B>
+struct Select<false, A, B> {
+  using type = B;
+};
+
+__device__ __forceinline__ int32_t load_narrow_index(const Index& index, int64_t i) {
+  const int32_t* source = static_cast<const int32_t*>(index.data) + i;
+  int32_t value;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ int64_t load_index(const Index& index, int64_t i) {
+  if (!index.wide) return load_narrow_index(index, i);
+  const int64_t* source = static_cast<const int64_t*>(index.data) + i;
+  int64_t value;
+  asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ const void* address_of(const Index& index, int64_t i) {
+  return static_cast<const char*>(index.data) + i * (index.wide ? 8 : 4);
+}
+
+// The compiler moves no load from above this below it. Why: it would let the loads of rows wait for
+// the first index of the search, and with it for a trip to L2.
+__device__ __forceinline__ void issue_loads() { __syncwarp(__activemask()); }
+
+// Finds the slot of a token in two steps, so that other loads are in flight between them: a page
+// table takes three loads that wait for each other.
+template <SlotKind kKind>
+struct SlotFinder {
+  uint32_t page;
+  uint32_t entry;
+
+  // Before wait_for_previous_grid().
+  __device__ __forceinline__ static void prefetch(const SlotSource& source, uint32_t token) {
+    prefetch_to_l2(address_of(source.tokens, token));
+    if constexpr (kKind != SlotKind::slots) {
+      prefetch_to_l2(address_of(source.positions, token));
+      // Why: in decode the token's request is the token itself.
+      if (token <= source.batch) prefetch_to_l2(address_of(source.kv_indptr, token));
+    }
+  }
+
+  __device__ __forceinline__ SlotFinder(const SlotSource& source, uint32_t token) {
+    first_ = load(source.tokens, token);
+    if constexpr (kKind != SlotKind::slots) position_ = load(source.positions, token);
+  }
+
+  // False if the token is left out.
+  __device__ __forceinline__ bool find(const SlotSource& source) {
+    if constexpr (kKind == SlotKind::slots) {
+      // Comparing as unsigned refuses what is negative, too.
+      const uint64_t slots = static_cast<uint64_t>(source.pages) * source.page_size.value;
+      if (static_cast<uint64_t>(first_) >= slots) return false;
+      page = source.page_size.divide(static_cast<uint32_t>(first_));
+      entry = static_cast<uint32_t>(first_) - page * source.page_size.value;
+      return true;
+    } else {
+      if (first_ < 0 || first_ >= Number(source.batch)) return false;
+      if (position_ < 0 || position_ > Number(0x7fffffff)) return false;
+      const Number begin = load(source.kv_indptr, first_);
+      const Number end = load(source.kv_indptr, first_ + 1);
+      const uint32_t position = static_cast<uint32_t>(position_);
+      const uint32_t before = source.page_size.divide(position);
+      entry = position - before * source.page_size.value;
+      const int64_t at = int64_t(begin) + before;
+      if (begin < 0 || at >= end || at >= source.kv_indices_count) return false;
+      const Number found = load(source.kv_indices, at);
+      page = static_cast<uint32_t>(found);
+      return found >= 0 && found < Number(source.pages);
+    }
+  }
+
+ private:
+  static constexpr bool kNarrow = kKind == SlotKind::narrow_table;
+  using Number = typename Select<kNarrow, int32_t, int64_t>::type;
+
+  __device__ __forceinline__ static Number load(const Index& index, int64_t i) {
+    if constexpr (kNarrow) return load_narrow_index(index, i);
+    return static_cast<Number>(load_index(index, i));
+  }
+
+  Number first_;
+  Number position_;
+};
+
+// Which part of which row a thread takes: the same item of both parts, where both rows have it.
+struct AppendPosition {
+  uint32_t token;
+  uint32_t head;
+  uint32_t item;  // of the row
+
+  __device__ __forceinline__ AppendPosition(const AppendPagedParams& p, uint32_t number) {
+    token = p.items.per_row.divide(number);
+    const uint32_t rest = number - token * p.items.per_row.value;
+    head = p.head_items.divide(rest);
+    item = rest - head * p.head_items.value;
+  }
+
+  // Elements from the start of the tensor to the row.
+  __device__ __forceinline__ int64_t row(const PagedRows& part) const {
+    return token * part.token_stride + head * part.head_stride;
+  }
+
+  __device__ __forceinline__ int64_t cache_row(const PagedRows& part, uint32_t page,
+                                               uint32_t entry) const {
+    return page * part.page_stride + entry * part.entry_stride + head * part.cache_head_stride;
+  }
+};
+
+#endif  // __CUDACC__
+
+#if !defined(__CUDACC_RTC__)
+
+struct AppendPlan {
+  bool fits;  // false: more items than 32 bits count
+  uint32_t ctas;
+  int threads;
+};
+
+// Items of `item_size` elements. Sets what of `p` the launcher sets.
+inline AppendPlan plan_append(AppendPagedParams& p, int item_size) {
+  AppendPlan plan = {};
+  uint64_t longest = 1;
+  for (int i = 0; i < 2; ++i) {
+    const uint64_t items = (static_cast<uint64_t>(p.parts[i].size) + item_size - 1) / item_size;
+    plan.fits = items <= kMaxItems;
+    if (!plan.fits) return plan;
+    p.part_items[i] = static_cast<uint32_t>(items);
+    if (items > longest) longest = items;
+  }
+  plan.fits = longest <= kMaxItems / p.heads && longest * p.heads <= kMaxItems / p.tokens;
+  if (!plan.fits) return plan;
+  p.head_items = Divisor(static_cast<uint32_t>(longest));
+  p.items.per_row = Divisor(static_cast<uint32_t>(longest) * p.heads);
+  p.items.count = p.items.per_row.value * p.tokens;
+  // Few items: smaller CTAs spread over more multiprocessors.
+  plan.threads = p.items.count <= 1u << 16 ? 128 : kItemThreads;
+  plan.ctas = (p.items.count - 1) / plan.threads + 1;
+  return plan;
+}
+
+#endif
+
+}  // namespace precast
