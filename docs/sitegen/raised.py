@@ -237,3 +237,15 @@ def _dtype(folder: Path) -> None:
     x, gemma, beta = torch.zeros(4, 256), torch.ones(256), torch.zeros(256)
     with precast.reference_mode():
         precast.layernorm(x, gemma, beta)
+
+
+@_raises("CacheLayoutError")
+def _cache_layout(folder: Path) -> None:
+    import torch
+
+    import precast
+
+    rows, cache = torch.zeros(1, 8, 128), torch.zeros(4, 2, 16, 8, 128)
+    slot = torch.zeros(1, dtype=torch.int64)
+    with precast.reference_mode():
+        precast.append_paged_kv_cache_with_slot_mapping(rows, rows, slot, cache, "NDH")

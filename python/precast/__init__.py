@@ -16,5 +16,16 @@ from precast.norm import gemma_rmsnorm as gemma_rmsnorm
 from precast.norm import layernorm as layernorm
 from precast.norm import rmsnorm as rmsnorm
 from precast.preload import preload as preload
+from precast.rope import apply_llama31_rope as apply_llama31_rope
+from precast.rope import apply_llama31_rope_inplace as apply_llama31_rope_inplace
+from precast.rope import apply_llama31_rope_pos_ids as apply_llama31_rope_pos_ids
+from precast.rope import apply_llama31_rope_pos_ids_inplace as apply_llama31_rope_pos_ids_inplace
+from precast.rope import apply_rope as apply_rope
+from precast.rope import apply_rope_inplace as apply_rope_inplace
+from precast.rope import apply_rope_pos_ids as apply_rope_pos_ids
+from precast.rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
+from precast.rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
+from precast.rope import apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace
+from precast.rope import qk_rmsnorm_rope as qk_rmsnorm_rope
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

@@ -11,22 +11,34 @@ from precast.errors import OutputShapeError
 
 
 def check_peer(
-    export: str, name: str, tensor: torch.Tensor, input: torch.Tensor, may_be_input: bool = True
+    export: str,
+    name: str,
+    tensor: torch.Tensor,
+    input: torch.Tensor,
+    may_be_input: bool = True,
+    dtype: torch.dtype | None = None,
 ) -> None:
-    """``tensor``, which is written, is like ``input`` and lies elsewhere, or may be it."""
-    _check_device_and_dtype(export, name, tensor, input, input.dtype)
+    """``tensor``, which is written, is like ``input`` and lies elsewhere, or may be it.
+
+    With ``dtype``, its element type is that one.
+    """
+    check_device_and_dtype(export, name, tensor, input, dtype or input.dtype)
     if tensor.shape != input.shape:
         raise ValueError(
             f"{export}: {name} must have input's shape {[*input.shape]}, got {[*tensor.shape]}"
         )
     _check_elements_apart(export, name, tensor)
-    same = tensor.data_ptr() == input.data_ptr() and _layout(tensor) == _layout(input)
+    same = (
+        tensor.data_ptr() == input.data_ptr()
+        and tensor.element_size() == input.element_size()
+        and _layout(tensor) == _layout(input)
+    )
     if may_be_input and not same and not _memory_is_apart(tensor, input):
         raise ValueError(
             f"{export}: {name} must be input itself or not overlap its memory; call .clone()"
         )
     if not may_be_input:
-        _check_memory_apart(export, name, tensor, input)
+        check_memory_apart(export, name, tensor, input)
 
 
 def check_rank(export: str, input: torch.Tensor) -> None:
@@ -39,7 +51,7 @@ def check_vector(
     export: str, name: str, tensor: torch.Tensor, input: torch.Tensor, dtype: torch.dtype
 ) -> None:
     """``tensor`` is 1-D, as long as the last dimension of ``input``."""
-    _check_device_and_dtype(export, name, tensor, input, dtype)
+    check_device_and_dtype(export, name, tensor, input, dtype)
     if tensor.shape != input.shape[-1:]:
         raise ValueError(
             f"{export}: {name} must have shape {[*input.shape[-1:]]}, got {[*tensor.shape]}"
@@ -52,20 +64,22 @@ def check_half(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
         raise ValueError(f"{export}: input must have a last dimension, got []")
     if input.shape[-1] % 2:
         raise ValueError(f"{export}: input's last dimension must be even, got {input.shape[-1]}")
-    _check_device_and_dtype(export, "out", out, input, input.dtype)
+    check_device_and_dtype(export, "out", out, input, input.dtype)
     if out.shape != (*input.shape[:-1], input.shape[-1] // 2):
         raise OutputShapeError(
             f"{export}: out must have input's shape with half the last dimension, got "
             f"{[*out.shape]} for input {[*input.shape]}"
         )
     _check_elements_apart(export, "out", out)
-    _check_memory_apart(export, "out", out, input)
+    check_memory_apart(export, "out", out, input)
 
 
-def _check_memory_apart(export: str, name: str, tensor: torch.Tensor, input: torch.Tensor) -> None:
-    """``tensor``, which is written, shares no element with ``input``."""
-    if not _memory_is_apart(tensor, input):
-        raise ValueError(f"{export}: {name} must not overlap input's memory; call .clone()")
+def check_memory_apart(
+    export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, other_name: str = "input"
+) -> None:
+    """``tensor``, which is written, shares no element with ``other``."""
+    if not _memory_is_apart(tensor, other):
+        raise ValueError(f"{export}: {name} must not overlap {other_name}'s memory; call .clone()")
 
 
 def _layout(tensor: torch.Tensor) -> list[tuple[int, int]]:
@@ -90,9 +104,11 @@ def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
     size = a.element_size()
     layouts = _layout(a), _layout(b)
-    ends = [t.data_ptr() + _extent(layout) * size for t, layout in zip((a, b), layouts)]
+    ends = [t.data_ptr() + _extent(at) * t.element_size() for t, at in zip((a, b), layouts)]
     if not a.numel() or not b.numel() or ends[0] <= b.data_ptr() or ends[1] <= a.data_ptr():
         return True
+    if b.element_size() != size:
+        return False
     strides = [stride for stride, _ in layouts[0]]
     distance, rest = divmod(b.data_ptr() - a.data_ptr(), size)
     if rest or strides != [stride for stride, _ in layouts[1]]:
@@ -105,9 +121,10 @@ def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     return False
 
 
-def _check_device_and_dtype(
+def check_device_and_dtype(
     export: str, name: str, tensor: torch.Tensor, input: torch.Tensor, dtype: torch.dtype
 ) -> None:
+    """``tensor`` is where ``input`` is, and of this element type."""
     if tensor.device != input.device:
         raise ValueError(
             f"{export}: {name} must be on {input.device} as input, got {tensor.device}"

@@ -91,5 +91,11 @@ class DtypeRuntimeError(RuntimeError, ValueError):
     """A dtype or layout is not accepted (a ``RuntimeError`` where engines expect one)."""
 
 
+class CacheLayoutError(KeyError, ValueError):
+    """A KV cache or its layout is of no known kind (a ``KeyError`` where engines expect one)."""
+
+    __str__ = Exception.__str__  # KeyError quotes its message.
+
+
 # The kinds that compiled modules throw by name; the loader registers them with tvm-ffi.
 FFI_KINDS: tuple[type[Exception], ...] = (OutputShapeError, DtypeRuntimeError)

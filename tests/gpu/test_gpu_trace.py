@@ -32,10 +32,10 @@ def test_a_kernel_gives_what_its_definition_says(
     definition = fi_trace(function, **call)
     names: dict[str, Any] = {}
     exec(definition["reference"], names)
-    wanted = names["run"](*(call[param] for param in template.input_params().values()))
+    wanted = names["run"](*template.values(call))
     result = function(**call)
     if result is None:
-        result = tuple(call[str(output.param)] for output in template.outputs.values())
+        result = template.written(call)
     got, wanted = (x if isinstance(x, tuple) else (x,) for x in (result, wanted))
     for name, mine, expected in zip(template.outputs, got, wanted, strict=True):
         assert_close(mine, expected, name=f"{template.name_prefix}: {name}")

@@ -48,7 +48,7 @@ def test_a_trace_of_generated_tensors_is_complete(
     function: Op, template: trace.TraceTemplate, device: str
 ) -> None:
     call = trace.make_inputs(function, template, device=device)
-    tensors = [value for value in call.values() if isinstance(value, torch.Tensor)]
+    tensors = [value for value in template.values(call) if isinstance(value, torch.Tensor)]
     assert tensors
     assert {tensor.device.type for tensor in tensors} == {device}
     assert find(function).choose(call) is template, "its dispatch function chooses another"
@@ -79,7 +79,7 @@ def test_flashinfer_bench_takes_it(function: Op, template: trace.TraceTemplate) 
     assert parsed.model_dump(mode="json", exclude_unset=True) == definition
     call = trace.make_inputs(function, template)
     bound = parsed.get_axes_values_from_inputs(
-        [call[param] for param in template.input_params().values()]
+        template.values(call)
     )
     assert set(bound) == set(parsed.var_axes)
 
@@ -92,18 +92,18 @@ def test_the_reference_alone_gives_what_the_op_gives(
     call = trace.make_inputs(function, template, dtype=dtype, seed=3)
     definition = trace.fi_trace(function, **call)
     # Before the op, which may write to its inputs.
-    wanted = run_of(definition)(*(call[param] for param in template.input_params().values()))
+    wanted = run_of(definition)(*template.values(call))
     wanted = wanted if isinstance(wanted, tuple) else (wanted,)
     with precast.reference_mode():
         result = function(**call)
     if result is None:
-        got = tuple(call[str(output.param)] for output in template.outputs.values())
+        got = template.written(call)
     else:
         got = result if isinstance(result, tuple) else (result,)
     sizes = {
         axis: size
-        for name, row in definition["inputs"].items()
-        for axis, size in zip(row["shape"] or [], _shape(call[template.input_params()[name]]))
+        for row, value in zip(definition["inputs"].values(), template.values(call))
+        for axis, size in zip(row["shape"] or [], _shape(value))
     } | {name: row["value"] for name, row in definition["axes"].items() if "value" in row}
     assert len(got) == len(wanted) == len(template.outputs)
     for (name, output), mine, alone in zip(definition["outputs"].items(), got, wanted):

@@ -32,7 +32,9 @@ def _parameters(parameters: Iterable[inspect.Parameter], template: TraceTemplate
     for name, spec in template.outputs.items():
         if spec.param is not None and spec.param not in by_name:
             yield f"output {name!r} is written to parameter {spec.param!r}; {there}"
-    read = set(template.input_params().values())
+    for name in template.fixed.keys() - by_name.keys():
+        yield f"parameter {name!r} is fixed; {there}"
+    read = {*template.input_params().values(), *template.fixed}
     for name, parameter in by_name.items():
         if parameter.default is parameter.empty and name not in read:
             yield (
@@ -97,7 +99,7 @@ def _dtypes(template: TraceTemplate) -> Iterator[str]:
 def _reference(template: TraceTemplate) -> Iterator[str]:
     parameters = inspect.signature(template.reference).parameters
     there = f"the parameters of {template.reference.__name__} are {', '.join(parameters)}"
-    given = template.input_params()
+    given = {**template.input_params(), **{name: name for name in template.fixed}}
     for name, param in given.items():
         if param not in parameters:
             yield f"input {name!r} is passed to the reference as {param!r}; {there}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, TraceTemplate, spread
+from precast.trace.template import Const, Scalar, TraceTemplate, spread
 
 if TYPE_CHECKING:
     import torch
@@ -40,7 +40,8 @@ def make_inputs(
     Returns
     -------
     dict
-        By parameter. Floating-point tensors are normal, the others zero, which is a valid index.
+        By parameter. Floating-point tensors are normal, the others zero, which is a valid index,
+        or as the template fills them.
         Numbers are the function's defaults, or a half, one or True.
 
     Raises
@@ -74,9 +75,10 @@ def make_inputs(
         if kind.is_floating_point:
             # Narrow types have no normal numbers of their own.
             wide = torch.randn(shape, generator=generator, device=place)
-            made[spec.param or name] = wide.to(kind)
+            _put(made, spec.param or name, spec.item, wide.to(kind))
         else:
-            made[spec.param or name] = torch.zeros(shape, dtype=kind, device=place)
+            tensor = torch.zeros(shape, dtype=kind, device=place)
+            _put(made, spec.param or name, spec.item, tensor)
     parameters = inspect.signature(function).parameters
     for axis, const in template.consts():
         param = const.param or axis
@@ -84,10 +86,19 @@ def make_inputs(
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            default = parameters[param].default
+            spec = template.inputs[name]
+            sample = spec.sample if isinstance(spec, Scalar) else None
+            default = parameters[param].default if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(template.inputs[name].dtype) if empty else default
+            made[param] = _number(spec.dtype) if empty else default
+    made.update(template.fixed)
+    if template.fill is not None and place.type != "meta":
+        template.fill(made)
     return made
+
+
+def _put(made: dict[str, Any], param: str, item: int | None, tensor: torch.Tensor) -> None:
+    made[param] = tensor if item is None else (*made.get(param, ()), tensor)
 
 
 def _sizes(
@@ -104,7 +115,8 @@ def _sizes(
     spans: dict[str, int] = {}
     for i, name in enumerate(free):
         # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
-        usual = 16 * (i + 4) if isinstance(template.axes[name], Const) else 2 * i + 3
+        axis = template.axes[name]
+        usual = axis.sample or (16 * (i + 4) if isinstance(axis, Const) else 2 * i + 3)
         value = given.get(name.lstrip("*"), usual)
         values = [value] if isinstance(value, int) else [*value]
         if name.startswith("*"):
@@ -112,6 +124,9 @@ def _sizes(
         elif len(values) != 1:
             raise ValueError(f"{template!r}: axis {name!r} takes one size, got {values}")
         sizes.update(zip(spread([name], spans), values))
+    for name, const in template.consts():
+        if const.value is not None:
+            sizes[name] = eval(const.value, {"__builtins__": {}}, dict(sizes))
     return sizes, spans
 
 

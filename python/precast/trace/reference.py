@@ -10,13 +10,17 @@ import inspect
 import symtable
 import textwrap
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast._torch import torch as lazy_torch
 
 
-def self_contained(reference: Callable[..., Any], inputs: Mapping[str, str]) -> str:
+def self_contained(
+    reference: Callable[..., Any],
+    inputs: Mapping[str, str],
+    fixed: Mapping[str, object] | None = None,
+) -> str:
     """Python source that defines ``run``, which takes ``inputs`` in order.
 
     Functions of the reference's own package, and numbers, texts and dtypes that it uses, come
@@ -27,20 +31,31 @@ def self_contained(reference: Callable[..., Any], inputs: Mapping[str, str]) -> 
     reference : callable
         A function of a module.
     inputs : mapping of str to str
-        The reference's parameter for each parameter of ``run``.
+        The reference's parameter for each parameter of ``run``; several with one make a tuple.
+    fixed : mapping of str to object
+        Literals for other parameters of the reference.
 
     Raises
     ------
     TypeError
         If the source cannot be found, or what it uses cannot be written down.
     """
-    passed = ", ".join(f"{param}={name}" for name, param in inputs.items())
+    names: dict[str, list[str]] = {}
+    for name, param in inputs.items():
+        names.setdefault(param, []).append(name)
+    values = {param: _tuple(several) for param, several in names.items()}
+    values.update({param: repr(value) for param, value in (fixed or {}).items()})
+    passed = ", ".join(f"{param}={value}" for param, value in values.items())
     return (
         f"{_sources(reference)}\n\n\n"
         f"@torch.no_grad()\n"
         f"def run({', '.join(inputs)}):\n"
         f"    return {reference.__name__}({passed})\n"
     )
+
+
+def _tuple(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"({', '.join(names)})"
 
 
 @functools.cache

@@ -32,10 +32,11 @@ class Var(NamedTuple):
 
     Its size is not part of a definition. An axis whose name starts with ``*`` stands for any number
     of leading dimensions: ``"*rows"`` becomes ``rows`` where it is one, else ``rows_0``,
-    ``rows_1`` and so on.
+    ``rows_1`` and so on. ``sample`` is its size in generated calls, where not any is legal.
     """
 
     description: str = ""
+    sample: int | None = None
 
 
 class Const(NamedTuple):
@@ -54,12 +55,15 @@ class Const(NamedTuple):
     value : str, optional
         The size as an expression of other axes, such as ``"gate_up_size // 2"``, for an axis that
         only an output has. It is also written among the definition's constraints.
+    sample : int, optional
+        The size in generated calls, where a small one that no other axis has is not legal.
     """
 
     abbrev: str | None = None
     description: str = ""
     param: str | None = None
     value: str | None = None
+    sample: int | None = None
 
 
 class Tensor(NamedTuple):
@@ -78,6 +82,8 @@ class Tensor(NamedTuple):
         For an output: the input whose element type it has.
     description : str
         For the reader of a definition.
+    item : int, optional
+        Which of them, for a parameter that is a tuple of tensors, each an input or output of its own.
     """
 
     axes: Sequence[str]
@@ -85,14 +91,24 @@ class Tensor(NamedTuple):
     dtype: str | None = None
     dtype_from: str | None = None
     description: str = ""
+    item: int | None = None
+
+    def of(self, value: Any) -> Any:
+        """The tensor in the value of its parameter; what cannot be is returned as it is."""
+        in_tuple = isinstance(value, tuple) and self.item is not None and self.item < len(value)
+        return value[self.item] if in_tuple else value
 
 
 class Scalar(NamedTuple):
-    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded."""
+    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded.
+
+    ``sample`` is its value in generated calls. Default: the parameter's default, or some number.
+    """
 
     dtype: str
     param: str | None = None
     description: str = ""
+    sample: float | None = None
 
 
 class Reading(NamedTuple):
@@ -140,6 +156,12 @@ class TraceTemplate:
         For grouping; ``fi_api:<function>`` is added.
     constraints : sequence of str
         Python expressions of the axes that hold for every call.
+    fixed : mapping of str to object
+        Arguments that are neither tensors nor numbers and the same in every call of the template,
+        such as a layout; the reference takes them, too.
+    fill : callable, optional
+        Gives the tensors of :func:`make_inputs` values that mean something, in place: indices that
+        fit each other. It gets the arguments by parameter.
     """
 
     def __init__(
@@ -154,6 +176,8 @@ class TraceTemplate:
         reference: Callable[..., Any],
         tags: Sequence[str] = (),
         constraints: Sequence[str] = (),
+        fixed: Mapping[str, object] | None = None,
+        fill: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.op_type = op_type
         self.name_prefix = name_prefix
@@ -164,6 +188,8 @@ class TraceTemplate:
         self.reference = reference
         self.tags = tuple(tags)
         self.constraints = tuple(constraints)
+        self.fixed = dict(fixed or {})
+        self.fill = fill
 
     def __repr__(self) -> str:
         return f"<TraceTemplate {self.name_prefix}>"
@@ -171,6 +197,19 @@ class TraceTemplate:
     def input_params(self) -> dict[str, str]:
         """The op's parameter of each input."""
         return {name: spec.param or name for name, spec in self.inputs.items()}
+
+    def values(self, arguments: Mapping[str, Any]) -> list[Any]:
+        """What a call passes for each input."""
+        return [
+            spec.of(arguments[spec.param or name])
+            if isinstance(spec, Tensor)
+            else arguments[spec.param or name]
+            for name, spec in self.inputs.items()
+        ]
+
+    def written(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The argument that each output of a call is written to."""
+        return tuple(spec.of(arguments[str(spec.param)]) for spec in self.outputs.values())
 
     def input_tensors(self) -> dict[str, Tensor]:
         return {name: spec for name, spec in self.inputs.items() if isinstance(spec, Tensor)}
@@ -198,7 +237,7 @@ class TraceTemplate:
                     f"{self!r}: input {name!r} reads parameter {param!r}, which the call does not "
                     f"have; it has {', '.join(arguments) or 'none'}"
                 )
-            value = arguments[param]
+            value = spec.of(arguments[param])
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise TypeError(
                     f"{self!r}: {param} must be a torch.Tensor, got {type(value).__name__}"
@@ -241,6 +280,8 @@ class TraceTemplate:
             return size
         param = axis.param or name
         value = arguments.get(param)
+        if type(value).__name__ == "SymInt":  # While torch.compile traces.
+            return value  # type: ignore[return-value]
         if not isinstance(value, int):
             raise ValueError(
                 f"{self!r}: no tensor has the axis {name!r}, and parameter {param!r} gives no size "
@@ -307,7 +348,7 @@ class TraceTemplate:
                 name: described(spec, spec.dtype or dtypes[str(spec.dtype_from)])
                 for name, spec in self.outputs.items()
             },
-            "reference": self_contained(self.reference, self.input_params()),
+            "reference": self_contained(self.reference, self.input_params(), self.fixed),
         }
 
 
