@@ -25,7 +25,14 @@ from precast.rope import apply_rope_inplace as apply_rope_inplace
 from precast.rope import apply_rope_pos_ids as apply_rope_pos_ids
 from precast.rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
 from precast.rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
-from precast.rope import apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace
+from precast.rope import (
+    apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace,
+)
+from precast.rope import mla_rope_quantize_fp8 as mla_rope_quantize_fp8
 from precast.rope import qk_rmsnorm_rope as qk_rmsnorm_rope
+from precast.rope import rope_quantize_fp8 as rope_quantize_fp8
+from precast.rope import (
+    rope_quantize_fp8_append_paged_kv_cache as rope_quantize_fp8_append_paged_kv_cache,
+)
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

@@ -25,6 +25,16 @@ from precast.rope.cos_sin_cache import (
     apply_rope_with_cos_sin_cache_reference,
 )
 from precast.rope.qk_rmsnorm_rope import qk_rmsnorm_rope, qk_rmsnorm_rope_reference
+from precast.rope.quantize import (
+    mla_rope_quantize_fp8,
+    mla_rope_quantize_fp8_reference,
+    rope_quantize_fp8,
+    rope_quantize_fp8_reference,
+)
+from precast.rope.quantize_append import (
+    rope_quantize_fp8_append_paged_kv_cache,
+    rope_quantize_fp8_append_paged_kv_cache_reference,
+)
 
 __all__ = [
     "apply_llama31_rope",
@@ -42,6 +52,12 @@ __all__ = [
     "apply_rope_with_cos_sin_cache",
     "apply_rope_with_cos_sin_cache_inplace",
     "apply_rope_with_cos_sin_cache_reference",
+    "mla_rope_quantize_fp8",
+    "mla_rope_quantize_fp8_reference",
     "qk_rmsnorm_rope",
     "qk_rmsnorm_rope_reference",
+    "rope_quantize_fp8",
+    "rope_quantize_fp8_append_paged_kv_cache",
+    "rope_quantize_fp8_append_paged_kv_cache_reference",
+    "rope_quantize_fp8_reference",
 ]

@@ -83,7 +83,8 @@ class Tensor(NamedTuple):
     description : str
         For the reader of a definition.
     item : int, optional
-        Which of them, for a parameter that is a tuple of tensors, each an input or output of its own.
+        Which of them, for a parameter that is a tuple of tensors, each an input or output of its
+        own.
     """
 
     axes: Sequence[str]
@@ -207,9 +208,14 @@ class TraceTemplate:
             for name, spec in self.inputs.items()
         ]
 
-    def written(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The argument that each output of a call is written to."""
-        return tuple(spec.of(arguments[str(spec.param)]) for spec in self.outputs.values())
+    def results(self, arguments: Mapping[str, Any], returned: Any) -> tuple[Any, ...]:
+        """The outputs of a call that was made: written in place, or else returned, in order."""
+        fresh = iter(returned if isinstance(returned, tuple) else (returned,))
+        params = set(self.input_params().values())
+        return tuple(
+            spec.of(arguments[spec.param]) if spec.param in params else next(fresh)
+            for spec in self.outputs.values()
+        )
 
     def input_tensors(self) -> dict[str, Tensor]:
         return {name: spec for name, spec in self.inputs.items() if isinstance(spec, Tensor)}
