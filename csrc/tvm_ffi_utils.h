@@ -125,8 +125,8 @@ PRECAST_ONE_COPY void check_dtype(const Arg& arg, DType dtype) {
 
 PRECAST_ONE_COPY void check_rank(const Arg& arg, int least, int most) {
   PRECAST_CHECK(arg.tensor.ndim() >= least && arg.tensor.ndim() <= most, ValueError)
-      << arg.what() << " must have " << least << " to " << most << " dimensions, got shape "
-      << to_string(arg.tensor.shape());
+      << arg.what() << " must have " << (least < most ? std::to_string(least) + " to " : "") << most
+      << " dimensions, got shape " << to_string(arg.tensor.shape());
 }
 
 PRECAST_ONE_COPY bool has_shape(const TensorView& tensor, const tvm::ffi::ShapeView& shape) {

@@ -39,5 +39,23 @@ from precast.page import (
 from precast.page import get_batch_indices_positions as get_batch_indices_positions
 from precast.page import get_seq_lens as get_seq_lens
 from precast.preload import preload as preload
+from precast.rope import apply_llama31_rope as apply_llama31_rope
+from precast.rope import apply_llama31_rope_inplace as apply_llama31_rope_inplace
+from precast.rope import apply_llama31_rope_pos_ids as apply_llama31_rope_pos_ids
+from precast.rope import apply_llama31_rope_pos_ids_inplace as apply_llama31_rope_pos_ids_inplace
+from precast.rope import apply_rope as apply_rope
+from precast.rope import apply_rope_inplace as apply_rope_inplace
+from precast.rope import apply_rope_pos_ids as apply_rope_pos_ids
+from precast.rope import apply_rope_pos_ids_inplace as apply_rope_pos_ids_inplace
+from precast.rope import apply_rope_with_cos_sin_cache as apply_rope_with_cos_sin_cache
+from precast.rope import (
+    apply_rope_with_cos_sin_cache_inplace as apply_rope_with_cos_sin_cache_inplace,
+)
+from precast.rope import mla_rope_quantize_fp8 as mla_rope_quantize_fp8
+from precast.rope import qk_rmsnorm_rope as qk_rmsnorm_rope
+from precast.rope import rope_quantize_fp8 as rope_quantize_fp8
+from precast.rope import (
+    rope_quantize_fp8_append_paged_kv_cache as rope_quantize_fp8_append_paged_kv_cache,
+)
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

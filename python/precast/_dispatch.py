@@ -18,6 +18,7 @@ DTYPE_WORDS = {
     "torch.float8_e5m2": "e5m2",
     "torch.int32": "i32",
     "torch.uint8": "u8",
+    "torch.int8": "i8",
 }
 
 #: Every kernel of the library by the name of its export.
@@ -47,7 +48,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     key : callable, optional
         From the arguments to the key, for ops with axes that are no dtypes.
     public : callable, optional
-        From the arguments of the export to those of the public function, where they differ.
+        From the arguments of the export to those of the public function, where they or their order
+        differ.
     """
 
     def __init__(
@@ -68,9 +70,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.public = public
-        names = [text.split()[-1] for text in schema.partition(") ->")[0].split(", ")]
-        self.first_tensor = names[0]
-        self.axis_positions = [names.index(axis) for axis in axes or names[:1]]
+        arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
+        self.parameters = tuple(argument.split()[-1] for argument in arguments)
+        self.first_tensor = self.parameters[0]
+        self._axes = [self.parameters.index(name) for name in axes] or [0]
         KERNELS[export] = self
         _mode.on_change(self.clear)
 
@@ -107,7 +110,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         if self.key is not None:
             key = self.key(*args)
         else:
-            first, *others = (args[position] for position in self.axis_positions)
+            first, *others = (args[position] for position in self._axes)
             dtypes = [(first if other is None else other).dtype for other in others]
             key = (first.dtype, *dtypes, args[0].get_device())
         self[key](*args)

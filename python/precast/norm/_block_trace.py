@@ -45,7 +45,7 @@ def block_quant_trace(reference: Callable[..., Any]) -> Callable[..., TraceTempl
                 "residual": Tensor(rows),
                 "weight": Tensor(["hidden_size"]),
                 "eps": Scalar("float32"),
-                "column_major_scales": Scalar("bool", example=column_major),
+                "column_major_scales": Scalar("bool", sample=column_major),
                 "scale_ue8m0": Scalar("bool"),
             },
             outputs={

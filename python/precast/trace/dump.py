@@ -33,11 +33,19 @@ def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
 def on_compile(export: str, args: Sequence[Any]) -> None:
     """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
     if _env.TRACE_DUMP():
+        import inspect
+
         import precast
         from precast._dispatch import KERNELS
 
-        public = KERNELS[export].public
-        _dump(getattr(precast, export), args if public is None else public(*args), {})
+        function, kernel = getattr(precast, export), KERNELS[export]
+        if kernel.public is not None:
+            _dump(function, kernel.public(*args), {})
+            return
+        given = dict(zip(kernel.parameters, args))
+        # Outputs that the function allocates itself are arguments of the export alone.
+        names = inspect.signature(function).parameters.keys() & given.keys()
+        _dump(function, (), {name: given[name] for name in names})
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -86,11 +86,11 @@ def make_inputs(
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            number, default = template.inputs[name], parameters[param].default
-            if isinstance(number, Scalar) and number.example is not None:
-                default = number.example
+            spec = template.inputs[name]
+            sample = spec.sample if isinstance(spec, Scalar) else None
+            default = parameters[param].default if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(number.dtype) if empty else default
+            made[param] = _number(spec.dtype) if empty else default
     made.update(template.fixed)
     if template.fill is not None and place.type != "meta":
         template.fill(made)
@@ -117,6 +117,7 @@ def _sizes(
         # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
         axis = template.axes[name]
         usual = axis.multiple * (i + 4) if isinstance(axis, Const) else 2 * i + 3
+        usual = axis.sample or usual
         value = given.get(name.lstrip("*"), usual)
         values = [value] if isinstance(value, int) else [*value]
         if name.startswith("*"):

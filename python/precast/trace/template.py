@@ -40,10 +40,13 @@ class Var(NamedTuple):
         For the reader of a definition.
     value : str, optional
         The size as an expression of axes before it, for made inputs: another's size rounded up.
+    sample : int, optional
+        The size in generated calls, where not any is legal.
     """
 
     description: str = ""
     value: str | None = None
+    sample: int | None = None
 
 
 class Const(NamedTuple):
@@ -64,6 +67,8 @@ class Const(NamedTuple):
         only an output has. It is also written among the definition's constraints.
     multiple : int
         Made inputs have a multiple of this.
+    sample : int, optional
+        The size in generated calls, where a small one that no other axis has is not legal.
     """
 
     abbrev: str | None = None
@@ -71,6 +76,7 @@ class Const(NamedTuple):
     param: str | None = None
     value: str | None = None
     multiple: int = 16
+    sample: int | None = None
 
 
 class Tensor(NamedTuple):
@@ -109,13 +115,13 @@ class Tensor(NamedTuple):
 class Scalar(NamedTuple):
     """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded.
 
-    ``example`` is what made inputs have; default: the parameter's default, if it has one.
+    ``sample`` is its value in generated calls. Default: the parameter's default, or some number.
     """
 
     dtype: str
     param: str | None = None
     description: str = ""
-    example: float | int | bool | None = None
+    sample: float | None = None
 
 
 class Reading(NamedTuple):
@@ -217,6 +223,17 @@ class TraceTemplate:
     def written(self, arguments: Mapping[str, Any]) -> tuple[Any, ...]:
         """The argument that each output of a call is written to."""
         return tuple(spec.of(arguments[str(spec.param)]) for spec in self.outputs.values())
+
+    def results(self, arguments: Mapping[str, Any], returned: Any) -> tuple[Any, ...]:
+        """The outputs of a call that was made: written in place, or else returned, in order."""
+        if returned is None:
+            return self.written(arguments)
+        fresh = iter(returned if isinstance(returned, tuple) else (returned,))
+        params = set(self.input_params().values())
+        return tuple(
+            spec.of(arguments[spec.param]) if spec.param in params else next(fresh)
+            for spec in self.outputs.values()
+        )
 
     def input_tensors(self) -> dict[str, Tensor]:
         return {name: spec for name, spec in self.inputs.items() if isinstance(spec, Tensor)}

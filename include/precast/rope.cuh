@@ -1,0 +1,342 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rotary position embedding of queries and keys, in one launch.
+//
+//   out[t, h, x(i)] = round(scale * (in[t, h, x(i)] cos - in[t, h, y(i)] sin))
+//   out[t, h, y(i)] = round(scale * (in[t, h, y(i)] cos + in[t, h, x(i)] sin))
+//
+// for pair i of rotary_dim / 2, with the cosine and sine of rotation.cuh. x(i), y(i) are
+// i, i + rotary_dim / 2 (NeoX) or 2 i, 2 i + 1 (interleaved). All arithmetic is fp32. The rounding
+// is to T, or to fp8 after a multiplication by scale.
+//
+// Layout   Work is a list of segments, tensors [tokens, heads, dim] with unit column stride and any
+//          other two: queries and keys, which turn; what lies behind rotary_dim, values and other
+//          columns without rotation, which are copied and converted. out may be in: each element
+//          is written by the thread that read it, after it did. A segment may be written to the
+//          pages of a KV cache in place of rows.
+// Threads  A thread takes two vectors of 8 elements at the same place of kHeads heads. NeoX: the
+// two
+//          hold the two halves of 8 pairs. Otherwise: `a` is in the first half of the columns, `b`
+//          at the same place of the second. Either way a warp's accesses are whole lines, and a
+//          rotation is loaded or computed once for kHeads heads. Neighbouring threads go along the
+//          columns, then the heads, then the tokens.
+// Traffic  reads and writes each element once, and the cache's row of each token.
+// Source   Su et al., RoFormer, arXiv:2104.09864.
+#pragma once
+
+#include "precast/core/fp8.cuh"
+#include "precast/core/items.cuh"
+#include "precast/core/launch.cuh"
+#include "precast/core/vec.cuh"
+#include "precast/rotation.cuh"
+
+namespace precast {
+
+constexpr int kRopeVec = 8;  // elements of a thread's vector
+constexpr int kMaxRopeSegments = 5;
+
+struct RopeSegment {
+  const void* input;  // [tokens, heads, dim]
+  void* out;          // [tokens, heads, dim], or pages [pages, ..., dim]
+  int64_t input_token_stride;
+  int64_t input_head_stride;
+  int64_t out_token_stride;  // in pages: from one entry to the next
+  int64_t out_head_stride;
+  int64_t out_page_stride;
+  int heads;
+  int dim;
+  bool turns;
+  bool is_paged;
+  float scale;
+  // The launcher sets the rest.
+  int second;      // the column of the second vector of the first thread
+  Divisor units;   // threads a head
+  uint32_t begin;  // its first thread among those of a token
+  uint32_t end;
+};
+
+// Where the paged segments of a token are written: entry positions[t] % page_size of page
+// page_indices[page_indptr[b] + positions[t] / page_size], b = batch_indices[t]. Nowhere if an
+// index is negative, the position is behind the request's pages, or the page is not in the cache:
+// no index makes the kernel write elsewhere.
+struct RopePages {
+  Indices batch_indices;  // [tokens]
+  Indices positions;      // [tokens]
+  Indices page_indptr;    // [requests + 1]
+  Indices page_indices;   // [index_count]
+  uint32_t requests;
+  uint32_t index_count;
+  uint32_t pages;
+  Divisor page_size;
+};
+
+struct RopeParams {
+  RopeSegment segments[kMaxRopeSegments];
+  int segment_count;
+  uint32_t tokens;
+  bool interleave;
+  RopeSource source;
+  RopePages pages;
+  Items items;      // the launcher sets it: per_row is threads a token
+  bool evict_last;  // the launcher sets it
+};
+
+#if !defined(__CUDACC_RTC__)
+
+// Numbers the work of a token; false if it is more than 32 bits count.
+inline bool plan_rope(RopeParams& p, int heads_per_thread) {
+  uint64_t threads = 0;
+  for (int i = 0; i < kMaxRopeSegments; ++i) {
+    RopeSegment& s = p.segments[i];
+    s.begin = s.end = static_cast<uint32_t>(threads);
+    s.units = Divisor(1);
+    if (i >= p.segment_count || s.heads == 0 || s.dim == 0) continue;
+    const bool halves = s.turns && !p.interleave;
+    s.second = halves ? s.dim / 2 : (s.dim + 2 * kRopeVec - 1) / (2 * kRopeVec) * kRopeVec;
+    const uint32_t units = (s.second + kRopeVec - 1) / kRopeVec;
+    s.units = Divisor(units);
+    threads += uint64_t(s.heads + heads_per_thread - 1) / heads_per_thread * units;
+    if (threads > kMaxItems) return false;
+    s.end = static_cast<uint32_t>(threads);
+  }
+  if (threads == 0) return true;
+  if (threads > kMaxItems / p.tokens) return false;
+  p.items.per_row = Divisor(static_cast<uint32_t>(threads));
+  p.items.count = static_cast<uint32_t>(threads) * p.tokens;
+  return true;
+}
+
+#endif
+
+#if defined(__CUDACC__)
+
+template <bool kAligned, typename T>
+__device__ __forceinline__ void store_rounded(T* target, const float (&x)[8], int count) {
+  store<kAligned>(target, pack<T>(x), count);
+}
+
+template <bool kAligned>
+__device__ __forceinline__ void store_rounded(e4m3* target, const float (&x)[8], int count) {
+  if constexpr (kAligned) {
+    store_fp8(target, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) store_one_fp8(target + i, x[i]);
+    }
+  }
+}
+
+template <bool kAligned>
+__device__ __forceinline__ void store_rounded(e5m2* target, const float (&x)[8], int count) {
+  if constexpr (kAligned) {
+    store_fp8(target, x);
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      if (i < count) store_one_fp8(target + i, x[i]);
+    }
+  }
+}
+
+// What a thread works on.
+struct RopeItem {
+  uint32_t token;
+  int segment;
+  int head;    // the first of kHeads
+  int column;  // of the first vector
+};
+
+template <int kHeads>
+__device__ __forceinline__ RopeItem rope_item(const RopeParams& p, uint32_t item) {
+  RopeItem at;
+  at.token = p.items.per_row.divide(item);
+  uint32_t rest = item - at.token * p.items.per_row.value;
+  at.segment = 0;
+#pragma unroll
+  for (int i = 0; i + 1 < kMaxRopeSegments; ++i) at.segment += rest >= p.segments[i].end;
+  const RopeSegment& segment = p.segments[at.segment];
+  rest -= segment.begin;
+  const uint32_t group = segment.units.divide(rest);
+  at.head = static_cast<int>(group) * kHeads;
+  at.column = static_cast<int>(rest - group * segment.units.value) * kRopeVec;
+  return at;
+}
+
+// Offset of the token's head 0 in the output; negative if the token is not written.
+template <bool kPaged>
+__device__ __forceinline__ int64_t rope_out_offset(const RopeParams& p, const RopeSegment& segment,
+                                                   uint32_t token) {
+  if constexpr (kPaged) {
+    if (segment.is_paged) {
+      const RopePages& pages = p.pages;
+      const uint32_t request = pages.batch_indices[token];
+      const int32_t position = pages.positions[token];
+      if (request >= pages.requests || position < 0) return -1;
+      const int32_t begin = pages.page_indptr[request];
+      const int32_t end = pages.page_indptr[request + 1];
+      const uint32_t page = pages.page_size.divide(position);
+      const uint32_t entry = position - page * pages.page_size.value;
+      const int64_t index = int64_t(begin) + page;
+      if (index < 0 || index >= end || index >= pages.index_count) return -1;
+      const uint32_t number = pages.page_indices[index];
+      if (number >= pages.pages) return -1;
+      return number * segment.out_page_stride + entry * segment.out_token_stride;
+    }
+  }
+  return token * segment.out_token_stride;
+}
+
+template <typename T, typename Out, bool kInterleave, RopeAngles kAngles, bool kAligned, int kHeads,
+          bool kPaged>
+__global__ __launch_bounds__(kItemThreads) void RopeKernel(const __grid_constant__ RopeParams p) {
+  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
+  __shared__ RopeTurns turns;
+  if constexpr (kAngles == RopeAngles::computed) {
+    fill_turns(turns, p.source);
+    __syncthreads();
+  }
+  if (item >= p.items.count) return;
+  const RopeItem at = rope_item<kHeads>(p, item);
+  const RopeSegment& segment = p.segments[at.segment];
+  const int heads = segment.heads - at.head < kHeads ? segment.heads - at.head : kHeads;
+  // Elements that exist from the first and from the second vector on.
+  const int first_end = segment.dim < segment.second ? segment.dim : segment.second;
+  const int a_left = first_end - at.column;
+  const int b_left = segment.dim - segment.second - at.column;
+  const T* input = static_cast<const T*>(segment.input) +  //
+                   at.token * segment.input_token_stride + at.head * segment.input_head_stride +
+                   at.column;  // [kHeads, 8] and [kHeads, 8]
+  const bool has_b = b_left > 0;
+
+  allow_next_grid();
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < heads) {
+        prefetch_to_l2(input + h * segment.input_head_stride);
+        if (has_b) prefetch_to_l2(input + h * segment.input_head_stride + segment.second);
+      }
+    }
+  }
+  wait_for_previous_grid();
+
+  // Why: the position is asked for before the data and used after they are, so that the cache's row
+  // does not wait for them.
+  const RopePositions& positions = p.source.positions;
+  const bool by_token = kAngles == RopeAngles::cached || positions.ids.data != nullptr;
+  int32_t position = 0;
+  if (by_token && segment.turns) position = positions.ids[at.token];
+
+  const L2Policy policy = read_policy(p.evict_last);
+  Vec<T> a[kHeads], b[kHeads];  // [kHeads, 8]
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    const T* head = input + h * segment.input_head_stride;
+    const bool exists = h < heads;
+    a[h] = exists ? load<kAligned>(head, a_left, policy) : zero_vec<T>();
+    b[h] = exists && has_b ? load<kAligned>(head + segment.second, b_left, policy) : zero_vec<T>();
+  }
+
+  bool turns_it = segment.turns;
+  Rotation rotation;
+  if (turns_it) {
+    const RopePairs pairs = {kInterleave ? at.column / 2 : at.column,
+                             (segment.second + at.column) / 2};
+    if constexpr (kAngles == RopeAngles::cached) {
+      turns_it = p.source.cache.has(position);
+      if (turns_it) rotation.load<kInterleave, kAligned>(p.source, position, pairs);
+    } else {
+      if (!by_token) position = position_in_request(positions, at.token);
+      rotation.compute<kInterleave>(turns, p.source, position, pairs);
+    }
+  }
+
+  const int64_t offset = rope_out_offset<kPaged>(p, segment, at.token);
+  if (kPaged && offset < 0) return;
+  Out* out = static_cast<Out*>(segment.out) + offset + at.head * segment.out_head_stride +
+             at.column;  // [kHeads, 8] and [kHeads, 8]
+#pragma unroll
+  for (int h = 0; h < kHeads; ++h) {
+    if (h >= heads) break;
+    Out* head = out + h * segment.out_head_stride;
+    float x[8], y[8];
+    unpack(a[h], x);
+    unpack(b[h], y);
+    if (turns_it) rotation.apply<kInterleave>(x, y);
+    if constexpr (sizeof(Out) == sizeof(T)) {
+      // What does not turn keeps its bits, those of a NaN too.
+      store<kAligned>(head, turns_it ? pack<T>(x) : a[h], a_left);
+      if (has_b) store<kAligned>(head + segment.second, turns_it ? pack<T>(y) : b[h], b_left);
+    } else {
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        x[i] *= segment.scale;
+        y[i] *= segment.scale;
+      }
+      store_rounded<kAligned>(head, x, a_left);
+      if (has_b) store_rounded<kAligned>(head + segment.second, y, b_left);
+    }
+  }
+}
+
+#if !defined(__CUDACC_RTC__)
+
+// Where there are so many threads' work, each takes two heads.
+constexpr uint64_t kManyRopeItems = 1 << 18;
+
+template <typename T, typename Out>
+bool is_aligned(const RopeParams& p) {
+  const RopeCache& cache = p.source.cache;
+  uint64_t bits = reinterpret_cast<uint64_t>(cache.rows) | cache.stride * sizeof(float);
+  for (int i = 0; i < p.segment_count; ++i) {
+    const RopeSegment& s = p.segments[i];
+    bits |= s.dim % (s.turns ? 2 * kRopeVec : kRopeVec);
+    bits |= reinterpret_cast<uint64_t>(s.input);
+    bits |= (s.input_token_stride | s.input_head_stride) * sizeof(T);
+    // As if one element of the output had the bytes of one of the input.
+    const int64_t ratio = sizeof(T) / sizeof(Out);
+    bits |= reinterpret_cast<uint64_t>(s.out) * ratio;
+    bits |= (s.out_token_stride | s.out_head_stride | s.out_page_stride) * sizeof(T);
+  }
+  return bits % kVecBytes == 0;
+}
+
+inline int64_t bytes_of(const RopeParams& p) {
+  int64_t elements = 0;
+  for (int i = 0; i < p.segment_count; ++i) {
+    elements += int64_t(p.segments[i].heads) * p.segments[i].dim;
+  }
+  return elements * p.tokens * 4;
+}
+
+template <typename T, typename Out, RopeAngles kAngles, bool kPaged, bool kInterleave>
+cudaError_t launch_rope_as(RopeParams p, bool enable_pdl, cudaStream_t stream) {
+  const bool aligned = is_aligned<T, Out>(p);
+  if (!plan_rope(p, 1)) return cudaErrorInvalidValue;
+  if (p.items.count == 0) return cudaSuccess;
+  constexpr int kMany = sizeof(Out) == sizeof(T) ? 2 : 1;
+  const bool many = aligned && kMany > 1 && p.items.count >= kManyRopeItems;
+  if (many) plan_rope(p, kMany);
+  const auto kernel = many      ? RopeKernel<T, Out, kInterleave, kAngles, true, kMany, kPaged>
+                      : aligned ? RopeKernel<T, Out, kInterleave, kAngles, true, 1, kPaged>
+                                : RopeKernel<T, Out, kInterleave, kAngles, false, 1, kPaged>;
+  p.evict_last = reads_evict_last(bytes_of(p),
+                                  p.segment_count > 0 && p.segments[0].input == p.segments[0].out);
+  const uint32_t ctas = (p.items.count - 1) / kItemThreads + 1;
+  return launch(kernel, dim3(ctas), dim3(kItemThreads), enable_pdl, stream, p);
+}
+
+// Launches the rotation on `stream`; nothing without tokens or heads. Out is T, or an fp8 type.
+// cudaErrorInvalidValue if there are more than 2^32 vectors of a thread.
+template <typename T, typename Out, RopeAngles kAngles, bool kPaged>
+cudaError_t launch_rope(const RopeParams& p, bool enable_pdl, cudaStream_t stream) {
+  if (p.tokens == 0) return cudaSuccess;
+  return p.interleave ? launch_rope_as<T, Out, kAngles, kPaged, true>(p, enable_pdl, stream)
+                      : launch_rope_as<T, Out, kAngles, kPaged, false>(p, enable_pdl, stream);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

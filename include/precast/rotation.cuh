@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// The rotation that RoPE gives a token: its position, and the cosines and sines of eight pairs.
+//
+// Pair i of rotary_dim / 2 turns by position * f(i) radians,
+//
+//   f(i) = theta^(-2 i / rotary_dim) * (1 / scale + smooth(i) * (1 - 1 / scale))
+//   smooth(i) = clamp(theta^(-2 i / rotary_dim) * smooth_a + smooth_b, 0, 1)
+//
+// with smooth_a = smooth_b = 0 for the plain form, or it is read from a cache of fp32 rows,
+// cosines before sines.
+//
+// Source   Su et al., RoFormer, arXiv:2104.09864; Grattafiori et al., The Llama 3 Herd of Models,
+//          arXiv:2407.21783, whose 3.1 form blends two frequency scales.
+#pragma once
+
+#include "precast/core/vec.cuh"
+
+namespace precast {
+
+constexpr int kPairs = 8;  // whose rotation a thread holds
+constexpr int kMaxRotaryDim = 512;
+
+// Index arrays are int32 or int64; of the latter the low word is read, so that one load serves
+// both: no position and no number of tokens needs more than 31 bits.
+struct Indices {
+  const void* data;
+  int bytes;  // 4 or 8
+
+#if defined(__CUDACC__)
+  __device__ __forceinline__ int32_t operator[](int64_t i) const {
+    int32_t value;
+    asm volatile("ld.global.s32 %0, [%1];"
+                 : "=r"(value)
+                 : "l"(static_cast<const char*>(data) + i * bytes)
+                 : "memory");
+    return value;
+  }
+#endif
+};
+
+// One position for each token, or requests of consecutive positions: tokens indptr[b] to
+// indptr[b + 1] are request b, the first of them at position offsets[b].
+struct RopePositions {
+  Indices ids;      // [tokens]; data is null for requests
+  Indices indptr;   // [requests + 1]
+  Indices offsets;  // [requests]
+  int requests;
+};
+
+struct RopeFrequencies {
+  double log2_step;  // theta^(-2 i / rotary_dim) = 2^(i * log2_step)
+  double inverse_scale;
+  double smooth_a;
+  double smooth_b;
+};
+
+struct RopeCache {
+  const float* rows;  // [max_position, rotary_dim]
+  int64_t stride;     // elements between rows
+  uint32_t max_position;
+
+#if defined(__CUDACC__)
+  // A token whose position it does not have, such as the -1 of padding, is not turned.
+  __device__ __forceinline__ bool has(int32_t position) const {
+    return static_cast<uint32_t>(position) < max_position;
+  }
+#endif
+};
+
+enum class RopeAngles { cached, computed };
+
+// Everything about angles that a kernel gets.
+struct RopeSource {
+  RopePositions positions;
+  RopeFrequencies frequencies;  // RopeAngles::computed
+  RopeCache cache;              // RopeAngles::cached
+  int rotary_dim;
+};
+
+#if defined(__CUDACC__)
+
+// The position of a token of a request; a token that no request holds is at position 0, which
+// leaves it as it is.
+__device__ __forceinline__ int32_t position_in_request(const RopePositions& p, int32_t token) {
+  int low = 0, high = p.requests;  // the first request that ends behind the token is in here
+  while (low < high) {
+    const int middle = (low + high) / 2;
+    if (p.indptr[middle + 1] > token) {
+      high = middle;
+    } else {
+      low = middle + 1;
+    }
+  }
+  const bool is_in_none = low == p.requests || token < p.indptr[low];
+  return is_in_none ? 0 : p.offsets[low] + token - p.indptr[low];
+}
+
+// Frequencies in turns (not radians) a position, each as a sum of two fp32.
+struct RopeTurns {
+  float2 of[kMaxRotaryDim / 2];
+};
+
+// All threads of the CTA call it, and synchronise before they use the table. Reads no memory.
+// Why double: at position 2^20 an fp32 frequency would be off by 0.06 radians.
+__device__ __forceinline__ void fill_turns(RopeTurns& turns, const RopeSource& source) {
+  const RopeFrequencies& f = source.frequencies;
+  for (int i = threadIdx.x; i < source.rotary_dim / 2; i += blockDim.x) {
+    const double inverse = exp2(i * f.log2_step);
+    const double smooth = fmin(fmax(inverse * f.smooth_a + f.smooth_b, 0.0), 1.0);
+    const double radians = inverse * (f.inverse_scale + smooth * (1.0 - f.inverse_scale));
+    const double exact = radians * 0.15915494309189533577;
+    const float high = static_cast<float>(exact);
+    turns.of[i] = make_float2(high, static_cast<float>(exact - high));
+  }
+}
+
+// Which pairs a thread's two vectors of 8 hold. NeoX: pair `first + j` is element j of either
+// vector. Interleaved: vector `a` holds pairs first to first + 3, vector `b` second to second + 3.
+struct RopePairs {
+  int first;
+  int second;
+
+  template <bool kInterleave>
+  __device__ __forceinline__ int at(int j) const {
+    return kInterleave ? (j < 4 ? first + j : second + j - 4) : first + j;
+  }
+};
+
+struct Rotation {
+  float cosine[kPairs];
+  float sine[kPairs];
+
+  // From the cache, which must have the position.
+  template <bool kInterleave, bool kAligned>
+  __device__ __forceinline__ void load(const RopeSource& source, int32_t position,
+                                       RopePairs pairs) {
+    const int half = source.rotary_dim / 2;
+    const float* cosines = source.cache.rows + position * source.cache.stride;  // [half]
+    const float* sines = cosines + half;                                        // [half]
+#pragma unroll
+    for (int part = 0; part < 2; ++part) {
+      const int pair = pairs.at<kInterleave>(part * 4);
+      float c[4], s[4];
+      unpack(precast::load<kAligned>(cosines + pair, half - pair), c);
+      unpack(precast::load<kAligned>(sines + pair, half - pair), s);
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        cosine[part * 4 + j] = c[j];
+        sine[part * 4 + j] = s[j];
+      }
+    }
+  }
+
+  // The product of position and frequency keeps its rounding error, so what is left after the
+  // whole turns is exact to 2^-24 of a turn below position 2^24. The fast sine and cosine are
+  // then in their best range, with an absolute error below 2^-20, far under a 16-bit rounding.
+  template <bool kInterleave>
+  __device__ __forceinline__ void compute(const RopeTurns& turns, const RopeSource& source,
+                                          int32_t position, RopePairs pairs) {
+    const float at = static_cast<float>(position);
+    const int half = source.rotary_dim / 2;
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      const int pair = pairs.at<kInterleave>(j);
+      const float2 turn = pair < half ? turns.of[pair] : make_float2(0.0f, 0.0f);
+      const float product = __fmul_rn(at, turn.x);
+      const float error = __fmaf_rn(at, turn.x, -product);
+      const float rest = (product - rintf(product)) + __fmaf_rn(at, turn.y, error);
+      const float angle = rest * 6.283185307179586f;
+      cosine[j] = __cosf(angle);
+      sine[j] = __sinf(angle);
+    }
+  }
+
+  // Turns the pairs of two vectors.
+  template <bool kInterleave>
+  __device__ __forceinline__ void apply(float (&a)[8], float (&b)[8]) const {
+#pragma unroll
+    for (int j = 0; j < kPairs; ++j) {
+      float& x = kInterleave ? (j < 4 ? a[2 * j] : b[2 * j - 8]) : a[j];
+      float& y = kInterleave ? (j < 4 ? a[2 * j + 1] : b[2 * j - 7]) : b[j];
+      const float old = x;
+      x = old * cosine[j] - y * sine[j];
+      y = y * cosine[j] + old * sine[j];
+    }
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What RoPE refuses in reference mode before it writes: what the bindings refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precast._reference_checks import check_memory_apart
+from precast._torch import torch
+
+VECTOR = 8
+MAX_HEAD_DIM = 512
+
+
+def shape_of(tensor: torch.Tensor) -> str:
+    return str([*tensor.shape])
+
+
+def check_rank(export: str, name: str, x: torch.Tensor, least: int, most: int) -> None:
+    if not least <= x.dim() <= most:
+        legal = f"{least} to {most}" if least < most else str(most)
+        raise ValueError(f"{export}: {name} must have {legal} dimensions, got shape {shape_of(x)}")
+
+
+def check_device(
+    export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor
+) -> None:
+    if x.device != first.device:
+        raise ValueError(
+            f"{export}: {name} must be on {first.device} as {first_name}, got {x.device}"
+        )
+
+
+def check_like(
+    export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor
+) -> None:
+    """Device and dtype of the first tensor."""
+    check_device(export, name, x, first_name, first)
+    if x.dtype != first.dtype:
+        wanted, got = (str(d).removeprefix("torch.") for d in (first.dtype, x.dtype))
+        raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
+
+
+def as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """``[tokens, heads, dim]`` of it, or of ``[tokens, heads * dim]``; a view."""
+    check_rank(export, name, x, 2, 3)
+    if x.dim() == 3:
+        return x
+    if head_dim <= 0 or x.shape[-1] % head_dim:
+        raise ValueError(
+            f"{export}: {name}'s last dimension must be a multiple of the head size {head_dim}, "
+            f"got shape {shape_of(x)}"
+        )
+    return x.unflatten(-1, (-1, head_dim)) if x.shape[-1] else x.unflatten(-1, (0, head_dim))
+
+
+def check_pair(
+    export: str, names: Sequence[str], q: torch.Tensor, k: torch.Tensor, rotary_dim: int
+) -> None:
+    """Queries and keys as heads: one head size, one number of tokens, memory of their own."""
+    dim = q.shape[-1]
+    if dim % VECTOR or dim > MAX_HEAD_DIM:
+        raise ValueError(
+            f"{export}: {names[0]}'s head size must be a multiple of {VECTOR} up to "
+            f"{MAX_HEAD_DIM}, got {dim}"
+        )
+    if k.shape[-1] != dim:
+        raise ValueError(
+            f"{export}: {names[1]} must have {names[0]}'s head size {dim}, got {k.shape[-1]}"
+        )
+    check_tokens(export, names[1], k, names[0], q)
+    if not 2 <= rotary_dim <= dim or rotary_dim % 2:
+        raise ValueError(
+            f"{export}: rotary_dim must be even, from 2 to the head size {dim}, got {rotary_dim}"
+        )
+    if 1 in (q.shape[1], k.shape[1]) and q.stride(0) == k.stride(0):
+        # The stride of a single head says nothing, so what a token holds counts as one run.
+        q, k = (_runs(x) for x in (q, k))
+    check_memory_apart(export, names[1], k, q, names[0])
+
+
+def _runs(x: torch.Tensor) -> torch.Tensor:
+    tokens, heads, dim = x.shape
+    extent = max(heads - 1, 0) * x.stride(1) + dim
+    return x.as_strided((tokens, extent if heads else 0), (x.stride(0), 1))
+
+
+def check_tokens(
+    export: str, name: str, x: torch.Tensor, other_name: str, other: torch.Tensor
+) -> None:
+    if x.shape[0] != other.shape[0]:
+        raise ValueError(
+            f"{export}: {name} must have {other.shape[0]} tokens as {other_name}, got {x.shape[0]}"
+        )
+
+
+def check_indices(
+    export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor, size: int
+) -> None:
+    """A vector of int32 or int64 on the device of the first tensor."""
+    check_device(export, name, x, first_name, first)
+    if x.dtype not in (torch.int32, torch.int64):
+        got = str(x.dtype).removeprefix("torch.")
+        raise ValueError(f"{export}: {name} must be int32 or int64, got {got}")
+    if x.shape != (size,):
+        raise ValueError(f"{export}: {name} must have shape [{size}], got {shape_of(x)}")
+
+
+def check_requests(
+    export: str, indptr: torch.Tensor, offsets: torch.Tensor, first: torch.Tensor
+) -> None:
+    if indptr.dim() != 1 or indptr.shape[0] < 1:
+        raise ValueError(f"{export}: indptr must have shape [requests + 1], got {shape_of(indptr)}")
+    check_indices(export, "indptr", indptr, "q", first, indptr.shape[0])
+    check_indices(export, "offsets", offsets, "q", first, indptr.shape[0] - 1)
+
+
+def check_cache(export: str, cache: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
+    check_device(export, "cos_sin_cache", cache, first_name, first)
+    if cache.dtype != torch.float32:
+        got = str(cache.dtype).removeprefix("torch.")
+        raise ValueError(f"{export}: cos_sin_cache should be float32, got {got}")
+    check_rank(export, "cos_sin_cache", cache, 2, 2)
+
+
+def check_computed(
+    export: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    rotary_dim: int,
+    rope_scale: float,
+    rope_theta: float,
+    llama31: tuple[float, float, int] | None = None,
+) -> None:
+    """Everything but positions of the functions that compute angles."""
+    if llama31 is not None and llama31[2] <= 0:
+        raise ValueError(f"{export}: old_context_len must be positive, got {llama31[2]}")
+    check_like(export, "k", k, "q", q)
+    check_rank(export, "q", q, 3, 3)
+    check_rank(export, "k", k, 3, 3)
+    check_pair(export, ("q", "k"), q, k, rotary_dim)
+    for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if not value > 0:
+            raise ValueError(f"{export}: {name} must be positive, got {value:g}")
+    if llama31 is not None and not llama31[1] > llama31[0]:
+        raise ValueError(
+            f"{export}: high_freq_factor must exceed low_freq_factor {llama31[0]:g}, got "
+            f"{llama31[1]:g}"
+        )

@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the functions with quantisation share: fp8 values, new outputs, checks."""
+
+from __future__ import annotations
+
+from precast._reference_checks import check_memory_apart
+from precast._torch import torch
+from precast.rope._angles import cached_angles, rotated
+from precast.rope._checks import (
+    MAX_HEAD_DIM,
+    check_cache,
+    check_device,
+    check_indices,
+    check_like,
+    check_rank,
+    check_tokens,
+)
+
+
+def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """``x * scale`` in fp8: nearest even, beyond the largest number that number, NaN stays."""
+    largest = torch.finfo(dtype).max
+    return (x.float() * scale).clamp(-largest, largest).to(dtype)
+
+
+def turned_and_quantized(
+    x: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+    scale: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """``[tokens, heads, dim]`` or ``[tokens, dim]`` turned in all columns, in fp8."""
+    heads = x.unsqueeze(1) if x.dim() == 2 else x
+    turned = rotated(heads, cached_angles(positions, cos_sin_cache), not is_neox)
+    return quantized(turned, scale, dtype).view(x.shape)
+
+
+def without_columns(x: torch.Tensor) -> torch.Tensor:
+    """What stands for a part that is None: the same heads, no columns."""
+    return x[..., :0]
+
+
+def fp8_type(dtype: torch.dtype | None, *outputs: torch.Tensor | None) -> torch.dtype:
+    """The fp8 type asked for, or that of the first output, or e4m3."""
+    if dtype is not None:
+        return dtype
+    return next((out.dtype for out in outputs if out is not None), torch.float8_e4m3fn)
+
+
+def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(like, dtype=dtype) if out is None else out
+
+
+def check_fp8(export: str, dtype: torch.dtype, name: str = "q_rope_out") -> None:
+    if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+        got = str(dtype).removeprefix("torch.")
+        raise ValueError(f"{export}: {name} must be float8_e4m3fn or float8_e5m2, got {got}")
+
+
+def check_parts(
+    export: str,
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: torch.Tensor,
+    k_nope: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    key_ranks: tuple[int, int],
+) -> None:
+    """Queries and keys in their two parts, the cache and the positions."""
+    check_rank(export, "k_rope", k_rope, *key_ranks)
+    names = {"q_rope": q_rope, "q_nope": q_nope, "k_rope": k_rope, "k_nope": k_nope}
+    for name, x in names.items():
+        check_like(export, name, x, "q_rope", q_rope)
+        rank = 3 if name.startswith("q") else k_rope.dim()
+        check_rank(export, name, x, rank, rank)
+    for part in ("q", "k"):
+        rope, nope = names[f"{part}_rope"], names[f"{part}_nope"]
+        check_tokens(export, f"{part}_nope", nope, f"{part}_rope", rope)
+        if rope.dim() == 3 and nope.shape[1] != rope.shape[1]:
+            raise ValueError(
+                f"{export}: {part}_nope must have {rope.shape[1]} heads as {part}_rope, got "
+                f"{nope.shape[1]}"
+            )
+    check_tokens(export, "k_rope", k_rope, "q_rope", q_rope)
+    check_cache(export, cos_sin_cache, "q_rope", q_rope)
+    rotary_dim = cos_sin_cache.shape[1]
+    if not 2 <= rotary_dim <= MAX_HEAD_DIM or rotary_dim % 2:
+        raise ValueError(
+            f"{export}: rotary_dim must be even, from 2 to the head size {MAX_HEAD_DIM}, got "
+            f"{rotary_dim}"
+        )
+    for name, x in (("q_rope", q_rope), ("k_rope", k_rope)):
+        if x.shape[-1] != rotary_dim:
+            raise ValueError(
+                f"{export}: {name}'s last dimension must be cos_sin_cache's {rotary_dim}, got "
+                f"{x.shape[-1]}"
+            )
+    check_indices(export, "pos_ids", pos_ids, "q_rope", q_rope, q_rope.shape[0])
+
+
+def check_outputs(
+    export: str, outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]
+) -> None:
+    """Each output is like its input in fp8, and apart from all other tensors."""
+    dtype = outputs["q_rope_out"].dtype
+    check_fp8(export, dtype)
+    for name, out in outputs.items():
+        input_name = name.removesuffix("_out")
+        check_device(export, name, out, input_name, inputs[input_name])
+        if out.dtype != dtype:
+            wanted, got = (str(d).removeprefix("torch.") for d in (dtype, out.dtype))
+            raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
+        if out.shape != inputs[input_name].shape:
+            raise ValueError(
+                f"{export}: {name} must have {input_name}'s shape "
+                f"{[*inputs[input_name].shape]}, got {[*out.shape]}"
+            )
+        for other_name, other in {**inputs, **outputs}.items():
+            if other is not out:
+                check_memory_apart(export, name, out, other, other_name)
