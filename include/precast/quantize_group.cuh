@@ -9,8 +9,9 @@
 //          out    [rows, columns]   codes, any two row strides
 //          scales [rows, groups]    fp32 at any strides (row-major, column-major), or
 //                 [rows, ceil(groups / 4)] words of four exponents
-// Threads  one thread takes one vector (16 bytes of input, or two when gated); a group is 2 to 32
-//          neighbouring lanes, which find its maximum by shuffles.
+// Threads  one thread takes two vectors of a group (16 bytes of input each, twice that when gated);
+//          1 to 16 neighbouring lanes share a group and find its maximum by shuffles. With a given
+//          scale one vector.
 // Traffic  reads input once, writes out and scales once.
 // Source   DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437 (1 x 128 groups); the
 //          layouts are those that DeepGEMM reads.
@@ -43,30 +44,56 @@ struct StaticQuantParams {
 
 #if defined(__CUDACC__)
 
+// Vectors of one group that a thread takes. Why two: what comes once a group (its place, its scale)
+// costs as many instructions as the elements of a vector, and one would be held by them.
+constexpr int kGroupVecs = 2;
+
 template <typename T, typename Q, bool kGated, bool kAligned>
 __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
     const __grid_constant__ GroupQuantParams p) {
   constexpr int kSize = Vec<T>::kSize;
+  constexpr int kMaxLanes = 128 / (kGroupVecs * kSize);
   const QuantTensors& t = p.tensors;
   const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
-  // Why: groups are whole, but the last warp may not be, and all its lanes must shuffle.
+  // Why: groups are whole, but the last warp may not be, and all its lanes must shuffle. Those that
+  // have no item read the first group.
   const bool exists = item < p.items.count;
-  const ItemPosition at(p.items, exists ? item : 0u, kSize);
+  const int lane = threadIdx.x & (p.lanes - 1);  // in the group: a row is whole groups
+  const ItemPosition at(p.items, exists ? item : lane, kGroupVecs * kSize);
   const RowPosition row(t.rows, at.row);
-  const T* input = input_row<T>(t, row) + at.column;  // [kSize] of [columns]
-  Q* out = out_row<Q>(t, row) + at.column;            // [kSize] of [columns]
+  const int step = p.lanes * kSize;  // from one vector of the thread to the next
+  const int64_t column = at.column - lane * ((kGroupVecs - 1) * kSize);
+  const T* input = input_row<T>(t, row) + column;  // [kGroupVecs, kSize] of [columns]
+  Q* out = out_row<Q>(t, row) + column;            // [kGroupVecs, kSize] of [columns]
 
   allow_next_grid();
-  if (may_overlap_previous_grid()) prefetch_vec<T, kGated>(input, t.columns);
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kGroupVecs; ++i) prefetch_vec<T, kGated>(input + i * step, t.columns);
+  }
   wait_for_previous_grid();
 
-  QuantVec<T, kGated> vec;
-  vec.template load_from<kAligned>(input, t.columns, kSize, read_policy(true));
-  const uint32_t amax = warp_max(vec.amax(), p.lanes);
+  const L2Policy policy = read_policy(true);
+  QuantVec<T, kGated> vecs[kGroupVecs];
+#pragma unroll
+  for (int i = 0; i < kGroupVecs; ++i) {
+    vecs[i].template load_from<kAligned>(input + i * step, t.columns, kSize, policy);
+  }
+  uint32_t amax = 0u;
+#pragma unroll
+  for (int i = 0; i < kGroupVecs; ++i) amax = max(amax, vecs[i].amax());
+  // Without branches: a distance beyond the group becomes 0, the lane itself.
+#pragma unroll
+  for (int distance = kMaxLanes / 2; distance > 0; distance /= 2) {
+    amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, distance & (p.lanes - 1)));
+  }
   if (!exists) return;
   const QuantScale scale = quant_scale<Q>(amax, p.eps, p.format);
-  vec.template store_to<Q, kAligned>(out, scale.reciprocal, kSize);
-  if ((threadIdx.x & (p.lanes - 1)) == 0) {
+#pragma unroll
+  for (int i = 0; i < kGroupVecs; ++i) {
+    vecs[i].template store_to<Q, kAligned>(out + i * step, scale.reciprocal, kSize);
+  }
+  if (lane == 0) {
     const uint32_t group = static_cast<uint32_t>(at.column >> p.group_shift);
     const uint32_t groups = static_cast<uint32_t>(t.columns >> p.group_shift);
     store_scale(p.scales, p.format, row.offset(p.scale_strides), group, p.group_stride, groups,
@@ -105,10 +132,11 @@ template <typename T, typename Q, bool kGated>
 cudaError_t launch_group_quant(GroupQuantParams p, bool enable_pdl, cudaStream_t stream) {
   const QuantTensors& t = p.tensors;
   if (t.rows.count == 0 || t.columns == 0) return cudaSuccess;
-  const ItemPlan plan = plan_items(t.rows.count, t.columns, Vec<T>::kSize);
+  constexpr int kSize = kGroupVecs * Vec<T>::kSize;
+  const ItemPlan plan = plan_items(t.rows.count, t.columns, kSize);
   if (!plan.fits || t.columns % p.group_size != 0) return cudaErrorInvalidValue;
   p.items = plan.items;
-  p.lanes = p.group_size / Vec<T>::kSize;
+  p.lanes = p.group_size / kSize;
   p.group_shift = 0;
   while (1 << p.group_shift < p.group_size) ++p.group_shift;
   const auto kernel = are_vector_aligned<T>(t) ? GroupQuantKernel<T, Q, kGated, true>

@@ -16,5 +16,19 @@ from precast.norm import gemma_rmsnorm as gemma_rmsnorm
 from precast.norm import layernorm as layernorm
 from precast.norm import rmsnorm as rmsnorm
 from precast.preload import preload as preload
+from precast.quantization import dequantize_fp8 as dequantize_fp8
+from precast.quantization import per_block_cast_to_fp8 as per_block_cast_to_fp8
+from precast.quantization import per_tensor_quant_fp8 as per_tensor_quant_fp8
+from precast.quantization import per_token_cast_to_fp8 as per_token_cast_to_fp8
+from precast.quantization import per_token_group_quant_8bit as per_token_group_quant_8bit
+from precast.quantization import per_token_quant_fp8 as per_token_quant_fp8
+from precast.quantization import quantize_fp8 as quantize_fp8
+from precast.quantization import scaled_fp8_quant as scaled_fp8_quant
+from precast.quantization import (
+    silu_and_mul_per_token_group_quant as silu_and_mul_per_token_group_quant,
+)
+from precast.quantization import silu_and_mul_per_token_quant as silu_and_mul_per_token_quant
+from precast.quantization import silu_and_mul_quant as silu_and_mul_quant
+from precast.quantization import static_quant_fp8 as static_quant_fp8
 from precast.scale import scale as scale
 from precast.trace import fi_trace as fi_trace

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast import _mode
@@ -42,17 +42,28 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
+    axes : sequence of str, optional
+        The tensor arguments whose dtypes are the op's axes, in order. Default: the first.
     """
 
     def __init__(
-        self, op: str, export: str, *, schema: str, reference: Callable[..., None]
+        self,
+        op: str,
+        export: str,
+        *,
+        schema: str,
+        reference: Callable[..., None],
+        axes: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
-        self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
+        arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
+        self.parameters = tuple(argument.split()[-1] for argument in arguments)
+        self.first_tensor = self.parameters[0]
+        self._axes = [self.parameters.index(name) for name in axes] or [0]
         KERNELS[export] = self
         _mode.on_change(self.clear)
 
@@ -85,9 +96,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
-        """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
-        first = args[0]
-        self[first.dtype, first.get_device()](*args)
+        """Call by arguments alone: the axes are the dtypes of tensors."""
+        device = args[0].get_device()
+        key = (*(args[i].dtype for i in self._axes), device)
+        self[key](*args)
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:

@@ -19,7 +19,7 @@ def check_peer(
         raise ValueError(
             f"{export}: {name} must have input's shape {[*input.shape]}, got {[*tensor.shape]}"
         )
-    _check_elements_apart(export, name, tensor)
+    check_elements_apart(export, name, tensor)
     same = tensor.data_ptr() == input.data_ptr() and _layout(tensor) == _layout(input)
     if may_be_input and not same and not _memory_is_apart(tensor, input):
         raise ValueError(
@@ -29,10 +29,12 @@ def check_peer(
         _check_memory_apart(export, name, tensor, input)
 
 
-def check_rank(export: str, input: torch.Tensor) -> None:
+def check_rank(export: str, input: torch.Tensor, name: str = "input") -> None:
     """``input`` is rows, or heads of rows."""
     if not 2 <= input.dim() <= 3:
-        raise ValueError(f"{export}: input must have 2 to 3 dimensions, got shape {[*input.shape]}")
+        raise ValueError(
+            f"{export}: {name} must have 2 to 3 dimensions, got shape {[*input.shape]}"
+        )
 
 
 def check_vector(
@@ -46,19 +48,21 @@ def check_vector(
         )
 
 
-def check_half(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
-    """``out`` has the shape of ``input`` with half the last dimension, and its dtype."""
+def check_half(
+    export: str, out: torch.Tensor, input: torch.Tensor, dtype: torch.dtype | None = None
+) -> None:
+    """``out`` has the shape of ``input`` with half the last dimension, and its dtype or another."""
     if input.dim() == 0:
         raise ValueError(f"{export}: input must have a last dimension, got []")
     if input.shape[-1] % 2:
         raise ValueError(f"{export}: input's last dimension must be even, got {input.shape[-1]}")
-    _check_device_and_dtype(export, "out", out, input, input.dtype)
+    _check_device_and_dtype(export, "out", out, input, dtype or input.dtype)
     if out.shape != (*input.shape[:-1], input.shape[-1] // 2):
         raise OutputShapeError(
             f"{export}: out must have input's shape with half the last dimension, got "
             f"{[*out.shape]} for input {[*input.shape]}"
         )
-    _check_elements_apart(export, "out", out)
+    check_elements_apart(export, "out", out)
     _check_memory_apart(export, "out", out, input)
 
 
@@ -77,7 +81,8 @@ def _extent(layout: list[tuple[int, int]]) -> int:
     return 1 + sum(stride * (size - 1) for stride, size in layout)
 
 
-def _check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
+def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
+    """No two elements of ``out`` are one in memory."""
     layout = _layout(out)
     if out.numel() and any(s < _extent(layout[:i]) for i, (s, _) in enumerate(layout)):
         raise ValueError(

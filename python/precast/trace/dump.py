@@ -34,8 +34,9 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
     """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
     if _env.TRACE_DUMP():
         import precast
+        from precast._dispatch import KERNELS
 
-        _dump(getattr(precast, export), args, {})
+        _dump(getattr(precast, export), (), dict(zip(KERNELS[export].parameters, args)))
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

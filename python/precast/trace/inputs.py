@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, TraceTemplate, spread
+from precast.trace.template import Const, Scalar, TraceTemplate, spread
 
 if TYPE_CHECKING:
     import torch
@@ -84,9 +84,11 @@ def make_inputs(
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            default = parameters[param].default
+            number = template.inputs[name]
+            sample = number.sample if isinstance(number, Scalar) else None
+            default = parameters[param].default if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(template.inputs[name].dtype) if empty else default
+            made[param] = _number(number.dtype) if empty else default
     return made
 
 
@@ -104,7 +106,8 @@ def _sizes(
     spans: dict[str, int] = {}
     for i, name in enumerate(free):
         # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
-        usual = 16 * (i + 4) if isinstance(template.axes[name], Const) else 2 * i + 3
+        axis = template.axes[name]
+        usual = (axis.sample or 16 * (i + 4)) if isinstance(axis, Const) else 2 * i + 3
         value = given.get(name.lstrip("*"), usual)
         values = [value] if isinstance(value, int) else [*value]
         if name.startswith("*"):

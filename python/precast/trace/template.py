@@ -54,12 +54,15 @@ class Const(NamedTuple):
     value : str, optional
         The size as an expression of other axes, such as ``"gate_up_size // 2"``, for an axis that
         only an output has. It is also written among the definition's constraints.
+    sample : int, optional
+        The size in generated calls, where a small one that no other axis has is not legal.
     """
 
     abbrev: str | None = None
     description: str = ""
     param: str | None = None
     value: str | None = None
+    sample: int | None = None
 
 
 class Tensor(NamedTuple):
@@ -88,11 +91,15 @@ class Tensor(NamedTuple):
 
 
 class Scalar(NamedTuple):
-    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded."""
+    """A number that goes in; ``param`` is as for :class:`Tensor`. Its value is not recorded.
+
+    ``sample`` is its value in generated calls. Default: the parameter's default, or some number.
+    """
 
     dtype: str
     param: str | None = None
     description: str = ""
+    sample: float | None = None
 
 
 class Reading(NamedTuple):
