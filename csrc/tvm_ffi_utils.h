@@ -90,6 +90,8 @@ PRECAST_ONE_COPY DLDataType to_dl(DType dtype) {
       return {kDLFloat8_e4m3fn, 8, 1};
     case DType::e5m2:
       return {kDLFloat8_e5m2, 8, 1};
+    case DType::i8:
+      return {kDLInt, 8, 1};
     case DType::bf16:
       break;
   }

@@ -39,6 +39,20 @@ from precast.page import (
 from precast.page import get_batch_indices_positions as get_batch_indices_positions
 from precast.page import get_seq_lens as get_seq_lens
 from precast.preload import preload as preload
+from precast.quantization import dequantize_fp8 as dequantize_fp8
+from precast.quantization import per_block_cast_to_fp8 as per_block_cast_to_fp8
+from precast.quantization import per_tensor_quant_fp8 as per_tensor_quant_fp8
+from precast.quantization import per_token_cast_to_fp8 as per_token_cast_to_fp8
+from precast.quantization import per_token_group_quant_8bit as per_token_group_quant_8bit
+from precast.quantization import per_token_quant_fp8 as per_token_quant_fp8
+from precast.quantization import quantize_fp8 as quantize_fp8
+from precast.quantization import scaled_fp8_quant as scaled_fp8_quant
+from precast.quantization import (
+    silu_and_mul_per_token_group_quant as silu_and_mul_per_token_group_quant,
+)
+from precast.quantization import silu_and_mul_per_token_quant as silu_and_mul_per_token_quant
+from precast.quantization import silu_and_mul_quant as silu_and_mul_quant
+from precast.quantization import static_quant_fp8 as static_quant_fp8
 from precast.rope import apply_llama31_rope as apply_llama31_rope
 from precast.rope import apply_llama31_rope_inplace as apply_llama31_rope_inplace
 from precast.rope import apply_llama31_rope_pos_ids as apply_llama31_rope_pos_ids

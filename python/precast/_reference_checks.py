@@ -41,10 +41,12 @@ def check_peer(
         check_memory_apart(export, name, tensor, input)
 
 
-def check_rank(export: str, input: torch.Tensor) -> None:
+def check_rank(export: str, input: torch.Tensor, name: str = "input") -> None:
     """``input`` is rows, or heads of rows."""
     if not 2 <= input.dim() <= 3:
-        raise ValueError(f"{export}: input must have 2 to 3 dimensions, got shape {[*input.shape]}")
+        raise ValueError(
+            f"{export}: {name} must have 2 to 3 dimensions, got shape {[*input.shape]}"
+        )
 
 
 def check_vector(
@@ -58,13 +60,15 @@ def check_vector(
         )
 
 
-def check_half(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
-    """``out`` has the shape of ``input`` with half the last dimension, and its dtype."""
+def check_half(
+    export: str, out: torch.Tensor, input: torch.Tensor, dtype: torch.dtype | None = None
+) -> None:
+    """``out`` has the shape of ``input`` with half the last dimension, and its dtype or another."""
     if input.dim() == 0:
         raise ValueError(f"{export}: input must have a last dimension, got []")
     if input.shape[-1] % 2:
         raise ValueError(f"{export}: input's last dimension must be even, got {input.shape[-1]}")
-    check_device_and_dtype(export, "out", out, input, input.dtype)
+    check_device_and_dtype(export, "out", out, input, dtype or input.dtype)
     if out.shape != (*input.shape[:-1], input.shape[-1] // 2):
         raise OutputShapeError(
             f"{export}: out must have input's shape with half the last dimension, got "

@@ -21,13 +21,14 @@ typedef unsigned long uint64_t;
 namespace precast {
 
 // Which type a module was compiled for: its binding reads this, for it is compiled once for all.
-enum class DType : int { f32, f16, bf16, e4m3, e5m2 };
+enum class DType : int { f32, f16, bf16, e4m3, e5m2, i8 };
 
 #if defined(__CUDACC__)
 
 using f32 = float;
 using f16 = __half;
 using bf16 = __nv_bfloat16;
+using i8 = signed char;
 
 template <typename T>
 struct TypeName;
@@ -43,10 +44,15 @@ template <>
 struct TypeName<bf16> {
   static constexpr DType value = DType::bf16;
 };
+template <>
+struct TypeName<i8> {
+  static constexpr DType value = DType::i8;
+};
 
 __device__ __forceinline__ float to_float(f32 x) { return x; }
 __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(i8 x) { return static_cast<float>(x); }
 
 // Round to nearest even.
 template <typename T>

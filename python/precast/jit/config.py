@@ -17,7 +17,7 @@ from precast.errors import ConfigError
 from precast.jit import keys
 from precast.jit.table import Table, major_key, read_table, release, version
 
-DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "u8")
+DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "i8", "u8")
 
 AxisValue = str | int | bool
 
