@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast import _mode
@@ -41,16 +41,30 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
+    functions : sequence of str
+        The public functions that call it, where they are not the one of the export's name.
+    call_of : callable, optional
+        From the export's arguments, by position, to those of the public function by name, where
+        the two differ; None for a call that has no trace of its own.
     """
 
     def __init__(
-        self, op: str, export: str, *, schema: str, reference: Callable[..., None]
+        self,
+        op: str,
+        export: str,
+        *,
+        schema: str,
+        reference: Callable[..., None],
+        functions: Sequence[str] = (),
+        call_of: Callable[..., dict[str, Any] | None] | None = None,
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
+        self.functions = tuple(functions) or (export,)
+        self.call_of = call_of
         self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
         KERNELS[export] = self
         _mode.on_change(self.clear)

@@ -34,8 +34,12 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
     """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
     if _env.TRACE_DUMP():
         import precast
+        from precast._dispatch import KERNELS
 
-        _dump(getattr(precast, export), args, {})
+        kernel = KERNELS[export]
+        keywords = kernel.call_of(*args) if kernel.call_of else {}
+        if keywords is not None:
+            _dump(getattr(precast, kernel.functions[0]), () if kernel.call_of else args, keywords)
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -61,7 +61,13 @@ def make_inputs(
 
     import torch
 
+    parameters = inspect.signature(function).parameters
     sizes, spans = _sizes(template, dict(axes or {}))
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    known = template.whole_numbers(defaults)
+    for computed, const in template.consts():
+        if const.value is not None:
+            sizes[computed] = eval(const.value, {"__builtins__": {}}, {**known, **sizes})
     generator = None
     place = torch.device(device)
     if place.type != "meta":
@@ -77,14 +83,13 @@ def make_inputs(
             made[spec.param or name] = wide.to(kind)
         else:
             made[spec.param or name] = torch.zeros(shape, dtype=kind, device=place)
-    parameters = inspect.signature(function).parameters
     for axis, const in template.consts():
         param = const.param or axis
         if const.value is None and param in parameters and param not in made:
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            default = parameters[param].default
+            default = defaults[param]
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(template.inputs[name].dtype) if empty else default
     return made

@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation: packed bits, and numbers in blocks that share a scale."""
+
+from __future__ import annotations
+
+from precast.quantization.block_scale_interleave import (
+    block_scale_interleave as block_scale_interleave,
+)
+from precast.quantization.block_scale_interleave import (
+    block_scale_interleave_reference as block_scale_interleave_reference,
+)
+from precast.quantization.block_scale_interleave import (
+    nvfp4_block_scale_interleave as nvfp4_block_scale_interleave,
+)
+from precast.quantization.dequantize_host import mxfp4_dequantize_host as mxfp4_dequantize_host
+from precast.quantization.dequantize_host import mxfp8_dequantize_host as mxfp8_dequantize_host
+from precast.quantization.fp4_quantize import fp4_quantize as fp4_quantize
+from precast.quantization.fp4_quantize import fp4_quantize_reference as fp4_quantize_reference
+from precast.quantization.mxfp4_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float as e2m1_and_ufp8sf_scale_to_float,
+)
+from precast.quantization.mxfp4_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float_reference as e2m1_and_ufp8sf_scale_to_float_reference,
+)
+from precast.quantization.mxfp4_dequantize import mxfp4_dequantize as mxfp4_dequantize
+from precast.quantization.mxfp4_dequantize import (
+    mxfp4_dequantize_reference as mxfp4_dequantize_reference,
+)
+from precast.quantization.mxfp4_quantize import mxfp4_quantize as mxfp4_quantize
+from precast.quantization.mxfp4_quantize import mxfp4_quantize_reference as mxfp4_quantize_reference
+from precast.quantization.mxfp8_dequantize import mxfp8_dequantize as mxfp8_dequantize
+from precast.quantization.mxfp8_dequantize import (
+    mxfp8_dequantize_reference as mxfp8_dequantize_reference,
+)
+from precast.quantization.mxfp8_quantize import mxfp8_quantize as mxfp8_quantize
+from precast.quantization.mxfp8_quantize import mxfp8_quantize_reference as mxfp8_quantize_reference
+from precast.quantization.nvfp4_kv_dequantize import nvfp4_kv_dequantize as nvfp4_kv_dequantize
+from precast.quantization.nvfp4_kv_dequantize import (
+    nvfp4_kv_dequantize_reference as nvfp4_kv_dequantize_reference,
+)
+from precast.quantization.nvfp4_quantize import nvfp4_quantize as nvfp4_quantize
+from precast.quantization.nvfp4_quantize import nvfp4_quantize_reference as nvfp4_quantize_reference
+from precast.quantization.packbits import packbits as packbits
+from precast.quantization.packbits import packbits_reference as packbits_reference
+from precast.quantization.packbits import segment_packbits as segment_packbits
+from precast.quantization.packbits import segment_packbits_reference as segment_packbits_reference
+from precast.quantization.sf_layout import SfLayout as SfLayout
