@@ -83,4 +83,13 @@ PRECAST_ONE_COPY void check_same_or_apart(const RowMemory& out, const RowMemory&
       << " itself or not overlap its memory; call .clone()";
 }
 
+// Throws ValueError if an output shares memory with another tensor; both are contiguous.
+PRECAST_ONE_COPY void check_contiguous_apart(const Arg& out, const Arg& other) {
+  const auto bytes = [](const Arg& a) { return a.tensor.numel() * (a.tensor.dtype().bits / 8); };
+  const char* a = static_cast<const char*>(data_of(out.tensor));
+  const char* b = static_cast<const char*>(data_of(other.tensor));
+  PRECAST_CHECK(a + bytes(out) <= b || b + bytes(other) <= a, ValueError)
+      << out.what() << " must not overlap " << other.name << "'s memory; call .clone()";
+}
+
 }  // namespace precast

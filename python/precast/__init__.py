@@ -39,7 +39,23 @@ from precast.page import (
 from precast.page import get_batch_indices_positions as get_batch_indices_positions
 from precast.page import get_seq_lens as get_seq_lens
 from precast.preload import preload as preload
+from precast.quantization import SfLayout as SfLayout
+from precast.quantization import block_scale_interleave as block_scale_interleave
 from precast.quantization import dequantize_fp8 as dequantize_fp8
+from precast.quantization import (
+    e2m1_and_ufp8sf_scale_to_float as e2m1_and_ufp8sf_scale_to_float,
+)
+from precast.quantization import fp4_quantize as fp4_quantize
+from precast.quantization import mxfp4_dequantize as mxfp4_dequantize
+from precast.quantization import mxfp4_dequantize_host as mxfp4_dequantize_host
+from precast.quantization import mxfp4_quantize as mxfp4_quantize
+from precast.quantization import mxfp8_dequantize as mxfp8_dequantize
+from precast.quantization import mxfp8_dequantize_host as mxfp8_dequantize_host
+from precast.quantization import mxfp8_quantize as mxfp8_quantize
+from precast.quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
+from precast.quantization import nvfp4_kv_dequantize as nvfp4_kv_dequantize
+from precast.quantization import nvfp4_quantize as nvfp4_quantize
+from precast.quantization import packbits as packbits
 from precast.quantization import per_block_cast_to_fp8 as per_block_cast_to_fp8
 from precast.quantization import per_tensor_quant_fp8 as per_tensor_quant_fp8
 from precast.quantization import per_token_cast_to_fp8 as per_token_cast_to_fp8
@@ -47,6 +63,7 @@ from precast.quantization import per_token_group_quant_8bit as per_token_group_q
 from precast.quantization import per_token_quant_fp8 as per_token_quant_fp8
 from precast.quantization import quantize_fp8 as quantize_fp8
 from precast.quantization import scaled_fp8_quant as scaled_fp8_quant
+from precast.quantization import segment_packbits as segment_packbits
 from precast.quantization import (
     silu_and_mul_per_token_group_quant as silu_and_mul_per_token_group_quant,
 )

@@ -48,8 +48,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     key : callable, optional
         From the arguments to the key, for ops with axes that are no dtypes.
     public : callable, optional
-        From the arguments of the export to those of the public function, where they or their order
-        differ.
+        From the arguments of the export to those of the public function, by position (a tuple) or
+        by name (a dict), where the two differ; None for a call that has no trace of its own.
+    functions : sequence of str
+        The public functions that call it, where they are not the one of the export's name.
     """
 
     def __init__(
@@ -61,7 +63,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         reference: Callable[..., None],
         axes: Sequence[str] = (),
         key: Callable[..., tuple[Any, ...]] | None = None,
-        public: Callable[..., tuple[Any, ...]] | None = None,
+        public: Callable[..., tuple[Any, ...] | dict[str, Any] | None] | None = None,
+        functions: Sequence[str] = (),
     ) -> None:
         super().__init__()
         self.op = op
@@ -70,6 +73,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.public = public
+        self.functions = tuple(functions) or (export,)
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
         self.parameters = tuple(argument.split()[-1] for argument in arguments)
         self.first_tensor = self.parameters[0]

@@ -3,7 +3,48 @@
 
 from __future__ import annotations
 
+from precast.quantization.block_scale_interleave import (
+    block_scale_interleave as block_scale_interleave,
+)
+from precast.quantization.block_scale_interleave import (
+    block_scale_interleave_reference as block_scale_interleave_reference,
+)
+from precast.quantization.block_scale_interleave import (
+    nvfp4_block_scale_interleave as nvfp4_block_scale_interleave,
+)
 from precast.quantization.dequantize import dequantize_fp8 as dequantize_fp8
+from precast.quantization.dequantize_host import mxfp4_dequantize_host as mxfp4_dequantize_host
+from precast.quantization.dequantize_host import mxfp8_dequantize_host as mxfp8_dequantize_host
+from precast.quantization.fp4_quantize import fp4_quantize as fp4_quantize
+from precast.quantization.fp4_quantize import fp4_quantize_reference as fp4_quantize_reference
+from precast.quantization.mxfp4_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float as e2m1_and_ufp8sf_scale_to_float,
+)
+from precast.quantization.mxfp4_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float_reference as e2m1_and_ufp8sf_scale_to_float_reference,
+)
+from precast.quantization.mxfp4_dequantize import mxfp4_dequantize as mxfp4_dequantize
+from precast.quantization.mxfp4_dequantize import (
+    mxfp4_dequantize_reference as mxfp4_dequantize_reference,
+)
+from precast.quantization.mxfp4_quantize import mxfp4_quantize as mxfp4_quantize
+from precast.quantization.mxfp4_quantize import mxfp4_quantize_reference as mxfp4_quantize_reference
+from precast.quantization.mxfp8_dequantize import mxfp8_dequantize as mxfp8_dequantize
+from precast.quantization.mxfp8_dequantize import (
+    mxfp8_dequantize_reference as mxfp8_dequantize_reference,
+)
+from precast.quantization.mxfp8_quantize import mxfp8_quantize as mxfp8_quantize
+from precast.quantization.mxfp8_quantize import mxfp8_quantize_reference as mxfp8_quantize_reference
+from precast.quantization.nvfp4_kv_dequantize import nvfp4_kv_dequantize as nvfp4_kv_dequantize
+from precast.quantization.nvfp4_kv_dequantize import (
+    nvfp4_kv_dequantize_reference as nvfp4_kv_dequantize_reference,
+)
+from precast.quantization.nvfp4_quantize import nvfp4_quantize as nvfp4_quantize
+from precast.quantization.nvfp4_quantize import nvfp4_quantize_reference as nvfp4_quantize_reference
+from precast.quantization.packbits import packbits as packbits
+from precast.quantization.packbits import packbits_reference as packbits_reference
+from precast.quantization.packbits import segment_packbits as segment_packbits
+from precast.quantization.packbits import segment_packbits_reference as segment_packbits_reference
 from precast.quantization.per_block import per_block_cast_to_fp8 as per_block_cast_to_fp8
 from precast.quantization.per_block import quantize_fp8 as quantize_fp8
 from precast.quantization.per_tensor import per_tensor_quant_fp8 as per_tensor_quant_fp8
@@ -14,6 +55,7 @@ from precast.quantization.per_token_group import per_token_cast_to_fp8 as per_to
 from precast.quantization.per_token_group import (
     per_token_group_quant_8bit as per_token_group_quant_8bit,
 )
+from precast.quantization.sf_layout import SfLayout as SfLayout
 from precast.quantization.silu_and_mul import (
     silu_and_mul_per_token_quant as silu_and_mul_per_token_quant,
 )

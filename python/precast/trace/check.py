@@ -57,7 +57,8 @@ def _axes(parameters: set[str], template: TraceTemplate) -> Iterator[str]:
                 yield f"{kind} {name!r} has several starred axes: {', '.join(spec.axes)}"
             if kind == "input":
                 read |= set(spec.axes)
-    seen: set[str] = set(read)
+    scalars = {name for name, spec in template.inputs.items() if isinstance(spec, Scalar)}
+    seen: set[str] = read | scalars
     for axis, what in template.axes.items():
         if isinstance(what, Const) and axis.startswith("*"):
             yield f"axis {axis!r} is constant; only a Var may be starred"

@@ -38,14 +38,19 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
         import precast
         from precast._dispatch import KERNELS
 
-        function, kernel = getattr(precast, export), KERNELS[export]
-        if kernel.public is not None:
-            _dump(function, kernel.public(*args), {})
+        kernel = KERNELS[export]
+        function = getattr(precast, kernel.functions[0])
+        if kernel.public is None:
+            given = dict(zip(kernel.parameters, args))
+            # Outputs that the function allocates itself are arguments of the export alone.
+            names = inspect.signature(function).parameters.keys() & given.keys()
+            _dump(function, (), {name: given[name] for name in names})
             return
-        given = dict(zip(kernel.parameters, args))
-        # Outputs that the function allocates itself are arguments of the export alone.
-        names = inspect.signature(function).parameters.keys() & given.keys()
-        _dump(function, (), {name: given[name] for name in names})
+        call = kernel.public(*args)
+        if isinstance(call, dict):
+            _dump(function, (), call)
+        elif call is not None:
+            _dump(function, call, {})
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

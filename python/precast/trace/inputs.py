@@ -62,7 +62,13 @@ def make_inputs(
 
     import torch
 
+    parameters = inspect.signature(function).parameters
     sizes, spans = _sizes(template, dict(axes or {}))
+    defaults = {name: parameter.default for name, parameter in parameters.items()}
+    known = template.whole_numbers(defaults)
+    for computed, axis in template.axes.items():
+        if axis.value is not None:
+            sizes[computed] = eval(axis.value, {"__builtins__": {}}, {**known, **sizes})
     generator = None
     place = torch.device(device)
     if place.type != "meta":
@@ -79,16 +85,15 @@ def make_inputs(
         else:
             tensor = torch.zeros(shape, dtype=kind, device=place)
             _put(made, spec.param or name, spec.item, tensor)
-    parameters = inspect.signature(function).parameters
-    for axis, const in template.consts():
-        param = const.param or axis
+    for name, const in template.consts():
+        param = const.param or name
         if const.value is None and param in parameters and param not in made:
-            made[param] = sizes[axis]
+            made[param] = sizes[name]
     for name, param in template.input_params().items():
         if param not in made:
             spec = template.inputs[name]
             sample = spec.sample if isinstance(spec, Scalar) else None
-            default = parameters[param].default if sample is None else sample
+            default = defaults[param] if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(spec.dtype) if empty else default
     made.update(template.fixed)
@@ -125,9 +130,6 @@ def _sizes(
         elif len(values) != 1:
             raise ValueError(f"{template!r}: axis {name!r} takes one size, got {values}")
         sizes.update(zip(spread([name], spans), values))
-    for name, axis in template.axes.items():
-        if axis.value:
-            sizes[name] = eval(axis.value, {"__builtins__": {}}, dict(sizes))
     return sizes, spans
 
 

@@ -21,6 +21,7 @@ DTYPES = {
     "int32": "int32",
     "int16": "int16",
     "int8": "int8",
+    "uint8": "uint8",  # Not in flashinfer-bench's schema yet; FlashInfer's own traces have it.
     "bool": "bool",
 }
 #: What names of definitions leave unsaid.
@@ -63,8 +64,9 @@ class Const(NamedTuple):
         The parameter that gives the size where no tensor has the axis. Default: the one that has
         the axis's name.
     value : str, optional
-        The size as an expression of other axes, such as ``"gate_up_size // 2"``, for an axis that
-        only an output has. It is also written among the definition's constraints.
+        The size as an expression of other axes and of scalar inputs, such as
+        ``"gate_up_size // 2"``, where no input decides it. It is also written among the
+        definition's constraints.
     multiple : int
         Made inputs have a multiple of this.
     sample : int, optional
@@ -273,6 +275,15 @@ class TraceTemplate:
                 reading.sizes[axis] = self._size(axis, const, reading.sizes, arguments)
         return reading
 
+    def whole_numbers(self, arguments: Mapping[str, Any]) -> dict[str, int]:
+        """The scalar inputs of a call that an axis may be computed from."""
+        values = {
+            name: arguments.get(spec.param or name)
+            for name, spec in self.inputs.items()
+            if isinstance(spec, Scalar)
+        }
+        return {name: int(value) for name, value in values.items() if isinstance(value, int)}
+
     def _read_tensor(
         self, reading: Reading, param: str, spec: Tensor, shape: tuple[int, ...]
     ) -> Reading:
@@ -300,7 +311,8 @@ class TraceTemplate:
         self, name: str, axis: Const, sizes: Mapping[str, int], arguments: Mapping[str, Any]
     ) -> int:
         if axis.value is not None:
-            size: int = eval(axis.value, {"__builtins__": {}}, dict(sizes))
+            known = {**self.whole_numbers(arguments), **sizes}
+            size: int = eval(axis.value, {"__builtins__": {}}, known)
             return size
         param = axis.param or name
         value = arguments.get(param)

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points of the packing of truth values.
+#include "memory_checks.h"
+#include "precast/packbits.cuh"
+#include "tvm_ffi_utils.h"
+
+namespace precast {
+
+// csrc/packbits.cu
+cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t stream);
+cudaError_t segment_indptr(bool wide, const SegmentIndptrParams& params, bool enable_pdl,
+                           cudaStream_t stream);
+cudaError_t segment_packbits(bool wide, const PackBitsParams& params, bool enable_pdl,
+                             cudaStream_t stream);
+
+namespace {
+
+bool is_integer(const TensorView& tensor, uint8_t code, uint8_t bits) {
+  return same_dtype(tensor.dtype(), DLDataType{code, bits, 1});
+}
+
+void check_array(const Arg& arg) {
+  PRECAST_CHECK(arg.tensor.ndim() == 1, ValueError)
+      << arg.what() << " must have 1 dimension, got shape " << to_string(arg.tensor.shape());
+  check_contiguous(arg);
+}
+
+void check_values(const Arg& x) {
+  check_cuda(x);
+  PRECAST_CHECK(is_integer(x.tensor, kDLBool, 8) || is_integer(x.tensor, kDLUInt, 8), ValueError)
+      << x.what() << " must be bool or uint8, got " << to_string(x.tensor.dtype());
+  check_array(x);
+}
+
+void check_bytes(const Arg& y, const Arg& x) {
+  check_same_device(y, x);
+  PRECAST_CHECK(is_integer(y.tensor, kDLUInt, 8), ValueError)
+      << y.what() << " must be uint8, got " << to_string(y.tensor.dtype());
+  check_array(y);
+}
+
+// Returns whether the indices are 64-bit.
+bool check_indptr(const Arg& indptr) {
+  const bool wide = is_integer(indptr.tensor, kDLInt, 64);
+  PRECAST_CHECK(wide || is_integer(indptr.tensor, kDLInt, 32), ValueError)
+      << indptr.what() << " must be int32 or int64, got " << to_string(indptr.tensor.dtype());
+  check_array(indptr);
+  PRECAST_CHECK(indptr.tensor.size(0) >= 1 && indptr.tensor.size(0) <= 0x40000000, ValueError)
+      << indptr.what() << " must have 1 to 2^30 elements, got shape "
+      << to_string(indptr.tensor.shape());
+  return wide;
+}
+
+void check_new_indptr(const Arg& new_indptr, const Arg& indptr) {
+  check_same_device(new_indptr, indptr);
+  PRECAST_CHECK(is_integer(new_indptr.tensor, kDLInt, 32), ValueError)
+      << new_indptr.what() << " must be int32, got " << to_string(new_indptr.tensor.dtype());
+  check_same_shape(new_indptr, indptr);
+  check_contiguous(new_indptr);
+}
+
+void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
+  const char* op = "packbits";
+  const Arg in = PRECAST_ARG(op, x);
+  const Arg to = PRECAST_ARG(op, y);
+  check_values(in);
+  check_bytes(to, in);
+  PRECAST_CHECK(y.size(0) == (x.size(0) + 7) / 8, ValueError)
+      << to.what() << " must have shape [" << (x.size(0) + 7) / 8 << "], got "
+      << to_string(y.shape());
+  if (x.size(0) == 0) return;
+  check_contiguous_apart(to, in);
+  PackBitsParams params = {};
+  params.x = data_of(x);
+  params.y = data_of(y);
+  params.count = x.size(0);
+  params.little = little;
+  launch_on(in, [&](cudaStream_t stream) { return packbits(params, enable_pdl, stream); });
+}
+
+void segment_packbits_indptr_export(TensorView indptr, TensorView new_indptr, bool enable_pdl) {
+  const char* op = "segment_packbits";
+  const Arg in = PRECAST_ARG(op, indptr);
+  const Arg to = PRECAST_ARG(op, new_indptr);
+  check_cuda(in);
+  const bool wide = check_indptr(in);
+  check_new_indptr(to, in);
+  SegmentIndptrParams params = {};
+  params.indptr = data_of(indptr);
+  params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
+  params.segments = static_cast<int32_t>(indptr.size(0) - 1);
+  launch_on(in,
+            [&](cudaStream_t stream) { return segment_indptr(wide, params, enable_pdl, stream); });
+}
+
+void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_indptr, TensorView out,
+                             bool little, bool enable_pdl) {
+  const char* op = "segment_packbits";
+  const Arg in = PRECAST_ARG(op, x);
+  const Arg starts = PRECAST_ARG(op, indptr);
+  const Arg new_starts = PRECAST_ARG(op, new_indptr);
+  const Arg to = PRECAST_ARG(op, out);
+  check_values(in);
+  check_same_device(starts, in);
+  const bool wide = check_indptr(starts);
+  check_new_indptr(new_starts, starts);
+  check_bytes(to, in);
+  for (const Arg& other : {in, starts, new_starts}) check_contiguous_apart(to, other);
+  PackBitsParams params = {};
+  params.x = data_of(x);
+  params.y = data_of(out);
+  params.count = x.size(0);
+  params.little = little;
+  params.indptr = data_of(indptr);
+  params.new_indptr = static_cast<const int32_t*>(data_of(new_indptr));
+  params.segments = static_cast<int32_t>(indptr.size(0) - 1);
+  params.bytes = out.size(0);
+  launch_on(
+      in, [&](cudaStream_t stream) { return segment_packbits(wide, params, enable_pdl, stream); });
+}
+
+}  // namespace
+
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(packbits, packbits_export);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_packbits, segment_packbits_export);
+TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_packbits_indptr, segment_packbits_indptr_export);
+
+}  // namespace precast

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the quantisations in blocks share."""
+
+from __future__ import annotations
+
+from precast._torch import torch
+from precast.quantization._block_checks import check_blocks, check_layout, check_rows, refuse_dtype
+from precast.quantization._formats import scale_shape
+
+
+def check_input(export: str, name: str, input: torch.Tensor, block: int, layout: int) -> int:
+    refuse_dtype(export, name, input, (torch.float16, torch.bfloat16))
+    rows = check_rows(export, name, input)
+    check_blocks(export, name, input, block)
+    check_layout(export, layout)
+    return rows
+
+
+def write_outputs(
+    out: torch.Tensor, out_sf: torch.Tensor, result: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    out.copy_(result[0])
+    out_sf.copy_(result[1].view(out_sf.shape))
+
+
+def new_outputs(input: torch.Tensor, block: int, layout: int) -> tuple[torch.Tensor, torch.Tensor]:
+    *leading, columns = input.shape
+    rows = 1
+    for size in leading:
+        rows *= size
+    out = input.new_empty((*leading, columns // 2), dtype=torch.uint8)
+    return out, input.new_empty(scale_shape(rows, columns // block, layout), dtype=torch.uint8)
+
+
+def on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """As FlashInfer does: a global scale of another dtype or device is converted first."""
+    if scale.dtype is torch.float32 and scale.device == input.device:
+        return scale
+    return scale.to(device=input.device, dtype=torch.float32)
+
+
+def check_backend(export: str, backend: str) -> None:
+    if backend != "cuda":
+        raise ValueError(f"{export}: backend must be 'cuda', got {backend!r}")

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Truth values as bits, of an array or of each segment of one.
+
+Source: numpy.packbits.
+"""
+
+from __future__ import annotations
+
+import itertools
+
+from precast._dispatch import Kernel, check_tensors
+from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
+from precast.quantization._block_checks import check_same_device, refuse_dtype
+from precast.trace import Const, Tensor, TraceTemplate, Var
+
+
+def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
+    """:func:`packbits` in plain PyTorch.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[n]``, any dtype and device.
+    bitorder : str
+        ``"big"`` or ``"little"``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[ceil(n / 8)]``, uint8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> packbits_reference(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1])).tolist()
+    [179, 128]
+    """
+    padded = torch.nn.functional.pad((x != 0).to(torch.uint8), (0, -x.shape[0] % 8))
+    places = torch.arange(8, dtype=torch.uint8, device=x.device)
+    if bitorder == "big":
+        places = places.flip(0)
+    return (padded.view(-1, 8) << places).sum(dim=1).to(torch.uint8)
+
+
+def segment_packbits_reference(
+    x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big"
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`segment_packbits` in plain PyTorch.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[n]``, any dtype and device.
+    indptr : torch.Tensor
+        ``[segments + 1]``, int32 or int64.
+    bitorder : str
+        ``"big"`` or ``"little"``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[new_indptr[-1]]``, uint8, and ``new_indptr``, ``[segments + 1]``, int32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> y, starts = segment_packbits_reference(torch.ones(11), torch.tensor([0, 4, 7, 11]))
+    >>> y.tolist(), starts.tolist()
+    ([240, 224, 240], [0, 1, 2, 3])
+    """
+    bounds = indptr.tolist()
+    parts = [packbits_reference(x[a:b], bitorder) for a, b in itertools.pairwise(bounds)]
+    lengths = torch.tensor([0, *(part.shape[0] for part in parts)], device=x.device)
+    empty = torch.empty(0, dtype=torch.uint8, device=x.device)
+    return torch.cat([*parts, empty]), lengths.cumsum(0).to(torch.int32)
+
+
+def _check_values(export: str, x: torch.Tensor) -> None:
+    refuse_dtype(export, "x", x, (torch.bool, torch.uint8))
+    if x.dim() != 1:
+        raise ValueError(f"{export}: x must have 1 dimension, got shape {[*x.shape]}")
+
+
+def _check_indptr(indptr: torch.Tensor) -> None:
+    refuse_dtype("segment_packbits", "indptr", indptr, (torch.int32, torch.int64))
+    if indptr.dim() != 1:
+        raise ValueError(
+            f"segment_packbits: indptr must have 1 dimension, got shape {[*indptr.shape]}"
+        )
+    if indptr.shape[0] == 0:
+        raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
+
+
+def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: bool) -> None:
+    _check_values("packbits", x)
+    y.copy_(packbits_reference(x, "little" if little else "big"))
+
+
+def _indptr_into(indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool) -> None:
+    _check_indptr(indptr)
+    new_indptr.zero_()
+    new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
+
+
+def _segments_into(
+    x: torch.Tensor,
+    indptr: torch.Tensor,
+    new_indptr: torch.Tensor,
+    out: torch.Tensor,
+    little: bool,
+    enable_pdl: bool,
+) -> None:
+    _check_values("segment_packbits", x)
+    check_same_device("segment_packbits", "indptr", indptr, x)
+    refuse_dtype("segment_packbits", "out", out, (torch.uint8,))
+    y, _ = segment_packbits_reference(x, indptr, "little" if little else "big")
+    kept = min(y.shape[0], out.shape[0])
+    out[:kept] = y[:kept]
+
+
+def _bitorder(little: bool) -> str:
+    return "little" if little else "big"
+
+
+_packbits = Kernel(
+    "packbits",
+    "packbits",
+    schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
+    reference=_packbits_into,
+    public=lambda x, y, little, pdl: {"x": x, "bitorder": _bitorder(little)},
+)
+_indptr = Kernel(
+    "packbits",
+    "segment_packbits_indptr",
+    schema="(Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
+    reference=_indptr_into,
+    functions=("segment_packbits",),
+    public=lambda indptr, new_indptr, pdl: None,
+)
+_segments = Kernel(
+    "packbits",
+    "segment_packbits",
+    schema="(Tensor x, Tensor indptr, Tensor new_indptr, Tensor(a!) out, bool little, "
+    "bool enable_pdl) -> ()",
+    reference=_segments_into,
+    public=lambda x, indptr, new_indptr, out, little, pdl: {
+        "x": x,
+        "indptr": indptr,
+        "bitorder": _bitorder(little),
+        "out": out,
+    },
+)
+
+_TRACE = TraceTemplate(
+    op_type="quantization",
+    name_prefix="packbits",
+    description="Eight truth values to a byte, the first in the highest bit.",
+    axes={
+        "length": Const("n"),
+        "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
+    },
+    inputs={"x": Tensor(["length"], dtype="bool")},
+    outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
+    reference=packbits_reference,
+)
+# How many bytes come out is in the data: a definition says only that of segments without values.
+_SEGMENTS_TRACE = TraceTemplate(
+    op_type="quantization",
+    name_prefix="segment_packbits",
+    description="Eight truth values of a segment to a byte, the first in the highest bit.",
+    axes={
+        "length": Var("Truth values of all segments."),
+        "num_bounds": Var("Segments and one."),
+        "num_bytes": Const(abbrev="", value="0"),
+    },
+    inputs={
+        "x": Tensor(["length"], dtype="bool"),
+        "indptr": Tensor(["num_bounds"], dtype="int32"),
+    },
+    outputs={
+        "packed": Tensor(["num_bytes"], dtype="uint8"),
+        "new_indptr": Tensor(["num_bounds"], dtype="int32"),
+    },
+    reference=segment_packbits_reference,
+)
+
+
+def _is_little(export: str, bitorder: str) -> bool:
+    if bitorder not in ("big", "little"):
+        raise ValueError(f"{export}: bitorder must be 'big' or 'little', got {bitorder!r}")
+    return bitorder == "little"
+
+
+def _truth(x: torch.Tensor) -> torch.Tensor:
+    return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("packbits"))
+def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
+    """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[n]``, contiguous, on a CUDA device; bool or uint8, another dtype is converted to bool
+        first. Any value but 0 is true.
+    bitorder : str
+        Where the first of eight values goes: ``"big"``, into the highest bit, or ``"little"``,
+        into the lowest.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[ceil(n / 8)]``, uint8; missing values of the last byte are 0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device or not contiguous; another shape or bit order.
+
+    Notes
+    -----
+    Allocates its result; safe in CUDA graphs; not differentiable. A 16-byte aligned address is
+    fastest. Source: numpy.packbits.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.packbits(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool))
+    tensor([179], dtype=torch.uint8)
+    """
+    little = _is_little("packbits", bitorder)
+    try:
+        x = _truth(x)
+        y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
+        if torch.compiler.is_compiling():
+            torch_ops.packbits(x, y, little, True)
+        else:
+            _packbits[torch.uint8, x.get_device()](x, y, little, True)
+    except (AttributeError, TypeError):
+        check_tensors("packbits", x=x)
+        raise
+    return y
+
+
+@precast_api(trace=_SEGMENTS_TRACE)
+@backend_requirement({}, common_check=served_by("packbits"))
+def segment_packbits(
+    x: torch.Tensor,
+    indptr: torch.Tensor,
+    bitorder: str = "big",
+    out: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack the truth values of each segment into bits, each segment from a byte of its own on.
+
+    Segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``; its bytes are
+    ``y[new_indptr[i]:new_indptr[i + 1]]``, as :func:`packbits` packs them.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[n]``, contiguous, on a CUDA device; bool or uint8, another dtype is converted to bool
+        first. Any value but 0 is true.
+    indptr : torch.Tensor
+        ``[segments + 1]``, int32 or int64, contiguous, on the device of ``x``; does not decrease
+        and does not leave ``x``.
+    bitorder : str
+        ``"big"`` or ``"little"``, as for :func:`packbits`.
+    out : torch.Tensor, optional
+        Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, which
+        ``(n + 7 * segments) // 8`` always is; what is behind them is left as it is, and what does
+        not fit is not written. Default: a new tensor of the exact length, **for which the call
+        waits for the GPU**, as FlashInfer's does.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``y``, uint8, ``[new_indptr[-1]]`` or ``out``; and ``new_indptr``, ``[segments + 1]``,
+        int32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device or not contiguous; another shape, dtype or bit order.
+
+    Notes
+    -----
+    Without ``out`` neither in CUDA graphs nor in ``torch.compile``, for the size of the result is
+    in the data; with it safe in both. Not differentiable. Source: numpy.packbits.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1, 0, 1], dtype=torch.bool)
+    >>> with precast.reference_mode():
+    ...     y, starts = precast.segment_packbits(x, torch.tensor([0, 4, 7, 11]))
+    >>> y.tolist(), starts.tolist()
+    ([176, 32, 208], [0, 1, 2, 3])
+    """
+    little = _is_little("segment_packbits", bitorder)
+    try:
+        x = _truth(x)
+        new_indptr = torch.empty_like(indptr, dtype=torch.int32)
+        if torch.compiler.is_compiling():
+            torch_ops.segment_packbits_indptr(indptr, new_indptr, True)
+        else:
+            _indptr[torch.uint8, indptr.get_device()](indptr, new_indptr, True)
+        if out is None:
+            out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
+        if torch.compiler.is_compiling():
+            torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
+        else:
+            _segments[torch.uint8, x.get_device()](x, indptr, new_indptr, out, little, True)
+    except (AttributeError, TypeError):
+        check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
+        raise
+    return out, new_indptr
