@@ -391,6 +391,20 @@ def test_no_configuration_of_logging_drops_a_line(at, log):
     assert "scaled" in log()
 
 
+def test_lines_are_written_where_handlers_take_no_type_argument(tmp_path):
+    """Python 3.10 has no ``logging.StreamHandler[...]``."""
+    code = (
+        "import logging\n"
+        "if hasattr(logging.StreamHandler, '__class_getitem__'):\n"
+        "    del logging.StreamHandler.__class_getitem__\n"
+        "import torch\n"
+        "from logged_ops import plain\n"
+        "plain(torch.ones(2))\n"
+    )
+    done = python("-c", code, PRECAST_LOGLEVEL="1")
+    assert "logged_ops.plain\n" in done.stdout, done.stderr
+
+
 # -- a process that dies --------------------------------------------------------------------------
 
 
