@@ -298,9 +298,9 @@ def test_while_a_graph_is_captured_nothing_waits(at, log, monkeypatch):
     monkeypatch.setattr(_calls, "is_capturing", lambda tensors: True)
     monkeypatch.setattr(_calls, "statistics", lambda tensor: pytest.fail("waited"))
     assert torch.equal(at("10", scaled)(X), X * 2)
-    assert ": [statistics and dump skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics and dump skipped: a CUDA graph is being captured]\n" in log()
     assert torch.equal(at("5", scaled)(X), X * 2)
-    assert ": [statistics skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics skipped: a CUDA graph is being captured]\n" in log()
     assert ": returned\n  out result: float32[2, 3] on cpu, strides [3, 1]\n" in log()
 
 
