@@ -125,6 +125,15 @@ def test_arguments_that_share_memory_share_it_again(ops, dumps):
         assert (tensor.dtype, tensor.shape) == (torch.uint8, (packed.numel() * 4,))
 
 
+def test_nobody_else_can_read_a_dump(ops, dumps):
+    umask = os.umask(0)
+    try:
+        ops.plain(torch.ones(2))
+    finally:
+        os.umask(umask)
+    assert dumps()[0].stat().st_mode & 0o777 == 0o700
+
+
 def test_an_output_that_is_an_input_is_stored_once(ops, dumps):
     x = torch.ones(3)
     ops.plain(x, 3.0, out=x)
