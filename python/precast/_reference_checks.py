@@ -31,7 +31,7 @@ def check_peer(
     same = (
         tensor.data_ptr() == input.data_ptr()
         and tensor.element_size() == input.element_size()
-        and _layout(tensor) == _layout(input)
+        and _strides(tensor) == _strides(input)
     )
     if may_be_input and not same and not _memory_is_apart(tensor, input):
         raise ValueError(
@@ -84,6 +84,11 @@ def check_memory_apart(
     """``tensor``, which is written, shares no element with ``other``."""
     if not _memory_is_apart(tensor, other):
         raise ValueError(f"{export}: {name} must not overlap {other_name}'s memory; call .clone()")
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides in the order of the dimensions, of those that have more than one element."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
 def _layout(tensor: torch.Tensor) -> list[tuple[int, int]]:

@@ -65,7 +65,7 @@ def test_a_logged_call_is_captured_and_replayed(
     torch.cuda.synchronize()
     for mine, expected in zip(got, want, strict=True):
         assert_close(mine, expected, name=name)
-    assert ": [statistics and dump skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics and dump skipped: a CUDA graph is being captured]\n" in log()
     assert "nan" not in log()
     assert not (tmp_path / "dumps").exists()
 

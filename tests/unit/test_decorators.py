@@ -239,7 +239,7 @@ def test_auto_without_a_suitable_backend_says_why_each_is_not(gpu):
     gpu(100)
     with pytest.raises(
         BackendSupportedError,
-        match=r"No suitable auto backends found for attention: wide: does not support compute "
+        match=r"attention has no backend for this call: wide: does not support compute "
         r"capability 10\.0; narrow: at most 8 rows",
     ):
         attention(torch.ones(9, 2))

@@ -125,6 +125,15 @@ def test_arguments_that_share_memory_share_it_again(ops, dumps):
         assert (tensor.dtype, tensor.shape) == (torch.uint8, (packed.numel() * 4,))
 
 
+def test_nobody_else_can_read_a_dump(ops, dumps):
+    umask = os.umask(0)
+    try:
+        ops.plain(torch.ones(2))
+    finally:
+        os.umask(umask)
+    assert dumps()[0].stat().st_mode & 0o777 == 0o700
+
+
 def test_an_output_that_is_an_input_is_stored_once(ops, dumps):
     x = torch.ones(3)
     ops.plain(x, 3.0, out=x)
@@ -274,6 +283,35 @@ def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
         replay(dump)
     with pytest.raises(DumpError, match=r"is not a dump: it holds no call\.json"):
         find_dumps(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value"),
+    [
+        ("call", ["function"], None),
+        ("call", ["tensors"], []),
+        ("call", ["tensors", "x", "shape"], [9]),  # beyond its block
+        ("call", ["tensors", "x", "offset"], -4),
+        ("call", ["tensors", "x", "block"], "y"),
+        ("call", ["tensors", "x", "dtype"], "int99"),
+        ("call", ["arguments", "x"], {"tensor": "y"}),
+        ("call", ["arguments", "x"], {"enum": ["no_such_package", "Color", "RED"]}),
+        ("outcome", ["raised"], None),
+        ("outcome", ["outputs", "result"], "y"),
+    ],
+)
+def test_a_dump_that_was_changed_is_said_to_be_damaged(ops, dumps, file, keys, value):
+    ops.plain(torch.ones(2))
+    path = dumps()[0] / f"{file}.json"
+    data = row = json.loads(path.read_text())
+    for key in keys[:-1]:
+        row = row[key]
+    row.pop(keys[-1])
+    if value is not None:
+        row[keys[-1]] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(DumpError, match=r"is damaged: |cannot be run again"):
+        only(dumps)
 
 
 # -- limits and choice ----------------------------------------------------------------------------

@@ -132,7 +132,10 @@ def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: An
 
 
 def _enum(module: str, qualname: str) -> type[enum.Enum]:
-    found: Any = importlib.import_module(module)
+    try:
+        found: Any = importlib.import_module(module)
+    except ImportError as error:
+        raise UnknownValueError(f"{module}.{qualname} is not here: {error}") from error
     for word in qualname.split("."):
         found = getattr(found, word, None)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
