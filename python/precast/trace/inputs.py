@@ -90,7 +90,7 @@ def make_inputs(
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(template.inputs[name].dtype) if empty else default
     made.update(template.fixed)
-    if template.fill is not None and place.type != "meta":
+    if template.fill is not None:
         template.fill(made)
     return made
 
