@@ -29,9 +29,11 @@ def check_layout(export: str, kv_layout: object) -> None:
 
 def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
     """The arguments of an export: two tensors, or the one that holds both and None."""
-    if isinstance(paged_kv_cache, tuple) and len(paged_kv_cache) == 2:
-        return paged_kv_cache
-    return paged_kv_cache, None
+    if not isinstance(paged_kv_cache, tuple):
+        return paged_kv_cache, None
+    if len(paged_kv_cache) != 2:
+        raise TypeError("not a pair")  # check_call() says it in words.
+    return paged_kv_cache
 
 
 def check_call(export: str, paged_kv_cache: object, kv_layout: object, **tensors: object) -> None:

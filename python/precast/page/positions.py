@@ -98,7 +98,8 @@ def _fill(call: dict[str, object]) -> None:
     indptr, lens = call["append_indptr"], call["seq_lens"]
     assert isinstance(indptr, torch.Tensor)
     assert isinstance(lens, torch.Tensor)
-    indptr.copy_(3 * torch.arange(indptr.numel()))
+    starts = 3 * torch.arange(lens.numel() + 1, dtype=indptr.dtype)
+    call["append_indptr"] = starts.to(indptr.device)
     lens.copy_(7 + torch.arange(lens.numel()))
 
 

@@ -97,7 +97,7 @@ def make_inputs(
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(spec.dtype) if empty else default
     made.update(template.fixed)
-    if template.fill is not None and place.type != "meta":
+    if template.fill is not None:
         template.fill(made)
     return made
 

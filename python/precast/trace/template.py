@@ -175,8 +175,8 @@ class TraceTemplate:
         Arguments that are neither tensors nor numbers and the same in every call of the template,
         such as a layout; the reference takes them, too.
     fill : callable, optional
-        Gives the tensors of :func:`make_inputs` values that mean something, in place: indices that
-        fit each other. It gets the arguments by parameter.
+        Gives the tensors of :func:`make_inputs` values that mean something, or sizes that fit each
+        other: indices. It gets the arguments by parameter, and changes them.
     """
 
     def __init__(
