@@ -36,12 +36,33 @@ def test_an_export_has_a_public_function_with_a_docstring_and_a_reference(op, ex
     assert "Raises" in (inspect.getdoc(function) or "")
 
 
+def _leaves(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
 @pytest.mark.parametrize("export", [export for _, export in EXPORTS])
 def test_schema_reference_and_public_signature_agree(export):
     kernel = KERNELS[export]
     schema = torch._C.parse_schema(f"precast::{export}{kernel.schema}")
     names = [argument.name for argument in schema.arguments]
+    assert list(kernel.parameters) == names
     assert list(inspect.signature(kernel.reference).parameters) == names
-    assert list(inspect.signature(getattr(precast, export)).parameters) == names
+    public = inspect.signature(getattr(precast, export)).parameters
+    written = {argument.name for argument in schema.arguments if argument.is_write}
+    if kernel.public is None:
+        # Outputs may be arguments of the export alone; what is only said for a new output (its
+        # dtype, a backend) does not reach it.
+        assert [name for name in public if name in names] == [
+            name for name in names if name in public
+        ]
+        assert {*names} - {*public} <= written
+    else:
+        values = kernel.public(*names)
+        assert len(values) == len(public)
+        given = {name for value in values for name in _leaves(value) if name in names}
+        assert {*names} - given <= {name for name in names if name.startswith("is_")}
+    absent = {*public} - {*names}
+    tuples = {"paged_kv_cache"}
+    assert all(public[name].default is not inspect.Parameter.empty for name in absent - tuples)
     assert kernel.first_tensor == names[0]
     assert any(argument.is_write for argument in schema.arguments)
