@@ -31,7 +31,7 @@ PRECAST_ONE_COPY Heads heads_of(const Arg& arg, int64_t head_dim) {
   if (t.ndim() == 3) {
     heads.heads = t.size(1);
     heads.head_stride = t.stride(1);
-  } else {
+  } else if (last != head_dim) {
     PRECAST_CHECK(head_dim > 0 && last % head_dim == 0, ValueError)
         << arg.what() << "'s last dimension must be a multiple of the head size " << head_dim
         << ", got shape " << to_string(t.shape());

@@ -38,7 +38,7 @@ def _types(export: str) -> list[tuple[str, str]]:
 
 
 def _arguments(export: str, dtype: torch.dtype, *shape: int) -> list[Any]:
-    values = {"float": 1e-6, "bool": True, "SymInt": 4, "Tensor?": None}
+    values = {"float": 1e-6, "bool": True, "int": 64, "SymInt": 4, "Tensor?": None}
     return [
         torch.zeros(shape, dtype=dtype) if kind.startswith("Tensor") else values[kind]
         for kind, _ in _types(export)
