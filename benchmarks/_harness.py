@@ -46,6 +46,8 @@ class Case(NamedTuple):
         The same in plain PyTorch, for the peers ``torch`` and ``compile``.
     flops : int
         Operations on matrix units, if there are any; they decide which ceiling applies.
+    dtype : torch.dtype, optional
+        What the case was made for. Default: that of the first argument.
     """
 
     op: str
@@ -55,6 +57,7 @@ class Case(NamedTuple):
     bind: Callable[[Callable[..., Any]], Callable[..., Any]]
     eager: Callable[..., Any] | None = None
     flops: int = 0
+    dtype: torch.dtype | None = None
 
     @property
     def ours(self) -> Callable[..., Any]:
@@ -89,7 +92,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
         name: bench_cpu_time(fn, args, blocks=cpu_blocks(timings[name].median))
         for name, fn in functions.items()
     }
-    dtype = args[0].dtype
+    dtype = case.dtype or args[0].dtype
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
     ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
     word = next(word for word, known in DTYPES.items() if known == dtype)
@@ -110,8 +113,9 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     got = fn(*actual)
     with precast.reference_mode():
         want = fn(*expected)
-    if got is not None:
-        assert_close(got, want, name=f"{name}: result")
+    results = zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]
+    for mine, theirs in results if got is not None else ():
+        assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")

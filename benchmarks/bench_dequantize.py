@@ -24,7 +24,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
         def make(shape: tuple[int, int] = (rows, columns)) -> tuple[torch.Tensor, ...]:
             x = torch.randn(shape, device="cuda").to(torch.float8_e4m3fn)
-            scale = torch.rand((shape[0], shape[1] // GROUP), device="cuda")
+            scale = torch.randn((shape[0], shape[1] // GROUP), device="cuda")
             return x, scale, poison(torch.empty(shape, dtype=dtype, device="cuda"))
 
         yield Case(
@@ -34,6 +34,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             make,
             bind=lambda fn: lambda x, scale, out: fn(x, scale, out=out),
             eager=_eager,
+            dtype=dtype,
         )
 
 

@@ -12,12 +12,16 @@ from typing import Any
 import torch
 from _harness import Case, script
 
+from precast.testing import poison
+
 GROUP = 128
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
 # 7168 is DeepSeek-V3's hidden size.
 SHAPES = ((1, 7168), (64, 7168), (1024, 7168), (8192, 7168))
 LARGE = SHAPES[-1]
+# Weights of some experts.
+WEIGHTS = ((4, 256, 7168), (8, 1024, 7168))
 
 Pair = tuple[torch.Tensor, torch.Tensor]
 Function = Callable[..., Any]
@@ -39,7 +43,7 @@ def _token(x: torch.Tensor, *outputs: Any) -> Pair:
 
 
 def _tensor(x: torch.Tensor, *outputs: Any) -> Pair:
-    return _encode(x, x.abs().amax())
+    return _encode(x, x.abs().amax().reshape(1))
 
 
 def _static(x: torch.Tensor, scale: torch.Tensor, *outputs: Any) -> torch.Tensor:
@@ -53,11 +57,11 @@ def _block(x: torch.Tensor, *outputs: Any) -> Pair:
 
 
 def _new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    return torch.zeros(shape, dtype=dtype, device="cuda")
+    return poison(torch.empty(shape, dtype=dtype, device="cuda"))
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
-    def plain(shape: tuple[int, int], *scales: int) -> tuple[torch.Tensor, ...]:
+    def plain(shape: tuple[int, ...], *scales: int) -> tuple[torch.Tensor, ...]:
         x = torch.randn(shape, dtype=dtype, device="cuda")
         return x, _new(shape, E4M3), _new(scales, torch.float32)
 
@@ -68,7 +72,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
 
     def given(shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         x, codes, scale = plain(shape, 1)
-        return x, scale + 0.01, codes
+        return x, scale.fill_(0.01), codes
 
     def whole(shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
         return *plain(shape, 1), _new((512,), torch.float32)
@@ -142,14 +146,17 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         _group,
         " column-major",
     )
-    yield case(
-        "per_block_cast_to_fp8",
-        LARGE,
-        LARGE[0] // GROUP * (LARGE[1] // GROUP),
-        lambda: plain(LARGE, LARGE[0] // GROUP, LARGE[1] // GROUP),
-        block_bind,
-        _block,
-    )
+    for experts, rows, columns in WEIGHTS:
+        elements = experts * rows * columns
+        blocks = (experts, rows // GROUP, columns // GROUP)
+        yield Case(
+            "per_block_cast_to_fp8",
+            f"[{experts}, {rows}, {columns}]",
+            elements * (dtype.itemsize + 1) + 4 * elements // GROUP**2,
+            lambda shape=(experts, rows, columns), blocks=blocks: plain(shape, *blocks),
+            block_bind,
+            _block,
+        )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ import torch
 from _harness import Case, script
 from torch.nn import functional
 
+from precast.testing import poison
+
 GROUP = 128
 E4M3 = torch.float8_e4m3fn
 LARGEST = 448.0
@@ -49,8 +51,8 @@ def _static(x: torch.Tensor, scale: torch.Tensor, *outputs: Any) -> torch.Tensor
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     def make(rows: int, scales: int) -> tuple[torch.Tensor, ...]:
         x = torch.randn((rows, 2 * HIDDEN), dtype=dtype, device="cuda")
-        codes = torch.zeros((rows, HIDDEN), dtype=E4M3, device="cuda")
-        return x, codes, torch.full((rows, scales), 0.01, device="cuda")
+        codes = poison(torch.empty((rows, HIDDEN), dtype=E4M3, device="cuda"))
+        return x, codes, torch.empty((rows, scales), device="cuda").fill_(0.01)
 
     def one(rows: int) -> tuple[torch.Tensor, ...]:
         x, codes, scales = make(rows, 1)

@@ -63,17 +63,26 @@ def packed_slice(
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a floating tensor with a NaN that no kernel computes; returns it."""
+    """Fill a floating tensor with a NaN that no kernel computes; returns it.
+
+    In fp8 it is a NaN that a kernel may write, for one that it was given.
+    """
     bits = _bits(tensor)
-    pattern = _POISON if bits.dtype == torch.int16 else (_POISON << 16) | _POISON
-    bits.fill_(pattern)
+    bits.fill_(_PATTERNS[bits.dtype])
     return tensor
 
 
+_PATTERNS = {
+    torch.int8: 0x7F,
+    torch.int16: _POISON,
+    torch.int32: (_POISON << 16) | _POISON,
+}
+
+
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.dtype.is_floating_point or tensor.element_size() not in (2, 4):
-        raise ValueError(f"tensor must be float16, bfloat16 or float32, got {tensor.dtype}")
-    return tensor.view(torch.int16 if tensor.element_size() == 2 else torch.int32)
+    if not tensor.dtype.is_floating_point or tensor.element_size() not in (1, 2, 4):
+        raise ValueError(f"tensor must be float8, float16, bfloat16 or float32, got {tensor.dtype}")
+    return tensor.view({1: torch.int8, 2: torch.int16, 4: torch.int32}[tensor.element_size()])
 
 
 class Guarded:
