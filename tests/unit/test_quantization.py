@@ -349,3 +349,19 @@ def test_calls_that_a_definition_cannot_describe_have_none() -> None:
     )
     assert packed["name"] == "per_token_group_quant_8bit_packed_h256_g128"
     assert packed["outputs"]["x_s"]["dtype"] == "int32"
+
+
+def test_one_column_of_packed_exponents_is_read_at_its_stride() -> None:
+    x = draw(5, 128)
+    codes, words = precast.per_token_group_quant_8bit(
+        x,
+        128,
+        column_major_scales=True,
+        scale_tma_aligned=True,
+        scale_ue8m0=True,
+        use_packed_ue8m0=True,
+    )
+    assert words.stride() == (1, 8)
+    _, scales = precast.per_token_group_quant_8bit(x, 128, scale_ue8m0=True)
+    back = precast.dequantize_fp8(codes, words)
+    assert torch.equal(back, precast.dequantize_fp8(codes, scales))

@@ -83,7 +83,9 @@ def pack_exponents(scale: torch.Tensor) -> torch.Tensor:
 
 def unpack_exponents(words: torch.Tensor) -> torch.Tensor:
     """The powers of two in words of four exponents; 255 is NaN."""
-    exponent = words.contiguous().view(torch.uint8).to(torch.int32)
+    # A copy: one column at another stride counts as contiguous, and yet has no bytes side by side.
+    copy = words.clone(memory_format=torch.contiguous_format)
+    exponent = copy.view(torch.uint8).to(torch.int32)
     bits = torch.where(exponent == 0, 1 << 22, exponent << 23)
     return torch.where(exponent == 255, torch.nan, bits.view(torch.float32))
 
