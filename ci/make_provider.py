@@ -27,13 +27,9 @@ TEMPLATE = ROOT / "python" / "precast_jit_cache"
 sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import images  # noqa: E402
 
+from precast._names import provider_name  # noqa: E402
 from precast.errors import UnsupportedConfigError  # noqa: E402
 from precast.jit.planner import Plan  # noqa: E402
-
-
-def distribution_name(cuda: int, arch: str) -> str:
-    """The distribution of one CUDA major and target: ``precast-jit-cache-cu13-sm90a``."""
-    return f"precast-jit-cache-cu{cuda}-{arch}"
 
 
 def make_provider(cuda: int, arch: str, folder: Path) -> str:
@@ -51,7 +47,7 @@ def make_provider(cuda: int, arch: str, folder: Path) -> str:
         raise ValueError(f"{arch} is not a target; legal: {', '.join(plan.build.archs)}")
     if target.cuda[0] > cuda:
         raise ValueError(f"{target.name} needs CUDA >= {target.cuda[0]}.{target.cuda[1]}")
-    name = distribution_name(cuda, target.name)
+    name = provider_name(cuda, target.name)
     package = name.replace("-", "_")
     replacements = {
         '"precast-jit-cache"': json.dumps(name),

@@ -24,14 +24,14 @@ ROOT = Path(__file__).resolve().parents[1]
 
 sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import images  # noqa: E402
-from make_provider import distribution_name  # noqa: E402
 
+from precast._names import provider_name  # noqa: E402
 from precast.jit.planner import Plan  # noqa: E402
 
 
 def rows(
     plan: Plan,
-    cuda: Sequence[int] = (),
+    cuda: Sequence[str] = (),
     machines: Sequence[str] = (),
     archs: Sequence[str] = (),
 ) -> list[dict[str, str]]:
@@ -44,7 +44,7 @@ def rows(
     """
     known = images.machines()
     legal = {
-        "CUDA major": (cuda, list(plan.build.cuda)),
+        "CUDA major": (cuda, list(map(str, plan.build.cuda))),
         "machine": (machines, list(known)),
         "target": (archs, list(plan.build.archs)),
     }
@@ -60,7 +60,7 @@ def rows(
         for arch in plan.build.archs.values():
             for machine, row in known.items():
                 wanted = (
-                    (not cuda or major in cuda)
+                    (not cuda or str(major) in cuda)
                     and (not machines or machine in machines)
                     and (not archs or arch.name in archs)
                 )
@@ -72,7 +72,7 @@ def rows(
                             "arch": arch.name,
                             "machine": machine,
                             "runner": row["runner"],
-                            "distribution": distribution_name(major, arch.name),
+                            "distribution": provider_name(major, arch.name),
                         }
                     )
     if not found:
@@ -88,7 +88,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--names", action="store_true", help="distributions instead of JSON")
     args = parser.parse_args(argv)
     try:
-        majors = [int(word) for word in args.cuda.split()]
+        majors = args.cuda.split()
         found = rows(Plan.load(ROOT), majors, args.machine.split(), args.arch.split())
     except ValueError as error:
         parser.exit(2, f"error: {error}\n")

@@ -14,6 +14,7 @@ struct RowMemory {
   int64_t columns;
   int64_t near_stride, near_count;
   int64_t far_stride, far_count;
+  bool swapped;         // the row dimensions stand in the other order: far inside near
   intptr_t begin, end;  // bytes
 
   // `which` counts in the order of view_as_rows().
@@ -23,8 +24,9 @@ struct RowMemory {
         near_stride(view.strides[which].inner),
         near_count(view.rows.inner.value),
         far_stride(view.strides[which].outer),
-        far_count(view.rows.count / near_count) {
-    if (far_count > 1 && near_count > 1 && far_stride < near_stride) {
+        far_count(view.rows.count / near_count),
+        swapped(far_count > 1 && near_count > 1 && far_stride < near_stride) {
+    if (swapped) {
       std::swap(near_stride, far_stride);
       std::swap(near_count, far_count);
     }
@@ -74,8 +76,10 @@ PRECAST_ONE_COPY void check_memory_apart(const RowMemory& out, const RowMemory& 
 
 // The same, for an output that may be the input itself.
 PRECAST_ONE_COPY void check_same_or_apart(const RowMemory& out, const RowMemory& input) {
+  // As many tokens as heads: a transposed view has the same strides, for other rows.
   const bool same = out.begin == input.begin && out.columns == input.columns &&
-                    out.near_stride == input.near_stride && out.far_stride == input.far_stride;
+                    out.near_stride == input.near_stride && out.far_stride == input.far_stride &&
+                    out.swapped == input.swapped;
   PRECAST_CHECK(same || memory_is_apart(out, input), ValueError)
       << out.arg.what() << " must be " << input.arg.name
       << " itself or not overlap its memory; call .clone()";

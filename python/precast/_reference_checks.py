@@ -20,7 +20,7 @@ def check_peer(
             f"{export}: {name} must have input's shape {[*input.shape]}, got {[*tensor.shape]}"
         )
     _check_elements_apart(export, name, tensor)
-    same = tensor.data_ptr() == input.data_ptr() and _layout(tensor) == _layout(input)
+    same = tensor.data_ptr() == input.data_ptr() and _strides(tensor) == _strides(input)
     if may_be_input and not same and not _memory_is_apart(tensor, input):
         raise ValueError(
             f"{export}: {name} must be input itself or not overlap its memory; call .clone()"
@@ -66,6 +66,11 @@ def _check_memory_apart(export: str, name: str, tensor: torch.Tensor, input: tor
     """``tensor``, which is written, shares no element with ``input``."""
     if not _memory_is_apart(tensor, input):
         raise ValueError(f"{export}: {name} must not overlap input's memory; call .clone()")
+
+
+def _strides(tensor: torch.Tensor) -> list[int]:
+    """Strides in the order of the dimensions, of those that have more than one element."""
+    return [stride for stride, size in zip(tensor.stride(), tensor.shape) if size > 1]
 
 
 def _layout(tensor: torch.Tensor) -> list[tuple[int, int]]:

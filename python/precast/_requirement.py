@@ -194,7 +194,7 @@ class Requirement:
         if not chosen:
             left = dict.fromkeys(suitable, "the heuristic left it out")
             why = "; ".join(f"{name}: {reason}" for name, reason in {**reasons, **left}.items())
-            raise BackendSupportedError(f"No suitable auto backends found for {self.name}: {why}")
+            raise BackendSupportedError(f"{self.name} has no backend for this call: {why}")
         self.suitable.replace(chosen)
 
 

@@ -193,6 +193,21 @@ def test_an_output_that_overlaps(name: str, good: Any) -> None:
     )
 
 
+def test_an_output_that_is_its_input_transposed() -> None:
+    square = torch.randn(6, 6, 64, device="cuda").to(BF16)
+    words = "out must be input itself or not overlap its memory"
+    before, weight = square.clone(), torch.ones(64, dtype=BF16, device="cuda")
+    for turned in (square.transpose(0, 1), square[:5, :5].transpose(0, 1)):
+        rows = square[: turned.shape[0], : turned.shape[1]]
+        with pytest.raises(ValueError, match=f"scale: {words}"):
+            precast.scale(rows, 2.0, out=turned)
+        with pytest.raises(ValueError, match=f"rmsnorm: {words}"):
+            precast.rmsnorm(rows, weight, out=turned)
+    assert torch.equal(square, before)
+    precast.scale(square.transpose(0, 1), 2.0, out=square.transpose(0, 1))
+    assert torch.equal(square, before * 2)
+
+
 def test_an_output_beside_its_input_in_a_packed_tensor(generator: torch.Generator) -> None:
     packed = torch.randn(6, 9, 64, device="cuda", generator=generator).to(BF16)
     query, key = packed[:, :4], packed[:, 4:8]

@@ -64,12 +64,12 @@ def test_a_logged_call_is_captured_and_replayed(
     torch.cuda.synchronize()
     for mine, expected in zip(got, want, strict=True):
         assert_close(mine, expected, name=name)
-    assert ": [statistics and dump skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics and dump skipped: a CUDA graph is being captured]\n" in log()
     assert "nan" not in log()
     assert not (tmp_path / "dumps").exists()
 
 
-def test_a_capture_on_another_device_of_the_call_is_seen() -> None:
+def test_a_capture_is_seen_on_the_devices_of_the_tensors() -> None:
     x = torch.ones(4, device="cuda")
     graph = torch.cuda.CUDAGraph()
     assert not _describe.is_capturing([x])

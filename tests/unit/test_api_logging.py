@@ -298,9 +298,9 @@ def test_while_a_graph_is_captured_nothing_waits(at, log, monkeypatch):
     monkeypatch.setattr(_calls, "is_capturing", lambda tensors: True)
     monkeypatch.setattr(_calls, "statistics", lambda tensor: pytest.fail("waited"))
     assert torch.equal(at("10", scaled)(X), X * 2)
-    assert ": [statistics and dump skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics and dump skipped: a CUDA graph is being captured]\n" in log()
     assert torch.equal(at("5", scaled)(X), X * 2)
-    assert ": [statistics skipped: CUDA graph capture in progress]\n" in log()
+    assert ": [statistics skipped: a CUDA graph is being captured]\n" in log()
     assert ": returned\n  out result: float32[2, 3] on cpu, strides [3, 1]\n" in log()
 
 
@@ -389,6 +389,25 @@ def test_no_configuration_of_logging_drops_a_line(at, log):
     finally:
         logging.disable(logging.NOTSET)
     assert "scaled" in log()
+
+
+def test_lines_are_written_where_handlers_take_no_type_argument(tmp_path):
+    """Python 3.10 has no ``logging.StreamHandler[...]``."""
+    code = (
+        "import logging\n"
+        "if hasattr(logging.StreamHandler, '__class_getitem__'):\n"
+        "    del logging.StreamHandler.__class_getitem__\n"
+        "import torch\n"
+        "from logged_ops import plain\n"
+        "plain(torch.ones(2))\n"
+    )
+    done = python("-c", code, PRECAST_LOGLEVEL="1")
+    assert "logged_ops.plain\n" in done.stdout, done.stderr
+
+
+def test_a_key_cannot_look_like_a_line(at, log):
+    at("3", lambda options: None)({"a\nCALL": 1, "b": 2, 3: 4})
+    assert "  in  options: {'a\\nCALL': 1, b: 2, 3: 4}\n" in log()
 
 
 # -- a process that dies --------------------------------------------------------------------------

@@ -179,6 +179,8 @@ def test_an_output_that_overlaps_the_input(export: str, reference_mode: None) ->
     refused(export, ValueError, words, input=heads[:, :4], out=heads[:, 2:])
     wide = torch.ones(4, 48, dtype=BF16)
     refused(export, ValueError, words, input=wide[:, :32], out=wide[:, 16:])
+    square = torch.ones(4, 4, 32, dtype=BF16)
+    refused(export, ValueError, words, input=square, out=square.transpose(0, 1))
 
 
 @pytest.mark.parametrize("export", ["scale", *NORMS])

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from cli_support import core_specs, run
 from packaging.requirements import Requirement
-from wheel_support import ALONE, core_plan, make_core, make_provider, make_wheel
+from small_wheels import ALONE, core_plan, make_core, make_provider, make_wheel
 
 from precast.bundle import Target
 from precast.bundle._closure import Pip, close

@@ -53,6 +53,7 @@ def test_only_named_variables_are_told():
         "AWS_SECRET_ACCESS_KEY": "hush-1",
         "CUDA_TOKEN": "hush-2",
         "HF_TOKEN": "hush-3",
+        "PRECAST_UPLOAD_TOKEN": "hush-5",
         "PIP_INDEX_URL": "https://me:hush-4@example.org",
     }
     report = collect(**settings)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
-from wheel_support import ALONE, PLAN, core_plan, make_provider, make_wheel
+from small_wheels import ALONE, PLAN, core_plan, make_provider, make_wheel
 
 import precast.cli
 from precast.cli import _main, _parser

@@ -11,7 +11,7 @@ import sysconfig
 
 import pytest
 from cli_support import PACKAGES, run
-from wheel_support import ALONE, PLAN, core_plan, make_provider, make_wheel
+from small_wheels import ALONE, PLAN, core_plan, make_provider, make_wheel
 
 import precast
 from precast.cli import _environment, _fit, _installer, _machine, install, main

@@ -129,6 +129,15 @@ def test_an_undeclared_capability_is_an_error_only_for_who_asks(gpu):
     assert torch.equal(op(X), X * 2)
 
 
+@pytest.mark.parametrize("name", ["_function", "_validate", "<lambda>"])
+def test_an_op_may_have_any_name(name):
+    function = lambda x: x * 2  # noqa: E731
+    function.__name__ = name
+    op = backend_requirement({}, common_check=lambda x: True)(function)
+    assert torch.equal(op(X), X * 2)
+    assert op.__name__ == name
+
+
 def test_neither_backends_nor_a_common_check_is_a_mistake():
     op = backend_requirement({})(double)
     assert not op.has_backend_choices()
@@ -239,7 +248,7 @@ def test_auto_without_a_suitable_backend_says_why_each_is_not(gpu):
     gpu(100)
     with pytest.raises(
         BackendSupportedError,
-        match=r"No suitable auto backends found for attention: wide: does not support compute "
+        match=r"attention has no backend for this call: wide: does not support compute "
         r"capability 10\.0; narrow: at most 8 rows",
     ):
         attention(torch.ones(9, 2))

@@ -19,6 +19,7 @@ from cli_support import PACKAGES
 
 import precast
 import precast.cli
+from precast import api_logging
 from precast.api_logging import _calls, _destination, precast_api
 from precast.api_logging._dump import Recorder
 from precast.api_logging.replay import Replay, find_dumps, replay
@@ -35,6 +36,7 @@ def dumps(monkeypatch, tmp_path) -> Callable[[], list[Path]]:
     monkeypatch.setenv("PRECAST_LOGDEST", str(tmp_path / "log.txt"))
     monkeypatch.setenv("PRECAST_DUMP_DIR", str(tmp_path / "dumps"))
     monkeypatch.setattr(_calls, "_recorder", Recorder())
+    monkeypatch.setattr(api_logging, "_public", dict(api_logging._public))
     _destination.close()
     yield lambda: find_dumps(tmp_path / "dumps") if (tmp_path / "dumps").exists() else []
     _destination.close()
@@ -125,6 +127,11 @@ def test_arguments_that_share_memory_share_it_again(ops, dumps):
         assert (tensor.dtype, tensor.shape) == (torch.uint8, (packed.numel() * 4,))
 
 
+def test_nobody_else_can_read_a_dump(ops, dumps):
+    ops.plain(torch.ones(2))
+    assert dumps()[0].stat().st_mode & 0o777 == 0o700
+
+
 def test_an_output_that_is_an_input_is_stored_once(ops, dumps):
     x = torch.ones(3)
     ops.plain(x, 3.0, out=x)
@@ -134,6 +141,13 @@ def test_an_output_that_is_an_input_is_stored_once(ops, dumps):
     assert [row.name for row in found.outputs] == ["x", "out", "result"]
     assert found.verdict == "bitwise"
     assert x.tolist() == [3, 3, 3]  # of the first call alone
+
+
+def test_keys_with_dots_do_not_stand_for_one_another(dumps):
+    first = lambda d: d["a"]["b"].clone()  # noqa: E731
+    precast_api(first)({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)})
+    assert only(dumps, function=first).verdict == "bitwise"
+    assert set(stored(dumps()[0])) == {"d.a.b", "d['a.b']"}
 
 
 def test_far_slices_of_one_big_tensor_do_not_bring_all_of_it(ops, dumps):
@@ -274,6 +288,32 @@ def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
         replay(dump)
     with pytest.raises(DumpError, match=r"is not a dump: it holds no call\.json"):
         find_dumps(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(
+    ("file", "keys", "value"),
+    [
+        ("call", ["function"], None),
+        ("call", ["tensors", "x", "shape"], [9]),  # beyond its block
+        ("call", ["tensors", "x", "offset"], -4),
+        ("call", ["tensors", "x", "dtype"], "int99"),
+        ("call", ["arguments", "x"], {"enum": ["no_such_package", "Color", "RED"]}),
+        ("outcome", ["raised"], None),
+        ("outcome", ["outputs", "result"], "y"),
+    ],
+)
+def test_a_dump_that_was_changed_is_said_to_be_damaged(ops, dumps, file, keys, value):
+    ops.plain(torch.ones(2))
+    path = dumps()[0] / f"{file}.json"
+    data = row = json.loads(path.read_text())
+    for key in keys[:-1]:
+        row = row[key]
+    row.pop(keys[-1])
+    if value is not None:
+        row[keys[-1]] = value
+    path.write_text(json.dumps(data))
+    with pytest.raises(DumpError, match=r"is damaged: |cannot be run again"):
+        only(dumps)
 
 
 # -- limits and choice ----------------------------------------------------------------------------

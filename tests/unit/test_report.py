@@ -135,7 +135,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
     rewrite(path, schema=report.SCHEMA + 1)
     with pytest.raises(ValueError, match=r"has schema 3; this version reads 1 to 2"):
         load_run(path)
-    for text in ("[]", "{}", "no json"):
+    for text in ("[]", "{}", "no json", '{"schema": "x"}', '{"schema": 1}'):
         path.write_text(text)
         with pytest.raises(ValueError, match=r"a\.json is no result file"):
             load_run(path)

@@ -18,7 +18,7 @@ from precast.api_logging._dump import Dump, Recorder
 from precast.api_logging._memory import opaque, shared
 
 INPUTS, STATISTICS, DUMPS = 3, 5, 10
-_CAPTURING = "CUDA graph capture in progress"
+_CAPTURING = "a CUDA graph is being captured"
 
 #: An argument that a kernel's torch schema marks as written.
 _WRITTEN = re.compile(r"Tensor\(\w+!\)\??\s+(\w+)")

@@ -8,15 +8,20 @@ import os
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precast import _env
 from precast.errors import EnvironmentVariableError
 
 _FORMAT = "[%(asctime)s.%(msecs)03d] %(message)s"
 
+if TYPE_CHECKING:
+    _StreamHandler = logging.StreamHandler[Any]
+else:  # It takes no type argument before Python 3.11.
+    _StreamHandler = logging.StreamHandler
 
-class _Standard(logging.StreamHandler[Any]):
+
+class _Standard(_StreamHandler):
     """The stream of that name as it is at each line: applications and tests replace it."""
 
     def __init__(self, name: str) -> None:

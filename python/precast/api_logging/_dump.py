@@ -146,7 +146,8 @@ class Dump:
         """Write and synchronise ``inputs.safetensors`` and ``call.json``."""
         self._arguments, self._blocks, self._views = dict(tensors), blocks, views
         self._before = copy_to_host(tensors, blocks, views)
-        self.folder.mkdir(parents=True)
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        self.folder.mkdir(mode=0o700)  # Prompts and weights are nobody else's.
         stored = {name: self._stored(name) for name in blocks}
         _encoding.write_tensors(self.folder / INPUTS, stored)
         unknown = set(tensors_of(values)) - set(tensors)

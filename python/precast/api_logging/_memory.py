@@ -143,6 +143,8 @@ def view_of(block: torch.Tensor, view: View) -> torch.Tensor:
         )
     last = sum((size - 1) * stride for size, stride in zip(view.shape, view.strides))
     end = view.offset + (last + 1) * int(dtype.itemsize)
+    if not 0 <= view.offset < end <= block.numel():
+        raise ValueError(f"bytes {view.offset} to {end} are not in a block of {block.numel()}")
     part = block[view.offset : end]
     if part.storage_offset() % dtype.itemsize:
         part = part.clone()

@@ -119,21 +119,20 @@ def replay(
         raise DumpError(
             f"{folder}: schema {call.get('schema')!r} is not the {SCHEMA} of this precast"
         )
-    name = str(call["function"])
+    with _reading(folder):
+        name = str(call["function"])
+        views = {n: View(**_tuples(row)) for n, row in call["tensors"].items()}
+        blocks = {n: Block(**row) for n, row in call["blocks"].items()}
     run = function or _find(name)
-    views = {n: View(**_tuples(row)) for n, row in call["tensors"].items()}
-    blocks = {n: Block(**row) for n, row in call["blocks"].items()}
     where = _devices(blocks, device, reference)
     if reference is None:
         reference = not any(place.type == "cuda" for place in where.values())
-    tensors = _load(folder, blocks, views, where)
     target = next((p for p in where.values() if p.type == "cuda"), torch.device("cpu"))
-    try:
+    with _reading(folder):
+        tensors = _load(folder, blocks, views, where)
         values = {
             n: _encoding.decode(n, data, tensors, target) for n, data in call["arguments"].items()
         }
-    except _encoding.UnknownValueError as error:
-        raise DumpError(f"{folder}: {error}, so the call cannot be run again") from error
     args, kwargs = _split(run, values)
     outcome = _read_json(folder / OUTCOME) if (folder / OUTCOME).is_file() else None
     title = (folder, name, f"{target}{', reference' if reference else ''}")
@@ -144,7 +143,7 @@ def replay(
             torch.cuda.synchronize(target)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        if outcome is not None and outcome["raised"] == type(error).__name__:
+        if outcome is not None and outcome.get("raised") == type(error).__name__:
             return Replay(*title, "as recorded", text)
         return Replay(*title, "raised", text)
     return _compare(title, folder, outcome, tensors, result)
@@ -159,17 +158,16 @@ def _compare(
 ) -> Replay:
     if outcome is None:
         return Replay(*title, "ran", "the dumped call did not return; this one did")
-    if outcome["raised"] is not None:
-        return Replay(
-            *title, "different", f"the dumped call raised {outcome['raised']}: {outcome['message']}"
-        )
-    if outcome["outputs"] is None:
-        return Replay(*title, "ran", f"the outputs are not in the dump: {outcome['note']}")
+    with _reading(folder):
+        if outcome["raised"] is not None:
+            text = f"the dumped call raised {outcome['raised']}: {outcome['message']}"
+            return Replay(*title, "different", text)
+        if outcome["outputs"] is None:
+            return Replay(*title, "ran", f"the outputs are not in the dump: {outcome['note']}")
+        stored = _read_tensors(folder / OUTPUTS)
+        wanted = {path: stored[key] for path, key in outcome["outputs"].items()}
     got = {**tensors, **tensors_of({"result": result})}
-    stored = _read_tensors(folder / OUTPUTS)
-    outputs = [
-        _compare_one(path, got.get(path), stored[key]) for path, key in outcome["outputs"].items()
-    ]
+    outputs = [_compare_one(path, got.get(path), want) for path, want in wanted.items()]
     verdict = "close"
     if any(row.problem for row in outputs):
         verdict = "different"
@@ -207,6 +205,19 @@ def _compare_one(name: str, got: torch.Tensor | None, want: torch.Tensor) -> Com
 
 
 # -- what a call needs ----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _reading(folder: Path) -> Any:
+    """What goes wrong inside is the dump's fault, unless the GPU failed or memory ran out."""
+    try:
+        yield
+    except (DumpError, torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
+    except _encoding.UnknownValueError as error:
+        raise DumpError(f"{folder}: {error}, so the call cannot be run again") from error
+    except (AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
+        raise DumpError(f"{folder} is damaged: {type(error).__name__}: {error}") from error
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -112,12 +112,15 @@ def made_by_uv() -> bool:
 
 
 def settings() -> dict[str, str]:
-    """The variables of precast and the named ones of CUDA that are set."""
+    """The variables of precast and the named ones of CUDA that are set.
+
+    Of a variable that only looks like one of precast's, the name: its value is nobody's business.
+    """
     from precast import _env
 
     known = {row.name for row in _env.REGISTRY} | set(CUDA_VARIABLES)
     return {
-        name: value
+        name: value if name in known else "(not shown)"
         for name, value in sorted(os.environ.items())
         if name in known or name.startswith("PRECAST_")
     }

@@ -4,8 +4,8 @@
     precast collect-env
     precast collect-env --json > environment.json
 
-Of the environment only PRECAST_*, MAX_JOBS and a few variables of CUDA and the compiler are told,
-and the home directory is shown as ~. A part that cannot be found out says why; the rest stands.
+Of the environment only precast's own variables and a few of CUDA and the compiler are told, and the
+home directory is shown as ~. A part that cannot be found out says why; the rest stands.
 """
 
 from __future__ import annotations

@@ -67,19 +67,18 @@ def load_run(path: Path) -> Run:
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-        schema = data["schema"]
+        schema, environment, records = int(data["schema"]), data["environment"], data["results"]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} is no result file of a benchmark ({error})") from error
     if not 1 <= schema <= SCHEMA:
         raise ValueError(f"{path} has schema {schema}; this version reads 1 to {SCHEMA}")
-    records = data["results"]
     ceilings = data.get("ceilings", {})
     if schema == 1:
         # Every ceiling was a bandwidth, and every share that of `elementwise`.
         old = data.get("ceilings_gbps", {})
         ceilings = {name: {"unit": "GB/s", **ceiling} for name, ceiling in old.items()}
         records = [_upgraded(record) for record in records]
-    return Run(path.stem, data["environment"], records, ceilings, data.get("failures", []))
+    return Run(path.stem, environment, records, ceilings, data.get("failures", []))
 
 
 def _upgraded(record: dict[str, Any]) -> dict[str, Any]:
