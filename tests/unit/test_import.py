@@ -95,12 +95,14 @@ def test_import_from_a_read_only_place_without_a_home(installed):
 def test_import_is_quick(installed, tmp_path):
     provider = write_provider(tmp_path / "provider", core_specs("sm90a"))
     environment = {"PYTHONPATH": installed, "PRECAST_PROVIDER_PATH": str(provider)}
-    best = 1e9
-    for _ in range(4):  # The first run writes the byte code; of the others the quietest counts.
+    # 10-20 ms on an idle machine; the bound is loose, because several tests may run at once.
+    bound = best = 150_000
+    for _ in range(12):  # The first run writes the byte code; of the others the quietest counts.
         report = python("-X", "importtime", "-c", "import precast", **environment).stderr
         row = re.search(r"\| +(\d+) \| precast\n", report)
         assert row is not None
         assert not re.search(r"\| +(torch|tvm_ffi)\n", report)
         best = min(best, int(row[1]))
-    # 10-20 ms on an idle machine; the bound is loose, because several tests may run at once.
-    assert best < 150_000
+        if best < bound:
+            break
+    assert best < bound
