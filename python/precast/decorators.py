@@ -245,8 +245,11 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
     }
     passed = ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in parameters)
     named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
+    names: dict[str, Any] = {"_function": function, "_validate": r.validate}
     # Errors about arguments have the op's name; a lambda has none.
-    name = function.__name__ if function.__name__.isidentifier() else "call"
+    name = function.__name__
+    if not name.isidentifier() or name in names:
+        name = "call"
     lines = [f"def {name}{inspect.Signature(declared)}:"]
     if not r.runs_nothing:
         arguments = ", ".join(f"{p.name!r}: {p.name}" for p in named)
@@ -255,7 +258,6 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
             f"        _validate({{{arguments}}}, skip_check)",
         ]
     lines.append(f"    return _function({passed})")
-    names: dict[str, Any] = {"_function": function, "_validate": r.validate}
     exec("\n".join(lines), names)
     wrapper = names[name]
     given = [p for p in named if p.default is not empty]

@@ -405,6 +405,11 @@ def test_lines_are_written_where_handlers_take_no_type_argument(tmp_path):
     assert "logged_ops.plain\n" in done.stdout, done.stderr
 
 
+def test_a_key_cannot_look_like_a_line(at, log):
+    at("3", lambda options: None)({"a\nCALL": 1, "b": 2, 3: 4})
+    assert "  in  options: {'a\\nCALL': 1, b: 2, 3: 4}\n" in log()
+
+
 # -- a process that dies --------------------------------------------------------------------------
 
 

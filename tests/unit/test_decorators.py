@@ -129,6 +129,15 @@ def test_an_undeclared_capability_is_an_error_only_for_who_asks(gpu):
     assert torch.equal(op(X), X * 2)
 
 
+@pytest.mark.parametrize("name", ["_function", "_validate", "<lambda>"])
+def test_an_op_may_have_any_name(name):
+    function = lambda x: x * 2  # noqa: E731
+    function.__name__ = name
+    op = backend_requirement({}, common_check=lambda x: True)(function)
+    assert torch.equal(op(X), X * 2)
+    assert op.__name__ == name
+
+
 def test_neither_backends_nor_a_common_check_is_a_mistake():
     op = backend_requirement({})(double)
     assert not op.has_backend_choices()

@@ -95,12 +95,9 @@ def test_import_from_a_read_only_place_without_a_home(installed):
 def test_import_is_quick(installed, tmp_path):
     provider = write_provider(tmp_path / "provider", core_specs("sm90a"))
     environment = {"PYTHONPATH": installed, "PRECAST_PROVIDER_PATH": str(provider)}
-    best = 1e9
-    for _ in range(4):  # The first run writes the byte code; of the others the quietest counts.
-        report = python("-X", "importtime", "-c", "import precast", **environment).stderr
-        row = re.search(r"\| +(\d+) \| precast\n", report)
-        assert row is not None
-        assert not re.search(r"\| +(torch|tvm_ffi)\n", report)
-        best = min(best, int(row[1]))
-    # 10-20 ms on an idle machine; the bound is loose, because several tests may run at once.
-    assert best < 150_000
+    report = python("-X", "importtime", "-c", "import precast", **environment).stderr
+    assert re.search(r"\| +precast\n", report)
+    assert not re.search(r"\| +(torch|tvm_ffi)\n", report)
+    # 20-40 ms; the time of the CPU, because a busy machine makes the time of the clock any number.
+    code = "from time import process_time as t; start = t(); import precast; print(t() - start)"
+    assert min(float(python("-c", code, **environment).stdout) for _ in range(3)) < 0.15

@@ -19,6 +19,7 @@ from cli_support import PACKAGES
 
 import precast
 import precast.cli
+from precast import api_logging
 from precast.api_logging import _calls, _destination, precast_api
 from precast.api_logging._dump import Recorder
 from precast.api_logging.replay import Replay, find_dumps, replay
@@ -35,6 +36,7 @@ def dumps(monkeypatch, tmp_path) -> Callable[[], list[Path]]:
     monkeypatch.setenv("PRECAST_LOGDEST", str(tmp_path / "log.txt"))
     monkeypatch.setenv("PRECAST_DUMP_DIR", str(tmp_path / "dumps"))
     monkeypatch.setattr(_calls, "_recorder", Recorder())
+    monkeypatch.setattr(api_logging, "_public", dict(api_logging._public))
     _destination.close()
     yield lambda: find_dumps(tmp_path / "dumps") if (tmp_path / "dumps").exists() else []
     _destination.close()
@@ -126,11 +128,7 @@ def test_arguments_that_share_memory_share_it_again(ops, dumps):
 
 
 def test_nobody_else_can_read_a_dump(ops, dumps):
-    umask = os.umask(0)
-    try:
-        ops.plain(torch.ones(2))
-    finally:
-        os.umask(umask)
+    ops.plain(torch.ones(2))
     assert dumps()[0].stat().st_mode & 0o777 == 0o700
 
 
@@ -143,6 +141,13 @@ def test_an_output_that_is_an_input_is_stored_once(ops, dumps):
     assert [row.name for row in found.outputs] == ["x", "out", "result"]
     assert found.verdict == "bitwise"
     assert x.tolist() == [3, 3, 3]  # of the first call alone
+
+
+def test_keys_with_dots_do_not_stand_for_one_another(dumps):
+    first = lambda d: d["a"]["b"].clone()  # noqa: E731
+    precast_api(first)({"a": {"b": torch.ones(2)}, "a.b": torch.zeros(2)})
+    assert only(dumps, function=first).verdict == "bitwise"
+    assert set(stored(dumps()[0])) == {"d.a.b", "d['a.b']"}
 
 
 def test_far_slices_of_one_big_tensor_do_not_bring_all_of_it(ops, dumps):
@@ -289,12 +294,9 @@ def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
     ("file", "keys", "value"),
     [
         ("call", ["function"], None),
-        ("call", ["tensors"], []),
         ("call", ["tensors", "x", "shape"], [9]),  # beyond its block
         ("call", ["tensors", "x", "offset"], -4),
-        ("call", ["tensors", "x", "block"], "y"),
         ("call", ["tensors", "x", "dtype"], "int99"),
-        ("call", ["arguments", "x"], {"tensor": "y"}),
         ("call", ["arguments", "x"], {"enum": ["no_such_package", "Color", "RED"]}),
         ("outcome", ["raised"], None),
         ("outcome", ["outputs", "result"], "y"),

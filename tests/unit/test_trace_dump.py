@@ -229,6 +229,9 @@ def test_a_folder_that_cannot_be_written_is_a_warning_once(
     assert len(caplog.messages) == 1
     assert caplog.messages[0].startswith("the trace of a call of scale is not written: ")
     assert str(folder) in caplog.messages[0]
+    folder.unlink()
+    on_call(precast.scale, (rows(2), 1.0), {})
+    assert len(names(folder)) == 1, "a later call writes what the disk refused"
 
 
 def test_a_failed_write_leaves_nothing(

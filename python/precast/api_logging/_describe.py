@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from precast._torch import torch
+from precast.api_logging._encoding import item_path
 from precast.api_logging._memory import opaque
 
 #: Elements that statistics convert to float32 at a time.
@@ -14,7 +15,7 @@ _CHUNK = 1 << 24
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a call by path: inside lists, tuples and dicts ``name.0`` and ``name.key``."""
+    """The tensors of a call by path: in lists, tuples and dicts ``name.0``, ``name.key``."""
     found: dict[str, torch.Tensor] = {}
 
     def visit(path: str, value: Any) -> None:
@@ -25,7 +26,7 @@ def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
                 visit(f"{path}.{position}", item)
         elif isinstance(value, dict):
             for key, item in value.items():
-                visit(f"{path}.{key}", item)
+                visit(item_path(path, key), item)
 
     for name, value in values.items():
         visit(name, value)
@@ -47,12 +48,17 @@ def describe(value: Any) -> str:
         inner = ", ".join(map(describe, value))
         return f"[{inner}]" if isinstance(value, list) else f"({inner})"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key}: {describe(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_key(k)}: {describe(item)}" for k, item in value.items()) + "}"
     if isinstance(value, (bool, int, float, complex, str, bytes, type(None))):
         return repr(value)
     if isinstance(value, (torch.dtype, torch.device)):
         return str(value)
     return f"a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _key(key: object) -> str:
+    """A key without line breaks, which would look like lines of the log."""
+    return key if isinstance(key, str) and key.isprintable() else repr(key)
 
 
 def statistics(tensor: torch.Tensor) -> str:

@@ -72,6 +72,12 @@ def sync_folder(folder: Path) -> None:
 # -- arguments ------------------------------------------------------------------------------------
 
 
+def item_path(path: str, key: object) -> str:
+    """The path of an item of a dict; no other path is equal."""
+    simple = isinstance(key, str) and key.isidentifier()
+    return f"{path}.{key}" if simple else f"{path}[{key!r}]"
+
+
 def encode(path: str, value: Any, unknown: set[str]) -> Any:
     """A value as JSON; anything JSON does not have is an object with one key that names its kind.
 
@@ -88,7 +94,7 @@ def encode(path: str, value: Any, unknown: set[str]) -> Any:
         items = [encode(f"{path}.{i}", item, unknown) for i, item in enumerate(value)]
         return items if type(value) is list else {"tuple": items}
     if type(value) is dict and all(type(key) is str for key in value):
-        return {"dict": {k: encode(f"{path}.{k}", item, unknown) for k, item in value.items()}}
+        return {"dict": {k: encode(item_path(path, k), item, unknown) for k, item in value.items()}}
     if isinstance(value, torch.dtype):
         return {"dtype": str(value).partition(".")[2]}
     if isinstance(value, torch.device):
@@ -117,7 +123,7 @@ def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: An
     if kind == "tuple":
         return tuple(decode(path, content, tensors, device))
     if kind == "dict":
-        return {k: decode(f"{path}.{k}", item, tensors, device) for k, item in content.items()}
+        return {k: decode(item_path(path, k), v, tensors, device) for k, v in content.items()}
     if kind == "float":
         return float(content)
     if kind == "dtype":

@@ -67,7 +67,11 @@ def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
                 f"another definition of this process is called {definition['name']}: that of "
                 f"{_names[definition['name']]}. Fix: give {template!r} another name_prefix"
             )
-        _write(definition)
+        try:
+            _write(definition)
+        except OSError:
+            _written.pop(key, None)  # A later call may find the disk mended.
+            raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if _first((function.__qualname__, text)):
