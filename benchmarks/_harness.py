@@ -110,11 +110,18 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     got = fn(*actual)
     with precast.reference_mode():
         want = fn(*expected)
-    if got is not None:
-        assert_close(got, want, name=f"{name}: result")
+    for mine, theirs in zip(_results(got), _results(want), strict=True):
+        assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")
+
+
+def _results(returned: Any) -> tuple[Any, ...]:
+    """What a call returned, in any number."""
+    if returned is None:
+        return ()
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 def chosen(cases: Sequence[Case], only: Mapping[str, Sequence[str]]) -> list[Case]:

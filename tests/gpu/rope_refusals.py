@@ -98,7 +98,11 @@ REFUSALS: list[Refusal] = [
     ),
     (CACHED, lambda c: {"key": c["key"].half()}, "key must be bfloat16, got float16"),
     (CACHED, lambda c: {"key": c["key"][:2]}, "key must have 3 tokens as query, got 2"),
-    (CACHED, lambda c: {"key": c["query"]}, "key must not overlap query's memory; call .clone()"),
+    (
+        CACHED[1:],
+        lambda c: {"key": c["query"]},
+        "key must not overlap query's memory; call .clone()",
+    ),
     (
         CACHED,
         lambda c: {"cos_sin_cache": c["cos_sin_cache"].bfloat16()},
