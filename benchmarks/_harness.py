@@ -113,12 +113,18 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     got = fn(*actual)
     with precast.reference_mode():
         want = fn(*expected)
-    results = zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]
-    for mine, theirs in results if got is not None else ():
+    for mine, theirs in zip(_results(got), _results(want), strict=True):
         assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")
+
+
+def _results(returned: Any) -> tuple[Any, ...]:
+    """What a call returned, in any number."""
+    if returned is None:
+        return ()
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 def chosen(cases: Sequence[Case], only: Mapping[str, Sequence[str]]) -> list[Case]:

@@ -57,7 +57,7 @@ def as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Te
 def check_pair(
     export: str, names: Sequence[str], q: torch.Tensor, k: torch.Tensor, rotary_dim: int
 ) -> None:
-    """Queries and keys as heads: one head size, one number of tokens, memory of their own."""
+    """Queries and keys as heads: one head size, one number of tokens; in place, apart in memory."""
     dim = q.shape[-1]
     if dim % VECTOR or dim > MAX_HEAD_DIM:
         raise ValueError(
@@ -73,6 +73,8 @@ def check_pair(
         raise ValueError(
             f"{export}: rotary_dim must be even, from 2 to the head size {dim}, got {rotary_dim}"
         )
+    if not export.endswith("_inplace"):
+        return
     if 1 in (q.shape[1], k.shape[1]) and q.stride(0) == k.stride(0):
         # The stride of a single head says nothing, so what a token holds counts as one run.
         q, k = (_runs(x) for x in (q, k))
