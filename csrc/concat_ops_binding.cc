@@ -29,7 +29,7 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
                 ValueError)
       << out.what() << " must have elements of 1, 2 or 4 bytes, got " << to_string(dtype);
   check_rank(out, 3, 3);
-  check_columns(out, true);
+  check_columns(out, false);
   check_part(nope, out);
   check_part(rope, out);
   const int64_t tokens = k.size(0), heads = k.size(1), bytes = (dtype.bits + 7) / 8;

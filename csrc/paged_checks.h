@@ -85,7 +85,7 @@ PRECAST_ONE_COPY CacheView view_cache(const Arg& cache, const CacheKind& kind,
   PRECAST_CHECK(!both || t.size(1) == 2, ValueError)
       << cache.what() << " must hold keys and values in dimension 1 of size 2, got shape "
       << to_string(t.shape());
-  check_columns(cache, true);
+  check_columns(cache, false);
 
   const bool has_entries = kind.is_mla || t.ndim() == 4 + both;
   const int entries = has_entries ? 1 + both + (kind.hnd && !kind.is_mla) : -1;
