@@ -365,3 +365,40 @@ def test_one_column_of_packed_exponents_is_read_at_its_stride() -> None:
     _, scales = precast.per_token_group_quant_8bit(x, 128, scale_ue8m0=True)
     back = precast.dequantize_fp8(codes, words)
     assert torch.equal(back, precast.dequantize_fp8(codes, scales))
+
+
+SOUND: dict[str, dict[str, Any]] = {
+    "static_quant_fp8": {"x": (4, 256), "scale": (1,), "out": (4, 256)},
+    "per_tensor_quant_fp8": {
+        "x": (4, 256),
+        "out": (4, 256),
+        "out_scale": (1,),
+        "workspace": (512,),
+    },
+    "per_token_quant_fp8": {"x": (4, 256), "out": (4, 256), "out_scale": (4, 1)},
+    "per_token_group_quant_8bit": {"x": (4, 256), "out": (4, 256), "out_scale": (4, 2)},
+    "per_block_cast_to_fp8": {"x": (4, 256), "out": (4, 256), "out_scale": (1, 2)},
+    "silu_and_mul_quant": {"input": (4, 512), "scale": (1,), "out": (4, 256)},
+    "silu_and_mul_per_token_quant": {"input": (4, 512), "out": (4, 256), "out_scale": (4, 1)},
+    "silu_and_mul_per_token_group_quant": {
+        "input": (4, 512),
+        "out": (4, 256),
+        "out_scale": (4, 2),
+    },
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_what_is_no_tensor_is_named(name: str) -> None:
+    types = {"x": torch.bfloat16, "input": torch.bfloat16, "out": E4M3}
+    call: dict[str, Any] = {
+        arg: torch.ones(shape).to(types.get(arg, torch.float32))
+        for arg, shape in SOUND[name].items()
+    }
+    if "group" in name:
+        call["group_size"] = 128
+    function = getattr(precast, name)
+    function(**call)
+    for arg in SOUND[name]:
+        with pytest.raises(TypeError, match=rf"{name}: {arg} must be a torch\.Tensor, got list"):
+            function(**{**call, arg: [1.0]})

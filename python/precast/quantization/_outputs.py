@@ -46,6 +46,11 @@ def new_group_scales(
     return columns_first.transpose(-1, -2)[..., :tokens, :]
 
 
+def given(**outputs: object) -> dict[str, object]:
+    """Those that a caller gave."""
+    return {name: value for name, value in outputs.items() if value is not None}
+
+
 def check_layout(
     export: str,
     column_major_scales: bool,

@@ -15,7 +15,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_like
 from precast.quantization._formula import codes, dequant_scale
-from precast.quantization._outputs import new_codes
+from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import of_e4m3
 from precast.quantization.per_token_group import CAST_EPS, per_token_group_quant_8bit
 from precast.trace import Const, Scalar, Tensor, TraceTemplate
@@ -203,7 +203,7 @@ def per_block_cast_to_fp8(
             kernel = _kernel[x.dtype, out.dtype, x.get_device()]
             kernel(x, use_ue8m0, eps, out, out_scale, pdl)
     except (AttributeError, TypeError):
-        check_tensors("per_block_cast_to_fp8", x=x, out=out)
+        check_tensors("per_block_cast_to_fp8", x=x, out=out, **given(out_scale=out_scale))
         raise
     return out, out_scale
 

@@ -12,7 +12,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_one_scale
 from precast.quantization._formula import codes, dequant_scale
-from precast.quantization._outputs import new_codes
+from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import of_e4m3
 from precast.quantization.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
@@ -293,7 +293,9 @@ def per_tensor_quant_fp8(
             kernel = _dynamic[x.dtype, out.dtype, x.get_device()]
             kernel(x, eps, out, out_scale, workspace, pdl)
     except (AttributeError, TypeError):
-        check_tensors("per_tensor_quant_fp8", x=x, out=out)
+        check_tensors(
+            "per_tensor_quant_fp8", x=x, out=out, **given(out_scale=out_scale, workspace=workspace)
+        )
         raise
     return out, out_scale
 

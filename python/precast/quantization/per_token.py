@@ -9,7 +9,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_row_scales
 from precast.quantization._formula import token_quant
-from precast.quantization._outputs import new_codes
+from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import token_trace
 
 
@@ -141,6 +141,6 @@ def per_token_quant_fp8(
         else:
             _kernel[x.dtype, out.dtype, x.get_device()](x, eps, out, out_scale, pdl)
     except (AttributeError, TypeError):
-        check_tensors("per_token_quant_fp8", x=x, out=out)
+        check_tensors("per_token_quant_fp8", x=x, out=out, **given(out_scale=out_scale))
         raise
     return out, out_scale

@@ -13,7 +13,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_groups
 from precast.quantization._formula import group_quant
-from precast.quantization._outputs import check_layout, new_codes, new_group_scales
+from precast.quantization._outputs import check_layout, given, new_codes, new_group_scales
 from precast.quantization._trace import group_trace
 
 #: DeepGEMM's least amax.
@@ -205,7 +205,7 @@ def per_token_group_quant_8bit(
             kernel = _kernel[x.dtype, out.dtype, x.get_device()]
             kernel(x, group_size, eps, scale_ue8m0, out, out_scale, pdl)
     except (AttributeError, TypeError):
-        check_tensors(export, x=x, out=out)
+        check_tensors(export, x=x, out=out, **given(out_scale=out_scale))
         raise
     return out, out_scale
 

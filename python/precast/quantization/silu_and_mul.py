@@ -17,7 +17,7 @@ from precast.quantization._checks import (
     check_row_scales,
 )
 from precast.quantization._formula import codes, silu_and_mul, token_quant
-from precast.quantization._outputs import new_codes
+from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import of_e4m3, token_trace
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
@@ -282,6 +282,8 @@ def silu_and_mul_per_token_quant(
         else:
             _token[input.dtype, out.dtype, input.get_device()](input, eps, out, out_scale, pdl)
     except (AttributeError, TypeError):
-        check_tensors("silu_and_mul_per_token_quant", input=input, out=out)
+        check_tensors(
+            "silu_and_mul_per_token_quant", input=input, out=out, **given(out_scale=out_scale)
+        )
         raise
     return out, out_scale

@@ -13,7 +13,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_groups
 from precast.quantization._formula import group_quant, silu_and_mul
-from precast.quantization._outputs import check_layout, new_codes, new_group_scales
+from precast.quantization._outputs import check_layout, given, new_codes, new_group_scales
 from precast.quantization._trace import group_trace
 
 
@@ -179,6 +179,6 @@ def silu_and_mul_per_token_group_quant(
             kernel = _group[input.dtype, out.dtype, input.get_device()]
             kernel(input, group_size, eps, scale_ue8m0, out, out_scale, pdl)
     except (AttributeError, TypeError):
-        check_tensors(export, input=input, out=out)
+        check_tensors(export, input=input, out=out, **given(out_scale=out_scale))
         raise
     return out, out_scale
