@@ -12,6 +12,7 @@ import peers
 import torch
 
 import precast
+from precast._dispatch import DTYPE_WORDS
 from precast.testing import (
     Ceilings,
     Timing,
@@ -92,7 +93,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     dtype = args[0].dtype
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
     ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
-    word = next(word for word, known in DTYPES.items() if known == dtype)
+    word = DTYPE_WORDS[str(dtype)]
     return report.Result(
         case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops
     )
@@ -110,11 +111,18 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     got = fn(*actual)
     with precast.reference_mode():
         want = fn(*expected)
-    if got is not None:
-        assert_close(got, want, name=f"{name}: result")
+    for mine, theirs in zip(_results(got), _results(want), strict=True):
+        assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")
+
+
+def _results(returned: Any) -> tuple[Any, ...]:
+    """What a call returned, in any number."""
+    if returned is None:
+        return ()
+    return returned if isinstance(returned, tuple) else (returned,)
 
 
 def chosen(cases: Sequence[Case], only: Mapping[str, Sequence[str]]) -> list[Case]:

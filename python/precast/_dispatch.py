@@ -18,6 +18,7 @@ DTYPE_WORDS = {
     "torch.float8_e5m2": "e5m2",
     "torch.int32": "i32",
     "torch.uint8": "u8",
+    "torch.bool": "u8",
 }
 
 #: Every kernel of the library by the name of its export.
@@ -41,11 +42,12 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
-    functions : sequence of str
-        The public functions that call it, where they are not the one of the export's name.
-    call_of : callable, optional
-        From the export's arguments, by position, to those of the public function by name, where
-        the two differ; None for a call that has no trace of its own.
+    axes : sequence of str, optional
+        The tensor arguments whose dtypes are the op's axes, in order. Default: the first.
+    function : str, optional
+        The public function that calls it, where that is not the one of the export's name.
+    public : callable, optional
+        From the arguments of the export to those of the public function, where they differ.
     """
 
     def __init__(
@@ -55,17 +57,21 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         *,
         schema: str,
         reference: Callable[..., None],
-        functions: Sequence[str] = (),
-        call_of: Callable[..., dict[str, Any] | None] | None = None,
+        axes: Sequence[str] = (),
+        function: str | None = None,
+        public: Callable[..., tuple[Any, ...]] | None = None,
     ) -> None:
         super().__init__()
         self.op = op
         self.export = export
         self.schema = schema
         self.reference = reference
-        self.functions = tuple(functions) or (export,)
-        self.call_of = call_of
-        self.first_tensor = schema.partition(",")[0].split()[-1].rstrip(")")
+        self.function = function or export
+        self.public = public
+        arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
+        self.parameters = tuple(argument.split()[-1] for argument in arguments)
+        self.first_tensor = self.parameters[0]
+        self._axes = [self.parameters.index(name) for name in axes] or [0]
         KERNELS[export] = self
         _mode.on_change(self.clear)
 
@@ -98,9 +104,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
-        """Call by arguments alone, for ops whose only axis is the dtype of the first tensor."""
-        first = args[0]
-        self[first.dtype, first.get_device()](*args)
+        """Call by arguments alone: the axes are the dtypes of tensors."""
+        key = (*(args[i].dtype for i in self._axes), args[0].get_device())
+        self[key](*args)
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:

@@ -23,8 +23,8 @@ def test_the_exports_are_the_kernels():
 
 @pytest.mark.parametrize(("op", "export"), EXPORTS)
 def test_an_export_has_a_public_function_with_a_docstring_and_a_reference(op, export):
-    function = getattr(precast, export)
-    reference = getattr(sys.modules[function.__module__], f"{export}_reference")
+    function = getattr(precast, KERNELS[export].function)
+    reference = getattr(sys.modules[function.__module__], f"{function.__name__}_reference")
     for documented in (function, reference):
         text = inspect.getdoc(documented) or ""
         sections = set(re.findall(r"^(\w+)\n-+$", text, re.MULTILINE))
@@ -42,6 +42,15 @@ def test_schema_reference_and_public_signature_agree(export):
     schema = torch._C.parse_schema(f"precast::{export}{kernel.schema}")
     names = [argument.name for argument in schema.arguments]
     assert list(inspect.signature(kernel.reference).parameters) == names
-    assert list(inspect.signature(getattr(precast, export)).parameters) == names
+    assert list(kernel.parameters) == names
+    public = list(inspect.signature(getattr(precast, kernel.function)).parameters)
+    if kernel.public is None:
+        assert public == names
+    else:  # What a compiled call passes to the export, as the public function's arguments.
+        tensors = {name: torch.zeros(()) for name in names}
+        given = kernel.public(*tensors.values())
+        assert len(given) == len(public)
+        for parameter, value in zip(public, given):
+            assert value is tensors.get(parameter, value) or parameter in ("out", "sfLayout")
     assert kernel.first_tensor == names[0]
     assert any(argument.is_write for argument in schema.arguments)

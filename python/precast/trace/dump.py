@@ -37,9 +37,8 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
         from precast._dispatch import KERNELS
 
         kernel = KERNELS[export]
-        keywords = kernel.call_of(*args) if kernel.call_of else {}
-        if keywords is not None:
-            _dump(getattr(precast, kernel.functions[0]), () if kernel.call_of else args, keywords)
+        given = kernel.public(*args) if kernel.public else args
+        _dump(getattr(precast, kernel.function), given, {})
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
