@@ -12,6 +12,7 @@ import peers
 import torch
 
 import precast
+from precast._dispatch import DTYPE_WORDS
 from precast.testing import (
     Ceilings,
     Timing,
@@ -95,7 +96,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     dtype = case.dtype or args[0].dtype
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
     ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
-    word = next(word for word, known in DTYPES.items() if known == dtype)
+    word = DTYPE_WORDS[str(dtype)]
     return report.Result(
         case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops
     )

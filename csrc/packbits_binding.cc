@@ -78,11 +78,15 @@ void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
   launch_on(in, [&](cudaStream_t stream) { return packbits(params, enable_pdl, stream); });
 }
 
-void segment_packbits_indptr_export(TensorView indptr, TensorView new_indptr, bool enable_pdl) {
+// `x` is checked before anything is computed for it.
+void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView new_indptr,
+                                    bool enable_pdl) {
   const char* op = "segment_packbits";
+  const Arg values = PRECAST_ARG(op, x);
   const Arg in = PRECAST_ARG(op, indptr);
   const Arg to = PRECAST_ARG(op, new_indptr);
-  check_cuda(in);
+  check_values(values);
+  check_same_device(in, values);
   const bool wide = check_indptr(in);
   check_new_indptr(to, in);
   SegmentIndptrParams params = {};

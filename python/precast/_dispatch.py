@@ -19,6 +19,7 @@ DTYPE_WORDS = {
     "torch.int32": "i32",
     "torch.uint8": "u8",
     "torch.int8": "i8",
+    "torch.bool": "u8",
 }
 
 #: Every kernel of the library by the name of its export.
@@ -48,10 +49,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     key : callable, optional
         From the arguments to the key, for ops with axes that are no dtypes.
     public : callable, optional
-        From the arguments of the export to those of the public function, by position (a tuple) or
-        by name (a dict), where the two differ; None for a call that has no trace of its own.
-    functions : sequence of str
-        The public functions that call it, where they are not the one of the export's name.
+        From the arguments of the export to those of the public function, by position, where they or
+        their order differ.
+    function : str, optional
+        The public function that calls it, where that is not the one of the export's name.
     """
 
     def __init__(
@@ -63,8 +64,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         reference: Callable[..., None],
         axes: Sequence[str] = (),
         key: Callable[..., tuple[Any, ...]] | None = None,
-        public: Callable[..., tuple[Any, ...] | dict[str, Any] | None] | None = None,
-        functions: Sequence[str] = (),
+        public: Callable[..., tuple[Any, ...]] | None = None,
+        function: str | None = None,
     ) -> None:
         super().__init__()
         self.op = op
@@ -73,7 +74,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.public = public
-        self.functions = tuple(functions) or (export,)
+        self.function = function or export
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
         self.parameters = tuple(argument.split()[-1] for argument in arguments)
         self.first_tensor = self.parameters[0]

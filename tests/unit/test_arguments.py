@@ -42,7 +42,9 @@ OPTIONAL = {
 
 #: Activations, norms and scale; the others have tests of their own.
 ROWWISE = [
-    name for name, kernel in KERNELS.items() if kernel.op.startswith(("activation", "norm", "scale"))
+    name
+    for name, kernel in KERNELS.items()
+    if kernel.op.startswith(("activation", "norm", "scale"))
 ]
 
 

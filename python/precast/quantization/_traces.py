@@ -43,7 +43,7 @@ def quantize_trace(
     inputs: dict[str, Tensor | Scalar] = {
         "hidden_states": Tensor(["num_tokens", "hidden_size"], param=input)
     }
-    axes: dict[str, Var | Const] = {"num_tokens": ROWS, "hidden_size": Const("h")}
+    axes: dict[str, Var | Const] = {"hidden_size": Const("h"), "num_tokens": ROWS}
     if global_scale is not None:
         axes["one"] = Const(abbrev="", value="1")
         inputs["global_scale"] = Tensor(["one"], param=global_scale, dtype="float32")
@@ -85,12 +85,9 @@ def dequantize_trace(
 ) -> TraceTemplate:
     """To ``[num_tokens, hidden_size]``; the other names are those of the op's parameters."""
     packed = elements == "uint8"
-    axes: dict[str, Var | Const] = {"num_tokens": ROWS}
-    if packed:
-        axes["packed_size"] = Const(abbrev="")
-        axes["hidden_size"] = Const("h", value="packed_size * 2")
-    else:
-        axes["hidden_size"] = Const("h")
+    axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}
+    axes["hidden_size"] = Const("h", value="packed_size * 2" if packed else None)
+    axes["num_tokens"] = ROWS
     columns = f"hidden_size // {block}"
     if linear:
         axes["scale_columns"] = Const(abbrev="", value=columns)

@@ -64,7 +64,7 @@ _block_scale_interleave = Kernel(
     "block_scale_interleave",
     schema="(Tensor unswizzled_sf, Tensor(a!) out, bool enable_pdl) -> ()",
     reference=_block_scale_interleave_into,
-    public=lambda unswizzled_sf, out, pdl: {"unswizzled_sf": unswizzled_sf},
+    public=lambda unswizzled_sf, out, pdl: (unswizzled_sf,),
 )
 
 _TRACE = TraceTemplate(

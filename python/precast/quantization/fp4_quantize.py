@@ -91,15 +91,17 @@ _fp4_quantize = Kernel(
     schema="(Tensor input, Tensor? global_scale, Tensor(a!) out, Tensor(b!) out_sf, "
     "bool sf_use_ue8m0, int sf_layout, bool is_global_scale_inversed, bool enable_pdl) -> ()",
     reference=_fp4_quantize_into,
-    public=lambda input, global_scale, out, out_sf, ue8m0, layout, inverse, pdl: {
-        "input": input,
-        "global_scale": global_scale,
-        "sf_vec_size": 32 if ue8m0 else 16,
-        "sf_use_ue8m0": ue8m0,
-        "is_sf_swizzled_layout": layout != SfLayout.layout_linear,
-        "is_sf_8x4_layout": layout == SfLayout.layout_8x4,
-        "is_global_scale_inversed": inverse,
-    },
+    public=lambda input, global_scale, out, out_sf, ue8m0, layout, inverse, pdl: (
+        input,
+        global_scale,
+        32 if ue8m0 else 16,
+        ue8m0,
+        layout != SfLayout.layout_linear,
+        layout == SfLayout.layout_8x4,
+        inverse,
+        pdl,
+        "cuda",
+    ),
 )
 
 

@@ -128,11 +128,8 @@ _mxfp4_dequantize = Kernel(
     "mxfp4_dequantize",
     schema="(Tensor a_fp4, Tensor a_sf, Tensor(a!) out, int sf_layout, bool enable_pdl) -> ()",
     reference=_mxfp4_into,
-    public=lambda a_fp4, a_sf, out, layout, pdl: {
-        "a_fp4": a_fp4,
-        "a_sf": a_sf,
-        "sfLayout": layout,
-    },
+    axes=("out",),
+    public=lambda a_fp4, a_sf, out, layout, pdl: (a_fp4, a_sf, layout),
 )
 _to_float = Kernel(
     "block_dequantize",
@@ -140,15 +137,16 @@ _to_float = Kernel(
     schema="(Tensor e2m1_tensor, Tensor ufp8_scale_tensor, Tensor? global_scale_tensor, "
     "Tensor(a!) out, int sf_vec_size, int ufp8_type, int sf_layout, bool enable_pdl) -> ()",
     reference=_e2m1_into,
-    public=lambda packed, scales, global_scale, out, block, kind, layout, pdl: {
-        "e2m1_tensor": packed,
-        "ufp8_scale_tensor": scales,
-        "global_scale_tensor": global_scale,
-        "sf_vec_size": block,
-        "ufp8_type": kind,
-        "is_sf_swizzled_layout": layout != SfLayout.layout_linear,
-        "is_sf_8x4_layout": layout == SfLayout.layout_8x4,
-    },
+    axes=("out",),
+    public=lambda packed, scales, global_scale, out, block, kind, layout, pdl: (
+        packed,
+        scales,
+        global_scale,
+        block,
+        kind,
+        layout != SfLayout.layout_linear,
+        layout == SfLayout.layout_8x4,
+    ),
 )
 
 

@@ -55,7 +55,7 @@ _mxfp4_quantize = Kernel(
     "mxfp4_quantize",
     schema="(Tensor a, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, bool enable_pdl) -> ()",
     reference=_mxfp4_quantize_into,
-    public=lambda a, out, out_sf, layout, pdl: {"a": a, "sfLayout": layout},
+    public=lambda a, out, out_sf, layout, pdl: (a, "cuda", pdl, layout),
 )
 
 

@@ -79,12 +79,8 @@ _mxfp8_dequantize = Kernel(
     schema="(Tensor input, Tensor scale_tensor, Tensor(a!) out, int sf_layout, bool enable_pdl)"
     " -> ()",
     reference=_mxfp8_into,
-    public=lambda input, scale_tensor, out, layout, pdl: {
-        "input": input,
-        "scale_tensor": scale_tensor,
-        "sfLayout": layout,
-        "output_dtype": out.dtype,
-    },
+    axes=("out",),
+    public=lambda input, scale_tensor, out, layout, pdl: (input, scale_tensor, layout, out.dtype),
 )
 
 

@@ -69,11 +69,14 @@ _mxfp8_quantize = Kernel(
     schema="(Tensor input, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, int alignment, "
     "bool enable_pdl) -> ()",
     reference=_mxfp8_quantize_into,
-    public=lambda input, out, out_sf, layout, alignment, pdl: {
-        "input": input,
-        "sf_swizzle_layout": layout,
-        "alignment": alignment,
-    },
+    public=lambda input, out, out_sf, layout, alignment, pdl: (
+        input,
+        True,
+        alignment,
+        pdl,
+        "cuda",
+        layout,
+    ),
 )
 
 _TRACE = TraceTemplate(
@@ -81,8 +84,8 @@ _TRACE = TraceTemplate(
     name_prefix="mxfp8_quantize",
     description="MXFP8: e4m3 in blocks of 32 with scales that are powers of two.",
     axes={
-        "num_tokens": ROWS,
         "hidden_size": Const("h"),
+        "num_tokens": ROWS,
         "padded_size": Const(
             abbrev="", value="(hidden_size + alignment - 1) // alignment * alignment"
         ),

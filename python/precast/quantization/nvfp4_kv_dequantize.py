@@ -68,12 +68,13 @@ _nvfp4_kv_dequantize = Kernel(
     schema="(Tensor fp4_data, Tensor block_scales, Tensor global_scale, Tensor(a!) out, "
     "bool enable_pdl) -> ()",
     reference=_kv_into,
-    public=lambda fp4_data, block_scales, global_scale, out, pdl: {
-        "fp4_data": fp4_data,
-        "block_scales": block_scales,
-        "global_scale": global_scale,
-        "output_dtype": out.dtype,
-    },
+    axes=("out",),
+    public=lambda fp4_data, block_scales, global_scale, out, pdl: (
+        fp4_data,
+        block_scales,
+        global_scale,
+        out.dtype,
+    ),
 )
 
 

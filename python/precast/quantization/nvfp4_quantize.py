@@ -71,11 +71,15 @@ _nvfp4_quantize = Kernel(
     schema="(Tensor a, Tensor a_global_sf, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, "
     "bool enable_pdl) -> ()",
     reference=_nvfp4_quantize_into,
-    public=lambda a, a_global_sf, out, out_sf, layout, pdl: {
-        "a": a,
-        "a_global_sf": a_global_sf,
-        "sfLayout": layout,
-    },
+    public=lambda a, a_global_sf, out, out_sf, layout, pdl: (
+        a,
+        a_global_sf,
+        layout,
+        False,
+        16,
+        pdl,
+        "cuda",
+    ),
 )
 
 

@@ -98,7 +98,11 @@ def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: b
     y.copy_(packbits_reference(x, "little" if little else "big"))
 
 
-def _indptr_into(indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool) -> None:
+def _indptr_into(
+    x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
+) -> None:
+    _check_values("segment_packbits", x)
+    check_same_device("segment_packbits", "indptr", indptr, x)
     _check_indptr(indptr)
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
@@ -129,15 +133,15 @@ _packbits = Kernel(
     "packbits",
     schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
     reference=_packbits_into,
-    public=lambda x, y, little, pdl: {"x": x, "bitorder": _bitorder(little)},
+    public=lambda x, y, little, pdl: (x, _bitorder(little)),
 )
 _indptr = Kernel(
     "packbits",
     "segment_packbits_indptr",
-    schema="(Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
+    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
     reference=_indptr_into,
-    functions=("segment_packbits",),
-    public=lambda indptr, new_indptr, pdl: None,
+    function="segment_packbits",
+    public=lambda x, indptr, new_indptr, pdl: (x, indptr, "big", None),
 )
 _segments = Kernel(
     "packbits",
@@ -145,12 +149,7 @@ _segments = Kernel(
     schema="(Tensor x, Tensor indptr, Tensor new_indptr, Tensor(a!) out, bool little, "
     "bool enable_pdl) -> ()",
     reference=_segments_into,
-    public=lambda x, indptr, new_indptr, out, little, pdl: {
-        "x": x,
-        "indptr": indptr,
-        "bitorder": _bitorder(little),
-        "out": out,
-    },
+    public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
 )
 
 _TRACE = TraceTemplate(
@@ -240,7 +239,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
         if torch.compiler.is_compiling():
             torch_ops.packbits(x, y, little, True)
         else:
-            _packbits[torch.uint8, x.get_device()](x, y, little, True)
+            _packbits[x.dtype, x.get_device()](x, y, little, True)
     except (AttributeError, TypeError):
         check_tensors("packbits", x=x)
         raise
@@ -306,15 +305,15 @@ def segment_packbits(
         x = _truth(x)
         new_indptr = torch.empty_like(indptr, dtype=torch.int32)
         if torch.compiler.is_compiling():
-            torch_ops.segment_packbits_indptr(indptr, new_indptr, True)
+            torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
         else:
-            _indptr[torch.uint8, indptr.get_device()](indptr, new_indptr, True)
+            _indptr[x.dtype, x.get_device()](x, indptr, new_indptr, True)
         if out is None:
             out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
         if torch.compiler.is_compiling():
             torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
         else:
-            _segments[torch.uint8, x.get_device()](x, indptr, new_indptr, out, little, True)
+            _segments[x.dtype, x.get_device()](x, indptr, new_indptr, out, little, True)
     except (AttributeError, TypeError):
         check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
         raise

@@ -58,7 +58,7 @@ def _axes(parameters: set[str], template: TraceTemplate) -> Iterator[str]:
             if kind == "input":
                 read |= set(spec.axes)
     scalars = {name for name, spec in template.inputs.items() if isinstance(spec, Scalar)}
-    seen: set[str] = read | scalars
+    seen: set[str] = set(read)
     for axis, what in template.axes.items():
         if isinstance(what, Const) and axis.startswith("*"):
             yield f"axis {axis!r} is constant; only a Var may be starred"
@@ -67,7 +67,7 @@ def _axes(parameters: set[str], template: TraceTemplate) -> Iterator[str]:
         if isinstance(what, Var):
             yield f"axis {axis!r} is in no input tensor; their axes are {', '.join(sorted(read))}"
         elif what.value is not None:
-            unknown = sorted(_names(what.value) - seen)
+            unknown = sorted(_names(what.value) - seen - scalars)
             if unknown:
                 yield (
                     f"axis {axis!r} is {what.value!r}, which names {', '.join(unknown)}; the axes "

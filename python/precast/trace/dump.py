@@ -39,18 +39,14 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
         from precast._dispatch import KERNELS
 
         kernel = KERNELS[export]
-        function = getattr(precast, kernel.functions[0])
-        if kernel.public is None:
-            given = dict(zip(kernel.parameters, args))
-            # Outputs that the function allocates itself are arguments of the export alone.
-            names = inspect.signature(function).parameters.keys() & given.keys()
-            _dump(function, (), {name: given[name] for name in names})
+        function = getattr(precast, kernel.function)
+        if kernel.public is not None:
+            _dump(function, kernel.public(*args), {})
             return
-        call = kernel.public(*args)
-        if isinstance(call, dict):
-            _dump(function, (), call)
-        elif call is not None:
-            _dump(function, call, {})
+        given = dict(zip(kernel.parameters, args))
+        # Outputs that the function allocates itself are arguments of the export alone.
+        names = inspect.signature(function).parameters.keys() & given.keys()
+        _dump(function, (), {name: given[name] for name in names})
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
