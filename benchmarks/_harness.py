@@ -110,8 +110,9 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
     got = fn(*actual)
     with precast.reference_mode():
         want = fn(*expected)
-    if got is not None:
-        assert_close(got, want, name=f"{name}: result")
+    results = zip(got, want, strict=True) if isinstance(got, tuple) else [(got, want)]
+    for mine, theirs in results if got is not None else ():
+        assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             assert_close(mine, theirs, name=f"{name}: argument {position}")

@@ -78,9 +78,7 @@ def test_flashinfer_bench_takes_it(function: Op, template: trace.TraceTemplate) 
     parsed = model.model_validate(definition, strict=False)
     assert parsed.model_dump(mode="json", exclude_unset=True) == definition
     call = trace.make_inputs(function, template)
-    bound = parsed.get_axes_values_from_inputs(
-        template.values(call)
-    )
+    bound = parsed.get_axes_values_from_inputs(template.values(call))
     assert set(bound) == set(parsed.var_axes)
 
 
