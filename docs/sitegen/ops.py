@@ -59,10 +59,9 @@ def family(public: Public) -> str | None:
     """The op that a function belongs to; None for what runs no kernel."""
     if public.name in KERNELS:
         return KERNELS[public.name].op
-    if public.reference is None:
-        return None
-    # An op made of other ops' kernels: by the module that it stands in.
-    return public.path.split(".")[1].lstrip("_")
+    # An op made of other ops' kernels, or of none: by the module that it stands in.
+    module = public.path.split(".")[1].lstrip("_")
+    return module if public.reference is not None or module in plan().config.ops else None
 
 
 def library() -> Iterator[ModuleType]:

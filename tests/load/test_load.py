@@ -21,7 +21,7 @@ DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
 CASES = [
     (file_name, export)
     for file_name in CI_MODULES
-    for export in PLAN.config.op(file_name.split("/")[1].split("__")[0]).exports
+    for export in PLAN.config.op(Path(file_name).stem.split("__")[0]).exports
 ]
 
 

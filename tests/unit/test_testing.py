@@ -30,7 +30,9 @@ from precast.testing import (
 from precast.testing.timing import graph_turns
 
 #: Ops of rows; tests/gpu/test_gpu_rope*.py has the others.
-ROWS = sorted(name for name, kernel in KERNELS.items() if not kernel.op.startswith("rope"))
+ROWS = sorted(
+    name for name, kernel in KERNELS.items() if kernel.op.startswith(("activation", "norm", "scale"))
+)
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -241,6 +243,12 @@ def _load(path: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.fixture
 def gpu_cases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return _load(TESTS / "gpu" / "gpu_cases.py", monkeypatch)
+
+
+def test_every_other_operator_is_called_in_a_gpu_test() -> None:
+    folder = Path(__file__).resolve().parents[1] / "gpu"
+    texts = "".join(path.read_text() for path in folder.glob("test_gpu_*.py"))
+    assert [n for n in KERNELS if n not in ROWS and f"precast.{n}" not in texts] == []
 
 
 def test_every_public_operator_has_a_case(gpu_cases: ModuleType) -> None:
