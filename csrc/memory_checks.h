@@ -76,8 +76,8 @@ PRECAST_ONE_COPY void check_memory_apart(const RowMemory& out, const RowMemory& 
 // The same, for an output that may be the input itself.
 PRECAST_ONE_COPY void check_same_or_apart(const RowMemory& out, const RowMemory& input) {
   const bool same = out.item_size() == input.item_size() && out.begin == input.begin &&
-                    out.columns == input.columns &&
-                    out.near_stride == input.near_stride && out.far_stride == input.far_stride;
+                    out.columns == input.columns && out.near_stride == input.near_stride &&
+                    out.far_stride == input.far_stride;
   PRECAST_CHECK(same || memory_is_apart(out, input), ValueError)
       << out.arg.what() << " must be " << input.arg.name
       << " itself or not overlap its memory; call .clone()";
