@@ -47,7 +47,7 @@ def offered(line: str, tmp_path: Path) -> set[str]:
         ("precast list --profile ", set(plan().build.profiles)),
         ("precast list --source ", {"prebuilt", "cached", "JIT", "missing"}),
         ("precast list --arch 9", {"9.0"}),
-        ("precast explain rms", {"rmsnorm"}),
+        ("precast explain gem", {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
         ("precast explain norm dtype=", {"dtype=f16", "dtype=bf16"}),
         ("precast explain norm dtype=b", {"dtype=bf16"}),
         ("precast install --cuda ", set(loader.document["cuda"])),
@@ -90,13 +90,13 @@ def test_a_real_bash_completes_the_command(tmp_path):
     program.chmod(0o755)
     script = """
         eval "$(precast completion bash)"
-        COMP_LINE='precast list --op n'
+        COMP_LINE='precast list --op act'
         COMP_POINT=${#COMP_LINE}
         COMP_TYPE=9
-        COMP_WORDS=(precast list --op n)
+        COMP_WORDS=(precast list --op act)
         COMP_CWORD=3
         name=$(complete -p precast | sed 's/.*-F \\([^ ]*\\) .*/\\1/')
-        $name precast n --op
+        $name precast act --op
         printf '%s\\n' "${COMPREPLY[@]}"
     """
     done = subprocess.run(
@@ -105,4 +105,4 @@ def test_a_real_bash_completes_the_command(tmp_path):
         text=True,
         env={"PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": PACKAGES},
     )
-    assert done.stdout.split() == ["norm"], done.stderr
+    assert done.stdout.split() == ["activation"], done.stderr
