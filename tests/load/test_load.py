@@ -38,7 +38,7 @@ def _types(export: str) -> list[tuple[str, str]]:
 
 
 def _arguments(export: str, dtype: torch.dtype, *shape: int) -> list[Any]:
-    values = {"float": 1e-6, "bool": True}
+    values = {"float": 1e-6, "bool": True, "int": 64, "SymInt": 4}
     return [
         torch.zeros(shape, dtype=dtype) if kind == "Tensor" else values[kind]
         for kind, _ in _types(export)
