@@ -126,7 +126,7 @@ def _into(
 _kernel = Kernel(
     "dequantize",
     "dequantize_fp8",
-    schema="(Tensor x, Tensor x_scale, int tile_rows, int tile_columns, Tensor(a!) out, "
+    schema="(Tensor x, Tensor x_scale, SymInt tile_rows, SymInt tile_columns, Tensor(a!) out, "
     "bool enable_pdl) -> ()",
     reference=_into,
     axes=("x", "out"),
