@@ -52,6 +52,7 @@ def exported() -> list[Public]:
         if not name.startswith("_")
         and (inspect.isroutine(value) or inspect.isclass(value))
         and value.__module__.startswith("precast.")
+        and value.__qualname__ == name  # A second name is on the page of the first.
     ]
 
 

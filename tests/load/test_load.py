@@ -17,7 +17,12 @@ from precast._dispatch import KERNELS
 from precast.loader import get_function, load_library
 from precast.manifest_writer import SYSTEM_LIBRARIES
 
-DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f32": torch.float32}
+DTYPES = {
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+    "u8": torch.uint8,
+}
 CASES = [
     (file_name, export)
     for file_name in CI_MODULES
@@ -57,7 +62,8 @@ def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> Non
     dtype = DTYPES[str(spec_of(built, file_name).axes.get("dtype", "f16"))]
     first = next(name for kind, name in _types(export) if kind == "Tensor")
     arguments = _arguments(export, dtype, 4, 64)
-    with pytest.raises(ValueError, match=rf"{export}: {first} must be a CUDA tensor, got cpu"):
+    name = KERNELS[export].function
+    with pytest.raises(ValueError, match=rf"{name}: {first} must be a CUDA tensor, got cpu"):
         function(*arguments)
     for argument in arguments:
         if isinstance(argument, torch.Tensor):

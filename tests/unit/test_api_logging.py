@@ -66,10 +66,10 @@ def bodies(text: str) -> list[str]:
 # -- the public API -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("export", list(KERNELS))
-def test_every_public_op_is_marked(export):
-    function = getattr(precast, export)
-    assert any(function is public for public in public_api().values()), export
+@pytest.mark.parametrize("name", sorted({kernel.function for kernel in KERNELS.values()}))
+def test_every_public_op_is_marked(name):
+    function = getattr(precast, name)
+    assert any(function is public for public in public_api().values()), name
 
 
 def test_at_level_0_the_function_itself_comes_back(monkeypatch):
