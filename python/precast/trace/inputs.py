@@ -91,11 +91,11 @@ def make_inputs(
             made[param] = sizes[name]
     for name, param in template.input_params().items():
         if param not in made:
-            spec = template.inputs[name]
-            sample = spec.sample if isinstance(spec, Scalar) else None
+            number = template.inputs[name]
+            sample = number.sample if isinstance(number, Scalar) else None
             default = defaults[param] if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(spec.dtype) if empty else default
+            made[param] = _number(number.dtype) if empty else default
     made.update(template.fixed)
     if template.fill is not None:
         template.fill(made)
