@@ -18,7 +18,6 @@ DTYPE_WORDS = {
     "torch.float8_e5m2": "e5m2",
     "torch.int32": "i32",
     "torch.uint8": "u8",
-    "torch.int8": "i8",
 }
 
 #: Every kernel of the library by the name of its export.

@@ -203,13 +203,26 @@ def test_a_nan_in_the_same_place_is_the_same(ops, dumps, monkeypatch):
 
 def test_a_dtype_without_a_tolerance_must_have_the_same_bits(dumps):
     def op(x):
-        return x.to(torch.float8_e4m3fn)
+        return x.to(torch.float8_e4m3fnuz)
 
     precast_api(op)(torch.ones(2))
     assert only(dumps, function=op).verdict == "bitwise"
-    found = only(dumps, function=lambda x: (x * 2).to(torch.float8_e4m3fn))
+    found = only(dumps, function=lambda x: (x * 2).to(torch.float8_e4m3fnuz))
     assert (found.verdict, found.outputs[0].max_error) == ("different", 1.0)
     assert "no tolerance is known for its dtype" in found.outputs[0].problem
+
+
+def test_fp8_is_close_within_a_place(dumps):
+    def times(factor):
+        return lambda x: torch.cat([x * factor, x * torch.nan]).to(torch.float8_e4m3fn)
+
+    def op(x):
+        return times(1.0)(x)
+
+    precast_api(op)(torch.ones(2))
+    assert only(dumps, function=op).verdict == "bitwise"
+    assert only(dumps, function=times(1.125)).verdict == "close"
+    assert only(dumps, function=times(1.5)).verdict == "different"
 
 
 def test_exceptions(ops, dumps, monkeypatch):
