@@ -242,7 +242,8 @@ def _cache_layout(folder: Path) -> None:
 
     import precast
 
-    rows, cache = torch.zeros(1, 8, 128), torch.zeros(4, 2, 16, 8, 128)
-    slot = torch.zeros(1, dtype=torch.int64)
+    q, zero = torch.zeros(1, 8, 64), torch.zeros(1, dtype=torch.int64)
+    pages, table = torch.zeros(4, 16, 8, 64), torch.zeros(1, 64)
+    call = (q, q, None, None, q, table, zero, (pages, pages), zero, zero, zero, zero)
     with precast.reference_mode():
-        precast.append_paged_kv_cache_with_slot_mapping(rows, rows, slot, cache, "NDH")
+        precast.rope_quantize_fp8_append_paged_kv_cache(*call, kv_layout="NDH")

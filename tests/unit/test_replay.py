@@ -226,6 +226,19 @@ def test_a_dtype_without_a_tolerance_must_have_the_same_bits(dumps):
     assert "no tolerance is known for its dtype" in found.outputs[0].problem
 
 
+def test_fp8_is_close_within_a_place(dumps):
+    def times(factor):
+        return lambda x: torch.cat([x * factor, x * torch.nan]).to(torch.float8_e4m3fn)
+
+    def op(x):
+        return times(1.0)(x)
+
+    precast_api(op)(torch.ones(2))
+    assert only(dumps, function=op).verdict == "bitwise"
+    assert only(dumps, function=times(1.125)).verdict == "close"
+    assert only(dumps, function=times(1.5)).verdict == "different"
+
+
 def test_exceptions(ops, dumps, monkeypatch):
     monkeypatch.setenv("FAULT", "raise")
     with pytest.raises(RuntimeError, match="no luck"):
