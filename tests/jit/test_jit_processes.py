@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
+from collections.abc import Set
 from pathlib import Path
 
 import filelock
@@ -105,15 +106,21 @@ def stages(root: Path) -> set[str]:
     return found
 
 
-def torture(tiny: Path, root: Path, env: dict[str, str], kills: int) -> set[str]:
+def torture(
+    tiny: Path, root: Path, env: dict[str, str], kills: int, stages_wanted: Set[str] = frozenset()
+) -> None:
+    """At least so many kills, and more until one has met each stage that is wanted."""
     command = worker_command(tiny)
-    begin = time.monotonic()
-    library = success(run(command, env))
-    whole = time.monotonic() - begin
+
+    def whole_run() -> tuple[Path, float]:
+        begin = time.monotonic()
+        return success(run(command, env, timeout=60)), time.monotonic() - begin
+
+    library, whole = whole_run()
     dice = random.Random(20)
     killed, seen = 0, set()
-    for attempt in range(4 * kills):
-        if killed == kills:
+    for attempt in range(8 * kills):
+        if killed >= kills and stages_wanted <= seen:
             break
         for path in (library, library.parent / "meta.json"):
             path.unlink(missing_ok=True)
@@ -124,17 +131,18 @@ def torture(tiny: Path, root: Path, env: dict[str, str], kills: int) -> set[str]
         judge(root)
         seen |= stages(root)
         if attempt % 5 == 0:
-            assert success(run(command, env, timeout=60)) == library
+            # Measured anew, because a machine that others use is not equally fast all the time.
+            again, whole = whole_run()
+            assert again == library
             assert judge(root) == [library.parent]
-    assert killed == kills
-    assert success(run(command, env, timeout=60)) == library
-    return seen
+    assert killed >= kills
+    assert stages_wanted <= seen
+    assert whole_run()[0] == library
 
 
 def test_fifty_kills_at_random_moments_harm_nobody(tiny, cache, fake):
     root = cache / "v1"
-    seen = torture(tiny, root, fake, KILLS)
-    assert {"compiling", "linking"} <= seen
+    torture(tiny, root, fake, KILLS, {"compiling", "linking"})
     left = list((root / jit_cache.WORK_FOLDER).iterdir())
     assert left
     past = time.time() - jit_cache.STALE_SECONDS - 1

@@ -25,8 +25,9 @@ __device__ __forceinline__ float sigmoid(float x) { return __fdividef(1.0f, 1.0f
 // x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415).
 //
 // Phi(-|x|) = exp(-x^2 / 2) * P(1 / (1 + 0.31 |x|)), in the form of Hastings (Approximations for
-// Digital Computers, 1955), with P fitted for relative error: 4.8e-6 for |x| up to 13.5. Why:
-// erff() is half as long again, and 1 + erff() loses the digits of negative x.
+// Digital Computers, 1955), with P fitted for relative error: 4.8e-6 for |x| up to 13.5. Why: with
+// erff() arithmetic held the op below the speed of memory, and 1 + erff() loses digits where x is
+// negative.
 __device__ __forceinline__ float gelu(float x) {
   const float t = fabsf(x);
   const float r = __fdividef(1.0f, 1.0f + 0.31f * t);
