@@ -100,7 +100,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def call(self, *args: Any) -> None:
         """Call by arguments alone: the axes are the dtypes of tensors."""
-        self[(*(args[i].dtype for i in self._axes), args[0].get_device())](*args)
+        key = (*(args[i].dtype for i in self._axes), args[0].get_device())
+        self[key](*args)
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:

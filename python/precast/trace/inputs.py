@@ -86,11 +86,11 @@ def make_inputs(
             made[param] = sizes[axis]
     for name, param in template.input_params().items():
         if param not in made:
-            spec = template.inputs[name]
-            sample = spec.sample if isinstance(spec, Scalar) else None
+            scalar = template.inputs[name]
+            sample = scalar.sample if isinstance(scalar, Scalar) else None
             default = parameters[param].default if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
-            made[param] = _number(spec.dtype) if empty else default
+            made[param] = _number(scalar.dtype) if empty else default
     made.update(template.fixed)
     if template.fill is not None and place.type != "meta":
         template.fill(made)
