@@ -23,10 +23,9 @@ def check_append(
     outputs: dict[str, torch.Tensor],
 ) -> None:
     """``inputs`` are the four parts and the values."""
-    *_, v = inputs.values()
     parts = {name: x for name, x in inputs.items() if name != "v"}
-    first, k_rope, k_nope = parts["q_rope"], parts["k_rope"], parts["k_nope"]
-    check_parts(export, *parts.values(), cos_sin_cache, pos_ids, (2, 3))
+    first, k_rope, k_nope, v = (inputs[name] for name in ("q_rope", "k_rope", "k_nope", "v"))
+    check_parts(export, first, k_rope, inputs["q_nope"], k_nope, cos_sin_cache, pos_ids, (2, 3))
     check_outputs(export, outputs, parts)
     if page_size <= 0:
         raise ValueError(f"{export}: page_size must be positive, got {page_size}")
@@ -43,14 +42,17 @@ def check_append(
     if table["kv_indptr"].shape[0] < 1:
         raise ValueError(f"{export}: kv_indptr must have shape [requests + 1], got [0]")
     if k_rope.dim() == 2:
-        shapes = [(1, k_nope.shape[-1]), (1, k_rope.shape[-1])]
+        sizes = [(1, k_nope.shape[-1]), (1, k_rope.shape[-1])]
     else:
         check_like(export, "v", v, "q_rope", first)
         check_rank(export, "v", v, 3, 3)
         check_tokens(export, "v", v, "k_rope", k_rope)
-        shapes = [(k_rope.shape[1], k_rope.shape[-1] + k_nope.shape[-1]), tuple(v.shape[1:])]
+        sizes = [
+            (k_rope.shape[1], k_rope.shape[-1] + k_nope.shape[-1]),
+            (v.shape[1], v.shape[2]),
+        ]
     dtype = outputs["q_rope_out"].dtype
-    for (name, cache), (heads, dim) in zip(caches.items(), shapes):
+    for (name, cache), (heads, dim) in zip(caches.items(), sizes):
         _check_cache(export, name, cache, first, dtype, k_rope.dim(), is_hnd, page_size, heads, dim)
 
 
@@ -72,12 +74,12 @@ def _check_cache(
         raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
     check_rank(export, name, cache, key_rank + 1, key_rank + 1)
     if key_rank == 2:
-        shape, wanted_shape = "[pages, page_size, dim]", (page_size, dim)
+        shape, wanted_sizes = "[pages, page_size, dim]", [page_size, dim]
     elif is_hnd:
-        shape, wanted_shape = "[pages, heads, page_size, dim]", (heads, page_size, dim)
+        shape, wanted_sizes = "[pages, heads, page_size, dim]", [heads, page_size, dim]
     else:
-        shape, wanted_shape = "[pages, page_size, heads, dim]", (page_size, heads, dim)
-    if tuple(cache.shape[1:]) != wanted_shape:
+        shape, wanted_sizes = "[pages, page_size, heads, dim]", [page_size, heads, dim]
+    if [*cache.shape[1:]] != wanted_sizes:
         raise ValueError(
             f"{export}: {name} must have the shape {shape} with page_size {page_size}, heads "
             f"{heads} and dim {dim}, got {[*cache.shape]}"

@@ -110,7 +110,10 @@ def _into(export: str, key_ranks: tuple[int, int]) -> Callable[..., None]:
         inputs = {"q_rope": q_rope, "k_rope": k_rope, "q_nope": q_nope, "k_nope": k_nope}
         check_outputs(export, outputs, inputs)
         values = rope_quantize_fp8_reference(
-            *inputs.values(),
+            q_rope,
+            k_rope,
+            q_nope,
+            k_nope,
             cos_sin_cache,
             pos_ids,
             is_neox,
