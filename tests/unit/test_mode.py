@@ -163,7 +163,9 @@ def run(function, args) -> list[torch.Tensor]:
     return [a for a in [result, *args] if isinstance(a, torch.Tensor)]
 
 
-@pytest.mark.parametrize("export", list(KERNELS))
+@pytest.mark.parametrize(
+    "export", [name for name, kernel in KERNELS.items() if kernel.first_tensor == "input"]
+)
 def test_torch_compile_without_a_graph_break(export):
     function = getattr(precast, export)
     args = arguments(export)
