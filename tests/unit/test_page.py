@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ import torch
 from page_support import BITS, bits
 
 import precast
+from precast.trace import fi_trace, make_inputs, registered
 
 BF16 = torch.bfloat16
 LAYOUTS = ("NHD", "HND")
@@ -250,3 +253,38 @@ def test_concat_mla_k(sizes: tuple[int, ...], dtype: torch.dtype) -> None:
     for head in range(heads):
         want = torch.cat([bits(parts[0])[:, head], bits(parts[1])[:, 0]], -1)
         assert torch.equal(bits(k)[:, head], want)
+
+
+# -- torch.compile --------------------------------------------------------------------------------
+
+CALLS = {
+    template.name_prefix: (function, template)
+    for function, template in registered()
+    if template.op_type == "page_append" or template.name_prefix == "concat_mla_k"
+}
+
+
+@pytest.mark.parametrize("name", [n for n in CALLS if not n.endswith(("hnd", "page1"))])
+def test_torch_compile_without_a_graph_break(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It writes the same, and its trace is the same definition."""
+    function, template = CALLS[name]
+    monkeypatch.setenv("PRECAST_TRACE_DUMP", "1")
+    monkeypatch.setenv("PRECAST_TRACE_DUMP_DIR", str(tmp_path))
+    calls = [make_inputs(function, template, seed=4) for _ in range(2)]
+
+    def model(call: dict[str, Any]) -> Any:
+        return function(**call)
+
+    want = model(calls[0])
+    torch._dynamo.reset()
+    got = torch.compile(model, fullgraph=True, backend="aot_eager")(calls[1])
+    for mine, theirs in zip(got or (), want or (), strict=True):
+        assert torch.equal(mine, theirs)
+    for mine, theirs in zip(template.values(calls[1]), template.values(calls[0]), strict=True):
+        if isinstance(mine, torch.Tensor):
+            assert torch.equal(bits(mine), bits(theirs))
+    definition = fi_trace(function, **calls[0])
+    (written,) = tmp_path.rglob(f"{definition['name']}.json")
+    assert json.loads(written.read_text()) == definition
