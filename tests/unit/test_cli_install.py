@@ -17,9 +17,10 @@ import precast
 from precast.cli import _environment, _fit, _installer, _machine, install, main
 from precast.cli._gpus import Gpu
 from precast.cli._output import UnableError
+from precast.loader import plan
 
 VERSION = precast.__version__
-ALL = ("activation", "norm", "scale")
+ALL = tuple(plan().config.ops)
 
 
 class Box:

@@ -29,6 +29,11 @@ from precast.testing import (
 )
 from precast.testing.timing import graph_turns
 
+#: Ops of rows; the others have tests of their own.
+ROWS = sorted(
+    export for export, kernel in KERNELS.items() if kernel.op in ("activation", "norm", "scale")
+)
+
 TESTS = Path(__file__).resolve().parents[1]
 
 
@@ -241,13 +246,13 @@ def gpu_cases(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_every_public_operator_has_a_case(gpu_cases: ModuleType) -> None:
-    assert sorted(gpu_cases.CASES) == sorted(KERNELS)
+    assert sorted(gpu_cases.CASES) == ROWS
     for name, case in gpu_cases.CASES.items():
         assert case.module == KERNELS[name].op
         assert case.function is getattr(precast, name)
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", ROWS)
 def test_case_agrees_with_the_reference_and_can_fail(name: str, gpu_cases: ModuleType) -> None:
     case = gpu_cases.CASES[name]
     generator = torch.Generator().manual_seed(5)
@@ -266,7 +271,7 @@ def test_case_agrees_with_the_reference_and_can_fail(name: str, gpu_cases: Modul
                 assert_close(wrong, expected, name=f"{name} {position}")
 
 
-@pytest.mark.parametrize("name", sorted(KERNELS))
+@pytest.mark.parametrize("name", ROWS)
 def test_references_never_require_grad(name: str, gpu_cases: ModuleType) -> None:
     """As the kernels: a weight that is a parameter does not pull the result into autograd."""
     case = gpu_cases.CASES[name]
