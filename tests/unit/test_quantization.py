@@ -402,3 +402,39 @@ def test_what_is_no_tensor_is_named(name: str) -> None:
     for arg in SOUND[name]:
         with pytest.raises(TypeError, match=rf"{name}: {arg} must be a torch\.Tensor, got list"):
             function(**{**call, arg: [1.0]})
+
+
+E4M3_SCALE = torch.tensor([0.25])
+COMPILED: dict[str, Any] = {
+    "static": lambda x: precast.static_quant_fp8(x, E4M3_SCALE),
+    "tensor": precast.per_tensor_quant_fp8,
+    "token": precast.per_token_quant_fp8,
+    "group": lambda x: precast.per_token_group_quant_8bit(
+        x, 128, column_major_scales=True, scale_tma_aligned=True
+    ),
+    "packed": lambda x: precast.per_token_group_quant_8bit(
+        x, 128, column_major_scales=True, scale_ue8m0=True, use_packed_ue8m0=True
+    ),
+    "int8": lambda x: precast.per_token_quant_fp8(x, dst_dtype=I8),
+    "block": precast.per_block_cast_to_fp8,
+    "silu static": lambda x: precast.silu_and_mul_quant(x, E4M3_SCALE),
+    "silu token": precast.silu_and_mul_per_token_quant,
+    "silu group": lambda x: precast.silu_and_mul_per_token_group_quant(x, 128),
+    "dequantize": lambda x: precast.dequantize_fp8(x.to(E4M3), x.float().abs()[:, :2]),
+}
+
+
+@pytest.mark.parametrize("name", COMPILED)
+def test_torch_compile_without_a_graph_break(name: str) -> None:
+    call = COMPILED[name]
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda x: call(x * 2), fullgraph=True, dynamic=True, backend="aot_eager"
+    )
+    for rows in (5, 64):
+        x = draw(rows, 512)
+        got, want = compiled(x), call(x * 2)
+        pairs = zip(got, want) if isinstance(got, tuple) else [(got, want)]
+        for mine, theirs in pairs:
+            assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
+            assert torch.equal(mine.float(), theirs.float())
