@@ -17,7 +17,7 @@ import pytest
 import torch
 
 import precast
-from precast import SfLayout, quantization
+from precast import SfLayout, _mode, quantization
 from precast.quantization import _formats
 
 MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
@@ -442,14 +442,13 @@ def test_what_is_refused(call: Callable[[], object], kind: type[Exception], word
         lambda: precast.segment_packbits(S[0], torch.tensor([0, 4])),
     ],
 )
-def test_cpu_tensors_are_refused_outside_reference_mode(
-    call: Callable[[], object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from precast import _mode
-
-    monkeypatch.setattr(_mode, "_depth", 0)
-    with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):
-        call()
+def test_cpu_tensors_are_refused_outside_reference_mode(call: Callable[[], object]) -> None:
+    _mode._shift(-1)  # out of the fixture's
+    try:
+        with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):
+            call()
+    finally:
+        _mode._shift(+1)
 
 
 # -- torch.compile --------------------------------------------------------------------------------
