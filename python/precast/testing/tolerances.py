@@ -4,6 +4,8 @@
 A kernel accumulates in float32 and rounds once to its output dtype; the expected value is computed
 in float32 or float64. So the relative tolerance is one unit in the last place of the output dtype
 (half of it is the rounding, the rest the arithmetic), and the absolute one covers sums that cancel.
+fp8 is coarse enough for both to be exact: one unit in the last place is what two results may differ
+by that lie close to a boundary of the rounding, and the absolute one is that of subnormal numbers.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ TOLERANCES: dict[torch.dtype, Tolerance] = {
     torch.float32: Tolerance(1e-5, 1e-5),
     torch.float16: Tolerance(2.0**-10, 1e-4),
     torch.bfloat16: Tolerance(2.0**-7, 1e-4),
+    torch.float8_e4m3fn: Tolerance(2.0**-3, 2.0**-9),
+    torch.float8_e5m2: Tolerance(2.0**-2, 2.0**-16),
 }
 
 
