@@ -13,11 +13,12 @@
 //          out     [rows, padded_columns / 2]   e2m1, the first of two in the lower 4 bits; or
 //                  [rows, padded_columns]       e4m3; zero behind `columns`
 //          out_sf  core/scale_layout.cuh        e4m3 or ue8m0, one byte for 16 or 32 elements
-// Threads  one thread takes 8 elements, 2 or 4 neighbours a block. They are numbered in the order
-// of
-//          the scales in memory: those of a warp lie side by side in every layout, and the padding
-//          is written on the way. In tiles of 128x4 a warp reads 2 or 4 rows, 256 or 128 bytes
-//          each.
+// Threads  one thread takes 16 elements, a block or half of one, because what is done once a block
+//          costs as much as the rest. They are numbered in the order of the scales in memory: those
+//          of a warp lie side by side in every layout, and the padding is written on the way. In
+//          tiles of 128x4 a warp reads 8 rows, 128 bytes each (nvfp4), or 4, 256 bytes each.
+// Issue    about 265 instructions a thread of nvfp4 on sm90, 225 of mxfp4, 110 of mxfp8, where the
+//          memory of an H200 leaves time for 310 and, of mxfp8, 360.
 // Traffic  reads input once, writes out and out_sf once.
 // Source   OCP Microscaling Formats (MX) Specification 1.0; NVIDIA, NVFP4 (arXiv:2509.25149). The
 //          scales of mx are rounded up, as FlashInfer's and cuBLAS' are, where the specification
@@ -50,9 +51,10 @@ struct BlockQuantizeParams {
   int64_t global_stride;  // 0 or 1
   bool global_is_inverse;
   SfLayout layout;
-  ScaleLayout scales;  // the launcher sets it
-  uint32_t items;      // the launcher sets it
-  bool aligned;        // the launcher sets it
+  ScaleLayout scales;      // the launcher sets it
+  uint32_t scale_columns;  // without padding; the launcher sets it
+  uint32_t items;          // the launcher sets it
+  bool aligned;            // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -68,27 +70,20 @@ struct PairOf<bf16> {
   using Type = __nv_bfloat162;
 };
 
-template <typename T>
-__device__ __forceinline__ uint4 magnitudes(const Vec<T>& vec) {
-  return make_uint4(vec.bits.x & 0x7fff7fffu, vec.bits.y & 0x7fff7fffu, vec.bits.z & 0x7fff7fffu,
-                    vec.bits.w & 0x7fff7fffu);
-}
-
-// The largest of a thread's magnitudes; NaN if one is NaN, or NaN left out, but then at least 0.
+// The largest magnitude of a thread's elements; NaN if one is NaN, or NaN left out.
 template <bool kNan, typename T>
-__device__ __forceinline__ float largest(const uint4 (&bits)[2]) {
+__device__ __forceinline__ float largest(const Vec<T> (&vecs)[2]) {
   using Pair = typename PairOf<T>::Type;
-  const uint32_t words[8] = {bits[0].x, bits[0].y, bits[0].z, bits[0].w,
-                             bits[1].x, bits[1].y, bits[1].z, bits[1].w};
+  const uint4 a = vecs[0].bits, b = vecs[1].bits;
+  const uint32_t words[8] = {a.x & 0x7fff7fffu, a.y & 0x7fff7fffu, a.z & 0x7fff7fffu,
+                             a.w & 0x7fff7fffu, b.x & 0x7fff7fffu, b.y & 0x7fff7fffu,
+                             b.z & 0x7fff7fffu, b.w & 0x7fff7fffu};
+  const auto larger = [](Pair x, Pair y) { return kNan ? __hmax2_nan(x, y) : __hmax2(x, y); };
   Pair most = reinterpret_cast<const Pair&>(words[0]);
 #pragma unroll
-  for (int i = 1; i < 8; ++i) {
-    const Pair& other = reinterpret_cast<const Pair&>(words[i]);
-    most = kNan ? __hmax2_nan(most, other) : __hmax2(most, other);
-  }
-  const float low = __low2float(most), high = __high2float(most);
-  if constexpr (!kNan) return fmaxf(fmaxf(low, high), 0.0f);
-  return low + high != low + high ? low + high : fmaxf(low, high);
+  for (int i = 1; i < 8; ++i) most = larger(most, reinterpret_cast<const Pair&>(words[i]));
+  most = larger(most, __lowhigh2highlow(most));
+  return kNan ? __low2float(most) : fmaxf(__low2float(most), 0.0f);
 }
 
 constexpr float kLargestFloat = 3.402823466e38f;
@@ -131,9 +126,9 @@ __device__ __forceinline__ uint2 quantize_e2m1(const Vec<T> (&vecs)[2], float mu
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       float x[8];
-      unpack(Vec<T>{magnitudes(vecs[i])}, x);
+      unpack(vecs[i], x);
 #pragma unroll
-      for (int j = 0; j < 8; ++j) x[j] = __fmul_rn(x[j], multiplier);
+      for (int j = 0; j < 8; ++j) x[j] = __fmul_rn(fabsf(x[j]), multiplier);
       words[i] = pack_small_e2m1(x, vecs[i].bits);
     }
     return make_uint2(words[0], words[1]);
@@ -162,75 +157,103 @@ __device__ __forceinline__ void quantize_e4m3(const Vec<T> (&vecs)[2], float mul
   }
 }
 
-// kDense: the input is aligned and contiguous, has no padding, and all rows share `global`.
+// The elements of a thread: where they are, and where they and their scale go.
+struct BlockPosition {
+  uint32_t scale;  // its number in memory
+  uint32_t part;   // of the block
+  uint32_t row;
+  int64_t column;      // of the first element
+  int64_t out_offset;  // elements
+  bool exists;         // there is such a scale, maybe of padding
+  bool in_row;         // elements are written
+  bool inside;         // elements are read
+};
+
+// Dense tiles: CTAs in two dimensions, so that nothing is divided, each inside of one tile.
+template <uint32_t kLanes, SfLayout kLayout, bool kDense>
+__device__ __forceinline__ BlockPosition find_block(const BlockQuantizeParams& p, uint32_t cta) {
+  const uint32_t item = cta * kItemThreads + threadIdx.x;
+  BlockPosition at = {item / kLanes, item % kLanes, 0, 0, int64_t(item) * kBlockElements};
+  at.exists = at.in_row = at.inside = item < p.items;
+  if constexpr (kLayout == SfLayout::linear && kDense) return at;
+  if constexpr (kDense) {
+    constexpr uint32_t kCtas = 512 * kLanes / kItemThreads;  // a tile
+    const ScalePosition s =
+        ScalePosition::in_tile<kLayout>(blockIdx.y, blockIdx.x / kCtas, at.scale);
+    at.exists = true;
+    at.in_row = at.inside = s.row < p.rows.count && s.column < p.scale_columns;
+    at.row = s.row;
+    at.column = int64_t(s.column * kLanes + at.part) * kBlockElements;
+  } else {
+    const ScalePosition s = ScalePosition::of<kLayout>(p.scales, at.scale);
+    at.row = s.row;
+    at.column = int64_t(s.column * kLanes + at.part) * kBlockElements;
+    at.in_row = at.exists && s.row < p.rows.count && at.column < p.padded_columns;
+    at.inside = at.in_row && at.column < p.columns;
+  }
+  at.out_offset = at.row * p.padded_columns + at.column;
+  return at;
+}
+
+// kDense: the input is aligned and contiguous, has no padding, and one scale `global`, as it is, is
+// that of all rows.
 template <typename T, BlockRecipe kRecipe, SfLayout kLayout, bool kDense>
 __global__ __launch_bounds__(kItemThreads) void BlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
   static_assert(Vec<T>::kSize == 8, "a 16-bit type");
   constexpr uint32_t kLanes = block_size(kRecipe) / kBlockElements;  // that share a scale
-  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
-  const bool exists = item < p.items;  // Why no return: the lanes of a block exchange maxima.
-  const uint32_t scale = item / kLanes;
-  const uint32_t part = item % kLanes;
-
-  uint32_t row = 0;
-  int64_t column = 0, out_offset = int64_t(item) * kBlockElements;
-  bool in_row = exists, inside = exists;
-  if constexpr (kLayout != SfLayout::linear || !kDense) {
-    // A CTA's scales are all of one tile of 128x4: the division is one of uniform numbers.
-    const uint32_t first = blockIdx.x * (kItemThreads / kLanes);
-    const ScalePosition at = ScalePosition::of<kLayout>(p.scales, first, scale);
-    row = at.row;
-    column = int64_t(at.column * kLanes + part) * kBlockElements;
-    in_row = exists && row < p.rows.count && column < p.padded_columns;
-    inside = in_row && column < p.columns;
-    out_offset = row * p.padded_columns + column;
-  }
-  const T* input = static_cast<const T*>(p.input) + out_offset;  // [kBlockElements] of [columns]
-  if constexpr (!kDense) {
-    if (inside) input = RowPosition(p.rows, row).in<T>(p.input, p.input_strides) + column;
+  const uint32_t cta = kDense ? blockIdx.y * gridDim.x + blockIdx.x : blockIdx.x;
+  // Why nobody returns: the lanes of a block exchange maxima.
+  const BlockPosition at = find_block<kLanes, kLayout, kDense>(p, cta);
+  const T* input = static_cast<const T*>(p.input);  // [kBlockElements] of [columns]
+  if (at.inside) {
+    if constexpr (kDense) {
+      input += at.out_offset;
+    } else {
+      input = RowPosition(p.rows, at.row).in<T>(p.input, p.input_strides) + at.column;
+    }
   }
 
   allow_next_grid();
-  if (may_overlap_previous_grid() && inside) prefetch_to_l2(input);
+  if (may_overlap_previous_grid(cta) && at.inside) prefetch_to_l2(input);
   wait_for_previous_grid();
 
   Vec<T> vecs[2] = {zero_vec<T>(), zero_vec<T>()};
-  if (inside) {
-    const L2Policy policy = read_policy(true);
-#pragma unroll
-    for (int i = 0; i < 2; ++i) {
-      const T* source = input + 8 * i;
-      vecs[i] = kDense || p.aligned ? load_vec(source, policy) : load_elements(source, 8);
-    }
+  const L2Policy policy = read_policy(true);
+  if (kDense || (at.inside && p.aligned)) {  // Outside, too: there the first elements, for nothing.
+    vecs[0] = load_vec(input, policy);
+    vecs[1] = load_vec(input + 8, policy);
+  } else if (at.inside) {
+    vecs[0] = load_elements(input, 8);
+    vecs[1] = load_elements(input + 8, 8);
   }
   float global = 1.0f;
   if constexpr (kRecipe == BlockRecipe::nvfp4) {
-    const int64_t at = kDense || !inside ? 0 : row * p.global_stride;
-    global = __uint_as_float(load_word(p.global + at));
-    if (p.global_is_inverse) global = __frcp_rn(global);
+    const int64_t row = kDense || !at.inside ? 0 : at.row * p.global_stride;
+    global = __uint_as_float(load_word(p.global + row));
+    if (!kDense && p.global_is_inverse) global = __frcp_rn(global);
   }
-  const uint4 bits[2] = {magnitudes(vecs[0]), magnitudes(vecs[1])};
-  float amax = largest<true, T>(bits);
+  float amax = largest<true>(vecs);
   const bool has_nan = amax != amax;
-  if (has_nan) amax = largest<false, T>(bits);
+  // A vote, because without one the compiler computes the other maximum for all.
+  if (__any_sync(0xffffffffu, has_nan)) amax = largest<false>(vecs);
   if constexpr (kLanes == 2) amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
   const BlockScale by = block_scale<kRecipe>(amax, global);
-  if (in_row) {
+  if (at.in_row) {
     if constexpr (kRecipe == BlockRecipe::mxfp8) {
       float x[kBlockElements];
       quantize_e4m3(vecs, by.multiplier, x);
-      store_fp8(static_cast<e4m3*>(p.out) + out_offset, x);
+      store_fp8(static_cast<e4m3*>(p.out) + at.out_offset, x);
     } else {
       const bool small = !has_nan && __fmul_rn(amax, by.multiplier) < 7.0f;
       const uint2 words = quantize_e2m1(vecs, by.multiplier, small);
       asm volatile(
-          "st.global.v2.u32 [%0], {%1, %2};" ::"l"(static_cast<char*>(p.out) + out_offset / 2),
+          "st.global.v2.u32 [%0], {%1, %2};" ::"l"(static_cast<char*>(p.out) + at.out_offset / 2),
           "r"(words.x), "r"(words.y)
           : "memory");
     }
   }
-  if (exists && part == 0) store_scale(p.out_sf, scale, inside ? by.bits : 0u);
+  if (at.exists && at.part == 0) store_scale(p.out_sf, at.scale, at.inside ? by.bits : 0u);
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -260,19 +283,26 @@ cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, boo
   const int lanes = block_size(recipe) / kBlockElements;
   if (static_cast<uint64_t>(scales) > kMaxItems / lanes) return cudaErrorInvalidValue;
   p.scales = make_scale_layout(p.layout, columns);
+  p.scale_columns = static_cast<uint32_t>(columns);
   p.items = static_cast<uint32_t>(scales * lanes);
   p.aligned = rows_are_vector_aligned<T>(p.input, p.input_strides);
   const bool one_run = p.rows.count == 1 ||
                        (p.rows.inner.value == p.rows.count && p.input_strides.inner == p.columns);
-  const bool dense = p.aligned && one_run && p.padded_columns == p.columns &&
-                     (p.global_stride == 0 || p.rows.count == 1);
+  dim3 ctas((p.items - 1) / kItemThreads + 1);
+  bool dense = p.aligned && one_run && p.padded_columns == p.columns && !p.global_is_inverse &&
+               (p.global_stride == 0 || p.rows.count == 1);
+  if (p.layout == SfLayout::tiles_128x4) {
+    const uint32_t tile_rows = (p.rows.count - 1) / 128 + 1;
+    constexpr uint32_t kMaxTileRows = 65535;  // what the second dimension of a grid holds
+    dense = dense && tile_rows <= kMaxTileRows;
+    if (dense) ctas = dim3(ctas.x / tile_rows, tile_rows);
+  }
   const auto kernel = recipe == BlockRecipe::nvfp4
                           ? choose_block_quantize<T, BlockRecipe::nvfp4>(p.layout, dense)
                       : recipe == BlockRecipe::mxfp4
                           ? choose_block_quantize<T, BlockRecipe::mxfp4>(p.layout, dense)
                           : choose_block_quantize<T, BlockRecipe::mxfp8>(p.layout, dense);
-  const uint32_t ctas = (p.items - 1) / kItemThreads + 1;
-  return launch(kernel, dim3(ctas), dim3(kItemThreads), enable_pdl, stream, p);
+  return launch(kernel, ctas, dim3(kItemThreads), enable_pdl, stream, p);
 }
 
 #endif

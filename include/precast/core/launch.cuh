@@ -35,13 +35,18 @@ __device__ __forceinline__ void allow_next_grid() {
 // About as many CTAs as a GPU holds at once: later ones start after the grid before has ended.
 constexpr uint32_t kCtasThatMayOverlap = 1024;
 
-// True if prefetching for this CTA may overlap the end of the grid before.
-__device__ __forceinline__ bool may_overlap_previous_grid() {
+// True if prefetching for this CTA may overlap the end of the grid before. `cta` counts them in the
+// order in which they start.
+__device__ __forceinline__ bool may_overlap_previous_grid(uint32_t cta) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  return blockIdx.x < kCtasThatMayOverlap;
+  return cta < kCtasThatMayOverlap;
 #else
   return false;
 #endif
+}
+
+__device__ __forceinline__ bool may_overlap_previous_grid() {
+  return may_overlap_previous_grid(blockIdx.x);
 }
 
 #endif  // __CUDACC__

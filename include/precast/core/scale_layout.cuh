@@ -28,23 +28,26 @@ struct ScalePosition {
   uint32_t row;
   uint32_t column;
 
-  // Of the scale with this number in memory. `first`, the number of the CTA's first scale, must be
-  // in the same tile of 128x4; other layouts do not read it.
+  // Of the scale with this number in memory.
   template <SfLayout kLayout>
-  __device__ __forceinline__ static ScalePosition of(const ScaleLayout& l, uint32_t first,
-                                                     uint32_t scale) {
+  __device__ __forceinline__ static ScalePosition of(const ScaleLayout& l, uint32_t scale) {
     if constexpr (kLayout == SfLayout::linear) {
       const uint32_t row = l.per_row.divide(scale);
       return {row, scale - row * l.per_row.value};
     }
-    constexpr bool kHigh = kLayout == SfLayout::tiles_128x4;
-    const uint32_t tile = kHigh ? first >> 9 : scale >> 5;
+    const uint32_t tile = kLayout == SfLayout::tiles_128x4 ? scale >> 9 : scale >> 5;
     const uint32_t tile_row = l.per_row.divide(tile);
-    const uint32_t column = (tile - tile_row * l.per_row.value) * 4 + (scale & 3u);
+    return in_tile<kLayout>(tile_row, tile - tile_row * l.per_row.value, scale);
+  }
+
+  // The same where the row and the column of the tile are known.
+  template <SfLayout kLayout>
+  __device__ __forceinline__ static ScalePosition in_tile(uint32_t tile_row, uint32_t tile_column,
+                                                          uint32_t scale) {
     const uint32_t word = scale >> 2;
-    return {
-        kHigh ? tile_row * 128 + (word & 3u) * 32 + (word >> 2 & 31u) : tile_row * 8 + (word & 7u),
-        column};
+    const uint32_t column = tile_column * 4 + (scale & 3u);
+    if constexpr (kLayout == SfLayout::tiles_8x4) return {tile_row * 8 + (word & 7u), column};
+    return {tile_row * 128 + (word & 3u) * 32 + (word >> 2 & 31u), column};
   }
 };
 

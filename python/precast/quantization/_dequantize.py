@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 from precast._torch import torch
 from precast.quantization._block_checks import (
     check_global,
@@ -24,7 +26,7 @@ def e2m1_reference(
 ) -> torch.Tensor:
     """fp32 from packed e2m1, in the references of all that unpack it."""
     elements = e2m1_unpack(packed)
-    rows = elements.numel() // max(elements.shape[-1], 1)
+    rows = math.prod(elements.shape[:-1])
     placed = gather_scales(scales, rows, elements.shape[-1] // block, layout)
     values = placed.view(torch.float8_e4m3fn).float() if e4m3_scales else ue8m0_values(placed)
     return dequantize(elements, values, global_scale, block)

@@ -6,6 +6,8 @@ Layouts are the numbers of :class:`SfLayout`: traces take no classes along.
 
 from __future__ import annotations
 
+import math
+
 from precast._torch import torch
 
 LARGEST_E2M1 = 6.0
@@ -99,11 +101,17 @@ def block_maxima(blocks: torch.Tensor) -> torch.Tensor:
     return torch.where(blocks.isnan(), 0.0, blocks.abs()).amax(dim=-1)
 
 
+def in_blocks(input: torch.Tensor, block: int) -> torch.Tensor:
+    """fp32 ``[rows, blocks, block]``."""
+    rows = math.prod(input.shape[:-1])
+    return input.reshape(rows, input.shape[-1] // block, block).float()
+
+
 def quantize_nvfp4(
     input: torch.Tensor, global_scale: torch.Tensor, layout: int, inverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed codes in the shape of ``input``, scales as :func:`place_scales` gives them."""
-    x = input.reshape(-1, input.shape[-1] // 16, 16).float()
+    x = in_blocks(input, 16)
     g = global_scale.float().reshape(-1, 1)
     if inverse:
         g = 1.0 / g
@@ -118,7 +126,7 @@ def quantize_nvfp4(
 
 def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Packed codes in the shape of ``input``, scales as :func:`place_scales` gives them."""
-    x = input.reshape(-1, input.shape[-1] // 32, 32).float()
+    x = in_blocks(input, 32)
     scales = ue8m0_round_up(block_maxima(x), 2, 1.5)
     codes = e2m1_codes(x * ue8m0_values(254 - scales)[..., None])
     shape = (*input.shape[:-1], input.shape[-1] // 2)
@@ -131,7 +139,7 @@ def quantize_mxfp8(
     """Elements in the padded shape of ``input``, scales as :func:`place_scales` gives them."""
     padding = -input.shape[-1] % alignment
     padded = torch.nn.functional.pad(input.float(), (0, padding))
-    x = padded.reshape(-1, padded.shape[-1] // 32, 32)
+    x = in_blocks(padded, 32)
     scales = ue8m0_round_up(block_maxima(x), 8, 1.75)
     elements = e4m3(x * ue8m0_values(254 - scales)[..., None])
     return elements.reshape(padded.shape), place_scales(scales.to(torch.uint8), layout)

@@ -6,6 +6,8 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import math
+
 from precast._dispatch import check_tensors
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -123,6 +125,6 @@ def mxfp8_dequantize_host(
     check_blocks_of(export, names, input, scale_tensor, None, 32, layout, torch.float8_e4m3fn)
     with torch.no_grad():
         elements = input.float()
-        rows = elements.numel() // max(elements.shape[-1], 1)
+        rows = math.prod(elements.shape[:-1])
         scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, layout)
         return dequantize(elements, ue8m0_values(scales), None, 32)

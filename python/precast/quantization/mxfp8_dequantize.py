@@ -6,6 +6,8 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import math
+
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
@@ -48,7 +50,7 @@ def mxfp8_dequantize_reference(
     12.0
     """
     elements = input.float()
-    rows = elements.numel() // max(elements.shape[-1], 1)
+    rows = math.prod(elements.shape[:-1])
     scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, sfLayout)
     return dequantize(elements, ue8m0_values(scales), None, 32).to(output_dtype or torch.float32)
 

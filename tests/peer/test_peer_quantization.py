@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packed bits and block-scaled formats beside FlashInfer, where its kernels are not empty."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+import torch
+from block_calls import LAYOUTS, QUANTIZE, Quantize, global_scale, numbers, same_bits
+
+import precast
+from precast import SfLayout
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed"
+)
+BF16 = torch.bfloat16
+HAS_E2M1 = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (10, 0)
+
+
+@pytest.mark.parametrize("order", ["big", "little"])
+def test_packbits(order: str, generator: torch.Generator) -> None:
+    import flashinfer
+
+    for count in (1, 8, 1001, 1 << 20):
+        x = torch.rand(count, device="cuda", generator=generator) < 0.5
+        same_bits(precast.packbits(x, order), flashinfer.packbits(x, order))
+    indptr = torch.tensor([0, 7, 7, 100, 1 << 20], dtype=torch.int32, device="cuda")
+    mine = precast.segment_packbits(x, indptr, order)
+    theirs = flashinfer.segment_packbits(x, indptr, order)
+    for left, right in zip(mine, theirs, strict=True):
+        same_bits(left, right)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, BF16])
+def test_block_scale_interleave(dtype: torch.dtype, generator: torch.Generator) -> None:
+    import flashinfer
+
+    for shape in ((128, 4), (129, 5), (300, 64), (3, 130, 12)):
+        scales = torch.randint(0, 255, shape, device="cuda", generator=generator).to(dtype)
+        want = flashinfer.block_scale_interleave(scales)
+        same_bits(precast.block_scale_interleave(scales), want)
+
+
+def test_nvfp4_kv_dequantize(generator: torch.Generator) -> None:
+    import flashinfer
+
+    x = numbers(67, 256, dtype=BF16, generator=generator, spread=1.0)
+    g = global_scale(x)
+    q, scales = precast.nvfp4_quantize(x, g, SfLayout.layout_linear)
+    for dtype in (BF16, torch.float16):
+        want = flashinfer.nvfp4_kv_dequantize(q, scales, 1 / g, dtype)
+        same_bits(precast.nvfp4_kv_dequantize(q, scales, 1 / g, dtype), want)
+
+
+@pytest.mark.skipif(not HAS_E2M1, reason="FlashInfer's kernels are empty on this GPU")
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
+@pytest.mark.parametrize("op", QUANTIZE, ids=lambda op: op.name)
+def test_quantize(op: Quantize, layout: SfLayout, generator: torch.Generator) -> None:
+    """Its reciprocals are approximations: of NVFP4 a few numbers on ties may differ by a step."""
+    import flashinfer
+
+    x = numbers(300, 1024, dtype=BF16, generator=generator, spread=1.0)
+    g = global_scale(x)
+    mine = op.call(x, g, layout)
+    tiled, small = layout != SfLayout.layout_linear, layout == SfLayout.layout_8x4
+    theirs = {
+        "nvfp4_quantize": lambda: flashinfer.nvfp4_quantize(x, g, flashinfer.SfLayout(layout)),
+        "fp4_quantize": lambda: flashinfer.fp4_quantize(x, g, 16, False, tiled, small),
+        "mxfp4_quantize": lambda: flashinfer.mxfp4_quantize(
+            x, sfLayout=flashinfer.SfLayout(layout)
+        ),
+        "mxfp8_quantize": lambda: flashinfer.mxfp8_quantize(
+            x, sf_swizzle_layout=flashinfer.SfLayout(layout)
+        ),
+    }[op.name]()
+    if not op.scaled:
+        for left, right in zip(mine, theirs, strict=True):
+            same_bits(left, right)
+        return
+    for left, right in zip(mine, theirs, strict=True):
+        assert left.shape == right.shape
+        assert (left != right).float().mean() < 1e-3
