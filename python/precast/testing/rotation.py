@@ -15,6 +15,10 @@ from typing import Any, NamedTuple
 import torch
 
 
+#: Copies of a call's arguments, however small they are.
+MOST_COPIES = 1 << 14
+
+
 class Call(NamedTuple):
     """The arguments of one call."""
 
@@ -35,13 +39,15 @@ def tensor_bytes(values: Sequence[Any]) -> int:
 
 
 def copies_needed(bytes_per_call: int, cache_bytes: int, factor: float = 2.0) -> int:
-    """How many copies exceed ``factor`` times the cache; at least two.
+    """How many copies exceed ``factor`` times the cache; from two to :data:`MOST_COPIES`.
 
     Two even for huge tensors: the end of one call's buffers is still cached when the next starts.
+    Calls on less than 8 KB may find their data in L2: millions of copies would take minutes to
+    make, and no graph holds as many calls.
     """
     if bytes_per_call <= 0:
         return 1
-    return max(2, math.ceil(factor * cache_bytes / bytes_per_call))
+    return min(MOST_COPIES, max(2, math.ceil(factor * cache_bytes / bytes_per_call)))
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
