@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from code_params import CODES
 
 import precast
 from precast.testing import Guarded
 
-TYPES = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2, "i8": torch.int8}
 OUT = [torch.float32, torch.float16, torch.bfloat16]
-codes_of = pytest.mark.parametrize("word", TYPES)
+codes_of = pytest.mark.parametrize("kind", CODES)
 into = pytest.mark.parametrize("dtype", OUT, ids=["f32", "f16", "bf16"])
 
 
@@ -60,13 +60,13 @@ def tiles(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
     ],
 )
 def test_tiles(
-    word: str,
+    kind: torch.dtype,
     dtype: torch.dtype,
     shape: tuple[int, ...],
     tile: tuple[int, int],
     generator: torch.Generator,
 ) -> None:
-    codes = draw(*shape, dtype=TYPES[word], generator=generator)
+    codes = draw(*shape, dtype=kind, generator=generator)
     scales = scales_of(*tiles(shape, tile), generator=generator)
     want = expected(codes, scales, tile, dtype)
     guard = Guarded(shape, dtype)

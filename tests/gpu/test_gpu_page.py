@@ -8,6 +8,7 @@ from typing import Any
 import page_cases
 import pytest
 import torch
+from code_params import FP8
 from page_cases import (
     FORMS,
     LAYOUTS,
@@ -23,7 +24,6 @@ import precast
 
 BF16 = torch.bfloat16
 DTYPES = [torch.float16, BF16, torch.float32, torch.float8_e4m3fn, torch.float8_e5m2, torch.uint8]
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
 by_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d).removeprefix("torch."))
 by_form = pytest.mark.parametrize("form", FORMS)
 by_layout = pytest.mark.parametrize("layout", LAYOUTS)

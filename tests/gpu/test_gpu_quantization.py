@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from code_params import CODES, E4M3_PARAM
 from quant_calls import (
     ALL,
     ANY_LENGTH,
@@ -103,14 +104,23 @@ def test_row_counts(case: QuantCall, rows: int, generator: torch.Generator) -> N
 
 
 @every
-@pytest.mark.parametrize("source", [torch.float16, BF16, torch.float32])
-@pytest.mark.parametrize("dtype", [E4M3, E5M2, I8], ids=["e4m3", "e5m2", "i8"])
+@pytest.mark.parametrize("source", [torch.float16, BF16])
+@pytest.mark.parametrize("dtype", CODES)
 def test_types(
     case: QuantCall, source: torch.dtype, dtype: torch.dtype, generator: torch.Generator
 ) -> None:
-    if case.gated and source == torch.float32:
-        pytest.skip("activations are 16 bits wide")
     x = draw(case, 37, 1152, dtype=source, generator=generator)
+    case.check(x, dtype, case.call(x, dtype))
+
+
+@pytest.mark.parametrize("case", [c for c in ALL if not c.gated], **by_name)
+@pytest.mark.parametrize(
+    "dtype", [E4M3_PARAM, *(pytest.param(d, marks=pytest.mark.jit) for d in (E5M2, I8))]
+)
+def test_types_from_32_bits(
+    case: QuantCall, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    x = draw(case, 37, 1152, dtype=torch.float32, generator=generator)
     case.check(x, dtype, case.call(x, dtype))
 
 
@@ -224,8 +234,8 @@ def test_ragged_blocks(case: QuantCall, shape: tuple[int, ...], generator: torch
 
 
 @pytest.mark.parametrize("case", [c for c in KINDS if not c.gated], **by_name)
-@pytest.mark.parametrize("dtype", [E4M3, E5M2, I8], ids=["e4m3", "e5m2", "i8"])
 @pytest.mark.parametrize("source", [torch.float16, BF16])
+@pytest.mark.parametrize("dtype", CODES)
 def test_every_16_bit_number(case: QuantCall, dtype: torch.dtype, source: torch.dtype) -> None:
     """All finite ones, sorted into rows so that scales of every size occur; then all the others."""
     every_bits = torch.arange(65536, device="cuda").to(torch.uint16).view(torch.int16)

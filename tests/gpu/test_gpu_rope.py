@@ -182,9 +182,14 @@ def test_a_strided_cache(generator: torch.Generator) -> None:
 
 # -- by frequencies -------------------------------------------------------------------------------
 
+Functions = tuple[Callable[..., Any], Callable[..., Any]]  # with new results, and in place
+BY_IDS = (precast.apply_rope_pos_ids, precast.apply_rope_pos_ids_inplace)
+LLAMA31_BY_IDS = (precast.apply_llama31_rope_pos_ids, precast.apply_llama31_rope_pos_ids_inplace)
+
 
 def run_computed(
-    name: str,
+    function: Callable[..., Any],
+    in_place: Callable[..., Any],
     q: torch.Tensor,
     k: torch.Tensor,
     where: tuple[torch.Tensor, ...],
@@ -193,6 +198,7 @@ def run_computed(
     interleave: bool,
     **keywords: Any,
 ) -> None:
+    name = function.__name__
     stem = name.removesuffix("_pos_ids")
     given = {**FREQUENCIES[stem], **keywords}
     frequency = frequencies(rotary_dim or q.shape[-1], **given)
@@ -207,30 +213,36 @@ def run_computed(
                 "old_context_len": length,
             }
     before = q.clone(), k.clone()
-    new = getattr(precast, name)(q, k, *where, **options)
+    new = function(q, k, *where, **options)
     assert same_bits(q, before[0]) and same_bits(k, before[1]), "an input was written"
     check_pair(new, before, phases(positions, frequency), interleave, name)
-    assert getattr(precast, f"{name}_inplace")(q, k, *where, **options) is None
+    assert in_place(q, k, *where, **options) is None
     assert same_bits(q, new[0]) and same_bits(k, new[1]), "in place differs"
 
 
-@pytest.mark.parametrize("name", ["apply_rope_pos_ids", "apply_llama31_rope_pos_ids"])
+@pytest.mark.parametrize("forms", [BY_IDS, LLAMA31_BY_IDS])
 @sizes
 @both_kinds
 def test_position_ids(
-    name: str, head_dim: int, rotary_dim: int, interleave: bool, generator: torch.Generator
+    forms: Functions, head_dim: int, rotary_dim: int, interleave: bool, generator: torch.Generator
 ) -> None:
     for dtype in DTYPES:
         q, k = heads_in("packed", 19, (4, 2), head_dim, dtype=dtype, generator=generator)
         ids = draw_positions(19, 9000, generator)
         size = None if rotary_dim == head_dim else rotary_dim
-        run_computed(name, q, k, (ids,), ids, size, interleave)
+        run_computed(*forms, q, k, (ids,), ids, size, interleave)
 
 
-@pytest.mark.parametrize("name", ["apply_rope", "apply_llama31_rope"])
+@pytest.mark.parametrize(
+    "forms",
+    [
+        (precast.apply_rope, precast.apply_rope_inplace),
+        (precast.apply_llama31_rope, precast.apply_llama31_rope_inplace),
+    ],
+)
 @every_layout
 @pytest.mark.parametrize("wide", [False, True], ids=["i32", "i64"])
-def test_requests(name: str, layout: str, wide: bool, generator: torch.Generator) -> None:
+def test_requests(forms: Functions, layout: str, wide: bool, generator: torch.Generator) -> None:
     """Requests without tokens, and tokens before, between and behind that no request holds."""
     q, k = heads_in(layout, 30, (4, 1), 64, dtype=torch.bfloat16, generator=generator)
     indptr, offsets = [2, 2, 7, 8, 8, 27], [5, 1000, 0, 77, 31000]
@@ -238,7 +250,7 @@ def test_requests(name: str, layout: str, wide: bool, generator: torch.Generator
     for start, end, offset in zip(indptr, indptr[1:], offsets):
         positions[start:end] = offset + torch.arange(end - start)
     where = index(indptr, wide), index(offsets, wide)
-    run_computed(name, q, k, where, positions.to(DEVICE), None, False)
+    run_computed(*forms, q, k, where, positions.to(DEVICE), None, False)
 
 
 def test_no_requests(generator: torch.Generator) -> None:
@@ -248,14 +260,14 @@ def test_no_requests(generator: torch.Generator) -> None:
     assert_close(q, before)
 
 
-@pytest.mark.parametrize("name", ["apply_rope_pos_ids", "apply_llama31_rope_pos_ids"])
+@pytest.mark.parametrize("forms", [BY_IDS, LLAMA31_BY_IDS])
 @both_kinds
-def test_positions_far_out(name: str, interleave: bool, generator: torch.Generator) -> None:
+def test_positions_far_out(forms: Functions, interleave: bool, generator: torch.Generator) -> None:
     """An angle in plain fp32 would be off by more than a radian at the last of them."""
     ids = index([0, 1, -1, -500, 131071, 10**6, 2**20 + 1, 2**24 - 1])
     for dtype in DTYPES:
         q, k = heads_in("contiguous", 8, (8, 8), 128, dtype=dtype, generator=generator)
-        run_computed(name, q, k, (ids,), ids, None, interleave)
+        run_computed(*forms, q, k, (ids,), ids, None, interleave)
 
 
 @pytest.mark.parametrize(
@@ -265,13 +277,13 @@ def test_positions_far_out(name: str, interleave: bool, generator: torch.Generat
 def test_other_frequencies(
     scale: float, theta: float, llama31: Llama31 | None, generator: torch.Generator
 ) -> None:
-    name = "apply_rope_pos_ids" if llama31 is None else "apply_llama31_rope_pos_ids"
+    forms = BY_IDS if llama31 is None else LLAMA31_BY_IDS
     ids = draw_positions(40, 100_000, generator)
     q, k = heads_in("contiguous", 40, (2, 2), 128, dtype=torch.float16, generator=generator)
     keywords: dict[str, Any] = {"scale": scale, "theta": theta}
     if llama31 is not None:
         keywords["llama31"] = llama31
-    run_computed(name, q, k, (ids,), ids, None, False, **keywords)
+    run_computed(*forms, q, k, (ids,), ids, None, False, **keywords)
 
 
 # -- empty and huge -------------------------------------------------------------------------------

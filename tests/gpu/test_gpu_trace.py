@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from code_params import E5M2_PARAM
 from gpu_cases import CASES
 
 from precast.testing import assert_close
@@ -22,7 +23,16 @@ PAIRS = registered()
 
 
 @pytest.mark.parametrize(
-    ("function", "template"), PAIRS, ids=[template.name_prefix for _, template in PAIRS]
+    ("function", "template"),
+    [
+        pytest.param(
+            function,
+            template,
+            id=template.name_prefix,
+            marks=E5M2_PARAM.marks if template.name_prefix.endswith("e5m2") else (),
+        )
+        for function, template in PAIRS
+    ],
 )
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_kernel_gives_what_its_definition_says(

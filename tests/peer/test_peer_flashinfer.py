@@ -65,6 +65,8 @@ def compare(case: OpCase, args: tuple[Any, ...], **keywords: Any) -> None:
 def test_same_numbers(
     case: OpCase, dtype: torch.dtype, hidden: int, generator: torch.Generator
 ) -> None:
+    if case.name == "fused_add_rmsnorm_fp8_block_quant" and hidden % 256:
+        pytest.skip("FlashInfer's takes multiples of 256 only")
     for rows in (1, 33, 512):
         compare(case, case.arguments(case.input_shape(rows, hidden), dtype, generator))
 
