@@ -27,6 +27,21 @@ from precast.testing import (
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
 
+class Parts(NamedTuple):
+    """The separate ops that a fused one replaces.
+
+    Attributes
+    ----------
+    run : callable
+        Takes the arguments of ``Case.make`` and calls our ops one after the other.
+    bytes_moved : int
+        The least that they must read and write together.
+    """
+
+    run: Callable[..., Any]
+    bytes_moved: int
+
+
 class Case(NamedTuple):
     """One op at one shape.
 
@@ -49,6 +64,8 @@ class Case(NamedTuple):
         Operations on matrix units, if there are any; they decide which ceiling applies.
     dtype : torch.dtype, optional
         What the case was made for. Default: that of the first argument.
+    parts : Parts, optional
+        What a fused op replaces, for the peer ``parts``.
     """
 
     op: str
@@ -59,6 +76,7 @@ class Case(NamedTuple):
     eager: Callable[..., Any] | None = None
     flops: int = 0
     dtype: torch.dtype | None = None
+    parts: Parts | None = None
 
     @property
     def ours(self) -> Callable[..., Any]:
@@ -97,8 +115,11 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
     ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
     word = DTYPE_WORDS[str(dtype)]
+    expected = {}
+    if case.parts is not None and "parts" in timings:
+        expected["parts"] = case.parts.bytes_moved / case.bytes_moved
     return report.Result(
-        case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops
+        case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops, expected
     )
 
 

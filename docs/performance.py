@@ -204,7 +204,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
-    """What README.md shows: the smallest and the largest shape of every op."""
+    """What README.md shows: the smallest and the largest shape of the first op of every family."""
     parts = []
     for runs in results.values():
         ops = [run for run in runs.values() if run.measures_ops and run.records]
@@ -233,12 +233,10 @@ def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
 
 
 def _ends(run: Run) -> list[dict]:
-    """Of every op the record that moves the fewest bytes and the one that moves most."""
-    found = []
-    for op in dict.fromkeys(record["op"] for record in run.records):
-        mine = sorted((r for r in run.records if r["op"] == op), key=lambda r: r["bytes_moved"])
-        found += mine[:1] + mine[-1:] * (len(mine) > 1)
-    return found
+    """Of the first op the record that moves the fewest bytes and the one that moves most."""
+    first = run.records[0]["op"]
+    mine = sorted((r for r in run.records if r["op"] == first), key=lambda r: r["bytes_moved"])
+    return mine[:1] + mine[-1:] * (len(mine) > 1)
 
 
 def _headlines(records: Sequence[Mapping[str, object]]) -> list[list[str]]:

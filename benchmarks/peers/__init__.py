@@ -38,7 +38,7 @@ def is_installed(name: str) -> bool:
 def distributions() -> list[str]:
     """What pip calls the packages of the peers that are installed, for their versions."""
     providing = importlib.metadata.packages_distributions()
-    packages = {_adapter(name).PACKAGE for name in names()} - {"torch"}
+    packages = {_adapter(name).PACKAGE for name in names()} - {"torch", "precast"}
     return sorted({d for package in packages for d in providing.get(package, ())})
 
 

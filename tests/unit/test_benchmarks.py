@@ -176,12 +176,18 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     record = harness.measure(case, "scale", ceilings, settings).record()
     assert record["gpu_us"]["precast"]["median"] == pytest.approx(10.0)
     assert record["ratio"] == {"torch": 2.5}
+    assert record["expected"] == {}
     assert record["dtype"] == "bf16"
     assert (record["ceiling"], record["share"]) == ("elementwise", 0.5)
     assert record["tflops"] == (200.0 if flops else None)
     heavy = case._replace(flops=6 * 10**9)
     record = harness.measure(heavy, "scale", ceilings, settings).record()
     assert (record["ceiling"], record["share"]) == ("matmul", 0.75)
+    fused = case._replace(parts=harness.Parts(device.kernel(0.03), 36_000_000))
+    settings = harness.Settings(["parts"], refcheck=False)
+    record = harness.measure(fused, "scale", ceilings, settings).record()
+    assert record["ratio"] == {"parts": 3.0}
+    assert record["expected"] == {"parts": 1.8}
 
 
 # -- run.py ---------------------------------------------------------------------------------------
@@ -248,7 +254,7 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
             ["--routine", "nope"],
             "--routine: unknown nope; legal: activation, ",
         ),
-        (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, compile, torch, none"),
+        (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, parts, compile, torch, none"),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case has what --op and --shape ask for"),
         (["--routine", "norm", "--dtype", "f32"], "--dtype: norm has no f32; legal: bf16, f16"),
@@ -334,7 +340,7 @@ def test_a_peer_is_found_when_its_adapter_and_its_package_are_there(
     (tmp_path / "made_up.py").write_text(adapter.replace("flashinfer", "made_up_kernels"))
     monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
     peers.names.cache_clear()
-    assert peers.names() == ("flashinfer", "made_up", "compile", "torch")
+    assert peers.names() == ("flashinfer", "made_up", "parts", "compile", "torch")
     case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0), None)
     wanted = ["made_up", "torch"]
     assert not peers.is_installed("made_up")

@@ -88,7 +88,7 @@ def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
     assert "| import, without torch | 20 ms | - |" in page
 
 
-def test_readme_has_both_ends_of_every_op(root: Path) -> None:
+def test_readme_has_both_ends_of_a_family(root: Path) -> None:
     block = PERFORMANCE.readme_block(newest(root / PERFORMANCE.RESULTS))
     assert "| `f` | [1] | bf16 | 1.50 | 0.500 | 2.00 | bbbbbbb |" in block
     assert "| `f` | [3] |" in block

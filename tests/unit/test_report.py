@@ -54,6 +54,18 @@ def test_table_and_ratio(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[1].index("80.00") + 5 == lines[2].index("1.50") + 4
 
 
+def test_what_the_bytes_promise_stands_beside_what_was_measured() -> None:
+    fused = _results()[0]._replace(
+        timings={"precast": timing(80.0), "parts": timing(120.0)}, expected={"parts": 1.8}
+    )
+    rows = report.table([fused.record(), *_records()])
+    column = rows[0].index("x parts by bytes")
+    assert [row[column] for row in rows[1:]] == ["1.80", "-", "-"]
+    assert rows[1][rows[0].index("x parts")] == "1.50"
+    old = {k: v for k, v in fused.record().items() if k != "expected"}  # older files have none
+    assert "x parts by bytes" not in report.table([old])[0]
+
+
 def test_matrix_products_have_their_own_column_and_ceiling() -> None:
     rows = report.table([*_records(), _with_flops().record()])
     column = rows[0].index("TFLOP/s")

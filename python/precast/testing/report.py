@@ -13,6 +13,7 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple, TextIO
 
 from precast.testing.ceilings import Ceiling
@@ -39,6 +40,8 @@ class Result(NamedTuple):
         What limits the call in this run, see :func:`limit`.
     flops : int
         Operations on matrix units, 0 where there are none.
+    expected : mapping of str to float
+        By how much a peer should be slower, from the bytes that it moves.
     """
 
     op: str
@@ -49,6 +52,7 @@ class Result(NamedTuple):
     cpu: Mapping[str, Timing]
     ceiling: Ceiling | None = None
     flops: int = 0
+    expected: Mapping[str, float] = MappingProxyType({})
 
     @property
     def ours(self) -> Timing:
@@ -90,6 +94,7 @@ class Result(NamedTuple):
             "share": None if self.share is None else round(self.share, 4),
             "gpu_us": {name: _microseconds(t) for name, t in self.timings.items()},
             "ratio": {p: round(self.ratio(p), 3) for p in self.timings if p != "precast"},
+            "expected": {p: round(ratio, 3) for p, ratio in self.expected.items()},
             "cpu_us": {name: _microseconds(t) for name, t in self.cpu.items()},
         }
 
@@ -122,7 +127,9 @@ def table(records: Sequence[Record]) -> list[list[str]]:
     peers = peers_of(records)
     rates = ["GB/s"] + ["TFLOP/s"] * any(record["flops"] for record in records)
     header = ["op", "shape", "dtype", "us", "p20-p80", *rates, "of ceiling", "CPU us"]
-    rows = [[*header, *(f"x {peer}" for peer in peers)]]
+    by_bytes = [p for p in peers if any(p in r.get("expected", ()) for r in records)]
+    columns = [*(f"x {peer}" for peer in peers), *(f"x {peer} by bytes" for peer in by_bytes)]
+    rows = [[*header, *columns]]
     for record in records:
         ours = record["gpu_us"]["precast"]
         cpu = record["cpu_us"].get("precast")
@@ -138,6 +145,7 @@ def table(records: Sequence[Record]) -> list[list[str]]:
                 _cell(record["share"], 3),
                 "-" if cpu is None else f"{cpu['median']:.2f}",
                 *(_cell(record["ratio"].get(peer), 2) for peer in peers),
+                *(_cell(record.get("expected", {}).get(peer), 2) for peer in by_bytes),
             ]
         )
     return rows
