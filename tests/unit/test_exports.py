@@ -13,6 +13,7 @@ import torch
 import precast
 from precast._dispatch import KERNELS
 from precast.loader import plan
+from precast.trace import make_inputs, registered
 
 EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in op.exports]
 
@@ -57,11 +58,43 @@ def test_schema_reference_and_public_signature_agree(export):
         assert {*names} - {*public} <= written
         new = {*public} - {*names}
         assert all(public[name].default is not inspect.Parameter.empty for name in new)
-    else:  # What a compiled call passes to the export, as the public function's arguments.
-        tensors = {name: torch.zeros(()) for name in names}
-        given = kernel.public(*tensors.values())
+    else:
+        given = kernel.public(*(torch.zeros(()) for _ in names))
         assert len(given) == len(public)
-        for parameter, value in zip(public, given):
-            assert value is tensors.get(parameter, value) or parameter in ("out", "sfLayout")
     assert kernel.first_tensor == names[0]
     assert any(argument.is_write for argument in schema.arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "template"),
+    [
+        pytest.param(function, template, id=template.name_prefix)
+        for function, template in registered()
+        if any(k.public for k in KERNELS.values() if k.function == function.__name__)
+    ],
+)
+def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, template, monkeypatch):
+    """The export's arguments, as those of the public function again: nothing changes places."""
+    given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
+    passed = []
+    for kernel in KERNELS.values():
+        if kernel.public is not None and kernel.function == function.__name__:
+
+            def reference(*args, kernel=kernel, run=kernel.reference):
+                passed.append((kernel, args))
+                run(*args)
+
+            monkeypatch.setattr(kernel, "reference", reference)
+    bound = inspect.signature(function).bind(**given)
+    bound.apply_defaults()
+    with precast.reference_mode():
+        function(**given)
+    assert passed
+    for kernel, args in passed:
+        for (name, was), now in zip(bound.arguments.items(), kernel.public(*args), strict=True):
+            for left, right in zip(_leaves(was), _leaves(now), strict=True):
+                if isinstance(left, torch.Tensor):
+                    same = left.data_ptr() == right.data_ptr() and left.shape == right.shape
+                    assert same, f"{kernel.export}: {name}"
+                elif left is not None:
+                    assert left == right, f"{kernel.export}: {name}"
