@@ -52,9 +52,9 @@ void entry(const char* op, Activation activation, const TensorView& input, const
   check_pointer(in);
   check_pointer(to);
   check_items(to, view, view.columns / 2);
-  const RowMemory memory(to, view, 1, view.columns / 2);
-  check_rows_apart(memory);
-  check_memory_apart(memory, RowMemory(in, view, 0, view.columns));
+  const TensorMemory memory(to);
+  check_elements_apart(memory);
+  check_memory_apart(memory, in);
 
   ActAndMulParams params = {};
   params.input = data_of(input);

@@ -83,7 +83,7 @@ void entry(const Arg& in, const Arg* global, const Arg& to, const Arg& sf, const
       << in.what() << " must have at most " << kMaxItems
       << " items of 16 elements, with the scales' padding, got shape "
       << to_string(in.tensor.shape()) << "; call on parts of it";
-  check_contiguous_apart(sf, to);
+  check_memory_apart(sf, to);
 
   params.input = data_of(in.tensor);
   params.out = data_of(to.tensor);
@@ -94,13 +94,7 @@ void entry(const Arg& in, const Arg* global, const Arg& to, const Arg& sf, const
   params.padded_columns = call.padded_columns;
   params.global_is_inverse = call.global_is_inverse;
   params.layout = layout;
-  const RowMemory input_memory(in, view, 0, columns);
-  for (const Arg& out : {to, sf}) {
-    const intptr_t begin = reinterpret_cast<intptr_t>(data_of(out.tensor));
-    PRECAST_CHECK(begin >= input_memory.end || begin + out.tensor.numel() <= input_memory.begin,
-                  ValueError)
-        << out.what() << " must not overlap " << in.name << "'s memory; call .clone()";
-  }
+  for (const Arg& out : {to, sf}) check_memory_apart(out, in);
   launch_on(in, [&](cudaStream_t stream) {
     return block_quantize(call.recipe, params, call.enable_pdl, stream);
   });

@@ -40,7 +40,7 @@ void block_scale_interleave_export(TensorView unswizzled_sf, TensorView out, boo
   check_contiguous(to);
   if (count == 0) return;
   check_vector_aligned(to);
-  check_contiguous_apart(to, in);
+  check_memory_apart(to, in);
   constexpr int64_t kMost = 0x7fffffff;
   const int64_t bands = (rows + 127) / 128, chunks = (columns + 31) / 32;
   PRECAST_CHECK(rows <= kMost && columns <= kMost && experts <= kMost / bands / chunks, ValueError)

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of concat_mla_k.
+#include "memory_checks.h"
 #include "precast/concat_ops.cuh"
-#include "tensor_memory.h"
 
 namespace precast {
 
@@ -45,8 +45,8 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
   if (tokens == 0 || heads == 0 || k.size(2) == 0) return;
   const TensorMemory memory(out);
   check_elements_apart(memory);
-  check_tensors_apart(memory, TensorMemory(nope));
-  check_tensors_apart(memory, TensorMemory(rope));
+  check_memory_apart(memory, TensorMemory(nope));
+  check_memory_apart(memory, TensorMemory(rope));
   constexpr int64_t kMaxRows = 0x7fffffff;
   PRECAST_CHECK(tokens <= kMaxRows / heads, ValueError)
       << out.what() << " must have at most " << kMaxRows << " rows, got shape "

@@ -65,11 +65,9 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
   if (x.numel() == 0) return;
   const RowView view = view_as_rows({in, to}, false);  // Bounds the rows.
   check_items(to, view, view.columns);
-  const RowMemory memory(to, view, 1, view.columns);
-  check_rows_apart(memory);
-  const RowMemory codes(in, view, 0, view.columns);
-  PRECAST_CHECK(memory.end <= codes.begin || codes.end <= memory.begin, ValueError)
-      << to.what() << " must not overlap x's memory; call .clone()";
+  const TensorMemory memory(to);
+  check_elements_apart(memory);
+  check_memory_apart(memory, in);
 
   DequantizeParams params = {};
   params.input = data_of(x);

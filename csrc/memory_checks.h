@@ -1,98 +1,124 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where tensors lie in memory: an output holds each element once, and shares no byte with another
-// tensor unless it is that tensor.
+// tensor unless it is that tensor. Tensors have any strides and element sizes: slices of one packed
+// buffer, caches in any order of dimensions.
 #pragma once
+
+#include <cstdint>
 
 #include "tvm_ffi_utils.h"
 
 namespace precast {
 
-// One argument of a RowView as memory: runs of `columns` elements at two strides, the nearer first.
-// Either order of the row dimensions is legal: heads inside tokens, tokens inside heads.
-struct RowMemory {
-  const Arg& arg;
-  int64_t columns;
-  int64_t near_stride, near_count;
-  int64_t far_stride, far_count;
-  bool swapped;         // the row dimensions stand in the other order: far inside near
-  intptr_t begin, end;  // bytes
-
-  // `which` counts in the order of view_as_rows().
-  RowMemory(const Arg& tensor, const RowView& view, int which, int64_t columns)
-      : arg(tensor),
-        columns(columns),
-        near_stride(view.strides[which].inner),
-        near_count(view.rows.inner.value),
-        far_stride(view.strides[which].outer),
-        far_count(view.rows.count / near_count),
-        swapped(far_count > 1 && near_count > 1 && far_stride < near_stride) {
-    if (swapped) {
-      std::swap(near_stride, far_stride);
-      std::swap(near_count, far_count);
+class TensorMemory {
+ public:
+  // Implicit: an Arg, which must outlive it, stands for its memory. Dimensions of more than one
+  // element, nearest first.
+  TensorMemory(const Arg& tensor) : arg(tensor) {
+    const TensorView& t = tensor.tensor;
+    begin_ = reinterpret_cast<intptr_t>(data_of(t));
+    item_ = (t.dtype().bits + 7) / 8;
+    for (int i = 0; i < t.ndim(); ++i) {
+      empty_ = empty_ || t.size(i) == 0;
+      if (t.size(i) <= 1 || dims_ == kMaxDims) continue;
+      const int64_t stride = t.stride(i) * item_;
+      int at = dims_++;
+      for (; at > 0 && strides_[at - 1] > stride; --at) {
+        strides_[at] = strides_[at - 1];
+        sizes_[at] = sizes_[at - 1];
+      }
+      strides_[at] = stride;
+      sizes_[at] = t.size(i);
     }
-    begin = reinterpret_cast<intptr_t>(data_of(arg.tensor));
-    end = begin + ((far_count - 1) * far_stride + near_extent()) * item_size();
   }
 
-  int64_t near_extent() const { return (near_count - 1) * near_stride + columns; }
-  int64_t item_size() const { return (arg.tensor.dtype().bits + 7) / 8; }
+  bool holds_each_element_once() const {
+    int64_t extent = item_;  // of the dimensions nearer than this one
+    for (int i = 0; i < dims_; ++i) {
+      if (strides_[i] < extent) return empty_;
+      extent += (sizes_[i] - 1) * strides_[i];
+    }
+    return true;
+  }
+
+  // The same elements in the same order. As many tokens as heads: a transposed view has the same
+  // strides, for other elements.
+  bool is(const TensorMemory& other) const {
+    if (begin_ != other.begin_ || item_ != other.item_) return false;
+    const TensorView &a = arg.tensor, &b = other.arg.tensor;
+    if (a.ndim() != b.ndim()) return false;
+    for (int i = 0; i < a.ndim(); ++i) {
+      if (a.size(i) != b.size(i) || (a.size(i) > 1 && a.stride(i) != b.stride(i))) return false;
+    }
+    return true;
+  }
+
+  // False where nothing proves it. Slices of one packed tensor are told apart by a stride of
+  // theirs: each stays within its own part of every period.
+  bool is_apart(const TensorMemory& other) const {
+    const int64_t distance = other.begin_ - begin_;
+    if (empty_ || other.empty_) return true;
+    if (distance >= extent_within(kWhole) || -distance >= other.extent_within(kWhole)) return true;
+    for (const TensorMemory* memory : {this, &other}) {
+      for (int i = 0; i < memory->dims_; ++i) {
+        const int64_t period = memory->strides_[i];
+        if (period <= 0 || !repeats(period) || !other.repeats(period)) continue;
+        const int64_t phase = (distance % period + period) % period;
+        if (phase >= extent_within(period) && period - phase >= other.extent_within(period)) {
+          return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  const Arg& arg;
+
+ private:
+  static constexpr int kMaxDims = 8;
+  static constexpr int64_t kWhole = INT64_MAX;
+
+  // Bytes from the first to behind the last, over the dimensions whose strides are below `period`.
+  int64_t extent_within(int64_t period) const {
+    int64_t bytes = item_;
+    for (int i = 0; i < dims_ && strides_[i] < period; ++i) bytes += (sizes_[i] - 1) * strides_[i];
+    return bytes;
+  }
+
+  // Whether every `period` bytes look alike.
+  bool repeats(int64_t period) const {
+    for (int i = 0; i < dims_; ++i) {
+      if (strides_[i] > period && strides_[i] % period != 0) return false;
+    }
+    return true;
+  }
+
+  int64_t strides_[kMaxDims] = {};  // bytes
+  int64_t sizes_[kMaxDims] = {};
+  int dims_ = 0;
+  bool empty_ = false;
+  int64_t item_;
+  intptr_t begin_;
 };
 
-// True if runs of `a` and of `b` elements, each repeated every `stride` elements and starting
-// `distance` apart, never meet.
-inline bool runs_are_apart(int64_t distance, int64_t a, int64_t b, int64_t stride) {
-  if (stride <= 0) return false;
-  const int64_t phase = (distance % stride + stride) % stride;
-  return phase >= a && stride - phase >= b;
-}
-
-// Slices of one packed tensor are told apart by their common strides. False where nothing proves
-// that the two are apart.
-inline bool memory_is_apart(const RowMemory& a, const RowMemory& b) {
-  if (a.end <= b.begin || b.end <= a.begin) return true;
-  const int64_t bytes = b.begin - a.begin;
-  if (a.item_size() != b.item_size()) return false;
-  if (a.near_stride != b.near_stride || a.far_stride != b.far_stride || bytes % a.item_size() != 0)
-    return false;
-  const int64_t distance = bytes / a.item_size();
-  if (runs_are_apart(distance, a.near_extent(), b.near_extent(), a.far_stride)) return true;
-  return a.near_stride > 0 && a.far_stride % a.near_stride == 0 &&
-         runs_are_apart(distance, a.columns, b.columns, a.near_stride);
-}
-
-// Throws ValueError if rows of an output overlap each other.
-PRECAST_ONE_COPY void check_rows_apart(const RowMemory& out) {
-  const bool apart = (out.near_count == 1 || out.near_stride >= out.columns) &&
-                     (out.far_count == 1 || out.far_stride >= out.near_extent());
-  PRECAST_CHECK(apart, ValueError)
+// Throws ValueError if an output holds an element twice.
+PRECAST_ONE_COPY void check_elements_apart(const TensorMemory& out) {
+  PRECAST_CHECK(out.holds_each_element_once(), ValueError)
       << out.arg.what() << " must not hold an element twice, got strides "
       << to_string(out.arg.tensor.strides()) << " for shape " << to_string(out.arg.tensor.shape());
 }
 
 // Throws ValueError if `out` shares memory with `other`.
-PRECAST_ONE_COPY void check_memory_apart(const RowMemory& out, const RowMemory& other) {
-  PRECAST_CHECK(memory_is_apart(out, other), ValueError)
+PRECAST_ONE_COPY void check_memory_apart(const TensorMemory& out, const TensorMemory& other) {
+  PRECAST_CHECK(out.is_apart(other), ValueError)
       << out.arg.what() << " must not overlap " << other.arg.name << "'s memory; call .clone()";
 }
 
 // The same, for an output that may be the input itself.
-PRECAST_ONE_COPY void check_same_or_apart(const RowMemory& out, const RowMemory& input) {
-  // As many tokens as heads: a transposed view has the same strides, for other rows.
-  const bool same = out.item_size() == input.item_size() && out.begin == input.begin &&
-                    out.columns == input.columns && out.near_stride == input.near_stride &&
-                    out.far_stride == input.far_stride && out.swapped == input.swapped;
-  PRECAST_CHECK(same || memory_is_apart(out, input), ValueError)
+PRECAST_ONE_COPY void check_same_or_apart(const TensorMemory& out, const TensorMemory& input) {
+  PRECAST_CHECK(out.is(input) || out.is_apart(input), ValueError)
       << out.arg.what() << " must be " << input.arg.name
       << " itself or not overlap its memory; call .clone()";
-}
-
-// Throws ValueError if an output shares memory with another tensor; both are contiguous.
-PRECAST_ONE_COPY void check_contiguous_apart(const Arg& out, const Arg& other) {
-  const auto bytes = [](const Arg& a) { return a.tensor.numel() * (a.tensor.dtype().bits / 8); };
-  const char* a = static_cast<const char*>(data_of(out.tensor));
-  const char* b = static_cast<const char*>(data_of(other.tensor));
-  PRECAST_CHECK(a + bytes(out) <= b || b + bytes(other) <= a, ValueError)
-      << out.what() << " must not overlap " << other.name << "'s memory; call .clone()";
 }
 
 }  // namespace precast

@@ -23,7 +23,7 @@ void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& we
   check_norm_peer(to, in, norm_dtype);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in, view, 1);
+  check_norm_output(to, in);
 
   RmsNormParams params = {};
   set_rms_rows(params, in, &weight, view, eps, weight_bias);
@@ -42,10 +42,9 @@ void fused_add_entry(const char* op, const TensorView& input, const TensorView& 
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_dtype);
   const RowView view = view_as_rows({in, added}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  const RowMemory input_memory(in, view, 0, view.columns);
-  const RowMemory residual_memory(added, view, 1, view.columns);
-  check_rows_apart(input_memory);
-  check_rows_apart(residual_memory);
+  const TensorMemory input_memory(in), residual_memory(added);
+  check_elements_apart(input_memory);
+  check_elements_apart(residual_memory);
   check_memory_apart(residual_memory, input_memory);
 
   RmsNormParams params = {};
@@ -87,7 +86,7 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   check_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in, view, 1);
+  check_norm_output(to, in);
 
   LayerNormParams params = {};
   params.input = data_of(input);

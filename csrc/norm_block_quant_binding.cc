@@ -34,14 +34,6 @@ void check_block_scale(const Arg& scales, const Arg& in, int64_t rows, int64_t g
   check_contiguous(scales);
 }
 
-// Throws ValueError if the scales share memory with a tensor of the call.
-void check_scales_apart(const Arg& scales, const RowMemory& other) {
-  const intptr_t begin = reinterpret_cast<intptr_t>(data_of(scales.tensor));
-  const intptr_t end = begin + scales.tensor.numel() * int64_t(sizeof(float));
-  PRECAST_CHECK(end <= other.begin || other.end <= begin, ValueError)
-      << scales.what() << " must not overlap " << other.arg.name << "'s memory; call .clone()";
-}
-
 void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor normed_out,
                         TensorView input, TensorView residual, TensorView weight, double eps,
                         bool enable_pdl, bool column_major_scales, bool scale_ue8m0) {
@@ -67,24 +59,23 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
   const int64_t groups = view.columns / kQuantGroup;
   check_block_scale(scales, in, view.rows.count, groups, column_major_scales);
   if (view.rows.count == 0 || view.columns == 0) return;
-  const RowMemory input_memory(in, view, 0, view.columns);
-  const RowMemory residual_memory(added, view, 1, view.columns);
-  const RowMemory out_memory(to, view, 2, view.columns);
-  check_rows_apart(residual_memory);
-  check_rows_apart(out_memory);
+  const TensorMemory input_memory(in), residual_memory(added), out_memory(to);
+  const TensorMemory scales_memory(scales);
+  check_elements_apart(residual_memory);
+  check_elements_apart(out_memory);
   check_memory_apart(residual_memory, input_memory);
   check_memory_apart(out_memory, input_memory);
   check_memory_apart(out_memory, residual_memory);
-  for (const RowMemory& other : {input_memory, residual_memory, out_memory}) {
-    check_scales_apart(scales, other);
+  for (const TensorMemory& other : {input_memory, residual_memory, out_memory}) {
+    check_memory_apart(scales_memory, other);
   }
   if (normed_out.has_value()) {
-    const RowMemory normed_memory(normed, view, 3, view.columns);
-    check_rows_apart(normed_memory);
+    const TensorMemory normed_memory(normed);
+    check_elements_apart(normed_memory);
     check_same_or_apart(normed_memory, input_memory);
     check_memory_apart(normed_memory, residual_memory);
     check_memory_apart(normed_memory, out_memory);
-    check_scales_apart(scales, normed_memory);
+    check_memory_apart(scales_memory, normed_memory);
   }
 
   RmsNormBlockQuantParams params = {};

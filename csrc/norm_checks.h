@@ -64,12 +64,11 @@ PRECAST_ONE_COPY void check_scale(const Arg& scale, const Arg& in) {
       << scale.what() << " must have shape [1] or [], got " << to_string(t.shape());
 }
 
-// An output that may be the input, tensor 0 of the view; `which` counts in the view's order.
-PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in, const RowView& view,
-                                        int which) {
-  const RowMemory memory(out, view, which, view.columns);
-  check_rows_apart(memory);
-  check_same_or_apart(memory, RowMemory(in, view, 0, view.columns));
+// An output that may be the input.
+PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
+  const TensorMemory memory(out);
+  check_elements_apart(memory);
+  check_same_or_apart(memory, in);
 }
 
 // The parameters that all RMS norms have.

@@ -17,13 +17,10 @@ cudaError_t layernorm_quant(const LayerNormParams& params, bool enable_pdl, cuda
 namespace {
 
 // The output has another type than the inputs, so it is none of them.
-void check_quantized_output(const Arg& to, std::initializer_list<Arg> inputs, const RowView& view) {
-  const RowMemory memory(to, view, static_cast<int>(inputs.size()), view.columns);
-  check_rows_apart(memory);
-  int which = 0;
-  for (const Arg& arg : inputs) {
-    check_memory_apart(memory, RowMemory(arg, view, which++, view.columns));
-  }
+void check_quantized_output(const Arg& to, std::initializer_list<Arg> inputs) {
+  const TensorMemory memory(to);
+  check_elements_apart(memory);
+  for (const Arg& arg : inputs) check_memory_apart(memory, arg);
 }
 
 void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, TensorView scale,
@@ -38,7 +35,7 @@ void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, T
   check_scale(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_quantized_output(to, {in}, view);
+  check_quantized_output(to, {in});
 
   RmsNormQuantParams params = {};
   set_rms_rows(params, in, &weight, view, eps, 0.0f);
@@ -63,10 +60,10 @@ void fused_add_rmsnorm_quant_export(TensorView out, TensorView input, TensorView
   check_scale(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, added, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  const RowMemory residual_memory(added, view, 1, view.columns);
-  check_rows_apart(residual_memory);
-  check_memory_apart(residual_memory, RowMemory(in, view, 0, view.columns));
-  check_quantized_output(to, {in, added}, view);
+  const TensorMemory residual_memory(added);
+  check_elements_apart(residual_memory);
+  check_memory_apart(residual_memory, in);
+  check_quantized_output(to, {in, added});
 
   RmsNormQuantParams params = {};
   set_rms_rows(params, in, &weight, view, eps, 0.0f);
@@ -91,7 +88,7 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   check_scale(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_quantized_output(to, {in}, view);
+  check_quantized_output(to, {in});
 
   LayerNormParams params = {};
   params.input = data_of(input);

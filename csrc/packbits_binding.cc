@@ -69,7 +69,7 @@ void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
       << to.what() << " must have shape [" << (x.size(0) + 7) / 8 << "], got "
       << to_string(y.shape());
   if (x.size(0) == 0) return;
-  check_contiguous_apart(to, in);
+  check_memory_apart(to, in);
   PackBitsParams params = {};
   params.x = data_of(x);
   params.y = data_of(y);
@@ -109,7 +109,7 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   const bool wide = check_indptr(starts);
   check_new_indptr(new_starts, starts);
   check_bytes(to, in);
-  for (const Arg& other : {in, starts, new_starts}) check_contiguous_apart(to, other);
+  for (const Arg& other : {in, starts, new_starts}) check_memory_apart(to, other);
   PackBitsParams params = {};
   params.x = data_of(x);
   params.y = data_of(out);

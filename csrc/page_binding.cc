@@ -176,11 +176,11 @@ void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, 
   p.positions = check_rows_out(places, indptr, nnz);
   if (nnz == 0) return;
   const TensorMemory first(batches), second(places), of_indptr(indptr), of_lens(lens);
-  check_tensors_apart(first, of_indptr);
-  check_tensors_apart(first, of_lens);
-  check_tensors_apart(second, of_indptr);
-  check_tensors_apart(second, of_lens);
-  check_tensors_apart(second, first);
+  check_memory_apart(first, of_indptr);
+  check_memory_apart(first, of_lens);
+  check_memory_apart(second, of_indptr);
+  check_memory_apart(second, of_lens);
+  check_memory_apart(second, first);
   p.batch = static_cast<uint32_t>(batch);
   p.rows = static_cast<uint32_t>(nnz);
   launch_on(indptr, [&](cudaStream_t stream) {

@@ -4,8 +4,8 @@
 
 #include <tvm/ffi/optional.h>
 
+#include "memory_checks.h"
 #include "precast/core/paged.cuh"
-#include "tensor_memory.h"
 
 namespace precast {
 
@@ -202,13 +202,13 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
   const TensorMemory first(args.first), second(args.second);
   const TensorMemory first_cache(args.first_cache), second_cache(args.second_cache);
   check_elements_apart(first_cache);
-  check_tensors_apart(first_cache, first);
-  check_tensors_apart(first_cache, second);
+  check_memory_apart(first_cache, first);
+  check_memory_apart(first_cache, second);
   if (!one) {
     check_elements_apart(second_cache);
-    check_tensors_apart(second_cache, first);
-    check_tensors_apart(second_cache, second);
-    check_tensors_apart(second_cache, first_cache);
+    check_memory_apart(second_cache, first);
+    check_memory_apart(second_cache, second);
+    check_memory_apart(second_cache, first_cache);
   }
   p.tokens = static_cast<uint32_t>(tokens);
   const uint64_t most = kMaxItems;

@@ -21,48 +21,6 @@ constexpr double kLeastEps = 1e-30;                // a smaller scale has no fin
 
 inline bool has_i32(const Arg& arg) { return same_dtype(arg.tensor.dtype(), {kDLInt, 32, 1}); }
 
-// Throws ValueError if two elements of a written tensor share memory.
-PRECAST_ONE_COPY void check_elements_apart(const Arg& arg) {
-  const TensorView& t = arg.tensor;
-  constexpr int kMaxDims = 16;
-  std::pair<int64_t, int64_t> dims[kMaxDims];  // stride, size
-  int count = 0;
-  bool apart = true;
-  for (int i = 0; i < t.ndim() && count < kMaxDims; ++i) {
-    if (t.size(i) == 0) return;
-    if (t.size(i) > 1) dims[count++] = {t.stride(i), t.size(i)};
-  }
-  std::sort(dims, dims + count);
-  int64_t extent = 1;
-  for (int i = 0; i < count; ++i) {
-    apart = apart && dims[i].first >= extent;
-    extent += dims[i].first * (dims[i].second - 1);
-  }
-  PRECAST_CHECK(apart, ValueError)
-      << arg.what() << " must not hold an element twice, got strides " << to_string(t.strides())
-      << " for shape " << to_string(t.shape());
-}
-
-// Throws ValueError if the memory from the first to the last element of `out`, which is written,
-// meets that of `other`. Slices of one buffer that interleave are refused: the types differ.
-PRECAST_ONE_COPY void check_ranges_apart(const Arg& out, const Arg& other) {
-  intptr_t begin[2], end[2];
-  int which = 0;
-  for (const Arg* arg : {&out, &other}) {
-    const TensorView& t = arg->tensor;
-    int64_t extent = 1;
-    for (int i = 0; i < t.ndim(); ++i) {
-      if (t.size(i) == 0) return;
-      extent += (t.size(i) - 1) * t.stride(i);
-    }
-    begin[which] = reinterpret_cast<intptr_t>(data_of(t));
-    end[which] = begin[which] + extent * ((t.dtype().bits + 7) / 8);
-    ++which;
-  }
-  PRECAST_CHECK(end[0] <= begin[1] || end[1] <= begin[0], ValueError)
-      << out.what() << " must not overlap " << other.name << "'s memory; call .clone()";
-}
-
 PRECAST_ONE_COPY void check_eps(const char* op, double eps) {
   PRECAST_CHECK(eps >= kLeastEps && std::isfinite(static_cast<float>(eps)), ValueError)
       << op << ": eps must be a finite number of at least 1e-30, got " << eps;
@@ -93,7 +51,7 @@ PRECAST_ONE_COPY void check_input_and_codes(const Arg& in, const Arg& out, bool 
   check_columns(in, false);
   check_columns(out, true);
   check_elements_apart(out);
-  check_ranges_apart(out, in);
+  check_memory_apart(out, in);
 }
 
 // Scales that go row by row with `in`, `count` a row.
@@ -108,8 +66,8 @@ PRECAST_ONE_COPY void check_row_scales(const Arg& scales, const Arg& in, const A
                                   << to_string(s.shape()) << " for " << in.name << " "
                                   << to_string(in.tensor.shape());
   check_elements_apart(scales);
-  check_ranges_apart(scales, in);
-  check_ranges_apart(scales, out);
+  check_memory_apart(scales, in);
+  check_memory_apart(scales, out);
 }
 
 // A scale that is one number.
@@ -141,7 +99,7 @@ inline void static_quant_entry(const Arg& in, const Arg& scale, const Arg& out, 
                                bool enable_pdl) {
   check_input_and_codes(in, out, gated);
   check_one_scale(scale, in);
-  check_ranges_apart(out, scale);
+  check_memory_apart(out, scale);
   const RowView view = view_as_rows({in, out}, !gated);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_items(in, view, gated ? view.columns / 2 : view.columns);

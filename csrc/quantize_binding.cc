@@ -35,10 +35,10 @@ void per_tensor_quant_fp8(TensorView x, double eps, TensorView out, TensorView o
       << scratch.what() << " must have at least " << kTensorCtas << " elements, got shape "
       << to_string(workspace.shape());
   for (const Arg* arg : {&in, &to}) {
-    check_ranges_apart(scale, *arg);
-    check_ranges_apart(scratch, *arg);
+    check_memory_apart(scale, *arg);
+    check_memory_apart(scratch, *arg);
   }
-  check_ranges_apart(scratch, scale);
+  check_memory_apart(scratch, scale);
   const RowView view = view_as_rows({in, to}, true);
   if (view.rows.count > 0 && view.columns > 0) check_items(in, view, view.columns);
 
@@ -87,8 +87,8 @@ void per_block_cast_to_fp8(TensorView x, bool use_ue8m0, double eps, TensorView 
                                   << kQuantBlock << " x " << kQuantBlock << ", got shape "
                                   << to_string(s.shape()) << " for x " << to_string(x.shape());
   check_contiguous(scales);
-  check_ranges_apart(scales, in);
-  check_ranges_apart(scales, to);
+  check_memory_apart(scales, in);
+  check_memory_apart(scales, to);
   if (x.numel() == 0) return;
   constexpr int64_t kMaxBlocks = 0x7fffffff;
   PRECAST_CHECK(rows * batch <= kMaxBlocks && batch * row_blocks <= kMaxBlocks / column_blocks,

@@ -32,14 +32,14 @@ RopeParams make_params(const QueryAndKey& args, const Heads& q, const Heads& k,
   check_rotary_dim(args.q.op, source.rotary_dim, q.dim);
   const Heads q_out = heads_of(args.q_out, q.dim);
   const Heads k_out = heads_of(args.k_out, q.dim);
-  check_out_rows(q_out);
-  check_out_rows(k_out);
-  check_out_apart(k_out, q_out);
+  check_out_rows(q_out.arg);
+  check_out_rows(k_out.arg);
+  check_memory_apart(k_out.arg, q_out.arg);
   if (!in_place) {
-    check_out_same_or_apart(q_out, q);
-    check_out_same_or_apart(k_out, k);
-    check_out_apart(q_out, k);
-    check_out_apart(k_out, q);
+    check_same_or_apart(q_out.arg, q.arg);
+    check_same_or_apart(k_out.arg, k.arg);
+    check_memory_apart(q_out.arg, k.arg);
+    check_memory_apart(k_out.arg, q.arg);
   }
   RopeParams params = {};
   params.tokens = static_cast<uint32_t>(q.tokens);
@@ -308,7 +308,7 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
       << packed.what() << "'s rows must hold whole heads of " << head_dim << " elements, at least "
       << heads << ", got shape " << to_string(qkv.shape());
   Heads all = heads_of(packed, head_dim);
-  check_out_rows(all);
+  check_out_rows(all.arg);
   PRECAST_CHECK(heads == 0 || all.tokens <= kMaxTokens / heads, ValueError)
       << packed.what() << " must have at most " << kMaxTokens << " heads in all, got shape "
       << to_string(qkv.shape()) << "; call on parts of it";

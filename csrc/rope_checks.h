@@ -17,8 +17,6 @@ struct Heads {
   const Arg& arg;
   int64_t tokens, heads, dim;
   int64_t token_stride, head_stride;
-
-  bool is_empty() const { return tokens == 0 || heads == 0 || dim == 0; }
 };
 
 // [tokens, heads, dim], or [tokens, heads * dim] of heads of `head_dim` elements each.
@@ -59,30 +57,9 @@ PRECAST_ONE_COPY void check_same_tokens(const Heads& heads, const Heads& other) 
       << ", got " << heads.tokens;
 }
 
-// Where a tensor lies; strides that say nothing are taken from a tensor that it is compared with.
-PRECAST_ONE_COPY RowMemory memory_of(const Heads& x, const Heads& like) {
-  RowView view;
-  view.rows.count = static_cast<uint32_t>(x.tokens * x.heads);
-  view.rows.inner = Divisor(static_cast<uint32_t>(x.heads));
-  view.strides[0].outer = x.tokens > 1 ? x.token_stride : like.token_stride;
-  view.strides[0].inner = x.heads > 1 ? x.head_stride : like.head_stride;
-  return RowMemory(x.arg, view, 0, x.dim);
-}
-
-// `out` holds each element once, and no byte of `other`, which is written, too, or only read.
-PRECAST_ONE_COPY void check_out_apart(const Heads& out, const Heads& other) {
-  if (out.is_empty() || other.is_empty()) return;
-  check_memory_apart(memory_of(out, other), memory_of(other, out));
-}
-
-PRECAST_ONE_COPY void check_out_rows(const Heads& out) {
-  check_columns(out.arg, true);
-  if (!out.is_empty()) check_rows_apart(memory_of(out, out));
-}
-
-PRECAST_ONE_COPY void check_out_same_or_apart(const Heads& out, const Heads& input) {
-  if (out.is_empty()) return;
-  check_same_or_apart(memory_of(out, input), memory_of(input, out));
+PRECAST_ONE_COPY void check_out_rows(const Arg& out) {
+  check_columns(out, true);
+  check_elements_apart(out);
 }
 
 // A contiguous vector of int32 or int64.

@@ -59,24 +59,17 @@ Heads output_heads(const Arg& out, const Arg& like, DType dtype) {
   check_dtype(out, dtype);
   check_same_shape(out, like);
   const Heads heads = heads_of(out, out.tensor.size(-1));
-  check_out_rows(heads);
+  check_out_rows(out);
   return heads;
-}
-
-// Tensors of two element sizes are apart if their byte ranges are.
-void check_ranges_apart(const Heads& out, const Heads& input) {
-  if (out.is_empty() || input.is_empty()) return;
-  const RowMemory a = memory_of(out, out);
-  const RowMemory b = memory_of(input, input);
-  PRECAST_CHECK(a.end <= b.begin || b.end <= a.begin, ValueError)
-      << out.arg.what() << " must not overlap " << input.arg.name << "'s memory; call .clone()";
 }
 
 void check_outputs_apart(std::initializer_list<Heads> outputs,
                          std::initializer_list<Heads> inputs) {
   for (const Heads* out = outputs.begin(); out != outputs.end(); ++out) {
-    for (const Heads* other = outputs.begin(); other != out; ++other) check_out_apart(*out, *other);
-    for (const Heads& input : inputs) check_ranges_apart(*out, input);
+    for (const Heads* other = outputs.begin(); other != out; ++other) {
+      check_memory_apart(out->arg, other->arg);
+    }
+    for (const Heads& input : inputs) check_memory_apart(out->arg, input.arg);
   }
 }
 

@@ -25,9 +25,9 @@ void scale_entry(TensorView input, double factor, TensorView out, bool enable_pd
   const RowView view = view_as_rows({in, to}, true);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_items(in, view, view.columns);
-  const RowMemory memory(to, view, 1, view.columns);
-  check_rows_apart(memory);
-  check_same_or_apart(memory, RowMemory(in, view, 0, view.columns));
+  const TensorMemory memory(to);
+  check_elements_apart(memory);
+  check_same_or_apart(memory, in);
 
   ScaleParams params = {};
   params.input = data_of(input);
