@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the gated activations.
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/activation.cuh"
 #include "tvm_ffi_utils.h"
@@ -81,8 +82,8 @@ void gelu_tanh_and_mul(TensorView input, TensorView out, bool enable_pdl) {
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul, silu_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_and_mul, gelu_and_mul);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gelu_tanh_and_mul, gelu_tanh_and_mul);
+PRECAST_EXPORT(silu_and_mul, silu_and_mul)
+PRECAST_EXPORT(gelu_and_mul, gelu_and_mul)
+PRECAST_EXPORT(gelu_tanh_and_mul, gelu_tanh_and_mul)
 
 }  // namespace precast

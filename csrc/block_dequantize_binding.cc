@@ -3,6 +3,7 @@
 #include <tvm/ffi/optional.h>
 
 #include "block_scale_checks.h"
+#include "ffi_export.h"
 #include "precast/block_dequantize.cuh"
 #include "tvm_ffi_utils.h"
 
@@ -123,9 +124,9 @@ void nvfp4_kv_export(TensorView fp4_data, TensorView block_scales, TensorView gl
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(e2m1_and_ufp8sf_scale_to_float, e2m1_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp4_dequantize, mxfp4_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp8_dequantize, mxfp8_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_kv_dequantize, nvfp4_kv_export);
+PRECAST_EXPORT(e2m1_and_ufp8sf_scale_to_float, e2m1_export)
+PRECAST_EXPORT(mxfp4_dequantize, mxfp4_export)
+PRECAST_EXPORT(mxfp8_dequantize, mxfp8_export)
+PRECAST_EXPORT(nvfp4_kv_dequantize, nvfp4_kv_export)
 
 }  // namespace precast

@@ -3,6 +3,7 @@
 #include <tvm/ffi/optional.h>
 
 #include "block_scale_checks.h"
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/block_quantize.cuh"
 #include "tvm_ffi_utils.h"
@@ -147,9 +148,9 @@ void mxfp8_quantize_export(TensorView input, TensorView out, TensorView out_sf, 
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fp4_quantize, fp4_quantize_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(nvfp4_quantize, nvfp4_quantize_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp4_quantize, mxfp4_quantize_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(mxfp8_quantize, mxfp8_quantize_export);
+PRECAST_EXPORT(fp4_quantize, fp4_quantize_export)
+PRECAST_EXPORT(nvfp4_quantize, nvfp4_quantize_export)
+PRECAST_EXPORT(mxfp4_quantize, mxfp4_quantize_export)
+PRECAST_EXPORT(mxfp8_quantize, mxfp8_quantize_export)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the interleaving of block scales.
+#include "ffi_export.h"
 #include "precast/block_scale.cuh"
 
 #include "block_scale_checks.h"
@@ -59,6 +60,6 @@ void block_scale_interleave_export(TensorView unswizzled_sf, TensorView out, boo
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(block_scale_interleave, block_scale_interleave_export);
+PRECAST_EXPORT(block_scale_interleave, block_scale_interleave_export)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of concat_mla_k.
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/concat_ops.cuh"
 
@@ -74,6 +75,6 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(concat_mla_k, concat_mla_k_entry);
+PRECAST_EXPORT(concat_mla_k, concat_mla_k_entry)
 
 }  // namespace precast

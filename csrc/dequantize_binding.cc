@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of dequantisation.
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/dequantize.cuh"
 #include "tvm_ffi_utils.h"
@@ -88,6 +89,6 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(dequantize_fp8, dequantize_fp8);
+PRECAST_EXPORT(dequantize_fp8, dequantize_fp8)
 
 }  // namespace precast

@@ -14,7 +14,7 @@ class TensorMemory {
  public:
   // Implicit: an Arg, which must outlive it, stands for its memory. Dimensions of more than one
   // element, nearest first.
-  TensorMemory(const Arg& tensor) : arg(tensor) {
+  [[gnu::noinline]] TensorMemory(const Arg& tensor) : arg(tensor) {
     const TensorView& t = tensor.tensor;
     begin_ = reinterpret_cast<intptr_t>(data_of(t));
     item_ = (t.dtype().bits + 7) / 8;
@@ -55,7 +55,7 @@ class TensorMemory {
 
   // False where nothing proves it. Slices of one packed tensor are told apart by a stride of
   // theirs: each stays within its own part of every period.
-  bool is_apart(const TensorMemory& other) const {
+  [[gnu::noinline]] bool is_apart(const TensorMemory& other) const {
     const int64_t distance = other.begin_ - begin_;
     if (empty_ || other.empty_) return true;
     if (distance >= extent_within(kWhole) || -distance >= other.extent_within(kWhole)) return true;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the norms.
+#include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/layernorm.cuh"
 #include "precast/rmsnorm.cuh"
@@ -101,10 +102,10 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm, rmsnorm_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gemma_rmsnorm, gemma_rmsnorm_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_add_rmsnorm, fused_add_rmsnorm_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(gemma_fused_add_rmsnorm, gemma_fused_add_rmsnorm_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(layernorm, layernorm_export);
+PRECAST_EXPORT(rmsnorm, rmsnorm_export)
+PRECAST_EXPORT(gemma_rmsnorm, gemma_rmsnorm_export)
+PRECAST_EXPORT(fused_add_rmsnorm, fused_add_rmsnorm_export)
+PRECAST_EXPORT(gemma_fused_add_rmsnorm, gemma_fused_add_rmsnorm_export)
+PRECAST_EXPORT(layernorm, layernorm_export)
 
 }  // namespace precast

@@ -2,6 +2,7 @@
 // tvm-ffi entry point of the norm with fp8 output by groups of columns.
 #include <tvm/ffi/optional.h>
 
+#include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/rmsnorm_block_quant.cuh"
 
@@ -97,6 +98,6 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_add_rmsnorm_fp8_block_quant, block_quant_export);
+PRECAST_EXPORT(fused_add_rmsnorm_fp8_block_quant, block_quant_export)
 
 }  // namespace precast

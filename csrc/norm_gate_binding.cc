@@ -2,6 +2,7 @@
 // tvm-ffi entry points of the norms with an activation behind them.
 #include <tvm/ffi/optional.h>
 
+#include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/rmsnorm_gate.cuh"
 
@@ -72,7 +73,7 @@ void rmsnorm_sigmoid_gate_export(TensorView input, TensorView gate, double eps,
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_rmsnorm_silu, fused_rmsnorm_silu_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm_sigmoid_gate, rmsnorm_sigmoid_gate_export);
+PRECAST_EXPORT(fused_rmsnorm_silu, fused_rmsnorm_silu_export)
+PRECAST_EXPORT(rmsnorm_sigmoid_gate, rmsnorm_sigmoid_gate_export)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the norms with fp8 output by a given scale.
+#include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/layernorm.cuh"
 #include "precast/rmsnorm_quant.cuh"
@@ -104,8 +105,8 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(rmsnorm_quant, rmsnorm_quant_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fused_add_rmsnorm_quant, fused_add_rmsnorm_quant_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(layernorm_quant, layernorm_quant_export);
+PRECAST_EXPORT(rmsnorm_quant, rmsnorm_quant_export)
+PRECAST_EXPORT(fused_add_rmsnorm_quant, fused_add_rmsnorm_quant_export)
+PRECAST_EXPORT(layernorm_quant, layernorm_quant_export)
 
 }  // namespace precast

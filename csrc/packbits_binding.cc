@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the packing of truth values.
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/packbits.cuh"
 #include "tvm_ffi_utils.h"
@@ -125,8 +126,8 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(packbits, packbits_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_packbits, segment_packbits_export);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(segment_packbits_indptr, segment_packbits_indptr_export);
+PRECAST_EXPORT(packbits, packbits_export)
+PRECAST_EXPORT(segment_packbits, segment_packbits_export)
+PRECAST_EXPORT(segment_packbits_indptr, segment_packbits_indptr_export)
 
 }  // namespace precast

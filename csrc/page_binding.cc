@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points that append to a paged KV cache without conversion.
+#include "ffi_export.h"
 #include "paged_checks.h"
 #include "precast/batch_indices_positions.cuh"
 #include "precast/page.cuh"
@@ -190,10 +191,10 @@ void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, 
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_kv_cache, append_paged_kv_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_mla_kv_cache, append_paged_mla_kv_cache);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_kv_cache_with_slot_mapping, append_with_slots);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(append_paged_mla_kv_cache_with_slot_mapping, append_mla_with_slots);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(get_batch_indices_positions, get_batch_indices_positions);
+PRECAST_EXPORT(append_paged_kv_cache, append_paged_kv_cache)
+PRECAST_EXPORT(append_paged_mla_kv_cache, append_paged_mla_kv_cache)
+PRECAST_EXPORT(append_paged_kv_cache_with_slot_mapping, append_with_slots)
+PRECAST_EXPORT(append_paged_mla_kv_cache_with_slot_mapping, append_mla_with_slots)
+PRECAST_EXPORT(get_batch_indices_positions, get_batch_indices_positions)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points that quantise to fp8 on the way into a paged KV cache.
+#include "ffi_export.h"
 #include "paged_checks.h"
 #include "precast/page_fp8.cuh"
 
@@ -87,8 +88,7 @@ void append_mla(TensorView append_ckv, TensorView append_kpe, TensorView slot_ma
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fp8_quantize_append_paged_kv_cache_with_slot_mapping,
-                              append_keys_and_values);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping, append_mla);
+PRECAST_EXPORT(fp8_quantize_append_paged_kv_cache_with_slot_mapping, append_keys_and_values)
+PRECAST_EXPORT(fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping, append_mla)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the 8-bit quantisations.
+#include "ffi_export.h"
 #include "precast/quantize_block.cuh"
 #include "precast/quantize_tensor.cuh"
 #include "quant_checks.h"
@@ -112,10 +113,10 @@ void per_block_cast_to_fp8(TensorView x, bool use_ue8m0, double eps, TensorView 
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(static_quant_fp8, static_quant_fp8);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(per_tensor_quant_fp8, per_tensor_quant_fp8);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(per_token_quant_fp8, per_token_quant_fp8);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(per_token_group_quant_8bit, per_token_group_quant_8bit);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(per_block_cast_to_fp8, per_block_cast_to_fp8);
+PRECAST_EXPORT(static_quant_fp8, static_quant_fp8)
+PRECAST_EXPORT(per_tensor_quant_fp8, per_tensor_quant_fp8)
+PRECAST_EXPORT(per_token_quant_fp8, per_token_quant_fp8)
+PRECAST_EXPORT(per_token_group_quant_8bit, per_token_group_quant_8bit)
+PRECAST_EXPORT(per_block_cast_to_fp8, per_block_cast_to_fp8)
 
 }  // namespace precast

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of scale.
+#include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/scale.cuh"
 #include "tvm_ffi_utils.h"
@@ -42,6 +43,6 @@ void scale_entry(TensorView input, double factor, TensorView out, bool enable_pd
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(scale, scale_entry);
+PRECAST_EXPORT(scale, scale_entry)
 
 }  // namespace precast

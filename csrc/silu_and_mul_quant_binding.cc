@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of silu(gate) * up with quantisation.
+#include "ffi_export.h"
 #include "quant_checks.h"
 
 namespace precast {
@@ -28,9 +29,8 @@ void silu_and_mul_per_token_group_quant(TensorView input, int64_t group_size, do
 
 }  // namespace
 
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul_quant, silu_and_mul_quant);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul_per_token_quant, silu_and_mul_per_token_quant);
-TVM_FFI_DLL_EXPORT_TYPED_FUNC(silu_and_mul_per_token_group_quant,
-                              silu_and_mul_per_token_group_quant);
+PRECAST_EXPORT(silu_and_mul_quant, silu_and_mul_quant)
+PRECAST_EXPORT(silu_and_mul_per_token_quant, silu_and_mul_per_token_quant)
+PRECAST_EXPORT(silu_and_mul_per_token_group_quant, silu_and_mul_per_token_group_quant)
 
 }  // namespace precast
