@@ -44,7 +44,7 @@ void entry(const Arg& in, const Arg& scales, const Arg* global, const Arg& to, c
   for (int i = 0; i + 1 < in.tensor.ndim(); ++i) rows *= in.tensor.size(i);
   check_bytes(scales);
   check_scales(scales, in, layout, rows, columns / call.block);
-  if (global != nullptr) check_scalar(*global, in);
+  if (global != nullptr) check_one_number(*global, in);
   check_same_device(to, in);
   check_dtype(to, block_dequantize_dtype);
   const TensorView& o = to.tensor;

@@ -37,11 +37,4 @@ PRECAST_ONE_COPY void check_scales(const Arg& scales, const Arg& data, SfLayout 
       << to_string(scales.tensor.shape());
 }
 
-PRECAST_ONE_COPY void check_scalar(const Arg& scale, const Arg& data) {
-  check_same_device(scale, data);
-  check_dtype(scale, DType::f32);
-  PRECAST_CHECK(scale.tensor.numel() == 1, ValueError)
-      << scale.what() << " must have one element, got shape " << to_string(scale.tensor.shape());
-}
-
 }  // namespace precast

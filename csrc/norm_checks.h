@@ -55,15 +55,6 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   }
 }
 
-// The one number of a quantisation by a given scale.
-PRECAST_ONE_COPY void check_scale(const Arg& scale, const Arg& in) {
-  check_same_device(scale, in);
-  check_dtype(scale, DType::f32);
-  const TensorView& t = scale.tensor;
-  PRECAST_CHECK(t.ndim() == 0 || (t.ndim() == 1 && t.size(0) == 1), ValueError)
-      << scale.what() << " must have shape [1] or [], got " << to_string(t.shape());
-}
-
 // An output that may be the input.
 PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
   const TensorMemory memory(out);

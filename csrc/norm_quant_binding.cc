@@ -33,7 +33,7 @@ void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, T
   check_norm_input(in, norm_quant_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
-  check_scale(PRECAST_ARG(op, scale), in);
+  check_one_number(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_quantized_output(to, {in});
@@ -58,7 +58,7 @@ void fused_add_rmsnorm_quant_export(TensorView out, TensorView input, TensorView
   check_norm_peer(added, in, norm_quant_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
-  check_scale(PRECAST_ARG(op, scale), in);
+  check_one_number(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, added, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   const TensorMemory residual_memory(added);
@@ -86,7 +86,7 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_contiguous(to);
-  check_scale(PRECAST_ARG(op, scale), in);
+  check_one_number(PRECAST_ARG(op, scale), in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_quantized_output(to, {in});

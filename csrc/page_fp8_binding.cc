@@ -27,12 +27,7 @@ const float* check_scale(const Scale& scale, const Arg& with) {
   if (!scale.tensor.has_value()) return nullptr;
   const TensorView tensor = *scale.tensor;
   const Arg arg{with.op, scale.name, tensor};
-  check_same_device(arg, with);
-  check_dtype(arg, DType::f32);
-  int64_t count = 1;
-  for (int i = 0; i < tensor.ndim(); ++i) count *= tensor.size(i);
-  PRECAST_CHECK(count == 1, ValueError)
-      << arg.what() << " must hold one number, got shape " << to_string(tensor.shape());
+  check_one_number(arg, with);
   return static_cast<const float*>(data_of(tensor));
 }
 

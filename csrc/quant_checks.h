@@ -70,14 +70,6 @@ PRECAST_ONE_COPY void check_row_scales(const Arg& scales, const Arg& in, const A
   check_memory_apart(scales, out);
 }
 
-// A scale that is one number.
-PRECAST_ONE_COPY void check_one_scale(const Arg& scale, const Arg& in) {
-  check_same_device(scale, in);
-  check_dtype(scale, DType::f32);
-  PRECAST_CHECK(scale.tensor.ndim() <= 1 && scale.tensor.numel() == 1, ValueError)
-      << scale.what() << " must have shape [1], got " << to_string(scale.tensor.shape());
-}
-
 inline QuantTensors quant_tensors(const Arg& in, const Arg& out, const RowView& view, bool gated) {
   QuantTensors tensors = {};
   tensors.input = data_of(in.tensor);
@@ -98,7 +90,7 @@ cudaError_t group_quant(const GroupQuantParams& params, bool enable_pdl, cudaStr
 inline void static_quant_entry(const Arg& in, const Arg& scale, const Arg& out, bool gated,
                                bool enable_pdl) {
   check_input_and_codes(in, out, gated);
-  check_one_scale(scale, in);
+  check_one_number(scale, in);
   check_memory_apart(out, scale);
   const RowView view = view_as_rows({in, out}, !gated);
   if (view.rows.count == 0 || view.columns == 0) return;

@@ -28,7 +28,7 @@ void per_tensor_quant_fp8(TensorView x, double eps, TensorView out, TensorView o
   const Arg scratch = PRECAST_ARG(op, workspace);
   check_input_and_codes(in, to, false);
   check_eps(op, eps);
-  check_one_scale(scale, in);
+  check_one_number(scale, in);
   check_same_device(scratch, in);
   check_dtype(scratch, DType::f32);
   check_contiguous(scratch);

@@ -128,7 +128,16 @@ PRECAST_ONE_COPY void check_dtype(const Arg& arg, DType dtype) {
 PRECAST_ONE_COPY void check_rank(const Arg& arg, int least, int most) {
   PRECAST_CHECK(arg.tensor.ndim() >= least && arg.tensor.ndim() <= most, ValueError)
       << arg.what() << " must have " << (least < most ? std::to_string(least) + " to " : "") << most
-      << " dimensions, got shape " << to_string(arg.tensor.shape());
+      << (most > 1 ? " dimensions" : " dimension") << ", got shape "
+      << to_string(arg.tensor.shape());
+}
+
+// One fp32, in any number of dimensions.
+PRECAST_ONE_COPY void check_one_number(const Arg& arg, const Arg& other) {
+  check_same_device(arg, other);
+  check_dtype(arg, DType::f32);
+  PRECAST_CHECK(arg.tensor.numel() == 1, ValueError)
+      << arg.what() << " must hold one number, got shape " << to_string(arg.tensor.shape());
 }
 
 PRECAST_ONE_COPY bool has_shape(const TensorView& tensor, const tvm::ffi::ShapeView& shape) {

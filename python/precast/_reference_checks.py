@@ -41,11 +41,13 @@ def check_peer(
         check_memory_apart(export, name, tensor, input)
 
 
-def check_rank(export: str, input: torch.Tensor, name: str = "input") -> None:
-    """``input`` is rows, or heads of rows."""
-    if not 2 <= input.dim() <= 3:
+def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: int) -> None:
+    """``tensor`` has from ``least`` to ``most`` dimensions."""
+    if not least <= tensor.dim() <= most:
+        legal = f"{least} to {most}" if least < most else str(most)
+        plural = "s" if most > 1 else ""
         raise ValueError(
-            f"{export}: {name} must have 2 to 3 dimensions, got shape {[*input.shape]}"
+            f"{export}: {name} must have {legal} dimension{plural}, got shape {[*tensor.shape]}"
         )
 
 
@@ -138,14 +140,55 @@ def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     return False
 
 
-def check_device_and_dtype(
-    export: str, name: str, tensor: torch.Tensor, input: torch.Tensor, dtype: torch.dtype
+def dtype_word(dtype: torch.dtype) -> str:
+    """``float16`` of ``torch.float16``."""
+    return str(dtype).removeprefix("torch.")
+
+
+def check_same_device(
+    export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, other_name: str = "input"
 ) -> None:
-    """``tensor`` is where ``input`` is, and of this element type."""
-    if tensor.device != input.device:
+    """``tensor`` is where ``other`` is."""
+    if tensor.device != other.device:
         raise ValueError(
-            f"{export}: {name} must be on {input.device} as input, got {tensor.device}"
+            f"{export}: {name} must be on {other.device} as {other_name}, got {tensor.device}"
         )
-    if tensor.dtype != dtype:
-        wanted, got = (str(d).removeprefix("torch.") for d in (dtype, tensor.dtype))
-        raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
+
+
+def check_dtype(export: str, name: str, tensor: torch.Tensor, *legal: torch.dtype) -> None:
+    """``tensor`` has one of these element types."""
+    if tensor.dtype not in legal:
+        wanted = " or ".join(map(dtype_word, legal))
+        raise ValueError(f"{export}: {name} must be {wanted}, got {dtype_word(tensor.dtype)}")
+
+
+def check_device_and_dtype(
+    export: str,
+    name: str,
+    tensor: torch.Tensor,
+    other: torch.Tensor,
+    dtype: torch.dtype,
+    other_name: str = "input",
+) -> None:
+    """``tensor`` is where ``other`` is, and of this element type."""
+    check_same_device(export, name, tensor, other, other_name)
+    check_dtype(export, name, tensor, dtype)
+
+
+def check_indices(
+    export: str, name: str, tensor: torch.Tensor, size: int, other: torch.Tensor, other_name: str
+) -> None:
+    """``tensor`` is ``size`` int32 or int64 numbers where ``other`` is."""
+    check_same_device(export, name, tensor, other, other_name)
+    check_dtype(export, name, tensor, torch.int32, torch.int64)
+    if tensor.shape != (size,):
+        raise ValueError(f"{export}: {name} must have shape [{size}], got {[*tensor.shape]}")
+
+
+def check_one_number(
+    export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, other_name: str = "input"
+) -> None:
+    """``tensor`` is one float32, in any number of dimensions."""
+    check_device_and_dtype(export, name, tensor, other, torch.float32, other_name)
+    if tensor.numel() != 1:
+        raise ValueError(f"{export}: {name} must hold one number, got shape {[*tensor.shape]}")

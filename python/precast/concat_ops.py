@@ -7,7 +7,13 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_elements_apart, check_memory_apart
+from precast._reference_checks import (
+    check_device_and_dtype,
+    check_elements_apart,
+    check_memory_apart,
+    check_rank,
+    dtype_word,
+)
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
@@ -46,21 +52,13 @@ def concat_mla_k_reference(
 
 def _check(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
     name = "concat_mla_k"
-
-    def word(tensor: torch.Tensor) -> str:
-        return str(tensor.dtype).removeprefix("torch.")
-
     if k.element_size() not in (1, 2, 4):
-        raise ValueError(f"{name}: k must have elements of 1, 2 or 4 bytes, got {word(k)}")
+        raise ValueError(
+            f"{name}: k must have elements of 1, 2 or 4 bytes, got {dtype_word(k.dtype)}"
+        )
     for part, tensor in (("k", k), ("k_nope", k_nope), ("k_rope", k_rope)):
-        if tensor.device != k.device:
-            raise ValueError(f"{name}: {part} must be on {k.device} as k, got {tensor.device}")
-        if tensor.dtype != k.dtype:
-            raise ValueError(f"{name}: {part} must be {word(k)}, got {word(tensor)}")
-        if tensor.dim() != 3:
-            raise ValueError(
-                f"{name}: {part} must have 3 to 3 dimensions, got shape {[*tensor.shape]}"
-            )
+        check_device_and_dtype(name, part, tensor, k, k.dtype, "k")
+        check_rank(name, part, tensor, 3, 3)
     tokens, heads, last = k.shape
     if k_nope.shape[:2] != (tokens, heads):
         raise ValueError(

@@ -254,7 +254,10 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
             ["--routine", "nope"],
             "--routine: unknown nope; legal: activation, ",
         ),
-        (["--peers", "nope"], "--peers: unknown nope; legal: flashinfer, parts, compile, torch, none"),
+        (
+            ["--peers", "nope"],
+            "--peers: unknown nope; legal: flashinfer, parts, compile, torch, none",
+        ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case has what --op and --shape ask for"),
         (["--routine", "norm", "--dtype", "f32"], "--dtype: norm has no f32; legal: bf16, f16"),

@@ -59,7 +59,11 @@ def reference_mode() -> Iterator[None]:
         (lambda: precast.mxfp4_dequantize(Q, X, LINEAR), ValueError, "a_sf must be uint8, got bf"),
         (lambda: precast.mxfp4_dequantize(Q[:, :9], S), ValueError, "whole blocks of 32 numbers"),
         (lambda: precast.mxfp8_dequantize(Q, S), ValueError, "must be float8_e4m3fn, got uint8"),
-        (lambda: precast.nvfp4_kv_dequantize(Q, S, torch.ones(2)), ValueError, "1 element"),
+        (
+            lambda: precast.nvfp4_kv_dequantize(Q, S, torch.ones(2)),
+            ValueError,
+            "must hold one number",
+        ),
         (
             lambda: precast.e2m1_and_ufp8sf_scale_to_float(Q, S),
             ValueError,

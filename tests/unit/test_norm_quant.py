@@ -101,7 +101,7 @@ def test_a_float_scale_is_deprecated_where_it_is_called() -> None:
         for wrong in (True, "0.5", None):
             with pytest.raises(TypeError, match=r"scale must be a torch\.Tensor, got"):
                 call(wrong)
-        with pytest.raises(ValueError, match=r"scale must have shape \[1\] or \[\], got \[2\]"):
+        with pytest.raises(ValueError, match=r"scale must hold one number, got shape \[2\]"):
             call(torch.ones(2))
         with pytest.raises(ValueError, match="scale must be float32, got float64"):
             call(torch.ones(1, dtype=torch.float64))

@@ -283,11 +283,11 @@ GROUP: dict[str, Any] = {"group_size": 128}
         ),
         (
             lambda x: precast.per_token_quant_fp8(x, dst_dtype=torch.bfloat16),
-            "out must be float8_e4m3fn, float8_e5m2, int8, got bfloat16",
+            "out must be float8_e4m3fn or float8_e5m2 or int8, got bfloat16",
         ),
         (
             lambda x: precast.static_quant_fp8(x, torch.ones(2)),
-            r"scale must have shape \[1\], got \[2\]",
+            r"scale must hold one number, got shape \[2\]",
         ),
         (
             lambda x: precast.static_quant_fp8(x, torch.ones(1, dtype=torch.float16)),

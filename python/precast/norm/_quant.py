@@ -8,19 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast._dispatch import check_tensors
-from precast._reference_checks import check_device_and_dtype
+from precast._reference_checks import dtype_word
+from precast._rounding import saturated
 from precast._torch import torch
 from precast.norm._trace import axes_of, heads_axes, rows_axes
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 
 FP8 = ("float8_e4m3fn", "float8_e5m2")
-
-
-def saturated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fp32 numbers rounded to nearest even, limited to the largest of ``dtype``; NaN stays."""
-    if dtype.itemsize == 1:
-        x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
-    return x.to(dtype)
 
 
 def over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -43,16 +37,9 @@ def scale_tensor(export: str, scale: float, input: torch.Tensor) -> torch.Tensor
     return torch.full((1,), scale, dtype=torch.float32, device=input.device)
 
 
-def check_scale(export: str, scale: torch.Tensor, input: torch.Tensor) -> None:
-    """What the bindings refuse of a scale."""
-    check_device_and_dtype(export, "scale", scale, input, torch.float32)
-    if [*scale.shape] not in ([], [1]):
-        raise ValueError(f"{export}: scale must have shape [1] or [], got {[*scale.shape]}")
-
-
 def check_fp8(export: str, out: torch.Tensor) -> torch.dtype:
     """The type of ``out``, for which there must be modules."""
-    name = str(out.dtype).removeprefix("torch.")
+    name = dtype_word(out.dtype)
     if name not in FP8:
         raise ValueError(f"{export}: out must be {' or '.join(FP8)}, got {name}")
     return out.dtype

@@ -16,6 +16,6 @@ def check_norm(
     export: str, input: torch.Tensor, weight: torch.Tensor, name: str, peer: torch.Tensor
 ) -> None:
     """What all root mean square norms refuse in reference mode."""
-    check_rank(export, input)
+    check_rank(export, "input", input, 2, 3)
     check_vector(export, "weight", weight, input, input.dtype)
     check_peer(export, name, peer, input, may_be_input=name == "out")

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from precast._dispatch import Kernel
 from precast._reference_checks import check_device_and_dtype, check_memory_apart, check_peer
+from precast._rounding import saturated
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.norm._block_trace import block_quant_trace
-from precast.norm._quant import check_written, saturated
+from precast.norm._quant import check_written
 from precast.norm._rows import check_norm, normalized
 
 GROUP = 128

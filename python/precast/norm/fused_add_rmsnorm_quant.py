@@ -8,13 +8,12 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 from __future__ import annotations
 
 from precast._dispatch import Kernel
-from precast._reference_checks import check_memory_apart, check_peer
+from precast._reference_checks import check_memory_apart, check_one_number, check_peer
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.norm._quant import (
     check_fp8,
-    check_scale,
     check_written,
     over_scale,
     quant_trace,
@@ -79,7 +78,7 @@ def _fused_add_rmsnorm_quant_into(
     check_norm(export, input, weight, "residual", residual)
     check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
     check_memory_apart(export, "out", out, residual, "residual")
-    check_scale(export, scale, input)
+    check_one_number(export, "scale", scale, input)
     quantized, x = fused_add_rmsnorm_quant_reference(out, input, residual, weight, scale, eps)
     out.copy_(quantized)
     residual.copy_(x)

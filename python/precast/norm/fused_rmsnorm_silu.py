@@ -8,12 +8,12 @@ Wan's VAE, arXiv:2503.20314, which uses the two together.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_peer, check_rank, check_vector
+from precast._reference_checks import check_peer, check_rank, check_vector, dtype_word
+from precast._rounding import saturated
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.errors import UnsupportedConfigError
-from precast.norm._quant import saturated
 from precast.norm._rows import normalized
 from precast.norm._trace import norm_trace
 
@@ -65,10 +65,10 @@ def _fused_rmsnorm_silu_into(
     export = "fused_rmsnorm_silu"
     if not (block_scale is None or isinstance(block_scale, torch.Tensor)):
         raise TypeError(block_scale)
-    check_rank(export, input)
+    check_rank(export, "input", input, 2, 3)
     check_vector(export, "weight", weight, input, input.dtype)
-    name = str(out.dtype).removeprefix("torch.")
-    if name not in (*_TYPES, str(input.dtype).removeprefix("torch.")):
+    name = dtype_word(out.dtype)
+    if name not in (*_TYPES, dtype_word(input.dtype)):
         raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {name}")
     check_peer(export, "out", out, input, dtype=out.dtype)
     out.copy_(fused_rmsnorm_silu_reference(input, weight, eps, out))

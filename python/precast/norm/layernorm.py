@@ -67,7 +67,7 @@ def _layernorm_into(
     out: torch.Tensor,
     enable_pdl: bool,
 ) -> None:
-    check_rank("layernorm", input)
+    check_rank("layernorm", "input", input, 2, 3)
     check_parameters("layernorm", input, gemma, beta)
     check_peer("layernorm", "out", out, input)
     out.copy_(layernorm_reference(input, gemma, beta, eps))

@@ -8,14 +8,13 @@ Point Specification 1.0.
 from __future__ import annotations
 
 from precast._dispatch import Kernel
-from precast._reference_checks import check_peer, check_rank
+from precast._reference_checks import check_one_number, check_peer, check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.errors import DtypeRuntimeError
 from precast.norm._quant import (
     check_fp8,
-    check_scale,
     check_written,
     over_scale,
     quant_trace,
@@ -74,10 +73,10 @@ def _layernorm_quant_into(
     enable_pdl: bool,
 ) -> None:
     export = "layernorm_quant"
-    check_rank(export, input)
+    check_rank(export, "input", input, 2, 3)
     check_parameters(export, input, gemma, beta)
     check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
-    check_scale(export, scale, input)
+    check_one_number(export, "scale", scale, input)
     out.copy_(layernorm_quant_reference(out, input, gemma, beta, scale, eps))
 
 

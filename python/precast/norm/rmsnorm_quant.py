@@ -8,13 +8,12 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 from __future__ import annotations
 
 from precast._dispatch import Kernel
-from precast._reference_checks import check_peer, check_rank, check_vector
+from precast._reference_checks import check_one_number, check_peer, check_rank, check_vector
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.norm._quant import (
     check_fp8,
-    check_scale,
     check_written,
     over_scale,
     quant_trace,
@@ -69,10 +68,10 @@ def _rmsnorm_quant_into(
     enable_pdl: bool,
 ) -> None:
     export = "rmsnorm_quant"
-    check_rank(export, input)
+    check_rank(export, "input", input, 2, 3)
     check_vector(export, "weight", weight, input, input.dtype)
     check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
-    check_scale(export, scale, input)
+    check_one_number(export, "scale", scale, input)
     out.copy_(rmsnorm_quant_reference(out, input, weight, scale, eps))
 
 

@@ -17,12 +17,13 @@ from precast._reference_checks import (
     check_peer,
     check_rank,
     check_vector,
+    dtype_word,
 )
+from precast._rounding import saturated
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.errors import UnsupportedConfigError
-from precast.norm._quant import saturated
 from precast.norm._trace import axes_of, heads_axes, rows_axes
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 
@@ -76,7 +77,7 @@ def _rmsnorm_sigmoid_gate_into(
     enable_pdl: bool,
 ) -> None:
     export = "rmsnorm_sigmoid_gate"
-    check_rank(export, input)
+    check_rank(export, "input", input, 2, 3)
     check_device_and_dtype(export, "gate", gate, input, input.dtype)
     if gate.shape != input.shape:
         raise ValueError(
@@ -85,8 +86,8 @@ def _rmsnorm_sigmoid_gate_into(
     if weight is not None:
         check_vector(export, "weight", weight, input, input.dtype)
     to, name = (input, "input") if out is None else (out, "out")
-    dtype = str(to.dtype).removeprefix("torch.")
-    if out is not None and dtype not in (*_TYPES, str(input.dtype).removeprefix("torch.")):
+    dtype = dtype_word(to.dtype)
+    if out is not None and dtype not in (*_TYPES, dtype_word(input.dtype)):
         raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {dtype}")
     check_peer(export, name, to, input, dtype=to.dtype)
     check_memory_apart(export, name, to, gate, "gate")

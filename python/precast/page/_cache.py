@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from precast._dispatch import check_tensors
+from precast._rounding import saturated
 from precast._torch import torch
 from precast.errors import CacheLayoutError
 
@@ -111,6 +112,5 @@ def put(entries: torch.Tensor, rows: torch.Tensor, places: Places) -> None:
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``rows / scale`` in float32, rounded to nearest even and saturated."""
-    most = torch.finfo(dtype).max
     scale = torch.as_tensor(scale, dtype=torch.float32, device=rows.device).reshape(())
-    return (rows.float() / scale).clamp(-most, most).to(dtype)
+    return saturated(rows.float() / scale, dtype)

@@ -5,33 +5,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precast._reference_checks import check_elements_apart, check_memory_apart
+from precast._reference_checks import (
+    check_device_and_dtype,
+    check_dtype,
+    check_elements_apart,
+    check_indices,
+    check_memory_apart,
+    check_one_number,
+    check_rank,
+    check_same_device,
+    dtype_word,
+)
 from precast._torch import torch
 from precast.page._cache import Cache
 
 _MOST_ENTRIES = 2**31 - 1
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def _check_device(
-    export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, to: str
-) -> None:
-    if tensor.device != other.device:
-        raise ValueError(f"{export}: {name} must be on {other.device} as {to}, got {tensor.device}")
-
-
-def check_index(
-    export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, to: str, count: int
-) -> None:
-    """``tensor`` is ``count`` int32 or int64 numbers."""
-    _check_device(export, name, tensor, other, to)
-    if tensor.dtype not in (torch.int32, torch.int64):
-        raise ValueError(f"{export}: {name} must be int32 or int64, got {_word(tensor.dtype)}")
-    if tensor.shape != (count,):
-        raise ValueError(f"{export}: {name} must have shape [{count}], got {[*tensor.shape]}")
 
 
 def check_indptr(export: str, name: str, tensor: torch.Tensor) -> None:
@@ -49,7 +37,7 @@ def check_slots(export: str, slot_mapping: torch.Tensor, rows: torch.Tensor, to:
             f"{export}: slot_mapping must have shape [tokens] with at most the {rows.shape[0]} "
             f"tokens of {to}, got {[*slot_mapping.shape]}"
         )
-    check_index(export, "slot_mapping", slot_mapping, rows, to, slot_mapping.numel())
+    check_indices(export, "slot_mapping", slot_mapping, slot_mapping.numel(), rows, to)
 
 
 def check_rows(
@@ -64,16 +52,12 @@ def check_rows(
     _check_append_shape(export, names[0], first, rank)
     if dtypes is None and first.element_size() not in (1, 2, 4):
         raise ValueError(
-            f"{export}: {names[0]} must have elements of 1, 2 or 4 bytes, got {_word(first.dtype)}"
+            f"{export}: {names[0]} must have elements of 1, 2 or 4 bytes, got "
+            f"{dtype_word(first.dtype)}"
         )
-    if dtypes is not None and first.dtype not in dtypes:
-        legal = " or ".join(map(_word, dtypes))
-        raise ValueError(f"{export}: {names[0]} must be {legal}, got {_word(first.dtype)}")
-    _check_device(export, names[1], second, first, names[0])
-    if second.dtype != first.dtype:
-        raise ValueError(
-            f"{export}: {names[1]} must be {_word(first.dtype)}, got {_word(second.dtype)}"
-        )
+    if dtypes is not None:
+        check_dtype(export, names[0], first, *dtypes)
+    check_device_and_dtype(export, names[1], second, first, first.dtype, names[0])
     _check_append_shape(export, names[1], second, rank)
     if second.shape[:-1] != first.shape[:-1]:
         raise ValueError(
@@ -96,17 +80,14 @@ def check_cache_dtype(
     bytes_alone = untyped and cache.element_size() == rows.element_size() == 1
     if cache.dtype != rows.dtype and not bytes_alone:
         raise ValueError(
-            f"{export}: {name} must be {_word(rows.dtype)} as {to}, got {_word(cache.dtype)}"
+            f"{export}: {name} must be {dtype_word(rows.dtype)} as {to}, got "
+            f"{dtype_word(cache.dtype)}"
         )
 
 
 def check_fp8_cache(export: str, name: str, cache: torch.Tensor) -> None:
     """``cache`` is of a type that rows are quantised to."""
-    legal = (torch.float8_e4m3fn, torch.float8_e5m2)
-    if cache.dtype not in legal:
-        raise ValueError(
-            f"{export}: {name} must be {' or '.join(map(_word, legal))}, got {_word(cache.dtype)}"
-        )
+    check_dtype(export, name, cache, torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def check_caches(
@@ -147,12 +128,9 @@ def _pages(
     both: bool,
 ) -> tuple[int, int]:
     """Pages and page size of a cache that takes ``rows``."""
-    _check_device(export, name, cache, rows, to)
+    check_same_device(export, name, cache, rows, to)
     least, most = (3, 3) if hnd is None else (3 + both, 4 + both)
-    if not least <= cache.dim() <= most:
-        raise ValueError(
-            f"{export}: {name} must have {least} to {most} dimensions, got shape {[*cache.shape]}"
-        )
+    check_rank(export, name, cache, least, most)
     shape = [*cache.shape]
     if both and shape.pop(1) != 2:
         raise ValueError(
@@ -198,13 +176,13 @@ def check_table(
     kv_last_page_len: torch.Tensor,
 ) -> None:
     """A page table and the indices of tokens."""
-    check_index(export, "batch_indices", batch_indices, rows, to, rows.shape[0])
-    check_index(export, "positions", positions, rows, to, rows.shape[0])
+    check_indices(export, "batch_indices", batch_indices, rows.shape[0], rows, to)
+    check_indices(export, "positions", positions, rows.shape[0], rows, to)
     check_indptr(export, "kv_indptr", kv_indptr)
     batch = kv_indptr.numel() - 1
-    check_index(export, "kv_indptr", kv_indptr, rows, to, batch + 1)
-    check_index(export, "kv_indices", kv_indices, rows, to, kv_indices.numel())
-    check_index(export, "kv_last_page_len", kv_last_page_len, rows, to, batch)
+    check_indices(export, "kv_indptr", kv_indptr, batch + 1, rows, to)
+    check_indices(export, "kv_indices", kv_indices, kv_indices.numel(), rows, to)
+    check_indices(export, "kv_last_page_len", kv_last_page_len, batch, rows, to)
 
 
 def check_kv(
@@ -245,9 +223,8 @@ def _check_append(
             check_cache_dtype(export, name, cache, rows[i], row_names[i])
         elif i == 0:
             check_fp8_cache(export, name, cache)
-        elif cache.dtype != caches[0].dtype:
-            wanted = _word(caches[0].dtype)
-            raise ValueError(f"{export}: {name} must be {wanted}, got {_word(cache.dtype)}")
+        else:
+            check_dtype(export, name, cache, caches[0].dtype)
     check_caches(export, names, caches, row_names, rows, hnd)
 
 
@@ -255,10 +232,5 @@ def check_scale(
     export: str, name: str, scale: torch.Tensor | None, rows: torch.Tensor, to: str
 ) -> None:
     """``scale`` is one float32 number, if it is a tensor."""
-    if scale is None:
-        return
-    _check_device(export, name, scale, rows, to)
-    if scale.dtype != torch.float32:
-        raise ValueError(f"{export}: {name} must be float32, got {_word(scale.dtype)}")
-    if scale.numel() != 1:
-        raise ValueError(f"{export}: {name} must hold one number, got shape {[*scale.shape]}")
+    if scale is not None:
+        check_one_number(export, name, scale, rows, to)

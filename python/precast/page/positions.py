@@ -7,11 +7,11 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_memory_apart
+from precast._reference_checks import check_dtype, check_indices, check_memory_apart
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.page._checks import check_index, check_indptr
+from precast.page._checks import check_indptr
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
@@ -62,15 +62,13 @@ def _into(
 ) -> None:
     name, to = "get_batch_indices_positions", "append_indptr"
     check_indptr(name, to, append_indptr)
-    check_index(name, to, append_indptr, append_indptr, to, append_indptr.numel())
-    check_index(name, "seq_lens", seq_lens, append_indptr, to, append_indptr.numel() - 1)
+    check_indices(name, to, append_indptr, append_indptr.numel(), append_indptr, to)
+    check_indices(name, "seq_lens", seq_lens, append_indptr.numel() - 1, append_indptr, to)
     outputs = {"batch_indices": batch_indices, "positions": positions}
     inputs = {"append_indptr": append_indptr, "seq_lens": seq_lens}
     for output, tensor in outputs.items():
-        if tensor.dtype != torch.int32:
-            got = str(tensor.dtype).removeprefix("torch.")
-            raise ValueError(f"{name}: {output} must be int32, got {got}")
-        check_index(name, output, tensor, append_indptr, to, nnz)
+        check_dtype(name, output, tensor, torch.int32)
+        check_indices(name, output, tensor, nnz, append_indptr, to)
         for input, other in inputs.items():
             check_memory_apart(name, output, tensor, other, input)
     check_memory_apart(name, "positions", positions, batch_indices, "batch_indices")

@@ -5,22 +5,9 @@ from __future__ import annotations
 
 import math
 
+from precast._reference_checks import check_device_and_dtype
 from precast._torch import torch
 from precast.quantization._formats import scale_shape
-
-
-def _words(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
-
-
-def refuse_dtype(
-    export: str, name: str, tensor: torch.Tensor, legal: tuple[torch.dtype, ...]
-) -> None:
-    if tensor.dtype not in legal:
-        raise ValueError(
-            f"{export}: {name} must be {' or '.join(map(_words, legal))}, got "
-            f"{_words(tensor.dtype)}"
-        )
 
 
 def check_rows(export: str, name: str, tensor: torch.Tensor) -> int:
@@ -58,17 +45,11 @@ def check_scales(
         )
 
 
-def check_same_device(export: str, name: str, tensor: torch.Tensor, input: torch.Tensor) -> None:
-    if tensor.device != input.device:
-        raise ValueError(f"{export}: {name} must be on {input.device}, got {tensor.device}")
-
-
 def check_global(
-    export: str, name: str, scale: torch.Tensor, input: torch.Tensor, rows: int = 1
+    export: str, name: str, scale: torch.Tensor, input: torch.Tensor, input_name: str, rows: int
 ) -> None:
     """One fp32 number, or one a row."""
-    check_same_device(export, name, scale, input)
-    refuse_dtype(export, name, scale, (torch.float32,))
+    check_device_and_dtype(export, name, scale, input, torch.float32, input_name)
     if scale.numel() not in (1, rows):
         raise ValueError(
             f"{export}: {name} must have 1 element, or {rows}, one a row, got shape "

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+from precast._reference_checks import check_dtype
 from precast._torch import torch
-from precast.quantization._block_checks import check_blocks, check_layout, check_rows, refuse_dtype
+from precast.quantization._block_checks import check_blocks, check_layout, check_rows
 from precast.quantization._formats import scale_shape
 
 
 def check_input(export: str, name: str, input: torch.Tensor, block: int, layout: int) -> int:
-    refuse_dtype(export, name, input, (torch.float16, torch.bfloat16))
+    check_dtype(export, name, input, torch.float16, torch.bfloat16)
     rows = check_rows(export, name, input)
     check_blocks(export, name, input, block)
     check_layout(export, layout)

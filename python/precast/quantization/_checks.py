@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
-from precast._reference_checks import check_elements_apart, check_half
+from precast._reference_checks import (
+    check_device_and_dtype,
+    check_dtype,
+    check_elements_apart,
+    check_half,
+    check_memory_apart,
+    check_same_device,
+)
 from precast._torch import torch
 
 LEAST_EPS = 1e-30
-
-
-def word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_eps(export: str, eps: float) -> None:
@@ -21,56 +23,18 @@ def check_eps(export: str, eps: float) -> None:
         raise ValueError(f"{export}: eps must be a finite number of at least 1e-30, got {eps}")
 
 
-def check_like(
-    export: str,
-    name: str,
-    tensor: torch.Tensor,
-    other: torch.Tensor,
-    dtypes: Sequence[torch.dtype],
-    other_name: str = "x",
-) -> None:
-    """The device of ``other`` and one of ``dtypes``."""
-    if tensor.device != other.device:
-        raise ValueError(
-            f"{export}: {name} must be on {other.device} as {other_name}, got {tensor.device}"
-        )
-    if tensor.dtype not in dtypes:
-        legal = ", ".join(map(word, dtypes))
-        raise ValueError(f"{export}: {name} must be {legal}, got {word(tensor.dtype)}")
-
-
-def check_ranges_apart(
-    export: str, name: str, out: torch.Tensor, other: torch.Tensor, other_name: str
-) -> None:
-    """The memory from the first to the last element of ``out`` does not meet that of ``other``."""
-    if not out.numel() or not other.numel():
-        return
-    ends = [
-        t.data_ptr()
-        + (1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride()))) * t.element_size()
-        for t in (out, other)
-    ]
-    if ends[0] > other.data_ptr() and ends[1] > out.data_ptr():
-        raise ValueError(f"{export}: {name} must not overlap {other_name}'s memory; call .clone()")
-
-
 def check_codes(export: str, out: torch.Tensor, x: torch.Tensor, gated: bool = False) -> None:
     """``out`` holds 8-bit codes in the shape of ``x``."""
     types = (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
     name = "input" if gated else "x"
-    check_like(export, "out", out, x, types, name)
+    check_same_device(export, "out", out, x, name)
+    check_dtype(export, "out", out, *types)
     if gated:
         check_half(export, out, x, out.dtype)
     elif out.shape != x.shape:
         raise ValueError(f"{export}: out must have x's shape {[*x.shape]}, got {[*out.shape]}")
     check_elements_apart(export, "out", out)
-    check_ranges_apart(export, "out", out, x, name)
-
-
-def check_one_scale(export: str, name: str, scale: torch.Tensor, x: torch.Tensor) -> None:
-    check_like(export, name, scale, x, (torch.float32,))
-    if scale.dim() > 1 or scale.numel() != 1:
-        raise ValueError(f"{export}: {name} must have shape [1], got {[*scale.shape]}")
+    check_memory_apart(export, "out", out, x, name)
 
 
 def check_row_scales(
@@ -82,14 +46,14 @@ def check_row_scales(
     other_name: str = "x",
 ) -> None:
     """``count`` scales for each row of ``x``."""
-    check_like(export, "out_scale", scales, x, (dtype,), other_name)
+    check_device_and_dtype(export, "out_scale", scales, x, dtype, other_name)
     if scales.shape != (*x.shape[:-1], count):
         raise ValueError(
             f"{export}: out_scale must have {other_name}'s shape with a last dimension of {count}, "
             f"got {[*scales.shape]} for {other_name} {[*x.shape]}"
         )
     check_elements_apart(export, "out_scale", scales)
-    check_ranges_apart(export, "out_scale", scales, x, other_name)
+    check_memory_apart(export, "out_scale", scales, x, other_name)
 
 
 def check_groups(

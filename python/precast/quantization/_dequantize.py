@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 
+from precast._reference_checks import check_dtype, check_one_number
 from precast._torch import torch
 from precast.quantization._block_checks import (
-    check_global,
     check_layout,
     check_rows,
     check_scales,
-    refuse_dtype,
 )
 from precast.quantization._formats import dequantize, e2m1_unpack, gather_scales, ue8m0_values
 
@@ -48,7 +47,7 @@ def check_blocks_of(
     dtype: torch.dtype | None = None,
 ) -> None:
     """What a dequantisation refuses; ``names`` are those of data, scales and global scale."""
-    refuse_dtype(export, names[0], data, (dtype or torch.uint8,))
+    check_dtype(export, names[0], data, dtype or torch.uint8)
     rows = check_rows(export, names[0], data)
     columns = data.shape[-1] * (2 if dtype is None else 1)
     if columns % block:
@@ -57,7 +56,7 @@ def check_blocks_of(
             f"numbers"
         )
     check_layout(export, layout)
-    refuse_dtype(export, names[1], scales, (torch.uint8,))
+    check_dtype(export, names[1], scales, torch.uint8)
     check_scales(export, names[1], scales, rows, columns // block, layout)
     if global_scale is not None:
-        check_global(export, names[2], global_scale, data)
+        check_one_number(export, names[2], global_scale, data, names[0])

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 
+from precast._rounding import saturated
 from precast._torch import torch
 
 LARGEST_E2M1 = 6.0
@@ -41,8 +42,7 @@ def e2m1_unpack(packed: torch.Tensor) -> torch.Tensor:
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:
     """fp32 to float8_e4m3fn, saturated; every NaN is the same."""
-    x = torch.where(x.isnan(), float("nan"), x)
-    return x.clamp(-LARGEST_E4M3, LARGEST_E4M3).to(torch.float8_e4m3fn)
+    return saturated(torch.where(x.isnan(), float("nan"), x), torch.float8_e4m3fn)
 
 
 def ue8m0_round_up(amax: torch.Tensor, exponent: int, mantissa: float) -> torch.Tensor:

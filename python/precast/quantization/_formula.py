@@ -6,6 +6,7 @@ Source of the format of exponents: OCP Microscaling Formats (MX) Specification 1
 
 from __future__ import annotations
 
+from precast._rounding import saturated
 from precast._torch import torch
 
 
@@ -36,8 +37,7 @@ def codes(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Ten
     y = x * scale.reciprocal()
     if not dtype.is_floating_point:
         return y.round().nan_to_num(nan=0.0).clamp(-128.0, 127.0).to(dtype)
-    most = largest_code(dtype)
-    return y.clamp(-most, most).to(dtype)
+    return saturated(y, dtype)
 
 
 def row_amax(x: torch.Tensor) -> torch.Tensor:

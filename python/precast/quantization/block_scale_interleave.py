@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_dtype
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.quantization._block_checks import refuse_dtype
 from precast.quantization._formats import place_scales, scale_shape
 from precast.trace import Const, Tensor, TraceTemplate
 
@@ -45,7 +45,7 @@ def _block_scale_interleave_into(
     unswizzled_sf: torch.Tensor, out: torch.Tensor, enable_pdl: bool
 ) -> None:
     export = "block_scale_interleave"
-    refuse_dtype(export, "unswizzled_sf", unswizzled_sf, (torch.uint8, torch.bfloat16))
+    check_dtype(export, "unswizzled_sf", unswizzled_sf, torch.uint8, torch.bfloat16)
     if not 2 <= unswizzled_sf.dim() <= 3:
         raise ValueError(
             f"{export}: unswizzled_sf must have 2 to 3 dimensions, got shape "

@@ -6,11 +6,16 @@ from __future__ import annotations
 from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_elements_apart, check_rank
+from precast._reference_checks import (
+    check_dtype,
+    check_elements_apart,
+    check_memory_apart,
+    check_rank,
+    check_same_device,
+)
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.quantization._checks import check_like, check_ranges_apart
 from precast.quantization._formula import unpack_exponents
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
@@ -100,14 +105,16 @@ def _into(
     enable_pdl: bool,
 ) -> None:
     export = "dequantize_fp8"
-    check_like(export, "x", x, x, (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8))
-    check_rank(export, x, "x")
-    check_like(export, "out", out, x, (torch.float32, torch.float16, torch.bfloat16))
+    check_dtype(export, "x", x, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
+    check_rank(export, "x", x, 2, 3)
+    check_same_device(export, "out", out, x, "x")
+    check_dtype(export, "out", out, torch.float32, torch.float16, torch.bfloat16)
     if out.shape != x.shape:
         raise ValueError(f"{export}: out must have x's shape {[*x.shape]}, got {[*out.shape]}")
     check_elements_apart(export, "out", out)
-    check_ranges_apart(export, "out", out, x, "x")
-    check_like(export, "x_scale", x_scale, x, (torch.float32, torch.int32))
+    check_memory_apart(export, "out", out, x, "x")
+    check_same_device(export, "x_scale", x_scale, x, "x")
+    check_dtype(export, "x_scale", x_scale, torch.float32, torch.int32)
     packed = x_scale.dtype == torch.int32
     rows = (x.shape[-2] + tile_rows - 1) // tile_rows
     columns = (x.shape[-1] + tile_columns - 1) // tile_columns

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 
 from precast._dispatch import check_tensors
+from precast._reference_checks import check_dtype
 from precast._torch import torch
 from precast.api_logging import precast_api
-from precast.quantization._block_checks import refuse_dtype
 from precast.quantization._dequantize import check_blocks_of, e2m1_reference
 from precast.quantization._formats import dequantize, gather_scales, ue8m0_values
 from precast.quantization.sf_layout import SfLayout
@@ -115,7 +115,7 @@ def mxfp8_dequantize_host(
     """
     export = "mxfp8_dequantize_host"
     _check_host(export, input=input, scale_tensor=scale_tensor)
-    refuse_dtype(export, "input", input, (torch.float8_e4m3fn, torch.uint8))
+    check_dtype(export, "input", input, torch.float8_e4m3fn, torch.uint8)
     if sf_swizzle_layout is None:
         layout = 0 if is_sf_swizzled_layout else 2
     else:

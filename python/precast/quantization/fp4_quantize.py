@@ -78,7 +78,7 @@ def _fp4_quantize_into(
             raise ValueError(
                 "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
             )
-        check_global("fp4_quantize", "global_scale", global_scale, input, rows)
+        check_global("fp4_quantize", "global_scale", global_scale, input, "input", rows)
     result = fp4_quantize_reference(
         input, global_scale, sf_use_ue8m0, sf_layout, is_global_scale_inversed
     )

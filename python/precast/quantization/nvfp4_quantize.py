@@ -61,7 +61,7 @@ def _nvfp4_quantize_into(
     enable_pdl: bool,
 ) -> None:
     rows = check_input("nvfp4_quantize", "a", a, 16, sf_layout)
-    check_global("nvfp4_quantize", "a_global_sf", a_global_sf, a, rows)
+    check_global("nvfp4_quantize", "a_global_sf", a_global_sf, a, "a", rows)
     write_outputs(out, out_sf, nvfp4_quantize_reference(a, a_global_sf, sf_layout))
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 import itertools
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_dtype, check_rank, check_same_device
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.quantization._block_checks import check_same_device, refuse_dtype
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
@@ -78,17 +78,13 @@ def segment_packbits_reference(
 
 
 def _check_values(export: str, x: torch.Tensor) -> None:
-    refuse_dtype(export, "x", x, (torch.bool, torch.uint8))
-    if x.dim() != 1:
-        raise ValueError(f"{export}: x must have 1 dimension, got shape {[*x.shape]}")
+    check_dtype(export, "x", x, torch.bool, torch.uint8)
+    check_rank(export, "x", x, 1, 1)
 
 
 def _check_indptr(indptr: torch.Tensor) -> None:
-    refuse_dtype("segment_packbits", "indptr", indptr, (torch.int32, torch.int64))
-    if indptr.dim() != 1:
-        raise ValueError(
-            f"segment_packbits: indptr must have 1 dimension, got shape {[*indptr.shape]}"
-        )
+    check_dtype("segment_packbits", "indptr", indptr, torch.int32, torch.int64)
+    check_rank("segment_packbits", "indptr", indptr, 1, 1)
     if indptr.shape[0] == 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
 
@@ -102,7 +98,7 @@ def _indptr_into(
     x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x)
+    check_same_device("segment_packbits", "indptr", indptr, x, "x")
     _check_indptr(indptr)
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
@@ -117,8 +113,8 @@ def _segments_into(
     enable_pdl: bool,
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x)
-    refuse_dtype("segment_packbits", "out", out, (torch.uint8,))
+    check_same_device("segment_packbits", "indptr", indptr, x, "x")
+    check_dtype("segment_packbits", "out", out, torch.uint8)
     y, _ = segment_packbits_reference(x, indptr, "little" if little else "big")
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]

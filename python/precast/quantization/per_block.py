@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_rank
+from precast._reference_checks import check_device_and_dtype, check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.quantization._checks import check_codes, check_eps, check_like
+from precast.quantization._checks import check_codes, check_eps
 from precast.quantization._formula import codes, dequant_scale
 from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import of_e4m3
@@ -75,10 +75,10 @@ def _into(
     enable_pdl: bool,
 ) -> None:
     export = "per_block_cast_to_fp8"
-    check_rank(export, x, "x")
+    check_rank(export, "x", x, 2, 3)
     check_codes(export, out, x)
     check_eps(export, eps)
-    check_like(export, "out_scale", out_scale, x, (torch.float32,))
+    check_device_and_dtype(export, "out_scale", out_scale, x, torch.float32, "x")
     if out_scale.shape != _scale_shape(x):
         raise ValueError(
             f"{export}: out_scale must hold a scale for each block of {BLOCK} x {BLOCK}, got shape "

@@ -7,10 +7,11 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_one_number
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.quantization._checks import check_codes, check_eps, check_one_scale
+from precast.quantization._checks import check_codes, check_eps
 from precast.quantization._formula import codes, dequant_scale
 from precast.quantization._outputs import given, new_codes
 from precast.quantization._trace import of_e4m3
@@ -84,7 +85,7 @@ def per_tensor_quant_fp8_reference(
 
 def _static_into(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
     check_codes("static_quant_fp8", out, x)
-    check_one_scale("static_quant_fp8", "scale", scale, x)
+    check_one_number("static_quant_fp8", "scale", scale, x, "x")
     out.copy_(static_quant_fp8_reference(x, scale, out.dtype))
 
 
@@ -99,7 +100,7 @@ def _dynamic_into(
     export = "per_tensor_quant_fp8"
     check_codes(export, out, x)
     check_eps(export, eps)
-    check_one_scale(export, "out_scale", out_scale, x)
+    check_one_number(export, "out_scale", out_scale, x, "x")
     if workspace.numel() < WORKSPACE_SIZE:
         raise ValueError(
             f"{export}: workspace must have at least {WORKSPACE_SIZE} elements, got shape "

@@ -7,13 +7,13 @@ Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_one_number
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import (
     check_codes,
     check_eps,
-    check_one_scale,
     check_row_scales,
 )
 from precast.quantization._formula import codes, silu_and_mul, token_quant
@@ -86,7 +86,7 @@ def _static_into(
     input: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, enable_pdl: bool
 ) -> None:
     check_codes("silu_and_mul_quant", out, input, gated=True)
-    check_one_scale("silu_and_mul_quant", "scale", scale, input)
+    check_one_number("silu_and_mul_quant", "scale", scale, input)
     out.copy_(silu_and_mul_quant_reference(input, scale, out.dtype))
 
 

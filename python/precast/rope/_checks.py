@@ -5,40 +5,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precast._reference_checks import check_memory_apart
+from precast._reference_checks import (
+    check_device_and_dtype,
+    check_indices,
+    check_memory_apart,
+    check_rank,
+    check_same_device,
+    dtype_word,
+)
 from precast._torch import torch
 
 VECTOR = 8
 MAX_HEAD_DIM = 512
 
 
-def shape_of(tensor: torch.Tensor) -> str:
-    return str([*tensor.shape])
-
-
-def check_rank(export: str, name: str, x: torch.Tensor, least: int, most: int) -> None:
-    if not least <= x.dim() <= most:
-        legal = f"{least} to {most}" if least < most else str(most)
-        raise ValueError(f"{export}: {name} must have {legal} dimensions, got shape {shape_of(x)}")
-
-
-def check_device(
-    export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor
-) -> None:
-    if x.device != first.device:
-        raise ValueError(
-            f"{export}: {name} must be on {first.device} as {first_name}, got {x.device}"
-        )
-
-
 def check_like(
     export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor
 ) -> None:
     """Device and dtype of the first tensor."""
-    check_device(export, name, x, first_name, first)
-    if x.dtype != first.dtype:
-        wanted, got = (str(d).removeprefix("torch.") for d in (first.dtype, x.dtype))
-        raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
+    check_device_and_dtype(export, name, x, first, first.dtype, first_name)
 
 
 def as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
@@ -49,7 +34,7 @@ def as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Te
     if head_dim <= 0 or x.shape[-1] % head_dim:
         raise ValueError(
             f"{export}: {name}'s last dimension must be a multiple of the head size {head_dim}, "
-            f"got shape {shape_of(x)}"
+            f"got shape {[*x.shape]}"
         )
     return x.unflatten(-1, (-1, head_dim)) if x.shape[-1] else x.unflatten(-1, (0, head_dim))
 
@@ -87,31 +72,19 @@ def check_tokens(
         )
 
 
-def check_indices(
-    export: str, name: str, x: torch.Tensor, first_name: str, first: torch.Tensor, size: int
-) -> None:
-    """A vector of int32 or int64 on the device of the first tensor."""
-    check_device(export, name, x, first_name, first)
-    if x.dtype not in (torch.int32, torch.int64):
-        got = str(x.dtype).removeprefix("torch.")
-        raise ValueError(f"{export}: {name} must be int32 or int64, got {got}")
-    if x.shape != (size,):
-        raise ValueError(f"{export}: {name} must have shape [{size}], got {shape_of(x)}")
-
-
 def check_requests(
     export: str, indptr: torch.Tensor, offsets: torch.Tensor, first: torch.Tensor
 ) -> None:
     if indptr.dim() != 1 or indptr.shape[0] < 1:
-        raise ValueError(f"{export}: indptr must have shape [requests + 1], got {shape_of(indptr)}")
-    check_indices(export, "indptr", indptr, "q", first, indptr.shape[0])
-    check_indices(export, "offsets", offsets, "q", first, indptr.shape[0] - 1)
+        raise ValueError(f"{export}: indptr must have shape [requests + 1], got {[*indptr.shape]}")
+    check_indices(export, "indptr", indptr, indptr.shape[0], first, "q")
+    check_indices(export, "offsets", offsets, indptr.shape[0] - 1, first, "q")
 
 
 def check_cache(export: str, cache: torch.Tensor, first_name: str, first: torch.Tensor) -> None:
-    check_device(export, "cos_sin_cache", cache, first_name, first)
+    check_same_device(export, "cos_sin_cache", cache, first, first_name)
     if cache.dtype != torch.float32:
-        got = str(cache.dtype).removeprefix("torch.")
+        got = dtype_word(cache.dtype)
         raise ValueError(f"{export}: cos_sin_cache should be float32, got {got}")
     check_rank(export, "cos_sin_cache", cache, 2, 2)
 

@@ -3,24 +3,22 @@
 
 from __future__ import annotations
 
-from precast._reference_checks import check_memory_apart
+from precast._reference_checks import (
+    check_indices,
+    check_memory_apart,
+    check_rank,
+    check_same_device,
+    dtype_word,
+)
+from precast._rounding import saturated
 from precast._torch import torch
 from precast.rope._angles import cached_angles, rotated
-from precast.rope._checks import (
-    MAX_HEAD_DIM,
-    check_cache,
-    check_device,
-    check_indices,
-    check_like,
-    check_rank,
-    check_tokens,
-)
+from precast.rope._checks import MAX_HEAD_DIM, check_cache, check_like, check_tokens
 
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """``x * scale`` in fp8: nearest even, beyond the largest number that number, NaN stays."""
-    largest = torch.finfo(dtype).max
-    return (x.float() * scale).clamp(-largest, largest).to(dtype)
+    return saturated(x.float() * scale, dtype)
 
 
 def turned_and_quantized(
@@ -55,7 +53,7 @@ def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype)
 
 def check_fp8(export: str, dtype: torch.dtype, name: str = "q_rope_out") -> None:
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-        got = str(dtype).removeprefix("torch.")
+        got = dtype_word(dtype)
         raise ValueError(f"{export}: {name} must be float8_e4m3fn or float8_e5m2, got {got}")
 
 
@@ -98,7 +96,7 @@ def check_parts(
                 f"{export}: {name}'s last dimension must be cos_sin_cache's {rotary_dim}, got "
                 f"{x.shape[-1]}"
             )
-    check_indices(export, "pos_ids", pos_ids, "q_rope", q_rope, q_rope.shape[0])
+    check_indices(export, "pos_ids", pos_ids, q_rope.shape[0], q_rope, "q_rope")
 
 
 def check_outputs(
@@ -109,9 +107,9 @@ def check_outputs(
     check_fp8(export, dtype)
     for name, out in outputs.items():
         input_name = name.removesuffix("_out")
-        check_device(export, name, out, input_name, inputs[input_name])
+        check_same_device(export, name, out, inputs[input_name], input_name)
         if out.dtype != dtype:
-            wanted, got = (str(d).removeprefix("torch.") for d in (dtype, out.dtype))
+            wanted, got = (dtype_word(d) for d in (dtype, out.dtype))
             raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
         if out.shape != inputs[input_name].shape:
             raise ValueError(

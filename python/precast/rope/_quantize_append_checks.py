@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precast._reference_checks import check_indices, check_rank, check_same_device, dtype_word
 from precast._torch import torch
-from precast.rope._checks import check_device, check_indices, check_like, check_rank, check_tokens
+from precast.rope._checks import check_like, check_tokens
 from precast.rope._quantize import check_outputs, check_parts
 
 
@@ -36,9 +37,9 @@ def check_append(
             f"{shapes[1]}"
         )
     for name, x in table.items():
-        check_indices(export, name, x, "q_rope", first, x.shape[0])
+        check_indices(export, name, x, x.shape[0], first, "q_rope")
     for name, x in places.items():
-        check_indices(export, name, x, "q_rope", first, first.shape[0])
+        check_indices(export, name, x, first.shape[0], first, "q_rope")
     if table["kv_indptr"].shape[0] < 1:
         raise ValueError(f"{export}: kv_indptr must have shape [requests + 1], got [0]")
     if k_rope.dim() == 2:
@@ -68,9 +69,9 @@ def _check_cache(
     heads: int,
     dim: int,
 ) -> None:
-    check_device(export, name, cache, "q_rope", first)
+    check_same_device(export, name, cache, first, "q_rope")
     if cache.dtype != dtype:
-        wanted, got = (str(d).removeprefix("torch.") for d in (dtype, cache.dtype))
+        wanted, got = (dtype_word(d) for d in (dtype, cache.dtype))
         raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
     check_rank(export, name, cache, key_rank + 1, key_rank + 1)
     if key_rank == 2:

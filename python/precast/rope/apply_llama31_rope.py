@@ -12,10 +12,7 @@ from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import llama31_angles, request_positions, rotated_pair
-from precast.rope._checks import (
-    check_computed,
-    check_requests,
-)
+from precast.rope._checks import check_computed, check_requests
 from precast.rope._trace import frequency_trace
 
 

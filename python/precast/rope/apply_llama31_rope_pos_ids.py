@@ -8,14 +8,12 @@ arXiv:2407.21783.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_indices
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import llama31_angles, rotated_pair
-from precast.rope._checks import (
-    check_computed,
-    check_indices,
-)
+from precast.rope._checks import check_computed
 from precast.rope._trace import frequency_trace
 
 
@@ -93,7 +91,7 @@ def _apply_llama31_rope_pos_ids_into(
     name = "apply_llama31_rope_pos_ids"
     llama31 = (low_freq_factor, high_freq_factor, old_context_len)
     check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_indices(name, "pos_ids", pos_ids, "q", q, q.shape[0])
+    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
     turned = apply_llama31_rope_pos_ids_reference(
         q,
         k,
@@ -125,7 +123,7 @@ def _apply_llama31_rope_pos_ids_inplace_into(
     name = "apply_llama31_rope_pos_ids_inplace"
     llama31 = (low_freq_factor, high_freq_factor, old_context_len)
     check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_indices(name, "pos_ids", pos_ids, "q", q, q.shape[0])
+    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
     turned = apply_llama31_rope_pos_ids_reference(
         q,
         k,

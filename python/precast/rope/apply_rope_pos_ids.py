@@ -7,14 +7,12 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_indices
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import computed_angles, rotated_pair
-from precast.rope._checks import (
-    check_computed,
-    check_indices,
-)
+from precast.rope._checks import check_computed
 from precast.rope._trace import frequency_trace
 
 
@@ -77,7 +75,7 @@ def _apply_rope_pos_ids_into(
 ) -> None:
     name = "apply_rope_pos_ids"
     check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_indices(name, "pos_ids", pos_ids, "q", q, q.shape[0])
+    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
     turned = apply_rope_pos_ids_reference(
         q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
     )
@@ -96,7 +94,7 @@ def _apply_rope_pos_ids_inplace_into(
 ) -> None:
     name = "apply_rope_pos_ids_inplace"
     check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_indices(name, "pos_ids", pos_ids, "q", q, q.shape[0])
+    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
     turned = apply_rope_pos_ids_reference(
         q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
     )

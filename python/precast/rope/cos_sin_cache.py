@@ -7,11 +7,12 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_indices
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import cached_angles, rotated_pair
-from precast.rope._checks import as_heads, check_cache, check_indices, check_like, check_pair
+from precast.rope._checks import as_heads, check_cache, check_like, check_pair
 from precast.rope._trace import cache_trace
 
 
@@ -79,7 +80,7 @@ def _check(
             f"{export}: query must have heads of head_size {head_size}, got shape {[*query.shape]}"
         )
     check_cache(export, cos_sin_cache, "query", query)
-    check_indices(export, "positions", positions, "query", query, query.shape[0])
+    check_indices(export, "positions", positions, query.shape[0], query, "query")
     check_pair(export, ("query", "key"), q, k, cos_sin_cache.shape[1])
 
 

@@ -8,18 +8,12 @@ RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_indices, check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import cached_angles, rotated
-from precast.rope._checks import (
-    MAX_HEAD_DIM,
-    VECTOR,
-    check_cache,
-    check_indices,
-    check_like,
-    check_rank,
-)
+from precast.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_like
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
@@ -125,7 +119,7 @@ def _check(
             f"{export}: cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 "
             f"up to the head size {head_dim}, got {rotary_dim}"
         )
-    check_indices(export, "positions", positions, "qkv", qkv, qkv.shape[0])
+    check_indices(export, "positions", positions, qkv.shape[0], qkv, "qkv")
 
 
 def _in_place(
