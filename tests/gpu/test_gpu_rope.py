@@ -147,7 +147,7 @@ def test_packed_heads_of_two_dimensions(dtype: torch.dtype, generator: torch.Gen
 @both_kinds
 def test_many_tokens(heads: tuple[int, int], interleave: bool, generator: torch.Generator) -> None:
     """Enough for several heads a thread, with a head left over."""
-    tokens, dim = 2**18 // (sum(heads) * 8) + 77, 128
+    tokens, dim = 2**19 // (sum(heads) * 6) + 77, 128
     q, k = heads_in("contiguous", tokens, heads, dim, dtype=torch.bfloat16, generator=generator)
     run_cached(q, k, draw_positions(tokens, 4096, generator), make_cache(4096, 96), interleave)
 
@@ -251,6 +251,21 @@ def test_requests(forms: Functions, layout: str, wide: bool, generator: torch.Ge
         positions[start:end] = offset + torch.arange(end - start)
     where = index(indptr, wide), index(offsets, wide)
     run_computed(*forms, q, k, where, positions.to(DEVICE), None, False)
+
+
+@pytest.mark.parametrize("count", [1, 31, 32, 33, 64, 65, 1100, 3000])
+def test_many_requests(count: int, generator: torch.Generator) -> None:
+    """Short ones, so that a warp has several, some of them without tokens; two tokens are free."""
+    lengths = torch.randint(4, (count,), device=DEVICE, generator=generator).cpu()
+    indptr = torch.cat([torch.tensor([1]), 1 + lengths.cumsum(0)])
+    tokens = int(indptr[-1]) + 1
+    offsets = torch.randint(30000, (count,), device=DEVICE, generator=generator).cpu()
+    positions = torch.zeros(tokens, dtype=torch.int64)
+    first = torch.repeat_interleave(offsets - indptr[:-1], lengths)
+    positions[1:-1] = first + torch.arange(1, tokens - 1)
+    q, k = heads_in("packed", tokens, (1, 1), 64, dtype=torch.bfloat16, generator=generator)
+    where = index(indptr.tolist(), False), index(offsets.tolist(), False)
+    run_computed("apply_rope", q, k, where, positions.to(DEVICE), None, False)
 
 
 def test_no_requests(generator: torch.Generator) -> None:

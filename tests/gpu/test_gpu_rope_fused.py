@@ -147,10 +147,17 @@ def test_rows_far_apart(generator: torch.Generator) -> None:
     check(far, (weights[0], weights[1]), positions, make_cache(3, 128), (4, 2))
 
 
-def test_many_tokens(generator: torch.Generator) -> None:
-    qkv, *weights = draw(5000, 48, 128, torch.bfloat16, generator)
-    positions = torch.arange(5000, device=DEVICE)
-    check(qkv, (weights[0], weights[1]), positions, make_cache(5000, 128), (32, 8))
+@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (128, 128), (256, 256), (128, 64)])
+@pytest.mark.parametrize("interleave", [False, True], ids=["neox", "interleaved"])
+def test_many_tokens(
+    head_dim: int, rotary_dim: int, interleave: bool, generator: torch.Generator
+) -> None:
+    """Enough for several heads a thread, with heads left over and positions without a row."""
+    tokens, heads = 6007, (7, 5)
+    qkv, *weights = draw(tokens, 17, head_dim, torch.bfloat16, generator)
+    positions = torch.randint(-1, 5001, (tokens,), device=DEVICE, generator=generator)
+    cache = make_cache(5000, rotary_dim)
+    check(qkv, (weights[0], weights[1]), positions, cache, heads, interleave)
 
 
 def test_graph_and_compile(generator: torch.Generator) -> None:

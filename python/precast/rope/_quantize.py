@@ -44,7 +44,10 @@ def fp8_type(dtype: torch.dtype | None, *outputs: torch.Tensor | None) -> torch.
     """The fp8 type asked for, or that of the first output, or e4m3."""
     if dtype is not None:
         return dtype
-    return next((out.dtype for out in outputs if out is not None), torch.float8_e4m3fn)
+    for out in outputs:
+        if out is not None:
+            return out.dtype
+    return torch.float8_e4m3fn
 
 
 def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
