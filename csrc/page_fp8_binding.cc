@@ -14,7 +14,7 @@ cudaError_t quantize_append_paged(const QuantizeAppendPagedParams& params, bool 
 
 namespace {
 
-// The items of the kernel, csrc/page_fp8.cu: 16 bytes of the rows.
+// The smallest items of the kernel, csrc/page_fp8.cu: 16 bytes of the rows.
 constexpr int kItemSize = kVecBytes / 2;
 
 struct Scale {

@@ -221,9 +221,9 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
 }
 
 // Throws ValueError if a kernel cannot number the items, each `item_size` of `unit`.
-PRECAST_ONE_COPY void check_append_items(const Arg& arg, AppendPagedParams p, int item_size,
+PRECAST_ONE_COPY void check_append_items(const Arg& arg, const AppendPagedParams& p, int item_size,
                                          const char* unit) {
-  PRECAST_CHECK(plan_append(p, item_size).fits, ValueError)
+  PRECAST_CHECK(append_items(p, item_size) <= kMaxItems, ValueError)
       << arg.what() << " must have at most " << kMaxItems << " items of " << item_size << " "
       << unit << ", got shape " << to_string(arg.tensor.shape()) << "; call on parts of it";
 }

@@ -9,7 +9,8 @@
 //          k_rope  [tokens, rope]                any stride, unit stride in a row
 //          Elements are bytes here: nothing is computed, so one kernel serves every element type.
 // Threads  one thread takes one unit of k: 16 bytes, or the largest power of two that divides all
-//          addresses. Consecutive threads write consecutive bytes.
+//          addresses; of many it takes two, a CTA apart. Consecutive threads write consecutive
+//          bytes.
 // Traffic  reads k_nope and k_rope once (k_rope again from L1 for each head), writes k once.
 // Source   DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434.
 #pragma once
@@ -54,28 +55,53 @@ inline int concat_unit(const ConcatMlaKParams& p) {
 
 #if defined(__CUDACC__)
 
-template <int kUnit>
-__global__ __launch_bounds__(kItemThreads) void ConcatMlaKKernel(
+template <int kUnit, int kPerThread>
+__global__ __launch_bounds__(kItemThreads / kPerThread) void ConcatMlaKKernel(
     const __grid_constant__ ConcatMlaKParams p) {
-  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
-  if (item >= p.items.count) return;
-  const uint32_t row = p.items.per_row.divide(item);
-  const uint32_t unit = item - row * p.items.per_row.value;
-  const RowPosition at(p.rows, row);
-  const bool shared = unit >= p.nope_units;
-  const char* source = shared ? static_cast<const char*>(p.k_rope) + at.outer * p.k_rope_stride +
-                                    int64_t(unit - p.nope_units) * kUnit
-                              : at.in<char>(p.k_nope, p.k_nope_strides) + int64_t(unit) * kUnit;
-  char* target = at.in<char>(p.k, p.k_strides) + int64_t(unit) * kUnit;  // [kUnit] of [nope + rope]
+  constexpr int kThreads = kItemThreads / kPerThread;
+  const char* sources[kPerThread];
+  char* targets[kPerThread];  // [kUnit] of [nope + rope]
+  bool exists[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    const uint32_t item = blockIdx.x * kItemThreads + i * kThreads + threadIdx.x;
+    exists[i] = item < p.items.count;
+    const uint32_t row = p.items.per_row.divide(item);
+    const uint32_t unit = item - row * p.items.per_row.value;
+    const RowPosition at(p.rows, row);
+    const bool shared = unit >= p.nope_units;
+    sources[i] = shared ? static_cast<const char*>(p.k_rope) + at.outer * p.k_rope_stride +
+                              int64_t(unit - p.nope_units) * kUnit
+                        : at.in<char>(p.k_nope, p.k_nope_strides) + int64_t(unit) * kUnit;
+    targets[i] = at.in<char>(p.k, p.k_strides) + int64_t(unit) * kUnit;
+  }
 
   allow_next_grid();
-  if (may_overlap_previous_grid()) prefetch_to_l2(source);
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kPerThread; ++i) {
+      if (exists[i]) prefetch_to_l2(sources[i]);
+    }
+  }
   wait_for_previous_grid();
 
-  Unit<kUnit>::load(source, read_policy(true)).store(target);
+  const L2Policy policy = read_policy(true);
+  Unit<kUnit> units[kPerThread];
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if (exists[i]) units[i] = Unit<kUnit>::load(sources[i], policy);
+  }
+#pragma unroll
+  for (int i = 0; i < kPerThread; ++i) {
+    if (exists[i]) units[i].store(targets[i]);
+  }
 }
 
 #if !defined(__CUDACC_RTC__)
+
+// From here on two units of 16 bytes a thread are faster: on H200 318 us instead of 334 for 16384
+// tokens of DeepSeek-V3. For 64 tokens one is, by 2 %.
+constexpr uint32_t kManyConcatItems = 1 << 19;
 
 template <int kUnit>
 cudaError_t launch_concat_units(ConcatMlaKParams p, bool enable_pdl, cudaStream_t stream) {
@@ -83,7 +109,13 @@ cudaError_t launch_concat_units(ConcatMlaKParams p, bool enable_pdl, cudaStream_
   if (!plan.fits) return cudaErrorInvalidValue;
   p.items = plan.items;
   p.nope_units = static_cast<uint32_t>(p.nope / kUnit);
-  return launch(ConcatMlaKKernel<kUnit>, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream,
+  if constexpr (kUnit == 16) {
+    if (p.items.count >= kManyConcatItems) {
+      return launch(ConcatMlaKKernel<kUnit, 2>, dim3(plan.ctas), dim3(kItemThreads / 2), enable_pdl,
+                    stream, p);
+    }
+  }
+  return launch(ConcatMlaKKernel<kUnit, 1>, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream,
                 p);
 }
 

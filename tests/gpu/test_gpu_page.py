@@ -125,13 +125,14 @@ def test_token_counts(count: int, generator: torch.Generator) -> None:
 @by_layout
 def test_other_value_dimension(layout: str, generator: torch.Generator) -> None:
     """Keys of 192 and values of 128, as DeepSeek's prefill has them, and the other way round."""
-    for dims in ((192, 128), (40, 264)):
-        caches = [kv_cache("pair", layout, (9, 16, 4, dim), BF16, generator) for dim in dims]
+    # The last with enough tokens to take rows by halves.
+    for dims, count, pages in (((192, 128), 77, 9), ((40, 264), 77, 9), ((192, 128), 1001, 70)):
+        caches = [kv_cache("pair", layout, (pages, 16, 4, dim), BF16, generator) for dim in dims]
         parts = tuple(cache.argument[0] for cache in caches)
         halves = tuple(cache.halves[0] for cache in caches)
         cache = page_cases.PagedCache(parts, halves, tuple(c.buffers[0] for c in caches))
-        rows = [keys_and_values(77, 4, dim, BF16, generator, "contiguous")[0] for dim in dims]
-        check_both_ways(cache, rows, tokens_for(77, 9, 16, generator), layout)
+        rows = [keys_and_values(count, 4, dim, BF16, generator, "contiguous")[0] for dim in dims]
+        check_both_ways(cache, rows, tokens_for(count, pages, 16, generator), layout)
 
 
 @by_layout
@@ -189,6 +190,25 @@ def test_mla(
             cache.check(before, *where, "append_paged_mla_kv_cache_with_slot_mapping")
 
 
+@by_dtype
+@pytest.mark.parametrize("one_buffer", [False, True])
+@pytest.mark.parametrize("dims", [(512, 64), (24, 7), (40, 576), (1, 40)])
+def test_mla_of_many_tokens(
+    dims: tuple[int, int], one_buffer: bool, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Enough to take rows by halves, of an odd number of units too."""
+    cache = mla_cache(one_buffer, (601, 16), dims, dtype, generator)
+    tokens = tokens_for(9001, 601, 16, generator)
+    rows = [random_bits(9001, dim, dtype=dtype, generator=generator) for dim in dims]
+    where = [row[tokens.kept] for row in rows], tokens.page, tokens.entry
+    before = cache.before()
+    precast.append_paged_mla_kv_cache(*rows, *tokens.places, *cache.argument, *tokens.table)
+    cache.check(before, *where, "append_paged_mla_kv_cache")
+    before = cache.before()
+    precast.append_paged_mla_kv_cache_with_slot_mapping(*rows, tokens.slots, *cache.argument)
+    cache.check(before, *where, "append_paged_mla_kv_cache_with_slot_mapping")
+
+
 # -- fp8 ------------------------------------------------------------------------------------------
 
 
@@ -209,7 +229,9 @@ def all_halves(dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
 @pytest.mark.parametrize("kv", FP8)
 @by_layout
-@pytest.mark.parametrize("scale", [1.0, 0.37, 3e-3, 117.0, 1e-30])
+@pytest.mark.parametrize(
+    "scale", [1.0, 0.37, 3e-3, 117.0, 1e-30, 1e-40, 3e33, -0.05, float.fromhex("0x1.fffffep-4")]
+)
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_fp8_of_every_number(
     as_tensor: bool,
@@ -318,7 +340,15 @@ def test_batch_indices_of_nothing(generator: torch.Generator) -> None:
 
 @by_dtype
 @pytest.mark.parametrize(
-    "sizes", [(77, 128, 128, 64), (1, 128, 128, 64), (33, 16, 64, 64), (9, 5, 40, 24), (9, 3, 7, 5)]
+    "sizes",
+    [
+        (77, 128, 128, 64),
+        (1, 128, 128, 64),
+        (347, 128, 128, 64),
+        (33, 16, 64, 64),
+        (9, 5, 40, 24),
+        (9, 3, 7, 5),
+    ],
 )
 @pytest.mark.parametrize("gap", [0, 1, 64])
 def test_concat_mla_k(

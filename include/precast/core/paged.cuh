@@ -55,10 +55,24 @@ struct AppendPagedParams {
   SlotSource slots;
   uint32_t tokens = 0;
   uint32_t heads = 0;
-  // The launcher sets these.
-  Items items;         // of a token: heads times the items of the longer row
-  Divisor head_items;  // items of the longer row
-  uint32_t part_items[2] = {};
+};
+
+// A thread takes the same item of kRows rows of one token and head.
+template <int kRows>
+struct AppendGroup {
+  PagedRows rows[kRows];
+  // plan_groups() sets these.
+  uint32_t row_items[kRows] = {};
+  Items items;         // of a token: heads times the items of the longest row
+  Divisor head_items;  // items of the longest row
+};
+
+// What a kernel gets: the first CTAs are the first group's, the others the second's.
+template <int kRows>
+struct AppendWork {
+  SlotSource slots;
+  AppendGroup<kRows> groups[2];
+  uint32_t first_ctas = 0;
 };
 
 #if defined(__CUDACC__)
@@ -155,17 +169,18 @@ struct SlotFinder {
   Number position_;
 };
 
-// Which part of which row a thread takes: the same item of both parts, where both rows have it.
+// What a thread takes. Rows that have no such item leave it out.
 struct AppendPosition {
   uint32_t token;
   uint32_t head;
   uint32_t item;  // of the row
 
-  __device__ __forceinline__ AppendPosition(const AppendPagedParams& p, uint32_t number) {
-    token = p.items.per_row.divide(number);
-    const uint32_t rest = number - token * p.items.per_row.value;
-    head = p.head_items.divide(rest);
-    item = rest - head * p.head_items.value;
+  template <int kRows>
+  __device__ __forceinline__ AppendPosition(const AppendGroup<kRows>& group, uint32_t number) {
+    token = group.items.per_row.divide(number);
+    const uint32_t rest = number - token * group.items.per_row.value;
+    head = group.head_items.divide(rest);
+    item = rest - head * group.head_items.value;
   }
 
   // Elements from the start of the tensor to the row.
@@ -183,32 +198,38 @@ struct AppendPosition {
 
 #if !defined(__CUDACC_RTC__)
 
-struct AppendPlan {
-  bool fits;  // false: more items than 32 bits count
-  uint32_t ctas;
-  int threads;
-};
-
-// Items of `item_size` elements. Sets what of `p` the launcher sets.
-inline AppendPlan plan_append(AppendPagedParams& p, int item_size) {
-  AppendPlan plan = {};
+// Items of `item_size` elements, if all rows were as long as the longest; kMaxItems + 1 if those
+// are more than 32 bits count.
+inline uint64_t append_items(const AppendPagedParams& p, int item_size) {
   uint64_t longest = 1;
-  for (int i = 0; i < 2; ++i) {
-    const uint64_t items = (static_cast<uint64_t>(p.parts[i].size) + item_size - 1) / item_size;
-    plan.fits = items <= kMaxItems;
-    if (!plan.fits) return plan;
-    p.part_items[i] = static_cast<uint32_t>(items);
+  for (const PagedRows& part : p.parts) {
+    const uint64_t items = (static_cast<uint64_t>(part.size) + item_size - 1) / item_size;
     if (items > longest) longest = items;
   }
-  plan.fits = longest <= kMaxItems / p.heads && longest * p.heads <= kMaxItems / p.tokens;
-  if (!plan.fits) return plan;
-  p.head_items = Divisor(static_cast<uint32_t>(longest));
-  p.items.per_row = Divisor(static_cast<uint32_t>(longest) * p.heads);
-  p.items.count = p.items.per_row.value * p.tokens;
-  // Few items: smaller CTAs spread over more multiprocessors.
-  plan.threads = p.items.count <= 1u << 16 ? 128 : kItemThreads;
-  plan.ctas = (p.items.count - 1) / plan.threads + 1;
-  return plan;
+  const bool fits = longest <= kMaxItems / p.heads && longest * p.heads <= kMaxItems / p.tokens;
+  return fits ? longest * p.heads * p.tokens : kMaxItems + 1;
+}
+
+// Fills in `work`, in which the rows of the groups are set. The number of CTAs.
+template <int kRows>
+uint32_t plan_groups(AppendWork<kRows>& work, const AppendPagedParams& p, int item_size,
+                     int threads) {
+  work.slots = p.slots;
+  uint32_t ctas[2];
+  for (int g = 0; g < 2; ++g) {
+    AppendGroup<kRows>& group = work.groups[g];
+    uint32_t longest = 0;
+    for (int i = 0; i < kRows; ++i) {
+      group.row_items[i] = static_cast<uint32_t>((group.rows[i].size + item_size - 1) / item_size);
+      if (group.row_items[i] > longest) longest = group.row_items[i];
+    }
+    group.head_items = Divisor(longest);
+    group.items.per_row = Divisor(longest * p.heads);
+    group.items.count = longest * p.heads * p.tokens;
+    ctas[g] = group.items.count == 0 ? 0 : (group.items.count - 1) / threads + 1;
+  }
+  work.first_ctas = ctas[0];
+  return ctas[0] + ctas[1];
 }
 
 #endif
