@@ -74,14 +74,15 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         x, codes, scale = plain(shape, 1)
         return x, scale.fill_(0.01), codes
 
-    def whole(shape: tuple[int, int]) -> tuple[torch.Tensor, ...]:
-        return *plain(shape, 1), _new((512,), torch.float32)
-
     def group_bind(fn: Function) -> Function:
         return lambda x, out, scales: fn(x, GROUP, out=out, out_scale=scales)
 
     def pair_bind(fn: Function) -> Function:
         return lambda x, out, scales: fn(x, out=out, out_scale=scales)
+
+    def tensor_bind(fn: Function) -> Function:
+        workspace = torch.empty(512, device="cuda")  # no argument: what it holds is no result
+        return lambda x, out, scale: fn(x, out=out, out_scale=scale, workspace=workspace)
 
     def block_bind(fn: Function) -> Function:
         return lambda x, out, scales: fn(x, False, out=out, out_scale=scales)
@@ -130,10 +131,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             "per_tensor_quant_fp8",
             shape,
             1,
-            lambda shape=shape: whole(shape),
-            lambda fn: (
-                lambda x, out, scale, space: fn(x, out=out, out_scale=scale, workspace=space)
-            ),
+            lambda shape=shape: plain(shape, 1),
+            tensor_bind,
             _tensor,
             reads=2,
         )

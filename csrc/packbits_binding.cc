@@ -9,9 +9,9 @@ namespace precast {
 
 // csrc/packbits.cu
 cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t stream);
-cudaError_t segment_indptr(bool wide, const SegmentIndptrParams& params, bool enable_pdl,
+cudaError_t segment_indptr(bool wide, const SegmentParams& params, bool enable_pdl,
                            cudaStream_t stream);
-cudaError_t segment_packbits(bool wide, const PackBitsParams& params, bool enable_pdl,
+cudaError_t segment_packbits(bool wide, const SegmentParams& params, bool enable_pdl,
                              cudaStream_t stream);
 
 namespace {
@@ -75,6 +75,7 @@ void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
   params.x = data_of(x);
   params.y = data_of(y);
   params.count = x.size(0);
+  params.bytes = y.size(0);
   params.little = little;
   launch_on(in, [&](cudaStream_t stream) { return packbits(params, enable_pdl, stream); });
 }
@@ -90,7 +91,7 @@ void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView 
   check_same_device(in, values);
   const bool wide = check_indptr(in);
   check_new_indptr(to, in);
-  SegmentIndptrParams params = {};
+  SegmentParams params = {};
   params.indptr = data_of(indptr);
   params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
   params.segments = static_cast<int32_t>(indptr.size(0) - 1);
@@ -111,15 +112,15 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   check_new_indptr(new_starts, starts);
   check_bytes(to, in);
   for (const Arg& other : {in, starts, new_starts}) check_memory_apart(to, other);
-  PackBitsParams params = {};
-  params.x = data_of(x);
-  params.y = data_of(out);
-  params.count = x.size(0);
-  params.little = little;
+  SegmentParams params = {};
+  params.bits.x = data_of(x);
+  params.bits.y = data_of(out);
+  params.bits.count = x.size(0);
+  params.bits.bytes = out.size(0);
+  params.bits.little = little;
   params.indptr = data_of(indptr);
-  params.new_indptr = static_cast<const int32_t*>(data_of(new_indptr));
+  params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
   params.segments = static_cast<int32_t>(indptr.size(0) - 1);
-  params.bytes = out.size(0);
   launch_on(
       in, [&](cudaStream_t stream) { return segment_packbits(wide, params, enable_pdl, stream); });
 }

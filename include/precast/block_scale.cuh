@@ -3,8 +3,9 @@
 //
 // Layout   input  [experts, rows, columns]  T of 1 or 2 bytes, contiguous
 //          out    [experts, tiles of 128 rows, tiles of 4 columns, 32, 4, 4]  T; padding is zero
-// Threads  one thread takes 32 columns of a row: whole sectors of both, and in each of its 8 stores
-//          a warp writes 32 words of one tile that lie side by side.
+// Threads  one thread takes 16 bytes of each of the four rows that lie side by side in a tile, so
+//          that it writes 16 bytes, too; four lanes read 64 bytes of a row, eight write 128 bytes
+//          of a tile.
 // Traffic  reads input once, writes out once.
 // Source   cuBLAS, "1D block scaling factors layout".
 #pragma once
@@ -16,8 +17,10 @@
 
 namespace precast {
 
-constexpr int kScaleThreads = 128;  // a CTA takes the rows of a tile
-constexpr int kScaleTiles = 8;      // side by side that a thread writes to
+// Four lanes share a row of a CTA's. Larger CTAs, which read longer runs, were slower on H200.
+constexpr int kScaleLanes = 4;
+constexpr int kScaleThreads = 32 * kScaleLanes;
+constexpr int kScaleRows = 4;  // of a thread, 32 apart
 
 struct BlockScaleParams {
   const void* input;  // [experts, rows, columns]
@@ -27,19 +30,11 @@ struct BlockScaleParams {
   uint32_t columns;
   uint32_t tile_rows;      // of an expert; the launcher sets it
   uint32_t tile_columns;   // of an expert; the launcher sets it
-  Divisor chunks_per_row;  // of 8 tiles; the launcher sets it
+  Divisor chunks_per_row;  // of what a CTA takes of them; the launcher sets it
   Divisor tile_rows_of;    // tile_rows as a divisor; the launcher sets it
-  bool aligned;            // the launcher sets it
 };
 
 #if defined(__CUDACC__)
-
-// Four elements as words: one for bytes, two for 16-bit types.
-template <typename T>
-struct FourElements {
-  static constexpr int kWords = sizeof(T);
-  uint32_t words[kWords];
-};
 
 template <typename T>
 __device__ __forceinline__ T load_element(const T* source) {
@@ -52,71 +47,74 @@ __device__ __forceinline__ T load_element(const T* source) {
   return static_cast<T>(bits);
 }
 
-template <typename T>
-__device__ __forceinline__ void store_four(T* target, const FourElements<T>& four) {
-  if constexpr (sizeof(T) == 1) {
-    asm volatile("st.global.u32 [%0], %1;" ::"l"(target), "r"(four.words[0]) : "memory");
-  } else {
-    asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(target), "r"(four.words[0]),
-                 "r"(four.words[1])
-                 : "memory");
-  }
-}
-
-// T is an unsigned integer: scales are moved as bits.
-template <typename T>
+// T is an unsigned integer: scales are moved as bits. kAligned: rows are whole vectors.
+template <typename T, bool kAligned>
 __global__ __launch_bounds__(kScaleThreads) void BlockScaleInterleaveKernel(
     const __grid_constant__ BlockScaleParams p) {
-  constexpr int kColumns = 4 * kScaleTiles;
-  constexpr int kVecs = kColumns * sizeof(T) / kVecBytes;
+  constexpr int kColumns = Vec<T>::kSize;
+  constexpr int kTiles = kColumns / 4;
+  constexpr int kWords = sizeof(T);                           // of a row in a tile
   const uint32_t band = p.chunks_per_row.divide(blockIdx.x);  // of 128 rows, of all experts
   const uint32_t chunk = blockIdx.x - band * p.chunks_per_row.value;
   const uint32_t expert = p.tile_rows_of.divide(band);
-  const uint32_t word = threadIdx.x;  // of a tile
-  const uint32_t row = (band - expert * p.tile_rows) * 128 + word % 4 * 32 + word / 4;
-  const uint32_t column = chunk * kColumns;
-  const bool in_rows = row < p.rows;
+  const uint32_t place = threadIdx.x / kScaleLanes;  // in a tile, of the thread's rows
+  const uint32_t row = (band - expert * p.tile_rows) * 128 + place;
+  const uint32_t column = (chunk * kScaleLanes + threadIdx.x % kScaleLanes) * kColumns;
   const T* input = static_cast<const T*>(p.input) + (uint64_t(expert) * p.rows + row) * p.columns +
                    column;  // [kColumns]
-  T* out = static_cast<T*>(p.out) + (uint64_t(band) * p.tile_columns + chunk * kScaleTiles) * 512 +
-           word * 4;
+  T* out = static_cast<T*>(p.out) + (uint64_t(band) * p.tile_columns + column / 4) * 512 +
+           place * (4 * kScaleRows);
 
   allow_next_grid();
+  const uint64_t step = uint64_t(32) * p.columns;  // from one row of the thread to the next
+  if (may_overlap_previous_grid() && column < p.columns) {
+#pragma unroll
+    for (int i = 0; i < kScaleRows; ++i) {
+      if (row + 32 * i < p.rows) prefetch_to_l2(input + i * step);
+    }
+  }
   wait_for_previous_grid();
 
-  FourElements<T> fours[kScaleTiles] = {};
-  if (in_rows && p.aligned && column + kColumns <= p.columns) {
-    Vec<T> vecs[kVecs];
+  const L2Policy policy = read_policy(true);
+  uint32_t words[kScaleRows][4] = {};
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) vecs[i] = load_vec(input + i * (kVecBytes / sizeof(T)));
+  for (int i = 0; i < kScaleRows; ++i) {
+    if (row + 32 * i >= p.rows) continue;
+    if constexpr (kAligned) {
+      if (column >= p.columns) continue;
+      const uint4 bits = load_vec(input + i * step, policy).bits;
+      words[i][0] = bits.x, words[i][1] = bits.y, words[i][2] = bits.z, words[i][3] = bits.w;
+    } else {
+      constexpr int kPerWord = 4 / sizeof(T);
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const uint32_t words[4] = {vecs[i].bits.x, vecs[i].bits.y, vecs[i].bits.z, vecs[i].bits.w};
-#pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const int at = 4 * i + j;
-        fours[at / FourElements<T>::kWords].words[at % FourElements<T>::kWords] = words[j];
-      }
-    }
-  } else if (in_rows) {
-#pragma unroll
-    for (int i = 0; i < kColumns; ++i) {
-      if (column + i < p.columns) {
-        constexpr int kPerWord = 4 / sizeof(T);
-        fours[i / 4].words[i % 4 / kPerWord] |= uint32_t(load_element(input + i))
-                                                << (i % kPerWord * 8 * sizeof(T));
+      for (int j = 0; j < kColumns; ++j) {
+        if (column + j < p.columns) {
+          words[i][j / kPerWord] |= uint32_t(load_element(input + i * step + j))
+                                    << (j % kPerWord * 8 * sizeof(T));
+        }
       }
     }
   }
 #pragma unroll
-  for (int i = 0; i < kScaleTiles; ++i) {
-    if (chunk * kScaleTiles + i < p.tile_columns) store_four(out + i * 512, fours[i]);
+  for (int t = 0; t < kTiles; ++t) {
+    if (column / 4 + t >= p.tile_columns) return;
+    uint32_t of_tile[kScaleRows * kWords];
+#pragma unroll
+    for (int i = 0; i < kScaleRows * kWords; ++i) {
+      of_tile[i] = words[i / kWords][t * kWords + i % kWords];
+    }
+#pragma unroll
+    for (int i = 0; i < kWords; ++i) {
+      const uint4 bits =
+          make_uint4(of_tile[4 * i], of_tile[4 * i + 1], of_tile[4 * i + 2], of_tile[4 * i + 3]);
+      store_vec(out + t * 512 + i * kColumns, Vec<T>{bits});
+    }
   }
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches it on `stream`; nothing where there is no scale. `out` is aligned to 8 bytes.
+// Launches it on `stream`; nothing where there is no scale. `out` is aligned to 16 bytes.
 // cudaErrorInvalidValue if there are 2^31 tiles or more.
 template <typename T>
 cudaError_t launch_block_scale_interleave(BlockScaleParams p, bool enable_pdl,
@@ -124,15 +122,18 @@ cudaError_t launch_block_scale_interleave(BlockScaleParams p, bool enable_pdl,
   if (p.experts == 0 || p.rows == 0 || p.columns == 0) return cudaSuccess;
   p.tile_rows = (p.rows - 1) / 128 + 1;
   p.tile_columns = (p.columns - 1) / 4 + 1;
-  const uint64_t chunks = (p.tile_columns - 1) / kScaleTiles + 1;
+  constexpr uint32_t kChunk = kScaleLanes * Vec<T>::kSize / 4;  // tiles
+  const uint64_t chunks = (p.tile_columns - 1) / kChunk + 1;
   const uint64_t bands = uint64_t(p.experts) * p.tile_rows;
   if (bands > 0x7fffffffu / chunks) return cudaErrorInvalidValue;
   p.chunks_per_row = Divisor(static_cast<uint32_t>(chunks));
   p.tile_rows_of = Divisor(p.tile_rows);
-  p.aligned = reinterpret_cast<uint64_t>(p.input) % kVecBytes == 0 &&
-              p.columns * sizeof(T) % kVecBytes == 0;
+  const bool aligned = reinterpret_cast<uint64_t>(p.input) % kVecBytes == 0 &&
+                       p.columns * sizeof(T) % kVecBytes == 0;
+  const auto kernel =
+      aligned ? BlockScaleInterleaveKernel<T, true> : BlockScaleInterleaveKernel<T, false>;
   const dim3 ctas(static_cast<uint32_t>(bands * chunks));
-  return launch(BlockScaleInterleaveKernel<T>, ctas, dim3(kScaleThreads), enable_pdl, stream, p);
+  return launch(kernel, ctas, dim3(kScaleThreads), enable_pdl, stream, p);
 }
 
 #endif

@@ -11,9 +11,10 @@
 //          y           [ceil(n / 8)]   bytes; of segments, any length: nothing is written behind it
 //          indptr      [segments + 1]  int32 or int64
 //          new_indptr  [segments + 1]  int32
-// Threads  PackBitsKernel: 32 values a thread, 16 of them 256 threads on. SegmentPackBitsKernel: 4
-//          bytes of y a thread, 32 lanes beside each other; a warp finds its first segment by
-//          bisection, a lane goes on from there. SegmentIndptrKernel: one CTA.
+// Threads  a warp writes 256 bytes of y from a multiple of 256 on: 16 bits a lane from each of four
+//          aligned vectors of x. Where x and y are not aligned to each other, the stream of bits is
+//          shifted, not that of bytes. What is partial goes byte by byte. With few segments every
+//          warp adds up their bytes; with many SegmentIndptrKernel, one CTA, does so first.
 // Traffic  reads x once, writes y once.
 // Source   numpy.packbits.
 #pragma once
@@ -27,36 +28,47 @@ namespace precast {
 
 struct PackBitsParams {
   const void* x;  // [count]
-  void* y;        // [ceil(count / 8)], or for segments [bytes]
+  void* y;        // [bytes]
   int64_t count;
-  bool little;
-  // Of segments alone:
-  const void* indptr;         // [segments + 1]
-  const int32_t* new_indptr;  // [segments + 1]
-  int32_t segments;
   int64_t bytes;
+  bool little;
 };
 
-struct SegmentIndptrParams {
+struct SegmentParams {
+  PackBitsParams bits;
   const void* indptr;   // [segments + 1]
   int32_t* new_indptr;  // [segments + 1]
   int32_t segments;
+  int32_t passes;  // of a warp; the launcher sets it
+  int32_t span;    // bytes of y of a pass; the launcher sets it
 };
+
+// So many segments a warp adds up by itself.
+constexpr int kSegmentsPerLane = 4;
+constexpr int kFewSegments = 32 * kSegmentsPerLane;
 
 #if defined(__CUDACC__)
 
 using Byte = unsigned char;
 
-// The truth values of four bytes as the lowest 4 bits.
-__device__ __forceinline__ uint32_t pack_four(uint32_t bytes, bool little) {
-  // Bit 7 of each byte: whether it is not zero. Then one multiplication moves the four together.
-  const uint32_t truth = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) >> 7 & 0x01010101u;
-  return truth * (little ? 0x01020408u : 0x08040201u) >> 24 & 15u;
+// Whether each of four bytes is not zero, as 4 bits above those of `before`, the first lowest.
+__device__ __forceinline__ uint32_t pack_four(uint32_t bytes, uint32_t before) {
+  const uint32_t truth = (((bytes & 0x7f7f7f7fu) + 0x7f7f7f7fu) | bytes) & 0x80808080u;
+  // Bits 7, 15, 23 and 31 become 28 to 31.
+  return __funnelshift_l(truth * 0x00204081u, before, 4);
 }
 
-__device__ __forceinline__ uint32_t pack_eight(uint32_t low, uint32_t high, bool little) {
-  const uint32_t first = pack_four(low, little), second = pack_four(high, little);
-  return little ? first | second << 4 : first << 4 | second;
+__device__ __forceinline__ uint32_t pack_eight(uint2 bytes) {
+  return pack_four(bytes.x, pack_four(bytes.y, 0u));
+}
+
+__device__ __forceinline__ uint32_t pack_sixteen(uint4 bytes) {
+  return pack_four(bytes.x, pack_four(bytes.y, pack_four(bytes.z, pack_four(bytes.w, 0u))));
+}
+
+// Bytes whose first value is in the lowest bit in the order that is wanted.
+__device__ __forceinline__ uint32_t in_order(uint32_t bits, bool little) {
+  return little ? bits : __byte_perm(__brev(bits), 0u, 0x0123);
 }
 
 __device__ __forceinline__ uint32_t load_byte_at(const Byte* source) {
@@ -106,43 +118,92 @@ __device__ __forceinline__ void store_byte(Byte* target, uint32_t bits) {
                : "memory");
 }
 
-// kAligned: x and y are 16-byte aligned, and whole vectors are read as such.
-template <bool kAligned>
-__global__ __launch_bounds__(kItemThreads) void PackBitsKernel(
+constexpr int kPackVecs = 4;  // of a lane
+constexpr int kWarpValues = kPackVecs * 32 * kVecBytes;
+constexpr int kWarpBytes = kWarpValues / 8;
+constexpr int kPackThreads = 128;
+constexpr int kPackWarps = kPackThreads / kWarpSize;
+
+__device__ __forceinline__ uint32_t offset_in(const void* address, uint32_t alignment) {
+  return static_cast<uint32_t>(reinterpret_cast<uint64_t>(address)) % alignment;
+}
+
+// The first byte of y that the warp writes: a multiple of kWarpBytes in memory, so maybe negative.
+__device__ __forceinline__ int64_t first_of_warp(const PackBitsParams& p, int passes = 1,
+                                                 int span = kWarpBytes) {
+  const int64_t warp = int64_t(blockIdx.x) * passes * kPackWarps + threadIdx.x / kWarpSize;
+  return warp * span - offset_in(p.y, kWarpBytes);
+}
+
+// True if pack_whole() from `source` on reads nothing but x.
+__device__ __forceinline__ bool whole_vecs_are_in(const PackBitsParams& p, const Byte* source) {
+  const Byte* x = static_cast<const Byte*>(p.x);
+  const uint32_t offset = offset_in(source, kVecBytes);
+  const Byte* end = source - offset + kWarpValues + (offset > 0 ? kVecBytes : 0);
+  return source - offset >= x && end <= x + p.count;
+}
+
+// kWarpValues values from any address on, by a warp, to kWarpBytes bytes at a multiple of as many.
+__device__ __forceinline__ void pack_whole(const Byte* source, Byte* target, bool little) {
+  const int lane = threadIdx.x % kWarpSize;
+  const uint32_t offset = offset_in(source, kVecBytes);
+  const Byte* vecs = source - offset;
+  uint4 values[kPackVecs + 1];
+  const L2Policy policy = read_policy(true);
+#pragma unroll
+  for (int i = 0; i < kPackVecs; ++i) {
+    values[i] = load_vec(vecs + (i * kWarpSize + lane) * kVecBytes, policy).bits;
+  }
+  if (offset > 0) values[kPackVecs] = load_vec(vecs + kWarpValues, policy).bits;
+  uint32_t bits[kPackVecs + 1];
+#pragma unroll
+  for (int i = 0; i < kPackVecs; ++i) bits[i] = pack_sixteen(values[i]);
+  if (offset > 0) {  // Each lane takes the first bits of what follows: the next lane's.
+    bits[kPackVecs] = pack_sixteen(values[kPackVecs]);
+    const bool last = lane == kWarpSize - 1;
+    uint32_t next = __shfl_sync(0xffffffffu, bits[0], (lane + 1) % kWarpSize);
+#pragma unroll
+    for (int i = 0; i < kPackVecs; ++i) {
+      const uint32_t after = __shfl_sync(0xffffffffu, bits[i + 1], (lane + 1) % kWarpSize);
+      bits[i] = (bits[i] | (last ? after : next) << 16) >> offset & 0xffffu;
+      next = after;
+    }
+  }
+  // Lanes 4 k to 4 k + 3 have 16 bits of each of four places; each takes 64 bits of one.
+  const bool odd = lane & 1, upper = lane & 2;
+  uint32_t words[2];
+#pragma unroll
+  for (int i = 0; i < 2; ++i) {
+    const uint32_t mine = odd ? bits[2 * i + 1] : bits[2 * i];
+    const uint32_t theirs = __shfl_xor_sync(0xffffffffu, odd ? bits[2 * i] : bits[2 * i + 1], 1);
+    words[i] = odd ? theirs | mine << 16 : mine | theirs << 16;
+  }
+  const uint32_t mine = upper ? words[1] : words[0];
+  const uint32_t theirs = __shfl_xor_sync(0xffffffffu, upper ? words[0] : words[1], 2);
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(target + lane % 4 * 64 + lane / 4 * 8),
+               "r"(in_order(upper ? theirs : mine, little)),
+               "r"(in_order(upper ? mine : theirs, little))
+               : "memory");
+}
+
+__global__ __launch_bounds__(kPackThreads) void PackBitsKernel(
     const __grid_constant__ PackBitsParams p) {
-  constexpr int kItems = 2, kSize = kVecBytes;
   const Byte* x = static_cast<const Byte*>(p.x);
   Byte* y = static_cast<Byte*>(p.y);
-  const int64_t first = (int64_t(blockIdx.x) * kItemThreads * kItems + threadIdx.x) * kSize;
+  const int lane = threadIdx.x % kWarpSize;
+  const int64_t first = first_of_warp(p);
 
   allow_next_grid();
   wait_for_previous_grid();
 
-  uint4 values[kItems];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int64_t at = first + int64_t(i) * kItemThreads * kSize;
-    if (kAligned && at + kSize <= p.count) {
-      values[i] = load_vec(x + at).bits;
-    } else {
-      const uint2 low = load_eight(x + at, p.count - at, x, x + p.count);
-      const uint2 high = load_eight(x + at + 8, p.count - at - 8, x, x + p.count);
-      values[i] = make_uint4(low.x, low.y, high.x, high.y);
-    }
+  if (first >= 0 && (first + kWarpBytes) * 8 <= p.count && whole_vecs_are_in(p, x + first * 8)) {
+    pack_whole(x + first * 8, y + first, p.little);
+    return;
   }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int64_t at = first + int64_t(i) * kItemThreads * kSize;
-    const uint32_t low = pack_eight(values[i].x, values[i].y, p.little);
-    const uint32_t high = pack_eight(values[i].z, values[i].w, p.little);
-    if (kAligned && at + kSize <= p.count) {
-      asm volatile("st.global.u16 [%0], %1;" ::"l"(y + at / 8),
-                   "h"(static_cast<unsigned short>(low | high << 8))
-                   : "memory");
-    } else {
-      if (at < p.count) store_byte(y + at / 8, low);
-      if (at + 8 < p.count) store_byte(y + at / 8 + 1, high);
-    }
+  for (int64_t at = first + lane; at < first + kWarpBytes && at < p.bytes; at += kWarpSize) {
+    if (at < 0) continue;
+    const uint2 values = load_eight(x + at * 8, p.count - at * 8, x, x + p.count);
+    store_byte(y + at, in_order(pack_eight(values), p.little));
   }
 }
 
@@ -163,10 +224,14 @@ __device__ __forceinline__ int64_t load_index(const void* indptr, int32_t i) {
   return value;
 }
 
+__device__ __forceinline__ int64_t bytes_of(int64_t length) {
+  return length > 0 ? (length + 7) / 8 : 0;
+}
+
 // One CTA of kMaxThreads threads; each pass adds up as many segments.
 template <typename Index>
 __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
-    const __grid_constant__ SegmentIndptrParams p) {
+    const __grid_constant__ SegmentParams p) {
   __shared__ int32_t sums[kMaxWarps];
   const int thread = threadIdx.x, lane = thread % kWarpSize, warp = thread / kWarpSize;
 
@@ -178,9 +243,8 @@ __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
     const int32_t segment = start + thread;
     int32_t bytes = 0;
     if (segment < p.segments) {
-      const int64_t length =
-          load_index<Index>(p.indptr, segment + 1) - load_index<Index>(p.indptr, segment);
-      bytes = length > 0 ? static_cast<int32_t>((length + 7) / 8) : 0;
+      bytes = static_cast<int32_t>(bytes_of(load_index<Index>(p.indptr, segment + 1) -
+                                            load_index<Index>(p.indptr, segment)));
     }
     int32_t sum = bytes;  // of the lanes up to this one
 #pragma unroll
@@ -206,78 +270,211 @@ __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
   }
 }
 
+// A segment: its values in x and its bytes in y.
 template <typename Index>
-__global__ __launch_bounds__(kItemThreads) void SegmentPackBitsKernel(
-    const __grid_constant__ PackBitsParams p) {
-  constexpr int kItems = 4;
-  const Byte* x = static_cast<const Byte*>(p.x);
-  Byte* y = static_cast<Byte*>(p.y);
-  const int64_t warp = int64_t(blockIdx.x) * (kItemThreads / kWarpSize) + threadIdx.x / kWarpSize;
-  const int64_t first = warp * kWarpSize * kItems;  // byte of y
+struct Segment {
+  int32_t number;
+  int64_t begin, end;
+  int64_t first_byte, end_byte;
+
+  __device__ __forceinline__ Segment(const SegmentParams& p, int32_t number, int64_t first_byte)
+      : number(number),
+        begin(load_index<Index>(p.indptr, number)),
+        end(load_index<Index>(p.indptr, number + 1)),
+        first_byte(first_byte),
+        end_byte(first_byte + bytes_of(end - begin)) {}
+
+  // On to the segment of the byte `at`, which is not before this one.
+  __device__ __forceinline__ void advance_to(const SegmentParams& p, int64_t at) {
+    while (end_byte <= at && number + 1 < p.segments) {
+      ++number;
+      begin = end;
+      end = load_index<Index>(p.indptr, number + 1);
+      first_byte = end_byte;
+      end_byte += bytes_of(end - begin);
+    }
+  }
+};
+
+// Where a warp starts: a segment whose first byte is not behind the warp's.
+struct SegmentStart {
+  int32_t number;
+  int64_t first_byte;
+  int64_t bytes;  // of all segments
+};
+
+// Of up to kFewSegments, from indptr alone; `writes`: the warp that writes new_indptr.
+template <typename Index>
+__device__ __forceinline__ SegmentStart add_up_segments(const SegmentParams& p, int64_t first,
+                                                        bool writes) {
+  const int lane = threadIdx.x % kWarpSize;
+  const int each = (p.segments + kWarpSize - 1) / kWarpSize;
+  int64_t bounds[kSegmentsPerLane + 1];
+#pragma unroll
+  for (int i = 0; i <= kSegmentsPerLane; ++i) {
+    const int32_t bound = lane * each + i;
+    bounds[i] = load_index<Index>(p.indptr, bound < p.segments ? bound : p.segments);
+  }
+  int32_t sum = 0;
+#pragma unroll
+  for (int i = 0; i < kSegmentsPerLane; ++i) {
+    if (i < each) sum += static_cast<int32_t>(bytes_of(bounds[i + 1] - bounds[i]));
+  }
+  int32_t start = sum;  // becomes the sum of the lanes before
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const int32_t other = __shfl_up_sync(0xffffffffu, start, distance);
+    if (lane >= distance) start += other;
+  }
+  const int32_t all = __shfl_sync(0xffffffffu, start, kWarpSize - 1);
+  start -= sum;
+  if (writes) {
+    int32_t at = start;
+#pragma unroll
+    for (int i = 0; i < kSegmentsPerLane; ++i) {
+      if (i < each && lane * each + i < p.segments) p.new_indptr[lane * each + i] = at;
+      at += static_cast<int32_t>(bytes_of(bounds[i + 1] - bounds[i]));
+    }
+    if (lane == 0) p.new_indptr[p.segments] = all;
+  }
+  const bool before = lane * each < p.segments && start <= first;
+  const uint32_t votes = __ballot_sync(0xffffffffu, before) | 1u;
+  const int last = 31 - __clz(votes);
+  return {last * each, __shfl_sync(0xffffffffu, start, last), all};
+}
+
+// Of any number, by search in new_indptr, where the lanes divide what is left by 32.
+__device__ __forceinline__ SegmentStart find_segment(const SegmentParams& p, int64_t first) {
+  const int lane = threadIdx.x % kWarpSize;
+  int32_t number = 0;
+  for (int32_t count = p.segments; count > 1;) {
+    const int32_t step = (count - 1) / kWarpSize + 1;
+    const bool before =
+        lane * step < count && load_index<int32_t>(p.new_indptr, number + lane * step) <= first;
+    const int last = 31 - __clz(__ballot_sync(0xffffffffu, before) | 1u);
+    number += last * step;
+    count = count - last * step < step ? count - last * step : step;
+  }
+  return {number, load_index<int32_t>(p.new_indptr, number),
+          load_index<int32_t>(p.new_indptr, p.segments)};
+}
+
+// Packs what is partial, or of several segments: byte by byte, each from a segment of its own.
+template <typename Index>
+__device__ __forceinline__ void pack_partial(const SegmentParams& p, Segment<Index> segment,
+                                             int64_t first, int64_t bytes) {
+  constexpr int kItems = 4;  // at once
+  const Byte* x = static_cast<const Byte*>(p.bits.x);
+  const int64_t last = first + p.span < bytes ? first + p.span : bytes;
+#pragma unroll 1
+  for (int64_t at = first + threadIdx.x % kWarpSize; at < last; at += kItems * kWarpSize) {
+    uint2 values[kItems];
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int64_t byte = at + i * kWarpSize;
+      values[i] = make_uint2(0u, 0u);
+      if (byte < 0 || byte >= last) continue;
+      segment.advance_to(p, byte);
+      const int64_t from = segment.begin + (byte - segment.first_byte) * 8;
+      // Why: an indptr that is wrong must not read elsewhere.
+      const int64_t end = segment.end < p.bits.count ? segment.end : p.bits.count;
+      if (from >= 0) values[i] = load_eight(x + from, end - from, x, x + p.bits.count);
+    }
+#pragma unroll
+    for (int i = 0; i < kItems; ++i) {
+      const int64_t byte = at + i * kWarpSize;
+      if (byte < 0 || byte >= last) continue;
+      store_byte(static_cast<Byte*>(p.bits.y) + byte,
+                 in_order(pack_eight(values[i]), p.bits.little));
+    }
+  }
+}
+
+template <typename Index, bool kFew>
+__global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
+    const __grid_constant__ SegmentParams p) {
+  const Byte* x = static_cast<const Byte*>(p.bits.x);
+  Byte* y = static_cast<Byte*>(p.bits.y);
+  const int lane = threadIdx.x % kWarpSize;
+  int64_t first = first_of_warp(p.bits, p.passes, p.span);
 
   allow_next_grid();
+  if (may_overlap_previous_grid()) {
+    // About where the warp's values are: each segment before puts them off by up to 7.
+    const int64_t near = first * 8 + lane * 64;
+    if (near >= 0 && near < p.bits.count) prefetch_to_l2(x + near);
+    const int bound = static_cast<int>(threadIdx.x) * 16;  // of 64 or 128 bytes
+    if (kFew && bound <= p.segments) prefetch_to_l2(static_cast<const Index*>(p.indptr) + bound);
+  }
   wait_for_previous_grid();
 
-  const int64_t written = load_index<int32_t>(p.new_indptr, p.segments);
-  const int64_t bytes = written < p.bytes ? written : p.bytes;
-  if (first >= bytes) return;
-  int32_t segment = 0;  // the last one that starts at `first` or before
-  for (int32_t count = p.segments; count > 1;) {
-    const int32_t half = count / 2;
-    if (load_index<int32_t>(p.new_indptr, segment + half) <= first) segment += half;
-    count -= half;
+  SegmentStart start;
+  if constexpr (kFew) {
+    const bool writes = blockIdx.x == 0 && threadIdx.x < kWarpSize;
+    start = add_up_segments<Index>(p, first < 0 ? 0 : first, writes);
+  } else {
+    start = find_segment(p, first < 0 ? 0 : first);
   }
-  uint2 values[kItems];
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int64_t at = first + i * kWarpSize + threadIdx.x % kWarpSize;
-    values[i] = make_uint2(0u, 0u);
-    if (at >= bytes) continue;
-    while (load_index<int32_t>(p.new_indptr, segment + 1) <= at) ++segment;
-    const int64_t from = load_index<Index>(p.indptr, segment) +
-                         (at - load_index<int32_t>(p.new_indptr, segment)) * 8;
-    int64_t end = load_index<Index>(p.indptr, segment + 1);
-    if (end > p.count) end = p.count;  // Why: an indptr that is wrong must not read elsewhere.
-    if (from >= 0) values[i] = load_eight(x + from, end - from, x, x + p.count);
-  }
-#pragma unroll
-  for (int i = 0; i < kItems; ++i) {
-    const int64_t at = first + i * kWarpSize + threadIdx.x % kWarpSize;
-    if (at < bytes) store_byte(y + at, pack_eight(values[i].x, values[i].y, p.little));
+  const int64_t bytes = start.bytes < p.bits.bytes ? start.bytes : p.bits.bytes;
+  if (bytes == 0 || first >= bytes) return;
+  Segment<Index> segment(p, start.number, start.first_byte);
+  for (int pass = 0; pass < p.passes && first < bytes; ++pass) {
+    segment.advance_to(p, first);
+    const int64_t from = segment.begin + (first - segment.first_byte) * 8;
+    if (p.span == kWarpBytes && first >= 0 && first + kWarpBytes <= bytes && from >= 0 &&
+        from + kWarpValues <= segment.end && whole_vecs_are_in(p.bits, x + from)) {
+      pack_whole(x + from, y + first, p.bits.little);
+    } else {
+      pack_partial(p, segment, first, bytes);
+    }
+    first += kPackWarps * p.span;
   }
 }
 
 #if !defined(__CUDACC_RTC__)
 
+// `cta_bytes`: what a CTA writes. False from 2^31 CTAs on.
+inline bool plan_packbits(const PackBitsParams& p, uint64_t cta_bytes, uint32_t& ctas) {
+  const uint64_t bytes = uint64_t(p.bytes) + reinterpret_cast<uint64_t>(p.y) % kWarpBytes;
+  const uint64_t count = bytes > 0 ? (bytes - 1) / cta_bytes + 1 : 1;
+  ctas = static_cast<uint32_t>(count);
+  return count <= 0x7fffffffu;
+}
+
 // Launches the packing of one array on `stream`; nothing for an empty one. cudaErrorInvalidValue
-// from 2^44 values on.
+// from 2^42 values on.
 inline cudaError_t launch_packbits(const PackBitsParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.count == 0) return cudaSuccess;
-  const uint64_t ctas = (uint64_t(p.count) - 1) / (2 * kVecBytes * kItemThreads) + 1;
-  if (ctas > 0x7fffffffu) return cudaErrorInvalidValue;
-  const bool aligned =
-      reinterpret_cast<uint64_t>(p.x) % kVecBytes == 0 && reinterpret_cast<uint64_t>(p.y) % 2 == 0;
-  const auto kernel = aligned ? PackBitsKernel<true> : PackBitsKernel<false>;
-  return launch(kernel, dim3(static_cast<uint32_t>(ctas)), dim3(kItemThreads), enable_pdl, stream,
-                p);
+  uint32_t ctas;
+  if (!plan_packbits(p, kPackWarps * kWarpBytes, ctas)) return cudaErrorInvalidValue;
+  return launch(PackBitsKernel, dim3(ctas), dim3(kPackThreads), enable_pdl, stream, p);
 }
 
 // Launches the sums of the segments' bytes on `stream`.
 template <typename Index>
-cudaError_t launch_segment_indptr(const SegmentIndptrParams& p, bool enable_pdl,
-                                  cudaStream_t stream) {
+cudaError_t launch_segment_indptr(const SegmentParams& p, bool enable_pdl, cudaStream_t stream) {
   return launch(SegmentIndptrKernel<Index>, dim3(1), dim3(kMaxThreads), enable_pdl, stream, p);
 }
 
-// Launches the packing of segments on `stream`; nothing where there is no segment or no byte.
-// cudaErrorInvalidValue from 2^41 bytes on.
+// Launches the same and the packing of segments on `stream`, once or, from kFewSegments on, twice.
+// cudaErrorInvalidValue from 2^39 bytes on.
 template <typename Index>
-cudaError_t launch_segment_packbits(const PackBitsParams& p, bool enable_pdl, cudaStream_t stream) {
-  if (p.segments == 0 || p.bytes == 0) return cudaSuccess;
-  const uint64_t ctas = (uint64_t(p.bytes) - 1) / (4 * kItemThreads) + 1;
-  if (ctas > 0x7fffffffu) return cudaErrorInvalidValue;
-  return launch(SegmentPackBitsKernel<Index>, dim3(static_cast<uint32_t>(ctas)), dim3(kItemThreads),
-                enable_pdl, stream, p);
+cudaError_t launch_segment_packbits(SegmentParams p, bool enable_pdl, cudaStream_t stream) {
+  // Why: a warp first looks for its segment, which takes as long as a pass.
+  constexpr int kPasses = 4;
+  p.passes = p.bits.bytes > int64_t(1) << 22 ? kPasses : 1;
+  // Few bytes go one a lane: a warp alone is slow at what is partial.
+  p.span = p.bits.bytes > int64_t(1) << 14 ? kWarpBytes : kWarpSize;
+  uint32_t ctas;
+  if (!plan_packbits(p.bits, uint64_t(kPackWarps) * p.span * p.passes, ctas))
+    return cudaErrorInvalidValue;
+  const dim3 grid(ctas), block(kPackThreads);
+  if (p.segments <= kFewSegments) {
+    return launch(SegmentPackBitsKernel<Index, true>, grid, block, enable_pdl, stream, p);
+  }
+  const cudaError_t status = launch_segment_indptr<Index>(p, enable_pdl, stream);
+  if (status != cudaSuccess) return status;
+  return launch(SegmentPackBitsKernel<Index, false>, grid, block, enable_pdl, stream, p);
 }
 
 #endif

@@ -9,7 +9,7 @@
 // Layout   input  [batch, rows, columns]     T, any two strides, unit column stride
 //          out    [batch, rows, columns]     codes, the same
 //          scales [batch, ceil(rows / 128), ceil(columns / 128)]  fp32, contiguous
-// Threads  a CTA a block, which it keeps in registers: eight vectors a thread.
+// Threads  a CTA a block, which it keeps in registers: four vectors a thread.
 // Traffic  reads input once, writes out and scales once.
 // Source   DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437.
 #pragma once
@@ -34,7 +34,7 @@ struct BlockQuantParams {
 
 template <typename T>
 struct BlockShape {
-  static constexpr int kVecs = 8;                             // a thread
+  static constexpr int kVecs = 4;                             // a thread
   static constexpr int kLanes = kQuantBlock / Vec<T>::kSize;  // that share a row
   static constexpr int kRowsAtOnce = kQuantBlock / kVecs;
   static constexpr int kThreads = kLanes * kRowsAtOnce;

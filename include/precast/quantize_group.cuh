@@ -11,7 +11,7 @@
 //                 [rows, ceil(groups / 4)] words of four exponents
 // Threads  one thread takes two vectors of a group (16 bytes of input each, twice that when gated);
 //          1 to 16 neighbouring lanes share a group and find its maximum by shuffles. With a given
-//          scale one vector.
+//          scale two vectors, far apart, or one when gated.
 // Traffic  reads input once, writes out and scales once.
 // Source   DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437 (1 x 128 groups); the
 //          layouts are those that DeepGEMM reads.
@@ -47,6 +47,10 @@ struct StaticQuantParams {
 // Vectors of one group that a thread takes. Why two: what comes once a group (its place, its scale)
 // costs as many instructions as the elements of a vector, and one would be held by them.
 constexpr int kGroupVecs = 2;
+
+// With a given scale; two of a gated tensor bring nothing more.
+template <bool kGated>
+constexpr int kStaticVecs = kGated ? 1 : 2;
 
 template <typename T, typename Q, bool kGated, bool kAligned>
 __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
@@ -105,23 +109,39 @@ template <typename T, typename Q, bool kGated, bool kAligned>
 __global__ __launch_bounds__(kItemThreads) void StaticQuantKernel(
     const __grid_constant__ StaticQuantParams p) {
   constexpr int kSize = Vec<T>::kSize;
+  constexpr int kVecs = kStaticVecs<kGated>;
   const QuantTensors& t = p.tensors;
-  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
-  if (item >= p.items.count) return;
-  const ItemPosition at(p.items, item, kSize);
-  const RowPosition row(t.rows, at.row);
-  const int64_t left = t.columns - at.column;
-  const T* input = input_row<T>(t, row) + at.column;  // [kSize] of [columns]
-  Q* out = out_row<Q>(t, row) + at.column;            // [kSize] of [columns]
+  const T* inputs[kVecs];  // [kSize] of [columns]
+  Q* outs[kVecs];          // [kSize] of [columns]
+  int64_t left[kVecs];     // elements, none behind the last item
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    const uint64_t item = (uint64_t(blockIdx.x) * kVecs + i) * kItemThreads + threadIdx.x;
+    const ItemPosition at(p.items, item < p.items.count ? static_cast<uint32_t>(item) : 0u, kSize);
+    const RowPosition row(t.rows, at.row);
+    inputs[i] = input_row<T>(t, row) + at.column;
+    outs[i] = out_row<Q>(t, row) + at.column;
+    left[i] = item < p.items.count ? t.columns - at.column : 0;
+  }
 
   allow_next_grid();
-  if (may_overlap_previous_grid()) prefetch_vec<T, kGated>(input, t.columns);
+  if (may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) prefetch_vec<T, kGated>(inputs[i], t.columns);
+  }
   wait_for_previous_grid();
 
-  QuantVec<T, kGated> vec;
-  vec.template load_from<kAligned>(input, t.columns, left, read_policy(true));
-  const float scale = __uint_as_float(load_word(p.scale));
-  vec.template store_to<Q, kAligned>(out, __frcp_rn(scale), left);
+  const L2Policy policy = read_policy(true);
+  QuantVec<T, kGated> vecs[kVecs];
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    if (left[i] > 0) vecs[i].template load_from<kAligned>(inputs[i], t.columns, left[i], policy);
+  }
+  const float reciprocal = __frcp_rn(load_scalar(p.scale));
+#pragma unroll
+  for (int i = 0; i < kVecs; ++i) {
+    if (left[i] > 0) vecs[i].template store_to<Q, kAligned>(outs[i], reciprocal, left[i]);
+  }
 }
 
 #if !defined(__CUDACC_RTC__)
@@ -154,7 +174,8 @@ cudaError_t launch_static_quant(StaticQuantParams p, bool enable_pdl, cudaStream
   p.items = plan.items;
   const auto kernel = are_vector_aligned<T>(t) ? StaticQuantKernel<T, Q, kGated, true>
                                                : StaticQuantKernel<T, Q, kGated, false>;
-  return launch(kernel, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream, p);
+  const uint32_t ctas = (plan.ctas - 1) / kStaticVecs<kGated> + 1;
+  return launch(kernel, dim3(ctas), dim3(kItemThreads), enable_pdl, stream, p);
 }
 
 #endif

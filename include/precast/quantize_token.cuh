@@ -138,7 +138,8 @@ cudaError_t launch_token_quant(TokenQuantParams p, bool enable_pdl, cudaStream_t
   shape.streams = kGated ? 3 : 2;
   shape.in_place = false;
   shape.aligned = t.columns > 0 && are_vector_aligned<T>(t);
-  shape.vecs_per_thread = 2;
+  // On H200 0.969 of the elementwise ceiling with 4 and 0.930 with 2, but gated 0.891 and 0.942.
+  shape.vecs_per_thread = kGated ? 2 : 4;
   p.plan = plan_rows(shape);
   const auto run = [&](void (*kernel)(TokenQuantParams)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
@@ -151,6 +152,7 @@ cudaError_t launch_token_quant(TokenQuantParams p, bool enable_pdl, cudaStream_t
     case RowKernel::cta_2:
       return run(TokenQuantKernel<T, Q, kGated, 2, true>);
     case RowKernel::cta_4:
+      if constexpr (!kGated) return run(TokenQuantKernel<T, Q, kGated, 4, true>);
       break;
     case RowKernel::loop:
       return run(TokenQuantLoopKernel<T, Q, kGated, true>);

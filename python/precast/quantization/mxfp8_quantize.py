@@ -6,6 +6,8 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import math
+
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
@@ -175,12 +177,11 @@ def mxfp8_quantize(
     else:
         layout = int(sf_swizzle_layout)
     try:
-        *leading, columns = input.shape
-        rows = 1
-        for size in leading:
-            rows *= size
+        shape = input.shape
+        rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+        columns = shape[-1]
         padded = columns if alignment == 32 else -(-columns // (alignment or 1)) * alignment
-        out = input.new_empty((*leading, padded), dtype=torch.float8_e4m3fn)
+        out = input.new_empty((*shape[:-1], padded), dtype=torch.float8_e4m3fn)
         scale_rows, scale_columns = scale_shape(rows, padded // 32, layout)
         out_sf = input.new_empty((scale_rows * scale_columns,), dtype=torch.uint8)
         if torch.compiler.is_compiling():

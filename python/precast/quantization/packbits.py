@@ -115,7 +115,8 @@ def _segments_into(
     _check_values("segment_packbits", x)
     check_same_device("segment_packbits", "indptr", indptr, x, "x")
     check_dtype("segment_packbits", "out", out, torch.uint8)
-    y, _ = segment_packbits_reference(x, indptr, "little" if little else "big")
+    y, starts = segment_packbits_reference(x, indptr, "little" if little else "big")
+    new_indptr.copy_(starts)
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]
 
@@ -142,7 +143,7 @@ _indptr = Kernel(
 _segments = Kernel(
     "packbits",
     "segment_packbits",
-    schema="(Tensor x, Tensor indptr, Tensor new_indptr, Tensor(a!) out, bool little, "
+    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, Tensor(b!) out, bool little, "
     "bool enable_pdl) -> ()",
     reference=_segments_into,
     public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
@@ -300,11 +301,11 @@ def segment_packbits(
     try:
         x = _truth(x)
         new_indptr = torch.empty_like(indptr, dtype=torch.int32)
-        if torch.compiler.is_compiling():
-            torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
-        else:
-            _indptr[x.dtype, x.get_device()](x, indptr, new_indptr, True)
         if out is None:
+            if torch.compiler.is_compiling():
+                torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
+            else:
+                _indptr[x.dtype, x.get_device()](x, indptr, new_indptr, True)
             out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
         if torch.compiler.is_compiling():
             torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
