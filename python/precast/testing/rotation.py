@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-
 #: Copies of a call's arguments, however small they are.
 MOST_COPIES = 1 << 14
 
