@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import peers
@@ -16,6 +17,7 @@ from precast._dispatch import DTYPE_WORDS
 from precast.testing import (
     Ceilings,
     Timing,
+    Tolerance,
     assert_close,
     bench_cpu_time,
     bench_side_by_side,
@@ -66,6 +68,8 @@ class Case(NamedTuple):
         What the case was made for. Default: that of the first argument.
     parts : Parts, optional
         What a fused op replaces, for the peer ``parts``.
+    tolerances : mapping
+        Of arguments, by position, that their dtype's tolerance does not suit.
     """
 
     op: str
@@ -77,6 +81,7 @@ class Case(NamedTuple):
     flops: int = 0
     dtype: torch.dtype | None = None
     parts: Parts | None = None
+    tolerances: Mapping[int, Tolerance] = MappingProxyType({})
 
     @property
     def ours(self) -> Callable[..., Any]:
@@ -103,7 +108,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     """GPU and CPU time of one case and its peers."""
     args = case.make()
     if settings.refcheck:
-        refcheck(case.op, case.ours, args)
+        refcheck(case.op, case.ours, args, case.tolerances)
     functions = {"precast": case.ours, **peers.functions(case, family, settings.peers)}
     samples = bench_side_by_side(functions, args, rounds=settings.rounds)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
@@ -128,7 +133,12 @@ def cpu_blocks(seconds_per_call: float) -> int:
     return max(3, min(50, int(0.5 / (200 * seconds_per_call))))
 
 
-def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def refcheck(
+    name: str,
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    tolerances: Mapping[int, Tolerance] = MappingProxyType({}),
+) -> None:
     """One call against the same call in reference mode: its result and all it wrote in place."""
     actual = rotation.rotate(args, copies=2)[1].args
     expected = rotation.rotate(args, copies=2)[1].args
@@ -139,7 +149,8 @@ def refcheck(name: str, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
         assert_close(mine, theirs, name=f"{name}: result")
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
-            assert_close(mine, theirs, name=f"{name}: argument {position}")
+            limits = tolerances[position]._asdict() if position in tolerances else {}
+            assert_close(mine, theirs, name=f"{name}: argument {position}", **limits)
 
 
 def _results(returned: Any) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 from _harness import Case, script
 from torch.nn import functional
 
-from precast.testing import poison
+from precast.testing import poison, tolerance_of_scales
 
 EPS = 1e-6
 FP8 = torch.float8_e4m3fn
@@ -71,6 +71,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 _bind,
                 _eager,
                 dtype=dtype,
+                tolerances={1: tolerance_of_scales(dtype)},  # block_scale
             )
 
 

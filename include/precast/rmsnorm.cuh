@@ -41,9 +41,13 @@ struct RmsNormForm {
   static constexpr bool kAddsResidual = kFused;
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
+  static constexpr bool kAddsWeightBias = true;
+  static constexpr int kVecsOfSomeRows = 2;
+  static constexpr int kVecsOfManyRows = kFused ? 1 : 2;
   T* second;  // [hidden], the residual
   T* out;     // [hidden]
 
+  RmsNormForm() = default;
   __device__ __forceinline__ RmsNormForm(const Params& p, const RowPosition& position)
       : second(position.in<T>(p.residual, p.residual_strides)),
         out(position.in<T>(p.out, p.out_strides)) {}

@@ -66,6 +66,10 @@ struct RmsNormBlockQuantForm {
   static constexpr bool kAddsResidual = true;
   static constexpr bool kReadsSecond = true;
   static constexpr bool kWeightMayBeNull = false;
+  static constexpr bool kAddsWeightBias = false;
+  // As in RmsNormForm, so that sums are added in the same order and normed has the same bits.
+  static constexpr int kVecsOfSomeRows = 2;
+  static constexpr int kVecsOfManyRows = 1;
   static constexpr int kLanes = kQuantGroup / Vec<T>::kSize;  // that hold a group
   T* second;                                                  // [hidden], the residual
   T* normed;                                                  // [hidden], or null
@@ -74,6 +78,7 @@ struct RmsNormBlockQuantForm {
   int64_t scale_group_stride;
   bool ue8m0;
 
+  RmsNormBlockQuantForm() = default;
   __device__ __forceinline__ RmsNormBlockQuantForm(const Params& p, const RowPosition& position)
       : second(position.in<T>(p.residual, p.residual_strides)),
         normed(p.normed == nullptr ? nullptr : position.in<T>(p.normed, p.normed_strides)),

@@ -39,9 +39,13 @@ struct RmsNormGateForm {
   static constexpr bool kAddsResidual = false;
   static constexpr bool kReadsSecond = kGated;
   static constexpr bool kWeightMayBeNull = kGated;
+  static constexpr bool kAddsWeightBias = false;
+  static constexpr int kVecsOfSomeRows = 2;
+  static constexpr int kVecsOfManyRows = kGated ? 1 : 4;
   const T* second;  // [hidden], the gate
   Out* out;         // [hidden]
 
+  RmsNormGateForm() = default;
   __device__ __forceinline__ RmsNormGateForm(const Params& p, const RowPosition& position)
       : second(position.in<T>(p.gate, p.gate_strides)),
         out(position.in<Out>(p.out, p.out_strides)) {}

@@ -16,6 +16,10 @@
 // Threads  rms_rows.cuh; a thread writes 8 bytes of what it read as 16.
 // Traffic  reads input (and residual) once, writes out (and residual) once: 3 (fused 7) bytes an
 //          element of 16 bits. The parts, a norm and a quantisation, move 7 (fused 11).
+// Measured 2026-11-21 on an H200, bf16 to e4m3, with shares of the elementwise ceiling of the same
+//          run (4389 GB/s):
+//          16384 x 4096  4147 GB/s  0.94
+//          16384 x 8192  4312 GB/s  0.98    fused  4317 GB/s  0.98
 // Source   arXiv:1910.07467; saturation: OCP 8-bit Floating Point Specification 1.0.
 #pragma once
 
@@ -42,11 +46,15 @@ struct RmsNormQuantForm {
   static constexpr bool kAddsResidual = kFused;
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
+  static constexpr bool kAddsWeightBias = false;
+  static constexpr int kVecsOfSomeRows = kFused ? 1 : 2;
+  static constexpr int kVecsOfManyRows = kFused ? 1 : 4;
   T* second;  // [hidden], the residual
   Out* out;   // [hidden]
   const float* scale;
   float multiplier;  // valid after start()
 
+  RmsNormQuantForm() = default;
   __device__ __forceinline__ RmsNormQuantForm(const Params& p, const RowPosition& position)
       : second(position.in<T>(p.residual, p.residual_strides)),
         out(position.in<Out>(p.out, p.out_strides)),

@@ -30,6 +30,30 @@ def test_the_gate_works_in_place(hidden: int, generator: torch.Generator) -> Non
         assert torch.equal(gate, kept)
 
 
+@pytest.mark.parametrize("hidden", [32, 96, 128, 160, 320, 384, 640, 1024, 1280, 4096, 8192, 16384])
+def test_many_rows_taken_two_at_a_time(hidden: int, generator: torch.Generator) -> None:
+    """An odd number of them, enough for several rows and vectors a thread."""
+    rows = max(4097, 2**22 // hidden + 1 | 1)
+    x, weight = draw(generator, rows, hidden), draw(generator, hidden)
+    want = rms(x, weight)
+    norm = Guarded(x.shape, BF16, DEVICE)
+    precast.rmsnorm(x, weight, GATE_EPS, norm.view)
+    assert_close(norm.view, rms(x, weight, GATE_EPS))
+    norm.check()
+    silu = Guarded(x.shape, BF16, DEVICE)
+    precast.fused_rmsnorm_silu(x, weight, 1e-6, silu.view)
+    assert_close(silu.view, want * torch.sigmoid(want))
+    silu.check()
+    codes = Guarded(x.shape, E4M3, DEVICE)
+    precast.rmsnorm_quant(codes.view, x, weight, torch.full((1,), 0.03, device=DEVICE), 1e-6)
+    assert_rounded(codes.view, want / torch.tensor(0.03).double())
+    codes.check()
+    gamma, beta = (draw(generator, hidden, dtype=torch.float32) for _ in range(2))
+    wide = x.double()
+    exact = torch.nn.functional.layer_norm(wide, (hidden,), gamma.double(), beta.double(), 1e-6)
+    assert_close(precast.layernorm(x, gamma, beta, 1e-6), exact)
+
+
 def test_heads_inside_packed_tensors(generator: torch.Generator) -> None:
     for head_dim in (64, 128):
         x, gate = (

@@ -22,6 +22,22 @@ __device__ __forceinline__ float block_sum(float x, float (&scratch)[kMaxWarps])
   return warp_sum(lane < blockDim.x / kWarpSize ? scratch[lane] : 0.0f);
 }
 
+// The same for kCount sums at once, behind one barrier.
+template <int kCount>
+__device__ __forceinline__ void block_sum(float (&x)[kCount], float (&scratch)[kCount][kMaxWarps]) {
+  const int lane = threadIdx.x % kWarpSize;
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = warp_sum(x[i]);
+    if (lane == 0) scratch[i][threadIdx.x / kWarpSize] = x[i];
+  }
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = warp_sum(lane < blockDim.x / kWarpSize ? scratch[i][lane] : 0.0f);
+  }
+}
+
 #endif  // __CUDACC__
 
 }  // namespace precast

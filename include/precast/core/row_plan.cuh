@@ -36,6 +36,7 @@ struct RowShape {
   bool in_place;  // what is read is written
   bool aligned;   // hidden is whole vectors; all rows and parameters start at 16-byte boundaries
   int vecs_per_thread;  // 1, 2 or 4: what suits the op where there are many rows
+  bool few_rows_too;    // vecs_per_thread holds for few rows, which else get one
 };
 
 // The choices were measured on H200 with bf16 rows of 4096 and 8192.
@@ -57,7 +58,7 @@ inline RowPlan plan_rows(const RowShape& shape) {
     while (plan.lanes < vecs) plan.lanes *= 2;
     plan.ctas = (shape.rows - 1) / (plan.threads / plan.lanes) + 1;
   } else {
-    int per_thread = few_rows ? 1 : shape.vecs_per_thread;
+    int per_thread = few_rows && !shape.few_rows_too ? 1 : shape.vecs_per_thread;
     while (per_thread > 1 && vecs < 64 * per_thread) per_thread /= 2;  // two warps or more
     if (per_thread == 1 && vecs > kMaxThreads) per_thread = 2;
     plan.kind = per_thread == 1   ? RowKernel::cta_1

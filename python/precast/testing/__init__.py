@@ -38,7 +38,13 @@ from precast.testing.timing import (
     bench_gpu_time_with_cupti,
     bench_side_by_side,
 )
-from precast.testing.tolerances import TOLERANCES, Tolerance, assert_close, tolerance
+from precast.testing.tolerances import (
+    TOLERANCES,
+    Tolerance,
+    assert_close,
+    tolerance,
+    tolerance_of_scales,
+)
 
 __all__ = [
     "ODD_HIDDEN_SIZES",
@@ -69,4 +75,5 @@ __all__ = [
     "random_tensor",
     "row_strided",
     "tolerance",
+    "tolerance_of_scales",
 ]

@@ -48,6 +48,16 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
     return Tolerance(0.0, 0.0)
 
 
+def tolerance_of_scales(rounded_to: torch.dtype) -> Tolerance:
+    """For float32 scales of numbers that were rounded to ``rounded_to`` before.
+
+    A scale is the largest magnitude of its group over a constant, so it is as coarse as that
+    number: where two sums of squares differ in their last bits, which their order decides, the
+    number may fall on either side of a boundary of the rounding, and its scale with it.
+    """
+    return Tolerance(tolerance(rounded_to).rtol, 0.0)
+
+
 def assert_close(
     actual: torch.Tensor,
     expected: torch.Tensor,
