@@ -328,8 +328,9 @@ RowShape rms_rows_shape(const RmsRowsParams& p, int streams, bool in_place, bool
   shape.vecs_per_thread = p.rows.count >= 4096 ? Form::kVecsOfManyRows : Form::kVecsOfSomeRows;
   // Why: rows of 7168 as 896 threads leave a multiprocessor's last 256 idle: 4 % (7 bytes an
   // element).
-  const int threads = round_up(p.hidden / Vec<T>::kSize, kWarpSize);
-  if (shape.vecs_per_thread == 1 && 2048 % threads > 160) shape.vecs_per_thread = 2;
+  const int vecs = (p.hidden + Vec<T>::kSize - 1) / Vec<T>::kSize;
+  const int idle = kSmThreads % round_up(vecs, kWarpSize);
+  if (shape.vecs_per_thread == 1 && idle > 160) shape.vecs_per_thread = 2;
   if (p.hidden > 4 * kFourVecsThreads * Vec<T>::kSize && shape.vecs_per_thread == 4) {
     shape.vecs_per_thread = 2;
   }

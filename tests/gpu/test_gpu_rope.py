@@ -265,7 +265,16 @@ def test_many_requests(count: int, generator: torch.Generator) -> None:
     positions[1:-1] = first + torch.arange(1, tokens - 1)
     q, k = heads_in("packed", tokens, (1, 1), 64, dtype=torch.bfloat16, generator=generator)
     where = index(indptr.tolist(), False), index(offsets.tolist(), False)
-    run_computed("apply_rope", q, k, where, positions.to(DEVICE), None, False)
+    run_computed(
+        precast.apply_rope,
+        precast.apply_rope_inplace,
+        q,
+        k,
+        where,
+        positions.to(DEVICE),
+        None,
+        False,
+    )
 
 
 def test_no_requests(generator: torch.Generator) -> None:
