@@ -109,7 +109,8 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     args = case.make()
     if settings.refcheck:
         refcheck(case.op, case.ours, args, case.tolerances)
-    functions = {"precast": case.ours, **peers.functions(case, family, settings.peers)}
+    others = peers.functions(case, family, settings.peers)
+    functions = {"precast": case.ours, **able(case, others, args)}
     samples = bench_side_by_side(functions, args, rounds=settings.rounds)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
     cpu = {
@@ -126,6 +127,23 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     return report.Result(
         case.op, case.shape, word, case.bytes_moved, timings, cpu, ceiling, case.flops, expected
     )
+
+
+def able(
+    case: Case, others: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
+) -> dict[str, Callable[..., Any]]:
+    """The peers that take the arguments; of the others it is said why they are left out."""
+    found = {}
+    for name, fn in others.items():
+        try:
+            fn(*rotation.rotate(args, copies=2)[1].args)
+            torch.cuda.synchronize()
+        except Exception as problem:  # of any library
+            why = f"{type(problem).__name__}: {problem}".splitlines()[0]
+            print(f"{case.op} {case.shape}: without {name}, {why}", file=sys.stderr, flush=True)
+        else:
+            found[name] = fn
+    return found
 
 
 def cpu_blocks(seconds_per_call: float) -> int:

@@ -159,7 +159,10 @@ def test_a_script_alone_is_its_routine() -> None:
 
 @pytest.mark.parametrize("flops", [0, 2 * 10**9])
 def test_a_case_is_measured_beside_its_peers_and_judged(
-    flops: int, benchmarks: Any, monkeypatch: pytest.MonkeyPatch
+    flops: int,
+    benchmarks: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """On a device that only keeps time: ours takes 10 us, torch's 25."""
     harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)
@@ -181,6 +184,13 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     assert record["gpu_us"]["precast"]["median"] == pytest.approx(10.0)
     assert record["ratio"] == {"torch": 2.5}
     assert record["expected"] == {}
+
+    def refuses(tensor: torch.Tensor) -> None:
+        raise TypeError("no such argument")
+
+    record = harness.measure(case._replace(eager=refuses), "scale", ceilings, settings).record()
+    assert set(record["gpu_us"]) == {"precast"}
+    assert "scale [8]: without torch, TypeError: no such argument" in capsys.readouterr().err
     assert record["dtype"] == "bf16"
     assert (record["ceiling"], record["share"]) == ("elementwise", 0.5)
     assert record["tflops"] == (200.0 if flops else None)
