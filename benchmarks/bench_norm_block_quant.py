@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case, Parts, script
 from torch.nn import functional
 
+import precast
 from precast.testing import poison, tolerance_of_scales
 
 EPS = 1e-6
@@ -43,6 +44,20 @@ def _eager(
     out.copy_((groups / scale.unsqueeze(-1)).clamp(-448.0, 448.0).to(FP8).flatten(-2))
 
 
+def _parts(
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    normed_out: torch.Tensor | None,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    w: torch.Tensor,
+) -> None:
+    """``normed_out`` is left out: the norm lies in ``x``."""
+    precast.fused_add_rmsnorm(x, residual, w, EPS)
+    scales = block_scale[:, : x.shape[0]].t()
+    precast.per_token_group_quant_8bit(x, 128, out=out, out_scale=scales)
+
+
 def _bind(fn: Function) -> Function:
     return lambda *args: fn(*args, EPS)
 
@@ -63,14 +78,16 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     for normed in (True, False):
         for rows, hidden in ROWS:
             element = 2 + 2 + 2 + 1 + (2 if normed else 0)
+            scales = 4 * rows * (hidden // 128)
             yield Case(
                 "fused_add_rmsnorm_fp8_block_quant",
                 f"[{rows}, {hidden}]" + ("" if normed else " without normed_out"),
-                element * rows * hidden + 4 * rows * (hidden // 128),
+                element * rows * hidden + scales,
                 lambda rows=rows, hidden=hidden, normed=normed: make(rows, hidden, normed),
                 _bind,
                 _eager,
                 dtype=dtype,
+                parts=Parts(_parts, (8 + 3) * rows * hidden + scales),
                 tolerances={1: tolerance_of_scales(dtype)},  # block_scale
             )
 

@@ -13,15 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case, Parts, script
 from torch.nn import functional
+
+import precast
 
 EPS = 1e-6
 FP8 = torch.float8_e4m3fn
 ROWS = [(m, h) for h in (4096, 8192) for m in (1, 64, 1024, 16384)]
 LAYERNORM = [(1024, 4096), (16384, 8192)]
-# Bytes an element of 16 bits: what is read and written.
-PLAIN, FUSED = 2 + 1, 2 + 2 + 2 + 1
+# Bytes an element of 16 bits: what is read and written. The parts also write the norm and read it.
+PLAIN, FUSED, PARTS = 2 + 1, 2 + 2 + 2 + 1, 2 + 2
 
 Function = Callable[..., Any]
 
@@ -59,6 +61,33 @@ def _eager_layer(
     out.copy_(_quantized(y, scale))
 
 
+def _norm_and_quantise(
+    out: torch.Tensor, x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor
+) -> None:
+    precast.static_quant_fp8(precast.rmsnorm(x, w, EPS), scale, out=out)
+
+
+def _fused_and_quantise(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    w: torch.Tensor,
+    scale: torch.Tensor,
+) -> None:
+    precast.fused_add_rmsnorm(x, residual, w, EPS)  # The norm lies in x then.
+    precast.static_quant_fp8(x, scale, out=out)
+
+
+def _layer_and_quantise(
+    out: torch.Tensor,
+    x: torch.Tensor,
+    gamma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: torch.Tensor,
+) -> None:
+    precast.static_quant_fp8(precast.layernorm(x, gamma, beta, EPS), scale, out=out)
+
+
 def _bind(fn: Function) -> Function:
     return lambda *args: fn(*args, EPS)
 
@@ -85,13 +114,13 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         gamma, beta = (randn(hidden, dtype=torch.float32) for _ in range(2))
         return out_of(rows, hidden), randn(rows, hidden), gamma, beta, scale()
 
-    kinds: list[tuple[str, list[tuple[int, int]], int, Function, Function]] = [
-        # op, shapes, bytes an element, arguments, plain PyTorch
-        ("rmsnorm_quant", ROWS, PLAIN, plain, _eager_norm),
-        ("fused_add_rmsnorm_quant", ROWS, FUSED, fused, _eager_fused),
-        ("layernorm_quant", LAYERNORM, PLAIN, layer, _eager_layer),
+    kinds: list[tuple[str, list[tuple[int, int]], int, Function, Function, Function]] = [
+        # op, shapes, bytes an element, arguments, plain PyTorch, parts
+        ("rmsnorm_quant", ROWS, PLAIN, plain, _eager_norm, _norm_and_quantise),
+        ("fused_add_rmsnorm_quant", ROWS, FUSED, fused, _eager_fused, _fused_and_quantise),
+        ("layernorm_quant", LAYERNORM, PLAIN, layer, _eager_layer, _layer_and_quantise),
     ]
-    for op, shapes, element, make, eager in kinds:
+    for op, shapes, element, make, eager, parts in kinds:
         for rows, hidden in shapes:
             yield Case(
                 op,
@@ -101,6 +130,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 _bind,
                 eager,
                 dtype=dtype,
+                parts=Parts(parts, (element + PARTS) * rows * hidden),
             )
 
 

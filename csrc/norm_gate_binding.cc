@@ -20,15 +20,18 @@ namespace {
 
 using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
-// block_scale belongs to an output of four bits, for which there is no module.
 void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, TensorView out,
-                               OptionalTensor /*block_scale*/, bool enable_pdl) {
+                               OptionalTensor block_scale, bool enable_pdl) {
   const char* op = "fused_rmsnorm_silu";
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
   check_norm_input(in, norm_gate_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_gate_dtype);
   check_norm_peer(to, in, norm_gate_dtype_out);
+  // It belongs to an output of four bits, for which there is no module.
+  PRECAST_CHECK(!block_scale.has_value(), ValueError)
+      << op << ": block_scale must be None, as out is " << to_string(out.dtype())
+      << ", which has no scales; it is for NVFP4 output, which is not implemented";
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_norm_output(to, in);

@@ -14,6 +14,10 @@
 //          store of 8 bytes, H200 takes 20 % longer.
 // Traffic  reads the rows once, writes half as many bytes.
 // Source   arXiv:2309.06180 for the cache; OCP 8-bit Floating Point Specification 1.0.
+// Measured 2026-11-21 on an H200, bf16 to e4m3, with shares of the elementwise ceiling of the same
+//          run, 8 x 8192 tokens:
+//          keys and values, 8 heads of 128  93.9 us  4288 GB/s  0.98
+//          MLA entries of 512 and 64        27.0 us  4202 GB/s  0.96
 #pragma once
 
 #include "precast/core/fp8.cuh"
@@ -59,7 +63,8 @@ struct Quotient {
     // exact quotient is 2^-48 above the middle of two floats.
     high = inverse * (1.0f - 0x1p-21f);
     low = fmaf(-high, divisor, 1.0f) * (inverse * (1.0f + 0x1p-20f));
-    if (isnan(low)) low = high;  // divisors 0 and infinity
+    // Divisors 0 and infinity: the product with their inverse is the quotient, NaNs included.
+    if (isnan(low)) low = high;
   }
 
   template <int kSize>

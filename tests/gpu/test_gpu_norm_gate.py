@@ -102,12 +102,15 @@ def test_fp8_output(generator: torch.Generator) -> None:
         assert_close(out, exact.clamp(-448.0, 448.0))
 
 
-def test_block_scale_is_ignored_without_nvfp4(generator: torch.Generator) -> None:
+def test_block_scale_is_refused_without_nvfp4(generator: torch.Generator) -> None:
     x, weight = draw(generator, 9, 256), draw(generator, 256)
     scale = torch.zeros(9, 16, dtype=E4M3, device=DEVICE)
-    got = precast.fused_rmsnorm_silu(x, weight, block_scale=scale)
-    assert torch.equal(got, precast.fused_rmsnorm_silu(x, weight))
-    assert not scale.float().any()
+    for dtype in (x.dtype, E4M3):
+        out = torch.zeros(9, 256, dtype=dtype, device=DEVICE)
+        words = rf"block_scale must be None, as out is {str(dtype).removeprefix('torch.')}, which"
+        with pytest.raises(ValueError, match=words):
+            precast.fused_rmsnorm_silu(x, weight, out=out, block_scale=scale)
+        assert not out.float().any()
 
 
 def test_what_is_refused(generator: torch.Generator) -> None:

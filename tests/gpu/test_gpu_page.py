@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import page_cases
@@ -226,11 +227,16 @@ def all_halves(dtype: torch.dtype, generator: torch.Generator) -> torch.Tensor:
     return torch.where(every.isnan(), every.abs(), every).view(256, 4, 64)
 
 
+#: Not what the op is for, but a quotient all the same.
+NO_SCALES = (0.0, -0.0, math.inf, -math.inf, math.nan)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, BF16])
 @pytest.mark.parametrize("kv", FP8)
 @by_layout
 @pytest.mark.parametrize(
-    "scale", [1.0, 0.37, 3e-3, 117.0, 1e-30, 1e-40, 3e33, -0.05, float.fromhex("0x1.fffffep-4")]
+    "scale",
+    [1.0, 0.37, 3e-3, 117.0, 1e-30, 1e-40, 3e33, -0.05, float.fromhex("0x1.fffffep-4"), *NO_SCALES],
 )
 @pytest.mark.parametrize("as_tensor", [False, True])
 def test_fp8_of_every_number(
@@ -328,6 +334,19 @@ def test_batch_indices_positions(
                 indptr.to(index), seq_lens.to(index), nnz, *given
             )
             assert all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("batch", [2, 4096])
+def test_batch_indices_of_ends_beyond_32_bits(batch: int, generator: torch.Generator) -> None:
+    """The request of the last rows goes on behind them; both ways to search."""
+    device = generator.device
+    indptr = torch.full((batch + 1,), 2**33, device=device)
+    indptr[:3] = torch.tensor([0, 3, 2**31 + 10], device=device)
+    seq_lens = torch.full((batch,), 2**33, device=device)
+    seq_lens[:2] = torch.tensor([5, 2**31 + 20], device=device)
+    got = precast.get_batch_indices_positions(indptr, seq_lens, 8)
+    assert got[0].tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
+    assert got[1].tolist() == [2, 3, 4, 13, 14, 15, 16, 17]
 
 
 def test_batch_indices_of_nothing(generator: torch.Generator) -> None:

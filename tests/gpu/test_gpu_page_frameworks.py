@@ -300,24 +300,75 @@ def test_second_device(generator: torch.Generator) -> None:
         )
 
 
-@needs_40_gb
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_cache_of_more_than_2_to_32_bytes(
-    layout: str, generator: torch.Generator, free_memory: None
-) -> None:
-    pages, size, heads, dim = 70_000, 16, 8, 128  # 2^32 elements and more
-    inner = (heads, size) if layout == "HND" else (size, heads)
-    cache = torch.zeros(pages, 2, *inner, dim, dtype=BF16, device="cuda")
-    assert cache.numel() > 2**31
+def far_places(pages: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pages of 16 entries and more, and entries, on both sides of powers of two and at the ends."""
     page = torch.tensor([0, 1, 32767, 32768, 65535, 65536, pages - 1], device="cuda")
-    entry = torch.tensor([0, 15, 7, 8, 3, 0, 15], device="cuda")
-    rows = keys_and_values(7, heads, dim, BF16, generator, "contiguous")
-    precast.append_paged_kv_cache_with_slot_mapping(*rows, page * size + entry, cache, layout)
-    for half, row in zip(cache.unbind(1), rows, strict=True):
+    return page, torch.tensor([0, 15, 7, 8, 3, 0, 15], device="cuda")
+
+
+def table_of(page: torch.Tensor, entry: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Batch indices, positions, and a page table of requests with one page each."""
+    requests = torch.arange(page.numel() + 1, device=page.device)
+    return requests[:-1], entry, page, requests, entry + 1
+
+
+@needs_40_gb
+@pytest.mark.parametrize("way", ["slots", "table", "fp8"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_cache_of_more_than_2_to_31_elements(
+    layout: str, way: str, generator: torch.Generator, free_memory: None
+) -> None:
+    pages, size, heads, dim = 70_000, 16, 8, 128
+    inner = (heads, size) if layout == "HND" else (size, heads)
+    dtype = torch.float8_e4m3fn if way == "fp8" else BF16
+    shape = (pages, 2, *inner, dim * dtype.itemsize)
+    cache = torch.zeros(shape, dtype=torch.uint8, device="cuda").view(dtype)
+    assert cache.numel() > 2**31
+    page, entry = far_places(pages)
+    rows = [torch.randn(7, heads, dim, device="cuda", generator=generator).to(BF16) for _ in "kv"]
+    slots = page * size + entry
+    want = [row.to(dtype) for row in rows]
+    if way == "slots":
+        precast.append_paged_kv_cache_with_slot_mapping(*rows, slots, cache, layout)
+    elif way == "table":
+        batch, positions, *table = table_of(page, entry)
+        precast.append_paged_kv_cache(*rows, batch, positions, cache, *table, kv_layout=layout)
+    else:
+        op = precast.fp8_quantize_append_paged_kv_cache_with_slot_mapping
+        op(*rows, slots, cache, 1.0, 1.0, layout)
+    for half, row in zip(cache.unbind(1), want, strict=True):
         entries = half.transpose(1, 2) if layout == "HND" else half
-        assert torch.equal(as_bits(entries[page, entry]), as_bits(row))
+        assert torch.equal(as_bits(entries)[page, entry], as_bits(row))
         as_bits(entries)[page, entry] = 0
     assert int(as_bits(cache.view(-1)).count_nonzero()) == 0
+
+
+@needs_40_gb
+@pytest.mark.parametrize("way", ["slots", "table", "fp8"])
+def test_mla_caches_of_more_than_2_to_31_elements(
+    way: str, generator: torch.Generator, free_memory: None
+) -> None:
+    pages, size, dims = 70_000, 64, (512, 64)
+    dtype = torch.float8_e4m3fn if way == "fp8" else BF16
+    shape = (pages, size, sum(dims) * dtype.itemsize)
+    whole = torch.zeros(shape, dtype=torch.uint8, device="cuda").view(dtype)
+    caches = whole.split(dims, -1)
+    assert whole.numel() > 2**31
+    page, entry = far_places(pages)
+    rows = [torch.randn(7, dim, device="cuda", generator=generator).to(BF16) for dim in dims]
+    slots = page * size + entry
+    if way == "slots":
+        precast.append_paged_mla_kv_cache_with_slot_mapping(*rows, slots, *caches)
+    elif way == "table":
+        batch, positions, *table = table_of(page, entry)
+        precast.append_paged_mla_kv_cache(*rows, batch, positions, *caches, *table)
+    else:
+        op = precast.fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping
+        op(*rows, slots, *caches, 1.0)
+    bits, want = as_bits(whole), torch.cat(rows, -1).to(dtype)
+    assert torch.equal(bits[page, entry], as_bits(want))
+    bits[page, entry] = 0
+    assert int(bits.view(-1).count_nonzero()) == 0
 
 
 @needs_40_gb

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from code_params import FP8
 from page_cases import FORMS, LAYOUTS, as_bits, kv_cache, mla_cache, random_bits, tokens_for
 
 import precast
@@ -31,6 +32,20 @@ def compare(name: str, cache: Any, *before: Any, after: tuple[Any, ...] = (), **
     getattr(precast, name)(*before, *arguments, *after, **named)
     for mine, other in zip(cache.before(), theirs, strict=True):
         assert torch.equal(mine, other), name
+
+
+def normal_rows(
+    shape: tuple[int, ...], count: int, generator: torch.Generator
+) -> list[torch.Tensor]:
+    made = (torch.randn(shape, device=generator.device, generator=generator) for _ in range(count))
+    return [(rows * 5).bfloat16() for rows in made]
+
+
+def quantised(rows: torch.Tensor, scale: float, kv: torch.dtype) -> torch.Tensor:
+    """Codes of ``kv`` as e4m3, an element type that FlashInfer copies."""
+    most = torch.finfo(kv).max
+    quotients = rows.float() / torch.tensor(scale, device=rows.device)
+    return quotients.clamp(-most, most).to(kv).contiguous().view(torch.float8_e4m3fn)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -63,6 +78,63 @@ def test_append_paged_mla_kv_cache(
     tokens = tokens_for(300, 29, 64, generator, lost=False)
     rows = [random_bits(300, d, dtype=dtype, generator=generator) for d in (512, 64)]
     compare("append_paged_mla_kv_cache", cache, *rows, *tokens.places, after=tokens.table)
+
+
+@pytest.mark.parametrize("kv", FP8)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_quantised_keys_and_values(
+    layout: str, kv: torch.dtype, generator: torch.Generator
+) -> None:
+    """FlashInfer appends no rows of another type: quantised ones, then, as bytes of e4m3."""
+    import flashinfer
+
+    cache = kv_cache("packed", layout, (29, 16, 8, 128), kv, generator)
+    tokens = tokens_for(200, 29, 16, generator, lost=False)
+    rows, scales = normal_rows((200, 8, 128), 2, generator), (0.03, 0.4)
+    start = cache.before()
+    flashinfer.page.append_paged_kv_cache(
+        *(quantised(row, scale, kv) for row, scale in zip(rows, scales, strict=True)),
+        *tokens.places,
+        cache.argument.view(torch.float8_e4m3fn),
+        *tokens.table,
+        kv_layout=layout,
+    )
+    theirs = cache.before()
+    as_bits(cache.buffers[0]).copy_(start[0])
+    precast.fp8_quantize_append_paged_kv_cache_with_slot_mapping(
+        *rows, tokens.slots, cache.argument, *scales, layout
+    )
+    assert torch.equal(cache.before()[0], theirs[0])
+    assert not torch.equal(theirs[0], start[0])
+
+
+@pytest.mark.parametrize("kv", FP8)
+@pytest.mark.parametrize("one_buffer", [False, True])
+def test_quantised_mla_entries(
+    one_buffer: bool, kv: torch.dtype, generator: torch.Generator
+) -> None:
+    import flashinfer
+
+    cache = mla_cache(one_buffer, (29, 64), (512, 64), kv, generator)
+    tokens = tokens_for(300, 29, 64, generator, lost=False)
+    both, scale = normal_rows((300, 576), 1, generator)[0], 0.03
+    rows = both.split((512, 64), -1)
+    start = cache.before()
+    flashinfer.page.append_paged_mla_kv_cache(
+        *(quantised(row, scale, kv) for row in rows),
+        *tokens.places,
+        *(part.view(torch.float8_e4m3fn) for part in cache.argument),
+        *tokens.table,
+    )
+    theirs = cache.before()
+    for buffer, old in zip(cache.buffers, start, strict=True):
+        as_bits(buffer).copy_(old)
+    precast.fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
+        *rows, tokens.slots, *cache.argument, scale
+    )
+    for mine, other, old in zip(cache.before(), theirs, start, strict=True):
+        assert torch.equal(mine, other)
+        assert not torch.equal(other, old)
 
 
 @pytest.mark.parametrize("pad", [0, 9])

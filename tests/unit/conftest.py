@@ -4,7 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -42,3 +47,29 @@ def make(tree, tmp_path, monkeypatch, caplog):
         return ShellSpec(**fields, **lines)
 
     return factory
+
+
+@pytest.fixture
+def dumps(monkeypatch, tmp_path) -> Callable[[], list[Path]]:
+    """Dump what is decorated from now on; the call lists the dumps."""
+    from precast import api_logging
+    from precast.api_logging import _calls, _destination
+    from precast.api_logging._dump import Recorder
+    from precast.api_logging.replay import find_dumps
+
+    monkeypatch.setenv("PRECAST_LOGLEVEL", "10")
+    monkeypatch.setenv("PRECAST_LOGDEST", str(tmp_path / "log.txt"))
+    monkeypatch.setenv("PRECAST_DUMP_DIR", str(tmp_path / "dumps"))
+    monkeypatch.setattr(_calls, "_recorder", Recorder())
+    monkeypatch.setattr(api_logging, "_public", dict(api_logging._public))
+    _destination.close()
+    yield lambda: find_dumps(tmp_path / "dumps") if (tmp_path / "dumps").exists() else []
+    _destination.close()
+
+
+@pytest.fixture
+def ops(dumps) -> ModuleType:
+    """``logged_ops``, decorated at level 10."""
+    sys.modules.pop("logged_ops", None)
+    yield importlib.import_module("logged_ops")
+    del sys.modules["logged_ops"]

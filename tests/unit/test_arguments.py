@@ -66,7 +66,7 @@ def sound(export: str) -> dict[str, object]:
         "beta": torch.randn(32),
         "gate": torch.randn(4, 32, dtype=BF16),
         "scale": torch.tensor([0.5]),
-        "block_scale": torch.zeros(1, 4),
+        "block_scale": torch.zeros(1, 4) if export == BLOCK_QUANT else None,
         "normed_out": torch.zeros(4, columns, dtype=BF16),
         "factor": 2.0,
         "out": out.to(torch.float8_e4m3fn) if export in [*QUANT, BLOCK_QUANT] else out,

@@ -147,6 +147,27 @@ def test_eager_torch_computes_the_same(op: str, benchmarks: Any, on_cpu: None) -
         torch.testing.assert_close(other.float(), mine.float(), **close._asdict())
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_parts_compute_the_same(family: str, benchmarks: Any, on_cpu: None) -> None:
+    """What ours changes, what it replaces changes as well, by more bytes."""
+    cases = [c for c in benchmarks(f"bench_{family}").cases(torch.bfloat16) if c.parts is not None]
+    for op in sorted({case.op for case in cases}):
+        case = min((c for c in cases if c.op == op), key=lambda c: c.bytes_moved)
+        assert case.parts.bytes_moved > case.bytes_moved
+        before = few_rows(op, case.make())
+        ours, theirs = (rotation.rotate(before, copies=2)[1].args for _ in range(2))
+        with precast.reference_mode():
+            outputs = list(zip(_flat(case.parts.run(*theirs)), _flat(case.ours(*ours))))
+        for old, mine, other in zip(before, ours, theirs, strict=True):
+            if isinstance(mine, torch.Tensor) and not torch.equal(mine.float(), old.float()):
+                outputs.append((other, mine))
+        assert outputs
+        for other, mine in outputs:
+            close = tolerance(mine.dtype) if mine.itemsize == 1 else Tolerance(3e-2, 3e-2)
+            got, want = other.float(), mine.float()
+            torch.testing.assert_close(got, want, **close._asdict(), equal_nan=True)
+
+
 def test_a_script_alone_is_its_routine() -> None:
     """Without a GPU it gets as far as saying so."""
     if torch.cuda.is_available():

@@ -206,6 +206,16 @@ def test_nvfp4_is_refused_by_name() -> None:
         precast.fused_rmsnorm_silu(x, weight, out=out)
 
 
+def test_block_scale_is_refused_without_nvfp4() -> None:
+    x, weight, scale = draw(2, 32), draw(32), torch.zeros(2, 2, dtype=E4M3)
+    for dtype in (BF16, E4M3):
+        out = torch.zeros(2, 32, dtype=dtype)
+        words = rf"^fused_rmsnorm_silu: block_scale must be None, as out is {str(dtype)[6:]}, which"
+        with pytest.raises(ValueError, match=words):
+            precast.fused_rmsnorm_silu(x, weight, out=out, block_scale=scale)
+        assert not out.float().any()
+
+
 def test_outputs_of_types_without_modules() -> None:
     x, weight, scale = draw(2, 32), draw(32), torch.tensor([1.0])
     words = "out must be float8_e4m3fn or float8_e5m2, got bfloat16"

@@ -219,6 +219,12 @@ def test_batch_indices_positions(nnz: int, indptr: list[int], index: torch.dtype
     assert [t.tolist() for t in out] == [want_batch, want_position]
 
 
+def test_batch_indices_of_ends_beyond_32_bits() -> None:
+    indptr, lens = torch.tensor([0, 3, 2**31 + 10]), torch.tensor([5, 2**31 + 20])
+    got = precast.get_batch_indices_positions(indptr, lens, 5)
+    assert [t.tolist() for t in got] == [[0, 0, 0, 1, 1], [2, 3, 4, 13, 14]]
+
+
 def test_the_whole_chain_of_an_engine() -> None:
     page_size, lengths, new = 4, [5, 9, 4], [5, 2, 1]
     pages = [-(-n // page_size) for n in lengths]

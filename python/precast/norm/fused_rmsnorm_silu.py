@@ -71,6 +71,11 @@ def _fused_rmsnorm_silu_into(
     if name not in (*_TYPES, dtype_word(input.dtype)):
         raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {name}")
     check_peer(export, "out", out, input, dtype=out.dtype)
+    if block_scale is not None:
+        raise ValueError(
+            f"{export}: block_scale must be None, as out is {name}, which has no scales; it is for "
+            f"NVFP4 output, which is not implemented"
+        )
     out.copy_(fused_rmsnorm_silu_reference(input, weight, eps, out))
 
 
@@ -121,7 +126,8 @@ def fused_rmsnorm_silu(
         Shape and device of ``input``, strides likewise; bfloat16, float16 or float8_e4m3fn. May be
         ``input``. Default: a new tensor of the dtype of ``input``.
     block_scale : torch.Tensor, optional
-        For an ``out`` of float4_e2m1fn_x2 (NVFP4), which there is no kernel for; ignored otherwise.
+        For an ``out`` of float4_e2m1fn_x2 (NVFP4), which there is no kernel for; so it must be
+        None.
     enable_pdl : bool, optional
         Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
@@ -133,7 +139,8 @@ def fused_rmsnorm_silu(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above.
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        a ``block_scale``.
     UnsupportedConfigError
         A ValueError: an ``out`` of float4_e2m1fn_x2 or another dtype than above.
 

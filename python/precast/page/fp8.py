@@ -298,7 +298,8 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
     Notes
     -----
     The quotient is rounded to float32 and then to nearest even; beyond the largest fp8 number, and
-    for infinity, it is that number; NaN stays NaN. Slots as in
+    for infinity, it is that number; NaN stays NaN. Where a scale is 0 or not finite, quotients are
+    those of IEEE: of an infinite one 0, and NaN for infinity. Slots as in
     :func:`append_paged_kv_cache_with_slot_mapping`. No allocation; safe in CUDA graphs; not
     differentiable. Source: arXiv:2309.06180, OCP 8-bit Floating Point Specification 1.0.
 
