@@ -126,7 +126,7 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   if (has_a && turns) {
     id = RawIndex(positions, token);
     if (p.tokens_ahead > 0 && group == 0 && token + p.tokens_ahead < p.tokens) {
-      position_ahead = RawIndex(positions, token + p.tokens_ahead).low;
+      position_ahead = load_low_word(positions, token + p.tokens_ahead);
     }
   }
   const L2Policy policy = read_policy(p.evict_last);

@@ -206,7 +206,7 @@ __global__ __launch_bounds__(rope_threads(kAngles),
     // The threads of the first segment's first head, which is of queries and turns.
     if (p.tokens_ahead > 0 && at.segment == 0 && at.head == 0 &&
         at.token + p.tokens_ahead < p.tokens) {
-      position_ahead = RawIndex(positions.ids, at.token + p.tokens_ahead).low;
+      position_ahead = load_low_word(positions.ids, at.token + p.tokens_ahead);
     }
   }
   Finder slot;

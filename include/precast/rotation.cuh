@@ -32,16 +32,17 @@ struct RawIndex {
   // -1, the position of padding.
   __device__ __forceinline__ RawIndex() : low(-1), high(-1) {}
 
+  // Why two loads: two that exclude each other into one register would wait for each other.
   __device__ __forceinline__ RawIndex(const Index& index, int64_t i) {
     asm volatile(
         "{\n"
         "  .reg .pred wide;\n"
         "  setp.ne.s32 wide, %3, 0;\n"
         "  mov.b32 %1, 0;\n"
-        "  @wide ld.global.v2.s32 {%0, %1}, [%2];\n"
-        "  @!wide ld.global.s32 %0, [%2];\n"
+        "  ld.global.s32 %0, [%2];\n"
+        "  @wide ld.global.s32 %1, [%2 + 4];\n"
         "}"
-        : "=r"(low), "=r"(high)
+        : "=&r"(low), "=&r"(high)
         : "l"(address_of(index, i)), "r"(static_cast<int>(index.wide))
         : "memory");
   }
@@ -53,6 +54,13 @@ struct RawIndex {
     return high < 0 ? -0x7fffffff - 1 : 0x7fffffff;
   }
 };
+
+// For hints, which may be wrong.
+__device__ __forceinline__ int32_t load_low_word(const Index& index, int64_t i) {
+  int32_t low;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(low) : "l"(address_of(index, i)) : "memory");
+  return low;
+}
 
 __device__ __forceinline__ int32_t load_saturated(const Index& index, int64_t i) {
   return RawIndex(index, i).saturated(index);
@@ -148,7 +156,8 @@ struct RequestSearch {
       const int32_t last = __shfl_sync(kAll, end, holder);
       const int32_t start = __shfl_sync(kAll, offset, holder);
       const bool is_in = holders != 0 && first <= token && token < last;
-      if (is_in) position = start + token - first;
+      const int32_t place = token - first;
+      if (is_in) position = start > 0x7fffffff - place ? 0x7fffffff : start + place;
       open &= __ballot_sync(kAll, !is_in && token != wanted);
     }
     return position;
