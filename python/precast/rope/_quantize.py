@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from precast._reference_checks import (
     check_device_and_dtype,
     check_dtype,
@@ -119,9 +121,9 @@ def check_parts(
 
 
 def check_outputs(
-    export: str, outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]
+    export: str, outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Each output is like its input in fp8, and apart from all other tensors."""
+    """Each output is like its input in fp8, and apart from all other tensors of tokens."""
     dtype = outputs["q_rope_out"].dtype
     check_fp8(export, dtype, "q_rope_out")
     for name, out in outputs.items():
