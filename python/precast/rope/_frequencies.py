@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import Parameter, Signature
 from typing import Any
 
 from precast._dispatch import Kernel
@@ -24,12 +25,13 @@ def frequency_kernels(stem: str, reference: Callable[..., Any]) -> tuple[Kernel,
     in_place = ("Tensor(a!) q", "Tensor(b!) k", *where, *options)
 
     def kernel(export: str, arguments: tuple[str, ...]) -> Kernel:
-        return Kernel(
-            "rope",
-            export,
-            schema=f"({', '.join(arguments)}) -> ()",
-            reference=_into(export, reference, len(where), len(options)),
+        write = _into(export, reference, len(where), len(options))
+        names = [argument.split()[-1] for argument in arguments]
+        write.__signature__ = Signature(  # type: ignore[attr-defined]
+            [Parameter(name, Parameter.POSITIONAL_OR_KEYWORD) for name in names]
         )
+        schema = f"({', '.join(arguments)}) -> ()"
+        return Kernel("rope", export, schema=schema, reference=write)
 
     return kernel(stem, new), kernel(f"{stem}_inplace", in_place)
 
