@@ -7,7 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case, Parts, script
+
+import precast
 
 Function = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -101,6 +103,26 @@ def _eager_qk(heads: tuple[int, int, int, int], bias: float) -> Function:
     return qk_norm_rope
 
 
+def _parts_qk(heads: tuple[int, int, int, int], bias: float) -> Function:
+    """The norm of the queries' and of the keys' heads, then the rotation, all in place."""
+    norm = precast.gemma_rmsnorm if bias else precast.rmsnorm
+
+    def separate(
+        qkv: torch.Tensor,
+        q_weight: torch.Tensor,
+        k_weight: torch.Tensor,
+        ids: torch.Tensor,
+        cache: torch.Tensor,
+    ) -> None:
+        view = qkv.unflatten(-1, (-1, heads[3]))
+        q, k = view[:, : heads[0]], view[:, heads[0] : heads[0] + heads[1]]
+        norm(q, q_weight, EPS, q)
+        norm(k, k_weight, EPS, k)
+        precast.apply_rope_with_cos_sin_cache_inplace(ids, q, k, heads[3], cache)
+
+    return separate
+
+
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     def moved(tokens: int, heads: int, dim: int) -> int:
         return 2 * tokens * heads * dim * dtype.itemsize
@@ -162,13 +184,16 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             return lambda *args: fn(*args, heads[0], heads[1], EPS, bias)
 
         for tokens in (1, 64, 16384):
+            once = moved(tokens, heads[0] + heads[1], heads[3])
+            rows = tokens * heads[3] * 4
             yield Case(
                 "qk_rmsnorm_rope",
                 f"{tokens} tokens, {heads[0]}/{heads[1]} heads x {heads[3]}",
-                moved(tokens, heads[0] + heads[1], heads[3]) + tokens * heads[3] * 4,
+                once + rows,
                 lambda tokens=tokens, heads=heads: projection(tokens, heads),
                 fused,
                 _eager_qk(heads, bias),
+                parts=Parts(_parts_qk(heads, bias), 2 * once + rows),
             )
 
 

@@ -4,10 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache as cached
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case, Parts, script
+
+import precast
 
 Function = Callable[..., Any]
 Tensors = tuple[torch.Tensor, ...]
@@ -91,9 +94,45 @@ def _eager_append(
     return turned, rest
 
 
+@cached
+def _scales(device: torch.device) -> Tensors:
+    """What dequantises queries, and keys."""
+    return tuple(torch.tensor([1 / scale], device=device) for scale in (SCALE_Q, SCALE_KV))
+
+
+def _separate(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    q_nope: torch.Tensor,
+    k_nope: torch.Tensor,
+    cache: torch.Tensor,
+    ids: torch.Tensor,
+) -> None:
+    """The rotation into new tensors, then each part to fp8."""
+    of_q, of_k = _scales(q.device)
+    q, k = precast.apply_rope_with_cos_sin_cache(ids, q, k, ROPE_DIM, cache)
+    for x, scale in ((q, of_q), (k, of_k), (q_nope, of_q), (k_nope, of_k)):
+        precast.static_quant_fp8(x, scale, E4M3)
+
+
+def _separate_append(*args: torch.Tensor) -> None:
+    """Everything to fp8 in new tensors, then the keys to their pages, bit for bit."""
+    parts, (ckv, kpe, indices, indptr, batch, positions) = args[:6], args[6:]
+    _, k, _, k_nope = precast.mla_rope_quantize_fp8(
+        *parts, quant_scale_q=SCALE_Q, quant_scale_kv=SCALE_KV, enable_pdl=True
+    )
+    last = positions[:1]  # The lengths of last pages, which the op does not read.
+    precast.append_paged_mla_kv_cache(k_nope, k, batch, positions, ckv, kpe, indices, indptr, last)
+
+
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     def moved(tokens: int, elements: int) -> int:
         return tokens * (elements * (dtype.itemsize + 1) + ROPE_DIM * 4)
+
+    def separate(tokens: int, heads: int, nope: int) -> Parts:
+        """The columns that turn are written and read once more."""
+        again = tokens * heads * ROPE_DIM * 2 * dtype.itemsize
+        return Parts(_separate, moved(tokens, heads * (ROPE_DIM + nope)) + again)
 
     def bind(fn: Function) -> Function:
         return lambda *parts: fn(
@@ -140,6 +179,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             lambda tokens=tokens: _parts(tokens, (MLA_HEADS, 1), MLA_NOPE, True, dtype),
             bind,
             _eager,
+            parts=separate(tokens, mla[0], MLA_NOPE),
         )
         yield Case(
             "rope_quantize_fp8",
@@ -148,6 +188,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             lambda tokens=tokens: _parts(tokens, HEADS, NOPE, False, dtype),
             bind,
             _eager,
+            parts=separate(tokens, sum(HEADS), NOPE),
         )
         yield Case(
             "rope_quantize_fp8_append_paged_kv_cache",
@@ -156,6 +197,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             lambda tokens=tokens: paged(tokens),
             bind_append,
             _eager_append,
+            # Keys in fp8 are read and written once more.
+            parts=Parts(_separate_append, moved(tokens, mla[0] * mla[1]) + 2 * tokens * mla[1]),
         )
 
 

@@ -28,11 +28,12 @@ PRECAST_ONE_COPY Index check_index(const Arg& arg, const Arg& with, int64_t coun
 // Rows that are appended, [tokens, heads, size] or, of MLA, [tokens, size].
 struct AppendArg {
   const Arg& arg;
+  int64_t more = 0;  // columns of another tensor, which follow in the cache's rows
 
   bool has_heads() const { return arg.tensor.ndim() == 3; }
   int64_t tokens() const { return arg.tensor.size(0); }
   int64_t heads() const { return has_heads() ? arg.tensor.size(1) : 1; }
-  int64_t size() const { return arg.tensor.size(-1); }
+  int64_t size() const { return arg.tensor.size(-1) + more; }
 };
 
 PRECAST_ONE_COPY void check_append_shape(const Arg& arg, int rank) {

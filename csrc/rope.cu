@@ -15,8 +15,9 @@ cudaError_t rope(RopeAngles angles, const RopeParams& params, bool enable_pdl,
                  cudaStream_t stream) {
   using T = PRECAST_DTYPE;
   return angles == RopeAngles::cached
-             ? launch_rope<T, T, RopeAngles::cached, false>(params, enable_pdl, stream)
-             : launch_rope<T, T, RopeAngles::computed, false>(params, enable_pdl, stream);
+             ? launch_rope<T, T, RopeAngles::cached, RopeTarget::rows>(params, enable_pdl, stream)
+             : launch_rope<T, T, RopeAngles::computed, RopeTarget::rows>(params, enable_pdl,
+                                                                         stream);
 }
 
 cudaError_t qk_rmsnorm_rope(const QkRmsNormRopeParams& params, bool enable_pdl,

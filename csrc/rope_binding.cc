@@ -92,7 +92,7 @@ void cached_entry(const Arg& positions, const QueryAndKey& args, int64_t head_si
       << to_string(args.q.tensor.shape());
   RopeSource source = {};
   set_cache(source, cache, args.q);
-  source.positions.ids = check_indices(positions, args.q, q.tokens);
+  source.positions.ids = check_index(positions, args.q, q.tokens);
   run(args.q, RopeAngles::cached, make_params(args, q, k, source, !is_neox));
 }
 
@@ -173,7 +173,7 @@ void by_requests(const QueryAndKey& args, const Arg& indptr, const Arg& offsets,
 void by_ids(const QueryAndKey& args, const Arg& pos_ids, const Frequencies& f) {
   const Heads q = query_heads(args);
   RopePositions positions = {};
-  positions.ids = check_indices(pos_ids, args.q, q.tokens);
+  positions.ids = check_index(pos_ids, args.q, q.tokens);
   computed_entry(args, q, positions, f);
 }
 
@@ -318,7 +318,7 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   PRECAST_CHECK(rotary_dim >= 16 && rotary_dim % 16 == 0 && rotary_dim <= head_dim, ValueError)
       << op << ": cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 up to "
       << "the head size " << head_dim << ", got " << rotary_dim;
-  params.source.positions.ids = check_indices(PRECAST_ARG(op, positions), packed, all.tokens);
+  params.source.positions.ids = check_index(PRECAST_ARG(op, positions), packed, all.tokens);
   if (all.tokens == 0 || heads == 0) return;
   params.qkv = data_of(qkv);
   params.q_weight = data_of(q_weight);

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "memory_checks.h"
+#include "paged_checks.h"
 #include "precast/rope.cuh"
 #include "tvm_ffi_utils.h"
 
@@ -62,17 +63,6 @@ PRECAST_ONE_COPY void check_out_rows(const Arg& out) {
   check_elements_apart(out);
 }
 
-// A contiguous vector of int32 or int64.
-PRECAST_ONE_COPY Indices check_indices(const Arg& arg, const Arg& device_of, int64_t size) {
-  check_same_device(arg, device_of);
-  const DLDataType dtype = arg.tensor.dtype();
-  PRECAST_CHECK(dtype.code == kDLInt && (dtype.bits == 32 || dtype.bits == 64) && dtype.lanes == 1,
-                ValueError)
-      << arg.what() << " must be int32 or int64, got " << to_string(dtype);
-  check_vector(arg, size);
-  return Indices{data_of(arg.tensor), dtype.bits / 8};
-}
-
 // Requests: token ranges and first positions, of one dtype each.
 PRECAST_ONE_COPY RopePositions check_requests(const Arg& indptr, const Arg& offsets,
                                               const Arg& device_of) {
@@ -83,8 +73,8 @@ PRECAST_ONE_COPY RopePositions check_requests(const Arg& indptr, const Arg& offs
   PRECAST_CHECK(requests <= kMaxTokens, ValueError)
       << indptr.what() << " must have at most " << kMaxTokens << " requests, got " << requests;
   RopePositions positions = {};
-  positions.indptr = check_indices(indptr, device_of, requests + 1);
-  positions.offsets = check_indices(offsets, device_of, requests);
+  positions.indptr = check_index(indptr, device_of, requests + 1);
+  positions.offsets = check_index(offsets, device_of, requests);
   positions.requests = static_cast<int>(requests);
   return positions;
 }

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of RoPE with quantisation to fp8.
-#include <algorithm>
-
 #include "ffi_export.h"
 #include "rope_checks.h"
 
@@ -9,8 +7,8 @@ namespace precast {
 
 // csrc/rope_quantize.cu
 extern const DType rope_quantize_dtype;
-cudaError_t rope_quantize(DType out, const RopeParams& params, bool enable_pdl,
-                          cudaStream_t stream);
+extern const DType rope_quantize_dtype_out;
+cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
 
@@ -46,17 +44,9 @@ Parts parts_of(const Arg& rope, const Arg& nope, const Arg& first, int rank) {
   return parts;
 }
 
-// The fp8 type of the first output; all others must have it.
-DType quantized_type(const Arg& out) {
-  const bool known = has_dtype(out, DType::e4m3) || has_dtype(out, DType::e5m2);
-  PRECAST_CHECK(known, ValueError) << out.what() << " must be float8_e4m3fn or float8_e5m2, got "
-                                   << to_string(out.tensor.dtype());
-  return has_dtype(out, DType::e4m3) ? DType::e4m3 : DType::e5m2;
-}
-
-Heads output_heads(const Arg& out, const Arg& like, DType dtype) {
+Heads output_heads(const Arg& out, const Arg& like) {
   check_same_device(out, like);
-  check_dtype(out, dtype);
+  check_dtype(out, rope_quantize_dtype_out);
   check_same_shape(out, like);
   const Heads heads = heads_of(out, out.tensor.size(-1));
   check_out_rows(out);
@@ -88,15 +78,14 @@ RopeParams make_params(const Inputs& in, const Parts& q, const Parts& k, const A
         << heads->arg.what() << "'s last dimension must be cos_sin_cache's " << rotary_dim
         << ", got " << heads->dim;
   }
-  params.source.positions.ids = check_indices(pos_ids, in.q_rope, q.rope.tokens);
+  params.source.positions.ids = check_index(pos_ids, in.q_rope, q.rope.tokens);
   return params;
 }
 
-void run(const Arg& arg, DType dtype, const RopeParams& params, bool enable_pdl) {
+void run(const Arg& arg, const RopeParams& params, bool enable_pdl) {
   check_rope_items(arg, params);
   if (params.tokens == 0) return;
-  launch_on(arg,
-            [&](cudaStream_t stream) { return rope_quantize(dtype, params, enable_pdl, stream); });
+  launch_on(arg, [&](cudaStream_t stream) { return rope_quantize(params, enable_pdl, stream); });
 }
 
 void quantize_entry(const Inputs& in, int key_rank, const Arg& cache, const Arg& pos_ids,
@@ -105,11 +94,10 @@ void quantize_entry(const Inputs& in, int key_rank, const Arg& cache, const Arg&
   const Parts q = parts_of(in.q_rope, in.q_nope, in.q_rope, 3);
   const Parts k = parts_of(in.k_rope, in.k_nope, in.q_rope, key_rank);
   RopeParams params = make_params(in, q, k, cache, pos_ids, is_neox);
-  const DType dtype = quantized_type(out.q_rope);
-  const Heads q_rope = output_heads(out.q_rope, in.q_rope, dtype);
-  const Heads k_rope = output_heads(out.k_rope, in.k_rope, dtype);
-  const Heads q_nope = output_heads(out.q_nope, in.q_nope, dtype);
-  const Heads k_nope = output_heads(out.k_nope, in.k_nope, dtype);
+  const Heads q_rope = output_heads(out.q_rope, in.q_rope);
+  const Heads k_rope = output_heads(out.k_rope, in.k_rope);
+  const Heads q_nope = output_heads(out.q_nope, in.q_nope);
+  const Heads k_nope = output_heads(out.k_nope, in.k_nope);
   check_outputs_apart({q_rope, k_rope, q_nope, k_nope}, {q.rope, k.rope, q.nope, k.nope});
   const float q_scale = static_cast<float>(scales.q);
   const float kv_scale = static_cast<float>(scales.kv);
@@ -117,7 +105,7 @@ void quantize_entry(const Inputs& in, int key_rank, const Arg& cache, const Arg&
   add_segment(params, k.rope, k_rope, 0, k.rope.dim, true, kv_scale);
   add_segment(params, q.nope, q_nope, 0, q.nope.dim, false, q_scale);
   add_segment(params, k.nope, k_nope, 0, k.nope.dim, false, kv_scale);
-  run(in.q_rope, dtype, params, enable_pdl);
+  run(in.q_rope, params, enable_pdl);
 }
 
 void rope_quantize_fp8(TensorView q_rope, TensorView k_rope, TensorView q_nope, TensorView k_nope,
@@ -154,45 +142,48 @@ void mla_rope_quantize_fp8(TensorView q_rope, TensorView k_rope, TensorView q_no
 
 // -- keys and values into the pages of a KV cache -------------------------------------------------
 
-// A cache as the output of a segment: an entry stands for a token.
-struct Pages {
-  Heads heads;
-  int64_t page_stride;
-};
-
-// [pages, page_size, dim] for MLA, else [pages, page_size, heads, dim] or, for HND,
-// [pages, heads, page_size, dim].
-Pages pages_of(const Arg& cache, const Arg& like, DType dtype, bool is_mla, bool is_hnd,
-               int64_t page_size, int64_t heads, int64_t dim) {
-  const TensorView& t = cache.tensor;
-  check_same_device(cache, like);
-  check_dtype(cache, dtype);
-  const int rank = is_mla ? 3 : 4;
-  PRECAST_CHECK(t.ndim() == rank, ValueError)
-      << cache.what() << " must have " << rank << " dimensions, got shape " << to_string(t.shape());
-  check_columns(cache, true);
-  const int entries = is_hnd && !is_mla ? 2 : 1;
-  const int head = is_hnd ? 1 : 2;
-  const bool fits =
-      t.size(entries) == page_size && (is_mla || t.size(head) == heads) && t.size(rank - 1) == dim;
-  const char* shape = is_mla   ? "[pages, page_size, dim]"
-                      : is_hnd ? "[pages, heads, page_size, dim]"
-                               : "[pages, page_size, heads, dim]";
-  PRECAST_CHECK(fits, ValueError) << cache.what() << " must have the shape " << shape
-                                  << " with page_size " << page_size << ", heads " << heads
-                                  << " and dim " << dim << ", got " << to_string(t.shape());
-  const int64_t head_stride = is_mla || heads <= 1 ? 0 : t.stride(head);
-  const int64_t entry_stride = page_size <= 1 ? 0 : t.stride(entries);
-  return {{cache, t.size(0), heads, dim, entry_stride, head_stride},
-          t.size(0) <= 1 ? 0 : t.stride(0)};
+// A cache as it takes the rows of `rows`, in the module's fp8 type.
+CacheView view_fp8_cache(const Arg& cache, bool is_hnd, bool is_mla, const AppendArg& rows) {
+  check_same_device(cache, rows.arg);
+  check_dtype(cache, rope_quantize_dtype_out);
+  return view_cache(cache, {is_hnd, -1, is_mla}, rows);
 }
 
-void add_paged_segment(RopeParams& params, const Heads& in, const Pages& pages, int64_t out_column,
+void check_caches_apart(const Arg& first, const Arg& second, std::initializer_list<Heads> others) {
+  const TensorMemory caches[2] = {first, second};
+  for (const TensorMemory& cache : caches) {
+    check_elements_apart(cache);
+    for (const Heads& other : others) check_memory_apart(cache, other.arg);
+  }
+  check_memory_apart(caches[1], caches[0]);
+}
+
+// From column `column` of the cache's rows on.
+void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cache, int64_t column,
                        bool turns, float scale) {
-  RopeSegment& segment = add_segment(params, in, pages.heads, 0, in.dim, turns, scale);
-  segment.out = static_cast<char*>(segment.out) + out_column;  // fp8: a byte a column
+  RopeSegment& segment = add_segment(params, in, in, 0, in.dim, turns, scale);
+  segment.out = static_cast<char*>(cache.data) + column;  // fp8: a byte a column
   segment.is_paged = true;
-  segment.out_page_stride = pages.page_stride;
+  segment.out_token_stride = cache.entry_stride;
+  segment.out_head_stride = cache.head_stride;
+  segment.out_page_stride = cache.page_stride;
+}
+
+// All but the pages and their size, which are the caches'.
+void set_table(SlotSource& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
+               const Arg& positions, const Arg& device_of, int64_t tokens) {
+  check_rank(indptr, 1, 1);
+  check_rank(indices, 1, 1);
+  const int64_t size = indptr.tensor.size(0);
+  PRECAST_CHECK(size >= 1 && size <= kMaxTokens, ValueError)
+      << indptr.what() << " must have shape [batch_size + 1], got "
+      << to_string(indptr.tensor.shape());
+  slots.tokens = check_index(batch_indices, device_of, tokens);
+  slots.positions = check_index(positions, device_of, tokens);
+  slots.kv_indptr = check_index(indptr, device_of, size);
+  slots.kv_indices = check_index(indices, device_of, indices.tensor.size(0));
+  slots.batch = static_cast<uint32_t>(size - 1);
+  slots.kv_indices_count = indices.tensor.size(0);
 }
 
 void rope_quantize_fp8_append_paged_kv_cache(
@@ -211,60 +202,42 @@ void rope_quantize_fp8_append_paged_kv_cache(
   const Parts k = parts_of(in.k_rope, in.k_nope, in.q_rope, k_rope.ndim());
   RopeParams params =
       make_params(in, q, k, PRECAST_ARG(op, cos_sin_cache), PRECAST_ARG(op, pos_ids), is_neox);
+  // Of MLA, which has no values, a view of the keys without columns.
+  const Arg value = PRECAST_ARG(op, v);
+  const Heads values = input_heads(value, in.q_rope, is_mla ? 2 : 3);
+  check_same_tokens(values, k.rope);
   const Arg q_rope_to = PRECAST_ARG(op, q_rope_out);
   const Arg q_nope_to = PRECAST_ARG(op, q_nope_out);
-  const DType dtype = quantized_type(q_rope_to);
-  const Heads q_rope_heads = output_heads(q_rope_to, in.q_rope, dtype);
-  const Heads q_nope_heads = output_heads(q_nope_to, in.q_nope, dtype);
-  check_outputs_apart({q_rope_heads, q_nope_heads}, {q.rope, k.rope, q.nope, k.nope});
+  const Heads q_rope_heads = output_heads(q_rope_to, in.q_rope);
+  const Heads q_nope_heads = output_heads(q_nope_to, in.q_nope);
+  check_outputs_apart({q_rope_heads, q_nope_heads}, {q.rope, k.rope, q.nope, k.nope, values});
 
-  PRECAST_CHECK(page_size > 0 && page_size <= kMaxTokens, ValueError)
-      << op << ": page_size must be positive, got " << page_size;
-  const Arg indices = PRECAST_ARG(op, kv_indices);
-  const Arg indptr = PRECAST_ARG(op, kv_indptr);
-  PRECAST_CHECK(kv_indices.ndim() == 1 && kv_indptr.ndim() == 1, ValueError)
-      << op << ": kv_indices and kv_indptr must have 1 dimension, got shapes "
-      << to_string(kv_indices.shape()) << " and " << to_string(kv_indptr.shape());
-  params.pages.page_indices = check_indices(indices, in.q_rope, kv_indices.size(0));
-  params.pages.page_indptr = check_indices(indptr, in.q_rope, kv_indptr.size(0));
-  params.pages.batch_indices =
-      check_indices(PRECAST_ARG(op, batch_indices), in.q_rope, q.rope.tokens);
-  params.pages.positions = check_indices(PRECAST_ARG(op, positions), in.q_rope, q.rope.tokens);
-  params.pages.page_size = Divisor(static_cast<uint32_t>(page_size));
-  PRECAST_CHECK(kv_indptr.size(0) >= 1 && kv_indptr.size(0) <= kMaxTokens, ValueError)
-      << indptr.what() << " must have shape [requests + 1], got " << to_string(kv_indptr.shape());
-  params.pages.requests = static_cast<uint32_t>(kv_indptr.size(0) - 1);
-  params.pages.index_count =
-      static_cast<uint32_t>(kv_indices.size(0) < kMaxTokens ? kv_indices.size(0) : kMaxTokens);
+  set_table(params.slots, PRECAST_ARG(op, kv_indices), PRECAST_ARG(op, kv_indptr),
+            PRECAST_ARG(op, batch_indices), PRECAST_ARG(op, positions), in.q_rope, q.rope.tokens);
+  // For MLA the first cache holds what does not turn, the second what does.
+  const Arg first = {op, "paged_kv_cache[0]", k_cache};
+  const Arg second = {op, "paged_kv_cache[1]", v_cache};
+  const AppendArg key_rows = {is_mla ? in.k_nope : in.k_rope, is_mla ? 0 : k_nope.size(-1)};
+  const CacheView keys = view_fp8_cache(first, is_hnd, is_mla, key_rows);
+  const CacheView others = view_fp8_cache(second, is_hnd, is_mla, {is_mla ? in.k_rope : value});
+  check_same_pages(second, others, first, keys);
+  PRECAST_CHECK(page_size > 0 && page_size == keys.page_size, ValueError)
+      << op << ": page_size must be positive and " << keys.page_size
+      << " as paged_kv_cache[0] has, "
+      << "got " << page_size;
+  check_caches_apart(first, second,
+                     {q.rope, k.rope, q.nope, k.nope, values, q_rope_heads, q_nope_heads});
+  params.slots.pages = keys.pages;
+  params.slots.page_size = Divisor(static_cast<uint32_t>(page_size));
 
   const float q_scale = static_cast<float>(quant_scale_q);
   const float kv_scale = static_cast<float>(quant_scale_kv);
-  const Arg first = PRECAST_ARG(op, k_cache);
-  const Arg second = PRECAST_ARG(op, v_cache);
-  const int64_t pages = std::min(first.tensor.ndim() > 0 ? k_cache.size(0) : 0,
-                                 second.tensor.ndim() > 0 ? v_cache.size(0) : 0);
-  params.pages.pages = static_cast<uint32_t>(std::min(pages, kMaxTokens));
   add_segment(params, q.rope, q_rope_heads, 0, q.rope.dim, true, q_scale);
-  if (is_mla) {  // k_cache holds what does not turn, v_cache what does
-    const Pages nope = pages_of(first, in.q_rope, dtype, true, false, page_size, 1, k.nope.dim);
-    const Pages rope = pages_of(second, in.q_rope, dtype, true, false, page_size, 1, k.rope.dim);
-    add_paged_segment(params, k.rope, rope, 0, true, kv_scale);
-    add_segment(params, q.nope, q_nope_heads, 0, q.nope.dim, false, q_scale);
-    add_paged_segment(params, k.nope, nope, 0, false, kv_scale);
-  } else {
-    const Arg value = PRECAST_ARG(op, v);
-    const Heads values = input_heads(value, in.q_rope, 3);
-    check_same_tokens(values, k.rope);
-    const Pages keys = pages_of(first, in.q_rope, dtype, false, is_hnd, page_size, k.rope.heads,
-                                k.rope.dim + k.nope.dim);
-    const Pages to =
-        pages_of(second, in.q_rope, dtype, false, is_hnd, page_size, values.heads, values.dim);
-    add_paged_segment(params, k.rope, keys, 0, true, kv_scale);
-    add_segment(params, q.nope, q_nope_heads, 0, q.nope.dim, false, q_scale);
-    add_paged_segment(params, k.nope, keys, k.rope.dim, false, kv_scale);
-    add_paged_segment(params, values, to, 0, false, kv_scale);
-  }
-  run(in.q_rope, dtype, params, enable_pdl);
+  add_paged_segment(params, k.rope, is_mla ? others : keys, 0, true, kv_scale);
+  add_segment(params, q.nope, q_nope_heads, 0, q.nope.dim, false, q_scale);
+  add_paged_segment(params, k.nope, keys, is_mla ? 0 : k.rope.dim, false, kv_scale);
+  if (!is_mla) add_paged_segment(params, values, others, 0, false, kv_scale);
+  run(in.q_rope, params, enable_pdl);
 }
 
 }  // namespace

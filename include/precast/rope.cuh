@@ -32,6 +32,8 @@
 #include "precast/core/fp8.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
+#include "precast/core/paged.cuh"
+#include "precast/core/store.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/rotation.cuh"
 
@@ -39,6 +41,10 @@ namespace precast {
 
 constexpr int kRopeVec = 8;  // elements of a thread's vector
 constexpr int kMaxRopeSegments = 5;
+
+// What a launch may write to: rows alone, or pages of a cache, too, found by a page table of int32
+// and int64 numbers or of int32 alone.
+enum class RopeTarget { rows, pages, narrow_pages };
 
 struct RopeSegment {
   const void* input;  // [tokens, heads, dim]
@@ -60,28 +66,13 @@ struct RopeSegment {
   uint32_t end;
 };
 
-// Where the paged segments of a token are written: entry positions[t] % page_size of page
-// page_indices[page_indptr[b] + positions[t] / page_size], b = batch_indices[t]. Nowhere if an
-// index is negative, the position is behind the request's pages, or the page is not in the cache:
-// no index makes the kernel write elsewhere.
-struct RopePages {
-  Indices batch_indices;  // [tokens]
-  Indices positions;      // [tokens]
-  Indices page_indptr;    // [requests + 1]
-  Indices page_indices;   // [index_count]
-  uint32_t requests;
-  uint32_t index_count;
-  uint32_t pages;
-  Divisor page_size;
-};
-
 struct RopeParams {
   RopeSegment segments[kMaxRopeSegments];
   int segment_count;
   uint32_t tokens;
   bool interleave;
   RopeSource source;
-  RopePages pages;
+  SlotSource slots;  // of paged segments
   // The launcher sets the rest.
   Items items;            // per_row is threads a token
   uint32_t tokens_ahead;  // how far ahead rows of the cache are asked for; 0: not at all
@@ -117,35 +108,6 @@ inline bool plan_rope(RopeParams& p, int heads_per_thread) {
 
 #if defined(__CUDACC__)
 
-template <bool kAligned, typename T>
-__device__ __forceinline__ void store_rounded(T* target, const float (&x)[8], int count) {
-  store<kAligned>(target, pack<T>(x), count);
-}
-
-template <bool kAligned>
-__device__ __forceinline__ void store_rounded(e4m3* target, const float (&x)[8], int count) {
-  if constexpr (kAligned) {
-    store_fp8(target, x);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) store_one_fp8(target + i, x[i]);
-    }
-  }
-}
-
-template <bool kAligned>
-__device__ __forceinline__ void store_rounded(e5m2* target, const float (&x)[8], int count) {
-  if constexpr (kAligned) {
-    store_fp8(target, x);
-  } else {
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      if (i < count) store_one_fp8(target + i, x[i]);
-    }
-  }
-}
-
 // What a thread works on.
 struct RopeItem {
   uint32_t token;
@@ -170,33 +132,6 @@ __device__ __forceinline__ RopeItem rope_item(const RopeParams& p, uint32_t item
   return at;
 }
 
-// Where a token of a paged segment goes, read in two steps: what depends on the token alone, then
-// what depends on that.
-struct RopeEntry {
-  uint32_t request;
-  int32_t position;
-
-  __device__ __forceinline__ void read(const RopePages& pages, uint32_t token) {
-    request = pages.batch_indices[token];
-    position = pages.positions[token];
-  }
-
-  // Offset of head 0 in the output; negative if the token is not written.
-  __device__ __forceinline__ int64_t offset(const RopePages& pages,
-                                            const RopeSegment& segment) const {
-    if (request >= pages.requests || position < 0) return -1;
-    const int32_t begin = pages.page_indptr[request];
-    const int32_t end = pages.page_indptr[request + 1];
-    const uint32_t page = pages.page_size.divide(position);
-    const uint32_t entry = position - page * pages.page_size.value;
-    const int64_t index = int64_t(begin) + page;
-    if (index < 0 || index >= end || index >= pages.index_count) return -1;
-    const uint32_t number = pages.page_indices[index];
-    if (number >= pages.pages) return -1;
-    return number * segment.out_page_stride + entry * segment.out_token_stride;
-  }
-};
-
 // Threads of a CTA. Fewer where rows of the cache are waited for, so that a slow warp keeps less of
 // a multiprocessor: 1 to 6 % faster on H200 than 256. Those that compute share a table in the CTA.
 constexpr int rope_threads(RopeAngles angles) { return angles == RopeAngles::cached ? 128 : 256; }
@@ -205,10 +140,13 @@ constexpr int rope_threads(RopeAngles angles) { return angles == RopeAngles::cac
 constexpr int rope_min_ctas(int threads, int heads) { return heads > 1 ? 1024 / threads : 1; }
 
 template <typename T, typename Out, bool kInterleave, RopeAngles kAngles, bool kAligned, int kHeads,
-          bool kPaged>
+          RopeTarget kTarget>
 __global__ __launch_bounds__(rope_threads(kAngles),
                              rope_min_ctas(rope_threads(kAngles), kHeads))  //
     void RopeKernel(const __grid_constant__ RopeParams p) {
+  constexpr bool kPaged = kTarget != RopeTarget::rows;
+  using Finder =
+      SlotFinder<kTarget == RopeTarget::pages ? SlotKind::table : SlotKind::narrow_table>;
   __shared__ RopeTurns turns;
   if constexpr (kAngles == RopeAngles::computed) {
     fill_turns(turns, p.source);
@@ -246,15 +184,12 @@ __global__ __launch_bounds__(rope_threads(kAngles),
         if (has_b) prefetch_to_l2(input + h * segment.input_head_stride + segment.second);
       }
     }
-    if (by_token && at.head == 0) positions.ids.prefetch(at.token);
+    if (by_token && at.head == 0) prefetch_to_l2(address_of(positions.ids, at.token));
     if (searches && static_cast<int>(threadIdx.x) < min(positions.requests, kWarpSize)) {
-      positions.indptr.prefetch(threadIdx.x + 1);
-      positions.offsets.prefetch(threadIdx.x);
+      prefetch_to_l2(address_of(positions.indptr, threadIdx.x + 1));
+      prefetch_to_l2(address_of(positions.offsets, threadIdx.x));
     }
-    if (is_paged) {
-      p.pages.batch_indices.prefetch(at.token);
-      p.pages.positions.prefetch(at.token);
-    }
+    if (is_paged) Finder::prefetch(p.slots, at.token);
   }
   wait_for_previous_grid();
 
@@ -264,18 +199,18 @@ __global__ __launch_bounds__(rope_threads(kAngles),
   if constexpr (kAngles == RopeAngles::computed) {
     if (searches) search.read(positions, 0, positions.requests);
   }
-  int32_t position = 0;
-  if (by_token && segment.turns) position = positions.ids[at.token];
+  RawIndex id;
+  if (by_token && segment.turns) id = RawIndex(positions.ids, at.token);
   int32_t position_ahead = -1;
   if constexpr (kAngles == RopeAngles::cached) {
     // The threads of the first segment's first head, which is of queries and turns.
     if (p.tokens_ahead > 0 && at.segment == 0 && at.head == 0 &&
         at.token + p.tokens_ahead < p.tokens) {
-      position_ahead = positions.ids[at.token + p.tokens_ahead];
+      position_ahead = load_low_word(positions.ids, at.token + p.tokens_ahead);
     }
   }
-  RopeEntry entry = {};
-  if (is_paged) entry.read(p.pages, at.token);
+  Finder slot;
+  if (is_paged) slot = Finder(p.slots, at.token);
 
   const L2Policy policy = read_policy(p.evict_last);
   Vec<T> a[kHeads], b[kHeads];  // [kHeads, 8]
@@ -288,6 +223,7 @@ __global__ __launch_bounds__(rope_threads(kAngles),
         has_head && has_b ? load<kAligned>(head + segment.second, b_left, policy) : zero_vec<T>();
   }
 
+  int32_t position = id.saturated(positions.ids);
   if constexpr (kAngles == RopeAngles::computed) {
     if (searches) position = search.position(positions, at.token);
   }
@@ -305,8 +241,10 @@ __global__ __launch_bounds__(rope_threads(kAngles),
   }
 
   int64_t offset = at.token * segment.out_token_stride;
-  if (is_paged) offset = entry.offset(p.pages, segment);
-  if (kPaged && offset < 0) return;
+  if (is_paged) {
+    if (!slot.find(p.slots)) return;
+    offset = slot.page * segment.out_page_stride + slot.entry * segment.out_token_stride;
+  }
   Out* out = static_cast<Out*>(segment.out) + offset + at.head * segment.out_head_stride +
              at.column;  // [kHeads, 8] and [kHeads, 8]
 #pragma unroll
@@ -369,16 +307,16 @@ inline int64_t bytes_of(const RopeParams& p) {
   return elements * p.tokens * 4;
 }
 
-template <typename T, typename Out, RopeAngles kAngles, bool kPaged, bool kInterleave>
+template <typename T, typename Out, RopeAngles kAngles, RopeTarget kTarget, bool kInterleave>
 cudaError_t launch_rope_as(RopeParams p, bool enable_pdl, cudaStream_t stream) {
   const bool aligned = is_aligned<T, Out>(p);
   if (!plan_rope(p, 1)) return cudaErrorInvalidValue;
   if (p.items.count == 0) return cudaSuccess;
   const bool many = aligned && p.items.count >= kManyRopeItems;
   if (many) plan_rope(p, 2);
-  const auto kernel = many      ? RopeKernel<T, Out, kInterleave, kAngles, true, 2, kPaged>
-                      : aligned ? RopeKernel<T, Out, kInterleave, kAngles, true, 1, kPaged>
-                                : RopeKernel<T, Out, kInterleave, kAngles, false, 1, kPaged>;
+  const auto kernel = many      ? RopeKernel<T, Out, kInterleave, kAngles, true, 2, kTarget>
+                      : aligned ? RopeKernel<T, Out, kInterleave, kAngles, true, 1, kTarget>
+                                : RopeKernel<T, Out, kInterleave, kAngles, false, 1, kTarget>;
   p.tokens_ahead = many ? tokens_ahead(bytes_of(p), p.tokens) : 0;
   p.evict_last = reads_evict_last(bytes_of(p),
                                   p.segment_count > 0 && p.segments[0].input == p.segments[0].out);
@@ -389,11 +327,11 @@ cudaError_t launch_rope_as(RopeParams p, bool enable_pdl, cudaStream_t stream) {
 
 // Launches the rotation on `stream`; nothing without tokens or heads. Out is T, or an fp8 type.
 // cudaErrorInvalidValue if there are more than 2^32 vectors of a thread.
-template <typename T, typename Out, RopeAngles kAngles, bool kPaged>
+template <typename T, typename Out, RopeAngles kAngles, RopeTarget kTarget>
 cudaError_t launch_rope(const RopeParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.tokens == 0) return cudaSuccess;
-  return p.interleave ? launch_rope_as<T, Out, kAngles, kPaged, true>(p, enable_pdl, stream)
-                      : launch_rope_as<T, Out, kAngles, kPaged, false>(p, enable_pdl, stream);
+  return p.interleave ? launch_rope_as<T, Out, kAngles, kTarget, true>(p, enable_pdl, stream)
+                      : launch_rope_as<T, Out, kAngles, kTarget, false>(p, enable_pdl, stream);
 }
 
 #endif

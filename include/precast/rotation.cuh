@@ -13,6 +13,7 @@
 //          arXiv:2407.21783, whose 3.1 form blends two frequency scales.
 #pragma once
 
+#include "precast/core/paged.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
 
@@ -21,34 +22,58 @@ namespace precast {
 constexpr int kPairs = 8;  // whose rotation a thread holds
 constexpr int kMaxRotaryDim = 512;
 
-// Index arrays are int32 or int64; of the latter the low word is read, so that one load serves
-// both: no position and no number of tokens needs more than 31 bits.
-struct Indices {
-  const void* data;
-  int bytes;  // 4 or 8
-
 #if defined(__CUDACC__)
-  __device__ __forceinline__ int32_t operator[](int64_t i) const {
-    int32_t value;
-    asm volatile("ld.global.s32 %0, [%1];"
-                 : "=r"(value)
-                 : "l"(static_cast<const char*>(data) + i * bytes)
-                 : "memory");
-    return value;
+
+// A number of an Index as it is loaded. Why not load_index(): it branches, and extends the number
+// at once; this waits for the load only where the number is used.
+struct RawIndex {
+  int32_t low, high;  // `high` of int64 alone
+
+  // -1, the position of padding.
+  __device__ __forceinline__ RawIndex() : low(-1), high(-1) {}
+
+  // Why two loads: two that exclude each other into one register would wait for each other.
+  __device__ __forceinline__ RawIndex(const Index& index, int64_t i) {
+    asm volatile(
+        "{\n"
+        "  .reg .pred wide;\n"
+        "  setp.ne.s32 wide, %3, 0;\n"
+        "  mov.b32 %1, 0;\n"
+        "  ld.global.s32 %0, [%2];\n"
+        "  @wide ld.global.s32 %1, [%2 + 4];\n"
+        "}"
+        : "=&r"(low), "=&r"(high)
+        : "l"(address_of(index, i)), "r"(static_cast<int>(index.wide))
+        : "memory");
   }
 
-  __device__ __forceinline__ void prefetch(int64_t i) const {
-    prefetch_to_l2(static_cast<const char*>(data) + i * bytes);
+  // As 32 bits; what is beyond them becomes the nearest. No cache has a position of 2^31 - 1, and
+  // no call as many tokens.
+  __device__ __forceinline__ int32_t saturated(const Index& index) const {
+    if (!index.wide || high == low >> 31) return low;
+    return high < 0 ? -0x7fffffff - 1 : 0x7fffffff;
   }
-#endif
 };
+
+// For hints, which may be wrong.
+__device__ __forceinline__ int32_t load_low_word(const Index& index, int64_t i) {
+  int32_t low;
+  asm volatile("ld.global.s32 %0, [%1];" : "=r"(low) : "l"(address_of(index, i)) : "memory");
+  return low;
+}
+
+__device__ __forceinline__ int32_t load_saturated(const Index& index, int64_t i) {
+  return RawIndex(index, i).saturated(index);
+}
+
+#endif
 
 // One position for each token, or requests of consecutive positions: tokens indptr[b] to
 // indptr[b + 1] are request b, the first of them at position offsets[b].
 struct RopePositions {
-  Indices ids;      // [tokens]; data is null for requests
-  Indices indptr;   // [requests + 1]
-  Indices offsets;  // [requests]
+  Index ids;      // [tokens]; data is null for requests
+  Index indptr;   // [requests + 1]
+  Index offsets;  // [requests]
   int requests;
 };
 
@@ -106,9 +131,9 @@ struct RequestSearch {
     const int request = low + static_cast<int>(threadIdx.x % kWarpSize);
     begin = end = offset = 0;
     if (request < high) {
-      begin = p.indptr[request];
-      end = p.indptr[request + 1];
-      offset = p.offsets[request];
+      begin = load_saturated(p.indptr, request);
+      end = load_saturated(p.indptr, request + 1);
+      offset = load_saturated(p.offsets, request);
     }
   }
 
@@ -131,7 +156,8 @@ struct RequestSearch {
       const int32_t last = __shfl_sync(kAll, end, holder);
       const int32_t start = __shfl_sync(kAll, offset, holder);
       const bool is_in = holders != 0 && first <= token && token < last;
-      if (is_in) position = start + token - first;
+      const int32_t place = token - first;
+      if (is_in) position = start > 0x7fffffff - place ? 0x7fffffff : start + place;
       open &= __ballot_sync(kAll, !is_in && token != wanted);
     }
     return position;
@@ -144,7 +170,7 @@ struct RequestSearch {
     int low = 0, high = p.requests;  // the first request that ends behind the token is in here
     while (high - low > kWarpSize) {
       const int step = (high - low) / kWarpSize;
-      const bool ends_before = p.indptr[low + (lane + 1) * step] <= token;
+      const bool ends_before = load_saturated(p.indptr, low + (lane + 1) * step) <= token;
       const int steps = __popc(__ballot_sync(0xffffffffu, ends_before));
       if (steps < kWarpSize) high = low + (steps + 1) * step;
       low += steps * step;

@@ -79,7 +79,42 @@ def good(name: str, device: str) -> Call:
 Change = Callable[[Call], Call]
 Refusal = tuple[list[str], Change, str]
 
+
+def _over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
+    """fp8 in the memory of ``x``."""
+    return x.view(-1).view(E4M3)[: torch.Size(shape).numel()].view(shape)
+
+
+def _wide(call: Call) -> torch.Tensor:
+    """Values of the size of keys."""
+    return torch.cat([call["v"]] * 2, dim=-1)
+
+
+def _twice(x: torch.Tensor) -> torch.Tensor:
+    """Pages that overlap each other by half."""
+    return x.as_strided(x.shape, (x.stride(0) // 2, *x.stride()[1:]))
+
+
+def _v_and_q_out(call: Call) -> Call:
+    memory = torch.zeros(3 * 4 * 32, dtype=BF16, device=call["v"].device)
+    return {"v": memory[: 3 * 2 * 48].view(3, 2, 48), "q_rope_out": _over(memory, (3, 4, 32))}
+
+
 REFUSALS: list[Refusal] = [
+    (
+        [*QUANTIZE, APPEND],
+        lambda c: {
+            "q_rope_out": c["q_rope"].to(E4M3),
+            "q_nope_out": c["q_nope"].to(E4M3),
+            "quantize_dtype": torch.float8_e5m2,
+        },
+        "q_rope_out must be float8_e5m2, got float8_e4m3fn",
+    ),
+    (
+        [*QUANTIZE, APPEND],
+        lambda c: {"q_nope_out": c["q_nope"].half()},
+        "q_nope_out must be float8_e4m3fn or float8_e5m2, got float16",
+    ),
     (CACHED, lambda c: {"head_size": 0}, "head_size must be positive, got 0"),
     (
         CACHED,
@@ -227,30 +262,95 @@ REFUSALS: list[Refusal] = [
         lambda c: {"k_rope": c["k_rope"][:, None]},
         "k_rope must have 2 dimensions, got shape [3, 1, 32]",
     ),
-    ([APPEND], lambda c: {"page_size": 0}, "page_size must be positive, got 0"),
-    ([APPEND], lambda c: {"kv_layout": "DHN"}, "kv_layout must be 'NHD' or 'HND', got 'DHN'"),
+    (
+        [APPEND],
+        lambda c: {"page_size": 0},
+        "page_size must be positive and 4 as paged_kv_cache[0] has, got 0",
+    ),
+    (
+        [APPEND],
+        lambda c: {"page_size": 2},
+        "page_size must be positive and 4 as paged_kv_cache[0] has, got 2",
+    ),
+    ([APPEND], lambda c: {"kv_layout": "DHN"}, "kv_layout must be NHD or HND, got 'DHN'"),
     (
         [APPEND],
         lambda c: {"kv_layout": "HND"},
-        "k_cache must have the shape [pages, heads, page_size, dim] with page_size 4, heads 2 and "
-        "dim 96, got [5, 4, 2, 96]",
+        "paged_kv_cache[0] must hold rows of 2 x 96 as k_rope, got shape [5, 4, 2, 96] in layout "
+        "HND",
     ),
     (
         [APPEND],
         lambda c: {"paged_kv_cache": c["paged_kv_cache"][::-1]},
-        "k_cache must have the shape [pages, page_size, heads, dim] with page_size 4, heads 2 and "
-        "dim 96, got [5, 4, 2, 48]",
+        "paged_kv_cache[0] must hold rows of 2 x 96 as k_rope, got shape [5, 4, 2, 48] in layout "
+        "NHD",
+    ),
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": (c["paged_kv_cache"][0], c["paged_kv_cache"][1][:4])},
+        "paged_kv_cache[1] must have 5 pages of 4 as paged_kv_cache[0], got 4 of 4",
     ),
     (
         [APPEND],
         lambda c: {"paged_kv_cache": tuple(x.view(torch.float8_e5m2) for x in c["paged_kv_cache"])},
-        "k_cache must be float8_e4m3fn, got float8_e5m2",
+        "paged_kv_cache[0] must be float8_e4m3fn, got float8_e5m2",
     ),
     (
         [APPEND],
         lambda c: {"paged_kv_cache": c["paged_kv_cache"][0]},
-        "paged_kv_cache must be a tuple of 2 tensors, got Tensor",
+        "paged_kv_cache must be a tuple of two tensors, got one; pass .unbind(1)",
     ),
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": [*c["paged_kv_cache"]]},
+        "paged_kv_cache must be a torch.Tensor or a tuple of two, got list",
+    ),
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": c["paged_kv_cache"][:1]},
+        "paged_kv_cache must be a torch.Tensor or a tuple of two, got a tuple of Tensor",
+    ),
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": (c["paged_kv_cache"][0], None)},
+        "paged_kv_cache must be a torch.Tensor or a tuple of two, got a tuple of Tensor, NoneType",
+    ),
+    # -- memory that is shared
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": (c["paged_kv_cache"][0],) * 2, "v": _wide(c)},
+        "paged_kv_cache[1] must not overlap paged_kv_cache[0]'s memory; call .clone()",
+    ),
+    (
+        [APPEND],
+        lambda c: {"paged_kv_cache": (_twice(c["paged_kv_cache"][0]), c["paged_kv_cache"][1])},
+        "paged_kv_cache[0] must not hold an element twice",
+    ),
+    (
+        [APPEND],
+        lambda c: {
+            "paged_kv_cache": (c["paged_kv_cache"][0][:1], _over(c["v"], (1, 4, 2, 48))),
+        },
+        "paged_kv_cache[1] must not overlap v's memory; call .clone()",
+    ),
+    (
+        [APPEND],
+        lambda c: {
+            "paged_kv_cache": (_over(c["q_nope"], (1, 4, 2, 96)), c["paged_kv_cache"][1][:1]),
+        },
+        "paged_kv_cache[0] must not overlap q_nope's memory; call .clone()",
+    ),
+    (
+        [APPEND],
+        lambda c: {"q_rope_out": c["paged_kv_cache"][1].view(-1)[: 3 * 4 * 32].view(3, 4, 32)},
+        "paged_kv_cache[1] must not overlap q_rope_out's memory; call .clone()",
+    ),
+    (
+        [*QUANTIZE, APPEND],
+        lambda c: {"q_rope_out": _over(c["q_nope"], (3, 4, 32))},
+        "q_rope_out must not overlap q_nope's memory; call .clone()",
+    ),
+    ([APPEND], lambda c: _v_and_q_out(c), "q_rope_out must not overlap v's memory; call .clone()"),
     ([APPEND], lambda c: {"v": None}, "v must be a tensor for keys with heads, got None"),
     (
         [APPEND],

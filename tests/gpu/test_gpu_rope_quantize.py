@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from code_params import FP8
 from rope_case import (
     DEVICE,
     DTYPES,
@@ -22,8 +23,8 @@ from rope_case import (
 
 import precast
 
-FP8 = [torch.float8_e4m3fn, torch.float8_e5m2]
-every_fp8 = pytest.mark.parametrize("fp8", FP8, ids=["e4m3", "e5m2"])
+E4M3 = torch.float8_e4m3fn
+every_fp8 = pytest.mark.parametrize("fp8", FP8)
 both_kinds = pytest.mark.parametrize("interleave", [False, True], ids=["neox", "interleaved"])
 CACHE_ROWS = 70
 Parts = list[torch.Tensor]
@@ -126,25 +127,25 @@ def test_without_the_part_that_does_not_turn(generator: torch.Generator) -> None
     assert_fp8_close(got[0], exact_rope(q, phases_of_cache(ids, cache), False), "q_rope")
 
 
-def test_saturation_and_nan() -> None:
+@every_fp8
+def test_saturation_and_nan(fp8: torch.dtype) -> None:
     """What does not turn is exact: every code, ties, numbers beyond the largest, NaN."""
-    for fp8 in FP8:
-        codes = torch.arange(256, dtype=torch.uint8).view(fp8).float()
-        finite = codes[codes.isfinite()].sort().values
-        middle = (finite[1:] + finite[:-1]) / 2
-        beyond = torch.tensor([1e6, -1e6, float("inf"), float("-inf"), float("nan"), 0.0, -0.0])
-        values = torch.cat([finite, middle, beyond]).to(torch.bfloat16)
-        values = torch.cat([values, torch.zeros(-len(values) % 16, dtype=torch.bfloat16)])
-        x = values.to(DEVICE).view(1, 1, -1)
-        rope = torch.zeros(1, 1, 16, dtype=torch.bfloat16, device=DEVICE)
-        cache, ids = make_cache(2, 16), torch.zeros(1, dtype=torch.int32, device=DEVICE)
-        got = precast.rope_quantize_fp8(rope, rope, x, x, cache, ids, quantize_dtype=fp8)
-        largest = torch.finfo(fp8).max
-        want = x.float().clamp(-largest, largest).to(fp8)
-        number = ~x.isnan()
-        for mine in got[2:]:
-            assert same_bits(mine[number], want[number])
-            assert mine.float().isnan().equal(x.isnan())
+    codes = torch.arange(256, dtype=torch.uint8).view(fp8).float()
+    finite = codes[codes.isfinite()].sort().values
+    middle = (finite[1:] + finite[:-1]) / 2
+    beyond = torch.tensor([1e6, -1e6, float("inf"), float("-inf"), float("nan"), 0.0, -0.0])
+    values = torch.cat([finite, middle, beyond]).to(torch.bfloat16)
+    values = torch.cat([values, torch.zeros(-len(values) % 16, dtype=torch.bfloat16)])
+    x = values.to(DEVICE).view(1, 1, -1)
+    rope = torch.zeros(1, 1, 16, dtype=torch.bfloat16, device=DEVICE)
+    cache, ids = make_cache(2, 16), torch.zeros(1, dtype=torch.int32, device=DEVICE)
+    got = precast.rope_quantize_fp8(rope, rope, x, x, cache, ids, quantize_dtype=fp8)
+    largest = torch.finfo(fp8).max
+    want = x.float().clamp(-largest, largest).to(fp8)
+    number = ~x.isnan()
+    for mine in got[2:]:
+        assert same_bits(mine[number], want[number])
+        assert mine.float().isnan().equal(x.isnan())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -273,7 +274,7 @@ def test_append(
 def test_indices_that_lead_nowhere(generator: torch.Generator) -> None:
     """No index makes the kernel write outside of the cache."""
     parts = draw_parts("packed", 6, (2, 1), (16, 16), True, torch.bfloat16, generator)
-    caches = tuple(filled(3, 4, 16, fp8=FP8[0]) for _ in range(2))
+    caches = tuple(filled(3, 4, 16, fp8=E4M3) for _ in range(2))
 
     def index(*values: int) -> torch.Tensor:
         return torch.tensor(values, device=DEVICE)
@@ -294,6 +295,32 @@ def test_indices_that_lead_nowhere(generator: torch.Generator) -> None:
         assert bool((x.view(torch.uint8) == 0x2A).all())
 
 
+@pytest.mark.parametrize("far", [2**32, 2**40, 2**63 - 1, -(2**32)])
+@pytest.mark.parametrize("name", ["batch_indices", "positions", "kv_indptr", "kv_indices"])
+def test_wide_indices_are_not_wrapped(name: str, far: int, generator: torch.Generator) -> None:
+    """Added to an index that has a place, so that its low word keeps that place."""
+    parts = draw_parts("packed", 4, (2, 1), (16, 16), True, torch.bfloat16, generator)
+    caches = tuple(filled(3, 4, 16, fp8=E4M3) for _ in range(2))
+
+    def index(*values: int) -> torch.Tensor:
+        return torch.tensor(values, device=DEVICE)
+
+    table = {
+        "kv_indices": index(2, 0, 1),
+        "kv_indptr": index(0, 1, 3),
+        "batch_indices": index(0, 0, 1, 1),
+        "positions": index(0, 1, 0, 5),
+    }
+    call = {**table, name: table[name] + far}
+    ids, cache = index(0, 1, 2, 3), make_cache(8, 16)
+    function = precast.rope_quantize_fp8_append_paged_kv_cache
+    function(*parts, None, cache, ids, caches, **call, page_size=4)
+    for x in caches:
+        assert bool((x.view(torch.uint8) == 0x2A).all())
+    function(*parts, None, cache, ids, caches, **table, page_size=4)
+    assert not any(bool((x.view(torch.uint8) == 0x2A).all()) for x in caches)
+
+
 # -- what engines do ------------------------------------------------------------------------------
 
 
@@ -309,7 +336,7 @@ def test_empty_and_many(tokens: int, generator: torch.Generator) -> None:
 def test_graph_and_compile(generator: torch.Generator) -> None:
     parts = draw_parts("packed", 17, (8, 1), (64, 128), True, torch.bfloat16, generator)
     cache, ids = make_cache(CACHE_ROWS, 64), draw_positions(17, generator)
-    pages = tuple(filled(4, 8, dim, fp8=FP8[0]) for dim in (128, 64))
+    pages = tuple(filled(4, 8, dim, fp8=E4M3) for dim in (128, 64))
     table, _ = paged(17, 8, 4, generator)
 
     def block(*parts: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -336,19 +363,72 @@ def test_graph_and_compile(generator: torch.Generator) -> None:
     assert all(same_bits(a, b) for a, b in zip((*captured, *pages), want, strict=True))
 
 
-@pytest.mark.skipif(
+needs_memory = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.cuda.mem_get_info()[0] < 24 << 30,
     reason="needs 24 GiB of free GPU memory",
 )
+
+
+@needs_memory
 def test_more_than_2_to_31_elements(generator: torch.Generator, free_memory: None) -> None:
-    tokens = 2**31 // (16 * 576) + 9
-    q = torch.empty(tokens, 16, 576, dtype=torch.bfloat16, device=DEVICE)
+    heads = 20
+    tokens = 2**31 // (heads * 512) + 9
+    q = torch.empty(tokens, heads, 576, dtype=torch.bfloat16, device=DEVICE)
     q.normal_(generator=generator)
     k = torch.ones(tokens, 576, dtype=torch.bfloat16, device=DEVICE)
     parts = [q[..., :64], k[..., :64], q[..., 64:], k[..., 64:]]
     cache, ids = make_cache(CACHE_ROWS, 64), draw_positions(tokens, generator)
     got = precast.mla_rope_quantize_fp8(*parts, cache, ids)
-    sample = [0, 1, tokens // 2, tokens - 1]
+    assert got[2].numel() > 2**31
+    sample = [0, 1, tokens // 2, tokens - 2, tokens - 1]
     want = wanted([x[sample] for x in parts], ids[sample], cache, False, (1.0, 1.0))
     for mine, exact in zip(got, want):
         assert_fp8_close(mine[sample], exact, "huge")
+
+
+@needs_memory
+@pytest.mark.parametrize("kind", ["NHD", "HND", "mla"])
+@pytest.mark.parametrize("wide", [False, True], ids=["i32", "i64"])
+def test_a_cache_of_more_than_2_to_31_elements(
+    kind: str, wide: bool, generator: torch.Generator, free_memory: None
+) -> None:
+    mla, size = kind == "mla", 16
+    heads, dims = (1, (64, 512)) if mla else (8, (64, 64))
+    pages = 2**31 // (size * heads * dims[1]) + 7
+    inner = (size,) if mla else (heads, size) if kind == "HND" else (size, heads)
+    widths = (dims[1], dims[0]) if mla else (sum(dims), sum(dims))
+    caches = tuple(
+        torch.zeros(pages, *inner, width, dtype=torch.uint8, device=DEVICE) for width in widths
+    )
+    assert caches[0].numel() > 2**31
+    page = torch.tensor([0, 1, pages // 2, pages - 2, pages - 1], device=DEVICE)
+    entry = torch.tensor([0, 15, 7, 3, 15], device=DEVICE)
+    parts = draw_parts("packed", 5, (4, heads), dims, mla, torch.bfloat16, generator)
+    cache, ids = make_cache(CACHE_ROWS, dims[0]), draw_positions(5, generator)
+    v = None
+    if not mla:
+        (v,) = heads_in("packed", 5, (heads,), 128, dtype=torch.bfloat16, generator=generator)
+
+    def index(x: torch.Tensor) -> torch.Tensor:
+        return x.to(torch.int64 if wide else torch.int32)
+
+    precast.rope_quantize_fp8_append_paged_kv_cache(
+        *parts,
+        v,
+        cache,
+        ids,
+        tuple(x.view(E4M3) for x in caches),
+        kv_indices=index(page),
+        kv_indptr=index(torch.arange(6, device=DEVICE)),
+        batch_indices=index(torch.arange(5, device=DEVICE)),
+        positions=index(entry),
+        page_size=size,
+        kv_layout="HND" if kind == "HND" else "NHD",
+    )
+    exact = wanted(parts, ids, cache, False, (1.0, 1.0))
+    rows = (exact[3], exact[1]) if v is None else (torch.cat(exact[1::2], -1), v.double())
+    for mine, want in zip(caches, rows, strict=True):
+        entries = mine.transpose(1, 2) if kind == "HND" else mine
+        assert_fp8_close(entries[page, entry].view(E4M3), want, kind)
+        entries[page, entry] = 0
+        assert not mine.view(-1).any()

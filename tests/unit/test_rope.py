@@ -100,7 +100,7 @@ def test_what_is_no_tensor_is_named() -> None:
     for name in sorted({name for name, _, _ in refusals.CASES}):
         call = refusals.good(name, "cpu")
         for key, value in call.items():
-            if isinstance(value, torch.Tensor) and key != "v":
+            if isinstance(value, torch.Tensor):
                 with pytest.raises(TypeError, match=f"^{name}: {key} must be a torch.Tensor, got"):
                     getattr(precast, name)(**{**call, key: [1.0]})
 
@@ -117,9 +117,53 @@ def test_bad_arguments(name: str, change: Any, words: str) -> None:
         assert torch.equal(refusals.bits(x), old), "an argument was written"
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in refusals.CASES}))
+def test_types_without_modules(name: str, dtype: torch.dtype) -> None:
+    """Where the planner refuses them on a GPU, a reference does."""
+    call = refusals.good(name, "cpu")
+    first = {"qk_rmsnorm_rope": "qkv"}.get(name, next(k for k in call if k.startswith("q")))
+    call |= {k: x.to(dtype) for k, x in call.items() if getattr(x, "dtype", 0) == torch.bfloat16}
+    with pytest.raises(ValueError, match=f"^{name}: {first} must be float16 or bfloat16 or"):
+        getattr(precast, name)(**call)
+
+
+def test_an_expanded_projection() -> None:
+    call = refusals.good("qk_rmsnorm_rope", "cpu")
+    call["qkv"] = call["qkv"][:1].expand(3, -1)
+    with pytest.raises(ValueError, match=r"^qk_rmsnorm_rope: qkv must not hold an element twice"):
+        precast.qk_rmsnorm_rope(**call)
+
+
+@pytest.mark.parametrize("cache", [None, [1], (1, 2)])
+def test_what_is_no_cache_is_a_key_error(cache: Any) -> None:
+    name = refusals.APPEND
+    call = {**refusals.good(name, "cpu"), "paged_kv_cache": cache}
+    with pytest.raises(precast.errors.CacheLayoutError, match="paged_kv_cache must be a"):
+        getattr(precast, name)(**call)
+
+
+@pytest.mark.parametrize("far", [2**32, 2**32 + 1, 2**40, 2**63 - 1, -(2**32) + 1])
+def test_wide_indices_are_not_wrapped(far: int) -> None:
+    """Tokens whose index is beyond 32 bits: not turned by a cache, not appended."""
+    name = refusals.APPEND
+    call = refusals.good(name, "cpu")
+    call["cos_sin_cache"] = case.make_cache(9, 32)
+    call["q_rope"], wide = torch.ones_like(call["q_rope"]), torch.tensor([far, far, far])
+    call["v"] = torch.ones_like(call["v"])
+    got = getattr(precast, name)(**{**call, "pos_ids": wide})
+    assert bool((got[0].float() == 1).all())
+    fresh = refusals.good(name, "cpu")["paged_kv_cache"]
+    for key in ("batch_indices", "positions", "kv_indptr", "kv_indices"):
+        caches = tuple(x.clone() for x in fresh)
+        getattr(precast, name)(**{**call, "paged_kv_cache": caches, key: wide})
+        left = [int(x.view(torch.uint8).count_nonzero()) for x in caches]
+        assert left == [0, 0], key
+
+
 def test_an_unknown_layout_is_a_key_error() -> None:
     name = refusals.APPEND
-    with pytest.raises(KeyError, match="kv_layout must be 'NHD' or 'HND'"):
+    with pytest.raises(KeyError, match="kv_layout must be NHD or HND"):
         getattr(precast, name)(**{**refusals.good(name, "cpu"), "kv_layout": "?"})
 
 

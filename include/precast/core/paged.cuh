@@ -126,6 +126,8 @@ struct SlotFinder {
     }
   }
 
+  SlotFinder() = default;
+
   __device__ __forceinline__ SlotFinder(const SlotSource& source, uint32_t token) {
     first_ = load(source.tokens, token);
     if constexpr (kKind != SlotKind::slots) position_ = load(source.positions, token);

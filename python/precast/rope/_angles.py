@@ -16,7 +16,11 @@ def computed_angles(
     smooth_a: float = 0.0,
     smooth_b: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines ``[tokens, rotary_dim / 2]`` from frequencies."""
+    """Cosines and sines ``[tokens, rotary_dim / 2]`` from frequencies.
+
+    A position beyond 32 bits counts as the nearest of 32 bits, as for the kernels.
+    """
+    positions = positions.clamp(-(2**31), 2**31 - 1)
     pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device=positions.device)
     inverse = torch.pow(rope_theta, pairs * (-2.0 / rotary_dim))
     smooth = (inverse * smooth_a + smooth_b).clamp(0.0, 1.0)

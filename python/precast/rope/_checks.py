@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from precast._reference_checks import (
     check_device_and_dtype,
+    check_dtype,
+    check_elements_apart,
     check_indices,
     check_memory_apart,
     check_rank,
@@ -17,6 +19,11 @@ from precast._torch import torch
 
 VECTOR = 8
 MAX_HEAD_DIM = 512
+
+
+def check_first(export: str, name: str, x: torch.Tensor) -> None:
+    """Of a type for which there are modules; references take float32, too, to be read."""
+    check_dtype(export, name, x, torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_like(
@@ -60,6 +67,8 @@ def check_pair(
         )
     if not export.endswith("_inplace"):
         return
+    for name, x in zip(names, (q, k)):
+        check_elements_apart(export, name, x)
     check_memory_apart(export, names[1], k, q, names[0])
 
 
@@ -101,6 +110,7 @@ def check_computed(
     """Everything but positions of the functions that compute angles."""
     if llama31 is not None and llama31[2] <= 0:
         raise ValueError(f"{export}: old_context_len must be positive, got {llama31[2]}")
+    check_first(export, "q", q)
     check_like(export, "k", k, "q", q)
     check_rank(export, "q", q, 3, 3)
     check_rank(export, "k", k, 3, 3)

@@ -3,17 +3,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from precast._reference_checks import (
+    check_device_and_dtype,
+    check_dtype,
+    check_elements_apart,
     check_indices,
     check_memory_apart,
     check_rank,
-    check_same_device,
     dtype_word,
 )
 from precast._rounding import saturated
 from precast._torch import torch
 from precast.rope._angles import cached_angles, rotated
-from precast.rope._checks import MAX_HEAD_DIM, check_cache, check_like, check_tokens
+from precast.rope._checks import (
+    MAX_HEAD_DIM,
+    check_cache,
+    check_first,
+    check_like,
+    check_tokens,
+)
 
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
@@ -40,21 +50,28 @@ def without_columns(x: torch.Tensor) -> torch.Tensor:
     return x[..., :0]
 
 
-def fp8_type(dtype: torch.dtype | None, *outputs: torch.Tensor | None) -> torch.dtype:
-    """The fp8 type asked for, or that of the first output, or e4m3."""
-    if dtype is not None:
-        return dtype
-    for out in outputs:
-        if out is not None:
-            return out.dtype
-    return torch.float8_e4m3fn
+def fp8_type(export: str, dtype: torch.dtype | None, **outputs: torch.Tensor | None) -> torch.dtype:
+    """The fp8 type asked for, or that of the first output, or e4m3; all outputs must have it."""
+    given = "quantize_dtype"
+    for name, out in outputs.items():
+        if out is None:
+            continue
+        if dtype is None:
+            given, dtype = name, out.dtype
+        elif out.dtype != dtype:
+            check_fp8(export, dtype, given)
+            check_dtype(export, name, out, dtype)
+    if dtype is None:
+        return torch.float8_e4m3fn
+    check_fp8(export, dtype, given)
+    return dtype
 
 
 def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(like, dtype=dtype) if out is None else out
 
 
-def check_fp8(export: str, dtype: torch.dtype, name: str = "q_rope_out") -> None:
+def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:
     if dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
         got = dtype_word(dtype)
         raise ValueError(f"{export}: {name} must be float8_e4m3fn or float8_e5m2, got {got}")
@@ -71,6 +88,7 @@ def check_parts(
     key_ranks: tuple[int, int],
 ) -> None:
     """Queries and keys in their two parts, the cache and the positions."""
+    check_first(export, "q_rope", q_rope)
     check_rank(export, "k_rope", k_rope, *key_ranks)
     names = {"q_rope": q_rope, "q_nope": q_nope, "k_rope": k_rope, "k_nope": k_nope}
     for name, x in names.items():
@@ -103,22 +121,20 @@ def check_parts(
 
 
 def check_outputs(
-    export: str, outputs: dict[str, torch.Tensor], inputs: dict[str, torch.Tensor]
+    export: str, outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Each output is like its input in fp8, and apart from all other tensors."""
+    """Each output is like its input in fp8, and apart from all other tensors of tokens."""
     dtype = outputs["q_rope_out"].dtype
-    check_fp8(export, dtype)
+    check_fp8(export, dtype, "q_rope_out")
     for name, out in outputs.items():
         input_name = name.removesuffix("_out")
-        check_same_device(export, name, out, inputs[input_name], input_name)
-        if out.dtype != dtype:
-            wanted, got = (dtype_word(d) for d in (dtype, out.dtype))
-            raise ValueError(f"{export}: {name} must be {wanted}, got {got}")
+        check_device_and_dtype(export, name, out, inputs[input_name], dtype, input_name)
         if out.shape != inputs[input_name].shape:
             raise ValueError(
                 f"{export}: {name} must have {input_name}'s shape "
                 f"{[*inputs[input_name].shape]}, got {[*out.shape]}"
             )
+        check_elements_apart(export, name, out)
         for other_name, other in {**inputs, **outputs}.items():
             if other is not out:
                 check_memory_apart(export, name, out, other, other_name)

@@ -7,12 +7,12 @@ arXiv:2407.21783.
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel, check_tensors
+from precast._dispatch import check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import llama31_angles, request_positions, rotated_pair
-from precast.rope._checks import check_computed, check_requests
+from precast.rope._frequencies import frequency_kernels
 from precast.rope._trace import frequency_trace
 
 
@@ -80,96 +80,8 @@ def apply_llama31_rope_reference(
 apply_llama31_rope_inplace_reference = apply_llama31_rope_reference
 
 
-def _apply_llama31_rope_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    indptr: torch.Tensor,
-    offsets: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-) -> None:
-    name = "apply_llama31_rope"
-    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_requests(name, indptr, offsets, q)
-    turned = apply_llama31_rope_reference(
-        q,
-        k,
-        indptr,
-        offsets,
-        rotary_dim,
-        interleave,
-        rope_scale,
-        rope_theta,
-        low_freq_factor,
-        high_freq_factor,
-        old_context_len,
-    )
-    q_rope.copy_(turned[0])
-    k_rope.copy_(turned[1])
-
-
-def _apply_llama31_rope_inplace_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    indptr: torch.Tensor,
-    offsets: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-) -> None:
-    name = "apply_llama31_rope_inplace"
-    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_requests(name, indptr, offsets, q)
-    turned = apply_llama31_rope_reference(
-        q,
-        k,
-        indptr,
-        offsets,
-        rotary_dim,
-        interleave,
-        rope_scale,
-        rope_theta,
-        low_freq_factor,
-        high_freq_factor,
-        old_context_len,
-    )
-    q.copy_(turned[0])
-    k.copy_(turned[1])
-
-
-_apply_llama31_rope = Kernel(
-    "rope",
-    "apply_llama31_rope",
-    schema=(
-        "(Tensor q, Tensor k, Tensor indptr, Tensor offsets, int rotary_dim, "
-        "bool interleave, float rope_scale, float rope_theta, float low_freq_factor, "
-        "float high_freq_factor, int old_context_len, Tensor(a!) q_rope, "
-        "Tensor(b!) k_rope) -> ()"
-    ),
-    reference=_apply_llama31_rope_into,
-)
-_apply_llama31_rope_inplace = Kernel(
-    "rope",
-    "apply_llama31_rope_inplace",
-    schema=(
-        "(Tensor(a!) q, Tensor(b!) k, Tensor indptr, Tensor offsets, int rotary_dim, "
-        "bool interleave, float rope_scale, float rope_theta, float low_freq_factor, "
-        "float high_freq_factor, int old_context_len) -> ()"
-    ),
-    reference=_apply_llama31_rope_inplace_into,
+_apply_llama31_rope, _apply_llama31_rope_inplace = frequency_kernels(
+    "apply_llama31_rope", apply_llama31_rope_reference
 )
 _APPLY_LLAMA31_ROPE_TRACE = frequency_trace(
     "llama31_rope",

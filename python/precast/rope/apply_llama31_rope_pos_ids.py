@@ -7,13 +7,12 @@ arXiv:2407.21783.
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_indices
+from precast._dispatch import check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import llama31_angles, rotated_pair
-from precast.rope._checks import check_computed
+from precast.rope._frequencies import frequency_kernels
 from precast.rope._trace import frequency_trace
 
 
@@ -74,91 +73,8 @@ def apply_llama31_rope_pos_ids_reference(
 apply_llama31_rope_pos_ids_inplace_reference = apply_llama31_rope_pos_ids_reference
 
 
-def _apply_llama31_rope_pos_ids_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    pos_ids: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-) -> None:
-    name = "apply_llama31_rope_pos_ids"
-    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
-    turned = apply_llama31_rope_pos_ids_reference(
-        q,
-        k,
-        pos_ids,
-        rotary_dim,
-        interleave,
-        rope_scale,
-        rope_theta,
-        low_freq_factor,
-        high_freq_factor,
-        old_context_len,
-    )
-    q_rope.copy_(turned[0])
-    k_rope.copy_(turned[1])
-
-
-def _apply_llama31_rope_pos_ids_inplace_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    pos_ids: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-) -> None:
-    name = "apply_llama31_rope_pos_ids_inplace"
-    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta, llama31)
-    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
-    turned = apply_llama31_rope_pos_ids_reference(
-        q,
-        k,
-        pos_ids,
-        rotary_dim,
-        interleave,
-        rope_scale,
-        rope_theta,
-        low_freq_factor,
-        high_freq_factor,
-        old_context_len,
-    )
-    q.copy_(turned[0])
-    k.copy_(turned[1])
-
-
-_apply_llama31_rope_pos_ids = Kernel(
-    "rope",
-    "apply_llama31_rope_pos_ids",
-    schema=(
-        "(Tensor q, Tensor k, Tensor pos_ids, int rotary_dim, bool interleave, "
-        "float rope_scale, float rope_theta, float low_freq_factor, float high_freq_factor, "
-        "int old_context_len, Tensor(a!) q_rope, Tensor(b!) k_rope) -> ()"
-    ),
-    reference=_apply_llama31_rope_pos_ids_into,
-)
-_apply_llama31_rope_pos_ids_inplace = Kernel(
-    "rope",
-    "apply_llama31_rope_pos_ids_inplace",
-    schema=(
-        "(Tensor(a!) q, Tensor(b!) k, Tensor pos_ids, int rotary_dim, bool interleave, "
-        "float rope_scale, float rope_theta, float low_freq_factor, float high_freq_factor, "
-        "int old_context_len) -> ()"
-    ),
-    reference=_apply_llama31_rope_pos_ids_inplace_into,
+_apply_llama31_rope_pos_ids, _apply_llama31_rope_pos_ids_inplace = frequency_kernels(
+    "apply_llama31_rope_pos_ids", apply_llama31_rope_pos_ids_reference
 )
 _APPLY_LLAMA31_ROPE_POS_IDS_TRACE = frequency_trace(
     "llama31_rope_pos_ids",

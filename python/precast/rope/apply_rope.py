@@ -6,12 +6,12 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel, check_tensors
+from precast._dispatch import check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import computed_angles, request_positions, rotated_pair
-from precast.rope._checks import check_computed, check_requests
+from precast.rope._frequencies import frequency_kernels
 from precast.rope._trace import frequency_trace
 
 
@@ -68,67 +68,7 @@ def apply_rope_reference(
 apply_rope_inplace_reference = apply_rope_reference
 
 
-def _apply_rope_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    indptr: torch.Tensor,
-    offsets: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-) -> None:
-    name = "apply_rope"
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_requests(name, indptr, offsets, q)
-    turned = apply_rope_reference(
-        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta
-    )
-    q_rope.copy_(turned[0])
-    k_rope.copy_(turned[1])
-
-
-def _apply_rope_inplace_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    indptr: torch.Tensor,
-    offsets: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-) -> None:
-    name = "apply_rope_inplace"
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_requests(name, indptr, offsets, q)
-    turned = apply_rope_reference(
-        q, k, indptr, offsets, rotary_dim, interleave, rope_scale, rope_theta
-    )
-    q.copy_(turned[0])
-    k.copy_(turned[1])
-
-
-_apply_rope = Kernel(
-    "rope",
-    "apply_rope",
-    schema=(
-        "(Tensor q, Tensor k, Tensor indptr, Tensor offsets, int rotary_dim, "
-        "bool interleave, float rope_scale, float rope_theta, Tensor(a!) q_rope, "
-        "Tensor(b!) k_rope) -> ()"
-    ),
-    reference=_apply_rope_into,
-)
-_apply_rope_inplace = Kernel(
-    "rope",
-    "apply_rope_inplace",
-    schema=(
-        "(Tensor(a!) q, Tensor(b!) k, Tensor indptr, Tensor offsets, int rotary_dim, "
-        "bool interleave, float rope_scale, float rope_theta) -> ()"
-    ),
-    reference=_apply_rope_inplace_into,
-)
+_apply_rope, _apply_rope_inplace = frequency_kernels("apply_rope", apply_rope_reference)
 _APPLY_ROPE_TRACE = frequency_trace(
     "rope",
     "Queries and keys of requests, turned by computed frequencies.",

@@ -6,13 +6,12 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_indices
+from precast._dispatch import check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import computed_angles, rotated_pair
-from precast.rope._checks import check_computed
+from precast.rope._frequencies import frequency_kernels
 from precast.rope._trace import frequency_trace
 
 
@@ -62,63 +61,8 @@ def apply_rope_pos_ids_reference(
 apply_rope_pos_ids_inplace_reference = apply_rope_pos_ids_reference
 
 
-def _apply_rope_pos_ids_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    pos_ids: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-) -> None:
-    name = "apply_rope_pos_ids"
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
-    turned = apply_rope_pos_ids_reference(
-        q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
-    )
-    q_rope.copy_(turned[0])
-    k_rope.copy_(turned[1])
-
-
-def _apply_rope_pos_ids_inplace_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    pos_ids: torch.Tensor,
-    rotary_dim: int,
-    interleave: bool,
-    rope_scale: float,
-    rope_theta: float,
-) -> None:
-    name = "apply_rope_pos_ids_inplace"
-    check_computed(name, q, k, rotary_dim, rope_scale, rope_theta)
-    check_indices(name, "pos_ids", pos_ids, q.shape[0], q, "q")
-    turned = apply_rope_pos_ids_reference(
-        q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
-    )
-    q.copy_(turned[0])
-    k.copy_(turned[1])
-
-
-_apply_rope_pos_ids = Kernel(
-    "rope",
-    "apply_rope_pos_ids",
-    schema=(
-        "(Tensor q, Tensor k, Tensor pos_ids, int rotary_dim, bool interleave, "
-        "float rope_scale, float rope_theta, Tensor(a!) q_rope, Tensor(b!) k_rope) -> ()"
-    ),
-    reference=_apply_rope_pos_ids_into,
-)
-_apply_rope_pos_ids_inplace = Kernel(
-    "rope",
-    "apply_rope_pos_ids_inplace",
-    schema=(
-        "(Tensor(a!) q, Tensor(b!) k, Tensor pos_ids, int rotary_dim, bool interleave, "
-        "float rope_scale, float rope_theta) -> ()"
-    ),
-    reference=_apply_rope_pos_ids_inplace_into,
+_apply_rope_pos_ids, _apply_rope_pos_ids_inplace = frequency_kernels(
+    "apply_rope_pos_ids", apply_rope_pos_ids_reference
 )
 _APPLY_ROPE_POS_IDS_TRACE = frequency_trace(
     "rope_pos_ids",

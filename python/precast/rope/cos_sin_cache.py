@@ -12,7 +12,7 @@ from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import cached_angles, rotated_pair
-from precast.rope._checks import as_heads, check_cache, check_like, check_pair
+from precast.rope._checks import as_heads, check_cache, check_first, check_like, check_pair
 from precast.rope._trace import cache_trace
 
 
@@ -70,6 +70,7 @@ def _check(
     head_size: int,
     cos_sin_cache: torch.Tensor,
 ) -> None:
+    check_first(export, "query", query)
     check_like(export, "key", key, "query", query)
     if head_size <= 0:
         raise ValueError(f"{export}: head_size must be positive, got {head_size}")

@@ -8,12 +8,12 @@ RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_indices, check_rank
+from precast._reference_checks import check_elements_apart, check_indices, check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._angles import cached_angles, rotated
-from precast.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_like
+from precast.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first, check_like
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
@@ -86,7 +86,9 @@ def _check(
     num_q_heads: int,
     num_k_heads: int,
 ) -> None:
+    check_first(export, "qkv", qkv)
     check_rank(export, "qkv", qkv, 2, 2)
+    check_elements_apart(export, "qkv", qkv)
     if q_weight.dim() != 1:
         raise ValueError(f"{export}: q_weight must have shape [head_dim], got {[*q_weight.shape]}")
     head_dim = q_weight.shape[0]

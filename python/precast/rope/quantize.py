@@ -14,7 +14,6 @@ from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.rope._quantize import (
-    check_fp8,
     check_outputs,
     check_parts,
     fp8_type,
@@ -138,12 +137,14 @@ _rope_quantize_fp8 = Kernel(
     "rope_quantize_fp8",
     schema=_SCHEMA,
     reference=_into("rope_quantize_fp8", (2, 3)),
+    axes=("q_rope", "q_rope_out"),
 )
 _mla_rope_quantize_fp8 = Kernel(
     "rope_quantize",
     "mla_rope_quantize_fp8",
     schema=_SCHEMA,
     reference=_into("mla_rope_quantize_fp8", (2, 2)),
+    axes=("q_rope", "q_rope_out"),
 )
 
 
@@ -212,7 +213,8 @@ def rope_quantize_fp8(
     ------
     ValueError
         A tensor that is not on a CUDA device, or not on that of the others; a dtype ("cos_sin_cache
-        should be float32"), shape, stride or size other than above; another backend.
+        should be float32"), shape, stride or size other than above; a ``quantize_dtype`` that is
+        not that of an output; another backend.
 
     Notes
     -----
@@ -236,14 +238,20 @@ def rope_quantize_fp8(
     try:
         q_nope = without_columns(q_rope) if q_nope is None else q_nope
         k_nope = without_columns(k_rope) if k_nope is None else k_nope
-        dtype = fp8_type(quantize_dtype, q_rope_out, k_rope_out, q_nope_out, k_nope_out)
-        check_fp8("rope_quantize_fp8", dtype, "quantize_dtype")
+        dtype = fp8_type(
+            "rope_quantize_fp8",
+            quantize_dtype,
+            q_rope_out=q_rope_out,
+            k_rope_out=k_rope_out,
+            q_nope_out=q_nope_out,
+            k_nope_out=k_nope_out,
+        )
         q_rope_out = new_output(q_rope_out, q_rope, dtype)
         k_rope_out = new_output(k_rope_out, k_rope, dtype)
         q_nope_out = new_output(q_nope_out, q_nope, dtype)
         k_nope_out = new_output(k_nope_out, k_nope, dtype)
         compiling = torch.compiler.is_compiling()
-        key = q_rope.dtype, q_rope.get_device()
+        key = q_rope.dtype, dtype, q_rope.get_device()
         call = torch_ops.rope_quantize_fp8 if compiling else _rope_quantize_fp8[key]
         call(
             q_rope,
@@ -346,14 +354,20 @@ def mla_rope_quantize_fp8(
     try:
         q_nope = without_columns(q_rope) if q_nope is None else q_nope
         k_nope = without_columns(k_rope) if k_nope is None else k_nope
-        dtype = fp8_type(quantize_dtype, q_rope_out, k_rope_out, q_nope_out, k_nope_out)
-        check_fp8("mla_rope_quantize_fp8", dtype, "quantize_dtype")
+        dtype = fp8_type(
+            "mla_rope_quantize_fp8",
+            quantize_dtype,
+            q_rope_out=q_rope_out,
+            k_rope_out=k_rope_out,
+            q_nope_out=q_nope_out,
+            k_nope_out=k_nope_out,
+        )
         q_rope_out = new_output(q_rope_out, q_rope, dtype)
         k_rope_out = new_output(k_rope_out, k_rope, dtype)
         q_nope_out = new_output(q_nope_out, q_nope, dtype)
         k_nope_out = new_output(k_nope_out, k_nope, dtype)
         compiling = torch.compiler.is_compiling()
-        key = q_rope.dtype, q_rope.get_device()
+        key = q_rope.dtype, dtype, q_rope.get_device()
         call = torch_ops.mla_rope_quantize_fp8 if compiling else _mla_rope_quantize_fp8[key]
         call(
             q_rope,

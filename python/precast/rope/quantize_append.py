@@ -9,13 +9,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._dispatch import Kernel, check_tensors
+from precast._dispatch import Kernel
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.errors import CacheLayoutError
+from precast.page._cache import (
+    IS_HND,
+    check_call,
+    check_layout,
+    entries_of,
+    put,
+    split,
+    table_places,
+)
 from precast.rope._quantize import (
-    check_fp8,
     fp8_type,
     new_output,
     quantized,
@@ -102,29 +110,20 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
         # torch has no concatenation of fp8.
         keys = torch.cat((turned.view(torch.uint8), rest.view(torch.uint8)), dim=-1).view(dtype)
         rows = keys, quantized(v, quant_scale_kv, dtype)
-    request, place = batch_indices.long(), positions.long()
-    requests, count = kv_indptr.shape[0] - 1, kv_indices.shape[0]
-    pages = min(first.shape[0], second.shape[0])
-    written = (request >= 0) & (request < requests) & (place >= 0)
-    starts = kv_indptr.long()
-    safe = torch.where(written, request, 0)
-    index = starts[safe] + place // page_size
-    written &= (index >= 0) & (index < count) & (index < starts[(safe + 1).clamp(max=requests)])
-    numbers = torch.cat((kv_indices.long(), kv_indices.new_full((1,), -1).long()))
-    page = numbers[torch.where(written, index, count)]
-    written &= (page >= 0) & (page < pages)
-    page, entry = page[written], (place % page_size)[written]
-    updated = []
-    for old, new in zip((first, second), rows):
-        bytes_ = old.contiguous().view(torch.uint8).clone()
-        entries = bytes_.transpose(1, 2) if kv_layout == "HND" and bytes_.dim() == 4 else bytes_
-        entries[page, entry] = new.view(torch.uint8)[written]
-        updated.append(bytes_.view(dtype))
+    is_hnd = kv_layout == "HND"
+    updated = first.clone(), second.clone()
+    for cache, new in zip(updated, rows):
+        entries = cache if k_rope.dim() == 2 else entries_of(cache, is_hnd)
+        pages, size = entries.shape[:2]
+        put(
+            entries,
+            new,
+            table_places(batch_indices, positions, kv_indices, kv_indptr, pages, size),
+        )
     return (
         turned_and_quantized(q_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_q, dtype),
         quantized(q_nope, quant_scale_q, dtype),
-        updated[0],
-        updated[1],
+        *updated,
     )
 
 
@@ -156,7 +155,7 @@ def _into(
         {"q_rope": q_rope, "k_rope": k_rope, "q_nope": q_nope, "k_nope": k_nope, "v": v},
         cos_sin_cache,
         pos_ids,
-        {"k_cache": k_cache, "v_cache": v_cache},
+        (k_cache, v_cache),
         {"kv_indices": kv_indices, "kv_indptr": kv_indptr},
         {"batch_indices": batch_indices, "positions": positions},
         page_size,
@@ -206,23 +205,18 @@ _rope_quantize_fp8_append_paged_kv_cache = Kernel(
         "Tensor(c!) q_rope_out, Tensor(d!) q_nope_out, bool enable_pdl) -> ()"
     ),
     reference=_into,
+    axes=("q_rope", "q_rope_out"),
     public=_public,
 )
 
 
-def _is_hnd(kv_layout: str) -> bool:
-    if kv_layout not in ("NHD", "HND"):
-        raise CacheLayoutError(f"{_NAME}: kv_layout must be 'NHD' or 'HND', got {kv_layout!r}")
-    return kv_layout == "HND"
-
-
-def _caches(paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
-    if not isinstance(paged_kv_cache, (tuple, list)) or len(paged_kv_cache) != 2:
-        raise ValueError(
-            f"{_NAME}: paged_kv_cache must be a tuple of 2 tensors, got "
-            f"{type(paged_kv_cache).__name__}"
+def _pair(paged_kv_cache: object) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Both caches; what is no pair at all fails in the call, and check_call() names it."""
+    if isinstance(paged_kv_cache, torch.Tensor):
+        raise CacheLayoutError(
+            f"{_NAME}: paged_kv_cache must be a tuple of two tensors, got one; pass .unbind(1)"
         )
-    return paged_kv_cache[0], paged_kv_cache[1]
+    return split(paged_kv_cache)
 
 
 def _value(v: torch.Tensor | None, k_rope: torch.Tensor) -> torch.Tensor:
@@ -317,7 +311,7 @@ def rope_quantize_fp8_append_paged_kv_cache(
         As :func:`rope_quantize_fp8`; also for caches that do not fit, values of MLA, and missing
         values without it.
     precast.errors.CacheLayoutError
-        An unknown layout; a ``KeyError``, too.
+        An unknown layout, or a cache that is no tuple of two tensors; a ``KeyError``, too.
 
     Notes
     -----
@@ -337,16 +331,18 @@ def rope_quantize_fp8_append_paged_kv_cache(
     >>> keys.float(), values.float()
     (tensor([[[[-2.,  1.]]]]), tensor([[[[1., 2.]]]]))
     """
-    is_hnd, (k_cache, v_cache) = _is_hnd(kv_layout), _caches(paged_kv_cache)
     try:
+        is_hnd = IS_HND.get(kv_layout)
+        if is_hnd is None:
+            check_layout(_NAME, kv_layout)
+        k_cache, v_cache = _pair(paged_kv_cache)
         q_nope = without_columns(q_rope) if q_nope is None else q_nope
         k_nope = without_columns(k_rope) if k_nope is None else k_nope
         v = _value(v, k_rope)
-        dtype = fp8_type(quantize_dtype, q_rope_out, q_nope_out)
-        check_fp8(_NAME, dtype, "quantize_dtype")
+        dtype = fp8_type(_NAME, quantize_dtype, q_rope_out=q_rope_out, q_nope_out=q_nope_out)
         q_rope_out = new_output(q_rope_out, q_rope, dtype)
         q_nope_out = new_output(q_nope_out, q_nope, dtype)
-        key = q_rope.dtype, q_rope.get_device()
+        key = q_rope.dtype, dtype, q_rope.get_device()
         compiling = torch.compiler.is_compiling()
         call = (
             torch_ops.rope_quantize_fp8_append_paged_kv_cache
@@ -377,16 +373,17 @@ def rope_quantize_fp8_append_paged_kv_cache(
             enable_pdl,
         )
     except (AttributeError, TypeError):
-        check_tensors(
+        check_call(
             _NAME,
+            paged_kv_cache,
+            kv_layout,
             q_rope=q_rope,
             k_rope=k_rope,
             q_nope=q_nope,
             k_nope=k_nope,
+            v=v,
             cos_sin_cache=cos_sin_cache,
             pos_ids=pos_ids,
-            k_cache=k_cache,
-            v_cache=v_cache,
             kv_indices=kv_indices,
             kv_indptr=kv_indptr,
             batch_indices=batch_indices,
