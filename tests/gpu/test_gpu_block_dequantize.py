@@ -48,7 +48,7 @@ def calls(
     for block, kind, scales, its in ((16, 1, of_16, host[1]), (32, 1, of_32, host[2])):
         got = precast.e2m1_and_ufp8sf_scale_to_float(packed, scales, g, block, kind, tiled, small)
         want = e2m1_and_ufp8sf_scale_to_float_reference(
-            host[0], its, host[4], block, kind, int(layout)
+            host[0], its, host[4], block, kind, tiled, small
         )
         found.append((got, want))
     got = precast.e2m1_and_ufp8sf_scale_to_float(packed, of_32, None, 32, 0, tiled, small)
@@ -96,7 +96,7 @@ def test_every_number_with_every_scale(layout: SfLayout) -> None:
                 packed, placed, g, block, kind, tiled, small
             )
             want = e2m1_and_ufp8sf_scale_to_float_reference(
-                packed.cpu(), its.cpu(), g.cpu(), block, kind, 2
+                packed.cpu(), its.cpu(), g.cpu(), block, kind, False
             )
             same_numbers(got, want)
         if block == 32:

@@ -81,6 +81,8 @@ def test_flashinfer_bench_takes_it(function: Op, template: trace.TraceTemplate) 
     parsed = model.model_validate(definition, strict=False)
     assert parsed.model_dump(mode="json", exclude_unset=True) == definition
     call = trace.make_inputs(function, template)
+    if any(getattr(axis, "in_data", False) for axis in template.axes.values()):
+        return  # No size of it is in the shapes of the inputs.
     bound = parsed.get_axes_values_from_inputs(template.values(call))
     assert set(bound) == set(parsed.var_axes)
 
@@ -106,7 +108,9 @@ def test_the_reference_alone_gives_what_the_op_gives(
     assert len(got) == len(wanted) == len(template.outputs)
     for (name, output), mine, alone in zip(definition["outputs"].items(), got, wanted):
         assert torch.equal(mine, alone), name
-        assert [sizes[axis] for axis in output["shape"]] == [*mine.shape], name
+        assert [sizes.get(axis) for axis in output["shape"]] == [
+            size if axis in sizes else None for axis, size in zip(output["shape"], mine.shape)
+        ], name
         assert str(mine.dtype) == f"torch.{output['dtype']}", name
 
 

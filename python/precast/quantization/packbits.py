@@ -7,13 +7,15 @@ Source: numpy.packbits.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_dtype, check_rank, check_same_device
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.trace import Const, Tensor, TraceTemplate, Var
+from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
@@ -149,38 +151,57 @@ _segments = Kernel(
     public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
 )
 
-_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="packbits",
-    description="Eight truth values to a byte, the first in the highest bit.",
-    axes={
-        "length": Const("n"),
-        "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
-    },
-    inputs={"x": Tensor(["length"], dtype="bool")},
-    outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
-    reference=packbits_reference,
-)
-# How many bytes come out is in the data: a definition says only that of segments without values.
-_SEGMENTS_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="segment_packbits",
-    description="Eight truth values of a segment to a byte, the first in the highest bit.",
-    axes={
-        "length": Var("Truth values of all segments."),
-        "num_bounds": Var("Segments and one."),
-        "num_bytes": Const(abbrev="", value="0"),
-    },
-    inputs={
-        "x": Tensor(["length"], dtype="bool"),
-        "indptr": Tensor(["num_bounds"], dtype="int32"),
-    },
-    outputs={
-        "packed": Tensor(["num_bytes"], dtype="uint8"),
-        "new_indptr": Tensor(["num_bounds"], dtype="int32"),
-    },
-    reference=segment_packbits_reference,
-)
+
+def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description=f"Eight truth values to a byte, the first in the {place} bit.",
+        axes={
+            "length": Const("n"),
+            "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
+        },
+        inputs={"x": Tensor(["length"], description="Any value but 0 is true.")},
+        outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
+        reference=packbits_reference,
+        fixed=fixed,
+    )
+
+
+def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description=f"Eight truth values of a segment to a byte, the first in the {place} bit.",
+        axes={
+            "length": Var("Truth values of all segments."),
+            "num_bounds": Var("Segments and one."),
+            "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
+        },
+        inputs={
+            "x": Tensor(["length"], description="Any value but 0 is true."),
+            "indptr": Tensor(["num_bounds"], dtype="int32"),
+        },
+        outputs={
+            "packed": Tensor(["num_bytes"], dtype="uint8"),
+            "new_indptr": Tensor(["num_bounds"], dtype="int32"),
+        },
+        reference=segment_packbits_reference,
+        fixed=fixed,
+    )
+
+
+def _by_order(
+    name: str, template: Callable[[str, str, dict[str, object]], TraceTemplate]
+) -> Callable[..., TraceTemplate]:
+    big = template(name, "highest", {})
+    little = template(f"{name}_little", "lowest", {"bitorder": "little"})
+
+    @dispatch(big, little)
+    def choose(bitorder: str = "big", **others: Any) -> TraceTemplate:
+        return little if bitorder == "little" else big
+
+    return choose
 
 
 def _is_little(export: str, bitorder: str) -> bool:
@@ -193,7 +214,7 @@ def _truth(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
-@precast_api(trace=_TRACE)
+@precast_api(trace=_by_order("packbits", _packbits_trace))
 @backend_requirement({}, common_check=served_by("packbits"))
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
@@ -243,7 +264,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     return y
 
 
-@precast_api(trace=_SEGMENTS_TRACE)
+@precast_api(trace=_by_order("segment_packbits", _segments_trace))
 @backend_requirement({}, common_check=served_by("packbits"))
 def segment_packbits(
     x: torch.Tensor,
