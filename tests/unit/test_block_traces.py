@@ -138,7 +138,7 @@ def test_calls_in_one_process_have_different_names(name: str) -> None:
     of_name: dict[str, Any] = {}
     for op, args, options in CALLS:
         if op == name and not any(t is not None and _is_wide(t) for t in args):
-            row, template, reading = read_call(getattr(precast, op), args, options)
+            _, template, reading = read_call(getattr(precast, op), args, options)
             key = template.key(reading)
             assert of_name.setdefault(template.name(reading), key) == key
 

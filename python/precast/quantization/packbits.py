@@ -17,6 +17,9 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
+#: Of all segments: ``new_indptr`` is int32.
+MOST_BYTES = 2**31 - 1
+
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """:func:`packbits` in plain PyTorch.
@@ -84,11 +87,22 @@ def _check_values(export: str, x: torch.Tensor) -> None:
     check_rank(export, "x", x, 1, 1)
 
 
-def _check_indptr(indptr: torch.Tensor) -> None:
+def _check_indptr(x: torch.Tensor, indptr: torch.Tensor) -> None:
+    check_same_device("segment_packbits", "indptr", indptr, x, "x")
     check_dtype("segment_packbits", "indptr", indptr, torch.int32, torch.int64)
     check_rank("segment_packbits", "indptr", indptr, 1, 1)
     if indptr.shape[0] == 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
+    check_bytes_fit(x.shape[0], indptr.shape[0] - 1)
+
+
+def check_bytes_fit(count: int, segments: int) -> None:
+    """The most bytes that so many values and segments can have are numbers of int32."""
+    if (count + 7 * segments) // 8 > MOST_BYTES:
+        raise ValueError(
+            f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
+            f"in {segments} segments"
+        )
 
 
 def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: bool) -> None:
@@ -100,8 +114,7 @@ def _indptr_into(
     x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
-    _check_indptr(indptr)
+    _check_indptr(x, indptr)
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
@@ -115,12 +128,16 @@ def _segments_into(
     enable_pdl: bool,
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
+    _check_indptr(x, indptr)
     check_dtype("segment_packbits", "out", out, torch.uint8)
     y, starts = segment_packbits_reference(x, indptr, "little" if little else "big")
     new_indptr.copy_(starts)
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]
+
+
+def _key(x: torch.Tensor, *others: object) -> tuple[int]:
+    return (x.get_device(),)
 
 
 def _bitorder(little: bool) -> str:
@@ -132,6 +149,7 @@ _packbits = Kernel(
     "packbits",
     schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
     reference=_packbits_into,
+    key=_key,
     public=lambda x, y, little, pdl: (x, _bitorder(little)),
 )
 _indptr = Kernel(
@@ -139,6 +157,7 @@ _indptr = Kernel(
     "segment_packbits_indptr",
     schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
     reference=_indptr_into,
+    key=_key,
     function="segment_packbits",
     public=lambda x, indptr, new_indptr, pdl: (x, indptr, "big", None),
 )
@@ -148,6 +167,7 @@ _segments = Kernel(
     schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, Tensor(b!) out, bool little, "
     "bool enable_pdl) -> ()",
     reference=_segments_into,
+    key=_key,
     public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
 )
 
@@ -257,7 +277,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
         if torch.compiler.is_compiling():
             torch_ops.packbits(x, y, little, True)
         else:
-            _packbits[x.dtype, x.get_device()](x, y, little, True)
+            _packbits[(x.get_device(),)](x, y, little, True)
     except (AttributeError, TypeError):
         check_tensors("packbits", x=x)
         raise
@@ -302,7 +322,8 @@ def segment_packbits(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device or not contiguous; another shape, dtype or bit order.
+        A tensor that is not on a CUDA device or not contiguous; another shape, dtype or bit order;
+        ``(n + 7 * segments) // 8`` from 2^31 on.
 
     Notes
     -----
@@ -326,12 +347,12 @@ def segment_packbits(
             if torch.compiler.is_compiling():
                 torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
             else:
-                _indptr[x.dtype, x.get_device()](x, indptr, new_indptr, True)
+                _indptr[(x.get_device(),)](x, indptr, new_indptr, True)
             out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
         if torch.compiler.is_compiling():
             torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
         else:
-            _segments[x.dtype, x.get_device()](x, indptr, new_indptr, out, little, True)
+            _segments[(x.get_device(),)](x, indptr, new_indptr, out, little, True)
     except (AttributeError, TypeError):
         check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
         raise
