@@ -59,7 +59,9 @@ CALLS: dict[str, tuple[float, Callable[..., Any], Callable[..., Any], Callable[.
         4 + 1 / 2 + 1 / 16,
         _nvfp4,
         lambda f: lambda q, s, g: f(q, s, g, is_sf_swizzled_layout=False),
-        lambda q, s, g: e2m1_and_ufp8sf_scale_to_float_reference(q, s, g, sf_layout=2),
+        lambda q, s, g: e2m1_and_ufp8sf_scale_to_float_reference(
+            q, s, g, is_sf_swizzled_layout=False
+        ),
     ),
     "mxfp4_dequantize": (
         4 + 1 / 2 + 1 / 32,

@@ -34,7 +34,7 @@ def _calls(layout: SfLayout) -> dict[str, tuple[float, Callable[..., Any], Calla
         "fp4_quantize": (
             1 / 2 + 1 / 16,
             lambda f: lambda x, g: f(x, g, 16, False, tiled),
-            lambda x, g: fp4_quantize_reference(x, g, False, layout),
+            lambda x, g: fp4_quantize_reference(x, g, 16, False, layout < 2, layout == 1),
         ),
         "mxfp4_quantize": (
             1 / 2 + 1 / 32,
@@ -44,7 +44,7 @@ def _calls(layout: SfLayout) -> dict[str, tuple[float, Callable[..., Any], Calla
         "mxfp8_quantize": (
             1 + 1 / 32,
             lambda f: lambda x, g: f(x, tiled),
-            lambda x, g: mxfp8_quantize_reference(x, layout),
+            lambda x, g: mxfp8_quantize_reference(x, sf_swizzle_layout=layout),
         ),
     }
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case, Parts, script
 from torch.nn import functional
 
+import precast
 from precast.testing import poison
 
 GROUP = 128
@@ -67,19 +68,35 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     def static(fn: Callable[..., Any]) -> Callable[..., Any]:
         return lambda x, scale, out: fn(x, scale, out=out)
 
+    def in_turn(name: str, bind: Callable[..., Any]) -> Callable[..., Any]:
+        """The product in memory, then its quantisation, whose scales come after the codes."""
+        quantise = bind(getattr(precast, name))
+        if name == "static_quant_fp8":
+            return lambda x, scale, out: quantise(precast.silu_and_mul(x), scale, out)
+        return lambda x, out, scales: quantise(precast.silu_and_mul(x), out, scales)
+
     for rows in ROWS:
-        for op, scales, bind, eager in (
-            ("silu_and_mul_per_token_group_quant", HIDDEN // GROUP, group, _group),
-            ("silu_and_mul_per_token_quant", 1, token, _token),
-            ("silu_and_mul_quant", 0, static, _static),
+        for op, part, scales, bind, eager in (
+            (
+                "silu_and_mul_per_token_group_quant",
+                "per_token_group_quant_8bit",
+                HIDDEN // GROUP,
+                group,
+                _group,
+            ),
+            ("silu_and_mul_per_token_quant", "per_token_quant_fp8", 1, token, _token),
+            ("silu_and_mul_quant", "static_quant_fp8", 0, static, _static),
         ):
+            least = rows * HIDDEN * (2 * dtype.itemsize + 1) + 4 * rows * scales
             yield Case(
                 op,
                 f"[{rows}, 2x{HIDDEN}]",
-                rows * HIDDEN * (2 * dtype.itemsize + 1) + 4 * rows * scales,
+                least,
                 (lambda rows=rows, scales=scales: make(rows, scales) if scales else one(rows)),
                 bind,
                 eager,
+                # The product is written and read once more.
+                parts=Parts(in_turn(part, bind), least + 2 * rows * HIDDEN * dtype.itemsize),
             )
 
 

@@ -1,17 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the packbits module: PRECAST_DTYPE is u8, the one type of truth values.
+// The kernels of the packbits module. It has no axes: truth values are bytes.
 #include "precast/packbits.cuh"
 
-#if !defined(PRECAST_DTYPE)
-#error "csrc/packbits.cu: define the module's element type, -DPRECAST_DTYPE=u8"
-#endif
-
 namespace precast {
-
-namespace words {
-using u8 = Byte;
-using Type = PRECAST_DTYPE;  // Why: another type than u8 must not compile.
-}  // namespace words
 
 cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t stream) {
   return launch_packbits(params, enable_pdl, stream);

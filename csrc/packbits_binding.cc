@@ -52,6 +52,14 @@ bool check_indptr(const Arg& indptr) {
   return wide;
 }
 
+// new_indptr counts bytes in int32.
+void check_bytes_fit(const Arg& x, const Arg& indptr) {
+  const int64_t count = x.tensor.size(0), segments = indptr.tensor.size(0) - 1;
+  PRECAST_CHECK((count + 7 * segments) / 8 <= 0x7fffffff, ValueError)
+      << x.op << ": x and indptr must make at most 2^31 - 1 bytes, got " << count << " values in "
+      << segments << " segments";
+}
+
 void check_new_indptr(const Arg& new_indptr, const Arg& indptr) {
   check_same_device(new_indptr, indptr);
   PRECAST_CHECK(is_integer(new_indptr.tensor, kDLInt, 32), ValueError)
@@ -90,6 +98,7 @@ void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView 
   check_values(values);
   check_same_device(in, values);
   const bool wide = check_indptr(in);
+  check_bytes_fit(values, in);
   check_new_indptr(to, in);
   SegmentParams params = {};
   params.indptr = data_of(indptr);
@@ -109,6 +118,7 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   check_values(in);
   check_same_device(starts, in);
   const bool wide = check_indptr(starts);
+  check_bytes_fit(in, starts);
   check_new_indptr(new_starts, starts);
   check_bytes(to, in);
   for (const Arg& other : {in, starts, new_starts}) check_memory_apart(to, other);

@@ -21,6 +21,7 @@
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/scale_layout.cuh"
+#include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {
@@ -73,9 +74,7 @@ __device__ __forceinline__ uint64_t load_packed(const void* source, L2Policy pol
 }
 
 __device__ __forceinline__ uint32_t load_byte(const void* source) {
-  unsigned short bits;
-  asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(source) : "memory");
-  return bits;
+  return Unit<1>::load(static_cast<const char*>(source), L2Policy{}).bits;
 }
 
 // The elements of one item times their scale.

@@ -21,6 +21,10 @@
 // Source   OCP Microscaling Formats (MX) Specification 1.0; NVIDIA, NVFP4 (arXiv:2509.25149). The
 //          scales of mx are rounded up, as FlashInfer's and cuBLAS' are, where the specification
 //          proposes floor(log2(amax)) minus the format's largest exponent, which saturates.
+// Measured 2026-11-21 on an H200, bf16, [16384, 7168], with shares of the elementwise ceiling:
+//          nvfp4   128x4  71.3 us  0.961    linear  69.7 us  0.983
+//          mxfp4   128x4  69.5 us  0.969    linear  68.6 us  0.981
+//          mxfp8   128x4  0.980             linear  0.993
 #pragma once
 
 #include "precast/core/fp4.cuh"
@@ -107,7 +111,7 @@ __device__ __forceinline__ BlockScale block_scale(float amax, float global) {
   }
 }
 
-__device__ __forceinline__ void store_scale(void* scales, uint32_t index, uint32_t bits) {
+__device__ __forceinline__ void store_scale_byte(void* scales, uint32_t index, uint32_t bits) {
   asm volatile("st.global.u8 [%0], %1;" ::"l"(static_cast<unsigned char*>(scales) + index),
                "h"(static_cast<unsigned short>(bits))
                : "memory");
@@ -222,7 +226,7 @@ __global__ __launch_bounds__(kItemThreads) void BlockQuantizeKernel(
   }
   const uint32_t bits =
       quantize_block<T, kRecipe>(vecs, global, p.out, s.row * p.padded_columns + column, in_row);
-  if (exists && part == 0) store_scale(p.out_sf, scale, inside ? bits : 0u);
+  if (exists && part == 0) store_scale_byte(p.out_sf, scale, inside ? bits : 0u);
 }
 
 // What all threads read, by one of them. Why: on H200 a prefetch by each took 1.6 us of a small
@@ -269,7 +273,7 @@ __global__ __launch_bounds__(kItemThreads) void LinearBlockQuantizeKernel(
     const uint32_t bits =
         quantize_block<T, kRecipe>(vecs[i], global, p.out, item * kBlockElements, exists);
     constexpr uint32_t kLanes = kBlockLanes<kRecipe>;
-    if (exists && item % kLanes == 0) store_scale(p.out_sf, item / kLanes, bits);
+    if (exists && item % kLanes == 0) store_scale_byte(p.out_sf, item / kLanes, bits);
   }
 }
 

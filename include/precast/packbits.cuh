@@ -17,11 +17,15 @@
 //          warp adds up their bytes; with many SegmentIndptrKernel, one CTA, does so first.
 // Traffic  reads x once, writes y once.
 // Source   numpy.packbits.
+// Measured 2026-11-21 on an H200: 2^28 values 68.6 us, 0.997 of the elementwise ceiling; 64
+//          segments of 4001000 values 71.0 us, 0.924.
 #pragma once
 
 #include "precast/core/block.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
+#include "precast/core/paged.cuh"
+#include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {
@@ -71,16 +75,10 @@ __device__ __forceinline__ uint32_t in_order(uint32_t bits, bool little) {
   return little ? bits : __byte_perm(__brev(bits), 0u, 0x0123);
 }
 
-__device__ __forceinline__ uint32_t load_byte_at(const Byte* source) {
-  unsigned short bits;
-  asm volatile("ld.global.u8 %0, [%1];" : "=h"(bits) : "l"(source) : "memory");
-  return bits;
-}
-
-__device__ __forceinline__ uint2 load_eight_aligned(const Byte* source) {
-  uint2 v;
-  asm volatile("ld.global.v2.u32 {%0, %1}, [%2];" : "=r"(v.x), "=r"(v.y) : "l"(source) : "memory");
-  return v;
+// kBytes bytes at an address that kBytes divides, as an integer or as two.
+template <int kBytes>
+__device__ __forceinline__ auto load_bytes(const Byte* source) {
+  return Unit<kBytes>::load(reinterpret_cast<const char*>(source), L2Policy{}).bits;
 }
 
 // The first `count` of eight bytes from any address, zeros behind them. Reads whole aligned words,
@@ -92,9 +90,9 @@ __device__ __forceinline__ uint2 load_eight(const Byte* source, int64_t count, c
   const Byte* aligned = source - offset;
   uint2 bytes;
   if (offset == 0 && aligned + 8 <= end) {
-    bytes = load_eight_aligned(aligned);
+    bytes = load_bytes<8>(aligned);
   } else if (aligned >= begin && aligned + 16 <= end) {
-    const uint2 low = load_eight_aligned(aligned), high = load_eight_aligned(aligned + 8);
+    const uint2 low = load_bytes<8>(aligned), high = load_bytes<8>(aligned + 8);
     const uint64_t first = uint64_t(low.y) << 32 | low.x, second = uint64_t(high.y) << 32 | high.x;
     const uint64_t both = first >> 8 * offset | second << (64 - 8 * offset);
     bytes = make_uint2(static_cast<uint32_t>(both), static_cast<uint32_t>(both >> 32));
@@ -102,7 +100,7 @@ __device__ __forceinline__ uint2 load_eight(const Byte* source, int64_t count, c
     uint32_t words[2] = {0u, 0u};
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      if (i < count) words[i / 4] |= load_byte_at(source + i) << (i % 4 * 8);
+      if (i < count) words[i / 4] |= uint32_t(load_bytes<1>(source + i)) << (i % 4 * 8);
     }
     return make_uint2(words[0], words[1]);
   }
@@ -113,9 +111,8 @@ __device__ __forceinline__ uint2 load_eight(const Byte* source, int64_t count, c
   return bytes;
 }
 
-__device__ __forceinline__ void store_byte(Byte* target, uint32_t bits) {
-  asm volatile("st.global.u8 [%0], %1;" ::"l"(target), "h"(static_cast<unsigned short>(bits))
-               : "memory");
+__device__ __forceinline__ void store_bits(Byte* target, uint32_t bits) {
+  Unit<1>{static_cast<unsigned short>(bits)}.store(reinterpret_cast<char*>(target));
 }
 
 constexpr int kPackVecs = 4;  // of a lane
@@ -203,25 +200,14 @@ __global__ __launch_bounds__(kPackThreads) void PackBitsKernel(
   for (int64_t at = first + lane; at < first + kWarpBytes && at < p.bytes; at += kWarpSize) {
     if (at < 0) continue;
     const uint2 values = load_eight(x + at * 8, p.count - at * 8, x, x + p.count);
-    store_byte(y + at, in_order(pack_eight(values), p.little));
+    store_bits(y + at, in_order(pack_eight(values), p.little));
   }
 }
 
-template <typename Index>
-__device__ __forceinline__ int64_t load_index(const void* indptr, int32_t i) {
-  Index value;
-  if constexpr (sizeof(Index) == 4) {
-    asm volatile("ld.global.s32 %0, [%1];"
-                 : "=r"(value)
-                 : "l"(static_cast<const Index*>(indptr) + i)
-                 : "memory");
-  } else {
-    asm volatile("ld.global.s64 %0, [%1];"
-                 : "=l"(value)
-                 : "l"(static_cast<const Index*>(indptr) + i)
-                 : "memory");
-  }
-  return value;
+// Of indices whose type the template knows.
+template <typename Int>
+__device__ __forceinline__ int64_t load_bound(const void* indptr, int32_t i) {
+  return load_index(Index{indptr, sizeof(Int) == 8}, i);
 }
 
 __device__ __forceinline__ int64_t bytes_of(int64_t length) {
@@ -229,7 +215,7 @@ __device__ __forceinline__ int64_t bytes_of(int64_t length) {
 }
 
 // One CTA of kMaxThreads threads; each pass adds up as many segments.
-template <typename Index>
+template <typename Int>
 __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
     const __grid_constant__ SegmentParams p) {
   __shared__ int32_t sums[kMaxWarps];
@@ -243,8 +229,8 @@ __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
     const int32_t segment = start + thread;
     int32_t bytes = 0;
     if (segment < p.segments) {
-      bytes = static_cast<int32_t>(bytes_of(load_index<Index>(p.indptr, segment + 1) -
-                                            load_index<Index>(p.indptr, segment)));
+      bytes = static_cast<int32_t>(
+          bytes_of(load_bound<Int>(p.indptr, segment + 1) - load_bound<Int>(p.indptr, segment)));
     }
     int32_t sum = bytes;  // of the lanes up to this one
 #pragma unroll
@@ -271,7 +257,7 @@ __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
 }
 
 // A segment: its values in x and its bytes in y.
-template <typename Index>
+template <typename Int>
 struct Segment {
   int32_t number;
   int64_t begin, end;
@@ -279,8 +265,8 @@ struct Segment {
 
   __device__ __forceinline__ Segment(const SegmentParams& p, int32_t number, int64_t first_byte)
       : number(number),
-        begin(load_index<Index>(p.indptr, number)),
-        end(load_index<Index>(p.indptr, number + 1)),
+        begin(load_bound<Int>(p.indptr, number)),
+        end(load_bound<Int>(p.indptr, number + 1)),
         first_byte(first_byte),
         end_byte(first_byte + bytes_of(end - begin)) {}
 
@@ -289,7 +275,7 @@ struct Segment {
     while (end_byte <= at && number + 1 < p.segments) {
       ++number;
       begin = end;
-      end = load_index<Index>(p.indptr, number + 1);
+      end = load_bound<Int>(p.indptr, number + 1);
       first_byte = end_byte;
       end_byte += bytes_of(end - begin);
     }
@@ -304,7 +290,7 @@ struct SegmentStart {
 };
 
 // Of up to kFewSegments, from indptr alone; `writes`: the warp that writes new_indptr.
-template <typename Index>
+template <typename Int>
 __device__ __forceinline__ SegmentStart add_up_segments(const SegmentParams& p, int64_t first,
                                                         bool writes) {
   const int lane = threadIdx.x % kWarpSize;
@@ -313,7 +299,7 @@ __device__ __forceinline__ SegmentStart add_up_segments(const SegmentParams& p, 
 #pragma unroll
   for (int i = 0; i <= kSegmentsPerLane; ++i) {
     const int32_t bound = lane * each + i;
-    bounds[i] = load_index<Index>(p.indptr, bound < p.segments ? bound : p.segments);
+    bounds[i] = load_bound<Int>(p.indptr, bound < p.segments ? bound : p.segments);
   }
   int32_t sum = 0;
 #pragma unroll
@@ -350,18 +336,18 @@ __device__ __forceinline__ SegmentStart find_segment(const SegmentParams& p, int
   for (int32_t count = p.segments; count > 1;) {
     const int32_t step = (count - 1) / kWarpSize + 1;
     const bool before =
-        lane * step < count && load_index<int32_t>(p.new_indptr, number + lane * step) <= first;
+        lane * step < count && load_bound<int32_t>(p.new_indptr, number + lane * step) <= first;
     const int last = 31 - __clz(__ballot_sync(0xffffffffu, before) | 1u);
     number += last * step;
     count = count - last * step < step ? count - last * step : step;
   }
-  return {number, load_index<int32_t>(p.new_indptr, number),
-          load_index<int32_t>(p.new_indptr, p.segments)};
+  return {number, load_bound<int32_t>(p.new_indptr, number),
+          load_bound<int32_t>(p.new_indptr, p.segments)};
 }
 
 // Packs what is partial, or of several segments: byte by byte, each from a segment of its own.
-template <typename Index>
-__device__ __forceinline__ void pack_partial(const SegmentParams& p, Segment<Index> segment,
+template <typename Int>
+__device__ __forceinline__ void pack_partial(const SegmentParams& p, Segment<Int> segment,
                                              int64_t first, int64_t bytes) {
   constexpr int kItems = 4;  // at once
   const Byte* x = static_cast<const Byte*>(p.bits.x);
@@ -384,13 +370,13 @@ __device__ __forceinline__ void pack_partial(const SegmentParams& p, Segment<Ind
     for (int i = 0; i < kItems; ++i) {
       const int64_t byte = at + i * kWarpSize;
       if (byte < 0 || byte >= last) continue;
-      store_byte(static_cast<Byte*>(p.bits.y) + byte,
+      store_bits(static_cast<Byte*>(p.bits.y) + byte,
                  in_order(pack_eight(values[i]), p.bits.little));
     }
   }
 }
 
-template <typename Index, bool kFew>
+template <typename Int, bool kFew>
 __global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
     const __grid_constant__ SegmentParams p) {
   const Byte* x = static_cast<const Byte*>(p.bits.x);
@@ -404,20 +390,20 @@ __global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
     const int64_t near = first * 8 + lane * 64;
     if (near >= 0 && near < p.bits.count) prefetch_to_l2(x + near);
     const int bound = static_cast<int>(threadIdx.x) * 16;  // of 64 or 128 bytes
-    if (kFew && bound <= p.segments) prefetch_to_l2(static_cast<const Index*>(p.indptr) + bound);
+    if (kFew && bound <= p.segments) prefetch_to_l2(static_cast<const Int*>(p.indptr) + bound);
   }
   wait_for_previous_grid();
 
   SegmentStart start;
   if constexpr (kFew) {
     const bool writes = blockIdx.x == 0 && threadIdx.x < kWarpSize;
-    start = add_up_segments<Index>(p, first < 0 ? 0 : first, writes);
+    start = add_up_segments<Int>(p, first < 0 ? 0 : first, writes);
   } else {
     start = find_segment(p, first < 0 ? 0 : first);
   }
   const int64_t bytes = start.bytes < p.bits.bytes ? start.bytes : p.bits.bytes;
   if (bytes == 0 || first >= bytes) return;
-  Segment<Index> segment(p, start.number, start.first_byte);
+  Segment<Int> segment(p, start.number, start.first_byte);
   for (int pass = 0; pass < p.passes && first < bytes; ++pass) {
     segment.advance_to(p, first);
     const int64_t from = segment.begin + (first - segment.first_byte) * 8;
@@ -451,14 +437,14 @@ inline cudaError_t launch_packbits(const PackBitsParams& p, bool enable_pdl, cud
 }
 
 // Launches the sums of the segments' bytes on `stream`.
-template <typename Index>
+template <typename Int>
 cudaError_t launch_segment_indptr(const SegmentParams& p, bool enable_pdl, cudaStream_t stream) {
-  return launch(SegmentIndptrKernel<Index>, dim3(1), dim3(kMaxThreads), enable_pdl, stream, p);
+  return launch(SegmentIndptrKernel<Int>, dim3(1), dim3(kMaxThreads), enable_pdl, stream, p);
 }
 
 // Launches the same and the packing of segments on `stream`, once or, from kFewSegments on, twice.
 // cudaErrorInvalidValue from 2^39 bytes on.
-template <typename Index>
+template <typename Int>
 cudaError_t launch_segment_packbits(SegmentParams p, bool enable_pdl, cudaStream_t stream) {
   // Why: a warp first looks for its segment, which takes as long as a pass.
   constexpr int kPasses = 4;
@@ -470,11 +456,11 @@ cudaError_t launch_segment_packbits(SegmentParams p, bool enable_pdl, cudaStream
     return cudaErrorInvalidValue;
   const dim3 grid(ctas), block(kPackThreads);
   if (p.segments <= kFewSegments) {
-    return launch(SegmentPackBitsKernel<Index, true>, grid, block, enable_pdl, stream, p);
+    return launch(SegmentPackBitsKernel<Int, true>, grid, block, enable_pdl, stream, p);
   }
-  const cudaError_t status = launch_segment_indptr<Index>(p, enable_pdl, stream);
+  const cudaError_t status = launch_segment_indptr<Int>(p, enable_pdl, stream);
   if (status != cudaSuccess) return status;
-  return launch(SegmentPackBitsKernel<Index, false>, grid, block, enable_pdl, stream, p);
+  return launch(SegmentPackBitsKernel<Int, false>, grid, block, enable_pdl, stream, p);
 }
 
 #endif

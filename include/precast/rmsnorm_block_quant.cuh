@@ -25,6 +25,7 @@
 //          0.93 of the elementwise ceiling of the same run.
 #pragma once
 
+#include "precast/core/quant.cuh"
 #include "precast/core/store.cuh"
 #include "precast/rms_rows.cuh"
 
@@ -47,19 +48,6 @@ struct RmsNormBlockQuantParams : RmsRowsParams {
 };
 
 #if defined(__CUDACC__)
-
-// The larger one; NaN if one is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-
-// The least power of two that is not below a positive normal number; NaN for infinity and NaN.
-__device__ __forceinline__ float round_up_to_power_of_two(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return __uint_as_float(bits < 0x7f800000u ? (bits + 0x7fffffu) & 0x7f800000u : 0x7fffffffu);
-}
 
 template <typename T_>
 struct RmsNormBlockQuantForm {

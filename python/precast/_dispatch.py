@@ -19,7 +19,6 @@ DTYPE_WORDS = {
     "torch.int32": "i32",
     "torch.uint8": "u8",
     "torch.int8": "i8",
-    "torch.bool": "u8",
 }
 
 #: Every kernel of the library by the name of its export.

@@ -110,7 +110,7 @@ QUANTIZE = [
             is_sf_8x4_layout=layout == SfLayout.layout_8x4,
             **keywords,
         ),
-        lambda x, g, layout: fp4_quantize_reference(x, g, False, layout),
+        lambda x, g, layout: fp4_quantize_reference(x, g, 16, False, layout < 2, layout == 1),
         True,
     ),
     Quantize(
@@ -125,7 +125,7 @@ QUANTIZE = [
         lambda x, g, layout, **keywords: precast.mxfp8_quantize(
             x, sf_swizzle_layout=layout, **keywords
         ),
-        lambda x, g, layout: mxfp8_quantize_reference(x, layout),
+        lambda x, g, layout: mxfp8_quantize_reference(x, sf_swizzle_layout=layout),
     ),
 ]
 

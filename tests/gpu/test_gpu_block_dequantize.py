@@ -48,7 +48,7 @@ def calls(
     for block, kind, scales, its in ((16, 1, of_16, host[1]), (32, 1, of_32, host[2])):
         got = precast.e2m1_and_ufp8sf_scale_to_float(packed, scales, g, block, kind, tiled, small)
         want = e2m1_and_ufp8sf_scale_to_float_reference(
-            host[0], its, host[4], block, kind, int(layout)
+            host[0], its, host[4], block, kind, tiled, small
         )
         found.append((got, want))
     got = precast.e2m1_and_ufp8sf_scale_to_float(packed, of_32, None, 32, 0, tiled, small)
@@ -96,7 +96,7 @@ def test_every_number_with_every_scale(layout: SfLayout) -> None:
                 packed, placed, g, block, kind, tiled, small
             )
             want = e2m1_and_ufp8sf_scale_to_float_reference(
-                packed.cpu(), its.cpu(), g.cpu(), block, kind, 2
+                packed.cpu(), its.cpu(), g.cpu(), block, kind, False
             )
             same_numbers(got, want)
         if block == 32:
@@ -249,3 +249,59 @@ def test_more_than_2_to_31_scales(free_memory: None) -> None:
     out = precast.block_scale_interleave(scales)
     first = rows // 128 * 128
     same_bits(out[first * columns :], precast.block_scale_interleave(scales[first:]))
+
+
+def test_more_than_2_to_31_numbers_of_every_format(free_memory: None) -> None:
+    """The last rows of each op but the one above, in tiles where it has them."""
+    rows, columns = (1 << 16) + 128, 1 << 15
+    if torch.cuda.mem_get_info()[0] < 16 << 30:
+        pytest.skip("needs 16 GiB of GPU memory")
+    last = slice(rows - 128, rows)  # A row of tiles.
+    packed = torch.randint(0, 256, (rows, columns // 2), dtype=torch.uint8, device="cuda")
+    scales = torch.randint(40, 80, (rows, columns // 32), dtype=torch.uint8, device="cuda")
+    for layout in (SfLayout.layout_128x4, LINEAR):
+        out = precast.mxfp4_dequantize(packed, scales, layout)
+        want = mxfp4_dequantize_reference(packed[last].cpu(), scales[last].cpu(), int(layout))
+        same_numbers(out[last], want)
+        del out
+    g = torch.full((1,), 0.5, device="cuda")
+    out = precast.e2m1_and_ufp8sf_scale_to_float(packed, scales, g, 32)
+    want = e2m1_and_ufp8sf_scale_to_float_reference(
+        packed[last].cpu(), scales[last].cpu(), g.cpu(), 32
+    )
+    same_numbers(out[last], want)
+    del out, packed
+    codes = torch.randint(0, 256, (rows, columns), dtype=torch.uint8, device="cuda")
+    eights = codes.view(torch.float8_e4m3fn)
+    out = precast.mxfp8_dequantize(eights, scales, LINEAR, BF16)
+    want = mxfp8_dequantize_reference(eights[last].cpu(), scales[last].cpu(), 2, BF16)
+    same_numbers(out[last], want)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+@layouts
+def test_second_device(layout: SfLayout, generator: torch.Generator) -> None:
+    rows, columns = 129, 160
+    packed = data(rows, columns // 2, generator=generator)
+    of_16 = data(*scale_shape(rows, columns // 16, layout), generator=generator)
+    of_32 = data(*scale_shape(rows, columns // 32, layout), generator=generator)
+    linear = data(rows, columns // 16, generator=generator)
+    eights = data(rows, columns, generator=generator).view(torch.float8_e4m3fn)
+    g = torch.full((1,), 0.5, device="cuda")
+    flags = (layout != LINEAR, layout == SfLayout.layout_8x4)
+    scales = data(3, 130, 6, generator=generator)
+    made: list[tuple[Callable[..., torch.Tensor], tuple[Any, ...]]] = [
+        (precast.mxfp4_dequantize, (packed, of_32, layout)),
+        (precast.mxfp8_dequantize, (eights, of_32, layout, BF16)),
+        (precast.nvfp4_kv_dequantize, (packed, linear, g)),
+        (precast.e2m1_and_ufp8sf_scale_to_float, (packed, of_16, g, 16, 1, *flags)),
+        (precast.block_scale_interleave, (scales,)),
+        (precast.block_scale_interleave, (scales.to(BF16),)),
+    ]
+    for function, args in made:
+        want = function(*args)
+        there = [a.to("cuda:1") if isinstance(a, torch.Tensor) else a for a in args]
+        got = function(*there)
+        assert torch.cuda.current_device() == 0
+        assert got.device == torch.device("cuda:1")
+        same_numbers(got.cpu().float(), want.cpu().float())

@@ -153,3 +153,14 @@ def test_more_than_2_to_31_elements(generator: torch.Generator, free_memory: Non
     for row in (0, 2**30 // columns, 2**31 // columns - 1, 2**31 // columns, rows - 1):
         part = slice(row, row + 1)
         same(out[part], expected(codes[part], scales[part], (1, 128), torch.bfloat16))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_second_device(generator: torch.Generator) -> None:
+    codes = draw(37, 1152, dtype=torch.float8_e4m3fn, generator=generator)
+    scales = scales_of(37, 9, generator=generator)
+    want = precast.dequantize_fp8(codes, scales)
+    got = precast.dequantize_fp8(codes.to("cuda:1"), scales.to("cuda:1"))
+    assert torch.cuda.current_device() == 0
+    assert got.device == torch.device("cuda:1")
+    same(got, want.cpu())

@@ -41,7 +41,7 @@ def test_counts(count: int, order: str, generator: torch.Generator) -> None:
         x = bits(count, generator, offset)
         same_bits(precast.packbits(x, order), packed(x, order))
         out = Buffer((count + 7) // 8)
-        KERNELS["packbits"][x.dtype, 0](x, out.view, order == "little", True)
+        KERNELS["packbits"][(0,)](x, out.view, order == "little", True)
         same_bits(out.view, packed(x, order))
         out.check()
 
@@ -60,7 +60,7 @@ def test_any_value_but_zero_is_true(
 def test_an_output_at_an_odd_address(generator: torch.Generator) -> None:
     x = bits(4099, generator)
     memory = torch.zeros(600, dtype=torch.uint8, device="cuda")
-    KERNELS["packbits"][x.dtype, 0](x, memory[1:514], False, True)
+    KERNELS["packbits"][(0,)](x, memory[1:514], False, True)
     same_bits(memory[1:514], packed(x, "big"))
     assert not memory[514:].any()
     assert memory[0] == 0
@@ -239,3 +239,44 @@ def test_second_device(generator: torch.Generator) -> None:
     assert torch.cuda.current_device() == 0
     for mine, theirs in zip(got, want, strict=True):
         same_bits(mine.to("cuda:0"), theirs)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+@orders
+def test_one_array_on_a_second_device(order: str, generator: torch.Generator) -> None:
+    x = bits(4001, generator)
+    got = precast.packbits(x.to("cuda:1"), order)
+    assert torch.cuda.current_device() == 0
+    assert got.device == torch.device("cuda:1")
+    same_bits(got.cpu(), packed(x, order))
+
+
+def test_segments_of_more_than_2_to_31_values(free_memory: None) -> None:
+    """The last segment starts behind 2^31 and ends within a byte."""
+    count, start = (1 << 31) + 5003, (1 << 31) + 11
+    if torch.cuda.mem_get_info()[0] < 8 << 30:
+        pytest.skip("needs 8 GiB of GPU memory")
+    x = torch.zeros(count, dtype=torch.bool, device="cuda")
+    x[-6000:] = torch.rand(6000, device="cuda") < 0.5
+    bounds = [0, 5, start, count]
+    y, starts = precast.segment_packbits(x, torch.tensor(bounds, device="cuda"))
+    lengths = [(b - a + 7) // 8 for a, b in itertools.pairwise(bounds)]
+    assert starts.tolist() == [0, *itertools.accumulate(lengths)]
+    assert y.numel() == sum(lengths)
+    same_bits(y[lengths[0] + lengths[1] :], packed(x[start:], "big"))
+    assert not y[: 1 << 27].any()
+    tail = 5 + (start - 5) // 8 * 8 - 4096  # From a byte of the second segment on.
+    begin = lengths[0] + (tail - 5) // 8
+    same_bits(y[begin : lengths[0] + lengths[1]], packed(x[tail:start], "big"))
+
+
+def test_more_bytes_than_int32_counts_are_refused(free_memory: None) -> None:
+    if torch.cuda.mem_get_info()[0] < 18 << 30:
+        pytest.skip("needs 18 GiB of GPU memory")
+    x = torch.empty((1 << 34) + 1, dtype=torch.bool, device="cuda")
+    indptr = torch.tensor([0, 8, x.numel()], device="cuda")
+    out = torch.full((16,), 7, dtype=torch.uint8, device="cuda")
+    for given in (None, out):
+        with pytest.raises(ValueError, match=r"at most 2\^31 - 1 bytes, got 17179869185 values"):
+            precast.segment_packbits(x, indptr, out=given)
+    assert (out == 7).all()

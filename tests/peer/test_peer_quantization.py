@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import importlib.util
 from pathlib import Path
 
@@ -85,3 +87,44 @@ def test_quantize(op: Quantize, layout: SfLayout, generator: torch.Generator) ->
     for left, right in zip(mine, theirs, strict=True):
         assert left.shape == right.shape
         assert (left != right).float().mean() < 1e-3
+
+
+def _group_formula(
+    x: torch.Tensor, group: int, eps: float, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What FlashInfer's kernel documents, in PyTorch."""
+    groups = x.float().unflatten(-1, (-1, group))
+    scale = groups.abs().amax(-1, keepdim=True).clamp(min=eps) / 448.0
+    if power_of_two:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    codes = (groups / scale).clamp(-448.0, 448.0).to(torch.float8_e4m3fn)
+    return codes.flatten(-2), scale.squeeze(-1)
+
+
+@pytest.mark.parametrize("power_of_two", [False, True])
+@pytest.mark.parametrize("column_major", [False, True])
+def test_per_token_group_quant_8bit(
+    power_of_two: bool, column_major: bool, generator: torch.Generator
+) -> None:
+    """Against FlashInfer's kernel, or its formula where the backend of that one is missing."""
+    import flashinfer
+
+    theirs = getattr(flashinfer, "per_token_group_quant_8bit", None)
+    if theirs is None and importlib.util.find_spec("flashinfer.quantization") is not None:
+        module = importlib.import_module("flashinfer.quantization")
+        theirs = getattr(module, "per_token_group_quant_8bit", None)
+    x = torch.randn(67, 1024, device="cuda", generator=generator).to(BF16)
+    options = {"column_major_scales": column_major, "scale_ue8m0": power_of_two}
+    backend = "cutile"  # The default of FlashInfer.
+    codes, scales = precast.per_token_group_quant_8bit(x, 128, backend=backend, **options)
+    want_codes, want_scales = _group_formula(x, 128, 1e-10, power_of_two)
+    if theirs is not None:
+        # Without cuTile the formula stays.
+        with contextlib.suppress(ImportError, NotImplementedError, RuntimeError):
+            want_codes, want_scales = theirs(x, 128, dst_dtype=torch.float8_e4m3fn, **options)
+    torch.testing.assert_close(scales, want_scales, rtol=1e-6, atol=0)
+    # Division rounds once where the product with a reciprocal rounds twice: a step on ties.
+    left, right = (c.float() for c in (codes, want_codes))
+    step = torch.maximum(left.abs(), right.abs()) / 8 + 2.0**-9
+    assert ((left - right).abs() <= step).all()
+    assert (left != right).float().mean() < 1e-3

@@ -10,6 +10,7 @@ import torch
 
 import precast
 from precast import SfLayout, _mode
+from precast.quantization import fp4_quantize_reference
 
 BF16 = torch.bfloat16
 X = torch.ones(4, 64, dtype=BF16)
@@ -91,6 +92,20 @@ def reference_mode() -> Iterator[None]:
         (lambda: precast.packbits([1]), TypeError, "packbits: x must be a torch.Tensor, got list"),
         (lambda: precast.segment_packbits(S[0], ONE), ValueError, "indptr must be int32 or int64"),
         (lambda: precast.segment_packbits(S[0], 3), TypeError, "indptr must be a torch.Tensor"),
+        (
+            lambda: precast.segment_packbits(
+                torch.empty(2**34 + 1, dtype=torch.bool, device="meta"),
+                torch.empty(3, dtype=torch.int64, device="meta"),
+                out=torch.empty(2**31, dtype=torch.uint8, device="meta"),
+            ),
+            ValueError,
+            r"at most 2\^31 - 1 bytes, got 17179869185 values in 2 segments",
+        ),
+        (
+            lambda: fp4_quantize_reference(X, None),
+            ValueError,
+            "global_scale must be a tensor unless sf_use_ue8m0",
+        ),
     ],
 )
 def test_what_is_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:

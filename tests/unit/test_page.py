@@ -249,6 +249,12 @@ def test_get_seq_lens_of_a_request_without_pages() -> None:
     assert got.tolist() == [0, 19]
 
 
+@pytest.mark.parametrize("lens", [[3], [1, 2, 3], [[1, 2]]])
+def test_get_seq_lens_refuses_other_shapes(lens: object) -> None:
+    with pytest.raises(ValueError, match="get_seq_lens: kv_last_page_len must have"):
+        precast.get_seq_lens(torch.tensor([0, 1, 2]), torch.tensor(lens), 16)
+
+
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float8_e4m3fn, torch.uint8])
 @pytest.mark.parametrize("sizes", [(5, 128, 128, 64), (2, 3, 5, 7), (0, 4, 8, 8), (3, 1, 16, 0)])
 def test_concat_mla_k(sizes: tuple[int, ...], dtype: torch.dtype) -> None:

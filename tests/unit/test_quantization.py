@@ -275,6 +275,67 @@ GROUP: dict[str, Any] = {"group_size": 128}
             lambda x: precast.per_token_group_quant_8bit(x, 128, out_scale=torch.zeros(4, 3)),
             "out_scale must have x's shape with a last dimension of 2, got",
         ),
+        (
+            lambda x: precast.per_token_group_quant_8bit(x, 128, backend="triton"),
+            "backend must be 'cuda', got 'triton'",
+        ),
+        (
+            lambda x: precast.per_token_group_quant_8bit(
+                x, 128, scale_ue8m0=True, use_packed_ue8m0=True, out_scale=torch.zeros(4, 2)
+            ),
+            "use_packed_ue8m0 needs an int32 out_scale, got float32",
+        ),
+        (
+            lambda x: precast.per_token_group_quant_8bit(
+                x, 128, column_major_scales=True, out_scale=torch.zeros(4, 2)
+            ),
+            "column_major_scales needs an out_scale with stride 1 along the tokens",
+        ),
+        (
+            lambda x: precast.per_token_group_quant_8bit(
+                x[:3],
+                128,
+                column_major_scales=True,
+                scale_tma_aligned=True,
+                out_scale=torch.zeros(2, 3).T,
+            ),
+            "scale_tma_aligned needs an out_scale whose columns are a multiple of 4",
+        ),
+        *(
+            (call, "dst_dtype must be out's dtype float8_e4m3fn, got int8; give one of them")
+            for call in (
+                lambda x: precast.static_quant_fp8(
+                    x, torch.ones(1), torch.int8, torch.empty(4, 256, dtype=E4M3)
+                ),
+                lambda x: precast.per_tensor_quant_fp8(
+                    x, dst_dtype=torch.int8, out=torch.empty(4, 256, dtype=E4M3)
+                ),
+                lambda x: precast.per_token_quant_fp8(
+                    x, dst_dtype=torch.int8, out=torch.empty(4, 256, dtype=E4M3)
+                ),
+                lambda x: precast.per_token_group_quant_8bit(
+                    x, 128, dst_dtype=torch.int8, out=torch.empty(4, 256, dtype=E4M3)
+                ),
+                lambda x: precast.per_block_cast_to_fp8(
+                    x, dst_dtype=torch.int8, out=torch.empty(4, 256, dtype=E4M3)
+                ),
+                lambda x: precast.silu_and_mul_quant(
+                    x, torch.ones(1), torch.int8, out=torch.empty(4, 128, dtype=E4M3)
+                ),
+                lambda x: precast.silu_and_mul_per_token_quant(
+                    x, dst_dtype=torch.int8, out=torch.empty(4, 128, dtype=E4M3)
+                ),
+                lambda x: precast.silu_and_mul_per_token_group_quant(
+                    x, 64, dst_dtype=torch.int8, out=torch.empty(4, 128, dtype=E4M3)
+                ),
+            )
+        ),
+        (
+            lambda x: precast.dequantize_fp8(
+                x.to(E4M3), torch.ones(4, 1), out_dtype=torch.bfloat16, out=torch.empty(4, 256)
+            ),
+            "out_dtype must be out's dtype float32, got bfloat16; give one of them",
+        ),
         (lambda x: precast.per_token_quant_fp8(x, eps=0.0), "eps must be a finite number of at"),
         (lambda x: precast.per_token_quant_fp8(x, eps=math.nan), "eps must be a finite number"),
         (
@@ -438,3 +499,13 @@ def test_torch_compile_without_a_graph_break(name: str) -> None:
         for mine, theirs in pairs:
             assert mine.dtype == theirs.dtype and mine.stride() == theirs.stride()
             assert torch.equal(mine.float(), theirs.float())
+
+
+def test_flashinfers_name_of_a_backend_means_ours() -> None:
+    """``backend`` is the eighth argument, as FlashInfer's, whose default engines pass."""
+    x = torch.randn(4, 256)
+    want = precast.per_token_group_quant_8bit(x, 128)
+    for name in ("cuda", "cutile"):
+        got = precast.per_token_group_quant_8bit(x, 128, 1e-10, E4M3, False, False, False, name)
+        assert torch.equal(got[0].view(torch.uint8), want[0].view(torch.uint8))
+        assert torch.equal(got[1], want[1])

@@ -84,6 +84,13 @@ __device__ __forceinline__ uint32_t block_max(uint32_t x, uint32_t (&scratch)[kM
   return warp_max(lane < blockDim.x / kWarpSize ? scratch[lane] : 0u);
 }
 
+// The larger one; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+
 // -- scales ---------------------------------------------------------------------------------------
 
 template <typename Q>
@@ -94,6 +101,12 @@ template <>
 struct CodeRange<i8> {
   static constexpr float kMax = 127.0f;
 };
+
+// The least power of two that is not below a positive normal number; NaN for infinity and NaN.
+__device__ __forceinline__ float round_up_to_power_of_two(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return __uint_as_float(bits < 0x7f800000u ? (bits + 0x7fffffu) & 0x7f800000u : 0x7fffffffu);
+}
 
 struct QuantScale {
   float scale;
@@ -113,7 +126,8 @@ __device__ __forceinline__ QuantScale quant_scale(uint32_t amax, float eps, Scal
   constexpr uint32_t kNan = 0x7fffffffu;
   const uint32_t bits = __float_as_uint(result.scale);
   const bool finite = bits < 0x7f800000u;
-  // Up to the next power of two. 2^127 is out of reach: the largest fp32 gives 2^120.
+  // round_up_to_power_of_two() with its exponent. 2^127 is out of reach: the largest fp32 gives
+  // 2^120.
   result.exponent = finite ? (bits + 0x7fffffu) >> 23 : 255u;
   result.scale = __uint_as_float(finite ? result.exponent << 23 : kNan);
   result.reciprocal = __uint_as_float(finite ? (254u - result.exponent) << 23 : kNan);

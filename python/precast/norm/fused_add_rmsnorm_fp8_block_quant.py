@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from precast._dispatch import Kernel
 from precast._reference_checks import check_device_and_dtype, check_memory_apart, check_peer
-from precast._rounding import saturated
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.norm._block_trace import block_quant_trace
 from precast.norm._quant import check_written
 from precast.norm._rows import check_norm, normalized
+from precast.quantization._formula import group_quant
 
 GROUP = 128
 
@@ -66,19 +66,11 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     """
     x = input.float() + residual.float()
     normed = normalized(x, weight.float(), eps).to(input.dtype)
-    groups = normed.float().unflatten(-1, (x.shape[-1] // 128, 128))
-    amax = groups.abs().amax(dim=-1).clamp(min=1e-10)
-    # Tensor by tensor: torch multiplies by the reciprocal of a number instead.
-    scale = amax / torch.full_like(amax, 448.0)
-    if scale_ue8m0:
-        mantissa, exponent = torch.frexp(scale)  # scale = mantissa * 2^exponent, mantissa >= 1/2
-        power = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
-        scale = torch.where(scale.isfinite(), power, torch.nan)
-    codes = saturated(groups * scale.reciprocal().unsqueeze(-1), torch.float8_e4m3fn)
+    codes, scale = group_quant(normed.float(), 128, 1e-10, torch.float8_e4m3fn, scale_ue8m0)
     scale = scale.reshape(-1, scale.shape[-1])
     if column_major_scales:
         scale = torch.cat([scale.T, block_scale[:, scale.shape[0] :]], dim=1)
-    return codes.reshape(normed.shape), scale, normed, x.to(input.dtype)
+    return codes, scale, normed, x.to(input.dtype)
 
 
 def check_block_scale(

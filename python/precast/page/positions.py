@@ -7,7 +7,12 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 from __future__ import annotations
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_dtype, check_indices, check_memory_apart
+from precast._reference_checks import (
+    check_dtype,
+    check_indices,
+    check_memory_apart,
+    check_rank,
+)
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
@@ -232,6 +237,11 @@ def get_seq_lens(
     torch.Tensor
         ``[batch_size]``, on the device of the arguments.
 
+    Raises
+    ------
+    ValueError
+        Shapes other than above.
+
     Notes
     -----
     Plain PyTorch, on CPU tensors too; it allocates. Source: arXiv:2501.01005.
@@ -242,5 +252,12 @@ def get_seq_lens(
     >>> precast.get_seq_lens(torch.tensor([0, 2, 2, 3]), torch.tensor([5, 0, 16]), 16)
     tensor([21,  0, 16])
     """
+    check_rank("get_seq_lens", "kv_indptr", kv_indptr, 1, 1)
+    check_rank("get_seq_lens", "kv_last_page_len", kv_last_page_len, 1, 1)
+    if kv_last_page_len.shape[0] != kv_indptr.shape[0] - 1:
+        raise ValueError(
+            f"get_seq_lens: kv_last_page_len must have shape [{kv_indptr.shape[0] - 1}], one less "
+            f"than kv_indptr {[*kv_indptr.shape]}, got {[*kv_last_page_len.shape]}"
+        )
     full_pages = (kv_indptr[1:] - kv_indptr[:-1] - 1).clamp(min=0)
     return full_pages * page_size + kv_last_page_len

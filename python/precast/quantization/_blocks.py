@@ -42,6 +42,7 @@ def on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
     return scale.to(device=input.device, dtype=torch.float32)
 
 
-def check_backend(export: str, backend: str) -> None:
-    if backend != "cuda":
+def check_backend(export: str, backend: str, *aliases: str) -> None:
+    """``aliases``: names of other libraries' kernels, for which ours stand in."""
+    if backend != "cuda" and backend not in aliases:
         raise ValueError(f"{export}: backend must be 'cuda', got {backend!r}")

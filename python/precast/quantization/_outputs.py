@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from precast._reference_checks import dtype_word
 from precast._torch import torch
 
 
@@ -44,6 +45,46 @@ def new_group_scales(
     padded = (tokens + 3) // 4 * 4 if scale_tma_aligned else tokens
     columns_first = out.new_empty((*batch, count, padded), dtype=dtype)
     return columns_first.transpose(-1, -2)[..., :tokens, :]
+
+
+def check_given_dtype(
+    export: str, name: str, dtype: torch.dtype, output_name: str, output: torch.Tensor
+) -> None:
+    """Raise a ValueError if the argument ``name`` asks for another type than the output has."""
+    if output.dtype != dtype:
+        raise ValueError(
+            f"{export}: {name} must be {output_name}'s dtype {dtype_word(output.dtype)}, got "
+            f"{dtype_word(dtype)}; give one of them"
+        )
+
+
+def check_given_scales(
+    export: str,
+    out_scale: torch.Tensor,
+    column_major_scales: bool,
+    scale_tma_aligned: bool,
+    use_packed_ue8m0: bool,
+) -> None:
+    """Raise a ValueError if the flags ask for another layout than ``out_scale`` has."""
+    if use_packed_ue8m0 and out_scale.dtype != torch.int32:
+        raise ValueError(
+            f"{export}: use_packed_ue8m0 needs an int32 out_scale, got "
+            f"{dtype_word(out_scale.dtype)}"
+        )
+    if not column_major_scales or out_scale.dim() < 2:
+        return
+    tokens, columns = out_scale.shape[-2:]
+    step = out_scale.stride(-1)
+    if tokens > 1 and out_scale.stride(-2) != 1:
+        raise ValueError(
+            f"{export}: column_major_scales needs an out_scale with stride 1 along the tokens, got "
+            f"strides {[*out_scale.stride()]}"
+        )
+    if scale_tma_aligned and columns > 1 and step % 4:
+        raise ValueError(
+            f"{export}: scale_tma_aligned needs an out_scale whose columns are a multiple of 4 "
+            f"elements apart, got strides {[*out_scale.stride()]}"
+        )
 
 
 def given(**outputs: object) -> dict[str, object]:

@@ -4,27 +4,48 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace import Const, Dtype, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 ROWS = Var("Rows: tokens of all requests.")
 
 
-def scale_axes(columns: str, layout: str | None) -> dict[str, Var | Const]:
-    """Rows and columns of the scales of ``columns`` blocks; tiles of 128x4 without ``layout``."""
-    rows = "(num_tokens + 127) // 128 * 128"
-    padded = f"({columns} + 3) // 4 * 4"
-    if layout is not None:
+class Layout(NamedTuple):
+    """How the arguments of a call say where its scales lie.
+
+    Two conditions, neither of which means tiles of 128x4, and the numbers that they name.
+    """
+
+    linear: str
+    small: str  # tiles of 8x4
+    inputs: Mapping[str, Scalar]
+
+    @classmethod
+    def of_number(cls, param: str) -> Layout:
+        """By one argument, as ``SfLayout``."""
+        numbers = {"scale_layout": Scalar("int32", param=param, sample=0)}
+        return cls("scale_layout == 2", "scale_layout == 1", numbers)
+
+    @classmethod
+    def of_flags(cls) -> Layout:
+        """By the two flags of FlashInfer's older functions."""
+        flags = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
+        return cls(f"not {flags[0]}", flags[1], {flag: Scalar("bool") for flag in flags})
+
+    def shape(self, columns: str) -> tuple[str, str]:
+        """Rows and columns of the scales of so many blocks a row."""
+        if not self.inputs:
+            return "num_tokens", columns
         rows = (
-            f"({rows} if {layout} == 0 else (num_tokens + 7) // 8 * 8 if {layout} == 1 else "
-            f"num_tokens)"
+            f"(num_tokens if {self.linear} else (num_tokens + 7) // 8 * 8 if {self.small} else "
+            f"(num_tokens + 127) // 128 * 128)"
         )
-        padded = f"({padded} if {layout} != 2 else {columns})"
-    return {
-        "scale_rows": Const(abbrev="sr", value=rows),
-        "scale_columns": Const(abbrev="", value=padded),
-    }
+        return rows, f"({columns} if {self.linear} else ({columns} + 3) // 4 * 4)"
+
+
+#: Linear, whatever the arguments are.
+LINEAR = Layout("True", "False", {})
 
 
 def quantize_trace(
@@ -34,37 +55,35 @@ def quantize_trace(
     *,
     input: str,
     block: int,
+    layout: Layout,
     global_scale: str | None = None,
-    layout: str | None = None,
-    elements: str = "uint8",
+    extra: Mapping[str, Scalar] | None = None,
+    fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
-    """Of ``[num_tokens, hidden_size]``; the other names are those of the op's parameters."""
-    packed = elements == "uint8"
+    """To e2m1, of ``[..., hidden_size]``; the other names are those of the op's parameters."""
     inputs: dict[str, Tensor | Scalar] = {
-        "hidden_states": Tensor(["num_tokens", "hidden_size"], param=input)
+        "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=input)
     }
-    axes: dict[str, Var | Const] = {"hidden_size": Const("h"), "num_tokens": ROWS}
+    axes: dict[str, Var | Const] = {"hidden_size": Const("h"), "*num_tokens": ROWS}
     if global_scale is not None:
-        axes["one"] = Const(abbrev="", value="1")
-        inputs["global_scale"] = Tensor(["one"], param=global_scale, dtype="float32")
-    if layout is not None:
-        inputs["scale_layout"] = Scalar("int32", param=layout)
-    if packed:
-        axes["packed_size"] = Const(abbrev="", value="hidden_size // 2")
-    axes |= scale_axes(f"hidden_size // {block}", "scale_layout" if layout else None)
+        axes["num_global_scales"] = Var("1, or one a row.", sample=1)
+        inputs["global_scale"] = Tensor(["num_global_scales"], global_scale, dtype="float32")
+    rows, columns = layout.shape(f"(hidden_size // {block})")
+    axes["packed_size"] = Const(abbrev="", value="hidden_size // 2")
+    axes["scale_rows"] = Const(abbrev="sr", value=rows)
+    axes["scale_columns"] = Const(abbrev="sc", value=columns)
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
         description=description,
         axes=axes,
-        inputs=inputs,
+        inputs={**inputs, **layout.inputs, **(extra or {})},
         outputs={
-            "quantized": Tensor(
-                ["num_tokens", "packed_size" if packed else "hidden_size"], dtype=elements
-            ),
+            "quantized": Tensor(["*num_tokens", "packed_size"], dtype="uint8"),
             "scales": Tensor(["scale_rows", "scale_columns"], dtype="uint8"),
         },
         reference=reference,
+        fixed=fixed,
     )
 
 
@@ -75,43 +94,62 @@ def dequantize_trace(
     *,
     input: str,
     scales: str,
-    block: int,
+    layout: Layout,
+    block: str,
     global_scale: str | None = None,
-    layout: str | None = None,
-    linear: bool = False,
     elements: str = "uint8",
     output: str = "float32",
     extra: Mapping[str, Scalar] | None = None,
+    fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
-    """To ``[num_tokens, hidden_size]``; the other names are those of the op's parameters."""
+    """To ``[..., hidden_size]``; the other names are those of the op's parameters.
+
+    ``block`` is a number, or names one of ``extra``.
+    """
     packed = elements == "uint8"
     axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}
     axes["hidden_size"] = Const("h", value="packed_size * 2" if packed else None)
-    axes["num_tokens"] = ROWS
-    columns = f"hidden_size // {block}"
-    if linear:
-        axes["scale_columns"] = Const(abbrev="", value=columns)
-    else:
-        axes |= scale_axes(columns, "scale_layout" if layout else None)
-    rows = "num_tokens" if linear else "scale_rows"
+    axes["*num_tokens"] = ROWS
+    rows, columns = layout.shape(f"(hidden_size // {block})")
+    count = f"{rows} * {columns}"
+    axes["*num_scales"] = Var("Scales with their padding, in any shape.", value=count)
     inputs: dict[str, Tensor | Scalar] = {
         "quantized": Tensor(
-            ["num_tokens", "packed_size" if packed else "hidden_size"], input, dtype=elements
+            ["*num_tokens", "packed_size" if packed else "hidden_size"], input, dtype=elements
         ),
-        "scales": Tensor([rows, "scale_columns"], scales, dtype="uint8"),
+        "scales": Tensor(["*num_scales"], scales, dtype="uint8"),
     }
     if global_scale is not None:
-        axes["one"] = Const(abbrev="", value="1")
-        inputs["global_scale"] = Tensor(["one"], param=global_scale, dtype="float32")
-    if layout is not None:
-        inputs["scale_layout"] = Scalar("int32", param=layout)
-    inputs |= extra or {}
+        axes["*one"] = Var("One number, in any shape.", sample=1)
+        inputs["global_scale"] = Tensor(["*one"], param=global_scale, dtype="float32")
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
         description=description,
         axes=axes,
-        inputs=inputs,
-        outputs={"output": Tensor(["num_tokens", "hidden_size"], dtype=output)},
+        inputs={**inputs, **layout.inputs, **(extra or {})},
+        outputs={"output": Tensor(["*num_tokens", "hidden_size"], dtype=output)},
         reference=reference,
+        fixed=fixed,
+        constraints=(f"num_scales == {count}",),
     )
+
+
+def of_output_dtype(
+    template: Callable[..., TraceTemplate], name: str, usual: str, *others: str
+) -> Callable[..., TraceTemplate]:
+    """A dispatch function on ``output_dtype``: ``template(name, output, fixed)`` for each type."""
+    made = {
+        word: template(
+            name=name if word == usual else f"{name}_to_{word}",
+            output=word,
+            fixed={} if word == usual else {"output_dtype": Dtype(word)},
+        )
+        for word in (usual, *others)
+    }
+
+    @dispatch(*made.values())
+    def choose(output_dtype: Any = None, **arguments: Any) -> TraceTemplate:
+        return made[usual if output_dtype is None else str(output_dtype).removeprefix("torch.")]
+
+    return choose

@@ -7,6 +7,7 @@ Source: cuBLAS, 1D block scaling factors layout.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_dtype
@@ -14,7 +15,7 @@ from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._formats import place_scales, scale_shape
-from precast.trace import Const, Tensor, TraceTemplate
+from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
 
 def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tensor:
@@ -67,24 +68,37 @@ _block_scale_interleave = Kernel(
     public=lambda unswizzled_sf, out, pdl: (unswizzled_sf,),
 )
 
-_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="block_scale_interleave",
-    description="Block scales in tiles of 128 rows and 4 columns.",
-    axes={
-        "rows": Const("r"),
-        "columns": Const("c"),
-        "num_scales": Const(
-            abbrev="", value="((rows + 127) // 128 * 128) * ((columns + 3) // 4 * 4)"
-        ),
-    },
-    inputs={"scales": Tensor(["rows", "columns"], param="unswizzled_sf", dtype="uint8")},
-    outputs={"interleaved": Tensor(["num_scales"], dtype="uint8")},
-    reference=block_scale_interleave_reference,
-)
+
+def _template(name: str, dtype: str) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description="Block scales in tiles of 128 rows and 4 columns.",
+        axes={
+            "*experts": Var(sample=2),
+            "rows": Const("r"),
+            "columns": Const("c"),
+            "num_scales": Const(
+                abbrev="s",
+                value="experts * ((rows + 127) // 128 * 128) * ((columns + 3) // 4 * 4)",
+            ),
+        },
+        inputs={"scales": Tensor(["*experts", "rows", "columns"], "unswizzled_sf", dtype)},
+        outputs={"interleaved": Tensor(["num_scales"], dtype=dtype)},
+        reference=block_scale_interleave_reference,
+    )
 
 
-@precast_api(trace=_TRACE)
+_BYTES = _template("block_scale_interleave", "uint8")
+_WIDE = _template("block_scale_interleave_bf16", "bfloat16")
+
+
+@dispatch(_BYTES, _WIDE)
+def _trace(unswizzled_sf: Any) -> TraceTemplate:
+    return _WIDE if unswizzled_sf.dtype == torch.bfloat16 else _BYTES
+
+
+@precast_api(trace=_trace)
 @backend_requirement({}, common_check=served_by("block_scale"))
 def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     """Put block scales into tiles of 128x4, as :attr:`SfLayout.layout_128x4` says.

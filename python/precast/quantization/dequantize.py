@@ -17,6 +17,7 @@ from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._formula import unpack_exponents
+from precast.quantization._outputs import check_given_dtype
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 #: The group of packed exponents, where nothing else is said: DeepGEMM's.
@@ -234,7 +235,8 @@ def dequantize_fp8(
         Default: what divides ``x`` into as many tiles as there are scales; 128 columns for packed
         exponents.
     out_dtype : torch.dtype, optional
-        float32, float16 or bfloat16. Default: that of ``out``, else float32.
+        float32, float16 or bfloat16; that of ``out`` if both are given. Default: that of ``out``,
+        else float32.
     out : torch.Tensor, optional
         Where to write: shape and device of ``x``, strides likewise. Default: a new tensor.
     enable_pdl : bool, optional
@@ -277,6 +279,8 @@ def dequantize_fp8(
         rows, columns = _tile(x, x_scale, tile_rows, tile_columns)
         if out is None:
             out = x.new_empty(x.shape, dtype=torch.float32 if out_dtype is None else out_dtype)
+        elif out_dtype is not None:
+            check_given_dtype("dequantize_fp8", "out_dtype", out_dtype, "out", out)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.dequantize_fp8(x, x_scale, rows, columns, out, pdl)

@@ -6,6 +6,8 @@ Sources: those of :mod:`nvfp4_quantize` and :mod:`mxfp4_quantize`.
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
@@ -19,15 +21,20 @@ from precast.quantization._blocks import (
     write_outputs,
 )
 from precast.quantization._formats import quantize_mxfp4, quantize_nvfp4
-from precast.quantization._traces import quantize_trace
+from precast.quantization._traces import Layout, quantize_trace
 from precast.quantization.sf_layout import SfLayout
+from precast.trace import Scalar, TraceTemplate, dispatch
+
+NO_GLOBAL_SCALE = "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
 
 
 def fp4_quantize_reference(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
     sf_use_ue8m0: bool = False,
-    sf_layout: int = 0,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
     is_global_scale_inversed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`fp4_quantize` in plain PyTorch, the same bits.
@@ -37,11 +44,15 @@ def fp4_quantize_reference(
     input : torch.Tensor
         ``[..., columns]``, any device.
     global_scale : torch.Tensor, optional
-        One number, or one a row; for NVFP4.
+        One number, or one a row; needed for NVFP4, not read for MXFP4.
+    sf_vec_size : int
+        16 for NVFP4, 32 for MXFP4.
     sf_use_ue8m0 : bool
-        MXFP4, in blocks of 32; otherwise NVFP4, in blocks of 16.
-    sf_layout : int
-        As :class:`SfLayout`.
+        MXFP4.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4.
     is_global_scale_inversed : bool
         Whether the reciprocal of ``global_scale`` is meant.
 
@@ -53,13 +64,29 @@ def fp4_quantize_reference(
     Examples
     --------
     >>> import torch
-    >>> q, scales = fp4_quantize_reference(torch.arange(32.0)[None], None, True, 2)
+    >>> q, scales = fp4_quantize_reference(torch.arange(32.0)[None], None, 32, True, False)
     >>> scales.tolist()
     [[130]]
     """
-    if sf_use_ue8m0 or global_scale is None:
-        return quantize_mxfp4(input, sf_layout)
-    return quantize_nvfp4(input, global_scale, sf_layout, is_global_scale_inversed)
+    _check_recipe(sf_vec_size, sf_use_ue8m0)
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    if sf_use_ue8m0:
+        return quantize_mxfp4(input, layout)
+    if global_scale is None:
+        raise ValueError(NO_GLOBAL_SCALE)
+    return quantize_nvfp4(input, global_scale, layout, is_global_scale_inversed)
+
+
+def _check_recipe(sf_vec_size: int, sf_use_ue8m0: bool) -> None:
+    if sf_vec_size not in (16, 32):
+        raise NotImplementedError(
+            f"fp4_quantize: sf_vec_size can only be 16 or 32, got {sf_vec_size}"
+        )
+    if sf_use_ue8m0 != (sf_vec_size == 32):
+        raise ValueError(
+            f"fp4_quantize: sf_vec_size must be {32 if sf_use_ue8m0 else 16} with "
+            f"sf_use_ue8m0={sf_use_ue8m0}, got {sf_vec_size}"
+        )
 
 
 def _fp4_quantize_into(
@@ -73,15 +100,13 @@ def _fp4_quantize_into(
     enable_pdl: bool,
 ) -> None:
     rows = check_input("fp4_quantize", "input", input, 32 if sf_use_ue8m0 else 16, sf_layout)
-    if not sf_use_ue8m0:
-        if global_scale is None:
-            raise ValueError(
-                "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
-            )
-        check_global("fp4_quantize", "global_scale", global_scale, input, "input", rows)
-    result = fp4_quantize_reference(
-        input, global_scale, sf_use_ue8m0, sf_layout, is_global_scale_inversed
-    )
+    if sf_use_ue8m0:
+        write_outputs(out, out_sf, quantize_mxfp4(input, sf_layout))
+        return
+    if global_scale is None:
+        raise ValueError(NO_GLOBAL_SCALE)
+    check_global("fp4_quantize", "global_scale", global_scale, input, "input", rows)
+    result = quantize_nvfp4(input, global_scale, sf_layout, is_global_scale_inversed)
     write_outputs(out, out_sf, result)
 
 
@@ -105,16 +130,35 @@ _fp4_quantize = Kernel(
 )
 
 
-@precast_api(
-    trace=quantize_trace(
-        "fp4_quantize",
-        "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
-        fp4_quantize_reference,
-        input="input",
-        global_scale="global_scale",
-        block=16,
-    )
+_NVFP4 = quantize_trace(
+    "fp4_quantize",
+    "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
+    fp4_quantize_reference,
+    input="input",
+    global_scale="global_scale",
+    layout=Layout.of_flags(),
+    block=16,
+    extra={"is_global_scale_inversed": Scalar("bool")},
 )
+_MXFP4 = quantize_trace(
+    "fp4_quantize_ue8m0",
+    "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
+    fp4_quantize_reference,
+    input="input",
+    layout=Layout.of_flags(),
+    block=32,
+    fixed={"sf_vec_size": 32, "sf_use_ue8m0": True},
+)
+
+
+@dispatch(_NVFP4, _MXFP4)
+def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTemplate:
+    if input.stride(-1) != 1 and input.stride(-2) == 1:
+        raise ValueError(f"{_NVFP4!r}: only calls with rows of stride 1 have a definition")
+    return _MXFP4 if sf_use_ue8m0 else _NVFP4
+
+
+@precast_api(trace=_trace)
 @backend_requirement({}, common_check=served_by("block_quantize"))
 def fp4_quantize(
     input: torch.Tensor,
@@ -181,15 +225,7 @@ def fp4_quantize(
     >>> q.shape, scales.shape, scales[0, 0].view(torch.float8_e4m3fn).item()
     (torch.Size([1, 8]), torch.Size([128, 4]), 1.0)
     """
-    if sf_vec_size not in (16, 32):
-        raise NotImplementedError(
-            f"fp4_quantize: sf_vec_size can only be 16 or 32, got {sf_vec_size}"
-        )
-    if sf_use_ue8m0 != (sf_vec_size == 32):
-        raise ValueError(
-            f"fp4_quantize: sf_vec_size must be {32 if sf_use_ue8m0 else 16} with "
-            f"sf_use_ue8m0={sf_use_ue8m0}, got {sf_vec_size}"
-        )
+    _check_recipe(sf_vec_size, sf_use_ue8m0)
     check_backend("fp4_quantize", backend)
     layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
     try:

@@ -6,13 +6,16 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._dequantize import check_blocks_of, e2m1_reference, new_values
-from precast.quantization._traces import dequantize_trace
+from precast.quantization._traces import Layout, dequantize_trace
 from precast.quantization.sf_layout import SfLayout
+from precast.trace import Scalar, TraceTemplate, dispatch
 
 
 def mxfp4_dequantize_reference(
@@ -50,7 +53,8 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     global_scale_tensor: torch.Tensor | None = None,
     sf_vec_size: int = 16,
     ufp8_type: int = 1,
-    sf_layout: int = 0,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
 ) -> torch.Tensor:
     """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch.
 
@@ -66,8 +70,10 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
         Numbers of a block.
     ufp8_type : int
         0 for ue8m0, 1 for e4m3.
-    sf_layout : int
-        As :class:`SfLayout`.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4.
 
     Returns
     -------
@@ -80,14 +86,13 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
     >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
     >>> e2m1_and_ufp8sf_scale_to_float_reference(
-    ...     packed, scales, torch.tensor([0.5]), sf_layout=2
+    ...     packed, scales, torch.tensor([0.5]), is_sf_swizzled_layout=False
     ... )[0, :2]
     tensor([0.7500, 4.5000])
     """
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
     used = global_scale_tensor if ufp8_type == 1 else None
-    return e2m1_reference(
-        e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, sf_layout
-    )
+    return e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, layout)
 
 
 def _mxfp4_into(
@@ -116,10 +121,9 @@ def _e2m1_into(
         sf_vec_size,
         sf_layout,
     )
+    used = global_scale_tensor if ufp8_type == 1 else None
     out.copy_(
-        e2m1_and_ufp8sf_scale_to_float_reference(
-            e2m1_tensor, ufp8_scale_tensor, global_scale_tensor, sf_vec_size, ufp8_type, sf_layout
-        )
+        e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, sf_layout)
     )
 
 
@@ -157,8 +161,8 @@ _to_float = Kernel(
         mxfp4_dequantize_reference,
         input="a_fp4",
         scales="a_sf",
-        block=32,
-        layout="sfLayout",
+        block="32",
+        layout=Layout.of_number("sfLayout"),
     )
 )
 @backend_requirement({}, common_check=served_by("block_dequantize"))
@@ -218,17 +222,36 @@ def mxfp4_dequantize(
     return out
 
 
-@precast_api(
-    trace=dequantize_trace(
-        "e2m1_and_ufp8sf_scale_to_float",
-        "float32 from e2m1 in blocks of 16 with e4m3 scales and one fp32 scale.",
-        e2m1_and_ufp8sf_scale_to_float_reference,
-        input="e2m1_tensor",
-        scales="ufp8_scale_tensor",
-        global_scale="global_scale_tensor",
-        block=16,
-    )
+_E4M3 = dequantize_trace(
+    "e2m1_and_ufp8sf_scale_to_float",
+    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    input="e2m1_tensor",
+    scales="ufp8_scale_tensor",
+    global_scale="global_scale_tensor",
+    layout=Layout.of_flags(),
+    block="sf_vec_size",
+    extra={"sf_vec_size": Scalar("int32")},
 )
+_UE8M0 = dequantize_trace(
+    "e2m1_and_ufp8sf_scale_to_float_ue8m0",
+    "float32 from e2m1 in blocks with scales that are powers of two.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    input="e2m1_tensor",
+    scales="ufp8_scale_tensor",
+    layout=Layout.of_flags(),
+    block="sf_vec_size",
+    extra={"sf_vec_size": Scalar("int32")},
+    fixed={"ufp8_type": 0},
+)
+
+
+@dispatch(_E4M3, _UE8M0)
+def _trace(ufp8_type: int = 1, **others: Any) -> TraceTemplate:
+    return _E4M3 if ufp8_type == 1 else _UE8M0
+
+
+@precast_api(trace=_trace)
 @backend_requirement({}, common_check=served_by("block_dequantize"))
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,

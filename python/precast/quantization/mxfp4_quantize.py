@@ -12,7 +12,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._blocks import check_backend, check_input, new_outputs, write_outputs
 from precast.quantization._formats import quantize_mxfp4
-from precast.quantization._traces import quantize_trace
+from precast.quantization._traces import Layout, quantize_trace
 from precast.quantization.sf_layout import SfLayout
 
 
@@ -65,7 +65,7 @@ _mxfp4_quantize = Kernel(
         "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
         mxfp4_quantize_reference,
         input="a",
-        layout="sfLayout",
+        layout=Layout.of_number("sfLayout"),
         block=32,
     )
 )

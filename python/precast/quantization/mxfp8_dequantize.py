@@ -6,6 +6,7 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import functools
 import math
 
 from precast._dispatch import Kernel, check_tensors
@@ -14,7 +15,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._dequantize import check_blocks_of, new_values
 from precast.quantization._formats import dequantize, gather_scales, ue8m0_values
-from precast.quantization._traces import dequantize_trace
+from precast.quantization._traces import Layout, dequantize_trace, of_output_dtype
 from precast.quantization.sf_layout import SfLayout
 
 
@@ -86,18 +87,25 @@ _mxfp8_dequantize = Kernel(
 )
 
 
-@precast_api(
-    trace=dequantize_trace(
-        "mxfp8_dequantize",
-        "float32 from e4m3 in blocks of 32 with scales that are powers of two.",
-        mxfp8_dequantize_reference,
+_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Numbers from e4m3 in blocks of 32 with scales that are powers of two.",
+        reference=mxfp8_dequantize_reference,
         input="input",
         scales="scale_tensor",
-        block=32,
-        layout="sfLayout",
+        block="32",
+        layout=Layout.of_number("sfLayout"),
         elements="float8_e4m3fn",
-    )
+    ),
+    "mxfp8_dequantize",
+    "float32",
+    "float16",
+    "bfloat16",
 )
+
+
+@precast_api(trace=_TRACE)
 @backend_requirement({}, common_check=served_by("block_dequantize"))
 def mxfp8_dequantize(
     input: torch.Tensor,

@@ -7,6 +7,7 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
@@ -14,13 +15,16 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._blocks import check_backend, check_input, write_outputs
 from precast.quantization._formats import quantize_mxfp8, scale_shape
-from precast.quantization._traces import ROWS
+from precast.quantization._traces import ROWS, Layout
 from precast.quantization.sf_layout import SfLayout
-from precast.trace import Const, Scalar, Tensor, TraceTemplate
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, dispatch
 
 
 def mxfp8_quantize_reference(
-    input: torch.Tensor, sf_layout: int = 0, alignment: int = 32
+    input: torch.Tensor,
+    is_sf_swizzled_layout: bool = True,
+    alignment: int = 32,
+    sf_swizzle_layout: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`mxfp8_quantize` in plain PyTorch, the same bits.
 
@@ -28,10 +32,12 @@ def mxfp8_quantize_reference(
     ----------
     input : torch.Tensor
         ``[..., columns]``, any device.
-    sf_layout : int
-        As :class:`SfLayout`.
+    is_sf_swizzled_layout : bool
+        Scales in tiles of 128x4, otherwise linear.
     alignment : int
         Columns are padded to a multiple of it.
+    sf_swizzle_layout : int, optional
+        As :class:`SfLayout`, in place of ``is_sf_swizzled_layout``.
 
     Returns
     -------
@@ -41,11 +47,14 @@ def mxfp8_quantize_reference(
     Examples
     --------
     >>> import torch
-    >>> q, scales = mxfp8_quantize_reference(torch.full((1, 32), 600.0), 2)
+    >>> q, scales = mxfp8_quantize_reference(torch.full((1, 32), 600.0), False)
     >>> q[0, 0].item(), scales.tolist()
     (288.0, [128])
     """
-    elements, scales = quantize_mxfp8(input, sf_layout, alignment)
+    layout = sf_swizzle_layout
+    if layout is None:
+        layout = 0 if is_sf_swizzled_layout else 2
+    elements, scales = quantize_mxfp8(input, layout, alignment)
     return elements, scales.flatten()
 
 
@@ -62,7 +71,7 @@ def _mxfp8_quantize_into(
             f"mxfp8_quantize: alignment must be a positive multiple of 32, got {alignment}"
         )
     check_input("mxfp8_quantize", "input", input, 32, sf_layout)
-    write_outputs(out, out_sf, mxfp8_quantize_reference(input, sf_layout, alignment))
+    write_outputs(out, out_sf, quantize_mxfp8(input, sf_layout, alignment))
 
 
 _mxfp8_quantize = Kernel(
@@ -81,35 +90,47 @@ _mxfp8_quantize = Kernel(
     ),
 )
 
-_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="mxfp8_quantize",
-    description="MXFP8: e4m3 in blocks of 32 with scales that are powers of two.",
-    axes={
-        "hidden_size": Const("h"),
-        "num_tokens": ROWS,
-        "padded_size": Const(
-            abbrev="", value="(hidden_size + alignment - 1) // alignment * alignment"
-        ),
-        "num_scales": Const(
-            abbrev="s",
-            value="((num_tokens + 127) // 128 * 128) * ((padded_size // 32 + 3) // 4 * 4)",
-        ),
-    },
-    inputs={
-        "hidden_states": Tensor(["num_tokens", "hidden_size"], param="input"),
-        "alignment": Scalar("int32"),
-    },
-    outputs={
-        "quantized": Tensor(["num_tokens", "padded_size"], dtype="float8_e4m3fn"),
-        "scales": Tensor(["num_scales"], dtype="uint8"),
-    },
-    reference=mxfp8_quantize_reference,
-    tags=["scale_layout:128x4"],
+
+def _template(name: str, layout: Layout) -> TraceTemplate:
+    rows, columns = layout.shape("(padded_size // 32)")
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description="MXFP8: e4m3 in blocks of 32 with scales that are powers of two.",
+        axes={
+            "hidden_size": Const("h"),
+            "*num_tokens": ROWS,
+            "padded_size": Const(
+                abbrev="p", value="(hidden_size + alignment - 1) // alignment * alignment"
+            ),
+            "num_scales": Const(abbrev="s", value=f"{rows} * {columns}"),
+        },
+        inputs={
+            "hidden_states": Tensor(["*num_tokens", "hidden_size"], param="input"),
+            "alignment": Scalar("int32"),
+            **layout.inputs,
+        },
+        outputs={
+            "quantized": Tensor(["*num_tokens", "padded_size"], dtype="float8_e4m3fn"),
+            "scales": Tensor(["num_scales"], dtype="uint8"),
+        },
+        reference=mxfp8_quantize_reference,
+    )
+
+
+_BY_FLAG = _template(
+    "mxfp8_quantize",
+    Layout("not is_sf_swizzled_layout", "False", {"is_sf_swizzled_layout": Scalar("bool")}),
 )
+_BY_NUMBER = _template("mxfp8_quantize_layout", Layout.of_number("sf_swizzle_layout"))
 
 
-@precast_api(trace=_TRACE)
+@dispatch(_BY_FLAG, _BY_NUMBER)
+def _trace(sf_swizzle_layout: int | None = None, **others: Any) -> TraceTemplate:
+    return _BY_FLAG if sf_swizzle_layout is None else _BY_NUMBER
+
+
+@precast_api(trace=_trace)
 @backend_requirement({}, common_check=served_by("block_quantize"))
 def mxfp8_quantize(
     input: torch.Tensor,

@@ -6,12 +6,14 @@ Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
 
 from __future__ import annotations
 
+import functools
+
 from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._dequantize import check_blocks_of, e2m1_reference, new_values
-from precast.quantization._traces import dequantize_trace
+from precast.quantization._traces import LINEAR, dequantize_trace, of_output_dtype
 
 
 def nvfp4_kv_dequantize_reference(
@@ -78,19 +80,25 @@ _nvfp4_kv_dequantize = Kernel(
 )
 
 
-@precast_api(
-    trace=dequantize_trace(
-        "nvfp4_kv_dequantize",
-        "bfloat16 from e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
-        nvfp4_kv_dequantize_reference,
+_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Numbers from e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        reference=nvfp4_kv_dequantize_reference,
         input="fp4_data",
         scales="block_scales",
         global_scale="global_scale",
-        block=16,
-        linear=True,
-        output="bfloat16",
-    )
+        block="16",
+        layout=LINEAR,
+    ),
+    "nvfp4_kv_dequantize",
+    "bfloat16",
+    "float16",
+    "float32",
 )
+
+
+@precast_api(trace=_TRACE)
 @backend_requirement({}, common_check=served_by("block_dequantize"))
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,

@@ -19,7 +19,7 @@ from precast.quantization._blocks import (
     write_outputs,
 )
 from precast.quantization._formats import quantize_nvfp4
-from precast.quantization._traces import quantize_trace
+from precast.quantization._traces import Layout, quantize_trace
 from precast.quantization.sf_layout import SfLayout
 
 
@@ -90,7 +90,7 @@ _nvfp4_quantize = Kernel(
         nvfp4_quantize_reference,
         input="a",
         global_scale="a_global_sf",
-        layout="sfLayout",
+        layout=Layout.of_number("sfLayout"),
         block=16,
     )
 )

@@ -7,13 +7,18 @@ Source: numpy.packbits.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
 from precast._reference_checks import check_dtype, check_rank, check_same_device
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.trace import Const, Tensor, TraceTemplate, Var
+from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
+
+#: Of all segments: ``new_indptr`` is int32.
+MOST_BYTES = 2**31 - 1
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
@@ -82,11 +87,22 @@ def _check_values(export: str, x: torch.Tensor) -> None:
     check_rank(export, "x", x, 1, 1)
 
 
-def _check_indptr(indptr: torch.Tensor) -> None:
+def _check_indptr(x: torch.Tensor, indptr: torch.Tensor) -> None:
+    check_same_device("segment_packbits", "indptr", indptr, x, "x")
     check_dtype("segment_packbits", "indptr", indptr, torch.int32, torch.int64)
     check_rank("segment_packbits", "indptr", indptr, 1, 1)
     if indptr.shape[0] == 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
+    check_bytes_fit(x.shape[0], indptr.shape[0] - 1)
+
+
+def check_bytes_fit(count: int, segments: int) -> None:
+    """The most bytes that so many values and segments can have are numbers of int32."""
+    if (count + 7 * segments) // 8 > MOST_BYTES:
+        raise ValueError(
+            f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
+            f"in {segments} segments"
+        )
 
 
 def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: bool) -> None:
@@ -98,8 +114,7 @@ def _indptr_into(
     x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
-    _check_indptr(indptr)
+    _check_indptr(x, indptr)
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
@@ -113,12 +128,16 @@ def _segments_into(
     enable_pdl: bool,
 ) -> None:
     _check_values("segment_packbits", x)
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
+    _check_indptr(x, indptr)
     check_dtype("segment_packbits", "out", out, torch.uint8)
     y, starts = segment_packbits_reference(x, indptr, "little" if little else "big")
     new_indptr.copy_(starts)
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]
+
+
+def _key(x: torch.Tensor, *others: object) -> tuple[int]:
+    return (x.get_device(),)
 
 
 def _bitorder(little: bool) -> str:
@@ -130,6 +149,7 @@ _packbits = Kernel(
     "packbits",
     schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
     reference=_packbits_into,
+    key=_key,
     public=lambda x, y, little, pdl: (x, _bitorder(little)),
 )
 _indptr = Kernel(
@@ -137,6 +157,7 @@ _indptr = Kernel(
     "segment_packbits_indptr",
     schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
     reference=_indptr_into,
+    key=_key,
     function="segment_packbits",
     public=lambda x, indptr, new_indptr, pdl: (x, indptr, "big", None),
 )
@@ -146,41 +167,61 @@ _segments = Kernel(
     schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, Tensor(b!) out, bool little, "
     "bool enable_pdl) -> ()",
     reference=_segments_into,
+    key=_key,
     public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
 )
 
-_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="packbits",
-    description="Eight truth values to a byte, the first in the highest bit.",
-    axes={
-        "length": Const("n"),
-        "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
-    },
-    inputs={"x": Tensor(["length"], dtype="bool")},
-    outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
-    reference=packbits_reference,
-)
-# How many bytes come out is in the data: a definition says only that of segments without values.
-_SEGMENTS_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="segment_packbits",
-    description="Eight truth values of a segment to a byte, the first in the highest bit.",
-    axes={
-        "length": Var("Truth values of all segments."),
-        "num_bounds": Var("Segments and one."),
-        "num_bytes": Const(abbrev="", value="0"),
-    },
-    inputs={
-        "x": Tensor(["length"], dtype="bool"),
-        "indptr": Tensor(["num_bounds"], dtype="int32"),
-    },
-    outputs={
-        "packed": Tensor(["num_bytes"], dtype="uint8"),
-        "new_indptr": Tensor(["num_bounds"], dtype="int32"),
-    },
-    reference=segment_packbits_reference,
-)
+
+def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description=f"Eight truth values to a byte, the first in the {place} bit.",
+        axes={
+            "length": Const("n"),
+            "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
+        },
+        inputs={"x": Tensor(["length"], description="Any value but 0 is true.")},
+        outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
+        reference=packbits_reference,
+        fixed=fixed,
+    )
+
+
+def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name,
+        description=f"Eight truth values of a segment to a byte, the first in the {place} bit.",
+        axes={
+            "length": Var("Truth values of all segments."),
+            "num_bounds": Var("Segments and one."),
+            "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
+        },
+        inputs={
+            "x": Tensor(["length"], description="Any value but 0 is true."),
+            "indptr": Tensor(["num_bounds"], dtype="int32"),
+        },
+        outputs={
+            "packed": Tensor(["num_bytes"], dtype="uint8"),
+            "new_indptr": Tensor(["num_bounds"], dtype="int32"),
+        },
+        reference=segment_packbits_reference,
+        fixed=fixed,
+    )
+
+
+def _by_order(
+    name: str, template: Callable[[str, str, dict[str, object]], TraceTemplate]
+) -> Callable[..., TraceTemplate]:
+    big = template(name, "highest", {})
+    little = template(f"{name}_little", "lowest", {"bitorder": "little"})
+
+    @dispatch(big, little)
+    def choose(bitorder: str = "big", **others: Any) -> TraceTemplate:
+        return little if bitorder == "little" else big
+
+    return choose
 
 
 def _is_little(export: str, bitorder: str) -> bool:
@@ -193,7 +234,7 @@ def _truth(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
-@precast_api(trace=_TRACE)
+@precast_api(trace=_by_order("packbits", _packbits_trace))
 @backend_requirement({}, common_check=served_by("packbits"))
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
@@ -236,14 +277,14 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
         if torch.compiler.is_compiling():
             torch_ops.packbits(x, y, little, True)
         else:
-            _packbits[x.dtype, x.get_device()](x, y, little, True)
+            _packbits[(x.get_device(),)](x, y, little, True)
     except (AttributeError, TypeError):
         check_tensors("packbits", x=x)
         raise
     return y
 
 
-@precast_api(trace=_SEGMENTS_TRACE)
+@precast_api(trace=_by_order("segment_packbits", _segments_trace))
 @backend_requirement({}, common_check=served_by("packbits"))
 def segment_packbits(
     x: torch.Tensor,
@@ -281,7 +322,8 @@ def segment_packbits(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device or not contiguous; another shape, dtype or bit order.
+        A tensor that is not on a CUDA device or not contiguous; another shape, dtype or bit order;
+        ``(n + 7 * segments) // 8`` from 2^31 on.
 
     Notes
     -----
@@ -305,12 +347,12 @@ def segment_packbits(
             if torch.compiler.is_compiling():
                 torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
             else:
-                _indptr[x.dtype, x.get_device()](x, indptr, new_indptr, True)
+                _indptr[(x.get_device(),)](x, indptr, new_indptr, True)
             out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
         if torch.compiler.is_compiling():
             torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
         else:
-            _segments[x.dtype, x.get_device()](x, indptr, new_indptr, out, little, True)
+            _segments[(x.get_device(),)](x, indptr, new_indptr, out, little, True)
     except (AttributeError, TypeError):
         check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
         raise

@@ -15,7 +15,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps
 from precast.quantization._formula import codes, dequant_scale
-from precast.quantization._outputs import given, new_codes
+from precast.quantization._outputs import check_given_dtype, given, new_codes
 from precast.quantization._trace import of_e4m3
 from precast.quantization.per_token_group import CAST_EPS, per_token_group_quant_8bit
 from precast.trace import Const, Scalar, Tensor, TraceTemplate
@@ -155,7 +155,8 @@ def per_block_cast_to_fp8(
     eps : float
         The least amax, at least 1e-30.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The codes: shape and device of ``x``, last dimension with stride 1. Default: a new tensor.
     out_scale : torch.Tensor, optional
@@ -192,6 +193,8 @@ def per_block_cast_to_fp8(
     try:
         if out is None:
             out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("per_block_cast_to_fp8", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             # Of another rank the input is refused where the arguments are checked.
             shape = _scale_shape(x) if x.dim() > 1 else ()
@@ -208,6 +211,7 @@ def per_block_cast_to_fp8(
     return out, out_scale
 
 
+@precast_api
 def quantize_fp8(
     x: torch.Tensor,
     scale_shape: Sequence[int],

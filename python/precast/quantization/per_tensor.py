@@ -13,7 +13,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps
 from precast.quantization._formula import codes, dequant_scale
-from precast.quantization._outputs import given, new_codes
+from precast.quantization._outputs import check_given_dtype, given, new_codes
 from precast.quantization._trace import of_e4m3
 from precast.quantization.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
@@ -175,7 +175,8 @@ def static_quant_fp8(
         ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the codes are
         multiplied to get ``x`` back.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         Where to write: shape and device of ``x``, strides as above. Default: a new tensor.
     enable_pdl : bool, optional
@@ -209,6 +210,8 @@ def static_quant_fp8(
     try:
         if out is None:
             out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("static_quant_fp8", "dst_dtype", dst_dtype, "out", out)
         if torch.compiler.is_compiling():
             torch_ops.static_quant_fp8(x, scale, out, enable_pdl is not False)
         else:
@@ -244,7 +247,8 @@ def per_tensor_quant_fp8(
     eps : float
         The least amax, at least 1e-30. A tensor of zeros has the scale of ``eps``.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The codes, as :func:`static_quant_fp8` writes them. Default: a new tensor.
     out_scale : torch.Tensor, optional
@@ -283,6 +287,8 @@ def per_tensor_quant_fp8(
     try:
         if out is None:
             out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("per_tensor_quant_fp8", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             out_scale = x.new_empty(1, dtype=torch.float32)
         if workspace is None:
@@ -301,6 +307,7 @@ def per_tensor_quant_fp8(
     return out, out_scale
 
 
+@precast_api
 def scaled_fp8_quant(
     input: torch.Tensor,
     scale: torch.Tensor | None = None,

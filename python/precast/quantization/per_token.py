@@ -9,7 +9,7 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_row_scales
 from precast.quantization._formula import token_quant
-from precast.quantization._outputs import given, new_codes
+from precast.quantization._outputs import check_given_dtype, given, new_codes
 from precast.quantization._trace import token_trace
 
 
@@ -97,7 +97,8 @@ def per_token_quant_fp8(
     eps : float
         The least amax, at least 1e-30. A token of zeros has the scale of ``eps``.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The codes: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
@@ -133,6 +134,8 @@ def per_token_quant_fp8(
     try:
         if out is None:
             out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("per_token_quant_fp8", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             out_scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
         pdl = enable_pdl is not False

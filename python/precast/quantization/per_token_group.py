@@ -11,9 +11,17 @@ from precast._dispatch import Kernel, check_tensors
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
+from precast.quantization._blocks import check_backend
 from precast.quantization._checks import check_codes, check_eps, check_groups
 from precast.quantization._formula import group_quant
-from precast.quantization._outputs import check_layout, given, new_codes, new_group_scales
+from precast.quantization._outputs import (
+    check_given_dtype,
+    check_given_scales,
+    check_layout,
+    given,
+    new_codes,
+    new_group_scales,
+)
 from precast.quantization._trace import group_trace
 
 #: DeepGEMM's least amax.
@@ -109,6 +117,7 @@ def per_token_group_quant_8bit(
     column_major_scales: bool = False,
     scale_tma_aligned: bool = False,
     scale_ue8m0: bool = False,
+    backend: str = "cuda",
     use_packed_ue8m0: bool = False,
     out: torch.Tensor | None = None,
     out_scale: torch.Tensor | None = None,
@@ -133,7 +142,8 @@ def per_token_group_quant_8bit(
     eps : float
         The least amax, at least 1e-30. A group of zeros has the scale of ``eps``.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     column_major_scales : bool
         The new scales have stride 1 along the tokens (the last but one dimension of ``x``).
     scale_tma_aligned : bool
@@ -141,6 +151,8 @@ def per_token_group_quant_8bit(
         each starts on a 16-byte boundary. The padding is not written.
     scale_ue8m0 : bool
         Scales are rounded up to the next power of two, still in float32.
+    backend : str
+        ``"cuda"``; ``"cutile"``, FlashInfer's default, which engines pass, means the same kernel.
     use_packed_ue8m0 : bool
         With ``scale_ue8m0``: the new scales are biased exponents (E8M0), four an int32, the first
         in the lowest byte. With ``column_major_scales`` and ``scale_tma_aligned`` that is what
@@ -149,7 +161,7 @@ def per_token_group_quant_8bit(
         The codes: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         Where to write the scales, at any strides, in place of the four layouts above; int32 means
-        packed. Default: a new tensor.
+        packed. A flag that asks for another form is refused. Default: a new tensor.
     enable_pdl : bool, optional
         Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
@@ -163,7 +175,8 @@ def per_token_group_quant_8bit(
     ------
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
-        a ``hidden`` that ``group_size`` does not divide; a layout that contradicts itself; outputs
+        a ``hidden`` that ``group_size`` does not divide; a layout that contradicts itself or an
+        output; another backend; outputs
         that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
 
     Notes
@@ -176,7 +189,7 @@ def per_token_group_quant_8bit(
 
     FlashInfer's and SGLang's Triton code divide by the scale in some layouts and multiply by the
     reciprocal in others; this is the latter everywhere, as in DeepGEMM. FlashInfer has the same
-    arguments but ``backend``; SGLang packs the exponents without being asked.
+    arguments up to ``backend``; SGLang packs the exponents without being asked.
 
     Examples
     --------
@@ -188,13 +201,20 @@ def per_token_group_quant_8bit(
     (tensor([   2., -448.,    0.,  448.]), tensor([0.5000, 0.0067]), (1, 2))
     """
     export = "per_token_group_quant_8bit"
+    check_backend(export, backend, "cutile")
     try:
         check_layout(export, column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0)
         if out is None:
             out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype(export, "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             out_scale = new_group_scales(
                 export, out, group_size, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+            )
+        elif column_major_scales or use_packed_ue8m0:
+            check_given_scales(
+                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
             )
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
@@ -232,6 +252,7 @@ def per_token_cast_to_fp8_reference(
     return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
 
 
+@precast_api
 def per_token_cast_to_fp8(
     x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
 ) -> tuple[torch.Tensor, torch.Tensor]:

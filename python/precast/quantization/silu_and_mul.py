@@ -17,7 +17,7 @@ from precast.quantization._checks import (
     check_row_scales,
 )
 from precast.quantization._formula import codes, silu_and_mul, token_quant
-from precast.quantization._outputs import given, new_codes
+from precast.quantization._outputs import check_given_dtype, given, new_codes
 from precast.quantization._trace import of_e4m3, token_trace
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
@@ -161,7 +161,8 @@ def silu_and_mul_quant(
     scale : torch.Tensor
         ``[1]``, float32: the *dequantisation* scale, by which the codes are multiplied.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The codes ``[..., n]``, strides as above. Default: a new tensor.
     enable_pdl : bool, optional
@@ -198,6 +199,8 @@ def silu_and_mul_quant(
     try:
         if out is None:
             out = new_codes(input, dst_dtype, gated=True)
+        elif dst_dtype is not None:
+            check_given_dtype("silu_and_mul_quant", "dst_dtype", dst_dtype, "out", out)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.silu_and_mul_quant(input, scale, out, pdl)
@@ -242,7 +245,8 @@ def silu_and_mul_per_token_quant(
     eps : float
         The least amax, at least 1e-30.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The codes ``[..., n]``. Default: a new tensor.
     out_scale : torch.Tensor, optional
@@ -274,6 +278,8 @@ def silu_and_mul_per_token_quant(
     try:
         if out is None:
             out = new_codes(input, dst_dtype, gated=True)
+        elif dst_dtype is not None:
+            check_given_dtype("silu_and_mul_per_token_quant", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             out_scale = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
         pdl = enable_pdl is not False

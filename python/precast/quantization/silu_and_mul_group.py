@@ -13,7 +13,14 @@ from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
 from precast.quantization._checks import check_codes, check_eps, check_groups
 from precast.quantization._formula import group_quant, silu_and_mul
-from precast.quantization._outputs import check_layout, given, new_codes, new_group_scales
+from precast.quantization._outputs import (
+    check_given_dtype,
+    check_given_scales,
+    check_layout,
+    given,
+    new_codes,
+    new_group_scales,
+)
 from precast.quantization._trace import group_trace
 
 
@@ -128,7 +135,8 @@ def silu_and_mul_per_token_group_quant(
     eps : float
         The least amax, at least 1e-30.
     dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8. Default: that of ``out``, else float8_e4m3fn.
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
     column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0 : bool
         The layout and form of the scales, as for :func:`per_token_group_quant_8bit`.
     out : torch.Tensor, optional
@@ -166,9 +174,15 @@ def silu_and_mul_per_token_group_quant(
         check_layout(export, column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0)
         if out is None:
             out = new_codes(input, dst_dtype, gated=True)
+        elif dst_dtype is not None:
+            check_given_dtype(export, "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             out_scale = new_group_scales(
                 export, out, group_size, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+            )
+        elif column_major_scales or use_packed_ue8m0:
+            check_given_scales(
+                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
             )
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():

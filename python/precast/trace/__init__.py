@@ -17,11 +17,12 @@ from precast.trace.registry import (
     register,
     registered,
 )
-from precast.trace.template import DTYPES, Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.template import DTYPES, Const, Dtype, Scalar, Tensor, TraceTemplate, Var
 
 __all__ = [
     "DTYPES",
     "Const",
+    "Dtype",
     "Scalar",
     "Tensor",
     "TraceTemplate",

@@ -58,13 +58,15 @@ def _axes(parameters: set[str], template: TraceTemplate) -> Iterator[str]:
             if kind == "input":
                 read |= set(spec.axes)
     scalars = {name for name, spec in template.inputs.items() if isinstance(spec, Scalar)}
-    seen: set[str] = set(read)
+    seen = {axis.lstrip("*") for axis in read}
     for axis, what in template.axes.items():
         if isinstance(what, Const) and axis.startswith("*"):
             yield f"axis {axis!r} is constant; only a Var may be starred"
         if axis in read:
             continue
         if isinstance(what, Var):
+            if what.in_data:
+                continue
             yield f"axis {axis!r} is in no input tensor; their axes are {', '.join(sorted(read))}"
         elif what.value is not None:
             unknown = sorted(_names(what.value) - seen - scalars)
@@ -113,7 +115,7 @@ def _reference(template: TraceTemplate) -> Iterator[str]:
 
 
 def _constraints(template: TraceTemplate) -> Iterator[str]:
-    known = {*template.axes, *template.inputs}
+    known = {*(axis.lstrip("*") for axis in template.axes), *template.inputs}
     for constraint in template.constraints:
         try:
             unknown = sorted(_names(constraint) - known)

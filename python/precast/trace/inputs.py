@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, Scalar, TraceTemplate, spread
+from precast.trace.template import Const, Dtype, Scalar, TraceTemplate, products, spread
 
 if TYPE_CHECKING:
     import torch
@@ -65,10 +65,18 @@ def make_inputs(
     parameters = inspect.signature(function).parameters
     sizes, spans = _sizes(template, dict(axes or {}))
     defaults = {name: parameter.default for name, parameter in parameters.items()}
-    known = template.whole_numbers(defaults)
+    samples = {
+        spec.param or name: spec.sample
+        for name, spec in template.inputs.items()
+        if isinstance(spec, Scalar) and spec.sample is not None
+    }
+    known = template.whole_numbers({**defaults, **samples})
     for computed, axis in template.axes.items():
         if axis.value is not None:
-            sizes[computed] = eval(axis.value, {"__builtins__": {}}, {**known, **sizes})
+            names = {**known, **products(sizes, spans)}
+            if computed.startswith("*"):
+                spans[computed] = 1
+            sizes[computed.lstrip("*")] = eval(axis.value, {"__builtins__": {}}, names)
     generator = None
     place = torch.device(device)
     if place.type != "meta":
@@ -96,7 +104,8 @@ def make_inputs(
             default = defaults[param] if sample is None else sample
             empty = default is inspect.Parameter.empty or default is None
             made[param] = _number(number.dtype) if empty else default
-    made.update(template.fixed)
+    for name, value in template.fixed.items():
+        made[name] = getattr(torch, value) if isinstance(value, Dtype) else value
     if template.fill is not None:
         template.fill(made)
     return made

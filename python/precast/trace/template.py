@@ -6,6 +6,8 @@ Nothing here imports torch: templates are made when ``precast`` is imported.
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -33,7 +35,7 @@ class Var(NamedTuple):
 
     Its size is not part of a definition. An axis whose name starts with ``*`` stands for any number
     of leading dimensions: ``"*rows"`` becomes ``rows`` where it is one, else ``rows_0``,
-    ``rows_1`` and so on.
+    ``rows_1`` and so on. In expressions, ``rows`` is the product of them all.
 
     Parameters
     ----------
@@ -43,11 +45,14 @@ class Var(NamedTuple):
         The size as an expression of axes before it, for made inputs: another's size rounded up.
     sample : int, optional
         The size in generated calls, where not any is legal.
+    in_data : bool
+        No shape says the size, but values do: an axis that only outputs have.
     """
 
     description: str = ""
     value: str | None = None
     sample: int | None = None
+    in_data: bool = False
 
 
 class Const(NamedTuple):
@@ -126,6 +131,13 @@ class Scalar(NamedTuple):
     sample: float | None = None
 
 
+class Dtype(str):
+    """The name of a torch dtype as a value in ``fixed``, for templates are made without torch."""
+
+    def __repr__(self) -> str:
+        return f"torch.{self}"
+
+
 class Reading(NamedTuple):
     """What a template read off a call."""
 
@@ -145,6 +157,21 @@ def _names(axis: str, spans: Mapping[str, int]) -> list[str]:
         return [axis]
     span = spans[axis]
     return [axis[1:]] if span == 1 else [f"{axis[1:]}_{i}" for i in range(span)]
+
+
+def products(sizes: Mapping[str, int], spans: Mapping[str, int]) -> dict[str, int]:
+    """What an expression may name: every axis, and a starred one as the product of its axes."""
+    whole = {axis[1:]: math.prod(sizes[name] for name in _names(axis, spans)) for axis in spans}
+    return {**whole, **sizes}
+
+
+def _written_out(expression: str, spans: Mapping[str, int]) -> str:
+    """An expression as a definition writes it, whose axes have no stars."""
+    for axis, span in spans.items():
+        if span != 1:
+            product = " * ".join(_names(axis, spans)) or "1"
+            expression = re.sub(rf"\b{axis[1:]}\b", f"({product})", expression)
+    return expression
 
 
 class TraceTemplate:
@@ -272,7 +299,7 @@ class TraceTemplate:
             reading.dtypes[name] = _dtype_word(param, value.dtype)
         for axis, const in self.consts():
             if axis not in reading.sizes:
-                reading.sizes[axis] = self._size(axis, const, reading.sizes, arguments)
+                reading.sizes[axis] = self._size(axis, const, reading, arguments)
         return reading
 
     def whole_numbers(self, arguments: Mapping[str, Any]) -> dict[str, int]:
@@ -307,11 +334,9 @@ class TraceTemplate:
                 )
         return reading
 
-    def _size(
-        self, name: str, axis: Const, sizes: Mapping[str, int], arguments: Mapping[str, Any]
-    ) -> int:
+    def _size(self, name: str, axis: Const, reading: Reading, arguments: Mapping[str, Any]) -> int:
         if axis.value is not None:
-            known = {**self.whole_numbers(arguments), **sizes}
+            known = {**self.whole_numbers(arguments), **products(reading.sizes, reading.spans)}
             size: int = eval(axis.value, {"__builtins__": {}}, known)
             return size
         param = axis.param or name
@@ -339,8 +364,9 @@ class TraceTemplate:
             abbrev = name if axis.abbrev is None else axis.abbrev
             if abbrev:
                 parts.append(f"{abbrev}{reading.sizes[name]}")
-        if any(span != 1 for span in reading.spans.values()):
-            parts.append(f"{reading.rank}d")
+        for i, (axis_name, span) in enumerate(reading.spans.items()):
+            if span != 1:
+                parts.append(f"{axis_name[1:]}{span}d" if i else f"{reading.rank}d")
         open_inputs = [n for n, spec in self.input_tensors().items() if spec.dtype is None]
         dtypes = [reading.dtypes[name] for name in open_inputs]
         if len(set(dtypes)) == 1:
@@ -376,8 +402,11 @@ class TraceTemplate:
             "tags": [f"fi_api:{function}", *self.tags],
             "axes": axes,
             "constraints": [
-                *self.constraints,
-                *(f"{name} == {axis.value}" for name, axis in self.consts() if axis.value),
+                _written_out(text, reading.spans)
+                for text in (
+                    *self.constraints,
+                    *(f"{name} == {axis.value}" for name, axis in self.consts() if axis.value),
+                )
             ],
             "inputs": {name: described(spec, dtypes[name]) for name, spec in self.inputs.items()},
             "outputs": {
