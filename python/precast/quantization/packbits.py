@@ -172,6 +172,10 @@ _segments = Kernel(
 )
 
 
+def _fill(made: dict[str, Any]) -> None:
+    made["x"] = made["x"] > 0
+
+
 def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
     return TraceTemplate(
         op_type="quantization",
@@ -185,6 +189,7 @@ def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
         outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
         reference=packbits_reference,
         fixed=fixed,
+        fill=_fill,
     )
 
 
@@ -208,6 +213,7 @@ def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
         },
         reference=segment_packbits_reference,
         fixed=fixed,
+        fill=_fill,
     )
 
 
