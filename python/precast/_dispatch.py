@@ -49,7 +49,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         From the arguments to the key, for ops with axes that are no dtypes.
     public : callable, optional
         From the arguments of the export to those of the public function, by position, where they or
-        their order differ.
+        their order differ; to None where another export says it of the same call.
     function : str, optional
         The public function that calls it, where that is not the one of the export's name.
     """
@@ -63,7 +63,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         reference: Callable[..., None],
         axes: Sequence[str] = (),
         key: Callable[..., tuple[Any, ...]] | None = None,
-        public: Callable[..., tuple[Any, ...]] | None = None,
+        public: Callable[..., tuple[Any, ...] | None] | None = None,
         function: str | None = None,
     ) -> None:
         super().__init__()

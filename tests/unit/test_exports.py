@@ -60,7 +60,7 @@ def test_schema_reference_and_public_signature_agree(export):
         assert all(public[name].default is not inspect.Parameter.empty for name in new)
     else:
         given = kernel.public(*(torch.zeros(()) for _ in names))
-        assert len(given) == len(public)
+        assert given is None or len(given) == len(public)
     assert kernel.first_tensor == names[0]
     assert any(argument.is_write for argument in schema.arguments)
 
@@ -89,8 +89,9 @@ def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, templa
     bound.apply_defaults()
     with precast.reference_mode():
         function(**given)
-    assert passed
-    for kernel, args in passed:
+    said = [(kernel, args) for kernel, args in passed if kernel.public(*args) is not None]
+    assert len(said) == 1
+    for kernel, args in said:
         for (name, was), now in zip(bound.arguments.items(), kernel.public(*args), strict=True):
             for left, right in zip(_leaves(was), _leaves(now), strict=True):
                 if isinstance(left, torch.Tensor):

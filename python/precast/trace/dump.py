@@ -41,7 +41,9 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
         kernel = KERNELS[export]
         function = getattr(precast, kernel.function)
         if kernel.public is not None:
-            _dump(function, kernel.public(*args), {})
+            values = kernel.public(*args)
+            if values is not None:
+                _dump(function, values, {})
             return
         given = dict(zip(kernel.parameters, args))
         # Outputs that the function allocates itself are arguments of the export alone.
