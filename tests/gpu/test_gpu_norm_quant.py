@@ -342,7 +342,7 @@ def test_what_the_quantised_norms_refuse(generator: torch.Generator) -> None:
     refuses(
         quant, ValueError, "scale must be float32, got bfloat16", out, x, weight, scale.to(BF16)
     )
-    refuses(quant, ValueError, "scale must have shape", out, x, weight, scale.repeat(2))
+    refuses(quant, ValueError, "scale must hold one number", out, x, weight, scale.repeat(2))
     refuses(quant, ValueError, "scale must be on cuda", out, x, weight, scale.cpu())
     refuses(quant, UnsupportedConfigError, "dtype_out", out.to(BF16), x, weight, scale)
     refuses(quant, TypeError, "out must be a torch.Tensor, got NoneType", None, x, weight, scale)

@@ -180,3 +180,14 @@ def test_the_words_of_torch_dtypes_are_words_of_the_axes():
     from precast.jit.config import DTYPES
 
     assert set(DTYPE_WORDS.values()) <= set(DTYPES)
+
+
+def test_the_document_reads_the_files_of_an_op_once(monkeypatch):
+    """A checkout makes it at import: once a module, that took seconds."""
+    from precast.jit import spec
+
+    scans, real = [], spec.include_closure
+    monkeypatch.setattr(spec, "include_closure", lambda *args: scans.append(1) or real(*args))
+    plan = Plan.load(source_root())
+    modules = plan.document["modules"]
+    assert len(scans) == len({row["op"] for row in modules.values()}) < len(modules)

@@ -219,6 +219,7 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """The plan as plain data: what the core wheel ships and the loader binds at import."""
         modules: dict[str, dict[str, Any]] = {}
+        contents: dict[str, list[tuple[str, str]]] = {}  # of each op, read once
         for major in self.build.cuda:
             for spec in self.modules(cuda_major=major):
                 if self.build.archs[spec.arch.name].cuda[0] > major:
@@ -226,7 +227,10 @@ class Plan:
                 row = modules.setdefault(
                     spec.name, {"op": spec.op, "axes": dict(spec.axes), "fingerprints": {}}
                 )
-                row["fingerprints"].setdefault(f"cu{major}", {})[spec.arch.name] = spec.fingerprint
+                if spec.op not in contents:
+                    contents[spec.op] = spec.contents()
+                fingerprint = spec.fingerprint_of(contents[spec.op])
+                row["fingerprints"].setdefault(f"cu{major}", {})[spec.arch.name] = fingerprint
         return {
             "schema": PLAN_SCHEMA,
             "version": __version__,

@@ -100,11 +100,18 @@ class JitSpec:
     @cached_property
     def fingerprint(self) -> str:
         """sha256 over the canonical spec and the contents of all that it is compiled from."""
+        return self.fingerprint_of(self.contents())
+
+    def contents(self) -> list[tuple[str, str]]:
+        """Name and sha256 of every file that it is compiled from: those of its op."""
         files = include_closure(
             [*(self.source_path(s) for s in self.sources), self.root / self.version_script],
             self.include_folders,
         )
-        contents = sorted((self._portable(path), _sha256(path)) for path in files)
+        return sorted((self._portable(path), _sha256(path)) for path in files)
+
+    def fingerprint_of(self, contents: list[tuple[str, str]]) -> str:
+        """:attr:`fingerprint`, for a caller that has read the op's files for another spec."""
         text = json.dumps([self.canonical(), contents], sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
