@@ -123,8 +123,8 @@ def test_per_token_group_quant_8bit(
         with contextlib.suppress(ImportError, NotImplementedError, RuntimeError):
             want_codes, want_scales = theirs(x, 128, dst_dtype=torch.float8_e4m3fn, **options)
     torch.testing.assert_close(scales, want_scales, rtol=1e-6, atol=0)
-    # Division rounds once where the product with a reciprocal rounds twice: a step on ties, of which
-    # numbers of 8 bits over the largest of them make one or two in a thousand.
+    # Division rounds once where the product with a reciprocal rounds twice: a step on ties, which
+    # numbers of 8 bits over the largest of them make one or two times in a thousand.
     left, right = (c.float() for c in (codes, want_codes))
     step = torch.maximum(left.abs(), right.abs()) / 8 + 2.0**-9
     assert ((left - right).abs() <= step).all()
