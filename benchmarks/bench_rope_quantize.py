@@ -107,22 +107,23 @@ def _separate(
     k_nope: torch.Tensor,
     cache: torch.Tensor,
     ids: torch.Tensor,
-) -> None:
+) -> Tensors:
     """The rotation into new tensors, then each part to fp8."""
     of_q, of_k = _scales(q.device)
     q, k = precast.apply_rope_with_cos_sin_cache(ids, q, k, ROPE_DIM, cache)
-    for x, scale in ((q, of_q), (k, of_k), (q_nope, of_q), (k_nope, of_k)):
-        precast.static_quant_fp8(x, scale, E4M3)
+    parts = ((q, of_q), (k, of_k), (q_nope, of_q), (k_nope, of_k))
+    return tuple(precast.static_quant_fp8(x, scale, E4M3) for x, scale in parts)
 
 
-def _separate_append(*args: torch.Tensor) -> None:
+def _separate_append(*args: torch.Tensor) -> Tensors:
     """Everything to fp8 in new tensors, then the keys to their pages, bit for bit."""
     parts, (ckv, kpe, indices, indptr, batch, positions) = args[:6], args[6:]
-    _, k, _, k_nope = precast.mla_rope_quantize_fp8(
+    q, k, q_nope, k_nope = precast.mla_rope_quantize_fp8(
         *parts, quant_scale_q=SCALE_Q, quant_scale_kv=SCALE_KV, enable_pdl=True
     )
     last = positions[:1]  # The lengths of last pages, which the op does not read.
     precast.append_paged_mla_kv_cache(k_nope, k, batch, positions, ckv, kpe, indices, indptr, last)
+    return q, q_nope
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
