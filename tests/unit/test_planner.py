@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
 
+from precast._names import module_name
 from precast.errors import UnsupportedConfigError
 from precast.jit.env import source_root
 from precast.jit.planner import Plan
@@ -191,3 +193,16 @@ def test_the_document_reads_the_files_of_an_op_once(monkeypatch):
     plan = Plan.load(source_root())
     modules = plan.document["modules"]
     assert len(scans) == len({row["op"] for row in modules.values()}) < len(modules)
+
+
+def test_the_plan_of_a_wheel_keeps_the_order_of_axes(plan, tmp_path):
+    """Names of modules and the keys of calls are made of it."""
+    from precast.jit.__main__ import main
+
+    assert main(["json", "--root", str(source_root()), "--out", str(tmp_path / "plan.json")]) == 0
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    for op, row in document["ops"].items():
+        assert list(row["axes"]) == list(plan.config.op(op).axes)
+    for name, row in document["modules"].items():
+        assert module_name(row["op"], row["axes"]) == name
+    assert document == plan.document

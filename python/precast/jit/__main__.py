@@ -112,7 +112,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = Plan.load(args.root)
         if args.form == "json":
-            text = json.dumps(plan.document, indent=None, separators=(",", ":"), sort_keys=True)
+            # Not sorted: the order of an op's axes is that of its modules' names and of calls.
+            text = json.dumps(plan.document, indent=None, separators=(",", ":"))
         elif args.form == "toolchain":
             if args.view is None:
                 parser.error("--view is needed")
