@@ -39,7 +39,13 @@ def check_libraries() -> int:
 def refusal(module: Any, export: str) -> str:
     """The error of an exported function that is given CPU tensors, and the C++ file it is from."""
     schema = torch._C.parse_schema(export + KERNELS[export].schema)
-    values = {"Tensor": torch.ones(2, 16), "float": 1.0, "bool": False}
+    values = {
+        "Tensor": torch.ones(2, 16),
+        "Optional[Tensor]": None,
+        "float": 1.0,
+        "int": 1,
+        "bool": False,
+    }
     try:
         get_function(module, export)(*(values[str(a.type)] for a in schema.arguments))
     except ValueError as error:

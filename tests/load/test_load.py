@@ -71,6 +71,18 @@ def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> Non
 
 
 @pytest.mark.parametrize(("file_name", "export"), CASES)
+def test_the_example_shows_a_refusal_of_every_function(
+    built: Built, file_name: str, export: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(PLAN.root / "examples"))
+    from ffi_check import refusal
+
+    spec = spec_of(built, file_name)
+    module = load_library(built.library(spec), spec.cuda_major)
+    assert "must be a CUDA tensor, got cpu" in refusal(module, export)
+
+
+@pytest.mark.parametrize(("file_name", "export"), CASES)
 def test_wrong_calls_are_type_errors(built: Built, file_name: str, export: str) -> None:
     function = _function(built, file_name, export)
     arguments = _arguments(export, torch.float16, 4, 64)
