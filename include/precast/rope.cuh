@@ -21,12 +21,13 @@
 // Traffic  reads and writes each element once, and the cache's row of each token.
 // Source   Su et al., RoFormer, arXiv:2104.09864.
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceiling of the same run
-//          (4414 GB/s):
-//          16384 tokens, 32 + 8 heads of 128   cache, in place   81.7 us  0.95
-//                                              cache             81.4 us  0.96
-//                                              computed          79.3 us  0.96
-//          to fp8, 4096 tokens, 128 heads of 64 + 512, one key  207.7 us  1.00
-//                               32 + 8 heads of 64 + 64          16.6 us  0.88
+//          (4411 GB/s); positions are int64:
+//          16384 tokens, 32 + 8 heads of 128   cache, in place   84.0 us  0.93
+//                                              cache             83.0 us  0.94
+//                                              computed          81.9 us  0.93
+//                                              of requests       79.6 us  0.95
+//          to fp8, 4096 tokens, 128 heads of 64 + 512, one key  208.0 us  1.00
+//                               32 + 8 heads of 64 + 64          17.2 us  0.85
 #pragma once
 
 #include "precast/core/fp8.cuh"
