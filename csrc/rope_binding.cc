@@ -315,9 +315,13 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   QkRmsNormRopeParams params = {};
   set_cache(params.source, PRECAST_ARG(op, cos_sin_cache), packed);
   const int64_t rotary_dim = params.source.rotary_dim;
-  PRECAST_CHECK(rotary_dim >= 16 && rotary_dim % 16 == 0 && rotary_dim <= head_dim, ValueError)
-      << op << ": cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 up to "
-      << "the head size " << head_dim << ", got " << rotary_dim;
+  PRECAST_CHECK(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim, ValueError)
+      << op
+      << ": cos_sin_cache's last dimension, the rotary size, must be even, from 2 to the head "
+      << "size " << head_dim << ", got " << rotary_dim;
+  PRECAST_CHECK(rotary_dim % 16 == 0 || head_dim <= kMaxHeadDim - 16, ValueError)
+      << op << ": cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 for "
+      << "heads of more than " << kMaxHeadDim - 16 << " elements, got " << rotary_dim;
   params.source.positions.ids = check_index(PRECAST_ARG(op, positions), packed, all.tokens);
   if (all.tokens == 0 || heads == 0) return;
   params.qkv = data_of(qkv);

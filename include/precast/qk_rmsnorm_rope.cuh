@@ -86,8 +86,7 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   const int64_t head_stride = kWhole ? 16 * kLanes : p.head_stride;
   const int lanes = kWhole ? kLanes : 1 << p.lanes_log2;
   const int lanes_log2 = kWhole ? log2_of(kLanes) : p.lanes_log2;
-  const int tail = head_dim - rotary_dim;
-  const int turning = rotary_dim / 16;  // lanes whose vectors turn
+  const int turning = (rotary_dim + 15) / 16;  // lanes whose vectors turn
   const int lane = threadIdx.x & (lanes - 1);
   const uint32_t row = (blockIdx.x * (kThreads >> lanes_log2)) +  //
                        (threadIdx.x >> lanes_log2);
@@ -98,13 +97,17 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   const int left = is_query ? p.q_heads - head : p.q_heads + p.k_heads - head;
   const int heads = token < p.tokens ? min(left, kHeads) : 0;
 
-  // Columns of the lane's two vectors.
+  // Columns of the lane's two vectors, and how many there are from each on.
   const bool turns = kWhole || lane < turning;
-  const int second = turns ? rotary_dim / 2 : (tail + 15) / 16 * 8;
-  const int a = turns ? lane * 8 : rotary_dim + (lane - turning) * 8;
+  const int size = turns ? rotary_dim : head_dim - rotary_dim;
+  const int column = (turns ? lane : lane - turning) * 8;
+  const int second = turns && !kInterleave ? rotary_dim / 2 : (size + 15) / 16 * 8;
+  const int a = turns ? column : rotary_dim + column;
   const int b = a + second;
-  const bool has_a = heads > 0 && (turns || (lane - turning) * 8 < second);
-  const bool has_b = has_a && (kWhole || b < head_dim);
+  const int a_left = min(second, size) - column;
+  const int b_left = size - second - column;
+  const bool has_a = heads > 0 && (kWhole || a_left > 0);
+  const bool has_b = has_a && (kWhole || b_left > 0);
   T* data = static_cast<T*>(p.qkv) + token * p.token_stride + head * head_stride;
   const T* weight = static_cast<const T*>(is_query ? p.q_weight : p.k_weight);
   const Index& positions = p.source.positions.ids;
@@ -134,11 +137,11 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     const T* row_data = data + h * head_stride;
-    a_vec[h] = has_a && h < heads ? load<kAligned>(row_data + a, 8, policy) : zero_vec<T>();
-    b_vec[h] = has_b && h < heads ? load<kAligned>(row_data + b, 8, policy) : zero_vec<T>();
+    a_vec[h] = has_a && h < heads ? load<kAligned>(row_data + a, a_left, policy) : zero_vec<T>();
+    b_vec[h] = has_b && h < heads ? load<kAligned>(row_data + b, b_left, policy) : zero_vec<T>();
   }
-  const Vec<T> a_weight = has_a ? load<kAligned>(weight + a, 8) : zero_vec<T>();
-  const Vec<T> b_weight = has_b ? load<kAligned>(weight + b, 8) : zero_vec<T>();
+  const Vec<T> a_weight = has_a ? load<kAligned>(weight + a, a_left) : zero_vec<T>();
+  const Vec<T> b_weight = has_b ? load<kAligned>(weight + b, b_left) : zero_vec<T>();
   // Why here: for 64 tokens, behind the loads was 14 % faster on H200 than ahead of them.
   allow_next_grid();
   const int32_t position = id.saturated(positions);
@@ -190,8 +193,8 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     T* row_data = data + h * head_stride;
-    if (has_a && h < heads) store<kAligned>(row_data + a, a_vec[h], 8);
-    if (has_b && h < heads) store<kAligned>(row_data + b, b_vec[h], 8);
+    if (has_a && h < heads) store<kAligned>(row_data + a, a_vec[h], a_left);
+    if (has_b && h < heads) store<kAligned>(row_data + b, b_vec[h], b_left);
   }
   if (p.source.cache.has(position_ahead)) Rotation::prefetch(p.source, position_ahead, lane);
 }
@@ -230,23 +233,26 @@ cudaError_t launch_qk_rmsnorm_rope_as(QkRmsNormRopeParams p, bool aligned, bool 
   return launch(kernel, dim3(ctas), dim3(threads), enable_pdl, stream, p);
 }
 
+// Lanes that a head needs, 32 at most: each has 16 columns of those that turn, or of the others.
+inline int qk_lanes(int64_t head_dim, int64_t rotary_dim) {
+  return static_cast<int>((rotary_dim + 15) / 16 + (head_dim - rotary_dim + 15) / 16);
+}
+
 // Launches it on `stream`; nothing without tokens or heads. head_dim is a multiple of 8, rotary_dim
-// one of 16 and not above it, head_dim at most 512. cudaErrorInvalidValue if there are more than
-// 2^31 heads.
+// even and not above it. cudaErrorInvalidValue if there are more than 2^31 heads.
 template <typename T>
 cudaError_t launch_qk_rmsnorm_rope(QkRmsNormRopeParams p, bool enable_pdl, cudaStream_t stream) {
   const uint64_t rows = uint64_t(p.tokens) * (p.q_heads + p.k_heads);
   if (rows == 0) return cudaSuccess;
   if (rows > 0x7fffffffu) return cudaErrorInvalidValue;
-  const int units = p.source.rotary_dim / 16 + (p.head_dim - p.source.rotary_dim + 15) / 16;
   p.lanes_log2 = 0;
-  while ((1 << p.lanes_log2) < units) ++p.lanes_log2;
+  while ((1 << p.lanes_log2) < qk_lanes(p.head_dim, p.source.rotary_dim)) ++p.lanes_log2;
   if (p.lanes_log2 > 5) return cudaErrorInvalidValue;
   const uint64_t bits =
       reinterpret_cast<uint64_t>(p.qkv) | reinterpret_cast<uint64_t>(p.q_weight) |
       reinterpret_cast<uint64_t>(p.k_weight) | reinterpret_cast<uint64_t>(p.source.cache.rows) |
       (p.token_stride | p.head_stride) * sizeof(T) | p.source.cache.stride * sizeof(float);
-  const bool aligned = bits % kVecBytes == 0;
+  const bool aligned = bits % kVecBytes == 0 && p.source.rotary_dim % 16 == 0;
   return p.interleave ? launch_qk_rmsnorm_rope_as<T, true>(p, aligned, enable_pdl, stream)
                       : launch_qk_rmsnorm_rope_as<T, false>(p, aligned, enable_pdl, stream);
 }

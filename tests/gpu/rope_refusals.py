@@ -223,9 +223,20 @@ REFUSALS: list[Refusal] = [
     ),
     (
         ["qk_rmsnorm_rope"],
-        lambda c: {"cos_sin_cache": c["cos_sin_cache"][:, :24].clone()},
-        "cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 up to the head "
-        "size 64, got 24",
+        lambda c: {"cos_sin_cache": c["cos_sin_cache"][:, :23].clone()},
+        "cos_sin_cache's last dimension, the rotary size, must be even, from 2 to the head size "
+        "64, got 23",
+    ),
+    (
+        ["qk_rmsnorm_rope"],
+        lambda c: {
+            "qkv": c["qkv"].repeat(1, 8),
+            "q_weight": c["q_weight"].repeat(8),
+            "k_weight": c["k_weight"].repeat(8),
+            "cos_sin_cache": c["cos_sin_cache"][:, :24].clone(),
+        },
+        "cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 for heads of "
+        "more than 496 elements, got 24",
     ),
     (
         [*QUANTIZE, APPEND],

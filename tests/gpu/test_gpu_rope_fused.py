@@ -81,6 +81,11 @@ def check(
         (504, 496),
         (256, 16),
         (16, 16),
+        (64, 24),
+        (80, 2),
+        (96, 90),
+        (496, 488),
+        (8, 4),
     ],
 )
 @pytest.mark.parametrize("interleave", [False, True], ids=["neox", "interleaved"])
@@ -147,7 +152,9 @@ def test_rows_far_apart(generator: torch.Generator) -> None:
     check(far, (weights[0], weights[1]), positions, make_cache(3, 128), (4, 2))
 
 
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (128, 128), (256, 256), (128, 64)])
+@pytest.mark.parametrize(
+    ("head_dim", "rotary_dim"), [(64, 64), (128, 128), (256, 256), (128, 64), (64, 40)]
+)
 @pytest.mark.parametrize("interleave", [False, True], ids=["neox", "interleaved"])
 def test_many_tokens(
     head_dim: int, rotary_dim: int, interleave: bool, generator: torch.Generator

@@ -116,10 +116,15 @@ def _check(
         )
     check_cache(export, cos_sin_cache, "qkv", qkv)
     rotary_dim = cos_sin_cache.shape[1]
-    if rotary_dim < 16 or rotary_dim % 16 or rotary_dim > head_dim:
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(
+            f"{export}: cos_sin_cache's last dimension, the rotary size, must be even, from 2 to "
+            f"the head size {head_dim}, got {rotary_dim}"
+        )
+    if rotary_dim % 16 and head_dim > MAX_HEAD_DIM - 16:
         raise ValueError(
             f"{export}: cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 "
-            f"up to the head size {head_dim}, got {rotary_dim}"
+            f"for heads of more than {MAX_HEAD_DIM - 16} elements, got {rotary_dim}"
         )
     check_indices(export, "positions", positions, qkv.shape[0], qkv, "qkv")
 
@@ -236,8 +241,9 @@ def qk_rmsnorm_rope(
         position the cache does not have, such as -1 for padding, is normalised and does not turn.
     cos_sin_cache : torch.Tensor
         ``[max_position, rotary_dim]``, float32, stride 1 in the last dimension: the cosines in the
-        first half of a row, the sines in the second. ``rotary_dim`` is a multiple of 16 and at most
-        ``head_dim``; columns behind it are normalised and do not turn.
+        first half of a row, the sines in the second. ``rotary_dim`` is even and at most
+        ``head_dim``, and a multiple of 16 is fastest (above 496 columns of a head the only choice);
+        columns behind it are normalised and do not turn.
     num_q_heads, num_k_heads : int
         How many heads are queries, and after them keys.
     eps : float
