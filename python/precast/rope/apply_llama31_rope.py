@@ -35,23 +35,14 @@ def apply_llama31_rope_reference(
     ----------
     q, k : torch.Tensor
         ``[tokens, heads, head_dim]``, any device; each with its own number of heads.
-    indptr : torch.Tensor
-        ``[requests + 1]``, int32 or int64, not decreasing: tokens ``indptr[b]`` to
-        ``indptr[b + 1] - 1`` are request ``b``. A token that no request holds comes out as it is.
-    offsets : torch.Tensor
-        ``[requests]``, int32 or int64: the position of the first token of each request.
+    indptr, offsets : torch.Tensor
+        Requests, as :func:`apply_llama31_rope` takes them.
     rotary_dim : int, optional
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies that are long; positive.
-    rope_theta : float
-        Their base; positive.
-    low_freq_factor, high_freq_factor : float
-        Wavelengths above ``old_context_len / low_freq_factor`` positions are stretched by
-        ``rope_scale``, those below ``old_context_len / high_freq_factor`` are not, and those
-        between by a blend. ``high_freq_factor`` must be the larger.
+    rope_scale, rope_theta, low_freq_factor, high_freq_factor : float
+        As :func:`apply_llama31_rope` takes them.
     old_context_len : int
         The context length that the model was first trained for.
 
@@ -247,23 +238,14 @@ def apply_llama31_rope_inplace(
         As :func:`apply_llama31_rope` takes them; overwritten. They lie apart from each
         other in memory, such as slices of one packed projection. Columns behind ``rotary_dim`` are
         neither read nor written.
-    indptr : torch.Tensor
-        ``[requests + 1]``, int32 or int64, contiguous, not decreasing: tokens ``indptr[b]`` to
-        ``indptr[b + 1] - 1`` are request ``b``. A token that no request holds comes out as it is.
-    offsets : torch.Tensor
-        ``[requests]``, int32 or int64: the position of the first token of each request.
+    indptr, offsets : torch.Tensor
+        Requests, as :func:`apply_llama31_rope` takes them.
     rotary_dim : int, optional
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies that are long; positive.
-    rope_theta : float
-        Their base; positive.
-    low_freq_factor, high_freq_factor : float
-        Wavelengths above ``old_context_len / low_freq_factor`` positions are stretched by
-        ``rope_scale``, those below ``old_context_len / high_freq_factor`` are not, and those
-        between by a blend. ``high_freq_factor`` must be the larger.
+    rope_scale, rope_theta, low_freq_factor, high_freq_factor : float
+        As :func:`apply_llama31_rope` takes them.
     old_context_len : int
         The context length that the model was first trained for.
 

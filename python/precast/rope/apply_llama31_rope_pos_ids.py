@@ -40,14 +40,8 @@ def apply_llama31_rope_pos_ids_reference(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies that are long; positive.
-    rope_theta : float
-        Their base; positive.
-    low_freq_factor, high_freq_factor : float
-        Wavelengths above ``old_context_len / low_freq_factor`` positions are stretched by
-        ``rope_scale``, those below ``old_context_len / high_freq_factor`` are not, and those
-        between by a blend. ``high_freq_factor`` must be the larger.
+    rope_scale, rope_theta, low_freq_factor, high_freq_factor : float
+        As :func:`apply_llama31_rope` takes them.
     old_context_len : int
         The context length that the model was first trained for.
 
@@ -116,14 +110,8 @@ def apply_llama31_rope_pos_ids(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies that are long; positive.
-    rope_theta : float
-        Their base; positive.
-    low_freq_factor, high_freq_factor : float
-        Wavelengths above ``old_context_len / low_freq_factor`` positions are stretched by
-        ``rope_scale``, those below ``old_context_len / high_freq_factor`` are not, and those
-        between by a blend. ``high_freq_factor`` must be the larger.
+    rope_scale, rope_theta, low_freq_factor, high_freq_factor : float
+        As :func:`apply_llama31_rope` takes them.
     old_context_len : int
         The context length that the model was first trained for.
 
@@ -139,9 +127,7 @@ def apply_llama31_rope_pos_ids(
 
     Notes
     -----
-    Angles are exact to 1e-6 radians at positions below 2^24, the rotation is float32, rounded once
-    to nearest even. Allocates the results alone; safe in CUDA graphs; not differentiable. Source:
-    arXiv:2104.09864, arXiv:2407.21783.
+    As :func:`apply_llama31_rope`. Source: arXiv:2104.09864, arXiv:2407.21783.
 
     Examples
     --------
@@ -219,14 +205,8 @@ def apply_llama31_rope_pos_ids_inplace(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies that are long; positive.
-    rope_theta : float
-        Their base; positive.
-    low_freq_factor, high_freq_factor : float
-        Wavelengths above ``old_context_len / low_freq_factor`` positions are stretched by
-        ``rope_scale``, those below ``old_context_len / high_freq_factor`` are not, and those
-        between by a blend. ``high_freq_factor`` must be the larger.
+    rope_scale, rope_theta, low_freq_factor, high_freq_factor : float
+        As :func:`apply_llama31_rope` takes them.
     old_context_len : int
         The context length that the model was first trained for.
 

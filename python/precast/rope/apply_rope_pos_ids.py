@@ -36,10 +36,8 @@ def apply_rope_pos_ids_reference(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies; positive.
-    rope_theta : float
-        Their base; positive.
+    rope_scale, rope_theta : float
+        As :func:`apply_rope` takes them.
 
     Returns
     -------
@@ -101,10 +99,8 @@ def apply_rope_pos_ids(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies; positive.
-    rope_theta : float
-        Their base; positive.
+    rope_scale, rope_theta : float
+        As :func:`apply_rope` takes them.
 
     Returns
     -------
@@ -118,9 +114,7 @@ def apply_rope_pos_ids(
 
     Notes
     -----
-    Angles are exact to 1e-6 radians at positions below 2^24, the rotation is float32, rounded once
-    to nearest even. Allocates the results alone; safe in CUDA graphs; not differentiable. Source:
-    arXiv:2104.09864.
+    As :func:`apply_rope`. Source: arXiv:2104.09864.
 
     Examples
     --------
@@ -173,10 +167,8 @@ def apply_rope_pos_ids_inplace(
         Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale : float
-        Divides the frequencies; positive.
-    rope_theta : float
-        Their base; positive.
+    rope_scale, rope_theta : float
+        As :func:`apply_rope` takes them.
 
     Raises
     ------
