@@ -19,6 +19,9 @@ cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_
   using T = PRECAST_DTYPE;
   using Out = PRECAST_DTYPE_OUT;
   constexpr RopeAngles kAngles = RopeAngles::cached;
+  if (params.slots.tokens.data == nullptr) {  // no page table
+    return launch_rope<T, Out, kAngles, RopeTarget::rows>(params, enable_pdl, stream);
+  }
   return is_narrow(params.slots)
              ? launch_rope<T, Out, kAngles, RopeTarget::narrow_pages>(params, enable_pdl, stream)
              : launch_rope<T, Out, kAngles, RopeTarget::pages>(params, enable_pdl, stream);

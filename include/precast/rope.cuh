@@ -134,16 +134,19 @@ __device__ __forceinline__ RopeItem rope_item(const RopeParams& p, uint32_t item
 }
 
 // Threads of a CTA. Fewer where rows of the cache are waited for, so that a slow warp keeps less of
-// a multiprocessor: 1 to 6 % faster on H200 than 256. Those that compute share a table in the CTA.
-constexpr int rope_threads(RopeAngles angles) { return angles == RopeAngles::cached ? 128 : 256; }
+// a multiprocessor: on H200 128 were 1 to 6 % faster than 256, and with two heads a thread 64 were
+// 0.5 % (to fp8 3 %) faster than 128. Those that compute share a table in the CTA.
+constexpr int rope_threads(RopeAngles angles, int heads) {
+  return angles == RopeAngles::computed ? 256 : heads > 1 ? 64 : 128;
+}
 
 // Two heads a thread leave it 64 registers, so that 64 KiB of a multiprocessor are in flight.
 constexpr int rope_min_ctas(int threads, int heads) { return heads > 1 ? 1024 / threads : 1; }
 
 template <typename T, typename Out, bool kInterleave, RopeAngles kAngles, bool kAligned, int kHeads,
           RopeTarget kTarget>
-__global__ __launch_bounds__(rope_threads(kAngles),
-                             rope_min_ctas(rope_threads(kAngles), kHeads))  //
+__global__ __launch_bounds__(rope_threads(kAngles, kHeads),
+                             rope_min_ctas(rope_threads(kAngles, kHeads), kHeads))  //
     void RopeKernel(const __grid_constant__ RopeParams p) {
   constexpr bool kPaged = kTarget != RopeTarget::rows;
   using Finder =
@@ -153,7 +156,7 @@ __global__ __launch_bounds__(rope_threads(kAngles),
     fill_turns(turns, p.source);
     __syncthreads();
   }
-  uint32_t item = blockIdx.x * rope_threads(kAngles) + threadIdx.x;
+  uint32_t item = blockIdx.x * rope_threads(kAngles, kHeads) + threadIdx.x;
   const bool exists = item < p.items.count;
   if constexpr (kAngles == RopeAngles::cached) {
     if (!exists) return;
@@ -176,7 +179,6 @@ __global__ __launch_bounds__(rope_threads(kAngles),
   const bool searches = kAngles == RopeAngles::computed && !by_token;
   const bool is_paged = kPaged && segment.is_paged;
 
-  allow_next_grid();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int h = 0; h < kHeads; ++h) {
@@ -186,6 +188,10 @@ __global__ __launch_bounds__(rope_threads(kAngles),
       }
     }
     if (by_token && at.head == 0) prefetch_to_l2(address_of(positions.ids, at.token));
+    if (kAngles == RopeAngles::cached && segment.turns && at.head == 0) {
+      const int32_t guess = guess_low_word(positions.ids, at.token);
+      Rotation::prefetch(p.source, guess, at.column / kRopeVec);
+    }
     if (searches && static_cast<int>(threadIdx.x) < min(positions.requests, kWarpSize)) {
       prefetch_to_l2(address_of(positions.indptr, threadIdx.x + 1));
       prefetch_to_l2(address_of(positions.offsets, threadIdx.x));
@@ -224,9 +230,12 @@ __global__ __launch_bounds__(rope_threads(kAngles),
         has_head && has_b ? load<kAligned>(head + segment.second, b_left, policy) : zero_vec<T>();
   }
 
-  int32_t position = id.saturated(positions.ids);
+  // Why here: on H200 17 % faster with 64 tokens, and 5 % with 16384, than ahead of the loads.
+  allow_next_grid();
+
+  int32_t position = 0;
   if constexpr (kAngles == RopeAngles::computed) {
-    if (searches) position = search.position(positions, at.token);
+    position = searches ? search.position(positions, at.token) : id.saturated(positions.ids);
   }
   bool turns_it = segment.turns;
   Rotation rotation;
@@ -234,12 +243,14 @@ __global__ __launch_bounds__(rope_threads(kAngles),
     const RopePairs pairs = {kInterleave ? at.column / 2 : at.column,
                              (segment.second + at.column) / 2};
     if constexpr (kAngles == RopeAngles::cached) {
-      turns_it = p.source.cache.has(position);
-      if (turns_it) rotation.load<kInterleave, kAligned>(p.source, position, pairs);
+      // Why the low word alone: the row's loads do not wait for the high one, then.
+      turns_it = p.source.cache.has(id.low);
+      if (turns_it) rotation.load<kInterleave, kAligned>(p.source, id.low, pairs);
     } else {
       rotation.compute<kInterleave>(turns, p.source, position, pairs);
     }
   }
+  if constexpr (kAngles == RopeAngles::cached) turns_it = turns_it && id.is_low(positions.ids);
 
   int64_t offset = at.token * segment.out_token_stride;
   if (is_paged) {
@@ -271,9 +282,7 @@ __global__ __launch_bounds__(rope_threads(kAngles),
     }
   }
   if constexpr (kAngles == RopeAngles::cached) {
-    if (p.source.cache.has(position_ahead)) {
-      Rotation::prefetch(p.source, position_ahead, at.column / kRopeVec);
-    }
+    Rotation::prefetch(p.source, position_ahead, at.column / kRopeVec);
   }
 }
 
@@ -321,9 +330,9 @@ cudaError_t launch_rope_as(RopeParams p, bool enable_pdl, cudaStream_t stream) {
   p.tokens_ahead = many ? tokens_ahead(bytes_of(p), p.tokens) : 0;
   p.evict_last = reads_evict_last(bytes_of(p),
                                   p.segment_count > 0 && p.segments[0].input == p.segments[0].out);
-  constexpr int kThreads = rope_threads(kAngles);
-  const uint32_t ctas = (p.items.count - 1) / kThreads + 1;
-  return launch(kernel, dim3(ctas), dim3(kThreads), enable_pdl, stream, p);
+  const int threads = rope_threads(kAngles, many ? 2 : 1);
+  const uint32_t ctas = (p.items.count - 1) / threads + 1;
+  return launch(kernel, dim3(ctas), dim3(threads), enable_pdl, stream, p);
 }
 
 // Launches the rotation on `stream`; nothing without tokens or heads. Out is T, or an fp8 type.
