@@ -209,11 +209,15 @@ __global__ __launch_bounds__(rope_threads(kAngles, kHeads),
   RawIndex id;
   if (by_token && segment.turns) id = RawIndex(positions.ids, at.token);
   int32_t position_ahead = -1;
-  if constexpr (kAngles == RopeAngles::cached) {
-    // The threads of the first segment's first head, which is of queries and turns.
-    if (p.tokens_ahead > 0 && at.segment == 0 && at.head == 0 &&
-        at.token + p.tokens_ahead < p.tokens) {
+  // The threads of the first segment's first head, which is of queries and turns.
+  if (by_token && p.tokens_ahead > 0 && at.segment == 0 && at.head == 0 &&
+      at.token + p.tokens_ahead < p.tokens) {
+    if constexpr (kAngles == RopeAngles::cached) {
       position_ahead = load_low_word(positions.ids, at.token + p.tokens_ahead);
+    } else {
+      // Why: sines are computed while the heads are on their way, if the position is there before
+      // them. 2.5 % faster on H200 with 16384 tokens.
+      prefetch_to_l2(address_of(positions.ids, at.token + p.tokens_ahead));
     }
   }
   Finder slot;
