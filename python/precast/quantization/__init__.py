@@ -39,6 +39,12 @@ from precast.quantization.nvfp4_kv_dequantize import nvfp4_kv_dequantize as nvfp
 from precast.quantization.nvfp4_kv_dequantize import (
     nvfp4_kv_dequantize_reference as nvfp4_kv_dequantize_reference,
 )
+from precast.quantization.nvfp4_kv_dequantize_paged import (
+    nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged,
+)
+from precast.quantization.nvfp4_kv_dequantize_paged import (
+    nvfp4_kv_dequantize_paged_reference as nvfp4_kv_dequantize_paged_reference,
+)
 from precast.quantization.nvfp4_quantize import nvfp4_quantize as nvfp4_quantize
 from precast.quantization.nvfp4_quantize import nvfp4_quantize_reference as nvfp4_quantize_reference
 from precast.quantization.packbits import packbits as packbits
