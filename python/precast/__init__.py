@@ -65,6 +65,8 @@ from precast.quantization import per_token_quant_fp8 as per_token_quant_fp8
 from precast.quantization import quantize_fp8 as quantize_fp8
 from precast.quantization import scaled_fp8_quant as scaled_fp8_quant
 from precast.quantization import segment_packbits as segment_packbits
+from precast.quantization import shuffle_matrix_a as shuffle_matrix_a
+from precast.quantization import shuffle_matrix_sf_a as shuffle_matrix_sf_a
 from precast.quantization import (
     silu_and_mul_per_token_group_quant as silu_and_mul_per_token_group_quant,
 )

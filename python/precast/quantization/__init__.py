@@ -62,6 +62,8 @@ from precast.quantization.per_token_group import (
     per_token_group_quant_8bit as per_token_group_quant_8bit,
 )
 from precast.quantization.sf_layout import SfLayout as SfLayout
+from precast.quantization.shuffle_matrix import shuffle_matrix_a as shuffle_matrix_a
+from precast.quantization.shuffle_matrix import shuffle_matrix_sf_a as shuffle_matrix_sf_a
 from precast.quantization.silu_and_mul import (
     silu_and_mul_per_token_quant as silu_and_mul_per_token_quant,
 )
