@@ -10,8 +10,8 @@
 # alone:
 #
 #   PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error \
-#     compute-sanitizer --tool memcheck --report-api-errors no --kernel-name kns=precast \
-#     --error-exitcode 99 python -m pytest -m "not jit" tests/gpu/test_gpu_sanitize.py
+#     compute-sanitizer --tool memcheck --report-api-errors no --padding 64 \
+#     --kernel-name kns=precast --error-exitcode 99 python -m pytest -m "not jit" tests/gpu/test_gpu_sanitize.py
 #
 # and one of racecheck:
 #
@@ -51,8 +51,9 @@ filter=--kernel-name
 checked() {
   local tool=$1 options=()
   shift
-  # torch asks the driver for functions that it may not have.
-  [ "$tool" != memcheck ] || options=(--report-api-errors no)
+  # torch asks the driver for functions that it may not have. What is behind an allocation is no
+  # other one.
+  [ "$tool" != memcheck ] || options=(--report-api-errors no --padding 64)
   "$sanitizer" --tool "$tool" "${options[@]}" "$filter" kns=precast --error-exitcode "$found" "$@"
 }
 

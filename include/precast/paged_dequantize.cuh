@@ -66,9 +66,14 @@ struct PagedDequantizeParams {
 
 // Four bytes; where they are not aligned, one by one.
 template <bool kAligned>
-__device__ __forceinline__ uint32_t load_codes(const char* source) {
+__device__ __forceinline__ uint32_t load_codes(const char* source, L2Policy policy) {
   if constexpr (kAligned) {
-    return Unit<4>::load(source, L2Policy{}).bits;
+    uint32_t codes;
+    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
+                 : "=r"(codes)
+                 : "l"(source), "l"(policy.bits)
+                 : "memory");
+    return codes;
   } else {
     uint32_t codes = 0;
 #pragma unroll
@@ -79,13 +84,13 @@ __device__ __forceinline__ uint32_t load_codes(const char* source) {
   }
 }
 
-__device__ __forceinline__ const char* row_of(const PagedBytes& bytes, int64_t page, uint32_t entry,
-                                              uint32_t head) {
-  return static_cast<const char*>(bytes.data) + page * bytes.page_stride +
-         entry * bytes.entry_stride + head * bytes.head_stride;
+__device__ __forceinline__ int64_t offset_of(const PagedBytes& bytes, int64_t page, uint32_t entry,
+                                             uint32_t head) {
+  return page * bytes.page_stride + entry * bytes.entry_stride + head * bytes.head_stride;
 }
 
-template <typename T, int kTokens, bool kAligned>
+// kAlike: values have the strides and the head_dim of keys, which saves half of the arithmetic.
+template <typename T, int kTokens, bool kAligned, bool kAlike>
 __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
     const __grid_constant__ PagedDequantizeParams p) {
   constexpr int kSize = Vec<T>::kSize;
@@ -115,28 +120,33 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
   const uint32_t end = min(static_cast<uint32_t>(max(tokens, 0)), p.length);
   if (first >= end || page < 0 || page >= p.pages) return;
 
+  const L2Policy policy = read_policy(true);
   uint32_t codes[2][kTokens];
   uint32_t scales[2][kTokens];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const PagedCodes& part = p.parts[i];
-    const char* data = row_of(part.data, page, entry, head) + item * (kSize / 2);
-    const char* scale = row_of(part.scales, page, entry, head) + item / 2;  // [1] for 16 numbers
-    const bool is_in_row = item * kSize < part.head_dim;
+    const PagedCodes& like = p.parts[kAlike ? 0 : i];
+    const char* data = static_cast<const char*>(part.data.data) +
+                       offset_of(like.data, page, entry, head) + item * (kSize / 2);
+    const char* scale = static_cast<const char*>(part.scales.data) +
+                        offset_of(like.scales, page, entry, head) + item / 2;  // of 16 numbers
+    const bool is_in_row = kAlike || item * kSize < part.head_dim;
 #pragma unroll
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
-      codes[i][j] = load_codes<kAligned>(data + j * part.data.entry_stride);
-      scales[i][j] = Unit<1>::load(scale + j * part.scales.entry_stride, L2Policy{}).bits;
+      codes[i][j] = load_codes<kAligned>(data + j * like.data.entry_stride, policy);
+      scales[i][j] = Unit<1>::load(scale + j * like.scales.entry_stride, policy).bits;
     }
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
     const PagedCodes& part = p.parts[i];
+    const uint32_t head_dim = p.parts[kAlike ? 0 : i].head_dim;
     const float global = load_scalar(part.global);
     const int64_t row = (int64_t(request) * p.length + first) * p.heads + head;
-    T* out = static_cast<T*>(part.out) + row * part.head_dim + item * kSize;
-    const bool is_in_row = item * kSize < part.head_dim;
+    T* out = static_cast<T*>(part.out) + row * head_dim + item * kSize;
+    const bool is_in_row = kAlike || item * kSize < head_dim;
 #pragma unroll
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
@@ -144,7 +154,7 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
       e2m1_times_e4m3(codes[i][j], scales[i][j], x);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) x[k] = __fmul_rn(x[k], global);
-      store_vec(out + int64_t(j) * p.heads * part.head_dim, pack<T>(x));
+      store_vec(out + int64_t(j) * p.heads * head_dim, pack<T>(x));
     }
   }
 }
@@ -154,7 +164,7 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
 #if !defined(__CUDACC_RTC__)
 
 // Neighbouring tokens of one thread, where the page size allows it.
-constexpr int kPagedDequantizeTokens = 2;
+constexpr int kPagedDequantizeTokens = 4;
 constexpr uint32_t kManyPagedItems = 1u << 19;  // about two for each thread of a large GPU
 
 // Fills in what the launcher sets. False if the items are more than 32 bits count.
@@ -181,6 +191,23 @@ inline bool is_word_aligned(const PagedBytes& bytes) {
   return bits % 4 == 0;
 }
 
+inline bool have_same_strides(const PagedBytes& a, const PagedBytes& b) {
+  return a.page_stride == b.page_stride && a.entry_stride == b.entry_stride &&
+         a.head_stride == b.head_stride;
+}
+
+template <typename T, int kTokens>
+auto choose_paged_dequantize(const PagedCodes& keys, const PagedCodes& values) {
+  if (!is_word_aligned(keys.data) || !is_word_aligned(values.data)) {
+    return PagedDequantizeKernel<T, kTokens, false, false>;
+  }
+  const bool alike = keys.head_dim == values.head_dim &&
+                     have_same_strides(keys.data, values.data) &&
+                     have_same_strides(keys.scales, values.scales);
+  return alike ? PagedDequantizeKernel<T, kTokens, true, true>
+               : PagedDequantizeKernel<T, kTokens, true, false>;
+}
+
 // Launches it on `stream`; nothing where there is no number. cudaErrorInvalidValue if the outputs
 // have more than 2^32 items of 16 bytes.
 template <typename T>
@@ -191,11 +218,9 @@ cudaError_t launch_paged_dequantize(PagedDequantizeParams p, bool enable_pdl, cu
   const bool several = p.items.count > kManyPagedItems && p.length > 1 &&
                        p.page_size.value % kPagedDequantizeTokens == 0;
   if (several) plan_paged_dequantize(p, kPagedDequantizeTokens);
-  const bool aligned = is_word_aligned(p.parts[0].data) && is_word_aligned(p.parts[1].data);
-  const auto kernel =
-      several ? (aligned ? PagedDequantizeKernel<T, kPagedDequantizeTokens, true>
-                         : PagedDequantizeKernel<T, kPagedDequantizeTokens, false>)
-              : (aligned ? PagedDequantizeKernel<T, 1, true> : PagedDequantizeKernel<T, 1, false>);
+  const PagedCodes &keys = p.parts[0], &values = p.parts[1];
+  const auto kernel = several ? choose_paged_dequantize<T, kPagedDequantizeTokens>(keys, values)
+                              : choose_paged_dequantize<T, 1>(keys, values);
   const uint32_t ctas = (p.items.count - 1) / kItemThreads + 1;
   return launch(kernel, dim3(ctas), dim3(kItemThreads), enable_pdl, stream, p);
 }
