@@ -21,11 +21,12 @@ SHAPES = ((1, 128), (16, 512), (4, 4096), (16, 8192))
 def _arguments(batch: int, length: int, dtype: torch.dtype) -> tuple[Any, ...]:
     each = -(-length // PAGE)
     pages = batch * each
-    codes = torch.randint(0, 256, (pages, 2, PAGE, HEADS, DIM // 2), device="cuda").byte()
-    scales = torch.rand(pages, 2, PAGE, HEADS, DIM // 16, device="cuda").to(torch.float8_e4m3fn)
-    table = torch.randperm(pages, device="cuda").int().view(batch, each)
-    lens = torch.full((batch,), length, dtype=torch.int32, device="cuda")
-    numbers = torch.rand(1, device="cuda"), torch.rand(1, device="cuda")
+    inner = (pages, 2, PAGE, HEADS)
+    codes = (torch.randn(*inner, DIM // 2, device="cuda") * 40 + 128).clamp(0, 255).byte()
+    scales = torch.randn(*inner, DIM // 16, device="cuda").abs().to(torch.float8_e4m3fn)
+    table = torch.randperm(pages, device=codes.device).int().view(batch, each)
+    lens = torch.full((batch,), length, dtype=torch.int32, device=codes.device)
+    numbers = torch.randn(1, device="cuda").abs(), torch.randn(1, device="cuda").abs()
     shape = (batch, length, HEADS, DIM)
     outputs = (poison(torch.empty(shape, dtype=dtype, device="cuda")) for _ in range(2))
     return codes, scales, table, lens, *numbers, *outputs
