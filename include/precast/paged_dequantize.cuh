@@ -24,11 +24,10 @@
 //          PagedAttention, arXiv:2309.06180.
 #pragma once
 
-#include "precast/core/fp4.cuh"
+#include "precast/block_dequantize.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/paged.cuh"
-#include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {
@@ -64,24 +63,14 @@ struct PagedDequantizeParams {
 
 #if defined(__CUDACC__)
 
-// Four bytes; where they are not aligned, one by one.
+// The codes of one item, wherever they lie.
 template <bool kAligned>
 __device__ __forceinline__ uint32_t load_codes(const char* source, L2Policy policy) {
-  if constexpr (kAligned) {
-    uint32_t codes;
-    asm volatile("ld.global.L2::cache_hint.u32 %0, [%1], %2;"
-                 : "=r"(codes)
-                 : "l"(source), "l"(policy.bits)
-                 : "memory");
-    return codes;
-  } else {
-    uint32_t codes = 0;
+  if constexpr (kAligned) return static_cast<uint32_t>(load_packed<4>(source, policy));
+  uint32_t codes = 0;
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      codes |= static_cast<uint32_t>(Unit<1>::load(source + i, L2Policy{}).bits) << 8 * i;
-    }
-    return codes;
-  }
+  for (int i = 0; i < 4; ++i) codes |= load_byte(source + i) << 8 * i;
+  return codes;
 }
 
 __device__ __forceinline__ int64_t offset_of(const PagedBytes& bytes, int64_t page, uint32_t entry,
@@ -138,7 +127,7 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
       codes[i][j] = load_codes<kAligned>(data + j * like.data.entry_stride, policy);
-      scales[i][j] = Unit<1>::load(scale + j * like.scales.entry_stride, policy).bits;
+      scales[i][j] = load_byte(scale + j * like.scales.entry_stride);
     }
   }
 #pragma unroll
@@ -152,7 +141,7 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
       float x[kSize];
-      e2m1_times_e4m3(codes[i][j], scales[i][j], x);
+      unpack_block<BlockFormat::e2m1_e4m3>(codes[i][j], scales[i][j], x);
 #pragma unroll
       for (int k = 0; k < kSize; ++k) x[k] = __fmul_rn(x[k], globals[i]);
       store_vec(out + int64_t(j) * p.heads * head_dim, pack<T>(x));

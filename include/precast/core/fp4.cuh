@@ -105,19 +105,6 @@ __device__ __forceinline__ __half2 e4m3_to_f16_pair(uint32_t bits) {
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bits * 0x0101u), __NV_E4M3));
 }
 
-// Eight numbers, the first in the lowest 4 bits, times one scale: exact, of all its bits, in f16.
-__device__ __forceinline__ void e2m1_times_e4m3(uint32_t codes, uint32_t scale, float (&x)[8]) {
-  uint32_t pairs[4];
-  e2m1_to_f16(codes, pairs);
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    const __half2 pair = reinterpret_cast<const __half2&>(pairs[i]);
-    const float2 both = __half22float2(__hmul2(pair, e4m3_to_f16_pair(scale)));
-    x[2 * i] = both.x;
-    x[2 * i + 1] = both.y;
-  }
-}
-
 // The least ue8m0 scale with which `amax`, not negative, does not exceed the largest number of a
 // format, 2^kExponent * (1 + kMantissa / 2^23). Infinity gives the largest scale, 254.
 template <int kExponent, uint32_t kMantissa>

@@ -17,8 +17,9 @@ from precast._reference_checks import (
 )
 from precast._torch import torch
 from precast.page._cache import Cache, entries_of
+from precast.page._trace import by_layout
 from precast.quantization._formats import dequantize, e2m1_unpack
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
 def _names(name: str, cache: Cache) -> tuple[str, str]:
@@ -201,7 +202,9 @@ def fill_pages(call: dict[str, Any]) -> None:
     lens[0] = 1
 
 
-def paged_trace(name: str, description: str, reference: Callable[..., Any]) -> Any:
+def paged_trace(
+    name: str, description: str, reference: Callable[..., Any]
+) -> Callable[..., TraceTemplate]:
     """Templates for each layout, a pair of caches or one, and page size 1."""
     templates: dict[tuple[bool, str], TraceTemplate] = {}
     for packed in (False, True):
@@ -266,13 +269,4 @@ def paged_trace(name: str, description: str, reference: Callable[..., Any]) -> A
                 fill=fill_pages,
             )
 
-    @dispatch(*templates.values())
-    def by_layout(
-        paged_kv_cache: Any = None, kv_layout: Any = "NHD", **others: Any
-    ) -> TraceTemplate:
-        packed = not isinstance(paged_kv_cache, tuple)
-        rank = getattr(paged_kv_cache if packed else paged_kv_cache[0], "ndim", 4 + packed)
-        layout = "page1" if rank == 3 + packed else kv_layout
-        return templates.get((packed, layout), templates[packed, "NHD"])
-
-    return by_layout
+    return by_layout(templates)
