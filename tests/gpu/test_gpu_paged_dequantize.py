@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,15 +53,16 @@ def test_sizes(sizes: Paged, generator: torch.Generator) -> None:
     call.check()
 
 
-@pytest.mark.parametrize("form", ["pair", "packed"])
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 @pytest.mark.parametrize(("page_size", "length"), [(16, 1001), (16, 1000), (9, 1001)])
 def test_large(
     page_size: int, length: int, layout: str, form: str, generator: torch.Generator
 ) -> None:
     """Where a thread takes several tokens, and where pages do not allow it."""
-    sizes = Paged((length, 3, 998), length, 8, (128, 128), page_size, layout, form)
-    call = replace(sizes, lens=sizes.lens * 2, finite=True).make(generator)
+    dims = (64, 128) if form == "joined" else (128, 128)
+    sizes = Paged((length, 3, 998) * 2, length, 8, dims, page_size, layout, form, finite=True)
+    call = sizes.make(generator)
     call.run()
     for part, want in enumerate(nvfp4_kv_dequantize_paged_reference(*call.arguments)):
         same_bits(call.buffers[part].view, want)
