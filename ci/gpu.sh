@@ -13,6 +13,8 @@
 #   peer      the same calls by other libraries, where they are installed
 #   bench     every benchmark
 #   startup   import, first call, compile and CPU time of a call
+# and by name alone, because it takes as long as the tests:
+#   sanitize  a small sample of every op under compute-sanitizer (ci/sanitize.sh)
 # A stage that needs the environment makes it if it is not there.
 #
 # PYTHON  the interpreter that has torch (default python3)
@@ -23,11 +25,12 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-all_stages=(install doctor tests jit peer bench startup)
+default_stages=(install doctor tests jit peer bench startup)
+all_stages=("${default_stages[@]}" sanitize)
 bundle=${1:-bundle}
 [ $# -eq 0 ] || shift
 stages=("$@")
-[ $# -gt 0 ] || stages=("${all_stages[@]}")
+[ $# -gt 0 ] || stages=("${default_stages[@]}")
 for stage in "${stages[@]}"; do
   [[ " ${all_stages[*]} " == *" $stage "* ]] || {
     echo "error: no stage $stage; legal: ${all_stages[*]}" >&2
@@ -48,6 +51,7 @@ work=$(realpath "$work")
 peers=${PEERS:+$(realpath "$PEERS")}
 COMMIT=${COMMIT:-$(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)}
 export COMMIT PYTHONUNBUFFERED=1
+ci=$PWD/ci
 venv=$work/venv
 tree=$work/tree
 python=$venv/bin/python
@@ -102,6 +106,10 @@ jit() {
 
 peer() {
   PRECAST_JIT=error run_pytest -q tests/peer
+}
+
+sanitize() {
+  (cd "$tree" && PYTHON=$python OUT=$out/sanitize "$ci/sanitize.sh")
 }
 
 bench() {

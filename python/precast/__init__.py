@@ -54,6 +54,7 @@ from precast.quantization import mxfp8_dequantize_host as mxfp8_dequantize_host
 from precast.quantization import mxfp8_quantize as mxfp8_quantize
 from precast.quantization import nvfp4_block_scale_interleave as nvfp4_block_scale_interleave
 from precast.quantization import nvfp4_kv_dequantize as nvfp4_kv_dequantize
+from precast.quantization import nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged
 from precast.quantization import nvfp4_quantize as nvfp4_quantize
 from precast.quantization import packbits as packbits
 from precast.quantization import per_block_cast_to_fp8 as per_block_cast_to_fp8
@@ -64,6 +65,8 @@ from precast.quantization import per_token_quant_fp8 as per_token_quant_fp8
 from precast.quantization import quantize_fp8 as quantize_fp8
 from precast.quantization import scaled_fp8_quant as scaled_fp8_quant
 from precast.quantization import segment_packbits as segment_packbits
+from precast.quantization import shuffle_matrix_a as shuffle_matrix_a
+from precast.quantization import shuffle_matrix_sf_a as shuffle_matrix_sf_a
 from precast.quantization import (
     silu_and_mul_per_token_group_quant as silu_and_mul_per_token_group_quant,
 )

@@ -29,7 +29,13 @@ def pytest_report_header() -> list[str]:
     return [f"gpu: {device}; precast: {Path(precast.__file__).parent}; providers: {providers}"]
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    part, _, parts = os.environ.get("PRECAST_TEST_SHARD", "").partition("/")
+    if parts:  # "2/8": the third of eight parts, for as many processes
+        config.hook.pytest_deselected(
+            items=[item for i, item in enumerate(items) if i % int(parts) != int(part)]
+        )
+        items[:] = items[int(part) :: int(parts)]
     for item in items:
         if not Path(item.path).is_relative_to(HERE):
             continue

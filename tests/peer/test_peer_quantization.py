@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from block_calls import LAYOUTS, QUANTIZE, Quantize, global_scale, numbers, same_bits
+from paged_calls import Paged
 
 import precast
 from precast import SfLayout
@@ -57,6 +58,36 @@ def test_nvfp4_kv_dequantize(generator: torch.Generator) -> None:
     for dtype in (BF16, torch.float16):
         want = flashinfer.nvfp4_kv_dequantize(q, scales, 1 / g, dtype)
         same_bits(precast.nvfp4_kv_dequantize(q, scales, 1 / g, dtype), want)
+
+
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+@pytest.mark.parametrize("form", ["pair", "packed", "joined"])
+def test_nvfp4_kv_dequantize_paged(form: str, layout: str, generator: torch.Generator) -> None:
+    import flashinfer
+
+    for dtype in (BF16, torch.float16):
+        dims = (64, 64) if form == "packed" else (64, 128)
+        sizes = Paged(form=form, layout=layout, dtype=dtype, dims=dims, finite=True)
+        call = sizes.make(generator)
+        call.run(flashinfer.nvfp4_kv_dequantize_paged)
+        want = [buffer.view.clone() for buffer in call.buffers]
+        for buffer in call.buffers:
+            buffer.bytes.fill_(0xA5)
+        call.run()
+        for buffer, theirs in zip(call.buffers, want, strict=True):
+            same_bits(buffer.view, theirs)
+
+
+@pytest.mark.parametrize("tile", [64, 128, 192, 256])
+def test_shuffled_rows(tile: int) -> None:
+    from flashinfer import utils as theirs
+
+    from precast import utils
+
+    scales = torch.zeros(384, 4, dtype=torch.uint8)
+    for name in ("get_shuffle_matrix_a_row_indices", "get_shuffle_matrix_sf_a_row_indices"):
+        got, want = getattr(utils, name)(scales, tile), getattr(theirs, name)(scales, tile)
+        same_bits(got, want)
 
 
 @pytest.mark.skipif(not HAS_E2M1, reason="FlashInfer's kernels are empty on this GPU")

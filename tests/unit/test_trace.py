@@ -35,6 +35,8 @@ WITHOUT_TEMPLATE = {
     "per_token_cast_to_fp8": "calls per_token_group_quant_8bit, which has one",
     "mxfp4_dequantize_host": "runs on the CPU while weights are loaded; mxfp4_dequantize has one",
     "mxfp8_dequantize_host": "runs on the CPU while weights are loaded; mxfp8_dequantize has one",
+    "shuffle_matrix_a": "is indexing by PyTorch while weights are loaded, no kernel",
+    "shuffle_matrix_sf_a": "calls block_scale_interleave, which has one",
     "get_seq_lens": "is four operations of PyTorch, no kernel",
 }
 

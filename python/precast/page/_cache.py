@@ -41,13 +41,18 @@ def check_call(export: str, paged_kv_cache: object, kv_layout: object, **tensors
     """Raise an error that names what is of a wrong type; called when a call has failed already."""
     check_layout(export, kv_layout)
     check_tensors(export, **tensors)
-    got, legal = type(paged_kv_cache).__name__, isinstance(paged_kv_cache, torch.Tensor)
-    if isinstance(paged_kv_cache, tuple):
-        got = f"a tuple of {', '.join(type(part).__name__ for part in paged_kv_cache) or 'none'}"
-        legal = [isinstance(part, torch.Tensor) for part in paged_kv_cache] == [True, True]
+    check_cache(export, "paged_kv_cache", paged_kv_cache)
+
+
+def check_cache(export: str, name: str, cache: object) -> None:
+    """Raise the error of a cache that is neither a tensor nor a pair."""
+    got, legal = type(cache).__name__, isinstance(cache, torch.Tensor)
+    if isinstance(cache, tuple):
+        got = f"a tuple of {', '.join(type(part).__name__ for part in cache) or 'none'}"
+        legal = [isinstance(part, torch.Tensor) for part in cache] == [True, True]
     if not legal:
         raise CacheLayoutError(
-            f"{export}: paged_kv_cache must be a torch.Tensor or a tuple of two, got {got}"
+            f"{export}: {name} must be a torch.Tensor or a tuple of two, got {got}"
         ) from None
 
 

@@ -81,6 +81,21 @@ def _template(
     )
 
 
+def by_layout(
+    templates: Mapping[tuple[bool, str], TraceTemplate],
+) -> Callable[..., TraceTemplate]:
+    """A dispatch function by whether one tensor holds keys and values, and by layout or page1."""
+
+    @dispatch(*templates.values())
+    def choose(paged_kv_cache: Any = None, kv_layout: Any = "NHD", **others: Any) -> TraceTemplate:
+        packed = not isinstance(paged_kv_cache, tuple)
+        rank = getattr(paged_kv_cache if packed else paged_kv_cache[0], "ndim", 4 + packed)
+        layout = "page1" if rank == 3 + packed else kv_layout
+        return templates.get((packed, layout), templates[packed, "NHD"])
+
+    return choose
+
+
 def kv_trace(
     name: str,
     description: str,
@@ -134,16 +149,7 @@ def kv_trace(
                 {"kv_layout": "HND"} if layout == "HND" else None,
             )
 
-    @dispatch(*templates.values())
-    def by_layout(
-        paged_kv_cache: Any = None, kv_layout: Any = "NHD", **others: Any
-    ) -> TraceTemplate:
-        packed = not isinstance(paged_kv_cache, tuple)
-        rank = getattr(paged_kv_cache if packed else paged_kv_cache[0], "ndim", 4 + packed)
-        layout = "page1" if rank == 3 + packed else kv_layout
-        return templates.get((packed, layout), templates[packed, "NHD"])
-
-    return by_layout
+    return by_layout(templates)
 
 
 def mla_trace(

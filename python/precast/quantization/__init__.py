@@ -39,6 +39,12 @@ from precast.quantization.nvfp4_kv_dequantize import nvfp4_kv_dequantize as nvfp
 from precast.quantization.nvfp4_kv_dequantize import (
     nvfp4_kv_dequantize_reference as nvfp4_kv_dequantize_reference,
 )
+from precast.quantization.nvfp4_kv_dequantize_paged import (
+    nvfp4_kv_dequantize_paged as nvfp4_kv_dequantize_paged,
+)
+from precast.quantization.nvfp4_kv_dequantize_paged import (
+    nvfp4_kv_dequantize_paged_reference as nvfp4_kv_dequantize_paged_reference,
+)
 from precast.quantization.nvfp4_quantize import nvfp4_quantize as nvfp4_quantize
 from precast.quantization.nvfp4_quantize import nvfp4_quantize_reference as nvfp4_quantize_reference
 from precast.quantization.packbits import packbits as packbits
@@ -56,6 +62,8 @@ from precast.quantization.per_token_group import (
     per_token_group_quant_8bit as per_token_group_quant_8bit,
 )
 from precast.quantization.sf_layout import SfLayout as SfLayout
+from precast.quantization.shuffle_matrix import shuffle_matrix_a as shuffle_matrix_a
+from precast.quantization.shuffle_matrix import shuffle_matrix_sf_a as shuffle_matrix_sf_a
 from precast.quantization.silu_and_mul import (
     silu_and_mul_per_token_quant as silu_and_mul_per_token_quant,
 )

@@ -30,9 +30,9 @@ def new_outputs(input: torch.Tensor, block: int, layout: int) -> tuple[torch.Ten
     shape = input.shape
     rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     columns = shape[-1]
-    out = input.new_empty((*shape[:-1], columns // 2), dtype=torch.uint8)
+    out = input.new_empty(*shape[:-1], columns // 2, dtype=torch.uint8)
     # Of `out`, whose dtype it has: naming one costs half a microsecond.
-    return out, out.new_empty(scale_shape(rows, columns // block, layout))
+    return out, out.new_empty(*scale_shape(rows, columns // block, layout))
 
 
 def on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:

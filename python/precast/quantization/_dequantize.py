@@ -33,7 +33,7 @@ def e2m1_reference(
 
 def new_values(packed: torch.Tensor, per_byte: int, dtype: torch.dtype) -> torch.Tensor:
     *leading, columns = packed.shape
-    return packed.new_empty((*leading, columns * per_byte), dtype=dtype)
+    return packed.new_empty(*leading, columns * per_byte, dtype=dtype)
 
 
 def check_blocks_of(

@@ -278,7 +278,8 @@ def dequantize_fp8(
             x_scale = x_scale.transpose(-1, -2)
         rows, columns = _tile(x, x_scale, tile_rows, tile_columns)
         if out is None:
-            out = x.new_empty(x.shape, dtype=torch.float32 if out_dtype is None else out_dtype)
+            dtype = torch.float32 if out_dtype is None else out_dtype
+            out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         elif out_dtype is not None:
             check_given_dtype("dequantize_fp8", "out_dtype", out_dtype, "out", out)
         pdl = enable_pdl is not False

@@ -202,9 +202,9 @@ def mxfp8_quantize(
         rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
         columns = shape[-1]
         padded = columns if alignment == 32 else -(-columns // (alignment or 1)) * alignment
-        out = input.new_empty((*shape[:-1], padded), dtype=torch.float8_e4m3fn)
+        out = input.new_empty(*shape[:-1], padded, dtype=torch.float8_e4m3fn)
         scale_rows, scale_columns = scale_shape(rows, padded // 32, layout)
-        out_sf = input.new_empty((scale_rows * scale_columns,), dtype=torch.uint8)
+        out_sf = input.new_empty(scale_rows * scale_columns, dtype=torch.uint8)
         if torch.compiler.is_compiling():
             torch_ops.mxfp8_quantize(input, out, out_sf, layout, alignment, enable_pdl is not False)
         else:

@@ -197,8 +197,8 @@ def per_block_cast_to_fp8(
             check_given_dtype("per_block_cast_to_fp8", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
             # Of another rank the input is refused where the arguments are checked.
-            shape = _scale_shape(x) if x.dim() > 1 else ()
-            out_scale = x.new_empty(shape, dtype=torch.float32)
+            shape = _scale_shape(x) if x.dim() > 1 else (0,)
+            out_scale = x.new_empty(*shape, dtype=torch.float32)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.per_block_cast_to_fp8(x, use_ue8m0, eps, out, out_scale, pdl)

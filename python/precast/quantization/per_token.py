@@ -137,7 +137,7 @@ def per_token_quant_fp8(
         elif dst_dtype is not None:
             check_given_dtype("per_token_quant_fp8", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
-            out_scale = x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+            out_scale = x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.per_token_quant_fp8(x, eps, out, out_scale, pdl)

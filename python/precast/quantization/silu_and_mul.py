@@ -281,7 +281,7 @@ def silu_and_mul_per_token_quant(
         elif dst_dtype is not None:
             check_given_dtype("silu_and_mul_per_token_quant", "dst_dtype", dst_dtype, "out", out)
         if out_scale is None:
-            out_scale = input.new_empty((*input.shape[:-1], 1), dtype=torch.float32)
+            out_scale = input.new_empty(*input.shape[:-1], 1, dtype=torch.float32)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.silu_and_mul_per_token_quant(input, eps, out, out_scale, pdl)

@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Run a small sample of every op under compute-sanitizer: accesses outside of a tensor's memory, and
+# races in shared memory.
+#
+#   ci/sanitize.sh [TOOL...]    memcheck and racecheck by default; also initcheck, synccheck
+#
+# The sample is tests/gpu/test_gpu_sanitize.py. Modules must be prebuilt. First of all, a call that
+# does read past its tensor must be found, so that silence means something. One process of memcheck
+# alone:
+#
+#   PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error \
+#     compute-sanitizer --tool memcheck --report-api-errors no --padding 64 \
+#     --kernel-name kns=precast --error-exitcode 99 python -m pytest -m "not jit" tests/gpu/test_gpu_sanitize.py
+#
+# and one of racecheck:
+#
+#   PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error \
+#     compute-sanitizer --tool racecheck --kernel-name kns=precast --error-exitcode 99 \
+#     python -m pytest -m "not jit" tests/gpu/test_gpu_sanitize.py
+#
+# PYTHON          the interpreter that has torch, pytest and precast (default python3)
+# JOBS            processes at once (default: as many as cores, at most 8)
+# SANITIZER       compute-sanitizer (default: on the PATH, or the CUDA toolkit's)
+# OUT             where logs go (default build/sanitize)
+set -euo pipefail
+tools=("$@")
+[ $# -gt 0 ] || tools=(memcheck racecheck)
+python=${PYTHON:-python3}
+jobs=${JOBS:-$(nproc)}
+[ -n "${JOBS:-}" ] || [ "$jobs" -le 8 ] || jobs=8
+out=${OUT:-build/sanitize}
+sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
+[ -x "$sanitizer" ] || {
+  echo "error: no $sanitizer. Fix: install the CUDA toolkit's, or name it in SANITIZER" >&2
+  exit 2
+}
+[ -f tests/gpu/test_gpu_sanitize.py ] || {
+  echo "error: no tests/gpu/test_gpu_sanitize.py in $PWD. Fix: run it where the tests are" >&2
+  exit 2
+}
+mkdir -p "$out"
+
+found=99 # the exit status that says that the tool found something
+# Each tensor gets an allocation of its own, which ends where the tensor ends.
+export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error OMP_NUM_THREADS=1
+# Only our kernels are instrumented. The option had another name before CUDA 13.
+filter=--kernel-name
+"$sanitizer" --help 2>&1 | grep -q -e "$filter" || filter=--kernel-regex
+
+checked() {
+  local tool=$1 options=()
+  shift
+  # torch asks the driver for functions that it may not have. What is behind an allocation is no
+  # other one.
+  [ "$tool" != memcheck ] || options=(--report-api-errors no --padding 64)
+  "$sanitizer" --tool "$tool" "${options[@]}" "$filter" kns=precast --error-exitcode "$found" "$@"
+}
+
+echo "== a planted error"
+status=0
+checked memcheck "$python" tests/gpu/out_of_bounds.py >"$out/planted.log" 2>&1 || status=$?
+[ "$status" -eq "$found" ] || {
+  tail -n 20 "$out/planted.log"
+  echo "error: a read past a tensor's end was not found (status $status)" >&2
+  exit 1
+}
+
+failed=0
+for tool in "${tools[@]}"; do
+  echo "== $tool"
+  start=$SECONDS
+  processes=()
+  for ((i = 0; i < jobs; i++)); do
+    PRECAST_TEST_SHARD=$i/$jobs checked "$tool" "$python" -m pytest -c /dev/null --rootdir "$PWD" \
+      -p no:cacheprovider -q --tb=short -m "not jit" tests/gpu/test_gpu_sanitize.py \
+      >"$out/$tool-$i.log" 2>&1 &
+    processes+=($!)
+  done
+  for ((i = 0; i < jobs; i++)); do
+    status=0
+    wait "${processes[$i]}" || status=$?
+    grep -hE "^[0-9]+ passed|^=+ ERROR SUMMARY|^=+ RACECHECK SUMMARY" "$out/$tool-$i.log" || true
+    [ "$status" -eq 0 ] || {
+      failed=1
+      grep -v "^\.*$" "$out/$tool-$i.log" | head -n 60
+      echo "error: $tool, part $i of $jobs: status $status; all of it is in $out/$tool-$i.log" >&2
+    }
+  done
+  echo "$tool: $((SECONDS - start)) s"
+done
+exit $failed
