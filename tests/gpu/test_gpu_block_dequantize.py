@@ -25,7 +25,7 @@ from precast.quantization._formats import scale_shape
 BF16 = torch.bfloat16
 LINEAR = SfLayout.layout_linear
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-SIZES = [(1, 32), (7, 96), (129, 160), (300, 1024), (64, 7168)]
+SIZES = [(1, 32), (7, 96), (129, 160), (300, 1024), (64, 7168), (601, 7200)]
 
 
 def data(*shape: int, generator: torch.Generator) -> torch.Tensor:
