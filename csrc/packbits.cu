@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of the packbits module. It has no axes: truth values are bytes.
 #include "precast/packbits.cuh"
+#include "precast/packbits_segments.cuh"
 
 namespace precast {
 

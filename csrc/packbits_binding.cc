@@ -3,6 +3,7 @@
 #include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/packbits.cuh"
+#include "precast/packbits_segments.cuh"
 #include "tvm_ffi_utils.h"
 
 namespace precast {

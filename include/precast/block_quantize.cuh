@@ -22,9 +22,9 @@
 //          scales of mx are rounded up, as FlashInfer's and cuBLAS' are, where the specification
 //          proposes floor(log2(amax)) minus the format's largest exponent, which saturates.
 // Measured 2026-11-21 on an H200, bf16, [16384, 7168], with shares of the elementwise ceiling:
-//          nvfp4   128x4  71.3 us  0.961    linear  69.7 us  0.983
-//          mxfp4   128x4  69.5 us  0.969    linear  68.6 us  0.981
-//          mxfp8   128x4  0.980             linear  0.993
+//          nvfp4   128x4  70.8 us  0.971    linear  69.2 us  0.993
+//          mxfp4   128x4  69.8 us  0.973    linear  68.5 us  0.992
+//          mxfp8   128x4  83.0 us  0.980    linear  82.2 us  0.989
 #pragma once
 
 #include "precast/core/fp4.cuh"
@@ -118,6 +118,9 @@ __device__ __forceinline__ void store_scale_byte(void* scales, uint32_t index, u
 }
 
 constexpr int kBlockElements = 16;  // of a thread
+// Of a CTA, or kFewBlockThreads. On H200 mxfp8 of [64, 7168] with linear scales took 1.2 us, 1.8
+// with 256.
+constexpr int kBlockThreads = 128;
 template <BlockRecipe kRecipe>
 constexpr uint32_t kBlockLanes = kRecipe == BlockRecipe::nvfp4 ? 1 : 2;  // that share a scale
 
@@ -193,10 +196,10 @@ __device__ __forceinline__ uint32_t quantize_block(const Vec<T> (&vecs)[2], floa
 
 // Any input and layout.
 template <typename T, BlockRecipe kRecipe, SfLayout kLayout>
-__global__ __launch_bounds__(kItemThreads) void BlockQuantizeKernel(
+__global__ __launch_bounds__(kBlockThreads) void BlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
   constexpr uint32_t kLanes = kBlockLanes<kRecipe>;
-  const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
+  const uint32_t item = blockIdx.x * blockDim.x + threadIdx.x;
   const uint32_t scale = item / kLanes, part = item % kLanes;
   const ScalePosition s = ScalePosition::of<kLayout>(p.scales, scale);
   const int64_t column = int64_t(s.column * kLanes + part) * kBlockElements;
@@ -235,18 +238,23 @@ __device__ __forceinline__ void prefetch_once(const void* source, uint32_t cta) 
   if (cta == 0 && threadIdx.x == 0) prefetch_to_l2(source);
 }
 
+// Whether this thread prefetches: one of the four whose elements lie in a line does. Why: lines
+// that are asked for several times cost a small call up to 0.7 us on H200, as does one that all
+// threads without elements ask for.
+__device__ __forceinline__ bool is_first_in_line() { return threadIdx.x % 4 == 0; }
+
 // -- dense input ----------------------------------------------------------------------------------
 // The input is aligned and contiguous, has no padding, and one scale `global`, as it is, is that of
 // all rows. So nothing is divided, and a thread takes several times 16 elements.
 
 // Scales in the order of the rows.
 template <typename T, BlockRecipe kRecipe, int kTimes>
-__global__ __launch_bounds__(kItemThreads) void LinearBlockQuantizeKernel(
+__global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
-  const uint64_t first = uint64_t(blockIdx.x) * (kItemThreads * kTimes) + threadIdx.x;
+  const uint64_t first = uint64_t(blockIdx.x) * (blockDim.x * kTimes) + threadIdx.x;
   const T* input = static_cast<const T*>(p.input);
   const auto start = [&](int i) {  // Outside, the first elements, for nothing.
-    const uint64_t item = first + i * kItemThreads;
+    const uint64_t item = first + i * blockDim.x;
     return item < p.items ? item * kBlockElements : 0;
   };
 
@@ -254,7 +262,9 @@ __global__ __launch_bounds__(kItemThreads) void LinearBlockQuantizeKernel(
   if (kRecipe == BlockRecipe::nvfp4) prefetch_once(p.global, blockIdx.x);
   if (may_overlap_previous_grid()) {
 #pragma unroll
-    for (int i = 0; i < kTimes; ++i) prefetch_to_l2(input + start(i));
+    for (int i = 0; i < kTimes; ++i) {
+      if (is_first_in_line() && first + i * blockDim.x < p.items) prefetch_to_l2(input + start(i));
+    }
   }
   wait_for_previous_grid();
 
@@ -268,7 +278,7 @@ __global__ __launch_bounds__(kItemThreads) void LinearBlockQuantizeKernel(
   const float global = kRecipe == BlockRecipe::nvfp4 ? load_scalar(p.global) : 1.0f;
 #pragma unroll
   for (int i = 0; i < kTimes; ++i) {
-    const uint64_t item = first + i * kItemThreads;
+    const uint64_t item = first + i * blockDim.x;
     const bool exists = item < p.items;
     const uint32_t bits =
         quantize_block<T, kRecipe>(vecs[i], global, p.out, item * kBlockElements, exists);
@@ -287,10 +297,10 @@ __device__ __forceinline__ void store_four_scales(void* scales, uint64_t index, 
 // and the lanes of a warp up to four tiles side by side: whole lines of input and output. kRows is
 // 1, or 4: rows 32 apart, whose scales in a tile lie side by side.
 template <typename T, BlockRecipe kRecipe, int kRows>
-__global__ __launch_bounds__(kItemThreads) void TiledBlockQuantizeKernel(
+__global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
   constexpr uint32_t kLanes = kBlockLanes<kRecipe>;
-  const uint32_t thread = blockIdx.x * kItemThreads + threadIdx.x;  // of those of 128 rows
+  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;  // of those of 128 rows
   const uint32_t part = thread % kLanes, column_in_tile = thread / kLanes % 4;
   const uint32_t word = thread / (4 * kLanes);
   const uint32_t tile_in_chunk = word & ((1u << p.wide_shift) - 1);
@@ -315,7 +325,9 @@ __global__ __launch_bounds__(kItemThreads) void TiledBlockQuantizeKernel(
   if (kRecipe == BlockRecipe::nvfp4) prefetch_once(p.global, cta);
   if (may_overlap_previous_grid(cta)) {
 #pragma unroll
-    for (int i = 0; i < kRows; ++i) prefetch_to_l2(input + start(i));
+    for (int i = 0; i < kRows; ++i) {
+      if (is_first_in_line() && is_inside(i)) prefetch_to_l2(input + start(i));
+    }
   }
   wait_for_previous_grid();
 
@@ -363,6 +375,11 @@ __global__ __launch_bounds__(kItemThreads) void TiledBlockQuantizeKernel(
 
 #if !defined(__CUDACC_RTC__)
 
+// Up to so many items CTAs of e2m1 are smaller, where arithmetic is what takes time: on H200 nvfp4
+// of [64, 7168] in tiles took 1.8 us, 2.8 with kBlockThreads. With mxfp8 the starts of twice as
+// many CTAs, 1.2 ns each, cost 0.1 to 0.4 us.
+constexpr uint32_t kFewBlocks = 1u << 16;
+constexpr int kFewBlockThreads = 64;
 // From so many items on a thread takes several: two for each thread of a large GPU.
 constexpr uint32_t kManyBlocks = 1u << 19;
 constexpr int kLinearTimes = 2;
@@ -403,9 +420,11 @@ cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, boo
                (p.global_stride == 0 || p.rows.count == 1);
   // mxfp8 computes so little that several were 2 to 3 % slower.
   const bool many = recipe != BlockRecipe::mxfp8 && p.items > kManyBlocks;
-  dim3 ctas((p.items - 1) / kItemThreads + 1);
+  const bool few = recipe != BlockRecipe::mxfp8 && p.items <= kFewBlocks;
+  const uint32_t cta = few ? kFewBlockThreads : kBlockThreads;  // threads
+  dim3 ctas((p.items - 1) / cta + 1);
   if (dense && p.layout == SfLayout::linear && many) {
-    ctas = dim3((p.items - 1) / (kItemThreads * kLinearTimes) + 1);
+    ctas = dim3((p.items - 1) / (cta * kLinearTimes) + 1);
   }
   if (dense && p.layout == SfLayout::tiles_128x4) {
     const uint32_t tile_rows = (p.rows.count - 1) / 128 + 1, tiles = p.scales.per_row.value;
@@ -413,14 +432,14 @@ cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, boo
     dense = tile_rows <= kMaxTileRows;
     while (p.wide_shift < 2 && (tiles >> p.wide_shift) % 2 == 0) ++p.wide_shift;
     const uint32_t threads = p.items / tile_rows / (many ? kTiledRows : 1);
-    if (dense) ctas = dim3((threads - 1) / kItemThreads + 1, tile_rows);
+    if (dense) ctas = dim3((threads - 1) / cta + 1, tile_rows);
   }
   const auto kernel = recipe == BlockRecipe::nvfp4
                           ? choose_block_quantize<T, BlockRecipe::nvfp4>(p.layout, dense, many)
                       : recipe == BlockRecipe::mxfp4
                           ? choose_block_quantize<T, BlockRecipe::mxfp4>(p.layout, dense, many)
                           : choose_block_quantize<T, BlockRecipe::mxfp8>(p.layout, dense, many);
-  return launch(kernel, ctas, dim3(kItemThreads), enable_pdl, stream, p);
+  return launch(kernel, ctas, dim3(cta), enable_pdl, stream, p);
 }
 
 #endif

@@ -4,8 +4,8 @@
 // Layout   input  [experts, rows, columns]  T of 1 or 2 bytes, contiguous
 //          out    [experts, tiles of 128 rows, tiles of 4 columns, 32, 4, 4]  T; padding is zero
 // Threads  one thread takes 16 bytes of each of the four rows that lie side by side in a tile, so
-//          that it writes 16 bytes, too; four lanes read 64 bytes of a row, eight write 128 bytes
-//          of a tile.
+//          that it writes 16 bytes, too; four lanes read 64 bytes of a row, of much data eight 128,
+//          and eight write 128 bytes of a tile.
 // Traffic  reads input once, writes out once.
 // Source   cuBLAS, "1D block scaling factors layout".
 #pragma once
@@ -17,9 +17,12 @@
 
 namespace precast {
 
-// Four lanes share a row of a CTA's. Larger CTAs, which read longer runs, were slower on H200.
-constexpr int kScaleLanes = 4;
-constexpr int kScaleThreads = 32 * kScaleLanes;
+constexpr int kScaleLanes = 4;  // that share a row of a CTA's
+// The same of more than kManyScaleBytes. On H200 [1048576, 448] took 226 us instead of 234,
+// [1048576, 128] 65.9 instead of 68.6 and [131072, 448] 30.4 instead of 31.2; [262144, 128], which
+// is not more, 18.1 instead of 17.8.
+constexpr int kManyScaleLanes = 8;
+constexpr uint64_t kManyScaleBytes = uint64_t(1) << 25;
 constexpr int kScaleRows = 4;  // of a thread, 32 apart
 
 struct BlockScaleParams {
@@ -48,8 +51,8 @@ __device__ __forceinline__ T load_element(const T* source) {
 }
 
 // T is an unsigned integer: scales are moved as bits. kAligned: rows are whole vectors.
-template <typename T, bool kAligned>
-__global__ __launch_bounds__(kScaleThreads) void BlockScaleInterleaveKernel(
+template <typename T, bool kAligned, int kLanes>
+__global__ __launch_bounds__(32 * kLanes) void BlockScaleInterleaveKernel(
     const __grid_constant__ BlockScaleParams p) {
   constexpr int kColumns = Vec<T>::kSize;
   constexpr int kTiles = kColumns / 4;
@@ -57,9 +60,9 @@ __global__ __launch_bounds__(kScaleThreads) void BlockScaleInterleaveKernel(
   const uint32_t band = p.chunks_per_row.divide(blockIdx.x);  // of 128 rows, of all experts
   const uint32_t chunk = blockIdx.x - band * p.chunks_per_row.value;
   const uint32_t expert = p.tile_rows_of.divide(band);
-  const uint32_t place = threadIdx.x / kScaleLanes;  // in a tile, of the thread's rows
+  const uint32_t place = threadIdx.x / kLanes;  // in a tile, of the thread's rows
   const uint32_t row = (band - expert * p.tile_rows) * 128 + place;
-  const uint32_t column = (chunk * kScaleLanes + threadIdx.x % kScaleLanes) * kColumns;
+  const uint32_t column = (chunk * kLanes + threadIdx.x % kLanes) * kColumns;
   const T* input = static_cast<const T*>(p.input) + (uint64_t(expert) * p.rows + row) * p.columns +
                    column;  // [kColumns]
   T* out = static_cast<T*>(p.out) + (uint64_t(band) * p.tile_columns + column / 4) * 512 +
@@ -67,7 +70,9 @@ __global__ __launch_bounds__(kScaleThreads) void BlockScaleInterleaveKernel(
 
   allow_next_grid();
   const uint64_t step = uint64_t(32) * p.columns;  // from one row of the thread to the next
-  if (may_overlap_previous_grid() && column < p.columns) {
+  // One lane asks for what all lanes of a row read. Why: asking several times for a line costs more
+  // than the prefetch gains.
+  if (may_overlap_previous_grid() && threadIdx.x % kLanes == 0) {
 #pragma unroll
     for (int i = 0; i < kScaleRows; ++i) {
       if (row + 32 * i < p.rows) prefetch_to_l2(input + i * step);
@@ -122,18 +127,23 @@ cudaError_t launch_block_scale_interleave(BlockScaleParams p, bool enable_pdl,
   if (p.experts == 0 || p.rows == 0 || p.columns == 0) return cudaSuccess;
   p.tile_rows = (p.rows - 1) / 128 + 1;
   p.tile_columns = (p.columns - 1) / 4 + 1;
-  constexpr uint32_t kChunk = kScaleLanes * Vec<T>::kSize / 4;  // tiles
-  const uint64_t chunks = (p.tile_columns - 1) / kChunk + 1;
+  const bool aligned = reinterpret_cast<uint64_t>(p.input) % kVecBytes == 0 &&
+                       p.columns * sizeof(T) % kVecBytes == 0;
   const uint64_t bands = uint64_t(p.experts) * p.tile_rows;
+  const uint64_t row_bytes = uint64_t(p.columns) * sizeof(T);
+  const bool many = aligned && row_bytes >= kManyScaleLanes * kVecBytes &&
+                    bands * 128 * row_bytes > kManyScaleBytes;
+  const int lanes = many ? kManyScaleLanes : kScaleLanes;
+  const uint32_t chunk = lanes * Vec<T>::kSize / 4;  // tiles
+  const uint64_t chunks = (p.tile_columns - 1) / chunk + 1;
   if (bands > 0x7fffffffu / chunks) return cudaErrorInvalidValue;
   p.chunks_per_row = Divisor(static_cast<uint32_t>(chunks));
   p.tile_rows_of = Divisor(p.tile_rows);
-  const bool aligned = reinterpret_cast<uint64_t>(p.input) % kVecBytes == 0 &&
-                       p.columns * sizeof(T) % kVecBytes == 0;
-  const auto kernel =
-      aligned ? BlockScaleInterleaveKernel<T, true> : BlockScaleInterleaveKernel<T, false>;
+  const auto kernel = many      ? BlockScaleInterleaveKernel<T, true, kManyScaleLanes>
+                      : aligned ? BlockScaleInterleaveKernel<T, true, kScaleLanes>
+                                : BlockScaleInterleaveKernel<T, false, kScaleLanes>;
   const dim3 ctas(static_cast<uint32_t>(bands * chunks));
-  return launch(kernel, ctas, dim3(kScaleThreads), enable_pdl, stream, p);
+  return launch(kernel, ctas, dim3(32 * lanes), enable_pdl, stream, p);
 }
 
 #endif

@@ -25,7 +25,7 @@ from precast.quantization._formats import scale_shape
 BF16 = torch.bfloat16
 LINEAR = SfLayout.layout_linear
 layouts = pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.name)
-SIZES = [(1, 32), (7, 96), (129, 160), (300, 1024), (64, 7168)]
+SIZES = [(1, 32), (7, 96), (129, 160), (300, 1024), (64, 7168), (601, 7200)]
 
 
 def data(*shape: int, generator: torch.Generator) -> torch.Tensor:
@@ -230,6 +230,22 @@ def test_interleave(
     same_bits(
         precast.block_scale_interleave(experts), block_scale_interleave_reference(experts.cpu())
     )
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [((3, 40001, 304), torch.uint8), ((250_001, 144), torch.uint8), ((70001, 264), BF16)],
+)
+def test_interleave_of_much(
+    shape: tuple[int, ...], dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Rows that eight lanes share: more than 128 bytes, the last part of them partial."""
+    scales = data(*shape, generator=generator).to(dtype)
+    want = block_scale_interleave_reference(scales.cpu())
+    out = Buffer(want.numel(), dtype=dtype)
+    KERNELS["block_scale_interleave"][dtype, 0](scales, out.view, True)
+    same_bits(out.view, want)
+    out.check()
 
 
 def test_interleaved_scales_are_those_of_the_tiled_layout(generator: torch.Generator) -> None:

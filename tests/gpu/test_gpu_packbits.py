@@ -122,6 +122,36 @@ def test_segments(
             short.check()
 
 
+@pytest.mark.parametrize("offset", [0, 3])
+@orders
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        [12_000_003, 17, 0, 2049, 4096, 5000, 20_000_000, 9_999, 6_000_001, 0],
+        [0, *(number * 7919 % 260_003 for number in range(300)), 3],
+        [number * 911 % 14_009 for number in range(7000)],
+    ],
+    ids=["few", "hundreds", "thousands"],
+)
+def test_large_segments(
+    lengths: list[int], order: str, offset: int, generator: torch.Generator
+) -> None:
+    """Whole spans of a warp, their halves, and ends: by warps of their own, or many in a span."""
+    bounds = list(itertools.accumulate(lengths, initial=0))
+    x = bits(bounds[-1], generator, offset)
+    want = packed_segments(x, bounds, order)
+    out = torch.full((len(want) + offset + 300,), 0xA5, dtype=torch.uint8, device="cuda")
+    view = out[offset:]
+    precast.segment_packbits(x, torch.tensor(bounds, device="cuda"), order, out=view)
+    same_bits(view[: len(want)], want)
+    assert (view[len(want) :] == 0xA5).all()
+    assert (out[:offset] == 0xA5).all()
+    short = view[: len(want) - 1000]
+    short.fill_(0xA5)
+    precast.segment_packbits(x, torch.tensor(bounds, device="cuda"), order, out=short)
+    same_bits(view[: len(want)], want)
+
+
 def test_segments_that_start_late(generator: torch.Generator) -> None:
     x = bits(100, generator)
     bounds = [11, 30, 30, 77]
