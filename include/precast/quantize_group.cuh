@@ -9,7 +9,7 @@
 //          out    [rows, columns]   codes, any two row strides
 //          scales [rows, groups]    fp32 at any strides (row-major, column-major), or
 //                 [rows, ceil(groups / 4)] words of four exponents
-// Threads  one thread takes two vectors of a group (16 bytes of input each, twice that when gated);
+// Threads  one thread takes two vectors of a group (16 bytes of input each), or one when gated;
 //          1 to 16 neighbouring lanes share a group and find its maximum by shuffles. With a given
 //          scale two vectors, far apart, or one when gated.
 // Traffic  reads input once, writes out and scales once.
@@ -45,8 +45,11 @@ struct StaticQuantParams {
 #if defined(__CUDACC__)
 
 // Vectors of one group that a thread takes. Why two: what comes once a group (its place, its scale)
-// costs as many instructions as the elements of a vector, and one would be held by them.
-constexpr int kGroupVecs = 2;
+// costs as many instructions as the elements of a vector, and one would be held by them. Gated, one
+// vector is two loads and has instructions of its own: on H200 [64, 2 * 7168] takes 2.4 us with one
+// and 2.6 with two, [1024, 2 * 7168] 10.0 and 10.5; for 8192 rows the two are level.
+template <bool kGated>
+constexpr int kGroupVecs = kGated ? 1 : 2;
 
 // With a given scale; two of a gated tensor bring nothing more.
 template <bool kGated>
@@ -56,36 +59,40 @@ template <typename T, typename Q, bool kGated, bool kAligned>
 __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
     const __grid_constant__ GroupQuantParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  constexpr int kMaxLanes = 128 / (kGroupVecs * kSize);
+  constexpr int kVecs = kGroupVecs<kGated>;
+  constexpr int kMaxLanes = 128 / (kVecs * kSize);
   const QuantTensors& t = p.tensors;
   const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
   // Why: groups are whole, but the last warp may not be, and all its lanes must shuffle. Those that
   // have no item read the first group.
   const bool exists = item < p.items.count;
   const int lane = threadIdx.x & (p.lanes - 1);  // in the group: a row is whole groups
-  const ItemPosition at(p.items, exists ? item : lane, kGroupVecs * kSize);
+  const ItemPosition at(p.items, exists ? item : lane, kVecs * kSize);
   const RowPosition row(t.rows, at.row);
   const int step = p.lanes * kSize;  // from one vector of the thread to the next
-  const int64_t column = at.column - lane * ((kGroupVecs - 1) * kSize);
-  const T* input = input_row<T>(t, row) + column;  // [kGroupVecs, kSize] of [columns]
-  Q* out = out_row<Q>(t, row) + column;            // [kGroupVecs, kSize] of [columns]
+  const int64_t column = at.column - lane * ((kVecs - 1) * kSize);
+  const T* input = input_row<T>(t, row) + column;  // [kVecs, kSize] of [columns]
+  Q* out = out_row<Q>(t, row) + column;            // [kVecs, kSize] of [columns]
 
   allow_next_grid();
   if (may_overlap_previous_grid()) {
 #pragma unroll
-    for (int i = 0; i < kGroupVecs; ++i) prefetch_vec<T, kGated>(input + i * step, t.columns);
+    for (int i = 0; i < kVecs; ++i) prefetch_vec<T, kGated>(input + i * step, t.columns);
   }
   wait_for_previous_grid();
 
   const L2Policy policy = read_policy(true);
-  QuantVec<T, kGated> vecs[kGroupVecs];
+  QuantVec<T, kGated> vecs[kVecs];
 #pragma unroll
-  for (int i = 0; i < kGroupVecs; ++i) {
+  for (int i = 0; i < kVecs; ++i) {
     vecs[i].template load_from<kAligned>(input + i * step, t.columns, kSize, policy);
   }
   uint32_t amax = 0u;
 #pragma unroll
-  for (int i = 0; i < kGroupVecs; ++i) amax = max(amax, vecs[i].amax());
+  for (int i = 0; i < kVecs; ++i) {
+    vecs[i].gate();
+    amax = max(amax, vecs[i].amax());
+  }
   // Without branches: a distance beyond the group becomes 0, the lane itself.
 #pragma unroll
   for (int distance = kMaxLanes / 2; distance > 0; distance /= 2) {
@@ -94,7 +101,7 @@ __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
   if (!exists) return;
   const QuantScale scale = quant_scale<Q>(amax, p.eps, p.format);
 #pragma unroll
-  for (int i = 0; i < kGroupVecs; ++i) {
+  for (int i = 0; i < kVecs; ++i) {
     vecs[i].template store_to<Q, kAligned>(out + i * step, scale.reciprocal, kSize);
   }
   if (lane == 0) {
@@ -140,6 +147,7 @@ __global__ __launch_bounds__(kItemThreads) void StaticQuantKernel(
   const float reciprocal = __frcp_rn(load_scalar(p.scale));
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
+    vecs[i].gate();
     if (left[i] > 0) vecs[i].template store_to<Q, kAligned>(outs[i], reciprocal, left[i]);
   }
 }
@@ -152,7 +160,7 @@ template <typename T, typename Q, bool kGated>
 cudaError_t launch_group_quant(GroupQuantParams p, bool enable_pdl, cudaStream_t stream) {
   const QuantTensors& t = p.tensors;
   if (t.rows.count == 0 || t.columns == 0) return cudaSuccess;
-  constexpr int kSize = kGroupVecs * Vec<T>::kSize;
+  constexpr int kSize = kGroupVecs<kGated> * Vec<T>::kSize;
   const ItemPlan plan = plan_items(t.rows.count, t.columns, kSize);
   if (!plan.fits || t.columns % p.group_size != 0) return cudaErrorInvalidValue;
   p.items = plan.items;

@@ -21,7 +21,8 @@ struct QuantTensors {
 #if defined(__CUDACC__)
 
 // One vector of input between its load and its store: as it was loaded, which takes the fewest
-// registers, or with kGated the fp32 values of silu(gate) * up.
+// registers, or with kGated the fp32 values of silu(gate) * up, which gate() makes of what was
+// loaded. Why apart: all loads of a thread should be on their way before the first is waited for.
 template <typename T, bool kGated>
 struct QuantVec {
   static constexpr int kSize = Vec<T>::kSize;
@@ -34,6 +35,7 @@ struct QuantVec {
     loaded = load<kAligned>(source, left, policy);
   }
   __device__ __forceinline__ void clear() { loaded = zero_vec<T>(); }
+  __device__ __forceinline__ void gate() {}
   __device__ __forceinline__ uint32_t amax() const { return amax_bits(loaded); }
 
   template <typename Q, bool kAligned>
@@ -47,23 +49,24 @@ struct QuantVec {
 template <typename T>
 struct QuantVec<T, true> {
   static constexpr int kSize = Vec<T>::kSize;
+  Vec<T> gates;
+  Vec<T> ups;
   float x[kSize];
 
   // The gate at `source`, the other factor `columns` behind it.
   template <bool kAligned>
   __device__ __forceinline__ void load_from(const T* source, int64_t columns, int64_t left,
                                             L2Policy policy) {
-    const Vec<T> gates = load<kAligned>(source, left, policy);
-    const Vec<T> ups = load<kAligned>(source + columns, left, policy);
+    gates = load<kAligned>(source, left, policy);
+    ups = load<kAligned>(source + columns, left, policy);
+  }
+  __device__ __forceinline__ void clear() { gates = ups = zero_vec<T>(); }
+  __device__ __forceinline__ void gate() {
     float up[kSize];
     unpack(gates, x);
     unpack(ups, up);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) x[i] = activate<Activation::silu>(x[i]) * up[i];
-  }
-  __device__ __forceinline__ void clear() {
-#pragma unroll
-    for (int i = 0; i < kSize; ++i) x[i] = 0.0f;
   }
   __device__ __forceinline__ uint32_t amax() const { return amax_bits(x); }
 

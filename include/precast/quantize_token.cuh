@@ -57,7 +57,7 @@ __global__ __launch_bounds__(kMaxThreads) void TokenQuantKernel(
   }
   wait_for_previous_grid();
 
-  const L2Policy policy = read_policy(p.plan.evict_last);
+  const L2Policy policy = read_policy(true);
   QuantVec<T, kGated> loaded[kVecs];  // [kVecs, kSize] of the row
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
@@ -70,7 +70,10 @@ __global__ __launch_bounds__(kMaxThreads) void TokenQuantKernel(
   }
   uint32_t amax = 0u;
 #pragma unroll
-  for (int i = 0; i < kVecs; ++i) amax = max(amax, loaded[i].amax());
+  for (int i = 0; i < kVecs; ++i) {
+    loaded[i].gate();
+    amax = max(amax, loaded[i].amax());
+  }
   if constexpr (kRowPerCta) {
     __shared__ uint32_t scratch[kMaxWarps];
     amax = block_max(amax, scratch);
@@ -111,6 +114,7 @@ __global__ __launch_bounds__(kLoopThreads) void TokenQuantLoopKernel(
   uint32_t amax = 0u;
   for (int column = threadIdx.x * kSize; column < columns; column += step) {
     vec.template load_from<kAligned>(input + column, t.columns, columns - column, policy);
+    vec.gate();
     amax = max(amax, vec.amax());
   }
   __shared__ uint32_t scratch[kMaxWarps];
@@ -118,6 +122,7 @@ __global__ __launch_bounds__(kLoopThreads) void TokenQuantLoopKernel(
   const QuantScale scale = quant_scale<Q>(amax, p.eps, ScaleFormat::numbers);
   for (int column = threadIdx.x * kSize; column < columns; column += step) {
     vec.template load_from<kAligned>(input + column, t.columns, columns - column, policy);
+    vec.gate();
     vec.template store_to<Q, kAligned>(out + column, scale.reciprocal, columns - column);
   }
   if (threadIdx.x == 0) {

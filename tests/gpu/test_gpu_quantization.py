@@ -150,7 +150,7 @@ def test_dimensions(case: QuantCall, generator: torch.Generator) -> None:
     "elements", [1, 31, 32, 33, 1024, 8192, 32767, 32768, 32769, 32776, 300_000]
 )
 def test_one_launch_or_two(elements: int, generator: torch.Generator) -> None:
-    """Around the 4096 vectors that one CTA takes; the largest number anywhere."""
+    """Around what one CTA and a cluster take; the largest number anywhere."""
     x = random_tensor(elements, dtype=BF16, generator=generator)
     for place in {0, elements // 2, elements - 1}:
         y = x.clone()

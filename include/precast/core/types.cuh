@@ -7,8 +7,8 @@
 #if defined(__CUDACC_RTC__)
 typedef int int32_t;
 typedef unsigned int uint32_t;
-typedef long int64_t;
-typedef unsigned long uint64_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
 #else
 #include <cstdint>
 #endif

@@ -18,7 +18,7 @@ from precast.quantization._trace import of_e4m3
 from precast.quantization.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
-#: Elements of ``workspace``: what the first of two kernels leaves to the second.
+#: Elements of ``workspace``: the largest numbers that parts of the kernel leave to each other.
 WORKSPACE_SIZE = 512
 
 
@@ -270,8 +270,10 @@ def per_tensor_quant_fp8(
 
     Notes
     -----
-    Two kernels and no synchronisation, or one for up to 64 KiB. The result does not depend on the
-    order of execution. :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8; rounding as
+    No synchronisation with the host. One kernel up to 640 KiB (compute capability 9.0 and 10.0)
+    and, where ``x`` is aligned, from 10 MiB on: its CTAs wait for each other and keep what they can
+    of ``x``. Otherwise two kernels. The result does not depend on the order of
+    execution. :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8; rounding as
     in :func:`static_quant_fp8`. A NaN in ``x`` makes the scale NaN and with it every code; an
     infinity makes the scale infinite, other codes 0, and its own NaN. Safe in CUDA graphs; not
     differentiable.

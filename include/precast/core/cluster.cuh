@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Clusters: CTAs that are resident together, write into each other's shared memory and share a
+// barrier. They need compute capability 9.0; below it every CTA is a cluster of its own.
+#pragma once
+
+#include "precast/core/launch.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ uint32_t cluster_size() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t size;
+  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  return size;
+#else
+  return 1u;
+#endif
+}
+
+__device__ __forceinline__ uint32_t cluster_rank() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t rank;
+  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  return rank;
+#else
+  return 0u;
+#endif
+}
+
+// The two halves of a barrier of all threads of a cluster. All must call both, in turn.
+__device__ __forceinline__ void cluster_arrive() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+
+// The first half where nothing that was written before needs to be seen behind the second: it only
+// says that this CTA has started.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;");
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#else
+  __syncthreads();
+#endif
+}
+
+// Writes to `target`, shared memory of this kernel, in the CTA of `rank`, which must have started
+// and not yet ended: a barrier on both sides of it.
+__device__ __forceinline__ void store_in_cluster(uint32_t* target, uint32_t rank, uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
+  asm volatile("mapa.shared::cluster.u32 %0, %0, %1;" : "+r"(address) : "r"(rank));
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address), "r"(x) : "memory");
+#else
+  *target = x;
+#endif
+}
+
+#endif  // __CUDACC__
+
+#if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+
+// CTAs of the largest cluster that a launch here asks for. More than 8 need the device's consent,
+// which those of data centres give.
+constexpr int kMaxClusterSize = PRECAST_SM >= 90 && PRECAST_SM < 110 ? 16 : 1;
+
+inline bool no_place_for_cluster(cudaError_t status) {
+  return status == cudaErrorInvalidClusterSize || status == cudaErrorInvalidConfiguration;
+}
+
+// As launch(), with `clusters` clusters of `cluster_size` CTAs. An error for which
+// no_place_for_cluster() is true is no longer pending.
+template <typename Params>
+cudaError_t launch_clusters(void (*kernel)(Params), int clusters, int cluster_size, dim3 block,
+                            bool enable_pdl, cudaStream_t stream, const Params& params) {
+  const dim3 grid(clusters * cluster_size);
+  if (cluster_size == 1) return launch(kernel, grid, block, enable_pdl, stream, params);
+  const cudaError_t status =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  if (status != cudaSuccess) return status;
+  cudaLaunchAttribute attributes[2] = {};
+  attributes[0].id = cudaLaunchAttributeClusterDimension;
+  attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster_size);
+  attributes[0].val.clusterDim.y = 1;
+  attributes[0].val.clusterDim.z = 1;
+  attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attributes[1].val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.stream = stream;
+  config.attrs = attributes;
+  config.numAttrs = kTargetHasPdl && enable_pdl ? 2 : 1;
+  const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, params);
+  if (no_place_for_cluster(launched)) cudaGetLastError();
+  return launched;
+}
+
+#endif
+
+}  // namespace precast
