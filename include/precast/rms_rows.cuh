@@ -18,7 +18,8 @@
 //                           vectors a thread where a CTA has a row: 1, 2, or without second 4
 //   second                  the row of the second operand
 //   Form(params, position)  the row's pointers; reads nothing
-//   start()                 reads what holds for the whole row, such as a scale
+//   prefetch()              asks for what start() reads
+//   start()                 loads what holds for the whole row, such as a scale
 //   store<kAligned>(column, left, y, second)
 //                           takes the eight values from `column` on, of which `left` or more exist
 //
@@ -28,8 +29,9 @@
 //          did.
 // Threads  RmsRowsKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
 //          a group of 1 to 32 lanes (short rows: several rows a CTA, and where there are many of
-//          them two rows and up to five vectors a lane) or to a CTA. Lane l of a warp takes
-//          vectors v with v % lanes == l % lanes.
+//          them two rows and up to five vectors a lane), to a CTA, or to a cluster of CTAs (few
+//          long rows with a second operand). Lane l of a warp takes vectors v with
+//          v % lanes == l % lanes; a warp of a CTA takes 32 kVecs vectors in a row.
 //          RmsRowsLoopKernel takes what that cannot: rows beyond 2048 vectors, unaligned pointers
 //          and strides, odd hidden sizes. A CTA walks its row twice, the second time in L2.
 // Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
@@ -42,6 +44,18 @@
 namespace precast {
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+
+constexpr int kClusterThreads = 128;  // a CTA
+
+// CTAs that share a row, one vector a thread; 1 where they do not. Why: few rows leave most
+// multiprocessors idle. fused_add_rmsnorm_quant took 1.9 us in clusters and 2.5 in CTAs for 64 rows
+// of 4096, 1.7 and 2.1 for 16 rows of 8192, but 1.6 and 1.3 for 16 rows of 4096, and 5.1 and 3.3
+// for 128 rows of 8192 (H200, bf16).
+inline int ctas_of_cluster(const RowShape& shape) {
+  const int vecs = shape.hidden / shape.vec_size;
+  const bool suits = shape.rows <= 64 && (vecs > 512 || (vecs == 512 && shape.rows > 16));
+  return suits ? (vecs + kClusterThreads - 1) / kClusterThreads : 1;
+}
 
 // What plan_rows() is told of a form: it moves [rows, hidden] `streams` times, and `aligned` says
 // whether its own tensors are; input and weight are looked at here.
@@ -69,6 +83,7 @@ RowShape rms_rows_shape(const RmsRowsParams& p, int streams, bool in_place, bool
   // Why: without a second operand, 64 rows of 4096 took 1.6 us by two vectors a thread and 1.9 us
   // by one; one row took 1.3 and 1.1.
   shape.few_rows_too = !Form::kReadsSecond && p.rows.count > 16;
+  shape.prefetches_rows = true;
   return shape;
 }
 
@@ -80,7 +95,7 @@ struct LanesPlan {
 
 // The fewest idle lanes, then the most vectors a lane. Why: with a CTA or one vector a lane for
 // each row, fused_rmsnorm_silu had 0.24 of the elementwise ceiling on rows of 320 and 0.75 on rows
-// of 128 (H200, bf16); with these 0.88 and 0.90. Two operands of 128 are at 0.97 by one vector a
+// of 128 (H200, bf16); with these 0.92 and 0.95. Two operands of 128 are at 0.97 by one vector a
 // lane.
 inline LanesPlan plan_lanes(const RowShape& shape) {
   LanesPlan best;
@@ -106,6 +121,7 @@ template <typename Form>
 cudaError_t launch_rms_rows(typename Form::Params p, const RowShape& shape, bool enable_pdl,
                             cudaStream_t stream) {
   p.plan = plan_rows(shape);
+  p.inverse_hidden = 1.0f / static_cast<float>(p.hidden);
   const auto run = [&](void (*kernel)(typename Form::Params)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
@@ -126,6 +142,13 @@ cudaError_t launch_rms_rows(typename Form::Params p, const RowShape& shape, bool
     case RowKernel::lanes:
       return run(RmsRowsKernel<Form, 1, 1, false, true>);
     case RowKernel::cta_1:
+      if constexpr (kTargetHasClusters && Form::kReadsSecond) {
+        const int ctas = ctas_of_cluster(shape);
+        if (ctas > 1) {
+          return launch_clusters(RmsRowsKernel<Form, 1, 1, true, true, true>, p.plan.ctas, ctas,
+                                 dim3(kClusterThreads), enable_pdl, stream, p);
+        }
+      }
       return run(RmsRowsKernel<Form, 1, 1, true, true>);
     case RowKernel::cta_2:
       // Why: many rows in CTAs of more than 256 threads did better without: 125 us against 129.
@@ -145,6 +168,6 @@ cudaError_t launch_rms_rows(typename Form::Params p, const RowShape& shape, bool
   return cudaErrorInvalidValue;
 }
 
-#endif
+#endif  // __CUDACC__
 
 }  // namespace precast

@@ -3,7 +3,9 @@
 #pragma once
 
 #include "precast/core/block.cuh"
+#include "precast/core/cluster.cuh"
 #include "precast/core/launch.cuh"
+#include "precast/core/prefetch.cuh"
 #include "precast/core/row_plan.cuh"
 #include "precast/core/rows.cuh"
 #include "precast/core/vec.cuh"
@@ -18,7 +20,8 @@ struct RmsRowsParams {
   int hidden;
   float eps;
   float weight_bias;
-  RowPlan plan;  // the launcher sets it
+  RowPlan plan;          // the launcher sets it
+  float inverse_hidden;  // the launcher sets it
 };
 
 #if defined(__CUDACC__)
@@ -100,15 +103,18 @@ constexpr int rms_rows_max_threads(int vecs, bool row_per_cta, bool early_weight
 // which did best for two vectors a thread of the fused form.
 constexpr int rms_rows_min_ctas(int vecs, bool row_per_cta, bool reads_second, bool early_weight) {
   if (!row_per_cta) return vecs == 1 ? kSmThreads / kLanesThreads : vecs == 2 ? 8 : 5;
-  if (vecs == 1) return 1;
+  if (vecs == 1) return kSmThreads / kMaxThreads;
   if (vecs == 4) return 5;
   return reads_second ? 0 : early_weight ? 3 : 1;
 }
 
+// kCluster: a cluster of CTAs has a row, and adds its squares in the order in which a CTA would.
+//
 // kEarlyWeight: the weights are loaded with the row, into registers, rather than late from L1. It
 // pays where latency counts, where rows share them, and for CTAs small enough that the registers
 // cost no occupancy.
-template <typename Form, int kVecs, int kRows, bool kRowPerCta, bool kEarlyWeight>
+template <typename Form, int kVecs, int kRows, bool kRowPerCta, bool kEarlyWeight,
+          bool kCluster = false>
 __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeight),
                              rms_rows_min_ctas(kVecs, kRowPerCta, Form::kReadsSecond,
                                                kEarlyWeight))  //
@@ -119,11 +125,15 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
   constexpr bool kReadsSecond = Form::kReadsSecond;
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
-  const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
-  const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
-  const uint32_t group = kRowPerCta ? blockIdx.x
-                                    : blockIdx.x * (blockDim.x / p.plan.lanes) +
-                                          static_cast<uint32_t>(threadIdx.x / p.plan.lanes);
+  // Why: with a step that is known, addresses of a thread's vectors differ by constants.
+  const int step = kRowPerCta ? kWarpSize : p.plan.lanes;
+  const ClusterPosition cluster = kCluster ? ClusterPosition::here() : ClusterPosition();
+  const uint32_t thread = cluster.cta * blockDim.x + threadIdx.x;  // of those that have the row
+  const int first = kRowPerCta ? thread / kWarpSize * kWarpSize * kVecs + thread % kWarpSize
+                               : threadIdx.x & (p.plan.lanes - 1);
+  const uint32_t group = kCluster     ? cluster.cluster
+                         : kRowPerCta ? blockIdx.x
+                                      : group_of_lanes(p.plan);
   const T* weight = static_cast<const T*>(p.weight);  // [hidden]
   bool row_exists[kRows];
   const T* input[kRows];  // [kRows, hidden]
@@ -137,21 +147,22 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     form[r] = Form(p, position);
   }
 
+  if constexpr (kCluster) cluster_arrive();
   if constexpr (kVecs == 1 || kReadsSecond) allow_next_grid();
-  if (blockIdx.x < p.plan.prefetching_ctas) {
-#pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const int vec = rank + i * group_size;
+  if ((kCluster ? group : blockIdx.x) < p.plan.prefetching_ctas && cluster.cta == 0) {
+    const int bytes = p.hidden * static_cast<int>(sizeof(T));
+    if (kRowPerCta ? threadIdx.x == 0 : first == 0) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        if (row_exists[r] && vec < vecs) {
-          prefetch_to_l2(input[r] + vec * kSize);
-          if constexpr (kReadsSecond) prefetch_to_l2(form[r].second + vec * kSize);
+        if (row_exists[r]) {
+          prefetch_bytes_to_l2(input[r], bytes);
+          if constexpr (kReadsSecond) prefetch_bytes_to_l2(form[r].second, bytes);
         }
       }
-      if (row_exists[0] && vec < vecs && (!Form::kWeightMayBeNull || weight != nullptr)) {
-        prefetch_to_l2(weight + vec * kSize);
-      }
+    }
+    if (threadIdx.x == kWarpSize && blockIdx.x < kSharedPrefetches) {
+      if (!Form::kWeightMayBeNull || weight != nullptr) prefetch_bytes_to_l2(weight, bytes);
+      form[0].prefetch();
     }
   }
   wait_for_previous_grid();
@@ -163,7 +174,7 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
   for (int r = 0; r < kRows; ++r) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
-      const int vec = rank + i * group_size;
+      const int vec = first + i * step;
       const bool exists = row_exists[r] && vec < vecs;
       loaded[r][i] = exists ? load_vec(input[r] + vec * kSize, policy) : zero_vec<T>();
       if constexpr (kReadsSecond) {
@@ -174,7 +185,7 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
   Vec<T> early_weight[kVecs];  // [kVecs, kSize]
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    const int vec = rank + i * group_size;
+    const int vec = first + i * step;
     early_weight[i] = kEarlyWeight && vec < vecs
                           ? load_weight<Form, true>(weight, vec * kSize, kSize)
                           : zero_vec<T>();
@@ -182,8 +193,10 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
 #pragma unroll
   for (int r = 0; r < kRows; ++r) form[r].start();
   // Why: measured on H200. The fused form, and short latency, want the next grid in before the
-  // loads; a stream of many rows wants it behind them.
-  if constexpr (kVecs > 1 && !kReadsSecond) allow_next_grid();
+  // loads; a stream of many rows wants it behind them. It is here for all, since ptxas moves no
+  // load across: it put those of weights and scales behind arithmetic on the row, so that a thread
+  // waited for memory twice, and 1024 rows of 4096 took fused_add_rmsnorm_quant 9 % longer.
+  allow_next_grid();
 
   float rstd[kRows];
 #pragma unroll
@@ -194,7 +207,7 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
       const Elements elements(loaded[r][i], second[r][i]);
       sum += elements.sum_of_squares();
       if constexpr (Form::kAddsResidual) {
-        const int vec = rank + i * group_size;
+        const int vec = first + i * step;
         if (row_exists[r] && vec < vecs) {
           store_vec(form[r].second + vec * kSize, pack<T>(elements.x));
         }
@@ -202,16 +215,19 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     }
     if constexpr (kRowPerCta) {
       __shared__ float scratch[kMaxWarps];
-      sum = block_sum(sum, scratch);
+      sum = kCluster ? cluster_sum(sum, cluster, scratch) : block_sum(sum, scratch);
     } else {
       sum = warp_sum(sum, p.plan.lanes);
     }
-    rstd[r] = rsqrtf(sum / p.hidden + p.eps);
+    // Why: behind the branches of a division ptxas unpacks the row again. Else it would keep the
+    // ten vectors as fp32 numbers, and spill.
+    const float mean = kVecs * kRows == 10 ? sum / p.hidden : sum * p.inverse_hidden;
+    rstd[r] = rsqrtf(mean + p.eps);
   }
 
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    const int vec = rank + i * group_size;
+    const int vec = first + i * step;
     if (vec < vecs) {
       const Vec<T> w =
           kEarlyWeight ? early_weight[i] : load_weight<Form, true>(weight, vec * kSize, kSize);
@@ -259,7 +275,7 @@ __global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(const __grid_c
     sum += elements_at(column, r).sum_of_squares();
   }
   __shared__ float scratch[kMaxWarps];
-  const float rstd = rsqrtf(block_sum(sum, scratch) / p.hidden + p.eps);
+  const float rstd = rsqrtf(block_sum(sum, scratch) * p.inverse_hidden + p.eps);
 
   // Why: the fused sum is added again rather than read back, because memory holds it rounded.
   for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {

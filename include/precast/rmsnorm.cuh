@@ -52,6 +52,7 @@ struct RmsNormForm {
       : second(position.in<T>(p.residual, p.residual_strides)),
         out(position.in<T>(p.out, p.out_strides)) {}
 
+  __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void start() {}
 
   template <bool kAligned>

@@ -78,6 +78,7 @@ struct RmsNormBlockQuantForm {
         scale_group_stride(p.scale_group_stride),
         ue8m0(p.ue8m0) {}
 
+  __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void start() {}
 
   // All lanes of a group call together, since hidden is whole groups and the lanes of a warp hold

@@ -52,6 +52,7 @@ struct RmsNormGateForm {
       : second(position.in<T>(p.gate, p.gate_strides)),
         out(position.in<Out>(p.out, p.out_strides)) {}
 
+  __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void start() {}
 
   template <bool kAligned>
