@@ -22,6 +22,8 @@
 //   start()                 loads what holds for the whole row, such as a scale
 //   store<kAligned>(column, left, y, second)
 //                           takes the eight values from `column` on, of which `left` or more exist
+//   kStoresByWarps          instead of store(), RmsRowsKernel calls store_by_warps(columns, y) with
+//                           all vectors of a thread, on all lanes (rmsnorm_block_quant.cuh)
 //
 // Layout   input, residual  [rows, hidden]  T, any two row strides, unit column stride
 //          weight           [hidden]        T, contiguous

@@ -225,6 +225,26 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     rstd[r] = rsqrtf(mean + p.eps);
   }
 
+  if constexpr (Form::kStoresByWarps) {
+    static_assert(kRows == 1, "such a form has one row a group");
+    int columns[kVecs];
+    float y[kVecs][kSize];
+    Vec<T> w[kVecs];
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const int vec = first + i * step;
+      columns[i] = row_exists[0] && vec < vecs ? vec * kSize : -1;
+      w[i] = early_weight[i];
+      if (!kEarlyWeight && vec < vecs) w[i] = load_weight<Form, true>(weight, vec * kSize, kSize);
+    }
+#pragma unroll
+    for (int i = 0; i < kVecs; ++i) {
+      const Elements elements(loaded[0][i], second[0][i]);
+      elements.template scale<Form>(rstd[0], w[i], p.weight_bias, y[i]);
+    }
+    form[0].store_by_warps(columns, y);
+    return;
+  }
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * step;

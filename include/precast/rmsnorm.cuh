@@ -42,6 +42,7 @@ struct RmsNormForm {
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
   static constexpr bool kAddsWeightBias = true;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = 2;
   static constexpr int kVecsOfManyRows = kFused ? 1 : 2;
   T* second;  // [hidden], the residual

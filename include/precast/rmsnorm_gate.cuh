@@ -42,6 +42,7 @@ struct RmsNormGateForm {
   static constexpr bool kReadsSecond = kGated;
   static constexpr bool kWeightMayBeNull = kGated;
   static constexpr bool kAddsWeightBias = false;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = 2;
   static constexpr int kVecsOfManyRows = kGated ? 1 : 4;
   const T* second;  // [hidden], the gate

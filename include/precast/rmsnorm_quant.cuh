@@ -47,6 +47,7 @@ struct RmsNormQuantForm {
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
   static constexpr bool kAddsWeightBias = false;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = kFused ? 1 : 2;
   static constexpr int kVecsOfManyRows = kFused ? 1 : 4;
   T* second;  // [hidden], the residual
