@@ -22,6 +22,7 @@
 
 #include "precast/core/block.cuh"
 #include "precast/core/launch.cuh"
+#include "precast/core/prefetch.cuh"
 #include "precast/core/row_plan.cuh"
 #include "precast/core/rows.cuh"
 #include "precast/core/store.cuh"
@@ -109,9 +110,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
   const int vecs = p.hidden / kSize;
   const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
   const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
-  const uint32_t group =
-      kRowPerCta ? blockIdx.x
-                 : blockIdx.x * (blockDim.x / p.plan.lanes) + threadIdx.x / p.plan.lanes;
+  const uint32_t group = kRowPerCta ? blockIdx.x : group_of_lanes(p.plan);
   const uint32_t row = group * kRows;
   const int64_t offset = static_cast<int64_t>(row) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [kRows, hidden]
@@ -129,17 +128,15 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 
   allow_next_grid();
   if (blockIdx.x < p.plan.prefetching_ctas) {
+    if (rank == 0) {
 #pragma unroll
-    for (int i = 0; i < kVecs; ++i) {
-      const int vec = rank + i * group_size;
-      if (row_exists(0) && vec < vecs) {
-#pragma unroll
-        for (int r = 0; r < kRows; ++r) {
-          if (row_exists(r)) prefetch_to_l2(input + r * p.hidden + vec * kSize);
-        }
-        prefetch_to_l2(p.gamma + vec * kSize);
-        prefetch_to_l2(p.beta + vec * kSize);
+      for (int r = 0; r < kRows; ++r) {
+        if (row_exists(r)) prefetch_bytes_to_l2(input + r * p.hidden, p.hidden * int(sizeof(T)));
       }
+    }
+    if (threadIdx.x == kWarpSize && blockIdx.x < kSharedPrefetches) {
+      prefetch_bytes_to_l2(p.gamma, p.hidden * int(sizeof(float)));
+      prefetch_bytes_to_l2(p.beta, p.hidden * int(sizeof(float)));
     }
   }
   wait_for_previous_grid();
@@ -281,6 +278,7 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
   // Why: of 1024 rows of 4096, two vectors a thread took 6.1 us and four 8.4; of 16384 rows of 8192
   // four took 102 us and two 121 (H200, bf16 to e4m3).
   shape.vecs_per_thread = p.rows >= 4096 ? 4 : 2;
+  shape.prefetches_rows = true;
   p.plan = plan_rows(shape);
   const auto run = [&](void (*kernel)(LayerNormParams), uint32_t ctas) {
     return launch(kernel, dim3(ctas), dim3(p.plan.threads), enable_pdl, stream, p);

@@ -97,7 +97,8 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
   if (may_overlap_previous_grid()) {
     SlotFinder<SlotKind::slots>::prefetch(q.append.slots, at.token);
     prefetch_to_l2(row);
-    if (q.scale_data[part] != nullptr) prefetch_to_l2(q.scale_data[part]);
+    // Why one thread: a line that all of a grid's warps ask for holds up the others.
+    if (threadIdx.x == 0 && q.scale_data[part] != nullptr) prefetch_to_l2(q.scale_data[part]);
   }
   wait_for_previous_grid();
 

@@ -42,6 +42,7 @@ struct RmsNormForm {
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
   static constexpr bool kAddsWeightBias = true;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = 2;
   static constexpr int kVecsOfManyRows = kFused ? 1 : 2;
   T* second;  // [hidden], the residual
@@ -52,6 +53,7 @@ struct RmsNormForm {
       : second(position.in<T>(p.residual, p.residual_strides)),
         out(position.in<T>(p.out, p.out_strides)) {}
 
+  __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void start() {}
 
   template <bool kAligned>

@@ -42,6 +42,7 @@ struct RmsNormGateForm {
   static constexpr bool kReadsSecond = kGated;
   static constexpr bool kWeightMayBeNull = kGated;
   static constexpr bool kAddsWeightBias = false;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = 2;
   static constexpr int kVecsOfManyRows = kGated ? 1 : 4;
   const T* second;  // [hidden], the gate
@@ -52,6 +53,7 @@ struct RmsNormGateForm {
       : second(position.in<T>(p.gate, p.gate_strides)),
         out(position.in<Out>(p.out, p.out_strides)) {}
 
+  __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void start() {}
 
   template <bool kAligned>

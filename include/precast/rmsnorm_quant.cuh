@@ -47,12 +47,13 @@ struct RmsNormQuantForm {
   static constexpr bool kReadsSecond = kFused;
   static constexpr bool kWeightMayBeNull = false;
   static constexpr bool kAddsWeightBias = false;
+  static constexpr bool kStoresByWarps = false;
   static constexpr int kVecsOfSomeRows = kFused ? 1 : 2;
   static constexpr int kVecsOfManyRows = kFused ? 1 : 4;
   T* second;  // [hidden], the residual
   Out* out;   // [hidden]
   const float* scale;
-  float multiplier;  // valid after start()
+  float divisor;  // the scale, valid after start()
 
   RmsNormQuantForm() = default;
   __device__ __forceinline__ RmsNormQuantForm(const Params& p, const RowPosition& position)
@@ -60,11 +61,13 @@ struct RmsNormQuantForm {
         out(position.in<Out>(p.out, p.out_strides)),
         scale(p.scale) {}
 
-  __device__ __forceinline__ void start() { multiplier = 1.0f / load_scalar(scale); }
+  __device__ __forceinline__ void prefetch() const { prefetch_to_l2(scale); }
+  __device__ __forceinline__ void start() { divisor = load_scalar(scale); }
 
   template <bool kAligned>
   __device__ __forceinline__ void store(int column, int left, const float (&y)[8],
                                         Vec<T> /*second*/) const {
+    const float multiplier = 1.0f / divisor;
     float scaled[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) scaled[i] = y[i] * multiplier;

@@ -3,33 +3,48 @@
 // barrier. They need compute capability 9.0; below it every CTA is a cluster of its own.
 #pragma once
 
+#include "precast/core/block.cuh"
 #include "precast/core/launch.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
+// CTAs of the cluster.
 __device__ __forceinline__ uint32_t cluster_size() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t size;
-  asm volatile("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+  asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
   return size;
 #else
   return 1u;
 #endif
 }
 
+// This CTA's number in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t rank;
-  asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+  asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
   return rank;
 #else
   return 0u;
 #endif
 }
 
-// The two halves of a barrier of all threads of a cluster. All must call both, in turn.
+// The cluster's number in the grid.
+__device__ __forceinline__ uint32_t cluster_number() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t number;
+  asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
+  return number;
+#else
+  return blockIdx.x;
+#endif
+}
+
+// The two halves of a barrier of all threads of a cluster. All must call both, in turn. What was
+// written to shared memory before the first is seen behind the second.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
@@ -64,12 +79,28 @@ __device__ __forceinline__ void store_in_cluster(uint32_t* target, uint32_t rank
 #endif
 }
 
+// As block_sum(), over the CTAs of a cluster, of up to kMaxWarps warps together, in the same order.
+// All threads of the cluster must have arrived once before.
+__device__ __forceinline__ float cluster_sum(float x, uint32_t (&scratch)[kMaxWarps]) {
+  const uint32_t lane = threadIdx.x % kWarpSize;
+  const uint32_t warps = blockDim.x / kWarpSize, ctas = cluster_size();
+  x = warp_sum(x);
+  cluster_wait();  // the other CTAs have started: their shared memory is there
+  if (lane < ctas) {
+    store_in_cluster(&scratch[cluster_rank() * warps + threadIdx.x / kWarpSize], lane,
+                     __float_as_uint(x));
+  }
+  cluster_arrive();
+  cluster_wait();
+  return warp_sum(lane < warps * ctas ? __uint_as_float(scratch[lane]) : 0.0f);
+}
+
 #endif  // __CUDACC__
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
 // CTAs of the largest cluster that a launch here asks for. More than 8 need the device's consent,
-// which those of data centres give.
+// which those of data centres give; the small clusters of others have not been measured.
 constexpr int kMaxClusterSize = PRECAST_SM >= 90 && PRECAST_SM < 110 ? 16 : 1;
 
 inline bool no_place_for_cluster(cudaError_t status) {
@@ -79,13 +110,15 @@ inline bool no_place_for_cluster(cudaError_t status) {
 // As launch(), with `clusters` clusters of `cluster_size` CTAs. An error for which
 // no_place_for_cluster() is true is no longer pending.
 template <typename Params>
-cudaError_t launch_clusters(void (*kernel)(Params), int clusters, int cluster_size, dim3 block,
+cudaError_t launch_clusters(void (*kernel)(Params), uint32_t clusters, int cluster_size, dim3 block,
                             bool enable_pdl, cudaStream_t stream, const Params& params) {
   const dim3 grid(clusters * cluster_size);
   if (cluster_size == 1) return launch(kernel, grid, block, enable_pdl, stream, params);
-  const cudaError_t status =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  if (status != cudaSuccess) return status;
+  if (cluster_size > 8) {
+    const cudaError_t status =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+    if (status != cudaSuccess) return status;
+  }
   cudaLaunchAttribute attributes[2] = {};
   attributes[0].id = cudaLaunchAttributeClusterDimension;
   attributes[0].val.clusterDim.x = static_cast<unsigned>(cluster_size);

@@ -23,6 +23,17 @@ struct RowPlan {
   bool evict_last;            // for read_policy()
 };
 
+#if defined(__CUDACC__)
+
+// The number in the grid of the group of lanes that this thread belongs to, for RowKernel::lanes.
+// Why: lanes are a power of two, and a division at run time is what a kernel would start with.
+__device__ __forceinline__ uint32_t group_of_lanes(const RowPlan& plan) {
+  const int shift = 31 - __clz(plan.lanes);
+  return blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
+}
+
+#endif  // __CUDACC__
+
 #if !defined(__CUDACC_RTC__)
 
 inline int round_up(int x, int multiple) { return (x + multiple - 1) / multiple * multiple; }
@@ -35,8 +46,9 @@ struct RowShape {
   int streams;    // how many times [rows, hidden] is read or written
   bool in_place;  // what is read is written
   bool aligned;   // hidden is whole vectors; all rows and parameters start at 16-byte boundaries
-  int vecs_per_thread;  // 1, 2 or 4: what suits the op where there are many rows
-  bool few_rows_too;    // vecs_per_thread holds for few rows, which else get one
+  int vecs_per_thread;   // 1, 2 or 4: what suits the op where there are many rows
+  bool few_rows_too;     // vecs_per_thread holds for few rows, which else get one
+  bool prefetches_rows;  // whole, by one thread each (core/prefetch.cuh)
 };
 
 // The choices were measured on H200 with bf16 rows of 4096 and 8192.
@@ -48,7 +60,10 @@ inline RowPlan plan_rows(const RowShape& shape) {
   plan.ctas = shape.rows;
   plan.lanes = 1;
   plan.evict_last = reads_evict_last(bytes, shape.in_place);
-  plan.prefetching_ctas = few_rows ? shape.rows : exceeds_l2(bytes) ? 256 : 0;
+  // Why: prefetches of vectors by their threads do harm where L2 holds all rows: 1024 rows of 4096
+  // took layernorm_quant 8.3 us instead of 6.0. Of whole rows they pay: 5.0 us.
+  const bool prefetches = shape.prefetches_rows || exceeds_l2(bytes);
+  plan.prefetching_ctas = few_rows ? shape.rows : prefetches ? 256 : 0;
   if (!shape.aligned || vecs > 2 * kMaxThreads) {
     plan.kind = shape.aligned ? RowKernel::loop : RowKernel::loop_elements;
     plan.threads = vecs < kLoopThreads ? round_up(vecs, kWarpSize) : kLoopThreads;
