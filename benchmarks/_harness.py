@@ -120,7 +120,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     dtype = case.dtype or args[0].dtype
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
     ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
-    word = DTYPE_WORDS[str(dtype)]
+    word = DTYPE_WORDS.get(str(dtype), str(dtype).removeprefix("torch."))
     expected = {}
     if case.parts is not None and "parts" in timings:
         expected["parts"] = case.parts.bytes_moved / case.bytes_moved

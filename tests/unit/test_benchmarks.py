@@ -218,6 +218,9 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     heavy = case._replace(flops=6 * 10**9)
     record = harness.measure(heavy, "scale", ceilings, settings).record()
     assert (record["ceiling"], record["share"]) == ("matmul", 0.75)
+    truths = case._replace(make=lambda: (torch.ones(8, dtype=torch.bool),))
+    record = harness.measure(truths, "scale", ceilings, settings).record()
+    assert record["dtype"] == "bool"  # no axis of a module has this type
     fused = case._replace(parts=harness.Parts(device.kernel(0.03), 36_000_000))
     settings = harness.Settings(["parts"], refcheck=False)
     record = harness.measure(fused, "scale", ceilings, settings).record()
@@ -276,10 +279,10 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
         ("norm", "rmsnorm", "torch"),
         ("norm", "layernorm"),
         ("norm", "layernorm"),
-        *[("scale", "scale", "torch")] * 3,
+        *[("scale", "scale", "torch")] * 5,
     ]
     names = {path.name: len(json.loads(path.read_text())["results"]) for path in out.iterdir()}
-    assert names == {"norm_bf16.json": 3, "scale_bf16.json": 3}
+    assert names == {"norm_bf16.json": 3, "scale_bf16.json": 5}
 
 
 @pytest.mark.parametrize(
