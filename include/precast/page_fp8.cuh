@@ -15,9 +15,9 @@
 // Traffic  reads the rows once, writes half as many bytes.
 // Source   arXiv:2309.06180 for the cache; OCP 8-bit Floating Point Specification 1.0.
 // Measured 2026-11-21 on an H200, bf16 to e4m3, with shares of the elementwise ceiling of the same
-//          run, 8 x 8192 tokens:
-//          keys and values, 8 heads of 128  93.9 us  4288 GB/s  0.98
-//          MLA entries of 512 and 64        27.0 us  4202 GB/s  0.96
+//          run (4387 GB/s), 8 x 8192 tokens:
+//          keys and values, 8 heads of 128  94.5 us  4259 GB/s  0.97
+//          MLA entries of 512 and 64        27.4 us  4126 GB/s  0.94
 #pragma once
 
 #include "precast/core/fp8.cuh"

@@ -17,8 +17,8 @@
 // Source   Zhang and Sennrich, arXiv:1910.07467; Su et al., arXiv:2104.09864; used in this order by
 //          Qwen3 (arXiv:2505.09388) and Gemma 3 (arXiv:2503.19786).
 // Measured 2026-11-21 on an H200, bf16, 16384 tokens, heads of 128 that turn whole, with shares of
-//          the elementwise ceiling of the same run (4411 GB/s):
-//          32 + 8 heads   4093 GB/s  0.93        32 + 16 heads  4122 GB/s  0.93
+//          the elementwise ceiling of the same run (4387 GB/s):
+//          32 + 8 heads   4171 GB/s  0.95        32 + 16 heads  4143 GB/s  0.94
 #pragma once
 
 #include "precast/core/launch.cuh"

@@ -15,9 +15,9 @@
 // Traffic  reads input (and residual) once, writes out (and residual) once.
 // Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceilings of the same run
-//          (4258 GB/s with one read and one write, 4411 GB/s with two reads and one write):
-//          16384 x 4096   4221 GB/s  0.99 / 0.96    fused  4238 GB/s  1.00 / 0.96
-//          16384 x 8192   4262 GB/s  1.00 / 0.97    fused  4275 GB/s  1.00 / 0.97
+//          (4278 GB/s with one read and one write, 4390 GB/s with two reads and one write):
+//          16384 x 4096   4281 GB/s  1.00 / 0.98    fused  4265 GB/s  1.00 / 0.97
+//          16384 x 8192   4289 GB/s  1.00 / 0.98    fused  4317 GB/s  1.01 / 0.98
 #pragma once
 
 #include "precast/rms_rows.cuh"

@@ -21,13 +21,13 @@
 // Traffic  reads and writes each element once, and the cache's row of each token.
 // Source   Su et al., RoFormer, arXiv:2104.09864.
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceiling of the same run
-//          (4411 GB/s); positions are int64:
-//          16384 tokens, 32 + 8 heads of 128   cache, in place   84.0 us  0.93
-//                                              cache             83.0 us  0.94
-//                                              computed          81.9 us  0.93
-//                                              of requests       79.6 us  0.95
-//          to fp8, 4096 tokens, 128 heads of 64 + 512, one key  208.0 us  1.00
-//                               32 + 8 heads of 64 + 64          17.2 us  0.85
+//          (4387 GB/s); positions are int64:
+//          16384 tokens, 32 + 8 heads of 128   cache, in place   80.8 us  0.97
+//                                              cache             80.3 us  0.98
+//                                              computed          79.0 us  0.97
+//                                              of requests       79.4 us  0.96
+//          to fp8, 4096 tokens, 128 heads of 64 + 512, one key  208.2 us  1.00
+//                               32 + 8 heads of 64 + 64          16.2 us  0.90
 #pragma once
 
 #include "precast/core/fp8.cuh"
