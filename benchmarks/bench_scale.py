@@ -11,8 +11,8 @@ from _harness import Case, script
 from precast.testing import poison
 
 DTYPES = ("bf16", "f16", "f32")
-# [16384, 8192] in 16 bits is 256 MiB a tensor, four times the L2 of the largest GPU. The smaller ones
-# show what the start and the end of a plain stream take of its share of the ceiling.
+# [16384, 8192] in 16 bits is 256 MiB a tensor, four times the L2 of the largest GPU. The smaller
+# ones show what the start and the end of a plain stream take of its share of the ceiling.
 SHAPES = ((64, 4096), (2048, 8192), (4096, 8192), (16384, 8192), (65536, 8192))
 
 
