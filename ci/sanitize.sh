@@ -46,7 +46,8 @@ found=99 # the exit status that says that the tool found something
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error OMP_NUM_THREADS=1
 # Only our kernels are instrumented. The option had another name before CUDA 13.
 filter=--kernel-name
-"$sanitizer" --help 2>&1 | grep -q -e "$filter" || filter=--kernel-regex
+help=$("$sanitizer" --help 2>&1 || true)
+[[ $help == *"$filter"* ]] || filter=--kernel-regex
 
 checked() {
   local tool=$1 options=()
@@ -83,7 +84,8 @@ for tool in "${tools[@]}"; do
     grep -hE "^[0-9]+ passed|^=+ ERROR SUMMARY|^=+ RACECHECK SUMMARY" "$out/$tool-$i.log" || true
     [ "$status" -eq 0 ] || {
       failed=1
-      grep -v "^\.*$" "$out/$tool-$i.log" | head -n 60
+      # sed reads to the end, so that grep is not stopped by a closed pipe.
+      { grep -v "^\.*$" "$out/$tool-$i.log" || true; } | sed -n 1,60p
       echo "error: $tool, part $i of $jobs: status $status; all of it is in $out/$tool-$i.log" >&2
     }
   done

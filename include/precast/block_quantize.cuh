@@ -22,9 +22,9 @@
 //          scales of mx are rounded up, as FlashInfer's and cuBLAS' are, where the specification
 //          proposes floor(log2(amax)) minus the format's largest exponent, which saturates.
 // Measured 2026-11-21 on an H200, bf16, [16384, 7168], with shares of the elementwise ceiling:
-//          nvfp4   128x4  70.8 us  0.971    linear  69.2 us  0.993
-//          mxfp4   128x4  69.8 us  0.973    linear  68.5 us  0.992
-//          mxfp8   128x4  83.0 us  0.980    linear  82.2 us  0.989
+//          nvfp4   128x4  71.4 us  0.961    linear  69.2 us  0.991
+//          mxfp4   128x4  69.8 us  0.971    linear  68.4 us  0.991
+//          mxfp8   128x4  83.0 us  0.977    linear  82.3 us  0.987
 #pragma once
 
 #include "precast/core/fp4.cuh"

@@ -89,9 +89,16 @@ __device__ __forceinline__ void scale_beta(float multiplier, float (&beta)[8]) {
   }
 }
 
+// A larger multiplier would make infinity of rstd or of beta, and NaN of what is 0; with this one
+// all but what is within 4e-16 of 0 saturates.
+constexpr float kMaxMultiplier = 0x1p60f;
+
 template <typename Out>
 __device__ __forceinline__ float load_multiplier(const LayerNormParams& p) {
-  if constexpr (sizeof(Out) == 1) return 1.0f / load_scalar(p.scale);
+  if constexpr (sizeof(Out) == 1) {
+    const float multiplier = 1.0f / load_scalar(p.scale);
+    return multiplier > kMaxMultiplier ? kMaxMultiplier : multiplier;  // NaN stays
+  }
   return 1.0f;
 }
 

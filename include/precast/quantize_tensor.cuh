@@ -90,8 +90,9 @@ __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
 
   allow_next_grid();
 
-  // Before the wait: the kernel before let this one start when it had waited itself, so the input
-  // is complete.
+  // Before the wait: the kernel before, TensorAmaxKernel of the same call, let this one start when
+  // it had waited itself, so the input is complete. That no L1 holds what was there earlier is what
+  // the start of a grid is relied on for; test_a_chain_reads_what_was_written_before watches it.
   const L2Policy policy = read_policy(true);
   QuantVec<T, false> vecs[kSecondVecs];
 #pragma unroll

@@ -130,7 +130,7 @@ def test_what_is_refused(generator: torch.Generator) -> None:
     refuses(op, ValueError, r"weight must have shape \[256\]", x, gate, weight=weight[:128])
 
 
-@pytest.mark.parametrize("rows", [1, 131, 2048])
+@pytest.mark.parametrize("rows", [1, 64, 131, 2048])
 def test_a_chain_is_the_same_with_and_without_pdl(rows: int, generator: torch.Generator) -> None:
     """Each reads what the one before wrote; a missing wait shows as a rare difference."""
     hidden = 4096

@@ -114,6 +114,19 @@ def test_saturation_and_nan(out_dtype: torch.dtype) -> None:
     assert (out[0].float() == 0).all()
 
 
+@pytest.mark.parametrize("columns", [8, 1024, 20_000])
+@pytest.mark.parametrize("scale", [0.0, 1e-37])
+def test_layernorm_saturates_at_the_smallest_scales(scale: float, columns: int) -> None:
+    """No product of infinity with what is 0: beta, or an element that is the mean."""
+    x = torch.zeros(3, columns, dtype=BF16, device=DEVICE)
+    x[:, :4] = torch.tensor([0.01, -0.01, 0.02, -0.02])
+    gamma, beta = (f(columns, device=DEVICE) for f in (torch.ones, torch.zeros))
+    out = fp8_like(x)
+    precast.layernorm_quant(out, x, gamma, beta, scale_of(scale))
+    assert (out[:, :4].float() == torch.tensor([448.0, -448.0, 448.0, -448.0], device=DEVICE)).all()
+    assert (out[:, 4:].float() == 0).all()
+
+
 def test_the_scale_is_read_on_the_gpu_at_every_replay(generator: torch.Generator) -> None:
     x, weight, scale = draw(generator, 65, 1024), draw(generator, 1024), scale_of(0.1)
     out = fp8_like(x)

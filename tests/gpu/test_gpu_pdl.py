@@ -60,7 +60,9 @@ class Chain:
 
 @pytest.mark.parametrize("torch_between", [False, True], ids=["alone", "after_torch"])
 @pytest.mark.parametrize("in_graph", [False, True], ids=["stream", "graph"])
-@pytest.mark.parametrize(("rows", "hidden"), [(1, 256), (7, 4096), (131, 1000), (2048, 4096)])
+@pytest.mark.parametrize(
+    ("rows", "hidden"), [(1, 256), (7, 4096), (64, 4096), (16, 7168), (131, 1000), (2048, 4096)]
+)
 def test_chain_is_the_same_with_and_without_pdl(
     rows: int, hidden: int, in_graph: bool, torch_between: bool, generator: torch.Generator
 ) -> None:

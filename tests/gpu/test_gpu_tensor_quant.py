@@ -11,8 +11,9 @@ from precast.testing import random_tensor, row_strided
 
 BF16 = torch.bfloat16
 E4M3 = torch.float8_e4m3fn
-# Elements around the sizes where the launch changes, and where rounds of a grid come out even.
-LIMITS = (8192, 262_144, 524_288, 4_194_304, 15_138_816, 58_720_256)
+# Elements around the sizes where the launch changes (8192, 327680 and 5242880 on an H200), and
+# where rounds of a grid come out even.
+LIMITS = (8192, 262_144, 327_680, 524_288, 5_242_880, 15_138_816, 58_720_256)
 
 
 def _workspace() -> torch.Tensor:

@@ -3,7 +3,9 @@
 //
 // With PDL a kernel may start while the kernel before it in the stream still runs. Every thread
 // calls wait_for_previous_grid() before it touches global memory, so results never depend on it;
-// what overlaps is the launch itself. PDL needs compute capability 9.0.
+// what overlaps is the launch itself. Before it there are hints alone: prefetches, and numbers that
+// say what to prefetch (guess_low_word()). The one exception reads what the kernel before the last
+// wrote, and says why it may (TensorQuantKernel). PDL needs compute capability 9.0.
 #pragma once
 
 #include "precast/core/types.cuh"

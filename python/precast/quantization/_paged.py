@@ -62,7 +62,7 @@ def check_paged_call(
     scales: dict[str, torch.Tensor],
     outputs: dict[str, torch.Tensor],
 ) -> None:
-    """What the binding refuses, in its words and its order."""
+    """What the binding refuses but strides and alignment, in its words and its order."""
     caches, factors = _tensors(paged_kv_cache), _tensors(kv_cache_sf)
     names = _names("paged_kv_cache", paged_kv_cache)
     factor_names = _names("kv_cache_sf", kv_cache_sf)

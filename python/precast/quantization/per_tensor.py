@@ -270,9 +270,9 @@ def per_tensor_quant_fp8(
 
     Notes
     -----
-    No synchronisation with the host. One kernel up to 640 KiB (compute capability 9.0 and 10.0)
-    and, where ``x`` is aligned, from 10 MiB on: its CTAs wait for each other and keep what they can
-    of ``x``. Otherwise two kernels. The result does not depend on the order of
+    No synchronisation with the host. One kernel up to 640 KiB (16 KiB but on compute capability 9.0
+    and 10.x) and, where ``x`` is aligned, from 10 MiB on: its CTAs wait for each other and keep
+    what they can of ``x``. Otherwise two kernels. The result does not depend on the order of
     execution. :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8; rounding as
     in :func:`static_quant_fp8`. A NaN in ``x`` makes the scale NaN and with it every code; an
     infinity makes the scale infinite, other codes 0, and its own NaN. Safe in CUDA graphs; not
