@@ -91,5 +91,23 @@ from precast.rope import rope_quantize_fp8 as rope_quantize_fp8
 from precast.rope import (
     rope_quantize_fp8_append_paged_kv_cache as rope_quantize_fp8_append_paged_kv_cache,
 )
+from precast.sampling import Sampled as Sampled
+from precast.sampling import chain_speculative_sampling as chain_speculative_sampling
+from precast.sampling import min_p_sampling_from_probs as min_p_sampling_from_probs
+from precast.sampling import sample as sample
+from precast.sampling import sampling_from_logits as sampling_from_logits
+from precast.sampling import sampling_from_probs as sampling_from_probs
+from precast.sampling import softmax as softmax
+from precast.sampling import top_k_mask_logits as top_k_mask_logits
+from precast.sampling import top_k_renorm_probs as top_k_renorm_probs
+from precast.sampling import top_k_sampling_from_probs as top_k_sampling_from_probs
+from precast.sampling import top_k_top_p_sampling_from_logits as top_k_top_p_sampling_from_logits
+from precast.sampling import top_k_top_p_sampling_from_probs as top_k_top_p_sampling_from_probs
+from precast.sampling import top_p_renorm_probs as top_p_renorm_probs
+from precast.sampling import top_p_sampling_from_probs as top_p_sampling_from_probs
 from precast.scale import scale as scale
+from precast.topk import TopKTieBreak as TopKTieBreak
+from precast.topk import top_k as top_k
+from precast.topk import top_k_page_table_transform as top_k_page_table_transform
+from precast.topk import top_k_ragged_transform as top_k_ragged_transform
 from precast.trace import fi_trace as fi_trace

@@ -21,7 +21,7 @@ DTYPE_WORDS = {
     "torch.int8": "i8",
 }
 
-#: Every kernel of the library by the name of its export.
+#: Every kernel of the library by its name, which is that of its export but where several share one.
 KERNELS: dict[str, Kernel] = {}
 
 
@@ -51,7 +51,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         From the arguments of the export to those of the public function, by position, where they or
         their order differ; to None where another export says it of the same call.
     function : str, optional
-        The public function that calls it, where that is not the one of the export's name.
+        The public function that calls it, where that is not the one of its name.
+    name : str, optional
+        Its own name, where several public functions call one export. Default: the export's.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         key: Callable[..., tuple[Any, ...]] | None = None,
         public: Callable[..., tuple[Any, ...] | None] | None = None,
         function: str | None = None,
+        name: str | None = None,
     ) -> None:
         super().__init__()
         self.op = op
@@ -73,12 +76,13 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.public = public
-        self.function = function or export
+        self.name = name or export
+        self.function = function or self.name
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
         self.parameters = tuple(argument.split()[-1] for argument in arguments)
         self.first_tensor = self.parameters[0]
         self._axes = [self.parameters.index(name) for name in axes] or [0]
-        KERNELS[export] = self
+        KERNELS[self.name] = self
         _mode.on_change(self.clear)
 
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
@@ -141,21 +145,21 @@ _registering = threading.Lock()
 _libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
 
 
-def register_torch_op(export: str) -> Any:
-    """``torch.ops.precast.<export>``, registered at its first use under ``torch.compile``."""
+def register_torch_op(name: str) -> Any:
+    """``torch.ops.precast.<name>``, registered at its first use under ``torch.compile``."""
     import torch
 
     from precast.trace.dump import on_compile
 
     with _registering:
-        if export not in _registered:
-            kernel = KERNELS[export]
+        if name not in _registered:
+            kernel = KERNELS[name]
             library: Any = torch.library.Library("precast", "FRAGMENT")
-            library.define(f"{export}{kernel.schema}")
-            library.impl(export, kernel.call, "CompositeExplicitAutograd")
+            library.define(f"{name}{kernel.schema}")
+            library.impl(name, kernel.call, "CompositeExplicitAutograd")
             torch.library.register_fake(
-                f"precast::{export}", lambda *args: on_compile(export, args), lib=library
+                f"precast::{name}", lambda *args: on_compile(name, args), lib=library
             )
             _libraries.append(library)
-            _registered[export] = getattr(torch.ops.precast, export).default
-        return _registered[export]
+            _registered[name] = getattr(torch.ops.precast, name).default
+        return _registered[name]

@@ -66,6 +66,20 @@ def test_what_the_bytes_promise_stands_beside_what_was_measured() -> None:
     assert "x parts by bytes" not in report.table([old])[0]
 
 
+def test_whole_calls_have_columns_of_their_own() -> None:
+    plain = _results()[0]._replace(timings={"precast": timing(80.0), "torch": timing(120.0)})
+    called = plain._replace(whole={"precast": timing(90.0), "torch": timing(180.0)})
+    rows = report.table([called.record(), plain.record()])
+    at = rows[0].index("whole us")
+    assert [row[at : at + 2] for row in rows] == [
+        ["whole us", "x torch whole"],
+        ["90.00", "2.00"],
+        ["-", "-"],
+    ]
+    assert "whole_us" not in plain.record()
+    assert "whole us" not in report.table([plain.record()])[0]
+
+
 def test_matrix_products_have_their_own_column_and_ceiling() -> None:
     rows = report.table([*_records(), _with_flops().record()])
     column = rows[0].index("TFLOP/s")

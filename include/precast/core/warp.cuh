@@ -20,6 +20,11 @@ __device__ __forceinline__ float warp_sum(float x, int lanes = kWarpSize) {
   return x;
 }
 
+// The same over the warp for integers, in any order.
+__device__ __forceinline__ uint32_t warp_sum(uint32_t x) {
+  return __reduce_add_sync(0xffffffffu, x);
+}
+
 #endif  // __CUDACC__
 
 }  // namespace precast

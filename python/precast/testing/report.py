@@ -42,6 +42,8 @@ class Result(NamedTuple):
         Operations on matrix units, 0 where there are none.
     expected : mapping of str to float
         By how much a peer should be slower, from the bytes that it moves.
+    whole : mapping of str to Timing
+        Time of one call of many in a row from Python, by name, where that was measured.
     """
 
     op: str
@@ -53,6 +55,7 @@ class Result(NamedTuple):
     ceiling: Ceiling | None = None
     flops: int = 0
     expected: Mapping[str, float] = MappingProxyType({})
+    whole: Mapping[str, Timing] = MappingProxyType({})
 
     @property
     def ours(self) -> Timing:
@@ -82,6 +85,7 @@ class Result(NamedTuple):
 
     def record(self) -> dict[str, Any]:
         """Plain data in microseconds, for JSON."""
+        whole = {name: _microseconds(t) for name, t in self.whole.items()}
         return {
             "op": self.op,
             "shape": self.shape,
@@ -96,6 +100,7 @@ class Result(NamedTuple):
             "ratio": {p: round(self.ratio(p), 3) for p in self.timings if p != "precast"},
             "expected": {p: round(ratio, 3) for p, ratio in self.expected.items()},
             "cpu_us": {name: _microseconds(t) for name, t in self.cpu.items()},
+            **({"whole_us": whole} if whole else {}),
         }
 
 
@@ -129,6 +134,9 @@ def table(records: Sequence[Record]) -> list[list[str]]:
     header = ["op", "shape", "dtype", "us", "p20-p80", *rates, "of ceiling", "CPU us"]
     by_bytes = [p for p in peers if any(p in r.get("expected", ()) for r in records)]
     columns = [*(f"x {peer}" for peer in peers), *(f"x {peer} by bytes" for peer in by_bytes)]
+    called = [p for p in peers if any(p in r.get("whole_us", ()) for r in records)]
+    whole = ["precast", *called] if any("whole_us" in r for r in records) else []
+    columns += ["whole us" if name == "precast" else f"x {name} whole" for name in whole]
     rows = [[*header, *columns]]
     for record in records:
         ours = record["gpu_us"]["precast"]
@@ -146,9 +154,19 @@ def table(records: Sequence[Record]) -> list[list[str]]:
                 "-" if cpu is None else f"{cpu['median']:.2f}",
                 *(_cell(record["ratio"].get(peer), 2) for peer in peers),
                 *(_cell(record.get("expected", {}).get(peer), 2) for peer in by_bytes),
+                *(_cell(_whole(record, name), 2) for name in whole),
             ]
         )
     return rows
+
+
+def _whole(record: Record, name: str) -> float | None:
+    """Ours in microseconds, a peer's as a multiple of it."""
+    medians = {key: timing["median"] for key, timing in record.get("whole_us", {}).items()}
+    if name not in medians:
+        return None
+    median: float = medians[name]
+    return median if name == "precast" else median / medians["precast"]
 
 
 def _cell(value: float | None, digits: int) -> str:

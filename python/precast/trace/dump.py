@@ -30,15 +30,15 @@ def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     _dump(function, args, kwargs)
 
 
-def on_compile(export: str, args: Sequence[Any]) -> None:
-    """The same for a call that ``torch.compile`` traces; ``args`` are those of the torch op."""
+def on_compile(name: str, args: Sequence[Any]) -> None:
+    """The same for a call that ``torch.compile`` traces; ``args`` are those of its torch op."""
     if _env.TRACE_DUMP():
         import inspect
 
         import precast
         from precast._dispatch import KERNELS
 
-        kernel = KERNELS[export]
+        kernel = KERNELS[name]
         function = getattr(precast, kernel.function)
         if kernel.public is not None:
             values = kernel.public(*args)
@@ -48,7 +48,7 @@ def on_compile(export: str, args: Sequence[Any]) -> None:
         given = dict(zip(kernel.parameters, args))
         # Outputs that the function allocates itself are arguments of the export alone.
         names = inspect.signature(function).parameters.keys() & given.keys()
-        _dump(function, (), {name: given[name] for name in names})
+        _dump(function, (), {key: given[key] for key in names})
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many CTAs and threads work on a row.
+#pragma once
+
+#include "precast/sampling.cuh"
+
+#if !defined(__CUDACC_RTC__)
+#include <atomic>  // Why: launches may come from several threads
+#endif
+
+namespace precast {
+
+#if !defined(__CUDACC_RTC__) && defined(__CUDACC__)
+
+struct SamplingPlan {
+  bool on_chip;
+  int ctas;       // of a cluster
+  int threads;    // of a CTA
+  size_t shared;  // dynamic bytes
+};
+
+inline int divide_up(int x, int y) { return (x + y - 1) / y; }
+
+// `memory`: bytes of shared memory that a CTA may have.
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory) {
+  constexpr int kSlabBytes = kSlab * sizeof(float);
+  constexpr int kOwnBytes = 10 * 1024;  // of the kernel's own variables, and more
+  const int most = kTargetHasClusters ? kMaxCtas : 1;
+  const int group = divide_up(slabs, kGroups);  // slabs
+  constexpr int kSlabsOfCta = 16;               // three CTAs a multiprocessor
+  SamplingPlan plan = {};
+  plan.ctas = 1;
+  while (plan.ctas < most && slabs > plan.ctas * kSlabsOfCta) plan.ctas *= 2;
+  // Few rows: more CTAs each.
+  while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
+    plan.ctas *= 2;
+  }
+  const int most_of_cta = kGroups / plan.ctas * group;
+  const int count = slabs < most_of_cta ? slabs : most_of_cta;
+  const int slabs_of_warp = rows * plan.ctas <= uint32_t(sms) ? 1 : 2;
+  const int warps = divide_up(count, slabs_of_warp);
+  constexpr int kMostWarps = kRowThreads / kWarpSize;
+  plan.threads = (warps < kMostWarps ? warps : kMostWarps) * kWarpSize;
+  plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
+  plan.on_chip = plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
+  if (plan.on_chip) plan.shared += size_t(count) * kSlabBytes;
+  return plan;
+}
+
+// Lets `kernel`, the one of its type that asks for much, have all of the `memory` bytes of shared
+// memory that a CTA may have on `device`, which is current. Once a device.
+template <typename Params>
+cudaError_t allow_shared(void (*kernel)(Params), int memory, int device) {
+  static std::atomic<uint64_t> allowed{0};
+  const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
+  if (allowed.load(std::memory_order_acquire) & bit) return cudaSuccess;
+  cudaFuncAttributes own = {};
+  cudaError_t status = cudaFuncGetAttributes(&own, kernel);
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                  cudaSharedmemCarveoutMaxShared);
+  }
+  if (status == cudaSuccess) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  memory - static_cast<int>(own.sharedSizeBytes));
+  }
+  if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_release);
+  return status;
+}
+
+// Launches the kernel of an op for rows on chip, or the walking one, for params.source.
+template <typename Params>
+cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Params params,
+                            bool enable_pdl, cudaStream_t stream) {
+  RowSource& source = params.source;
+  if (source.outputs == 0) return cudaSuccess;
+  int device = 0, sms = 0, memory = 0;
+  cudaError_t status = cudaGetDevice(&device);
+  if (status == cudaSuccess) {
+    status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+  }
+  if (status == cudaSuccess) {
+    status = cudaDeviceGetAttribute(&memory, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (status != cudaSuccess) return status;
+  source.slabs = divide_up(source.vocab, kSlab);
+  source.slabs_of_group = divide_up(source.slabs, kGroups);
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory);
+  const auto kernel = plan.on_chip ? on_chip : walking;
+  if (plan.on_chip && plan.shared > 32 * 1024) {
+    status = allow_shared(kernel, memory, device);
+    if (status != cudaSuccess) return status;
+  }
+  return launch_clusters(kernel, dim3(source.outputs * plan.ctas), dim3(plan.threads), plan.ctas,
+                         plan.shared, enable_pdl, stream, params);
+}
+
+#endif
+
+}  // namespace precast

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rows of the vocabulary that become rows: softmax, renormalisation after top-k or top-p, and the
+// mask of logits outside the top-k.
+//
+//   softmax   y = exp((x - max(x)) / temperature) / sum                       f32
+//   top_k     y = w >= k-th largest ? w / (sum of the kept) : 0
+//   top_p     y = w >= t ? w / (sum of the kept) : 0, t as in sampling.cuh
+//   mask      y = x >= k-th largest ? x : -inf
+//
+// Layout   source, out  [rows, vocab]  rows strided, elements contiguous
+// Threads  as sampling.cuh.
+// Traffic  reads and writes each row once, as long as it stays on chip.
+#pragma once
+
+#include "precast/sampling.cuh"
+
+namespace precast {
+
+enum class RowOp : int { softmax, top_k, top_p, mask };
+
+struct RowOpParams {
+  RowSource source;
+  void* out;
+  int64_t out_stride;           // elements
+  const int32_t* top_k_values;  // [rows], or null
+  PerRow number;                // top_p, or temperature of softmax
+  int32_t top_k;
+  RowOp op;
+  bool aligned;  // rows of out, as RowSource
+};
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ void store_four(f32* target, const float (&x)[4]) {
+  store_vec(target, pack<f32>(x));
+}
+
+template <typename T>
+__device__ __forceinline__ void store_four(T* target, const float (&x)[4]) {
+  asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(target), "r"(pack_pair(T(), x[0], x[1])),
+               "r"(pack_pair(T(), x[2], x[3]))
+               : "memory");
+}
+
+// Stores value(y) of each element.
+template <typename Out, typename Row, typename F>
+__device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& row,
+                                          const F& value) {
+  const int vocab = p.source.vocab;
+  row.each_four([&](int i, int j, float4 y) {
+    const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * j);
+    const float four[4] = {value(y.x), value(y.y), value(y.z), value(y.w)};
+    if (p.aligned) {
+      if (at < vocab) store_four(out + at, four);
+    } else {
+#pragma unroll
+      for (int c = 0; c < 4; ++c) {
+        if (at + c < vocab) out[at + c] = from_float<Out>(four[c]);
+      }
+    }
+  });
+}
+
+template <typename T, bool kOnChip>
+__device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, const RowOpParams& p) {
+  auto& s = sampler.s;
+  auto& row = sampler.row;
+  const int ctas = sampler.ctas, vocab = p.source.vocab;
+  const uint32_t output = cluster_number();
+  int64_t number = 0;
+  row.start(p.op == RowOp::softmax || p.op == RowOp::mask);
+  sampler.begin([&] {
+    number = row_of(p.source, output);
+    row.data = static_cast<const T*>(p.source.data) + number * p.source.stride;
+  });
+  const float parameter = p.number[number];
+  sampler.arrive();
+  const bool by_mass = p.op == RowOp::top_p;
+  int k = vocab;
+  if (by_mass) {
+    sampler.exchange_masses_and_maxima();
+  } else {
+    sampler.exchange_maxima(p.op != RowOp::softmax);
+    if (p.op != RowOp::softmax) k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[number];
+  }
+  const float max = sampler.max();
+  float total = sampler.total(), least = -__int_as_float(0x7f800000);
+  if (by_mass ? parameter < 1.0f : k > 0 && k < vocab) {
+    least = select(row, s.select, sampler.turns, ctas, by_mass ? needed_mass(parameter) : k, max,
+                   by_mass, mass_scale(total), sampler.maxima);
+  }
+  if (p.op == RowOp::mask) {
+    store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row,
+              [&](float y) { return y < least ? -__int_as_float(0x7f800000) : y; });
+    return;
+  }
+  if (p.op == RowOp::softmax) {
+    row.weigh(max, factor_of(parameter));
+  } else {
+    row.cut(least);
+  }
+  if (!by_mass || parameter < 1.0f) {
+    sampler.exchange_masses();
+    total = sampler.total();
+  }
+  // A row with a NaN is NaN throughout: its total is, and nothing is below the floor.
+  const float inverse = total == 0.0f ? 0.0f : __frcp_rn(total);
+  const float floor = total == total ? row.weighing.floor : -__int_as_float(0x7f800000);
+  const auto share = [&](float y) { return y < floor ? 0.0f : y * inverse; };
+  if (p.op == RowOp::softmax) {
+    store_row(static_cast<f32*>(p.out) + output * p.out_stride, p, row, share);
+  } else {
+    store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row, share);
+  }
+}
+
+template <typename T, bool kOnChip>
+__global__ __launch_bounds__(kBoundThreads<kOnChip>) void RowOpKernel(
+    const __grid_constant__ RowOpParams p) {
+  extern __shared__ __align__(128) float memory[];
+  __shared__ RowShared shared;
+  Sampler<T, kOnChip> sampler(shared, p.source, memory);
+  transform_row(sampler, p);
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

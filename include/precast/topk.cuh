@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// The k largest of each row, exactly: values and positions, or positions as sparse attention wants
+// them, in a ragged cache or through a page table.
+//
+//   out[r] = the k of window r, row[start : start + length], that are largest; of equal ones those
+//            with the lowest (or highest) positions. NaN is larger than all, -0.0 equals 0.0
+//            and comes out as that.
+//
+// Layout   input            [rows, size]    f32, f16 or bf16; rows at any address and pitch
+//          values, indices  [rows, k]       the input's type and int64
+//          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
+//          table            [batch, pages]  int32, and one int32 a row for all that differs by row
+// Threads  a cluster of 1 to 8 CTAs a row, each a part of the window in tiles of 16 elements a
+//          thread (topk_window.cuh). The first one gathers what all found, cuts it to k and, where
+//          that is asked for, orders it (topk_order.cuh).
+// Traffic  reads the window once and a sample of a long one, which comes from L2 the other time;
+//          writes the results once. A window whose sample misleads is read once more.
+// Select   What reaches a floor goes to a list in shared memory (topk_part.cuh). The floor comes
+//          from the sample, or rises each time that the list is full and cut. Lists are cut by
+//          radix selection on the ordered keys, and on positions where equal ones remain: over the
+//          lists of all CTAs until few are left, then to exactly k (topk_list.cuh).
+#pragma once
+
+#include "precast/topk_order.cuh"
+#include "precast/topk_part.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// Where the results of a row go.
+template <typename T>
+struct Results {
+  const TopKParams& p;
+  int64_t first;
+  const int32_t* pages;
+  int32_t offset;
+
+  __device__ __forceinline__ Results(const TopKParams& params, uint32_t row) : p(params) {
+    first = int64_t(row) * p.k;
+    pages = nullptr;
+    offset = 0;
+    if (p.mode == TopKMode::ragged) offset = p.offsets[row];
+    if (p.mode == TopKMode::paged) {
+      const int64_t batch = p.row_to_batch == nullptr ? row : p.row_to_batch[row];
+      pages = p.table + batch * p.table_stride;
+      if (p.page_starts != nullptr) pages += p.page_starts[row];
+    }
+  }
+
+  __device__ __forceinline__ void put(int i, uint64_t x) const {
+    const int rank = static_cast<int>(x & (kMaxPlaces - 1));
+    const int place = p.last_first ? rank : kMaxPlaces - 1 - rank;
+    if (p.mode != TopKMode::values) {
+      put_place(i, place);
+      return;
+    }
+    const uint32_t bits = bits_of<T>(static_cast<uint32_t>(x >> kPlaceBits));
+    if constexpr (sizeof(T) == 4) {
+      static_cast<uint32_t*>(p.values)[first + i] = bits;
+    } else {
+      static_cast<unsigned short*>(p.values)[first + i] = static_cast<unsigned short>(bits);
+    }
+    p.indices[first + i] = place;
+  }
+
+  // A position in the window; negative: there is none.
+  __device__ __forceinline__ void put_place(int i, int place) const {
+    int32_t result = -1;
+    if (place >= 0) {
+      result = place + offset;
+      if (pages != nullptr) {
+        const int32_t page = pages[place >> p.page_bits];
+        result = (page << p.page_bits) + (place & ((1 << p.page_bits) - 1));
+      }
+    }
+    p.out[first + i] = result;
+    if (p.raw != nullptr) p.raw[first + i] = place;
+  }
+};
+
+// Candidates so ranked that the order wanted is a descending one, and back.
+template <int kKeyBits>
+__device__ __forceinline__ uint64_t to_order(const TopKParams& p, uint64_t x) {
+  if (p.last_first) x ^= kMaxPlaces - 1;  // the lowest place is the best now
+  if (p.order == TopKOrder::by_value) return x;
+  return (x & (kMaxPlaces - 1)) << kKeyBits | x >> kPlaceBits;
+}
+
+template <int kKeyBits>
+__device__ __forceinline__ uint64_t from_order(const TopKParams& p, uint64_t x) {
+  if (p.order == TopKOrder::by_place) {
+    x = (x & ((uint64_t(1) << kKeyBits) - 1)) << kPlaceBits | x >> kKeyBits;
+  }
+  return p.last_first ? x ^ (kMaxPlaces - 1) : x;
+}
+
+// Puts candidates where the order wants them.
+template <typename T>
+struct PutInOrder {
+  const Results<T>& results;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
+    results.put(static_cast<int>(i), from_order<Keys<T>::kBits>(results.p, x));
+  }
+};
+
+// All threads: writes the k largest of up to kFew in descending order. `ranks`: zeros.
+template <typename T>
+__device__ __forceinline__ void write_by_rank(const Results<T>& results, const uint64_t* list,
+                                              uint32_t size, uint32_t* ranks) {
+  const uint32_t at = threadIdx.x % kFew, parts = blockDim.x / kFew;
+  const uint32_t each = (size + parts - 1) / parts;
+  const uint32_t from = threadIdx.x / kFew * each, to = min(from + each, size);
+  const uint64_t x = at < size ? list[at] : 0;
+  uint32_t larger = 0;
+#pragma unroll 4
+  for (uint32_t i = from; i < to; ++i) larger += list[i] > x;
+  if (at < size && larger != 0) atomicAdd(&ranks[at], larger);
+  __syncthreads();
+  if (threadIdx.x < size && ranks[threadIdx.x] < uint32_t(results.p.k)) {
+    results.put(static_cast<int>(ranks[threadIdx.x]), x);
+  }
+}
+
+// The work of one CTA, in `shared` memory: ListShared and the lists.
+template <typename T>
+__device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared) {
+  ListShared& s = *reinterpret_cast<ListShared*>(shared);
+  uint64_t* const lists = shared + sizeof(ListShared) / sizeof(uint64_t);
+  const int ctas = cluster_size();
+  const uint32_t row = blockIdx.x / ctas;
+  const int rank = cluster_rank();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
+  if (threadIdx.x < 3) s.added[threadIdx.x] = 0;
+  if (threadIdx.x == 0) s.forwarded = 0;
+  if (p.lengths == nullptr && may_overlap_previous_grid()) {
+    const Window<T> window(p, row, ctas);
+    window.prefetch(p.last_first ? window.tiles() - 1 : 0);
+  }
+  wait_for_previous_grid();
+  allow_next_grid();
+  const Window<T> window(p, row, ctas);
+  const Results<T> results(p, row);
+  const uint32_t k = p.k;
+  if (p.mode != TopKMode::values && window.length <= p.k) {
+    if (rank != 0) return;
+    for (int i = threadIdx.x; i < p.k; i += blockDim.x) {
+      results.put_place(i, i < window.length ? i : -1);
+    }
+    return;
+  }
+  __syncthreads();
+  constexpr int kKeyBits = Keys<T>::kBits;
+  const bool any = p.order == TopKOrder::any;
+  // Few are ordered even where nobody asks.
+  const bool few =
+      k <= uint32_t(kFew) && (any || (p.order == TopKOrder::by_value && !p.last_first));
+  const uint32_t limit = few ? kFew : k;
+  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
+  part.read(ctas > 1 ? p.room : limit, ctas);
+  uint64_t* list = lists;
+  uint32_t size = part.size;
+  if (ctas > 1) {
+    if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
+    __syncthreads();
+    list += p.room;
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+      store_in_cta(list + s.base + i, 0, lists[i]);
+    }
+    cluster_barrier(ctas);
+    if (rank != 0) return;
+    size = part.cut.count;
+    if (size > limit) {
+      go_on<kKeyBits, 1>(part.cut, s, EachOfList{list, size}, k, limit, 1, part.turn);
+      size = compact(s, list, size, part.cut.edge);
+    }
+  }
+  if (few) {
+    write_by_rank(results, list, size, s.histogram[part.turn]);
+  } else if (any) {
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
+  } else {
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
+      list[i] = to_order<kKeyBits>(p, list[i]);
+    __syncthreads();
+    in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+  }
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kMaxThreads, 1) TopKKernel(TopKParams p) {
+  extern __shared__ uint64_t shared[];
+  top_k_row<T>(p, shared);
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

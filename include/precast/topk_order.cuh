@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Brings a list of distinct numbers in shared memory into descending order.
+//
+// The range of the numbers is cut into 2048 bins of equal width; each number goes to its bin, and
+// there the larger ones are counted. Where a bin holds too many for that, a bitonic network sorts.
+#pragma once
+
+#include "precast/topk_list.cuh"
+
+namespace precast {
+
+constexpr int kMaxSorted = 8192;
+constexpr uint32_t kMostInBin = 256;
+
+#if defined(__CUDACC__)
+
+// A number's bin, counted from the largest.
+struct Binning {
+  uint32_t highest;
+  int top;    // bits of a number below its highest 32
+  int width;  // log2
+
+  __device__ __forceinline__ uint32_t operator()(uint64_t x) const {
+    return (highest - static_cast<uint32_t>(x >> top)) >> width;
+  }
+};
+
+// All threads: numbers in descending order; behind `size` there is room up to the next power of
+// two.
+__device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
+  uint32_t padded = 2 * kWarpSize;
+  while (padded < size) padded *= 2;
+#pragma unroll 1
+  for (uint32_t i = size + threadIdx.x; i < padded; i += blockDim.x) list[i] = 0;
+  __syncthreads();
+#pragma unroll 1
+  for (uint32_t run = 2; run <= padded; run *= 2) {
+#pragma unroll 1
+    for (uint32_t stride = run / 2; stride > 0; stride /= 2) {
+#pragma unroll 1
+      for (uint32_t pair = threadIdx.x; pair < padded / 2; pair += blockDim.x) {
+        const uint32_t low = 2 * pair - (pair & (stride - 1));
+        const uint64_t a = list[low], b = list[low + stride];
+        const bool descending = (low & run) == 0;
+        if ((a < b) == descending) {
+          list[low] = b;
+          list[low + stride] = a;
+        }
+      }
+      // A warp's pairs of strides up to its size lie in elements that are its own.
+      if (stride > kWarpSize || (stride == 1 && run >= 2 * kWarpSize)) {
+        __syncthreads();
+      } else {
+        __syncwarp();
+      }
+    }
+  }
+  __syncthreads();
+}
+
+// All threads: how many of the bins before each, in place; the largest count. Threads share bins.
+__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
+  constexpr int kMostEach = kBins / kLeastThreads;
+  const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
+  const int each = kBins / blockDim.x;
+  uint32_t* own = bins + threadIdx.x * each;
+  uint32_t held[kMostEach], sum = 0, most = 0;
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    held[i] = i < each ? own[i] : 0;
+    sum += held[i];
+    most = max(most, held[i]);
+  }
+  uint32_t up_to = sum;
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
+    if (lane >= distance) up_to += other;
+  }
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (lane == kWarpSize - 1) {
+    s.warp_sums[warp] = up_to;
+    s.warp_most[warp] = most;
+  }
+  __syncthreads();
+  const bool exists = lane < blockDim.x / kWarpSize;
+  uint32_t before = up_to - sum + warp_sum(exists && lane < warp ? s.warp_sums[lane] : 0u);
+  most = __reduce_max_sync(0xffffffffu, exists ? s.warp_most[lane] : 0u);
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    if (i < each) own[i] = before;
+    before += held[i];
+  }
+  __syncthreads();
+  return most;
+}
+
+// All threads: calls put(rank, x) for each of the `size` numbers of `bits` bits, from 32 up.
+// Another barrier than this function's goes ahead of it.
+template <typename Put>
+__device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t size, int bits,
+                                         const Put& put) {
+  constexpr int kMostEach = kMaxSorted / kLeastThreads;
+  uint32_t* bins = s.histogram[0];
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kBins; i += blockDim.x) bins[i] = 0;
+  if (threadIdx.x == 0) {
+    s.highest = 0;
+    s.lowest = 0xffffffffu;
+  }
+  Binning bin = {0, bits - 32, 0};
+  uint32_t highest = 0, lowest = 0xffffffffu;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const uint32_t x = static_cast<uint32_t>(list[i] >> bin.top);
+    highest = max(highest, x);
+    lowest = min(lowest, x);
+  }
+  __syncthreads();
+  highest = __reduce_max_sync(0xffffffffu, highest);
+  lowest = __reduce_min_sync(0xffffffffu, lowest);
+  if (threadIdx.x % kWarpSize == 0) {
+    atomicMax(&s.highest, highest);
+    atomicMin(&s.lowest, lowest);
+  }
+  __syncthreads();
+  bin.highest = s.highest;
+  bin.width = max(0, 32 - __clz(bin.highest - s.lowest) - kDigitBits);
+  uint64_t x[kMostEach];
+  uint32_t place[kMostEach];
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    const uint32_t at = i * blockDim.x + threadIdx.x;
+    if (at >= size) continue;
+    x[i] = list[at];
+    place[i] = atomicAdd(&bins[bin(x[i])], 1u);
+  }
+  __syncthreads();
+  if (sum_bins(s, bins) > kMostInBin) {
+    sort_bitonic(list, size);
+#pragma unroll 1
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) put(i, list[i]);
+    return;
+  }
+#pragma unroll
+  for (int i = 0; i < kMostEach; ++i) {
+    if (i * blockDim.x + threadIdx.x < size) list[bins[bin(x[i])] + place[i]] = x[i];
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const uint64_t own = list[i];
+    const uint32_t at = bin(own);
+    uint32_t rank = bins[at];
+    const uint32_t end = at + 1 < kBins ? bins[at + 1] : size;
+#pragma unroll 4
+    for (uint32_t j = rank; j < end; ++j) rank += list[j] > own;
+    put(rank, own);
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

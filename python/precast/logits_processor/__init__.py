@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pipes of logits processors: said one by one, run in as few launches as can be."""
+
+from __future__ import annotations
+
+from precast.logits_processor.compiler import CompileError, Compiler, compile_pipeline
+from precast.logits_processor.fusion_rules import FusionRule
+from precast.logits_processor.legalization import LegalizationError, legalize_processors
+from precast.logits_processor.op import Op, ParameterizedOp
+from precast.logits_processor.pipeline import LogitsPipe
+from precast.logits_processor.processors import (
+    LogitsProcessor,
+    MinP,
+    Sample,
+    Softmax,
+    Temperature,
+    TopK,
+    TopP,
+)
+from precast.logits_processor.types import TaggedTensor, TensorType
+
+__all__ = [
+    "CompileError",
+    "Compiler",
+    "FusionRule",
+    "LegalizationError",
+    "LogitsPipe",
+    "LogitsProcessor",
+    "MinP",
+    "Op",
+    "ParameterizedOp",
+    "Sample",
+    "Softmax",
+    "TaggedTensor",
+    "Temperature",
+    "TensorType",
+    "TopK",
+    "TopP",
+    "compile_pipeline",
+    "legalize_processors",
+]

@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to a token in one launch: penalties, mask, temperature, filters and the draw."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from precast._dispatch import Kernel, check_tensors
+from precast._reference_checks import check_rank
+from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
+from precast.sampling._arguments import Real, Whole, given, is_joint, real, refuse_nan, whole
+from precast.sampling._filters import parameter, weights_of_logits
+from precast.sampling._formula import chosen
+from precast.sampling._fused_checks import MOST_TOP_LOGPROBS, check_sample
+from precast.sampling._fused_formula import penalized, top_of, with_mask
+from precast.sampling._fused_trace import sample_trace
+from precast.sampling._masses import row_sums
+from precast.sampling._random import random_arguments
+
+
+class Sampled(NamedTuple):
+    """What :func:`sample` returns; what was not asked for is None.
+
+    Attributes
+    ----------
+    tokens : torch.Tensor
+        ``[rows]``, int32.
+    logprobs : torch.Tensor or None
+        ``[rows]``, float32: the log-probability of each token.
+    top_tokens, top_logprobs : torch.Tensor or None
+        ``[rows, n]``, int32 and float32: the likeliest tokens, descending.
+    valid : torch.Tensor or None
+        ``[rows]``, bool.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    top_tokens: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    valid: torch.Tensor | None = None
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | float = 1.0,
+    top_k: torch.Tensor | int = 0,
+    top_p: torch.Tensor | float = 1.0,
+    min_p: torch.Tensor | float = 0.0,
+    repetition_penalty: torch.Tensor | float = 1.0,
+    frequency_penalty: torch.Tensor | float = 0.0,
+    presence_penalty: torch.Tensor | float = 0.0,
+    prompt_mask: torch.Tensor | None = None,
+    output_counts: torch.Tensor | None = None,
+    bitmask: torch.Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+    top_logprobs: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`sample` in plain PyTorch, tokens too but where ``exp`` rounds.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
+    temperature, top_p, min_p : torch.Tensor or float
+        A number, or ``[rows]``.
+    top_k : torch.Tensor or int
+        A number, or ``[rows]``.
+    repetition_penalty, frequency_penalty, presence_penalty : torch.Tensor or float
+        A number, or ``[rows]``.
+    prompt_mask, bitmask : torch.Tensor, optional
+        ``[rows, ceil(vocabulary / 32)]``, int32.
+    output_counts : torch.Tensor, optional
+        ``[rows, vocabulary]``, int32.
+    filter_apply_order : str
+        ``"top_k_first"`` or ``"joint"``.
+    seed, offset : torch.Tensor or int
+        Key and counter of the random numbers.
+    top_logprobs : int
+        How many of the likeliest tokens.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Tokens, their log-probabilities, the likeliest tokens, theirs, and validity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sample_reference(torch.tensor([[0.0, 2.0, 1.0]]), temperature=0.0)[0].tolist()
+    [1]
+    """
+    x = penalized(
+        *(logits, repetition_penalty, frequency_penalty, presence_penalty),
+        *(prompt_mask, output_counts),
+    )
+    x = with_mask(x, bitmask)
+    heat = parameter(temperature, x.shape[0], torch.float32, x.device)
+    greedy = heat == 0
+    heat = heat.masked_fill(greedy, 1)
+    weights = weights_of_logits(x, heat)
+    joint = filter_apply_order == "joint"
+    tokens, valid = chosen(weights, None, top_k, top_p, min_p, joint, seed, offset)
+    first = (x == x.amax(dim=1, keepdim=True)).to(torch.int32).argmax(dim=1)
+    tokens = torch.where(greedy[:, 0] & valid, first, tokens)
+    scale = 1 / heat
+    logs = (x - x.max(dim=1, keepdim=True).values) * scale - row_sums(weights)[:, None].log()
+    logs = logs.masked_fill(~valid[:, None], torch.nan)
+    top_tokens, top_logs = top_of(x, logs, valid, top_logprobs)
+    return (
+        tokens.to(torch.int32),
+        logs.gather(1, tokens[:, None])[:, 0],
+        top_tokens,
+        top_logs,
+        valid,
+    )
+
+
+def sampled_tokens(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | float = 1.0,
+    top_k: torch.Tensor | int = 0,
+    top_p: torch.Tensor | float = 1.0,
+    min_p: torch.Tensor | float = 0.0,
+    repetition_penalty: torch.Tensor | float = 1.0,
+    frequency_penalty: torch.Tensor | float = 0.0,
+    presence_penalty: torch.Tensor | float = 0.0,
+    prompt_mask: torch.Tensor | None = None,
+    output_counts: torch.Tensor | None = None,
+    bitmask: torch.Tensor | None = None,
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """The tokens alone, which is what a trace describes."""
+    penalties = repetition_penalty, frequency_penalty, presence_penalty
+    masks = prompt_mask, output_counts, bitmask
+    filters = temperature, top_k, top_p, min_p
+    random = seed, offset
+    return sample_reference(logits, *filters, *penalties, *masks, "top_k_first", *random)[0]
+
+
+def _into(
+    logits: torch.Tensor,
+    temperature_arr: torch.Tensor | None,
+    temperature: float,
+    top_k_arr: torch.Tensor | None,
+    top_k: int,
+    top_p_arr: torch.Tensor | None,
+    top_p: float,
+    min_p_arr: torch.Tensor | None,
+    min_p: float,
+    joint: bool,
+    repetition_arr: torch.Tensor | None,
+    repetition: float,
+    frequency_arr: torch.Tensor | None,
+    frequency: float,
+    presence_arr: torch.Tensor | None,
+    presence: float,
+    prompt_mask: torch.Tensor | None,
+    output_counts: torch.Tensor | None,
+    bitmask: torch.Tensor | None,
+    seed_arr: torch.Tensor | None,
+    seed: int,
+    offset_arr: torch.Tensor | None,
+    offset: int,
+    out: torch.Tensor,
+    logprobs: torch.Tensor | None,
+    top_tokens: torch.Tensor | None,
+    top_logprobs: torch.Tensor | None,
+    valid: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    check_sample(**locals())
+    results = sample_reference(
+        logits,
+        given(temperature_arr, temperature),
+        given(top_k_arr, top_k),
+        given(top_p_arr, top_p),
+        given(min_p_arr, min_p),
+        given(repetition_arr, repetition),
+        given(frequency_arr, frequency),
+        given(presence_arr, presence),
+        prompt_mask,
+        output_counts,
+        bitmask,
+        "joint" if joint else "top_k_first",
+        given(seed_arr, seed),
+        given(offset_arr, offset),
+        0 if top_tokens is None else top_tokens.shape[1],
+    )
+    for target, result in zip((out, logprobs, top_tokens, top_logprobs, valid), results):
+        if target is not None:
+            target.copy_(result)
+
+
+def _public(logits: Any, *args: Any) -> tuple[Any, ...]:
+    numbers = [given(args[i], args[i + 1]) for i in (0, 2, 4, 6, 9, 11, 13)]
+    joint, (prompt_mask, output_counts, bitmask) = args[8], args[15:18]
+    random = given(args[18], args[19]), given(args[20], args[21])
+    _, logprobs, top_tokens, _, valid, enable_pdl = args[22:]
+    top = 0 if top_tokens is None or not top_tokens.dim() else top_tokens.shape[1]
+    order = "joint" if joint is True else "top_k_first"
+    outputs = logprobs is not None, top, valid is not None, False, enable_pdl
+    return logits, *numbers, prompt_mask, output_counts, bitmask, order, None, *random, *outputs
+
+
+_sample = Kernel(
+    "sampling_fused",
+    "sample",
+    schema="(Tensor logits, Tensor? temperature_arr, float temperature, Tensor? top_k_arr, "
+    "SymInt top_k, Tensor? top_p_arr, float top_p, Tensor? min_p_arr, float min_p, bool joint, "
+    "Tensor? repetition_arr, float repetition, Tensor? frequency_arr, float frequency, "
+    "Tensor? presence_arr, float presence, Tensor? prompt_mask, Tensor? output_counts, "
+    "Tensor? bitmask, Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, "
+    "Tensor(a!) out, Tensor(b!)? logprobs, Tensor(c!)? top_tokens, Tensor(d!)? top_logprobs, "
+    "Tensor(e!)? valid, bool enable_pdl) -> ()",
+    reference=_into,
+    public=_public,
+)
+
+
+@precast_api(trace=sample_trace(sampled_tokens))
+@backend_requirement({}, common_check=served_by("sampling_fused"))
+def sample(
+    logits: torch.Tensor,
+    temperature: Real = 1.0,
+    top_k: Whole = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    repetition_penalty: Real = 1.0,
+    frequency_penalty: Real = 0.0,
+    presence_penalty: Real = 0.0,
+    prompt_mask: torch.Tensor | None = None,
+    output_counts: torch.Tensor | None = None,
+    bitmask: torch.Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    generator: torch.Generator | None = None,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+    return_logprobs: bool = False,
+    top_logprobs: int = 0,
+    return_valid: bool = False,
+    check_nan: bool = False,
+    enable_pdl: bool | None = None,
+) -> Sampled:
+    r"""Draw a token from each row of logits, after all that a request may ask for, in one launch.
+
+    In this order: penalties, allowed tokens, temperature, the filters, the draw:
+
+    .. math::
+
+        y_t &= x_t / r \text{ if } x_t > 0 \text{ else } x_t r,
+            \quad t \text{ in the prompt or the output} \\
+        z_t &= y_t - f \, count_t - s \, [count_t > 0], \quad
+            z_t = -\infty \text{ for what is not allowed} \\
+        P(out = t) &\propto \exp(z_t / T), \quad t \text{ kept by top-k, top-p and min-p}
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
+        device; vocabulary from 1 to 2^20. It is not changed.
+    temperature : float or torch.Tensor
+        :math:`T`, or float32 ``[rows]``. 0 is greedy: the first of the largest, no draw.
+    top_k : int or torch.Tensor
+        How many tokens are kept, or int32 ``[rows]``; below 1 all. As in
+        :func:`top_k_sampling_from_probs`; tokens whose weights are equal at the temperature count
+        as equal.
+    top_p : float or torch.Tensor
+        The share of the mass that is kept, or float32 ``[rows]``; from 1 on all. As in
+        :func:`top_p_sampling_from_probs`.
+    min_p : float or torch.Tensor
+        The least share of the largest probability, or float32 ``[rows]``; 0 keeps all.
+    repetition_penalty : float or torch.Tensor
+        :math:`r`, or float32 ``[rows]``; 1 is none. Needs ``prompt_mask`` or ``output_counts``.
+    frequency_penalty : float or torch.Tensor
+        :math:`f`, or float32 ``[rows]``; 0 is none. Needs ``output_counts``.
+    presence_penalty : float or torch.Tensor
+        :math:`s`, or float32 ``[rows]``; 0 is none. Needs ``output_counts``.
+    prompt_mask : torch.Tensor, optional
+        ``[rows, ceil(vocabulary / 32)]``, int32: bit ``t % 32`` of word ``t // 32`` is set for each
+        token ``t`` of the prompt.
+    output_counts : torch.Tensor, optional
+        ``[rows, vocabulary]``, int32: how often each token is in the output so far.
+    bitmask : torch.Tensor, optional
+        ``[rows, ceil(vocabulary / 32)]``, int32, bits as in ``prompt_mask``: the tokens that are
+        allowed, as grammar engines (XGrammar, llguidance) make it. Default: all.
+    filter_apply_order : str
+        ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
+        the whole mass.
+    generator : torch.Generator, optional
+        Where seed and offset come from, as in :func:`sampling_from_probs`.
+    seed, offset : int or torch.Tensor, optional
+        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+    return_logprobs : bool
+        Return the log-probability of each token, in the distribution after penalties, allowed
+        tokens and temperature (1 where it is 0) and before the filters.
+    top_logprobs : int
+        How many of the likeliest tokens of that distribution to return with their
+        log-probabilities; 0 to 32.
+    return_valid : bool
+        Return whether each row was a distribution.
+    check_nan : bool
+        Raise if there is a NaN, **for which the call waits for the GPU**.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    Sampled
+        ``(tokens, logprobs, top_tokens, top_logprobs, valid)``; what was not asked for is None. A
+        row with a NaN or plus infinity, or where no token is left, has token 0, NaN as
+        log-probability, and is not valid. Among the likeliest, equal ones come by their number;
+        where fewer tokens are possible, or none, -1 and minus infinity follow.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; a penalty without the
+        counts or the mask that it needs; another order; ``top_logprobs`` above 32; seed without
+        offset, or one a tensor and the other not; a NaN that ``check_nan`` finds.
+
+    Notes
+    -----
+    Reads logits, masks and counts once. Safe in CUDA graphs but for ``check_nan``; not
+    differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]])
+    >>> allowed = torch.tensor([[0b101], [0b111]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     out = precast.sample(logits, 0.0, bitmask=allowed, return_logprobs=True)
+    >>> out.tokens.tolist(), [round(x, 4) for x in out.logprobs.tolist()]
+    ([2, 0], [-0.3133, -0.0134])
+    """
+    joint = is_joint("sample", filter_apply_order)
+    _check_penalties(
+        *(repetition_penalty, frequency_penalty, presence_penalty), prompt_mask, output_counts
+    )
+    if not 0 <= top_logprobs <= MOST_TOP_LOGPROBS:
+        raise ValueError(
+            f"sample: top_logprobs must be from 0 to {MOST_TOP_LOGPROBS}, got {top_logprobs}"
+        )
+    try:
+        if check_nan:
+            refuse_nan(logits, "logits")
+        rows, device = logits.shape[0], logits.device
+        top = rows, top_logprobs
+        f32, i32 = torch.float32, torch.int32
+        result = Sampled(
+            torch.empty(rows, dtype=i32, device=device),
+            torch.empty(rows, dtype=f32, device=device) if return_logprobs else None,
+            torch.empty(top, dtype=i32, device=device) if top_logprobs else None,
+            torch.empty(top, dtype=f32, device=device) if top_logprobs else None,
+            torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
+        )
+        args = (
+            logits,
+            *real(temperature),
+            *whole(top_k),
+            *real(top_p),
+            *real(min_p),
+            joint,
+            *real(repetition_penalty),
+            *real(frequency_penalty),
+            *real(presence_penalty),
+            prompt_mask,
+            output_counts,
+            bitmask,
+            *random_arguments("sample", logits, generator, seed, offset),
+            *result,
+            enable_pdl is not False,
+        )
+        if torch.compiler.is_compiling():
+            torch_ops.sample(*args)
+        else:
+            _sample[logits.dtype, logits.get_device()](*args)
+    except (AttributeError, TypeError, IndexError):
+        check_tensors("sample", logits=logits)
+        check_rank("sample", "logits", logits, 2, 2)
+        raise
+    return result
+
+
+def _check_penalties(
+    repetition: Real,
+    frequency: Real,
+    presence: Real,
+    prompt_mask: torch.Tensor | None,
+    output_counts: torch.Tensor | None,
+) -> None:
+    """A penalty that nothing says the tokens of would be left out silently."""
+    if output_counts is not None:
+        return
+    for name, penalty in (("frequency_penalty", frequency), ("presence_penalty", presence)):
+        if not isinstance(penalty, (int, float)) or penalty != 0:
+            raise ValueError(f"sample: {name} needs output_counts, got None")
+    if prompt_mask is None and (not isinstance(repetition, (int, float)) or repetition != 1):
+        raise ValueError("sample: repetition_penalty needs prompt_mask or output_counts, got None")

@@ -1,0 +1,269 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws from a whole distribution."""
+
+from __future__ import annotations
+
+from precast._torch import torch, torch_ops
+from precast.api_logging import precast_api
+from precast.decorators import backend_requirement, served_by
+from precast.sampling._arguments import Whole, draw_arguments
+from precast.sampling._filters import weights_of_logits, weights_of_probs
+from precast.sampling._formula import chosen
+from precast.sampling._kernels import draw_kernel
+from precast.sampling._trace import draw_trace
+
+
+def sampling_from_probs_reference(
+    probs: torch.Tensor,
+    indices: torch.Tensor | None = None,
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """:func:`sampling_from_probs` in plain PyTorch: the same tokens, bit for bit.
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
+    indices : torch.Tensor, optional
+        ``[outputs]``, int32 or int64: the row of each output.
+    seed, offset : torch.Tensor or int
+        Key and counter of the random numbers.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[outputs]``, int32 or the dtype of ``indices``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sampling_from_probs_reference(torch.tensor([[0.0, 1.0], [0.5, 0.5]]), seed=1).tolist()
+    [1, 0]
+    """
+    tokens, _ = chosen(weights_of_probs(probs), indices, seed=seed, offset=offset)
+    return tokens.to(torch.int32 if indices is None else indices.dtype)
+
+
+def sampling_from_logits_reference(
+    logits: torch.Tensor,
+    indices: torch.Tensor | None = None,
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """:func:`sampling_from_logits` in plain PyTorch: the same but where ``exp`` rounds otherwise.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
+    indices : torch.Tensor, optional
+        ``[outputs]``, int32 or int64: the row of each output.
+    seed, offset : torch.Tensor or int
+        Key and counter of the random numbers.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[outputs]``, int32 or the dtype of ``indices``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> logits = torch.tensor([[-torch.inf, 1.0], [3.0, -torch.inf]])
+    >>> sampling_from_logits_reference(logits).tolist()
+    [1, 0]
+    """
+    tokens, _ = chosen(weights_of_logits(logits, 1.0), indices, seed=seed, offset=offset)
+    return tokens.to(torch.int32 if indices is None else indices.dtype)
+
+
+_probs = draw_kernel(
+    "sample_from_probs",
+    "sampling_from_probs",
+    lambda x, indices, k, p, m, order, seed, offset, valid: (
+        *(x, indices, True, None, False, seed, offset, valid),
+    ),
+)
+_logits = draw_kernel(
+    "sample_from_logits",
+    "sampling_from_logits",
+    lambda x, indices, k, p, m, order, seed, offset, valid: (
+        *(x, indices, True, None, False, seed, offset),
+    ),
+)
+_PROBS_TRACE = draw_trace("sampling_from_probs", "probs", (), sampling_from_probs_reference)
+_LOGITS_TRACE = draw_trace("sampling_from_logits", "logits", (), sampling_from_logits_reference)
+
+
+@precast_api(trace=_PROBS_TRACE)
+@backend_requirement({}, common_check=served_by("sampling"))
+def sampling_from_probs(
+    probs: torch.Tensor,
+    indices: torch.Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+    return_valid: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    r"""Draw a token from each distribution.
+
+    .. math:: P(out_i = t) = p_{r_i, t} / \sum_s p_{r_i, s}
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
+        device; vocabulary from 1 to 2^20. Rows need not sum to 1; a negative number has no mass.
+    indices : torch.Tensor, optional
+        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
+        is not checked. Default: each row once.
+    deterministic : bool
+        Taken for compatibility: results never depend on timing.
+    generator : torch.Generator, optional
+        Where seed and offset come from; of the device, or of the CPU, which then draws a seed.
+        Default: the device's own. It moves on with each call. While a CUDA graph is captured and in
+        ``torch.compile``, both are drawn on the device, so that replays draw fresh numbers;
+        ``torch.compile(fullgraph=True)`` takes no generator but the default.
+    check_nan : bool
+        Raise if there is a NaN, **for which the call waits for the GPU**.
+    seed, offset : int or torch.Tensor, optional
+        Key and counter of the random numbers in place of a generator's, which is left alone. Both
+        are integers, or both 1-D int64 or uint64 tensors on the device with one number or one for
+        each output. With a seed for each output, a token does not depend on where its output
+        stands; otherwise the position is part of the counter. One offset serves one call. **Outputs
+        with equal seeds and equal offsets have the same random numbers.**
+    return_valid : bool
+        Return also whether each row was a distribution.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        Tokens, ``[outputs]``, int32 or the dtype of ``indices``; with ``return_valid`` also bools
+        ``[outputs]``. A row with a NaN, without mass or with infinite mass is not valid, and its
+        token is 0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; seed without offset,
+        or one a tensor and the other not; a NaN that ``check_nan`` finds.
+
+    Notes
+    -----
+    The token depends on the row, the seed, the offset and the output's position alone: neither on
+    the rows around it nor on the GPU. Random numbers are those of Philox4x32-10, 24 bits at each of
+    four levels of an inverse CDF. Safe in CUDA graphs but for ``check_nan``; not differentiable.
+
+    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.sampling_from_probs(torch.tensor([[0.0, 1.0, 0.0]]), seed=1, offset=0)
+    tensor([1], dtype=torch.int32)
+    """
+    args = draw_arguments(
+        "sampling_from_probs",
+        "probs",
+        probs,
+        indices,
+        0,
+        1.0,
+        0.0,
+        False,
+        (),
+        generator,
+        check_nan,
+        seed,
+        offset,
+        return_valid,
+    )
+    if torch.compiler.is_compiling():
+        torch_ops.sample_from_probs(*args)
+    else:
+        _probs[probs.dtype, probs.get_device()](*args)
+    return args[-3:-1] if return_valid else args[-3]
+
+
+@precast_api(trace=_LOGITS_TRACE)
+@backend_requirement({}, common_check=served_by("sampling"))
+def sampling_from_logits(
+    logits: torch.Tensor,
+    indices: torch.Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+) -> torch.Tensor:
+    r"""Draw a token from the softmax of each row of logits, which is not written anywhere.
+
+    .. math:: P(out_i = t) \propto \exp(x_{r_i, t})
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
+        device; vocabulary from 1 to 2^20. Minus infinity is a token that is never drawn.
+    indices : torch.Tensor, optional
+        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
+        is not checked. Default: each row once.
+    deterministic : bool
+        Taken for compatibility: results never depend on timing.
+    generator : torch.Generator, optional
+        Where seed and offset come from, as in :func:`sampling_from_probs`.
+    check_nan : bool
+        Raise if there is a NaN, **for which the call waits for the GPU**.
+    seed, offset : int or torch.Tensor, optional
+        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+
+    Returns
+    -------
+    torch.Tensor
+        Tokens, ``[outputs]``, int32 or the dtype of ``indices``. Of a row with a NaN or plus
+        infinity, or of minus infinity alone, the token is 0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; seed without offset,
+        or one a tensor and the other not; a NaN that ``check_nan`` finds.
+
+    Notes
+    -----
+    Tokens are those that :func:`sampling_from_probs` draws from the softmax with the same seed and
+    offset, but for rounding. Safe in CUDA graphs but for ``check_nan``; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.sampling_from_logits(torch.tensor([[0.0, 200.0, 0.0]]), seed=1, offset=0)
+    tensor([1], dtype=torch.int32)
+    """
+    args = draw_arguments(
+        "sampling_from_logits",
+        "logits",
+        logits,
+        indices,
+        0,
+        1.0,
+        0.0,
+        False,
+        (None, 1.0),
+        generator,
+        check_nan,
+        seed,
+        offset,
+        False,
+    )
+    if torch.compiler.is_compiling():
+        torch_ops.sample_from_logits(*args)
+    else:
+        _logits[logits.dtype, logits.get_device()](*args)
+    result: torch.Tensor = args[-3]
+    return result
