@@ -64,21 +64,7 @@ __device__ __forceinline__ void store_in_cta(uint64_t* target, int rank, uint64_
 #endif
 }
 
-// Reads the variable of CTA `rank` that has the address of `source` in this one.
-__device__ __forceinline__ uint32_t load_from_cta(const uint32_t* source, int rank) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  uint32_t value;
-  asm volatile("ld.shared::cluster.u32 %0, [%1];"
-               : "=r"(value)
-               : "r"(address_in_cta(source, rank))
-               : "memory");
-  return value;
-#else
-  return *source;
-#endif
-}
-
-// Two at a multiple of 8 bytes.
+// Reads two variables of CTA `rank`, at a multiple of 8 bytes.
 __device__ __forceinline__ uint2 load_pair_from_cta(const uint32_t* source, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint2 value;
