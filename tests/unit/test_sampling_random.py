@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import precast
+from precast.sampling import _random
 from precast.sampling._philox import philox4x32, signed, uniforms
 from precast.sampling._random import random_arguments
 
@@ -62,10 +65,30 @@ def test_a_uniform_number_is_made_of_24_bits_of_a_word() -> None:
 
 @pytest.mark.parametrize(
     ("number", "bits"),
-    [(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (-1, -1)],
+    [
+        *[(0, 0), (2**63 - 1, 2**63 - 1), (2**63, -(2**63)), (2**64 - 1, -1), (-1, -1)],
+        *[(np.int64(-5), -5), (np.int32(7), 7), (np.uint64(2**64 - 3), -3), (True, 1)],
+    ],
 )
 def test_seeds_are_the_low_64_bits(number: int, bits: int) -> None:
     assert signed(number) == bits
+    assert type(signed(number)) is int
+
+
+def test_seeds_of_numpy_are_seeds() -> None:
+    x = probs()
+    wanted = precast.sampling_from_probs(x, seed=2**64 - 3, offset=8)
+    for seed, offset in ((np.int64(-3), np.int64(8)), (np.uint64(2**64 - 3), np.uint8(8))):
+        assert torch.equal(precast.sampling_from_probs(x, seed=seed, offset=offset), wanted)
+
+
+@pytest.mark.parametrize("bad", [1.5, "1", np.float64(2)])
+def test_seeds_that_are_no_whole_numbers_are_refused(bad: Any) -> None:
+    words = "seed and offset must be integers or tensors, got "
+    for random in ({"seed": bad, "offset": 0}, {"seed": 0, "offset": bad}):
+        for call in (precast.sampling_from_probs, precast.sampling_from_logits, precast.sample):
+            with pytest.raises(TypeError, match=f"^{call.__name__}: {words}.*{type(bad).__name__}"):
+                call(probs(), **random)
 
 
 def test_integers_and_tensors_are_the_same_seeds() -> None:
@@ -149,14 +172,31 @@ class FakeGenerator:
         self.offset = offset
 
 
-def on_gpu() -> Any:
-    return SimpleNamespace(device=torch.device("cuda:0"), is_cuda=True, get_device=lambda: 0)
+def on_gpu(index: int = 0) -> Any:
+    """A tensor of a GPU, as far as generators go."""
+    device = torch.device("cuda", index)
+    return SimpleNamespace(device=device, is_cuda=True, get_device=lambda: index)
+
+
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch, captured: Sequence[int]) -> None:
+    """Two GPUs, of which 0 is the current one; the current streams of some are captured."""
+    current = [0]
+
+    @contextlib.contextmanager
+    def device(index: int) -> Iterator[None]:
+        current.append(index)
+        yield
+        current.pop()
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: current[-1])
+    monkeypatch.setattr(torch.cuda, "device", device)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: current[-1] in captured)
 
 
 def test_a_generator_of_a_gpu_gives_its_seed_and_moves_by_four(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    pretend_cuda(monkeypatch, captured=())
     given: Any = FakeGenerator(2**64 - 1, 20)
     assert random_arguments("f", on_gpu(), given, None, None) == (None, -1, None, 20)
     assert random_arguments("f", on_gpu(), given, None, None) == (None, -1, None, 24)
@@ -167,6 +207,53 @@ def test_a_generator_of_a_gpu_gives_its_seed_and_moves_by_four(
     elsewhere: Any = FakeGenerator(7, 0, "cuda:1")
     with pytest.raises(ValueError, match=r"f: generator must be on cuda:0 .*, got cuda:1"):
         random_arguments("f", on_gpu(), elsewhere, None, None)
+
+
+@pytest.mark.parametrize("captured", [(), (0,), (1,), (0, 1)])
+@pytest.mark.parametrize("index", [0, 1])
+def test_whether_a_graph_is_captured_is_asked_of_the_device_of_the_rows(
+    index: int, captured: Sequence[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_cuda(monkeypatch, captured)
+    generators = FakeGenerator(7, 20), FakeGenerator(8, 40, "cuda:1")
+    monkeypatch.setattr(torch.cuda, "default_generators", generators)
+    drawn_on: list[torch.device] = []
+
+    def randint(*args: Any, device: torch.device, **more: Any) -> torch.Tensor:
+        drawn_on.append(device)
+        return torch.tensor([5, 6])
+
+    monkeypatch.setattr(_random.torch, "randint", randint, raising=False)
+    seed_arr, seed, offset_arr, offset = random_arguments("f", on_gpu(index), None, None, None)
+    if index in captured:
+        assert drawn_on == [torch.device("cuda", index)]
+        assert seed_arr is not None
+        assert offset_arr is not None
+        assert (seed_arr.tolist(), offset_arr.tolist()) == ([5], [6])
+        assert [generator.offset for generator in generators] == [20, 40]
+    else:
+        assert drawn_on == []
+        assert (seed_arr, seed, offset_arr, offset) == [(None, 7, None, 20), (None, 8, None, 40)][
+            index
+        ]
+    assert torch.cuda.current_device() == 0
+
+
+def test_a_generator_of_the_cpu_cannot_draw_for_replays(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = torch.Generator().manual_seed(9)
+    before = own.get_state()
+    pretend_cuda(monkeypatch, captured=(1,))
+    words = (
+        r"f: generator must be on cuda:1 .* while a CUDA graph is captured, got one on the CPU: "
+        r".*Fix: pass a generator of cuda:1 that is registered with the graph .*register_gen"
+    )
+    with pytest.raises(ValueError, match=words):
+        random_arguments("f", on_gpu(1), own, None, None)
+    assert torch.equal(own.get_state(), before)
+    elsewhere: Any = FakeGenerator(7, 0, "cuda:0")
+    with pytest.raises(ValueError, match=r"f: generator must be on cuda:1 .*, got cuda:0"):
+        random_arguments("f", on_gpu(1), elsewhere, None, None)
+    assert random_arguments("f", on_gpu(0), own, None, None)[2:] == (None, 0)
 
 
 def test_a_default_device_does_not_matter() -> None:

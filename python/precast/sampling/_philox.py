@@ -6,6 +6,8 @@ Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3
 
 from __future__ import annotations
 
+import operator
+
 from precast._torch import torch
 
 WORD = 0xFFFFFFFF
@@ -28,7 +30,9 @@ def philox4x32(
 
 
 def signed(number: int) -> int:
-    """The low 64 bits of a number, as int64 has them."""
+    """The low 64 bits of a whole number, as int64 has them; NumPy's are whole numbers, too."""
+    if type(number) is not int:
+        number = operator.index(number)
     if 0 <= number < 1 << 63:
         return number
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
