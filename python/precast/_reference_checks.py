@@ -185,6 +185,16 @@ def check_indices(
         raise ValueError(f"{export}: {name} must have shape [{size}], got {[*tensor.shape]}")
 
 
+def check_within(export: str, name: str, tensor: torch.Tensor, count: int, things: str) -> None:
+    """All of ``tensor`` are from 0 to ``count`` - 1; kernels, which cannot wait, do not look."""
+    wrong = tensor[(tensor < 0) | (tensor >= count)]
+    if wrong.numel():
+        raise IndexError(
+            f"{export}: {name} must be from 0 to {count - 1}, as there are {count} {things}, got "
+            f"{wrong[0].item()}"
+        )
+
+
 def check_one_number(
     export: str, name: str, tensor: torch.Tensor, other: torch.Tensor, other_name: str = "input"
 ) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import torch
 import precast
 from precast import topk
 from precast.topk import TopKTieBreak
+from precast.topk.top_k import MOST_CHOSEN, MOST_COLUMNS
 
 NAN = float("nan")
 
@@ -138,12 +140,16 @@ def test_pages_of_one_score_start_where_the_scores_do() -> None:
 
 def test_what_is_refused() -> None:
     x, one = torch.ones(2, 5), torch.ones(2, dtype=torch.int32)
-    table = torch.zeros(2, 5, dtype=torch.int32)
+    table, wide = torch.zeros(2, 5, dtype=torch.int32), torch.ones(1, 1).expand(1, (1 << 20) + 1)
     ragged, paged = precast.top_k_ragged_transform, precast.top_k_page_table_transform
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (precast.top_k, (x, 0), {}, "top_k: k must be at least 1, got 0"),
         (precast.top_k, (x, -3), {}, "top_k: k must be at least 1, got -3"),
         (precast.top_k, (x, 6), {}, "k must be at most input's 5 columns, got 6"),
+        (precast.top_k, (torch.ones(1, 9000), 8193), {}, "top_k: k must be at most 8192, got 8193"),
+        (ragged, (x, one, one, 8193), {}, "top_k_ragged_transform: k must be at most 8192, got"),
+        (paged, (x, table, one, 8193), {}, "table_transform: k must be at most 8192, got 8193"),
+        (precast.top_k, (wide, 1), {}, "input must have at most 1048576 columns, got shape"),
         (precast.top_k, (x, 2), {"tie_break": 3}, "tie_break must be 0, 1 or 2, got 3"),
         (precast.top_k, (x.double(), 2), {}, "input must be float32 or float16 or bfloat16"),
         (precast.top_k, (x[0], 2), {}, r"input must have 2 dimensions, got shape \[5\]"),
@@ -159,3 +165,43 @@ def test_what_is_refused() -> None:
             call(*args, **more)
     with pytest.raises(TypeError, match=r"top_k: input must be a torch\.Tensor, got list"):
         precast.top_k([[1.0]], 1)  # type: ignore[arg-type]
+
+
+def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
+    x = torch.randn(1, 9000, generator=torch.Generator().manual_seed(0))
+    assert torch.equal(precast.top_k(x, 8192, sorted=True)[0], x.topk(8192).values)
+    one = torch.ones(1, dtype=torch.int32)
+    assert precast.top_k_ragged_transform(x, one, one, 8192).shape == (1, 8192)
+    headers = Path(__file__).resolve().parents[2] / "include" / "precast"
+    text = "".join(path.read_text() for path in sorted(headers.glob("topk*.cuh")))
+    assert f"constexpr int kMaxTopK = {MOST_CHOSEN};" in text
+    assert f"constexpr int kPlaceBits = {MOST_COLUMNS.bit_length() - 1};" in text
+
+
+def test_windows_end_with_their_rows() -> None:
+    x = torch.tensor([[1.0, 3.0, 2.0]]).expand(5, -1)
+    starts = torch.tensor([-2, 1, 2, 3, 9], dtype=torch.int32)
+    lengths = torch.tensor([2, 9, 9, 9, -1], dtype=torch.int32)
+    offsets = torch.full((5,), 100, dtype=torch.int32)
+    got = precast.top_k_ragged_transform(x, offsets, lengths, 2, row_starts=starts)
+    assert got.tolist() == [[100, 101], [100, 101], [100, -1], [-1, -1], [-1, -1]]
+
+
+def test_pages_that_are_not_there_are_refused() -> None:
+    x = torch.tensor([[1.0, 3.0, 2.0, 4.0]])
+    table, one = torch.tensor([[7, 5]], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
+    call = precast.top_k_page_table_transform
+    assert call(x, table, 4 * one, 4, page_size=2).tolist() == [[14, 15, 10, 11]]
+    assert call(x, table, 2 * one, 4).tolist() == [[7, 5, -1, -1]]
+    rows = r"row_to_batch must be from 0 to 0, as there are 1 rows of src_page_table, got "
+    for batch in (1, -1):
+        with pytest.raises(IndexError, match=f"{rows}{batch}$"):
+            call(x, table, 2 * one, 4, batch * one)
+    pages = r"the page of a position must be from 0 to 1, .* 2 columns of src_page_table, got "
+    for more, page in (
+        ({}, 2),
+        ({"page_table_row_starts": one * 2}, 2),
+        ({"row_starts": -one}, -1),
+    ):
+        with pytest.raises(IndexError, match=f"{pages}{page}$"):
+            call(x, table, 3 * one, 4, **more)

@@ -26,9 +26,12 @@ def largest_in_windows(
     tie_break: int,
     row_starts: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[rows, k]``: positions in the window of each row, ascending, then -1."""
+    """``[rows, k]``: positions in the window of each row, ascending, then -1.
+
+    A window begins and ends within its row, whatever its start and length are.
+    """
     size = values.shape[1]
-    starts = torch.zeros_like(lengths) if row_starts is None else row_starts
+    starts = torch.zeros_like(lengths) if row_starts is None else row_starts.clamp(0, size)
     starts = starts.long()[:, None]
     lengths = torch.minimum(lengths.long()[:, None], size - starts).clamp(min=0)
     order = by_value(values, tie_break) - starts

@@ -14,6 +14,9 @@ from precast.topk._formula import by_value
 from precast.topk._trace import top_k_trace
 
 
+MOST_COLUMNS, MOST_CHOSEN = 1 << 20, 8192
+
+
 class TopKTieBreak(enum.IntEnum):
     """Which of equal elements are chosen where not all of them are."""
 
@@ -68,11 +71,17 @@ def top_k_reference(
 
 
 def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> None:
-    """What all functions of top-k refuse in reference mode."""
+    """What all functions of top-k refuse in reference mode, as the kernels do."""
     check_dtype(export, "input", input, torch.float32, torch.float16, torch.bfloat16)
     check_rank(export, "input", input, 2, 2)
+    if input.shape[1] > MOST_COLUMNS:
+        raise ValueError(
+            f"{export}: input must have at most {MOST_COLUMNS} columns, got shape {[*input.shape]}"
+        )
     if k < 1:
         raise ValueError(f"{export}: k must be at least 1, got {k}")
+    if k > MOST_CHOSEN:
+        raise ValueError(f"{export}: k must be at most {MOST_CHOSEN}, got {k}")
     if tie_break not in (0, 1, 2):
         raise ValueError(f"{export}: tie_break must be 0, 1 or 2, got {tie_break}")
 

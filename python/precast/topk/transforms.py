@@ -6,7 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 from precast._dispatch import Kernel, check_tensors
-from precast._reference_checks import check_dtype, check_memory_apart, check_rank, check_same_device
+from precast._reference_checks import (
+    check_dtype,
+    check_memory_apart,
+    check_rank,
+    check_same_device,
+    check_within,
+)
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
@@ -114,11 +120,20 @@ def in_pages(
     """Positions in windows as physical ones; -1 stays."""
     rows = torch.arange(at.shape[0], device=at.device)
     batch = rows if row_to_batch is None else row_to_batch.long()
-    first = row_starts if page_table_row_starts is None else page_table_row_starts
-    pages = at // page_size + (0 if first is None else first.long()[:, None])
-    pages = pages.where(at >= 0, 0)
+    pages = page_columns(at, row_starts, page_table_row_starts, page_size).where(at >= 0, 0)
     physical = table[batch[:, None], pages].long() * page_size + at % page_size
     return torch.where(at < 0, -1, physical).to(torch.int32)
+
+
+def page_columns(
+    at: torch.Tensor,
+    row_starts: torch.Tensor | None,
+    page_table_row_starts: torch.Tensor | None,
+    page_size: int,
+) -> torch.Tensor:
+    """The column of the page table for each position of a window."""
+    first = row_starts if page_table_row_starts is None else page_table_row_starts
+    return at // page_size + (0 if first is None else first.long()[:, None])
 
 
 def _check(
@@ -192,6 +207,11 @@ def _paged_into(
         check_memory_apart(PAGED, "out_raw_indices", out_raw_indices, out, "out")
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
     starts = row_starts, page_table_row_starts
+    batch, columns = src_page_table.shape
+    if row_to_batch is not None:
+        check_within(PAGED, "row_to_batch", row_to_batch, batch, "rows of src_page_table")
+    pages = page_columns(at, *starts, page_size)[at >= 0]
+    check_within(PAGED, "the page of a position", pages, columns, "columns of src_page_table")
     out.copy_(in_pages(at, src_page_table, row_to_batch, *starts, page_size))
     if out_raw_indices is not None:
         out_raw_indices.copy_(at)
