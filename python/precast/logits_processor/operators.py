@@ -28,7 +28,7 @@ def _checked(name: str, value: Any) -> Any:
     elif isinstance(value, bool) or not isinstance(value, (int, float)):
         raise ValueError(f"{name} must be float or a tensor array, got {value!r}")
     elif name == "temperature":
-        if value <= 0:
+        if not value > 0:  # NaN, too
             raise ValueError(f"Temperature must be positive float or a tensor array, got {value}")
     elif not 0 < value <= 1:
         raise ValueError(f"{name} must be float in (0, 1] or a tensor array, got {value}")

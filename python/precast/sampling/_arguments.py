@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -13,6 +14,7 @@ from precast._reference_checks import (
     check_memory_apart,
     check_rank,
     check_same_device,
+    check_within,
     dtype_word,
 )
 from precast._torch import torch
@@ -37,6 +39,19 @@ def real(value: Real) -> tuple[torch.Tensor | None, float]:
     if type(value) is not float and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.float32 else value.float()), 0.0
     return None, value
+
+
+def heat(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
+    """:func:`real` of a temperature. A number is checked; a tensor would have to be waited for."""
+    if type(temperature) is not float:
+        if isinstance(temperature, torch.Tensor):
+            return real(temperature)
+        if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
+            kind = type(temperature).__name__
+            raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
+    if not temperature >= 0:  # NaN, too
+        raise ValueError(f"{function}: temperature must be 0 or more, got {temperature}")
+    return None, temperature + 0.0  # -0.0 is 0.0
 
 
 def given(tensor: torch.Tensor | None, number: Any) -> Any:
@@ -193,6 +208,11 @@ def check_outputs(
         check_same_device(export, "indices", indices, x, x_name)
         check_dtype(export, "indices", indices, torch.int32, torch.int64)
         check_rank(export, "indices", indices, 1, 1)
+        if indices.shape[0] > 0 and outputs == 0:
+            raise ValueError(
+                f"{export}: {x_name} must have the rows that indices name, got shape {[*x.shape]}"
+            )
+        check_within(export, "indices", indices, outputs, f"rows of {x_name}")
         outputs = indices.shape[0]
     dtype = torch.int32 if indices is None else indices.dtype
     for name, result, kind in (("out", out, dtype), ("valid", valid, torch.bool)):

@@ -10,7 +10,7 @@ from precast._reference_checks import check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.sampling._arguments import Real, Whole, given, is_joint, real, refuse_nan, whole
+from precast.sampling._arguments import Real, Whole, given, heat, is_joint, real, refuse_nan, whole
 from precast.sampling._filters import parameter, weights_of_logits
 from precast.sampling._formula import chosen
 from precast.sampling._fused_checks import MOST_TOP_LOGPROBS, check_sample
@@ -131,6 +131,7 @@ def sampled_tokens(
     prompt_mask: torch.Tensor | None = None,
     output_counts: torch.Tensor | None = None,
     bitmask: torch.Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
@@ -138,8 +139,8 @@ def sampled_tokens(
     penalties = repetition_penalty, frequency_penalty, presence_penalty
     masks = prompt_mask, output_counts, bitmask
     filters = temperature, top_k, top_p, min_p
-    random = seed, offset
-    return sample_reference(logits, *filters, *penalties, *masks, "top_k_first", *random)[0]
+    rest = filter_apply_order, seed, offset
+    return sample_reference(logits, *filters, *penalties, *masks, *rest)[0]
 
 
 def _into(
@@ -361,7 +362,7 @@ def sample(
         )
         args = (
             logits,
-            *real(temperature),
+            *heat("sample", temperature),
             *whole(top_k),
             *real(top_p),
             *real(min_p),

@@ -97,8 +97,9 @@ def top_k_mask_logits_reference(logits: torch.Tensor, top_k: torch.Tensor | int)
     >>> top_k_mask_logits_reference(torch.tensor([[0.5, 2.0, 1.0]]), 2).tolist()
     [[-inf, 2.0, 1.0]]
     """
-    least = top_k_threshold(logits.float(), top_k)
-    return logits.masked_fill(logits.float() < least, -torch.inf)
+    x = logits.float()
+    least = top_k_threshold(x.masked_fill(x.isnan(), -torch.inf), top_k)
+    return logits.masked_fill(x < least, -torch.inf)
 
 
 def _check(

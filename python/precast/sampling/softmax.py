@@ -16,7 +16,7 @@ from precast.sampling._arguments import (
     check_distributions,
     check_result,
     given,
-    real,
+    heat,
 )
 from precast.sampling._filters import weights_of_logits
 from precast.sampling._masses import row_sums
@@ -130,10 +130,8 @@ def softmax(
     ...     precast.softmax(torch.zeros(1, 4), temperature=0.5)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    if isinstance(temperature, bool):
-        raise TypeError("softmax: temperature must be a number or a tensor, got bool")
     try:
-        temperature_arr, number = real(1.0 if temperature is None else temperature)
+        temperature_arr, number = heat("softmax", 1.0 if temperature is None else temperature)
         out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
         if torch.compiler.is_compiling():
             torch_ops.softmax(logits, temperature_arr, number, out, enable_pdl is not False)
