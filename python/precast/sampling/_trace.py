@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple, TypeVar
 
+from precast.sampling._arguments import is_joint
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 VOCABULARY = Const("v", "Tokens of the vocabulary.")
@@ -21,8 +22,19 @@ _FILTERS = {
 }
 
 
+#: A seed and an offset as tensors, and the axes that they have.
+SEEDS: dict[str, Tensor | Scalar] = {
+    "seed": Tensor(["num_seeds"], dtype="int64", description="Keys: one, or one for each token."),
+    "offset": Tensor(["num_offsets"], dtype="int64", description="Counters, likewise."),
+}
+SEED_AXES: dict[str, Var | Const] = {
+    "num_seeds": Var("1, or one for each token.", value="batch_size"),
+    "num_offsets": Var("1, or one for each token.", value="batch_size"),
+}
+
+
 def fill(made: dict[str, Any]) -> None:
-    """Filters by row that keep different numbers of tokens, and indices of every row."""
+    """Filters by row that keep different numbers of tokens, indices of every row, and seeds."""
     import torch
 
     for name, value in made.items():
@@ -36,67 +48,105 @@ def fill(made: dict[str, Any]) -> None:
         elif name == "indices":
             rows = next(iter(made.values())).shape[0]
             made[name] = (count % rows).to(value.dtype)
+        elif name in ("seed", "offset"):
+            made[name] = 4 * count
 
 
-def draw_trace(
-    function: str,
-    kind: str,
-    filters: Sequence[str],
-    reference: Callable[..., Any],
-    orders: Sequence[str] = ("top_k_first",),
+def is_tensor(value: object) -> bool:
+    """Whether an argument is no number; torch is not imported for it."""
+    return hasattr(value, "shape")
+
+
+Form = TypeVar("Form", bound=Hashable)
+
+
+def by_form(
+    form_of: Callable[..., Form], make: Callable[[Form], TraceTemplate], usual: Iterable[Form]
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function over numbers or rows of each filter, indices and the filters' order."""
-    forms = itertools.product([False, True], repeat=len(filters))
-    templates = {
-        form: _template(function, kind, dict(zip(filters, form[0])), *form[1:], reference)
-        for form in itertools.product(forms, [False, True], orders)
-    }
+    """A dispatch function over the forms of a call, of which there are too many to make them all.
 
-    @dispatch(*templates.values())
+    What it lists begins with the usual ones; that of another form is made at its first call.
+    """
+    templates = {form: make(form) for form in usual}
+
     def choose(**call: Any) -> TraceTemplate:
-        by_row = tuple(hasattr(call.get(name), "shape") for name in filters)
-        order = call.get("filter_apply_order", "top_k_first")
-        return templates[by_row, call.get("indices") is not None, order]
+        form = form_of(**call)
+        if form not in templates:
+            templates.setdefault(form, make(form))  # Another thread may have been first.
+        return templates[form]
 
+    function: Any = choose
+    function.templates = templates.values()  # It grows with them.
     return choose
 
 
+class _Draw(NamedTuple):
+    """How the arguments of a draw are given."""
+
+    by_row: tuple[str, ...] = ()  # filters that are tensors
+    indexed: bool = False
+    joint: bool = False
+    seeds: bool = False  # seed and offset are tensors
+
+
+def draw_trace(
+    function: str, kind: str, filters: Sequence[str], reference: Callable[..., Any]
+) -> Callable[..., TraceTemplate]:
+    """A dispatch function over numbers or rows of each filter, indices, order and seeds."""
+
+    def form_of(**call: Any) -> _Draw:
+        return _Draw(
+            tuple(name for name in filters if is_tensor(call.get(name))),
+            call.get("indices") is not None,
+            is_joint(function, call.get("filter_apply_order", "top_k_first")),
+            is_tensor(call.get("seed")),
+        )
+
+    by_row = [tuple(itertools.compress(filters, c)) for c in _choices(len(filters))]
+    joint = [False, True] if len(filters) > 1 else [False]
+    usual = itertools.starmap(_Draw, itertools.product(by_row, [False, True], joint))
+    return by_form(
+        form_of,
+        lambda form: _template(function, kind, filters, form, reference),
+        [*usual, _Draw(seeds=True)],
+    )
+
+
+def _choices(count: int) -> Iterator[tuple[bool, ...]]:
+    return itertools.product([False, True], repeat=count)
+
+
 def _template(
-    function: str,
-    kind: str,
-    by_row: dict[str, bool],
-    indexed: bool,
-    order: str,
-    reference: Callable[..., Any],
+    function: str, kind: str, filters: Sequence[str], form: _Draw, reference: Callable[..., Any]
 ) -> TraceTemplate:
-    rows = "num_rows" if indexed else "batch_size"
+    rows = "num_rows" if form.indexed else "batch_size"
     axes: dict[str, Var | Const] = {rows: Var("Distributions.")}
-    if indexed:
+    if form.indexed:
         axes["batch_size"] = Var("Tokens drawn.")
     inputs: dict[str, Tensor | Scalar] = {kind: Tensor([rows, "vocab_size"])}
-    for name, of_row in by_row.items():
+    for name in filters:
         dtype, sample, text = _FILTERS[name]
-        if of_row:
+        if name in form.by_row:
             inputs[name] = Tensor([rows], dtype=dtype, description=text)
         else:
             inputs[name] = Scalar(dtype, description=text, sample=sample)
-    if indexed:
+    if form.indexed:
         inputs["indices"] = Tensor(
             ["batch_size"], dtype="int32", description="The distribution of each token."
         )
-    suffixes = [f"{name}_by_row" for name, of_row in by_row.items() if of_row]
-    suffixes += ["indexed"] if indexed else []
-    suffixes += ["joint"] if order == "joint" else []
+    suffixes = [f"{name}_by_row" for name in form.by_row]
+    suffixes += ["indexed"] * form.indexed + ["seeds"] * form.seeds + ["joint"] * form.joint
+    order = "joint" if form.joint else "top_k_first"
     return TraceTemplate(
         op_type="sampling",
         name_prefix="_".join([function, *suffixes]),
         description=f"Draws a token from each distribution of {kind}"
-        + (", cut down by " + " and ".join(by_row) if by_row else ""),
-        axes={**axes, "vocab_size": VOCABULARY},
-        inputs={**inputs, "seed": SEED, "offset": OFFSET},
+        + (", cut down by " + " and ".join(filters) if filters else ""),
+        axes={**axes, "vocab_size": VOCABULARY, **(SEED_AXES if form.seeds else {})},
+        inputs={**inputs, **(SEEDS if form.seeds else {"seed": SEED, "offset": OFFSET})},
         outputs={"samples": Tensor(["batch_size"], dtype="int32")},
         reference=reference,
-        fixed={"filter_apply_order": order} if "top_p" in by_row and "top_k" in by_row else {},
+        fixed={"filter_apply_order": order} if len(filters) > 1 else {},
         fill=fill,
     )
 
@@ -130,6 +180,6 @@ def rows_trace(
 
     @dispatch(*templates)
     def choose(**call: Any) -> TraceTemplate:
-        return templates[hasattr(call.get(parameter), "shape")]
+        return templates[is_tensor(call.get(parameter))]
 
     return choose

@@ -109,7 +109,6 @@ _probs = draw_kernel(
 _PROBS_TRACE = draw_trace(
     *("top_k_top_p_sampling_from_probs", "probs", ("top_k", "top_p")),
     top_k_top_p_sampling_from_probs_reference,
-    ("top_k_first", "joint"),
 )
 
 _logits = draw_kernel(
@@ -122,7 +121,6 @@ _logits = draw_kernel(
 _LOGITS_TRACE = draw_trace(
     *("top_k_top_p_sampling_from_logits", "logits", ("top_k", "top_p")),
     top_k_top_p_sampling_from_logits_reference,
-    ("top_k_first", "joint"),
 )
 
 
