@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -26,9 +27,33 @@ from precast.logits_processor import (
     TopP,
 )
 from precast.logits_processor.compiler import compile_pipeline
-from precast.logits_processor.fusion_rules import FusionRule
+from precast.logits_processor.fusion_rules import (
+    FusionRule,
+    build_minp_sampling,
+    build_temperature_softmax,
+    build_topk_sampling,
+    build_topp_sampling,
+    joint_topk_topp_sampleprobs_guard,
+)
+from precast.logits_processor.legalization import validate_processor_chain
 from precast.logits_processor.op import Op
-from precast.logits_processor.operators import ProbsSampleOp, ProbsTopKOp, TopPOp
+from precast.logits_processor.operators import (
+    FusedProbsTopKSampleOp,
+    FusedProbsTopKTopPSampleOp,
+    FusedTemperatureSoftmaxOp,
+    MinPOp,
+    ProbsSampleOp,
+    ProbsTopKOp,
+    SoftmaxOp,
+    TemperatureOp,
+    TopPOp,
+)
+from precast.logits_processor.validators import (
+    get_default_validity_checks,
+    indices_terminal_rule,
+    single_softmax_rule,
+    validate_pipeline,
+)
 
 LOGITS, PROBS = TensorType.LOGITS, TensorType.PROBS
 RANDOM = {"seed": 11, "offset": 0}
@@ -260,3 +285,92 @@ def test_processors_rules_and_checks_of_ones_own() -> None:
 
     with pytest.raises(CompileError, match="not today"):
         LogitsPipe([Softmax()], custom_validity_checks=[refuse])
+
+
+# -- names of FlashInfer --------------------------------------------------------------------------
+
+#: Its modules and what users can import from them.
+THEIRS = {
+    "compiler": "Compiler compile_pipeline CompileError ValidityCheck",
+    "fusion_rules": "FusionRule get_default_fusion_rules joint_topk_topp_sampleprobs_guard "
+    "build_temperature_softmax build_topk_sampling build_topp_sampling build_minp_sampling",
+    "legalization": "LegalizationError infer_initial_type legalize_processors "
+    "validate_processor_chain",
+    "op": "Op ParameterizedOp",
+    "operators": "TemperatureOp SoftmaxOp ProbsTopKOp LogitsTopKOp TopPOp MinPOp ProbsSampleOp "
+    "LogitsSampleOp FusedTemperatureSoftmaxOp FusedProbsTopKSampleOp FusedProbsTopPSampleOp "
+    "FusedProbsMinPSampleOp FusedProbsTopKTopPSampleOp",
+    "pipeline": "LogitsPipe",
+    "processors": "LogitsProcessor Temperature Softmax TopK TopP MinP Sample",
+    "types": "TensorType TaggedTensor",
+    "validators": "CompileError ValidityCheck single_softmax_rule indices_terminal_rule "
+    "get_default_validity_checks validate_pipeline",
+}
+
+
+@pytest.mark.parametrize("module", THEIRS)
+def test_the_names_of_flashinfer_are_there(module: str) -> None:
+    found = importlib.import_module(f"precast.logits_processor.{module}")
+    assert [name for name in THEIRS[module].split() if not hasattr(found, name)] == []
+
+
+def test_validators() -> None:
+    checks = get_default_validity_checks()
+    assert checks == [single_softmax_rule, indices_terminal_rule]
+    good = [SoftmaxOp(), ProbsTopKOp(), ProbsSampleOp()]
+    for ops, words in (
+        ([SoftmaxOp(), SoftmaxOp()], "Multiple Softmax operators found"),
+        ([ProbsSampleOp(), ProbsTopKOp()], "Found ProbsTopKOp after ProbsSampleOp"),
+        ([], "Pipeline cannot be empty"),
+    ):
+        with pytest.raises(CompileError, match=words):
+            validate_pipeline(ops)
+    validate_pipeline(good)
+    seen: list[Sequence[Op]] = []
+    validate_pipeline(good, [seen.append])
+    assert seen == [good]
+    single_softmax_rule(good)
+    indices_terminal_rule(good)
+
+
+def test_chains_of_processors() -> None:
+    validate_processor_chain([Temperature(), Softmax(), TopK(), Sample()])
+    for processors, words in (
+        ([], "Processor chain cannot be empty"),
+        ([TopK(), Sample()], "TopK can accept both"),
+        ([Softmax(), Temperature()], "processor 1 .Temperature."),
+    ):
+        with pytest.raises(LegalizationError, match=words):
+            validate_processor_chain(processors)
+
+
+def test_what_builds_fused_steps() -> None:
+    draw, nucleus, best = ProbsSampleOp(seed=1), TopPOp(top_p=0.3), ProbsTopKOp(top_k=4)
+    assert [joint_topk_topp_sampleprobs_guard([op]) for op in (best, Halve())] == [False, False]
+    assert joint_topk_topp_sampleprobs_guard([ProbsTopKOp(joint_topk_topp=True), nucleus])
+    for build, window, kind, wanted in (
+        (build_topk_sampling, [best, draw], "FusedProbsTopKSampleOp", {"top_k": 4, "seed": 1}),
+        (build_topp_sampling, [nucleus, draw], "FusedProbsTopPSampleOp", {"top_p": 0.3}),
+        (build_minp_sampling, [MinPOp(), draw], "FusedProbsMinPSampleOp", {"seed": 1}),
+        (
+            build_temperature_softmax,
+            [TemperatureOp(temperature=2.0), SoftmaxOp(enable_pdl=False)],
+            "FusedTemperatureSoftmaxOp",
+            {"temperature": 2.0, "enable_pdl": False},
+        ),
+    ):
+        made: Any = build(window)
+        assert type(made).__name__ == kind
+        assert wanted.items() <= made.default_params.items()
+    assert FusedProbsTopKTopPSampleOp(True).order == "joint"
+    assert FusedProbsTopKSampleOp(False, top_k=3).default_params == {
+        "deterministic": False,
+        "top_k": 3,
+    }
+    assert FusedTemperatureSoftmaxOp(False).default_params["enable_pdl"] is False
+
+
+def test_a_temperature_that_is_no_number_is_refused() -> None:
+    for processors in ([Temperature()], [Temperature(), Softmax()]):
+        with pytest.raises(ValueError, match="Temperature must be positive float"):
+            LogitsPipe(processors)(logits(2), temperature=float("nan"))

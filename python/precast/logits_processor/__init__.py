@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from precast.logits_processor.compiler import CompileError, Compiler, compile_pipeline
+from precast.logits_processor.compiler import Compiler, compile_pipeline
 from precast.logits_processor.fusion_rules import FusionRule
 from precast.logits_processor.legalization import LegalizationError, legalize_processors
 from precast.logits_processor.op import Op, ParameterizedOp
@@ -18,6 +18,7 @@ from precast.logits_processor.processors import (
     TopP,
 )
 from precast.logits_processor.types import TaggedTensor, TensorType
+from precast.logits_processor.validators import CompileError
 
 __all__ = [
     "CompileError",

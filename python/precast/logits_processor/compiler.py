@@ -4,39 +4,16 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 from precast.logits_processor.fusion_rules import FusionRule, get_default_fusion_rules
 from precast.logits_processor.op import Op
-from precast.logits_processor.operators import SoftmaxOp
 from precast.logits_processor.types import TensorType
-
-
-class CompileError(ValueError):
-    """Steps do not fit each other, or a check refuses them."""
-
-
-#: Takes the steps, and raises :class:`CompileError` to refuse them.
-ValidityCheck: TypeAlias = Callable[[Sequence[Op]], None]
-
-
-def single_softmax(ops: Sequence[Op]) -> None:
-    """Probabilities are made once."""
-    if sum(isinstance(op, SoftmaxOp) for op in ops) > 1:
-        raise CompileError(
-            "Multiple Softmax operators found. Only one Softmax is allowed per pipeline."
-        )
-
-
-def tokens_are_last(ops: Sequence[Op]) -> None:
-    """Nothing follows a step that makes tokens."""
-    for op, follower in itertools.pairwise(ops):
-        if op.OUT == TensorType.INDICES:
-            raise CompileError(
-                f"No operator may follow one that outputs Indices. Found "
-                f"{type(follower).__name__} after {type(op).__name__}"
-            )
+from precast.logits_processor.validators import (
+    CompileError,
+    ValidityCheck,
+    get_default_validity_checks,
+)
 
 
 class Compiler:
@@ -44,7 +21,7 @@ class Compiler:
 
     def __init__(self) -> None:
         self.fusion_rules: list[FusionRule] = []
-        self.validity_checks: list[ValidityCheck] = [single_softmax, tokens_are_last]
+        self.validity_checks: list[ValidityCheck] = get_default_validity_checks()
         for rule in get_default_fusion_rules():
             self.register_fusion_rule(rule)
 

@@ -50,22 +50,56 @@ class FusionRule(NamedTuple):
 
 def get_default_fusion_rules() -> list[FusionRule]:
     """Those of the library: the more steps one replaces, the earlier it is tried."""
-    rules = [_rule(pattern, FusedLogitsSampleOp, 100) for pattern in _from_logits()]
     return [
-        *rules,
-        *_from_probs(),
-        _fused((TemperatureOp, SoftmaxOp), FusedTemperatureSoftmaxOp, 1),
+        *(_rule(pattern, FusedLogitsSampleOp, 100) for pattern in _from_logits()),
+        _rule((ProbsTopKOp, TopPOp, ProbsSampleOp), _build_topk_topp_sampling, 10),
+        _rule((TopPOp, ProbsTopKOp, ProbsSampleOp), _build_topp_topk_sampling, 10),
+        _rule((ProbsTopKOp, ProbsSampleOp), build_topk_sampling, 10),
+        _rule((TopPOp, ProbsSampleOp), build_topp_sampling, 10),
+        _rule((MinPOp, ProbsSampleOp), build_minp_sampling, 10),
+        _rule((TemperatureOp, SoftmaxOp), build_temperature_softmax, 1),
     ]
+
+
+def joint_topk_topp_sampleprobs_guard(window: Sequence[Op]) -> bool:
+    """Whether the first step, top-k, was made to leave top-p the whole distribution."""
+    return bool(getattr(window[0], "default_params", {}).get("joint_topk_topp", False))
+
+
+def build_temperature_softmax(window: Sequence[Op]) -> Op:
+    """One step for temperature and softmax."""
+    return FusedTemperatureSoftmaxOp(**_defaults(window))
+
+
+def build_topk_sampling(window: Sequence[Op]) -> Op:
+    """One step for top-k and the draw."""
+    return FusedProbsTopKSampleOp(**_defaults(window))
+
+
+def build_topp_sampling(window: Sequence[Op]) -> Op:
+    """One step for top-p and the draw."""
+    return FusedProbsTopPSampleOp(**_defaults(window))
+
+
+def build_minp_sampling(window: Sequence[Op]) -> Op:
+    """One step for min-p and the draw."""
+    return FusedProbsMinPSampleOp(**_defaults(window))
+
+
+def _build_topk_topp_sampling(window: Sequence[Op]) -> Op:
+    joint = joint_topk_topp_sampleprobs_guard(window)
+    return FusedProbsTopKTopPSampleOp(**{**_defaults(window), "joint_topk_topp": joint})
+
+
+def _build_topp_topk_sampling(window: Sequence[Op]) -> Op:
+    """A nucleus that top-k cuts further is that of the whole distribution."""
+    return FusedProbsTopKTopPSampleOp(**{**_defaults(window), "joint_topk_topp": True})
 
 
 def _rule(
     pattern: tuple[type[Op], ...], build: Callable[[Sequence[Op]], Op], prio: int
 ) -> FusionRule:
     return FusionRule(pattern, lambda window: True, build, prio + len(pattern))
-
-
-def _fused(pattern: tuple[type[Op], ...], op: type[Op], prio: int) -> FusionRule:
-    return _rule(pattern, lambda window: op(**_defaults(window)), prio)
 
 
 def _from_logits() -> Iterator[tuple[type[Op], ...]]:
@@ -89,20 +123,3 @@ def _is_intersection(chain: Sequence[type[Op]]) -> bool:
     share of the mass is that of the whole, or of what top-k leaves, but not of what min-p leaves.
     """
     return not (TopPOp in chain and MinPOp in chain[: chain.index(TopPOp)])
-
-
-def _from_probs() -> Iterator[FusionRule]:
-    yield _rule((ProbsTopKOp, TopPOp, ProbsSampleOp), _top_k_first, 10)
-    yield _rule((TopPOp, ProbsTopKOp, ProbsSampleOp), _nucleus_first, 10)
-    yield _fused((ProbsTopKOp, ProbsSampleOp), FusedProbsTopKSampleOp, 10)
-    yield _fused((TopPOp, ProbsSampleOp), FusedProbsTopPSampleOp, 10)
-    yield _fused((MinPOp, ProbsSampleOp), FusedProbsMinPSampleOp, 10)
-
-
-def _top_k_first(window: Sequence[Op]) -> Op:
-    """Unless the step of top-k was made to be joint."""
-    return FusedProbsTopKTopPSampleOp(**{"joint_topk_topp": False, **_defaults(window)})
-
-
-def _nucleus_first(window: Sequence[Op]) -> Op:
-    return FusedProbsTopKTopPSampleOp(**{**_defaults(window), "joint_topk_topp": True})

@@ -81,6 +81,19 @@ def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
     return kinds[0]
 
 
+def validate_processor_chain(processors: Sequence[LogitsProcessor]) -> None:
+    """Refuse processors that cannot follow each other, whatever they are given.
+
+    Raises
+    ------
+    LegalizationError
+        If there is none, the first one takes no kind or two, or one cannot take what arrives.
+    """
+    if not processors:
+        raise LegalizationError("Processor chain cannot be empty")
+    legalize_processors(processors, infer_initial_type(processors))
+
+
 def _takes(processor: LogitsProcessor, kind: TensorType) -> bool:
     try:
         processor.legalize(kind)

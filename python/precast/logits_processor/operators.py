@@ -143,16 +143,42 @@ def _defaults(ops: Sequence[Op]) -> dict[str, Any]:
 
 
 class FusedTemperatureSoftmaxOp(_Step):
-    """Logits to probabilities at a temperature."""
+    """Logits to probabilities at a temperature.
+
+    Parameters
+    ----------
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on.
+    **default_params
+        As of every step.
+    """
 
     IN, OUT, PARAMS = _LOGITS, _PROBS, ("temperature",)
+
+    def __init__(self, enable_pdl: bool | None = None, **default_params: Any) -> None:
+        super().__init__(enable_pdl=enable_pdl, **default_params)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
         (temperature,) = values
         return sampling.softmax(x, temperature, self.default_params.get("enable_pdl"))
 
 
-class FusedProbsTopKSampleOp(_Step):
+class _Draw(_Step):
+    """A fused step that ends with a draw.
+
+    Parameters
+    ----------
+    deterministic : bool
+        Taken for compatibility: results never depend on timing.
+    **default_params
+        As of every step.
+    """
+
+    def __init__(self, deterministic: bool = True, **default_params: Any) -> None:
+        super().__init__(deterministic=deterministic, **default_params)
+
+
+class FusedProbsTopKSampleOp(_Draw):
     """A token among the likeliest."""
 
     IN, OUT, PARAMS = _PROBS, _INDICES, ("top_k",)
@@ -161,7 +187,7 @@ class FusedProbsTopKSampleOp(_Step):
         return sampling.top_k_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
-class FusedProbsTopPSampleOp(_Step):
+class FusedProbsTopPSampleOp(_Draw):
     """A token of the nucleus."""
 
     IN, OUT, PARAMS = _PROBS, _INDICES, ("top_p",)
@@ -170,7 +196,7 @@ class FusedProbsTopPSampleOp(_Step):
         return sampling.top_p_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
-class FusedProbsMinPSampleOp(_Step):
+class FusedProbsMinPSampleOp(_Draw):
     """A token that has a share of the largest probability."""
 
     IN, OUT, PARAMS = _PROBS, _INDICES, ("min_p",)
@@ -179,11 +205,13 @@ class FusedProbsMinPSampleOp(_Step):
         return sampling.min_p_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
-class FusedProbsTopKTopPSampleOp(_Step):
+class FusedProbsTopKTopPSampleOp(_Draw):
     """A token of what top-k and top-p leave.
 
     Parameters
     ----------
+    deterministic : bool
+        Taken for compatibility: results never depend on timing.
     joint_topk_topp : bool
         Both look at the whole distribution; otherwise top-p at what top-k leaves.
     **default_params
@@ -192,8 +220,10 @@ class FusedProbsTopKTopPSampleOp(_Step):
 
     IN, OUT, PARAMS = _PROBS, _INDICES, ("top_k", "top_p")
 
-    def __init__(self, joint_topk_topp: bool = True, **default_params: Any) -> None:
-        super().__init__(**default_params)
+    def __init__(
+        self, deterministic: bool = True, joint_topk_topp: bool = True, **default_params: Any
+    ) -> None:
+        super().__init__(deterministic, **default_params)
         self.order = "joint" if joint_topk_topp else "top_k_first"
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:

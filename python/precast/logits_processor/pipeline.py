@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from precast._log import get_logger
-from precast.logits_processor.compiler import CompileError, ValidityCheck, compile_pipeline
+from precast.logits_processor.compiler import compile_pipeline
 from precast.logits_processor.fusion_rules import FusionRule
 from precast.logits_processor.legalization import (
     LegalizationError,
@@ -17,6 +17,7 @@ from precast.logits_processor.legalization import (
 from precast.logits_processor.op import Op
 from precast.logits_processor.processors import LogitsProcessor
 from precast.logits_processor.types import TaggedTensor, TensorType
+from precast.logits_processor.validators import CompileError, ValidityCheck
 
 if TYPE_CHECKING:
     import torch

@@ -13,7 +13,6 @@ from precast.decorators import backend_requirement, served_by
 from precast.topk._formula import by_value
 from precast.topk._trace import top_k_trace
 
-
 MOST_COLUMNS, MOST_CHOSEN = 1 << 20, 8192
 
 
