@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import pkgutil
 from collections.abc import Iterator
@@ -103,6 +104,7 @@ def _op_page(op: str, functions: list[Public]) -> str:
     if config is not None:
         parts.append(f"{config.description[0].upper()}{config.description[1:]}.\n")
         parts.append(_configurations(config))
+    parts.append(_in_common(op))
     parts += [_entry(public.path, f"precast.{public.name}") for public in functions]
     references = [public.reference for public in functions if public.reference]
     if references:
@@ -113,6 +115,17 @@ def _op_page(op: str, functions: list[Public]) -> str:
         )
         parts += [_entry(path, path.rpartition(".")[2], level=3) for path in references]
     return "\n".join(parts)
+
+
+def _in_common(op: str) -> str:
+    """What a package of this name says of all its functions, if it says more than its title."""
+    path = f"precast.{op}"
+    found = importlib.util.find_spec(path)
+    if found is None or found.submodule_search_locations is None:
+        return ""
+    if len((importlib.import_module(path).__doc__ or "").strip().split("\n\n")) < 2:
+        return ""
+    return f"{_entry(path, path)}      members: false\n"
 
 
 def _configurations(config: OpConfig) -> str:

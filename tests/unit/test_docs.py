@@ -167,6 +167,19 @@ def test_every_public_name_has_an_entry(site, sitegen):
             assert found or hasattr(precast, name) or hasattr(errors, name), (module, name)
 
 
+def test_what_functions_of_a_package_have_in_common_is_on_its_page(site):
+    pages = site_links.read(site)
+    page = site / "reference" / "ops" / "sampling.html"
+    text = re.sub(r"\s+", " ", shown(site, "reference/ops/sampling.html"))
+    assert "Equal seeds give equal tokens." in text
+    assert "the likeliest that hold top_p of the mass together" in text
+    assert "precast.sampling" in pages[page].anchors
+    functions = [k.function for k in KERNELS.values() if k.op == "sampling"]
+    assert pages[page].links.count("#precast.sampling") >= len(functions)
+    fused = pages[site / "reference" / "ops" / "sampling_fused.html"]
+    assert "sampling.html#precast.sampling" in fused.links
+
+
 def test_formulas_are_mathml(site):
     text = (site / "reference/ops/scale.html").read_text()
     assert re.search(r"<math [^>]*display=\"block\".*<mtext>round</mtext>.*</math>", text)

@@ -120,6 +120,18 @@ def test_a_request_with_its_own_seed_gets_its_tokens_wherever_it_stands() -> Non
     assert torch.equal(torch.cat(alone), tokens)
 
 
+def test_equal_seeds_give_equal_rows_equal_tokens() -> None:
+    """Not so a single seed, for whose outputs the position counts."""
+    x = probs(1).expand(64, -1)
+    many, one = torch.full((64,), 5), torch.tensor([5])
+    for offset in (many, one):
+        assert len(precast.sampling_from_probs(x, seed=many, offset=offset).unique()) == 1
+        assert len(precast.sample(x.log(), seed=many, offset=offset).tokens.unique()) == 1
+        assert len(precast.sampling_from_probs(x, seed=one, offset=offset).unique()) > 30
+    apart = precast.sampling_from_probs(x, seed=many, offset=4 * torch.arange(64))
+    assert len(apart.unique()) > 30
+
+
 def test_rows_of_one_seed_have_different_numbers() -> None:
     x = probs(1).expand(64, -1)
     assert len(precast.sampling_from_probs(x, seed=1, offset=0).unique()) > 30

@@ -43,15 +43,16 @@ def real(value: Real) -> tuple[torch.Tensor | None, float]:
 
 def heat(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
     """:func:`real` of a temperature. A number is checked; a tensor would have to be waited for."""
-    if type(temperature) is not float:
-        if isinstance(temperature, torch.Tensor):
-            return real(temperature)
-        if isinstance(temperature, bool) or not isinstance(temperature, numbers.Real):
-            kind = type(temperature).__name__
+    number: Any = temperature
+    if type(number) is not float:
+        if isinstance(number, torch.Tensor):
+            return real(number)
+        if isinstance(number, bool) or not isinstance(number, numbers.Real):
+            kind = type(number).__name__
             raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
-    if not temperature >= 0:  # NaN, too
-        raise ValueError(f"{function}: temperature must be 0 or more, got {temperature}")
-    return None, temperature + 0.0  # -0.0 is 0.0
+    if not number >= 0:  # NaN, too
+        raise ValueError(f"{function}: temperature must be 0 or more, got {number}")
+    return None, number + 0.0  # -0.0 is 0.0
 
 
 def given(tensor: torch.Tensor | None, number: Any) -> Any:
@@ -80,16 +81,16 @@ def draw_arguments(
     kind: str,
     x: torch.Tensor,
     indices: torch.Tensor | None,
-    top_k: Whole,
-    top_p: Real,
-    min_p: Real,
-    joint: bool,
-    temperature: tuple[Any, ...],
     generator: torch.Generator | None,
     check_nan: bool,
     seed: Whole | None,
     offset: Whole | None,
-    return_valid: bool,
+    return_valid: bool = False,
+    top_k: Whole = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    joint: bool = False,
+    temperature: tuple[Any, ...] = (),
 ) -> tuple[Any, ...]:
     """Everything that ``sample_from_probs`` or ``sample_from_logits`` takes, results included."""
     try:

@@ -54,9 +54,9 @@ def random_arguments(
 def _is_capturing(device: int) -> bool:
     """Whether that device's current stream is captured; another one may be the current device."""
     if device == torch.cuda.current_device():
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
     with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
+        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _check_device(

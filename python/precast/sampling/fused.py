@@ -259,22 +259,22 @@ def sample(
             z_t = -\infty \text{ for what is not allowed} \\
         P(out = t) &\propto \exp(z_t / T), \quad t \text{ kept by top-k, top-p and min-p}
 
+    Rows, filters and random numbers are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. It is not changed.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     temperature : float or torch.Tensor
-        :math:`T`, or float32 ``[rows]``. 0 is greedy: the first of the largest, no draw.
+        :math:`T`, or float32 ``[rows]``; from 0 on. 0 is greedy: the first of the largest, no draw.
+        A negative one in a tensor is not checked, and its row means nothing.
     top_k : int or torch.Tensor
-        How many tokens are kept, or int32 ``[rows]``; below 1 all. As in
-        :func:`top_k_sampling_from_probs`; tokens whose weights are equal at the temperature count
-        as equal.
+        How many are kept, or int32 ``[rows]``; below 1 all. Tokens whose weights are equal at the
+        temperature count as equal.
     top_p : float or torch.Tensor
-        The share of the mass that is kept, or float32 ``[rows]``; from 1 on all. As in
-        :func:`top_p_sampling_from_probs`.
+        The share of the mass, or float32 ``[rows]``; from 1 on all.
     min_p : float or torch.Tensor
-        The least share of the largest probability, or float32 ``[rows]``; 0 keeps all.
+        The share of the largest probability, or float32 ``[rows]``; at 0 and below all.
     repetition_penalty : float or torch.Tensor
         :math:`r`, or float32 ``[rows]``; 1 is none. Needs ``prompt_mask`` or ``output_counts``.
     frequency_penalty : float or torch.Tensor
@@ -293,9 +293,10 @@ def sample(
         ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
         the whole mass.
     generator : torch.Generator, optional
-        Where seed and offset come from, as in :func:`sampling_from_probs`.
+        Where seed and offset come from. Default: the device's own.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[rows]``;
+        equal ones give equal tokens.
     return_logprobs : bool
         Return the log-probability of each token, in the distribution after penalties, allowed
         tokens and temperature (1 where it is 0) and before the filters.
@@ -320,14 +321,12 @@ def sample(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; a penalty without the
-        counts or the mask that it needs; another order; ``top_logprobs`` above 32; seed without
-        offset, or one a tensor and the other not; a NaN that ``check_nan`` finds.
+        Arguments that do not fit; a temperature below 0; a penalty without the counts or the mask
+        that it needs; ``top_logprobs`` above 32; a NaN that ``check_nan`` finds.
 
     Notes
     -----
-    Reads logits, masks and counts once. Safe in CUDA graphs but for ``check_nan``; not
-    differentiable.
+    Reads logits, masks and counts once.
 
     Examples
     --------

@@ -23,12 +23,10 @@ def sampling_from_probs_reference(
 
     Parameters
     ----------
-    probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row of each output.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
+    probs, indices : torch.Tensor
+        Those of the function, on any device.
+    seed, offset : int or torch.Tensor
+        Those of the function. Default: 0.
 
     Returns
     -------
@@ -55,12 +53,10 @@ def sampling_from_logits_reference(
 
     Parameters
     ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row of each output.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
+    logits, indices : torch.Tensor
+        Those of the function, on any device.
+    seed, offset : int or torch.Tensor
+        Those of the function. Default: 0.
 
     Returns
     -------
@@ -112,29 +108,23 @@ def sampling_from_probs(
 
     .. math:: P(out_i = t) = p_{r_i, t} / \sum_s p_{r_i, s}
 
+    Rows and random numbers are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. Rows need not sum to 1; a negative number has no mass.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
-        is not checked. Default: each row once.
+        ``[outputs]``, int32 or int64: the row of each output. Default: each row once.
     deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
     generator : torch.Generator, optional
-        Where seed and offset come from; of the device, or of the CPU, which then draws a seed.
-        Default: the device's own. It moves on with each call. While a CUDA graph is captured and in
-        ``torch.compile``, both are drawn on the device, so that replays draw fresh numbers;
-        ``torch.compile(fullgraph=True)`` takes no generator but the default.
+        Where seed and offset come from. Default: the device's own.
     check_nan : bool
         Raise if there is a NaN, **for which the call waits for the GPU**.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers in place of a generator's, which is left alone. Both
-        are integers, or both 1-D int64 or uint64 tensors on the device with one number or one for
-        each output. With a seed for each output, a token does not depend on where its output
-        stands; otherwise the position is part of the counter. One offset serves one call. **Outputs
-        with equal seeds and equal offsets have the same random numbers.**
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[outputs]``; equal ones give equal tokens.
     return_valid : bool
         Return also whether each row was a distribution.
 
@@ -142,22 +132,12 @@ def sampling_from_probs(
     -------
     torch.Tensor or tuple of torch.Tensor
         Tokens, ``[outputs]``, int32 or the dtype of ``indices``; with ``return_valid`` also bools
-        ``[outputs]``. A row with a NaN, without mass or with infinite mass is not valid, and its
-        token is 0.
+        ``[outputs]``.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; seed without offset,
-        or one a tensor and the other not; a NaN that ``check_nan`` finds.
-
-    Notes
-    -----
-    The token depends on the row, the seed, the offset and the output's position alone: neither on
-    the rows around it nor on the GPU. Random numbers are those of Philox4x32-10, 24 bits at each of
-    four levels of an inverse CDF. Safe in CUDA graphs but for ``check_nan``; not differentiable.
-
-    Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
+        Arguments that do not fit; a NaN that ``check_nan`` finds.
 
     Examples
     --------
@@ -171,11 +151,6 @@ def sampling_from_probs(
         "probs",
         probs,
         indices,
-        0,
-        1.0,
-        0.0,
-        False,
-        (),
         generator,
         check_nan,
         seed,
@@ -204,39 +179,38 @@ def sampling_from_logits(
 
     .. math:: P(out_i = t) \propto \exp(x_{r_i, t})
 
+    Rows and random numbers are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. Minus infinity is a token that is never drawn.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
-        is not checked. Default: each row once.
+        ``[outputs]``, int32 or int64: the row of each output. Default: each row once.
     deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
     generator : torch.Generator, optional
-        Where seed and offset come from, as in :func:`sampling_from_probs`.
+        Where seed and offset come from. Default: the device's own.
     check_nan : bool
         Raise if there is a NaN, **for which the call waits for the GPU**.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[outputs]``; equal ones give equal tokens.
 
     Returns
     -------
     torch.Tensor
-        Tokens, ``[outputs]``, int32 or the dtype of ``indices``. Of a row with a NaN or plus
-        infinity, or of minus infinity alone, the token is 0.
+        Tokens, ``[outputs]``, int32 or the dtype of ``indices``.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; seed without offset,
-        or one a tensor and the other not; a NaN that ``check_nan`` finds.
+        Arguments that do not fit; a NaN that ``check_nan`` finds.
 
     Notes
     -----
     Tokens are those that :func:`sampling_from_probs` draws from the softmax with the same seed and
-    offset, but for rounding. Safe in CUDA graphs but for ``check_nan``; not differentiable.
+    offset, but for rounding.
 
     Examples
     --------
@@ -250,16 +224,11 @@ def sampling_from_logits(
         "logits",
         logits,
         indices,
-        0,
-        1.0,
-        0.0,
-        False,
-        (None, 1.0),
         generator,
         check_nan,
         seed,
         offset,
-        False,
+        temperature=(None, 1.0),
     )
     if torch.compiler.is_compiling():
         torch_ops.sample_from_logits(*args)

@@ -30,10 +30,8 @@ def top_k_renorm_probs_reference(probs: torch.Tensor, top_k: torch.Tensor | int)
 
     Parameters
     ----------
-    probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    top_k : torch.Tensor or int
-        A number, or ``[rows]``.
+    probs, top_k : torch.Tensor or int
+        Those of the function, on any device.
 
     Returns
     -------
@@ -55,10 +53,8 @@ def top_p_renorm_probs_reference(probs: torch.Tensor, top_p: torch.Tensor | floa
 
     Parameters
     ----------
-    probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    top_p : torch.Tensor or float
-        A number, or ``[rows]``.
+    probs, top_p : torch.Tensor or float
+        Those of the function, on any device.
 
     Returns
     -------
@@ -81,10 +77,8 @@ def top_k_mask_logits_reference(logits: torch.Tensor, top_k: torch.Tensor | int)
 
     Parameters
     ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    top_k : torch.Tensor or int
-        A number, or ``[rows]``.
+    logits, top_k : torch.Tensor or int
+        Those of the function, on any device.
 
     Returns
     -------
@@ -199,31 +193,30 @@ def top_k_renorm_probs(
 
     .. math:: out_{i, t} = p_{i, t} [p_{i, t} \ge \tau_i] / \sum_s p_{i, s} [p_{i, s} \ge \tau_i]
 
+    Rows and filters are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. A negative number has no mass.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     top_k : int or torch.Tensor
-        How many are kept, or int32 ``[rows]`` with a number for each row. All that are as likely as
-        the last one are kept, too. Below 1, or from the size of the vocabulary on: all.
+        How many are kept, or int32 ``[rows]``. Below 1, or from the vocabulary on: all.
     is_deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
 
     Returns
     -------
     torch.Tensor
-        Shape and dtype of ``probs``. Zeros where a row has no mass; NaN where it has one.
+        Shape and dtype of ``probs``. A row without mass is 0, a row with a NaN is NaN throughout.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride.
+        Arguments that do not fit.
 
     Notes
     -----
-    Reads and writes each row once; the threshold is exact. The order of additions depends on the
-    vocabulary alone. Safe in CUDA graphs; not differentiable.
+    Reads and writes each row once.
 
     Examples
     --------
@@ -258,33 +251,32 @@ def top_p_renorm_probs(
 
     .. math:: out_{i, t} = p_{i, t} [p_{i, t} \ge \tau_i] / \sum_s p_{i, s} [p_{i, s} \ge \tau_i]
 
+    Rows and filters are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. A negative number has no mass.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     top_p : float or torch.Tensor
-        The share of the mass, or float32 ``[rows]`` with one for each row; as in
-        :func:`top_p_sampling_from_probs`.
+        The share of the mass, or float32 ``[rows]``. From 1 on: all; at 0 and below: the likeliest.
     is_deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
 
     Returns
     -------
     torch.Tensor
-        Shape and dtype of ``probs``. Zeros where a row has no mass; NaN where it has one.
+        Shape and dtype of ``probs``. A row without mass is 0, a row with a NaN is NaN throughout.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride.
+        Arguments that do not fit.
 
     Notes
     -----
     FlashInfer's returns float32 for 16-bit rows.
 
-    Reads and writes each row once; the threshold is exact. The order of additions depends on the
-    vocabulary alone. Safe in CUDA graphs; not differentiable.
+    Reads and writes each row once.
 
     Examples
     --------
@@ -317,29 +309,29 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Whole) -> torch.Tensor:
 
     .. math:: out_{i, t} = x_{i, t} \text{ if } x_{i, t} \ge \tau_i \text{ else } -\infty
 
+    Rows and filters are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     top_k : int or torch.Tensor
-        How many are kept, or int32 ``[rows]`` with a number for each row. All that are as large as
-        the last one are kept, too. Below 1, or from the size of the vocabulary on: all.
+        How many are kept, or int32 ``[rows]``. Below 1, or from the vocabulary on: all.
 
     Returns
     -------
     torch.Tensor
-        Shape and dtype of ``logits``. What is kept keeps its bits.
+        Shape and dtype of ``logits``. What is kept keeps its bits. NaN is no number here: it stays,
+        and does not count; where a row has fewer than ``top_k`` numbers, all stay.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride.
+        Arguments that do not fit.
 
     Notes
     -----
-    Reads and writes each row once; the threshold is exact. The order of additions depends on the
-    vocabulary alone. Safe in CUDA graphs; not differentiable.
+    Reads and writes each row once.
 
     Examples
     --------

@@ -30,10 +30,8 @@ def softmax_reference(
 
     Parameters
     ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    temperature : torch.Tensor or float, optional
-        A number, or ``[rows]``. Default: 1.
+    logits, temperature : torch.Tensor or float
+        Those of the function, on any device.
 
     Returns
     -------
@@ -93,14 +91,15 @@ def softmax(
 
     .. math:: out_{i, t} = \exp(x_{i, t} / T_i) / \sum_s \exp(x_{i, s} / T_i)
 
+    Rows are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     temperature : float or torch.Tensor, optional
-        A positive number, or ``[rows]`` with one for each row; float32 is taken as it is, other
-        dtypes are converted first. At 0, the maxima share the mass. Default: 1.
+        A number from 0 on, or float32 ``[rows]``. At 0, the maxima share the mass. Default: 1. A
+        negative one in a tensor is not checked, and its row means nothing.
     enable_pdl : bool, optional
         Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
@@ -113,15 +112,14 @@ def softmax(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride.
+        Arguments that do not fit; a number below 0 as temperature.
     TypeError
         A temperature that is no number.
 
     Notes
     -----
     Reads and writes each row once; the maximum is subtracted first. The order of additions depends
-    on the vocabulary alone, so a row does not depend on those around it. Safe in CUDA graphs; not
-    differentiable.
+    on the vocabulary alone, so a row does not depend on those around it.
 
     Examples
     --------

@@ -189,28 +189,29 @@ def chain_speculative_sampling(
     A token :math:`x_j` of the draft stands with probability :math:`\min(1, p_j(x_j) / q_j(x_j))`,
     for the target's distribution :math:`p` and the draft's :math:`q`. After the tokens that stand
     one more is drawn: at the first that does not, from :math:`\max(p_j - q_j, 0)`; where all stand,
-    from the target's last distribution. So all tokens are distributed as the target's.
+    from the target's last distribution. So all tokens are distributed as the target's. Rows and
+    random numbers are as :mod:`precast.sampling` says, with a position for each request.
 
     Parameters
     ----------
     draft_probs : torch.Tensor
-        ``[batch, n, vocabulary]``, float32, float16 or bfloat16, contiguous, on a CUDA device: what
-        the draft's tokens were drawn from.
+        ``[batch, n, vocabulary]``, float32, float16 or bfloat16: what the draft's tokens were drawn
+        from.
     draft_token_ids : torch.Tensor
         ``[batch, n]``, int32 or int64, contiguous. A number outside the vocabulary never stands.
     target_probs : torch.Tensor
-        ``[batch, n + 1, vocabulary]``, dtype of ``draft_probs``, contiguous.
+        ``[batch, n + 1, vocabulary]``, dtype of ``draft_probs``.
     maybe_output_accepted_token_num : torch.Tensor, optional
         ``[batch]``, int32: how many tokens would stand by themselves is **added** to it, in place.
     maybe_output_emitted_draft_token_num : torch.Tensor, optional
         ``[batch]``, int32: how many do stand is **added** to it, in place; the token that is drawn
         in the end is not among them.
     deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
     generator : torch.Generator, optional
-        Where seed and offset come from, as in :func:`sampling_from_probs`.
+        Where seed and offset come from. Default: the device's own.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers, as in :func:`sampling_from_probs`, for each request.
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[batch]``.
 
     Returns
     -------
@@ -221,13 +222,10 @@ def chain_speculative_sampling(
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device or not contiguous; another dtype or shape; seed
-        without offset, or one a tensor and the other not.
+        Arguments that do not fit.
 
     Notes
     -----
-    Safe in CUDA graphs; not differentiable.
-
     Source: Chen et al., "Accelerating large language model decoding with speculative sampling"
     (2023).
 

@@ -26,18 +26,10 @@ def top_k_top_p_sampling_from_probs_reference(
 
     Parameters
     ----------
-    probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    top_k : torch.Tensor or int
-        A number, or ``[rows]``.
-    top_p : torch.Tensor or float
-        A number, or ``[rows]``.
-    indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row of each output.
-    filter_apply_order : str
-        ``"top_k_first"`` or ``"joint"``.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
+    probs, top_k, top_p, indices, filter_apply_order : torch.Tensor or number
+        Those of the function, on any device.
+    seed, offset : int or torch.Tensor
+        Those of the function. Default: 0.
 
     Returns
     -------
@@ -69,18 +61,10 @@ def top_k_top_p_sampling_from_logits_reference(
 
     Parameters
     ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    top_k : torch.Tensor or int
-        A number, or ``[rows]``.
-    top_p : torch.Tensor or float
-        A number, or ``[rows]``.
-    indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row of each output.
-    filter_apply_order : str
-        ``"top_k_first"`` or ``"joint"``.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
+    logits, top_k, top_p, indices, filter_apply_order : torch.Tensor or number
+        Those of the function, on any device.
+    seed, offset : int or torch.Tensor
+        Those of the function. Default: 0.
 
     Returns
     -------
@@ -141,31 +125,30 @@ def top_k_top_p_sampling_from_probs(
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Draw a token from what top-k and top-p leave of each distribution.
 
+    Rows, filters and random numbers are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     probs : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. Rows need not sum to 1; a negative
-        number has no mass.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     top_k : int or torch.Tensor
-        How many tokens are kept, or int32 ``[rows]``; as in :func:`top_k_sampling_from_probs`.
+        How many are kept, or int32 ``[rows]``. Below 1, or from the vocabulary on: all.
     top_p : float or torch.Tensor
-        The share of the mass that is kept, or float32 ``[rows]``; as in
-        :func:`top_p_sampling_from_probs`.
+        The share of the mass, or float32 ``[rows]``. From 1 on: all; at 0 and below: the likeliest.
     indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
-        is not checked. Default: each row once.
+        ``[outputs]``, int32 or int64: the row of each output. Default: each row once.
     filter_apply_order : str
         ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
         the whole mass, and a token must belong to both sets.
     deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
     generator : torch.Generator, optional
-        Where seed and offset come from, as in :func:`sampling_from_probs`.
+        Where seed and offset come from. Default: the device's own.
     check_nan : bool
         Raise if there is a NaN, **for which the call waits for the GPU**.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[outputs]``; equal ones give equal tokens.
     return_valid : bool
         Return also whether each row was a distribution.
 
@@ -173,19 +156,16 @@ def top_k_top_p_sampling_from_probs(
     -------
     torch.Tensor or tuple of torch.Tensor
         Tokens, ``[outputs]``, int32 or the dtype of ``indices``; with ``return_valid`` also bools
-        ``[outputs]``. A row with a NaN, without mass or with infinite mass is not valid, and its
-        token is 0.
+        ``[outputs]``.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; another order; seed
-        without offset, or one a tensor and the other not; a NaN that ``check_nan`` finds.
+        Arguments that do not fit; a NaN that ``check_nan`` finds.
 
     Notes
     -----
-    One launch for both filters and the draw; both sets are exact. Safe in CUDA graphs but for
-    ``check_nan``; not differentiable.
+    One launch for both filters and the draw.
 
     Examples
     --------
@@ -201,16 +181,14 @@ def top_k_top_p_sampling_from_probs(
         "probs",
         probs,
         indices,
-        top_k,
-        top_p,
-        0.0,
-        joint,
-        (),
         generator,
         check_nan,
         seed,
         offset,
         return_valid,
+        top_k=top_k,
+        top_p=top_p,
+        joint=joint,
     )
     if torch.compiler.is_compiling():
         torch_ops.top_k_top_p_sampling_from_probs(*args)
@@ -235,48 +213,44 @@ def top_k_top_p_sampling_from_logits(
 ) -> torch.Tensor:
     """Draw a token from what top-k and top-p leave of the softmax of each row of logits.
 
+    Rows, filters and random numbers are as :mod:`precast.sampling` says.
+
     Parameters
     ----------
     logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA
-        device; vocabulary from 1 to 2^20. Minus infinity is a token that is
-        never drawn.
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     top_k : int or torch.Tensor
-        How many tokens are kept, or int32 ``[rows]``; as in :func:`top_k_sampling_from_probs`.
+        How many are kept, or int32 ``[rows]``. Below 1, or from the vocabulary on: all.
     top_p : float or torch.Tensor
-        The share of the mass that is kept, or float32 ``[rows]``; as in
-        :func:`top_p_sampling_from_probs`.
+        The share of the mass, or float32 ``[rows]``. From 1 on: all; at 0 and below: the likeliest.
     indices : torch.Tensor, optional
-        ``[outputs]``, int32 or int64: the row that each output draws from; that there is such a row
-        is not checked. Default: each row once.
+        ``[outputs]``, int32 or int64: the row of each output. Default: each row once.
     filter_apply_order : str
         ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
         the whole mass, and a token must belong to both sets.
     deterministic : bool
-        Taken for compatibility: results never depend on timing.
+        Without effect: results never depend on timing.
     generator : torch.Generator, optional
-        Where seed and offset come from, as in :func:`sampling_from_probs`.
+        Where seed and offset come from. Default: the device's own.
     check_nan : bool
         Raise if there is a NaN, **for which the call waits for the GPU**.
     seed, offset : int or torch.Tensor, optional
-        Key and counter of the random numbers, as in :func:`sampling_from_probs`.
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[outputs]``; equal ones give equal tokens.
 
     Returns
     -------
     torch.Tensor
-        Tokens, ``[outputs]``, int32 or the dtype of ``indices``. Of a row with a NaN or plus
-        infinity, or of minus infinity alone, the token is 0.
+        Tokens, ``[outputs]``, int32 or the dtype of ``indices``.
 
     Raises
     ------
     ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; another order; seed
-        without offset, or one a tensor and the other not; a NaN that ``check_nan`` finds.
+        Arguments that do not fit; a NaN that ``check_nan`` finds.
 
     Notes
     -----
-    One launch for softmax, both filters and the draw; no distribution is written. Safe in CUDA
-    graphs but for ``check_nan``; not differentiable.
+    One launch for softmax, both filters and the draw; no distribution is written.
 
     Examples
     --------
@@ -292,16 +266,14 @@ def top_k_top_p_sampling_from_logits(
         "logits",
         logits,
         indices,
-        top_k,
-        top_p,
-        0.0,
-        joint,
-        (None, 1.0),
         generator,
         check_nan,
         seed,
         offset,
-        False,
+        top_k=top_k,
+        top_p=top_p,
+        joint=joint,
+        temperature=(None, 1.0),
     )
     if torch.compiler.is_compiling():
         torch_ops.top_k_top_p_sampling_from_logits(*args)

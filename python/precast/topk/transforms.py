@@ -275,7 +275,7 @@ def top_k_ragged_transform(
     offsets : torch.Tensor
         ``[rows]``, int32: added to the positions of each row.
     lengths : torch.Tensor
-        ``[rows]``, int32: how many scores each row has.
+        ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
     k : int
         How many are chosen; from 1 to 8192, also above ``max_len``.
     deterministic : bool
@@ -368,9 +368,11 @@ def top_k_page_table_transform(
         ``max_len`` up to 2^20.
     src_page_table : torch.Tensor
         ``[batch, pages]``, int32, rows with unit stride; entries that positions lead to are not
-        negative, and what becomes of them fits int32.
+        negative, and what becomes of them fits int32. That there are such entries is not checked on
+        a GPU, where what lies beside the table would be read; reference mode raises an
+        ``IndexError``.
     lengths : torch.Tensor
-        ``[rows]``, int32: how many scores each row has.
+        ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
     k : int
         How many are chosen; from 1 to 8192, also above ``max_len``.
     row_to_batch : torch.Tensor, optional
