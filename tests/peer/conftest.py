@@ -16,6 +16,9 @@ sys.path.insert(0, str(HERE.parent / "gpu"))
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "peer: needs a CUDA device and another library")
+    config.addinivalue_line(
+        "markers", "flashinfer_topk: FlashInfer compiles its top-k for it, for minutes"
+    )
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
