@@ -22,8 +22,8 @@ from sampling_calls import (
 
 import precast
 
-SIZES = [1, 2, 3, 31, 129, 1000, 1023, 1024, 1025, 5001, 32000, 32768, 32769, 128256]
-LARGE = [131073, 151936, 262144, 262145, 500003, 1 << 20]
+SIZES = [1, 2, 3, 31, 32, 33, 129, 1000, 1023, 1024, 1025, 5001, 32000, 32768, 32769, 128256]
+LARGE = [131073, 151936, 262144, 262145, 500003, 1000000, 1 << 20]
 
 every_draw = pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
@@ -42,6 +42,20 @@ def test_large_vocabularies(size: int, generator: torch.Generator) -> None:
     for draw in DRAWS.values():
         same_tokens(draw, x, **RANDOM)
     same_tokens(DRAWS["joint"], x.bfloat16(), **RANDOM)
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 1024, 5001, 128256, 262144, 1000000])
+def test_parameters_at_the_ends_of_their_ranges(size: int, generator: torch.Generator) -> None:
+    """About the size of the vocabulary, and where a filter begins to keep all or the likeliest."""
+    x = rows_of_all_kinds(size, torch.float32, generator, repeat=1)
+    least, most = torch.tensor([1e-45, 1e-7]).tolist(), torch.tensor([1 - 2**-24, 1.5]).tolist()
+    for k in (1, size - 1, size, size + 1, -1, 2**31 - 1, 2**40, -(2**40)):
+        same_tokens(precast.top_k_sampling_from_probs, x, k, **RANDOM)
+        for p in (0.0, 0.4, 1.0):
+            same_tokens(precast.top_k_top_p_sampling_from_probs, x, k, p, **RANDOM)
+    for share in (-1.0, 0.0, *least, *most, 1.0):
+        same_tokens(precast.top_p_sampling_from_probs, x, share, **RANDOM)
+        same_tokens(precast.min_p_sampling_from_probs, x, share, **RANDOM)
 
 
 @pytest.mark.parametrize("size", [1000, 33000, 128256, 262144])
@@ -75,7 +89,8 @@ def test_with_one_seed_the_place_counts_and_nothing_around_it(
     draw: Draw, generator: torch.Generator
 ) -> None:
     x = torch.rand(300, 40000, device="cuda", generator=generator)
-    tokens = draw(x, **RANDOM)
+    tokens, want = both(draw, x, **RANDOM)
+    assert torch.equal(tokens, want), different(tokens, want)
     for count in (1, 2, 16, 65, 299):
         assert torch.equal(draw(x[:count], **RANDOM), tokens[:count]), count
     other = torch.rand(300, 40000, device="cuda", generator=generator)
@@ -94,7 +109,10 @@ def test_rows_at_any_address_and_pitch(dtype: torch.dtype, generator: torch.Gene
             rows = wide[:, start : start + size]
             rows.copy_(x)
             for name in ("plain", "p.3", "k50", "joint"):
-                assert torch.equal(DRAWS[name](rows, **RANDOM), DRAWS[name](x, **RANDOM)), name
+                got = DRAWS[name](rows, **RANDOM)
+                with precast.reference_mode():
+                    want = DRAWS[name](x, **RANDOM)
+                assert torch.equal(got, want), (name, different(got, want))
         same_tokens(DRAWS["p.3"], x[:1].expand(9, -1), **RANDOM)
         same_tokens(DRAWS["k50"], x.flip(0)[::2], **RANDOM)
 
@@ -145,6 +163,7 @@ def test_no_rows(draw: Draw) -> None:
     assert tokens.shape == valid.shape == (0,)
     nothing = torch.empty(0, dtype=torch.int64, device="cuda")
     assert draw(torch.ones(2, 10, device="cuda"), indices=nothing).shape == (0,)
+    assert draw(torch.empty(0, 10, device="cuda"), indices=nothing).shape == (0,)
 
 
 @every_draw
@@ -221,6 +240,9 @@ REFUSED: list[tuple[Callable[[torch.Tensor], Any], str]] = [
         lambda x: precast.softmax(x, x[0, 0]),
         r"Expected a 1D tensor of shape \(batch_size,\) or scalar, got a 0-dimensional tensor",
     ),
+    (lambda x: precast.softmax(x, -1.0), "softmax: temperature must be 0 or more, got -1.0"),
+    (lambda x: precast.sample(x, -0.5), "sample: temperature must be 0 or more, got -0.5"),
+    (lambda x: precast.sampling_from_probs(x[:0], x[0].long()), "must have the rows that indices"),
     (lambda x: precast.softmax(x, x[:3, 0]), "Sampling parameter tensor batch size mismatch"),
     (lambda x: precast.top_k_mask_logits(x, x[:3, 0].int()), "batch size mismatch"),
     (lambda x: precast.sample(x, x[:3, 0]), "Sampling parameter tensor batch size mismatch"),

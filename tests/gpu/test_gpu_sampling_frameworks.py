@@ -117,6 +117,18 @@ def test_replays_have_numbers_of_their_own(call: Call, generator: torch.Generato
         assert torch.equal(first, again)
 
 
+def test_a_generator_of_the_cpu_cannot_draw_for_replays(generator: torch.Generator) -> None:
+    x = rows(4, 2000, generator)
+    own = torch.Generator().manual_seed(9)
+    precast.sampling_from_probs(x, generator=own)
+    before, words = own.get_state(), "generator must be on cuda:0 .* while a CUDA graph is captured"
+    for call in EVERY.values():
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph), pytest.raises(ValueError, match=words):
+            call(x, generator=own)
+    assert torch.equal(own.get_state(), before)
+
+
 def test_torch_compile(generator: torch.Generator) -> None:
     x = rows(40, 900, generator)
 
@@ -193,6 +205,35 @@ def test_second_device(call: Call, generator: torch.Generator) -> None:
     assert torch.cuda.current_device() == 0
     with pytest.raises(ValueError, match="generator must be on cuda:1"):
         call(other, generator=torch.Generator("cuda:0"))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs a second CUDA device")
+def test_a_capture_on_one_device_is_none_on_another(generator: torch.Generator) -> None:
+    """Of rows on a device that is not the current one, that device's stream counts."""
+    x = rows(64, 2000, generator).to("cuda:1")
+    y = rows(64, 2000, generator)
+    precast.sampling_from_probs(x)
+    precast.sampling_from_probs(y)
+    graph, stream = torch.cuda.CUDAGraph(), torch.cuda.Stream(1)
+    with (
+        torch.cuda.device(1),
+        torch.cuda.graph(graph, stream=stream, capture_error_mode="relaxed"),
+        torch.cuda.device(0),  # The current one, while the other captures.
+    ):
+        first = precast.sampling_from_probs(x)
+        second = precast.sampling_from_probs(x)
+    found = []
+    for _ in range(3):
+        graph.replay()
+        torch.cuda.synchronize(1)
+        found += [first.clone(), second.clone()]
+    assert len({tuple(tokens.tolist()) for tokens in found}) == 6
+    own = torch.Generator("cuda:1").manual_seed(5)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="relaxed"):
+        precast.sampling_from_probs(y, seed=1, offset=0)
+        precast.sampling_from_probs(x, generator=own)
+    assert own.get_offset() == 4, "a call outside the capture moves its generator on"
 
 
 def test_more_than_2_to_31_elements(free_memory: None, generator: torch.Generator) -> None:

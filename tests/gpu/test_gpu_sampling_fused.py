@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from sampling_calls import DTYPES, RANDOM, both, share
+from sampling_support import kept
 
 import precast
 from precast.logits_processor import (
@@ -67,7 +68,9 @@ def check(x: torch.Tensor, least: float = 0.96, **more: Any) -> None:
 
 
 @dtypes
-@pytest.mark.parametrize("size", [1, 31, 1025, 5001, 32769, 128256, 262147, 1 << 20])
+@pytest.mark.parametrize(
+    "size", [1, 2, 31, 32, 33, 1025, 5001, 32769, 128256, 262147, 1000000, 1 << 20]
+)
 def test_requests_of_every_kind(size: int, dtype: torch.dtype, generator: torch.Generator) -> None:
     x, parameters = requests(60 if size < 1 << 18 else 12, size, dtype, generator)
     least = 0.9 if len(x) < 60 else 0.96
@@ -83,6 +86,39 @@ def test_requests_of_every_kind(size: int, dtype: torch.dtype, generator: torch.
         if name == "output_counts":
             more["frequency_penalty"], more["presence_penalty"] = 0.1, 0.2
         check(x, least, **more)
+
+
+@pytest.mark.parametrize("size", [1, 2, 33, 1023, 1024, 32000, 151936, 262144])
+def test_parameters_at_the_ends_of_their_ranges(size: int, generator: torch.Generator) -> None:
+    x, _ = requests(60, size, torch.float32, generator)
+    x[0] = 1.5
+    x[1, : size - 1] = -INF
+    ends: list[dict[str, Any]] = [
+        *({"top_k": k} for k in (-1, 0, 1, size - 1, size, size + 1, 2**31 - 1)),
+        *({"top_p": p} for p in (-1.0, 0.0, 1.0, 2.0)),
+        *({"min_p": m} for m in (-1.0, 0.0, 1.0, 2.0)),
+        {"temperature": 1e-30},
+        {"temperature": 1e30},
+        {"top_k": size, "top_p": 1.0, "min_p": 0.0},
+        {"top_k": 1, "top_p": 0.0, "min_p": 1.0},
+    ]
+    for given in ends:
+        check(x, **given)
+        assert precast.sample(x, **given).tokens[1] == size - 1, given
+    for likeliest in ({"top_k": 1}, {"top_p": 0.0}, {"min_p": 1.0}):
+        tokens = precast.sample(x, **likeliest).tokens.long()
+        assert torch.equal(x.gather(1, tokens[:, None])[:, 0], x.amax(1)), likeliest
+
+
+def test_no_rows() -> None:
+    out = precast.sample(
+        torch.empty(0, 1000, device="cuda"),
+        bitmask=torch.empty(0, 32, device="cuda", dtype=torch.int32),
+        return_logprobs=True,
+        top_logprobs=4,
+        return_valid=True,
+    )
+    assert [tuple(part.shape) for part in out] == [(0,), (0,), (0, 4), (0, 4), (0,)]
 
 
 def test_rows_that_have_no_token_left(generator: torch.Generator) -> None:
@@ -177,8 +213,7 @@ def test_batches_do_not_matter(generator: torch.Generator) -> None:
             part = {name: value[take] for name, value in {**parameters, **own}.items()}
             got = precast.sample(x[take], **part, **more)
             for mine, theirs in zip(got[:4], want[:4], strict=True):
-                if take.stop - take.start > 1 or mine is not got.tokens:
-                    torch.testing.assert_close(mine, theirs[take], rtol=0, atol=0, equal_nan=True)
+                torch.testing.assert_close(mine, theirs[take], rtol=0, atol=0, equal_nan=True)
 
 
 # -- speculative sampling -------------------------------------------------------------------------
@@ -276,7 +311,12 @@ def test_a_pipe_that_is_fused_does_what_its_steps_do(
         torch.testing.assert_close(got, steps(x, **parameters), rtol=1e-5, atol=1e-8)
     elif "top_p" not in parameters:  # The same draw, from masses that round otherwise.
         assert share(got, steps(x, **parameters, **random)) >= 0.98
-    elif not (isinstance(processors[-3], TopK) and processors[-3].params["joint_topk_topp"]):
+    elif isinstance(processors[-3], TopK) and processors[-3].params["joint_topk_topp"]:
+        weights = (x / parameters["temperature"]).softmax(1).cpu()
+        sets = [kept(row, parameters["top_k"], parameters["top_p"], joint=True) for row in weights]
+        inside = torch.stack(sets).gather(1, got.cpu()[:, None].long())
+        assert inside.double().mean() >= 0.99
+    else:
         rows = LogitsPipe(processors[:-1], compile=False, input_type=kind)(x, **parameters)
         assert (rows.gather(1, got[:, None].long()) > 0).double().mean() >= 0.99
     by_row = {name: torch.full((500,), value, device="cuda") for name, value in parameters.items()}

@@ -15,14 +15,16 @@ from precast._dispatch import KERNELS
 
 INF = torch.inf
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
-SIZES = [1, 2, 100, 1024, 1025, 5001, 32768, 32769, 128256, 262144, 262145, 1 << 20]
+SIZES = [1, 2, 31, 32, 33, 100, 1023, 1024, 1025, 5001, 32000, 32768, 32769, 128256, 151936]
+SIZES += [262144, 262145, 1000000, 1 << 20]
 any_size = cells(SIZES, [2, 1025, 5001, 128256, 262145])
 
-#: Filters of draws from logits, and whether they keep one token at most but for ties.
+#: Filters of draws from logits.
 FILTERS: list[dict[str, Any]] = [
     {},
     {"top_k": 1},
     {"top_k": 50},
+    {"top_k": 1 << 30, "top_p": 1.0},
     {"top_p": 0.0},
     {"top_p": 0.8},
     {"top_k": 500, "top_p": 0.9},
@@ -80,6 +82,13 @@ def test_tokens_of_logits(size: int, dtype: torch.dtype, generator: torch.Genera
         else:
             of_probs = precast.sampling_from_probs(probs, **RANDOM)
         assert share(got[:-3], of_probs[:-3]) >= 0.95, filters
+
+
+def test_no_rows_of_logits() -> None:
+    x, none = torch.empty(0, 1000, device="cuda"), torch.empty(0, device="cuda").long()
+    for filters in FILTERS:
+        assert draw_from(x, filters).shape == (0,)
+        assert draw_from(torch.ones(2, 9, device="cuda"), filters, indices=none).shape == (0,)
 
 
 def test_tokens_of_logits_do_not_depend_on_the_batch(generator: torch.Generator) -> None:
@@ -167,6 +176,52 @@ def test_masked_logits(size: int, dtype: torch.dtype, generator: torch.Generator
         assert (kept >= torch.minimum(wanted, there)).all()
 
 
+@dtypes
+@pytest.mark.parametrize("size", [1, 33, 1025, 5001, 40000, 262145])
+def test_nan_and_infinity_in_masked_logits(
+    size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """NaN stays and does not count, wherever and however many; plus infinity is the largest."""
+    x = (3 * torch.randn(12, size, device="cuda", generator=generator)).to(dtype)
+    share = torch.linspace(0, 1, 12, device="cuda")[:, None]
+    holes = torch.rand(12, size, device="cuda", generator=generator) < share
+    x[:8] = x[:8].masked_fill(holes[:8], torch.nan)
+    x[6] = x[6].abs().neg()
+    x[7] = -x[7]  # NaN of the other sign, too
+    x[8] = x[8].masked_fill(holes[8], INF)
+    x[9, size // 2] = torch.nan
+    x[10] = torch.nan
+    x[11] = -INF
+    x[11, 0] = torch.nan
+    rows = torch.arange(12, device="cuda")
+    for k in (1, 7, 900, size - 1, size, size // 2, (rows * size // 12 + 1).int()):
+        got, want = both(precast.top_k_mask_logits, x, k)
+        torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+        assert torch.equal(got.isnan(), x.isnan()), k
+
+
+@dtypes
+@pytest.mark.parametrize("size", [1, 33, 1025, 40000, 262145])
+def test_renormalised_rows_with_nan_are_nan_throughout(
+    size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    x = torch.rand(9, size, device="cuda", generator=generator).to(dtype)
+    clean = x.clone()
+    places = torch.randint(0, size, (4,), device="cuda", generator=generator)
+    x[range(0, 8, 2), places] = torch.nan
+    x[8] = torch.nan
+    broken = [0, 2, 4, 6, 8]
+    whole = [1, 3, 5, 7]
+    calls: list[tuple[Callable[..., torch.Tensor], Any]] = [
+        *((precast.top_k_renorm_probs, k) for k in (1, 30, size, 0)),
+        *((precast.top_p_renorm_probs, p) for p in (0.0, 0.5, 1.0)),
+    ]
+    for call, value in calls:
+        got = call(x, value)
+        assert got[broken].isnan().all(), (call, value)
+        assert torch.equal(got[whole], call(clean, value)[whole]), (call, value)
+
+
 ROW_OPS: list[tuple[Callable[..., torch.Tensor], Any]] = [
     (precast.softmax, 0.7),
     (precast.top_k_renorm_probs, 30),
@@ -194,15 +249,19 @@ def test_rows_at_any_address_and_of_any_number(
             assert torch.equal(call(x, value), want)
 
 
-@pytest.mark.parametrize("name", ["softmax", "top_k_renorm_probs", "top_p_renorm_probs"])
+@pytest.mark.parametrize(
+    "name", ["softmax", "top_k_renorm_probs", "top_p_renorm_probs", "top_k_mask_logits"]
+)
 def test_results_are_written_and_nothing_beside_them(name: str, generator: torch.Generator) -> None:
     """Through the export: a result with a pitch, at an odd address, and in place."""
     kernel = KERNELS[name][torch.float32, 0]
-    value = 30 if name == "top_k_renorm_probs" else 0.5
+    value = 30 if name.startswith("top_k") else 0.5
     for size in (1, 1023, 5001, 40004):
         for start, pitch in ((0, size), (1, size + 3), (4, size + 8)):
             x = torch.rand(9, size, device="cuda", generator=generator)
-            want = getattr(precast, name)(x, value)
+            got, want = both(getattr(precast, name), x, value)
+            torch.testing.assert_close(got, want, rtol=3e-5, atol=1e-12)
+            want = got
             memory = torch.full((9 * pitch + start + 100,), 7.0, device="cuda")
             out = memory[start:].as_strided((9, size), (pitch, 1))
             kernel(x, None, value, out, True)

@@ -12,7 +12,8 @@ import torch
 import precast
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SIZES = [1, 2, 31, 1000, 4096, 8193, 20001, 65536, 128256, 151936, 262145, 1 << 20]
+SIZES = [1, 2, 31, 32, 33, 1000, 1023, 1024, 1025, 4096, 8193, 20001, 32000, 65536]
+SIZES += [128256, 151936, 262144, 262145, 1000000, 1 << 20]
 COUNTS = [1, 2, 50, 64, 65, 511, 2048, 3000, 8191, 8192]
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
@@ -36,6 +37,14 @@ def _zeros(rows: int, size: int, generator: torch.Generator) -> torch.Tensor:
     return x * _random(rows, size, generator).abs()
 
 
+def _one(rows: int, size: int, generator: torch.Generator) -> torch.Tensor:
+    """A number among minus infinities."""
+    x = torch.full((rows, size), -torch.inf, device="cuda")
+    places = torch.randint(0, size, (rows,), device="cuda", generator=generator)
+    x[range(rows), places] = -3.0
+    return x
+
+
 KINDS: dict[str, Callable[[int, int, torch.Generator], torch.Tensor]] = {
     "normal": _random,
     "far": lambda *a: _random(*a) + 300,
@@ -49,6 +58,9 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], torch.Tensor]] = {
     "inf": _sprinkled(torch.inf),
     "-inf": _sprinkled(-torch.inf),
     "zeros": _zeros,
+    "all nan": lambda rows, size, _: torch.full((rows, size), torch.nan, device="cuda"),
+    "all -inf": lambda rows, size, _: torch.full((rows, size), -torch.inf, device="cuda"),
+    "one": _one,
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -88,8 +100,8 @@ def check_all(x: torch.Tensor, k: int) -> None:
 def test_any_size(size: int, dtype: torch.dtype, generator: torch.Generator) -> None:
     for rows in (1, 3) if size > 1 << 18 else (1, 40, 150):
         x = _random(rows, size, generator).to(dtype)
-        for k in (1, 50, 2048):
-            if k <= size:
+        for k in {1, 50, 2048, min(size, 8192), min(size, 8192) - 1}:
+            if 1 <= k <= size:
                 check_all(x, k)
 
 

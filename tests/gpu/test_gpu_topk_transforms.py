@@ -16,7 +16,8 @@ from precast.topk import (
 )
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-SHAPES = [(1, 1), (3, 77), (16, 4096), (50, 20000), (133, 65537), (300, 9001), (2, 1 << 20)]
+SHAPES = [(1, 1), (4, 2), (5, 33), (3, 77), (9, 1025), (16, 4096), (50, 20000), (133, 65537)]
+SHAPES += [(300, 9001), (2, 1000000), (2, 1 << 20)]
 COUNTS = (1, 50, 512, 2048, 8192)
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
@@ -35,7 +36,10 @@ def _scores(
     x = torch.randn(rows, size, device="cuda", generator=generator)
     wide = torch.full((rows, size + 5), torch.nan, device="cuda", dtype=dtype)
     wide[:, 3 : size + 3] = x
-    return [x.to(dtype), x.round().to(dtype), wide[:, 3 : size + 3]]
+    special = x.where(x < 1, torch.nan).where(x > -1, -torch.inf)
+    special[0] = -torch.inf
+    special[-1] = torch.nan
+    return [x.to(dtype), x.round().to(dtype), special.to(dtype), wide[:, 3 : size + 3]]
 
 
 def _windows(
@@ -118,6 +122,20 @@ def test_paged(
                         *(x, table, lengths, k, rows_of, True, 1), **more, page_size=page_size
                     )
                     _same(got, want, True)
+
+
+def test_windows_that_reach_beyond_their_rows(generator: torch.Generator) -> None:
+    """They begin and end within them."""
+    x = torch.randn(6, 3000, device="cuda", generator=generator)
+    starts = torch.tensor([-5, 0, 2990, 3000, 9000, 10], device="cuda", dtype=torch.int32)
+    lengths = torch.tensor([20, 9000, 50, 7, 7, -3], device="cuda", dtype=torch.int32)
+    offsets = torch.zeros_like(starts)
+    for k in (1, 8, 500, 4000):
+        want = top_k_ragged_transform_reference(x, offsets, lengths, k, row_starts=starts)
+        got = precast.top_k_ragged_transform(x, offsets, lengths, k, True, row_starts=starts)
+        _same(got, want, True)
+    assert want[0, :20].tolist() == [*range(20)]
+    assert (want[3:] == -1).all()
 
 
 def test_short_windows_come_in_order(generator: torch.Generator) -> None:
