@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from _harness import Case, script
 
-from precast.topk.transforms import (
+from precast.topk import (
     top_k_page_table_transform_reference,
     top_k_ragged_transform_reference,
 )

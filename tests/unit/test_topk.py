@@ -13,7 +13,7 @@ import torch
 import precast
 from precast import topk
 from precast.topk import TopKTieBreak
-from precast.topk.top_k import MOST_CHOSEN, MOST_COLUMNS
+from precast.topk._checks import MOST_CHOSEN, MOST_COLUMNS
 
 NAN = float("nan")
 
@@ -197,6 +197,7 @@ def test_pages_that_are_not_there_are_refused() -> None:
     for batch in (1, -1):
         with pytest.raises(IndexError, match=f"{rows}{batch}$"):
             call(x, table, 2 * one, 4, batch * one)
+        assert call(x, table, 0 * one, 4, batch * one).tolist() == [[-1] * 4]
     pages = r"the page of a position must be from 0 to 1, .* 2 columns of src_page_table, got "
     for more, page in (
         ({}, 2),

@@ -10,10 +10,9 @@ from precast._reference_checks import check_dtype, check_rank, check_same_device
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
+from precast.topk._checks import check_scores
 from precast.topk._formula import by_value
 from precast.topk._trace import top_k_trace
-
-MOST_COLUMNS, MOST_CHOSEN = 1 << 20, 8192
 
 
 class TopKTieBreak(enum.IntEnum):
@@ -67,22 +66,6 @@ def top_k_reference(
         order = values.sort(dim=1, descending=True, stable=True).indices
         values, indices = values.gather(1, order), indices.gather(1, order)
     return values, indices
-
-
-def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> None:
-    """What all functions of top-k refuse in reference mode, as the kernels do."""
-    check_dtype(export, "input", input, torch.float32, torch.float16, torch.bfloat16)
-    check_rank(export, "input", input, 2, 2)
-    if input.shape[1] > MOST_COLUMNS:
-        raise ValueError(
-            f"{export}: input must have at most {MOST_COLUMNS} columns, got shape {[*input.shape]}"
-        )
-    if k < 1:
-        raise ValueError(f"{export}: k must be at least 1, got {k}")
-    if k > MOST_CHOSEN:
-        raise ValueError(f"{export}: k must be at most {MOST_CHOSEN}, got {k}")
-    if tie_break not in (0, 1, 2):
-        raise ValueError(f"{export}: tie_break must be 0, 1 or 2, got {tie_break}")
 
 
 def _top_k_into(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest scores of each query, as positions in a ragged or a paged KV cache."""
+"""The k largest scores of each query, as positions in a paged KV cache."""
 
 from __future__ import annotations
 
@@ -16,51 +16,12 @@ from precast._reference_checks import (
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
+from precast.topk._checks import check_rows, check_scores
 from precast.topk._formula import largest_in_windows
 from precast.topk._trace import transform_trace
-from precast.topk.top_k import TopKTieBreak, check_scores
+from precast.topk.top_k import TopKTieBreak
 
-RAGGED, PAGED = "top_k_ragged_transform", "top_k_page_table_transform"
-
-
-def top_k_ragged_transform_reference(
-    input: torch.Tensor,
-    offsets: torch.Tensor,
-    lengths: torch.Tensor,
-    k: int,
-    tie_break: int = 0,
-    row_starts: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """:func:`top_k_ragged_transform` in plain PyTorch, in the order of ``deterministic=True``.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[rows, max_len]``, float32, float16 or bfloat16, any device.
-    offsets, lengths : torch.Tensor
-        ``[rows]``, int32.
-    k : int
-        At least 1.
-    tie_break : int
-        A :class:`TopKTieBreak`.
-    row_starts : torch.Tensor, optional
-        ``[rows]``, int32.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[rows, k]``, int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    >>> offsets, lengths = torch.tensor([0, 3]), torch.tensor([3, 1])
-    >>> top_k_ragged_transform_reference(scores, offsets, lengths, 2).tolist()
-    [[1, 2], [3, -1]]
-    """
-    at = largest_in_windows(input, lengths, k, tie_break, row_starts)
-    return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
+NAME = "top_k_page_table_transform"
 
 
 def top_k_page_table_transform_reference(
@@ -117,9 +78,9 @@ def in_pages(
     page_table_row_starts: torch.Tensor | None,
     page_size: int,
 ) -> torch.Tensor:
-    """Positions in windows as physical ones; -1 stays."""
+    """Positions in windows as physical ones; -1 stays. Of an empty window nothing else counts."""
     rows = torch.arange(at.shape[0], device=at.device)
-    batch = rows if row_to_batch is None else row_to_batch.long()
+    batch = (rows if row_to_batch is None else row_to_batch.long()).where(at[:, 0] >= 0, 0)
     pages = page_columns(at, row_starts, page_table_row_starts, page_size).where(at >= 0, 0)
     physical = table[batch[:, None], pages].long() * page_size + at % page_size
     return torch.where(at < 0, -1, physical).to(torch.int32)
@@ -134,43 +95,6 @@ def page_columns(
     """The column of the page table for each position of a window."""
     first = row_starts if page_table_row_starts is None else page_table_row_starts
     return at // page_size + (0 if first is None else first.long()[:, None])
-
-
-def _check(
-    export: str,
-    input: torch.Tensor,
-    k: int,
-    tie_break: int,
-    rows: dict[str, torch.Tensor | None],
-    outs: dict[str, torch.Tensor | None],
-) -> None:
-    check_scores(export, input, k, tie_break)
-    shapes = {**dict.fromkeys(rows, input.shape[:1]), **dict.fromkeys(outs, (input.shape[0], k))}
-    for name, tensor in {**rows, **outs}.items():
-        if tensor is None:
-            continue
-        check_same_device(export, name, tensor, input)
-        check_dtype(export, name, tensor, torch.int32)
-        if tensor.shape != shapes[name]:
-            raise ValueError(
-                f"{export}: {name} must have shape {[*shapes[name]]}, got {[*tensor.shape]}"
-            )
-
-
-def _ragged_into(
-    input: torch.Tensor,
-    offsets: torch.Tensor,
-    lengths: torch.Tensor,
-    k: int,
-    deterministic: bool,
-    tie_break: int,
-    row_starts: torch.Tensor | None,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    rows = {"offsets": offsets, "lengths": lengths, "row_starts": row_starts}
-    _check(RAGGED, input, k, tie_break, rows, {"out": out})
-    out.copy_(top_k_ragged_transform_reference(input, offsets, lengths, k, tie_break, row_starts))
 
 
 def _paged_into(
@@ -194,24 +118,25 @@ def _paged_into(
         "row_starts": row_starts,
         "page_table_row_starts": page_table_row_starts,
     }
-    _check(PAGED, input, k, tie_break, rows, {"out": out, "out_raw_indices": out_raw_indices})
-    check_same_device(PAGED, "src_page_table", src_page_table, input)
-    check_dtype(PAGED, "src_page_table", src_page_table, torch.int32)
-    check_rank(PAGED, "src_page_table", src_page_table, 2, 2)
+    check_rows(NAME, input, k, tie_break, rows, {"out": out, "out_raw_indices": out_raw_indices})
+    check_same_device(NAME, "src_page_table", src_page_table, input)
+    check_dtype(NAME, "src_page_table", src_page_table, torch.int32)
+    check_rank(NAME, "src_page_table", src_page_table, 2, 2)
     if row_to_batch is None and src_page_table.shape[0] < input.shape[0]:
         raise ValueError(
-            f"{PAGED}: src_page_table must have a row for each of input's {input.shape[0]}, got "
+            f"{NAME}: src_page_table must have a row for each of input's {input.shape[0]}, got "
             f"shape {[*src_page_table.shape]}; or pass row_to_batch"
         )
     if out_raw_indices is not None:
-        check_memory_apart(PAGED, "out_raw_indices", out_raw_indices, out, "out")
+        check_memory_apart(NAME, "out_raw_indices", out_raw_indices, out, "out")
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
     starts = row_starts, page_table_row_starts
     batch, columns = src_page_table.shape
     if row_to_batch is not None:
-        check_within(PAGED, "row_to_batch", row_to_batch, batch, "rows of src_page_table")
+        used = row_to_batch[at[:, 0] >= 0]
+        check_within(NAME, "row_to_batch", used, batch, "rows of src_page_table")
     pages = page_columns(at, *starts, page_size)[at >= 0]
-    check_within(PAGED, "the page of a position", pages, columns, "columns of src_page_table")
+    check_within(NAME, "the page of a position", pages, columns, "columns of src_page_table")
     out.copy_(in_pages(at, src_page_table, row_to_batch, *starts, page_size))
     if out_raw_indices is not None:
         out_raw_indices.copy_(at)
@@ -222,19 +147,9 @@ def _paged_public(*args: Any) -> tuple[Any, ...]:
     return *first, deterministic, tie_break, False, starts, page_starts, page_size, out, raw
 
 
-_ragged = Kernel(
-    "topk",
-    RAGGED,
-    schema="(Tensor input, Tensor offsets, Tensor lengths, SymInt k, bool deterministic, "
-    "int tie_break, Tensor? row_starts, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_ragged_into,
-    public=lambda input, offsets, lengths, k, deterministic, tie_break, row_starts, out, pdl: (
-        *(input, offsets, lengths, k, deterministic, tie_break, False, row_starts),
-    ),
-)
 _paged = Kernel(
     "topk",
-    PAGED,
+    NAME,
     schema="(Tensor input, Tensor src_page_table, Tensor lengths, SymInt k, Tensor? row_to_batch, "
     "bool deterministic, int tie_break, Tensor? row_starts, Tensor? page_table_row_starts, "
     "int page_size, Tensor(a!) out, Tensor(b!)? out_raw_indices, bool enable_pdl) -> ()",
@@ -245,94 +160,7 @@ _paged = Kernel(
 
 @precast_api(
     trace=transform_trace(
-        RAGGED,
-        "Finds the k largest scores of each row, as positions in a ragged cache",
-        top_k_ragged_transform_reference,
-        False,
-    )
-)
-@backend_requirement({}, common_check=served_by("topk"))
-def top_k_ragged_transform(
-    input: torch.Tensor,
-    offsets: torch.Tensor,
-    lengths: torch.Tensor,
-    k: int,
-    deterministic: bool = False,
-    tie_break: int = TopKTieBreak.NONE,
-    dsa_graph_safe: bool = False,
-    row_starts: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """Find the k largest scores of each row, as positions in a ragged cache.
-
-    The scores of row ``i`` are ``input[i, s : s + lengths[i]]`` for ``s = row_starts[i]``; position
-    ``j`` of them becomes ``offsets[i] + j``.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[rows, max_len]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA device;
-        ``max_len`` up to 2^20.
-    offsets : torch.Tensor
-        ``[rows]``, int32: added to the positions of each row.
-    lengths : torch.Tensor
-        ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
-    k : int
-        How many are chosen; from 1 to 8192, also above ``max_len``.
-    deterministic : bool
-        The same input gives the same output, by ascending position.
-    tie_break : int
-        Which of equal scores are chosen, as in :func:`top_k`.
-    dsa_graph_safe : bool
-        Taken for compatibility: every call can be captured in a CUDA graph.
-    row_starts : torch.Tensor, optional
-        ``[rows]``, int32: where the scores of each row start. Default: 0.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[rows, k]``, int32; -1 behind the last position of a row with fewer than ``k`` scores,
-        whose positions come in ascending order.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; another dtype, shape or stride; ``k`` out of range;
-        an unknown ``tie_break``.
-
-    Notes
-    -----
-    Exact. Allocates its result; safe in CUDA graphs; not differentiable.
-
-    Examples
-    --------
-    >>> import torch, precast
-    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    >>> offsets, lengths = torch.tensor([[0, 3], [3, 1]], dtype=torch.int32)
-    >>> with precast.reference_mode():
-    ...     precast.top_k_ragged_transform(scores, offsets, lengths, 2).tolist()
-    [[1, 2], [3, -1]]
-    """
-    try:
-        out = torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
-        rest = (deterministic, int(tie_break), row_starts, out, True)
-        args = (input, offsets, lengths, k, *rest)
-        if torch.compiler.is_compiling():
-            torch_ops.top_k_ragged_transform(*args)
-        else:
-            _ragged[input.dtype, input.get_device()](*args)
-    except (AttributeError, TypeError, IndexError):
-        check_tensors(RAGGED, input=input, offsets=offsets, lengths=lengths)
-        check_rank(RAGGED, "input", input, 2, 2)
-        raise
-    except RuntimeError:
-        check_scores(RAGGED, input, k, tie_break)  # Of a negative k there is no empty tensor.
-        raise
-    return out
-
-
-@precast_api(
-    trace=transform_trace(
-        PAGED,
+        NAME,
         "Finds the k largest scores of each row, as positions in a paged cache",
         top_k_page_table_transform_reference,
         True,
@@ -425,12 +253,12 @@ def top_k_page_table_transform(
     if page_size != 1:
         if not 0 < page_size <= 1 << 30 or page_size & (page_size - 1):
             raise ValueError(
-                f"{PAGED}: page_size must be a positive power of two no greater than 2**30, got "
+                f"{NAME}: page_size must be a positive power of two no greater than 2**30, got "
                 f"{page_size}"
             )
         if row_starts is not None and page_table_row_starts is None:
             raise ValueError(
-                f"{PAGED}: page_table_row_starts is required with page_size > 1 and row_starts"
+                f"{NAME}: page_table_row_starts is required with page_size > 1 and row_starts"
             )
     try:
         if out is None:
@@ -444,10 +272,10 @@ def top_k_page_table_transform(
         else:
             _paged[input.dtype, input.get_device()](*args)
     except (AttributeError, TypeError, IndexError):
-        check_tensors(PAGED, out, input=input, src_page_table=src_page_table, lengths=lengths)
-        check_rank(PAGED, "input", input, 2, 2)
+        check_tensors(NAME, out, input=input, src_page_table=src_page_table, lengths=lengths)
+        check_rank(NAME, "input", input, 2, 2)
         raise
     except RuntimeError:
-        check_scores(PAGED, input, k, tie_break)  # Of a negative k there is no empty tensor.
+        check_scores(NAME, input, k, tie_break)  # Of a negative k there is no empty tensor.
         raise
     return out
