@@ -15,7 +15,7 @@ extern const DType sampling_dtype = TypeName<PRECAST_DTYPE>::value;
 
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream) {
   return launch_sampling(SampleKernel<PRECAST_DTYPE, true>, SampleKernel<PRECAST_DTYPE, false>,
-                         params, enable_pdl, stream);
+                         params, enable_pdl, stream, true);
 }
 
 cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream) {
@@ -25,7 +25,7 @@ cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStrea
 
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream) {
   return launch_sampling(ChainKernel<PRECAST_DTYPE, true>, ChainKernel<PRECAST_DTYPE, false>,
-                         params, enable_pdl, stream);
+                         params, enable_pdl, stream, false, true);
 }
 
 }  // namespace precast

@@ -66,6 +66,10 @@ struct Penalties {
     presence = p.presence[row];
   }
 
+  __device__ __forceinline__ bool is_active() const {
+    return prompt_mask != nullptr || counts != nullptr || bitmask != nullptr;
+  }
+
   __device__ __forceinline__ void operator()(int slab, float (&x)[kPerLane]) const {
     const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
 #pragma unroll
@@ -115,7 +119,6 @@ struct TopShared {
 // of each slab: what exceeds the n-th largest, and what equals it.
 struct LogProbs {
   static constexpr bool kGreedyAtZero = true;
-  static constexpr bool kWantsTotal = true;
 
   const FusedParams& p;
   TopShared& s;
@@ -127,6 +130,9 @@ struct LogProbs {
   }
 
   __device__ __forceinline__ bool wants_maxima() const { return p.top_count > 0; }
+  __device__ __forceinline__ bool wants_total() const {
+    return p.top_count > 0 || p.logprobs != nullptr;
+  }
 
   template <typename Sampler>
   __device__ __forceinline__ void before_weighing(Sampler& sampler, uint32_t output,
@@ -203,6 +209,7 @@ struct LogProbs {
         equal = __shfl_sync(0xffffffffu, tie_at, kWarpSize - 1);
       }
     });
+    sampler.has_tops = false;
     cluster_barrier(ctas);  // what was collected is seen
   }
 
@@ -238,13 +245,14 @@ struct LogProbs {
 };
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>) void FusedSampleKernel(
+__global__ __launch_bounds__(kDrawThreads<kOnChip>) void FusedSampleKernel(
     const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
+  __shared__ ListShared listed;
   __shared__ TopShared top;
   Sampler<T, kOnChip, Penalties> sampler(shared, p.source, memory, Penalties(p));
-  sample_row(sampler, p, LogProbs{p, top, 1.0f, 0.0f});
+  sample_row(sampler, listed, p, LogProbs{p, top, 1.0f, 0.0f});
 }
 
 #endif  // __CUDACC__

@@ -22,9 +22,10 @@ struct SamplingPlan {
 inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 
 // `memory`: bytes of shared memory that a CTA may have.
-inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory) {
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool rereads,
+                                  bool edits) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
-  constexpr int kOwnBytes = 10 * 1024;  // of the kernel's own variables, and more
+  constexpr int kOwnBytes = 12 * 1024;  // of the kernel's own variables, and more
   const int most = kTargetHasClusters ? kMaxCtas : 1;
   const int group = divide_up(slabs, kGroups);  // slabs
   constexpr int kSlabsOfCta = 16;               // three CTAs a multiprocessor
@@ -35,23 +36,34 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory)
   while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
     plan.ctas *= 2;
   }
+#if defined(PRECAST_TUNE)
+  if (rereads && getenv("PT_CTAS")) plan.ctas = atoi(getenv("PT_CTAS"));
+#endif
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
-  const int slabs_of_warp = rows * plan.ctas <= uint32_t(sms) ? 1 : 2;
-  const int warps = divide_up(count, slabs_of_warp);
-  constexpr int kMostWarps = kRowThreads / kWarpSize;
-  plan.threads = (warps < kMostWarps ? warps : kMostWarps) * kWarpSize;
   plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
   plan.on_chip = plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
-  if (plan.on_chip) plan.shared += size_t(count) * kSlabBytes;
+#if defined(PRECAST_TUNE)
+  if (rereads && getenv("PT_WALK")) plan.on_chip = false;
+#endif
+  const bool many = rows * plan.ctas > uint32_t(sms);
+  const int warps = divide_up(count, many ? 2 : 1);
+  int most_warps = kRowThreads / kWarpSize / (many && !plan.on_chip ? 2 : 1);
+#if defined(PRECAST_TUNE)
+  if (rereads && getenv("PT_WARPS")) most_warps = atoi(getenv("PT_WARPS"));
+#endif
+  plan.threads = (warps < most_warps ? warps : most_warps) * kWarpSize;
+  const int copies = plan.on_chip ? count : edits ? plan.threads / kWarpSize : 0;
+  plan.shared += size_t(copies) * kSlabBytes;
   return plan;
 }
 
-// Lets `kernel`, the one of its type that asks for much, have all of the `memory` bytes of shared
-// memory that a CTA may have on `device`, which is current. Once a device.
+// Lets `kernel`, the one of its type that is `on_chip` or not, have all of the `memory` bytes of
+// shared memory that a CTA may have on `device`, which is current. Once a device.
 template <typename Params>
-cudaError_t allow_shared(void (*kernel)(Params), int memory, int device) {
-  static std::atomic<uint64_t> allowed{0};
+cudaError_t allow_shared(void (*kernel)(Params), bool on_chip, int memory, int device) {
+  static std::atomic<uint64_t> allowed_to[2];
+  std::atomic<uint64_t>& allowed = allowed_to[on_chip];
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (allowed.load(std::memory_order_acquire) & bit) return cudaSuccess;
   cudaFuncAttributes own = {};
@@ -71,7 +83,7 @@ cudaError_t allow_shared(void (*kernel)(Params), int memory, int device) {
 // Launches the kernel of an op for rows on chip, or the walking one, for params.source.
 template <typename Params>
 cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Params params,
-                            bool enable_pdl, cudaStream_t stream) {
+                            bool enable_pdl, cudaStream_t stream, bool rereads = false, bool edits = false) {
   RowSource& source = params.source;
   if (source.outputs == 0) return cudaSuccess;
   int device = 0, sms = 0, memory = 0;
@@ -85,10 +97,10 @@ cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Pa
   if (status != cudaSuccess) return status;
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
-  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory);
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, rereads, edits);
   const auto kernel = plan.on_chip ? on_chip : walking;
-  if (plan.on_chip && plan.shared > 32 * 1024) {
-    status = allow_shared(kernel, memory, device);
+  if (plan.shared > 32 * 1024) {
+    status = allow_shared(kernel, plan.on_chip, memory, device);
     if (status != cudaSuccess) return status;
   }
   return launch_clusters(kernel, dim3(source.outputs * plan.ctas), dim3(plan.threads), plan.ctas,

@@ -39,6 +39,7 @@ __device__ __forceinline__ float factor_of(float temperature) {
 struct NoEdit {
   static constexpr bool kChanges = false;
   __device__ __forceinline__ void start(int64_t) {}  // with the row of this number
+  __device__ __forceinline__ bool is_active() const { return false; }
   __device__ __forceinline__ void operator()(int, float (&)[kPerLane]) const {}
 };
 
@@ -52,7 +53,7 @@ struct Row {
   const RowSource& p;
   Edit edit;
   const T* data;  // the row
-  float* copy;    // on chip: the lane's first elements of the warp's first slab
+  float* copy;    // on chip: the lane's first elements of the warp's first slab; else of one to edit
   int first;
   int count;  // slabs of the CTA; none if not positive
   Weighing weighing;
@@ -101,7 +102,8 @@ struct Row {
   __device__ __forceinline__ void arrive(uint64_t* copied) {
     if (!kCopies || !p.aligned) return;
     if (warp() < count) wait_for_bytes(copied, 0);
-    if (!Edit::kChanges && (first + count) * kSlab <= p.vocab) return;
+    const bool edits = Edit::kChanges && edit.is_active();
+    if (!edits && (first + count) * kSlab <= p.vocab) return;
     float* at = copy;
 #pragma unroll 1
     for (int i = warp(); i < count; i += warps(), at += step()) {
@@ -113,12 +115,7 @@ struct Row {
           if (to >= left) at[to] = missing();
         }
       }
-      if constexpr (Edit::kChanges) {
-        float y[kPerLane];
-        load_copy(at, y);
-        edit(first + i, y);
-        store_copy(at, y);
-      }
+      if (edits) edit_copy(edit, first + i, at);
     }
   }
 
@@ -129,8 +126,8 @@ struct Row {
     for (int i = warp(); i < count; i += warps(), at += step()) {
       float y[kPerLane];
       load_slab(data, p, first + i, missing(), y);
-      edit(first + i, y);
       store_copy(at, y);
+      if (Edit::kChanges && edit.is_active()) edit_copy(edit, first + i, at);
     }
   }
 
@@ -161,13 +158,25 @@ struct Row {
     }
   }
 
+  // Edits the lane's elements of a slab. Why not inline: it is long, and wanted in every pass.
+  static __device__ __noinline__ void edit_copy(Edit edit, int slab, float* at) {
+    float y[kPerLane];
+    load_copy(at, y);
+    edit(slab, y);
+    store_copy(at, y);
+  }
+
   // What the elements of a slab are: logits until they are weighed, then weights, uncut.
   __device__ __forceinline__ void load(int slab, float* at, float (&y)[kPerLane]) const {
     if constexpr (kOnChip) {
       load_copy(at, y);
     } else {
       load_slab(data, p, slab, missing(), y);
-      edit(slab, y);
+      if (Edit::kChanges && edit.is_active()) {
+        store_copy(copy, y);
+        edit_copy(edit, slab, copy);
+        load_copy(copy, y);
+      }
       if (weighing.weighed) {
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) y[i] = weight_of_logit(y[i], weighing);
@@ -209,16 +218,23 @@ struct Row {
 
   // Folds each slab of the warp: calls fold.add(y) for the lane's elements, in order, on a copy of
   // `fold`, and done(i, copy, k, other, both), where `other` is that of a second slab k, if there
-  // are both: for the latency. `kWeighs`: logits of which the maximum is known become weights.
-  template <bool kWeighs, typename Fold, typename Done>
-  __device__ __forceinline__ void fold_slabs(const Fold& fold, const Done& done) {
+  // are both: for the latency. Slabs that are not wanted(i) are taken for empty. `kWeighs`: logits
+  // of which the maximum is known become weights.
+  template <bool kWeighs, typename Fold, typename Wanted, typename Done>
+  __device__ __forceinline__ void fold_slabs(const Fold& fold, const Wanted& wanted,
+                                             const Done& done) {
     if constexpr (!kOnChip) {
-      each_slab([&](int i, const float (&y)[kPerLane]) {
+#pragma unroll 1
+      for (int i = warp(); i < count; i += warps()) {
         Fold own = fold;
+        if (wanted(i)) {
+          float y[kPerLane];
+          load(first + i, copy, y);
 #pragma unroll
-        for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+          for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+        }
         done(i, own, i, own, false);
-      });
+      }
     } else if (kWeighs && weighing.weighed && !weighing.stored) {
       float* at = copy;
 #pragma unroll 1
@@ -245,9 +261,10 @@ struct Row {
       float* at = copy;
 #pragma unroll 1
       for (int i = warp(); i < count; i += 2 * warps(), at += 2 * step()) {
-        const bool both = i + warps() < count;
+        const int k = i + warps();
+        const bool both = k < count, wants_one = wanted(i), wants_other = both && wanted(k);
         Fold one = fold, other = fold;
-        if (both) {
+        if (wants_one && wants_other) {
 #pragma unroll 1
           for (int half = 0; half < kPerLane / 4; half += 4) {
             float4 y[4], z[4];
@@ -262,10 +279,12 @@ struct Row {
               add_four(other, z[j]);
             }
           }
-        } else {
-          fold_copy(at, one);
+        } else if (wants_one || wants_other) {
+          Fold own = fold;
+          fold_copy(wants_one ? at : at + step(), own);
+          (wants_one ? one : other) = own;
         }
-        done(i, one, i + warps(), other, both);
+        done(i, one, k, other, both);
       }
     }
   }

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Draws from the few elements that top-k may keep: a list of them in one CTA of the cluster.
+//
+// At least k elements reach the k-th largest of the slabs' maxima, and seldom many more. They are
+// collected by groups, each with its place; the k-th largest, the filters and the draws then need
+// neither the row nor the other CTAs, whose places on the multiprocessors are free for other rows.
+// Sums are those of the row: what is not on the list would add zeros to them.
+#pragma once
+
+#include "precast/sampling_cluster.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+constexpr int kListed = 24;  // of a group, at most
+
+struct ListShared {
+  float2 items[kGroups][kListed];  // weight and place: slab, lane, element of the lane
+  uint32_t counts[kGroups];
+  uint32_t least;            // a key
+  uint32_t above[kRounds];   // mass above the drawn tokens
+};
+
+// The filters of a row, behind top-k.
+struct ListFilters {
+  int k;
+  float min_p;
+  uint32_t need;       // of mass, as needed_mass()
+  float total;         // whose share that is; that of the k largest if not positive
+  bool limits_mass;
+};
+
+template <typename Sampler>
+struct List {
+  ListShared& s;
+  Sampler& sampler;
+
+  static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
+
+  // Ahead of the exchange of maxima.
+  __device__ __forceinline__ void start() {
+    if (threadIdx.x == 0) s.least = 0xffffffffu;
+    if (threadIdx.x < kGroups) s.counts[threadIdx.x] = 0;
+    if (threadIdx.x < kRounds) s.above[threadIdx.x] = 0;
+  }
+
+  // The k-th largest of the slabs' maxima.
+  __device__ __forceinline__ float kth_of_maxima(int k) {
+    const int slabs = sampler.row.p.slabs;
+    const float* maxima = sampler.maxima;
+#pragma unroll 1
+    for (int i = threadIdx.x; i < slabs; i += blockDim.x) {
+      const float x = maxima[i];
+      int larger = 0;
+#pragma unroll 8
+      for (int j = 0; j < slabs; ++j) larger += maxima[j] > x;
+      if (larger < k) atomicMin(&s.least, to_key(x));
+    }
+    __syncthreads();
+    return from_key(s.least);
+  }
+
+  // Collects what the k largest are among, while the row is not yet weighed; behind an exchange of
+  // its maxima. False where they are too many. All threads of the cluster call and know.
+  __device__ __forceinline__ bool collect(int k, const Weighing& to_be) {
+    auto& row = sampler.row;
+    const auto weight = [&](float x) { return to_be.logits ? weight_of_logit(x, to_be) : x; };
+    const float bound = kth_of_maxima(k);
+    const float least = weight(bound);
+    // Elements a little below the bound may weigh the same.
+    const float near = to_be.logits ? bound - __fdiv_rn(0x1p-12f, to_be.factor) : bound;
+    const int size = row.p.slabs_of_group;
+    float* at = row.copy;
+#pragma unroll 1
+    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+      if (!(sampler.maxima[row.first + i] >= near)) continue;
+      float y[kPerLane];
+      row.load(row.first + i, at, y);
+      uint32_t hits = 0;
+#pragma unroll
+      for (int j = 0; j < kPerLane; ++j) hits |= y[j] >= near ? 1u << j : 0u;
+      const int group = cluster_rank() * sampler.groups + i / size;
+      for (; hits != 0; hits &= hits - 1) {
+        const int j = __ffs(hits) - 1;
+        float x = y[0];
+#pragma unroll
+        for (int other = 1; other < kPerLane; ++other) {
+          if (j == other) x = y[other];
+        }
+        x = weight(x);
+        if (!(x >= least && x > 0.0f)) continue;
+        const uint32_t slot = atomicAdd(&s.counts[group], 1u);
+        const int place = (row.first + i) * kSlab + lane() * kPerLane + j;
+        if (slot < kListed) s.items[group][slot] = {x, __int_as_float(place)};
+      }
+    }
+    return tell();
+  }
+
+  // The CTAs tell each other their counts, and the first one what they collected.
+  __device__ __forceinline__ bool tell() {
+    const int rank = cluster_rank(), ctas = sampler.ctas, own = sampler.groups;
+    uint64_t* told = &sampler.s.listed_told;
+    __syncthreads();
+    if (ctas > 1) {
+      if (threadIdx.x == 0) {
+        const int bytes = sizeof(uint32_t) + (rank == 0 ? kListed * sizeof(float2) : 0);
+        expect_bytes(told, (kGroups - own) * bytes);
+      }
+#pragma unroll 1
+      for (int i = sampler.row.warp(); i < own; i += sampler.row.warps()) {
+        const int group = rank * own + i;
+        if (lane() < ctas && lane() != rank) {
+          store_and_count(&s.counts[group], told, lane(), s.counts[group]);
+        }
+        if (rank != 0 && lane() < kListed) {
+          store_and_count(&s.items[group][lane()], told, 0, s.items[group][lane()]);
+        }
+      }
+      wait_for_bytes(told, 0);
+    }
+    bool few = true;
+#pragma unroll
+    for (int i = 0; i < kGroups; ++i) few = few && s.counts[i] <= kListed;
+    return few;
+  }
+
+  // By the first CTA alone: all its threads call each of these.
+
+  template <typename F>
+  __device__ __forceinline__ void each_group(const F& f) {
+#pragma unroll 1
+    for (int group = sampler.row.warp(); group < kGroups; group += sampler.row.warps()) {
+      const bool some = lane() < s.counts[group];
+      const float2 item = s.items[group][some ? lane() : 0];
+      f(group, some ? item.x : 0.0f, some ? __float_as_int(item.y) : 0x40000000 + lane());
+    }
+  }
+
+  // Orders each group by place.
+  __device__ __forceinline__ void sort() {
+    each_group([&](int group, float weight, int place) {
+      int rank = 0;
+#pragma unroll 8
+      for (int i = 0; i < kListed; ++i) rank += __shfl_sync(0xffffffffu, place, i) < place;
+      if (weight > 0.0f) s.items[group][rank] = {weight, __int_as_float(place)};
+    });
+  }
+
+  // The smallest weight that less than `need` is larger than: of the number, or of the mass.
+  __device__ __forceinline__ float least_of(uint32_t need, bool by_mass, float scale) {
+    if (threadIdx.x == 0) s.least = 0xffffffffu;
+    __syncthreads();
+    each_group([&](int, float weight, int) {
+      uint32_t above = 0;
+#pragma unroll 1
+      for (int group = 0; group < kGroups; ++group) {
+        const int count = s.counts[group];
+#pragma unroll 4
+        for (int i = 0; i < count; ++i) {
+          const float x = s.items[group][i].x;
+          if (x > weight) above += by_mass ? fixed_mass(x, scale) : 1;
+        }
+      }
+      const bool in_set = weight > 0.0f && above < need;
+      const uint32_t least = __reduce_min_sync(0xffffffffu, in_set ? to_key(weight) : 0xffffffffu);
+      if (lane() == 0) atomicMin(&s.least, least);
+    });
+    __syncthreads();
+    return from_key(s.least);
+  }
+
+  // The lane's mass of the slab whose items are those from `head` on to `end`.
+  static __device__ __forceinline__ float lane_mass(float weight, int place, int head, int end) {
+    const int of_lane = place / kPerLane % kWarpSize;
+    float mass = 0.0f;
+#pragma unroll 1
+    for (int i = head; i < end; ++i) {
+      const float x = __shfl_sync(0xffffffffu, weight, i);
+      if (__shfl_sync(0xffffffffu, of_lane, i) == lane()) mass += x;
+    }
+    return mass;
+  }
+
+  // The masses of a group's slabs, each in the lane of its first item; and those lanes.
+  static __device__ __forceinline__ float slab_mass(float weight, int place, uint32_t& heads) {
+    const int slab = place / kSlab;
+    const int before = __shfl_up_sync(0xffffffffu, slab, 1);
+    heads = __ballot_sync(0xffffffffu, lane() == 0 || slab != before);
+    const uint32_t with_mass = __ballot_sync(0xffffffffu, weight > 0.0f);
+    float mass = 0.0f;
+#pragma unroll 1
+    for (uint32_t left = heads; left != 0; left &= left - 1) {
+      const int head = __ffs(left) - 1, end = end_of(left);
+      if ((with_mass >> head) == 0) break;
+      const float sum = warp_sum(lane_mass(weight, place, head, end));
+      if (lane() == head) mass = sum;
+    }
+    return mass;
+  }
+
+  // Behind the items of the first slab of `heads`.
+  static __device__ __forceinline__ int end_of(uint32_t heads) {
+    const uint32_t next = heads & (heads - 1);
+    return next != 0 ? __ffs(next) - 1 : kWarpSize;
+  }
+
+  // Tells the groups' masses of what weighs `floor` or more.
+  __device__ __forceinline__ void tell_masses(float floor) {
+    __syncthreads();
+    float2* pairs = sampler.s.pairs[sampler.turn()];
+    each_group([&](int group, float weight, int place) {
+      uint32_t heads;
+      const float mass = slab_mass(weight >= floor ? weight : 0.0f, place, heads);
+      const float sum = running_sum(mass, kWarpSize);
+      if (lane() == kWarpSize - 1) pairs[group].x = sum;
+    });
+    __syncthreads();
+  }
+
+  // As Sampler::draw().
+  __device__ __forceinline__ Token draw(uint32_t round, float floor) {
+    const uint4& words = sampler.s.words[round];
+    const Picked picked = sampler.pick_group(to_uniform(words.x));
+    Token token = {-1, 0.0f, is_mass(sampler.total())};
+    each_group([&](int group, float weight, int place) {
+      if (group != picked.at) return;
+      if (!(weight >= floor)) weight = 0.0f;
+      uint32_t heads;
+      const float slab = slab_mass(weight, place, heads);
+      const int head = first_above(running_sum(slab, kWarpSize), to_uniform(words.y) * picked.mass,
+                                   slab);
+      const int end = end_of(heads & ~0u << head);
+      const float of_lane = lane_mass(weight, place, head, end);
+      const int from = pick_one(of_lane, to_uniform(words.z));
+      const bool is_of = lane() >= head && lane() < end && place / kPerLane % kWarpSize == from;
+      const int at = pick_one(is_of ? weight : 0.0f, to_uniform(words.w));
+      token.weight = __shfl_sync(0xffffffffu, weight, at);
+      const int drawn = __shfl_sync(0xffffffffu, place, at);
+      token.id = drawn / kSlab * kSlab + place_in_slab(from, drawn % kPerLane);
+    });
+    return token;
+  }
+
+  // Draws a token by the filters.
+  __device__ __forceinline__ Token sample(const ListFilters& f) {
+    __syncthreads();
+    sort();
+    __syncthreads();
+    float floor = least_of(f.k, false, 0.0f);
+    float total = f.total;
+    bool told = false;
+    if (f.limits_mass && !(total > 0.0f)) {
+      tell_masses(floor);
+      total = sampler.total();
+      told = f.min_p <= floor;
+    }
+    const float scale = mass_scale(total);
+    floor = fmaxf(floor, f.min_p);
+    Token token;
+#pragma unroll 1
+    for (uint32_t round = 0;; ++round) {
+      if (!told) tell_masses(floor);
+      told = false;
+      token = draw(round, floor);
+      if (!f.limits_mass || round == kRounds || !token.valid) break;
+      if (token.id >= 0 && lane() == 0) sampler.s.drawn.x = token.weight;
+      __syncthreads();
+      const float drawn = sampler.s.drawn.x;
+      each_group([&](int, float weight, int) {
+        const uint32_t mass = fixed_mass(weight > drawn ? weight : 0.0f, scale);
+        const uint32_t sum = warp_sum(mass);
+        if (lane() == 0) atomicAdd(&s.above[round], sum);
+      });
+      __syncthreads();
+      if (s.above[round] < f.need) break;
+      floor = round + 1 < kRounds ? just_above(drawn)
+                                  : fmaxf(floor, least_of(f.need, true, scale));
+    }
+    return token;
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast
