@@ -57,6 +57,14 @@ struct NoExtras {
 // What is done next for a row. From `total` on: what masses are told for.
 enum class Step : int { top_k, weigh, total, total_of_top_k, draw, judge, top_p };
 
+// By the warp that has it.
+__device__ __forceinline__ void store_token(const SampleParams& p, uint32_t output,
+                                            const Token& token) {
+  if (token.id < 0 || threadIdx.x % kWarpSize != 0) return;
+  store_index(p.out, p.wide_out, output, token.valid ? token.id : 0);
+  if (p.valid != nullptr) p.valid[output] = token.valid;
+}
+
 template <typename T, bool kOnChip, typename Edit, typename Extras>
 __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, ListShared& listed,
                                            const SampleParams& p, Extras extras) {
@@ -185,11 +193,9 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   }
   if (token.id >= 0 && threadIdx.x % kWarpSize == 0) {
     token.valid = token.valid && is_row && is_mass(all);
-    if (!token.valid) token.id = 0;
-    store_index(p.out, p.wide_out, output, token.id);
-    if (p.valid != nullptr) p.valid[output] = token.valid;
     extras.finish(output, token, all);
   }
+  store_token(p, output, token);
 }
 
 template <typename T, bool kOnChip>
@@ -200,6 +206,32 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void SampleKernel(
   __shared__ ListShared listed;
   Sampler<T, kOnChip> sampler(shared, p.source, memory);
   sample_row(sampler, listed, p, NoExtras());
+}
+
+// No filter is on.
+template <typename T, bool kOnChip>
+__global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
+    const __grid_constant__ SampleParams p) {
+  extern __shared__ __align__(128) float memory[];
+  __shared__ RowShared shared;
+  Sampler<T, kOnChip> sampler(shared, p.source, memory);
+  auto& row = sampler.row;
+  const uint32_t output = cluster_number();
+  int64_t number = 0;
+  row.start(p.logits);
+  sampler.begin([&] {
+    number = row_of(row.p, output);
+    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
+  });
+  sampler.roll(p.random, output);
+  const float temperature = p.logits ? p.temperature[number] : 1.0f;
+  sampler.arrive();
+  if (p.logits) {
+    sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, false);
+    row.weigh(sampler.max(), factor_of(temperature));
+  }
+  sampler.exchange_masses();
+  store_token(p, output, sampler.draw(0));
 }
 
 #endif  // __CUDACC__

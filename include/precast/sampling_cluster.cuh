@@ -34,7 +34,6 @@ struct RowShared {
   SelectShared select;
   float2 drawn;         // its weight
   uint4 words[kDraws];  // random ones
-  int slab;
 };
 
 // Whether a row of this mass is a distribution.
@@ -301,13 +300,8 @@ struct Sampler {
     const int group = picked.at - cluster_rank() * groups;
     if (group < 0 || group >= groups) return token;
     const int first = group * row.p.slabs_of_group;
-    if (threadIdx.x < kWarpSize) {
-      const int slab = first + pick_slab(slots + first, min(row.p.slabs_of_group, row.count - first),
-                                         picked.mass, to_uniform(words.y));
-      if (threadIdx.x == 0) s.slab = slab;
-    }
-    __syncthreads();
-    const int slab = s.slab;
+    const int slab = first + pick_slab(slots + first, min(row.p.slabs_of_group, row.count - first),
+                                       picked.mass, to_uniform(words.y));
     if (!row.has(slab)) return token;
     FoldCutMass own = {0.0f, row.weighing.floor};
     row.fold_slab(slab, own);

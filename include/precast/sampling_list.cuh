@@ -43,20 +43,33 @@ struct List {
     if (threadIdx.x == 0) s.least = 0xffffffffu;
     if (threadIdx.x < kGroups) s.counts[threadIdx.x] = 0;
     if (threadIdx.x < kRounds) s.above[threadIdx.x] = 0;
+    const int slabs = sampler.row.p.slabs;
+    if (threadIdx.x < kGroups * sampler.row.p.slabs_of_group - slabs) {
+      sampler.maxima[slabs + threadIdx.x] = -__int_as_float(0x7f800000);
+    }
   }
 
-  // The k-th largest of the slabs' maxima.
+  // The k-th largest of the slabs' maxima. Two threads a slab.
   __device__ __forceinline__ float kth_of_maxima(int k) {
-    const int slabs = sampler.row.p.slabs;
-    const float* maxima = sampler.maxima;
+    const int slabs = sampler.row.p.slabs, half = threadIdx.x % 2;
+    const float4* fours = reinterpret_cast<const float4*>(sampler.maxima);
+    const int count = kGroups / 4 * sampler.row.p.slabs_of_group;
+    uint32_t least = 0xffffffffu;
 #pragma unroll 1
-    for (int i = threadIdx.x; i < slabs; i += blockDim.x) {
-      const float x = maxima[i];
+    for (int first = 0; first < slabs; first += blockDim.x / 2) {
+      const int i = first + threadIdx.x / 2;
+      const float x = i < slabs ? sampler.maxima[i] : -__int_as_float(0x7f800000);
       int larger = 0;
-#pragma unroll 8
-      for (int j = 0; j < slabs; ++j) larger += maxima[j] > x;
-      if (larger < k) atomicMin(&s.least, to_key(x));
+#pragma unroll 4
+      for (int j = half; j < count; j += 2) {
+        const float4 y = fours[j];
+        larger += (y.x > x) + (y.y > x) + (y.z > x) + (y.w > x);
+      }
+      larger += __shfl_xor_sync(0xffffffffu, larger, 1);
+      if (i < slabs && larger < k) least = min(least, to_key(x));
     }
+    least = __reduce_min_sync(0xffffffffu, least);
+    if (lane() == 0) atomicMin(&s.least, least);
     __syncthreads();
     return from_key(s.least);
   }
@@ -148,8 +161,9 @@ struct List {
     });
   }
 
-  // The smallest weight that less than `need` is larger than: of the number, or of the mass.
-  __device__ __forceinline__ float least_of(uint32_t need, bool by_mass, float scale) {
+  // The smallest weight for which less than `need` is told by amount(x) of larger ones.
+  template <typename Amount>
+  __device__ __forceinline__ float least_of(uint32_t need, const Amount& amount) {
     if (threadIdx.x == 0) s.least = 0xffffffffu;
     __syncthreads();
     each_group([&](int, float weight, int) {
@@ -160,7 +174,7 @@ struct List {
 #pragma unroll 4
         for (int i = 0; i < count; ++i) {
           const float x = s.items[group][i].x;
-          if (x > weight) above += by_mass ? fixed_mass(x, scale) : 1;
+          above += x > weight ? amount(x) : 0;
         }
       }
       const bool in_set = weight > 0.0f && above < need;
@@ -187,17 +201,20 @@ struct List {
   static __device__ __forceinline__ float slab_mass(float weight, int place, uint32_t& heads) {
     const int slab = place / kSlab;
     const int before = __shfl_up_sync(0xffffffffu, slab, 1);
-    heads = __ballot_sync(0xffffffffu, lane() == 0 || slab != before);
-    const uint32_t with_mass = __ballot_sync(0xffffffffu, weight > 0.0f);
-    float mass = 0.0f;
+    const bool is_head = lane() == 0 || slab != before;
+    heads = __ballot_sync(0xffffffffu, is_head);
+    // Two numbers add up in any order.
+    const float next = __shfl_down_sync(0xffffffffu, weight, 1);
+    const int size = end_of(heads & ~0u << lane()) - lane();  // of heads
+    float mass = size > 1 ? weight + next : weight;
+    uint32_t longer = __ballot_sync(0xffffffffu, is_head && size > 2 && place < kMaxVocab);
 #pragma unroll 1
-    for (uint32_t left = heads; left != 0; left &= left - 1) {
-      const int head = __ffs(left) - 1, end = end_of(left);
-      if ((with_mass >> head) == 0) break;
+    for (; longer != 0; longer &= longer - 1) {
+      const int head = __ffs(longer) - 1, end = end_of(heads & ~0u << head);
       const float sum = warp_sum(lane_mass(weight, place, head, end));
       if (lane() == head) mass = sum;
     }
-    return mass;
+    return is_head ? mass : 0.0f;
   }
 
   // Behind the items of the first slab of `heads`.
@@ -248,7 +265,7 @@ struct List {
     __syncthreads();
     sort();
     __syncthreads();
-    float floor = least_of(f.k, false, 0.0f);
+    float floor = least_of(f.k, [](float) { return 1u; });
     float total = f.total;
     bool told = false;
     if (f.limits_mass && !(total > 0.0f)) {
@@ -276,7 +293,7 @@ struct List {
       __syncthreads();
       if (s.above[round] < f.need) break;
       floor = round + 1 < kRounds ? just_above(drawn)
-                                  : fmaxf(floor, least_of(f.need, true, scale));
+                                  : fmaxf(floor, least_of(f.need, [=](float x) { return fixed_mass(x, scale); }));
     }
     return token;
   }

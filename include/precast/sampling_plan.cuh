@@ -36,19 +36,23 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
   while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
     plan.ctas *= 2;
   }
+  const bool walks = rereads && rows * plan.ctas > 3 * uint32_t(sms);
+  if (walks) {
+    while (plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
+  }
 #if defined(PRECAST_TUNE)
   if (rereads && getenv("PT_CTAS")) plan.ctas = atoi(getenv("PT_CTAS"));
 #endif
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
   plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
-  plan.on_chip = plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
+  plan.on_chip = !walks && plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
 #if defined(PRECAST_TUNE)
   if (rereads && getenv("PT_WALK")) plan.on_chip = false;
 #endif
   const bool many = rows * plan.ctas > uint32_t(sms);
   const int warps = divide_up(count, many ? 2 : 1);
-  int most_warps = kRowThreads / kWarpSize / (many && !plan.on_chip ? 2 : 1);
+  int most_warps = kRowThreads / kWarpSize;
 #if defined(PRECAST_TUNE)
   if (rereads && getenv("PT_WARPS")) most_warps = atoi(getenv("PT_WARPS"));
 #endif
