@@ -39,6 +39,30 @@ struct SampleParams {
   bool wide_out;  // int64, not int32
 };
 
+#if !defined(__CUDACC_RTC__)
+
+// Whether a row may have the filter.
+inline bool has_top_k(const SampleParams& p) {
+  return p.top_k_values != nullptr || (p.top_k > 0 && p.top_k < p.source.vocab);
+}
+
+inline bool has_top_p(const SampleParams& p) {
+  return p.top_p.values != nullptr || p.top_p.value < 1.0f;
+}
+
+inline bool has_min_p(const SampleParams& p) {
+  return p.min_p.values != nullptr || p.min_p.value > 0.0f;
+}
+
+// Whether rows are read little but once though they do not stay on chip: for a list of the k
+// largest, and for plain draws from probabilities.
+inline bool reads_once(const SampleParams& p) {
+  if (!has_top_k(p)) return !p.logits && !has_top_p(p) && !has_min_p(p);
+  return p.top_k_values != nullptr || p.top_k <= most_listed(p.source.vocab);
+}
+
+#endif
+
 #if defined(__CUDACC__)
 
 // What else is wanted of a row: nothing.
@@ -65,7 +89,7 @@ __device__ __forceinline__ void store_token(const SampleParams& p, uint32_t outp
   if (p.valid != nullptr) p.valid[output] = token.valid;
 }
 
-template <typename T, bool kOnChip, typename Edit, typename Extras>
+template <bool kTopK, typename T, bool kOnChip, typename Edit, typename Extras>
 __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, ListShared& listed,
                                            const SampleParams& p, Extras extras) {
   auto& s = sampler.s;
@@ -73,7 +97,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   const int ctas = sampler.ctas;
   const int vocab = row.p.vocab;
   const uint32_t output = cluster_number();
-  List<Sampler<T, kOnChip, Edit>> list = {listed, sampler};
+  List<Sampler<T, kOnChip, Edit>> list = {listed, sampler, sampler.taken()};
   int64_t number = 0;
   row.start(p.logits);
   sampler.begin([&] {
@@ -83,7 +107,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   });
   sampler.roll(p.random, output);
   int k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[number];
-  k = k >= vocab || k <= 0 ? 0 : k;
+  k = !kTopK || k >= vocab || k <= 0 ? 0 : k;
   const float top_p = p.top_p[number];
   float min_p = fminf(p.min_p[number], 1.0f);
   float temperature = p.logits ? p.temperature[number] : 1.0f;
@@ -108,6 +132,9 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   const bool wants_total = extras.wants_total() || (limits_mass && !of_top_k);
   const bool by_slab = k > 0 || extras.wants_maxima();
   bool told = !p.logits && (draws_of_all || wants_total);  // the masses of what is not cut
+  Weighing to_be = {p.logits, true, false, 0.0f, factor_of(temperature), 0.0f};
+  const bool lists = k > 0 && k <= most_listed(vocab);
+  const bool streams = !kOnChip && lists && !told;
   float max = 1.0f, kth = 0.0f;
   bool is_row = true;
   if (told && draws_of_all && !limits_mass) {
@@ -115,6 +142,8 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   } else {
     if (told) {
       sampler.exchange_masses_and_maxima(by_slab);
+    } else if (streams) {
+      list.stream(k, to_be);
     } else {
       sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, by_slab);
     }
@@ -125,8 +154,8 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   Token token = {-1, 0.0f, false};
   if (greedy) token = sampler.first_of(max);
   extras.before_weighing(sampler, output, max);
-  const Weighing to_be = {p.logits, true, false, max, factor_of(temperature), 0.0f};
-  const bool is_listed = k > 0 && k <= row.p.slabs - row.p.slabs / 4 && list.collect(k, to_be);
+  to_be.max = max;
+  const bool is_listed = lists && list.collect(k, to_be, streams);
   float p_total = 0.0f, all = 1.0f, scale = 0.0f;
   uint32_t round = 0;
   Step step = k > 0 && !is_listed && is_row ? Step::top_k : Step::weigh;
@@ -198,17 +227,17 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   store_token(p, output, token);
 }
 
-template <typename T, bool kOnChip>
+template <typename T, bool kOnChip, bool kTopK>
 __global__ __launch_bounds__(kDrawThreads<kOnChip>) void SampleKernel(
     const __grid_constant__ SampleParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
   __shared__ ListShared listed;
   Sampler<T, kOnChip> sampler(shared, p.source, memory);
-  sample_row(sampler, listed, p, NoExtras());
+  sample_row<kTopK>(sampler, listed, p, NoExtras());
 }
 
-// No filter is on.
+// Neither top_k nor top_p. Why a kernel of its own: the size of the other one is time, too.
 template <typename T, bool kOnChip>
 __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
     const __grid_constant__ SampleParams p) {
@@ -224,14 +253,22 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
     row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
   });
   sampler.roll(p.random, output);
+  const float min_p = fminf(p.min_p[number], 1.0f);
   const float temperature = p.logits ? p.temperature[number] : 1.0f;
   sampler.arrive();
-  if (p.logits) {
+  bool is_row = true;
+  if (p.logits || min_p > 0.0f) {
     sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, false);
-    row.weigh(sampler.max(), factor_of(temperature));
+    sampler.has_tops = true;
+    const float max = sampler.max();
+    is_row = p.logits ? fabsf(max) < __int_as_float(0x7f800000) : is_mass(max);
+    if (p.logits) row.weigh(max, factor_of(temperature));
+    row.cut(min_p * (p.logits ? 1.0f : max));
   }
   sampler.exchange_masses();
-  store_token(p, output, sampler.draw(0));
+  Token token = sampler.draw(0);
+  token.valid = token.valid && is_row;
+  store_token(p, output, token);
 }
 
 #endif  // __CUDACC__

@@ -40,15 +40,6 @@ struct ChainParams {
 // The first uniform number of position i is that of draw kFirstPosition + i.
 constexpr uint32_t kFirstPosition = 2;
 
-template <typename T>
-__device__ __forceinline__ float load_number(const T* source) {
-  if constexpr (sizeof(T) == 4) {
-    return load_scalar(source);
-  } else {
-    return unpack_pair(T(), load_word(source)).x;
-  }
-}
-
 // All threads of the CTA call; returns the accepted prefix and, of all positions, how many pass.
 template <typename T>
 __device__ __forceinline__ int2 accept_tokens(const ChainParams& p, uint32_t request) {

@@ -113,6 +113,12 @@ struct Sampler {
   __device__ __forceinline__ uint32_t turn() const { return exchanges % 2; }
   __device__ __forceinline__ const float2* pairs() const { return s.pairs[turn()]; }
 
+  // Room behind the warps' slabs, where rows are walked.
+  __device__ __forceinline__ float2* taken() const {
+    return reinterpret_cast<float2*>(maxima + numbers_ahead(row.p.slabs_of_group, groups) +
+                                     blockDim.x * kPerLane);
+  }
+
   // Waits for the grid before and starts to bring the row, which `choose()` sets.
   template <typename F>
   __device__ __forceinline__ void begin(const F& choose) {
@@ -211,35 +217,43 @@ struct Sampler {
     });
   }
 
-  // Tells maxima, and masses that `Fold` has. `by_slab`: also the maximum of each slab to all; once
-  // a kernel.
-  template <typename Fold>
-  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
+  // Tells what put_top(i, fold) is called with for each slab i by pass(put_top): maxima, and masses
+  // if the fold has them. `by_slab`: also the maximum of each slab to all; once a kernel.
+  template <typename Pass>
+  __device__ __forceinline__ void exchange_slabs(const Pass& pass, bool by_slab = true) {
     const int lane = threadIdx.x % kWarpSize;
     if (by_slab && ctas > 1 && threadIdx.x == 0) {
       expect_bytes(&s.maxima_told, row.p.slabs * sizeof(float));
     }
-    const auto put_top = [&](int i, const Fold& fold) {
-      const float max = warp_max(fold.max);
-      put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
-      if (!by_slab || lane >= ctas) return;
-      float* target = maxima + row.first + i;
-      if (ctas == 1) {
-        *target = max;
-      } else {
-        store_and_count(reinterpret_cast<uint32_t*>(target), &s.maxima_told, lane,
-                        __float_as_uint(max));
-      }
-    };
     exchange<MassAndMax>([&] {
-      row.template fold_slabs<false>(
-          nothing, [](int) { return true; },
-          [&](int i, const Fold& one, int k, const Fold& other, bool both) {
-            put_top(i, one);
-            if (both) put_top(k, other);
-          });
+      pass([&](int i, const auto& fold) {
+        const float max = warp_max(fold.max);
+        put(i, sizeof(fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
+        if (!by_slab || lane >= ctas) return;
+        float* target = maxima + row.first + i;
+        if (ctas == 1) {
+          *target = max;
+        } else {
+          store_and_count(reinterpret_cast<uint32_t*>(target), &s.maxima_told, lane,
+                          __float_as_uint(max));
+        }
+      });
     });
     if (by_slab && ctas > 1) wait_for_bytes(&s.maxima_told, 0);
+  }
+
+  template <typename Fold>
+  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
+    exchange_slabs(
+        [&](const auto& put_top) {
+          row.template fold_slabs<false>(
+              nothing, [](int) { return true; },
+              [&](int i, const Fold& one, int k, const Fold& other, bool both) {
+                put_top(i, one);
+                if (both) put_top(k, other);
+              });
+        },
+        by_slab);
   }
 
   // Of probabilities.

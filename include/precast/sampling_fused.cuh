@@ -252,7 +252,7 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void FusedSampleKernel(
   __shared__ ListShared listed;
   __shared__ TopShared top;
   Sampler<T, kOnChip, Penalties> sampler(shared, p.source, memory, Penalties(p));
-  sample_row(sampler, listed, p, LogProbs{p, top, 1.0f, 0.0f});
+  sample_row<true>(sampler, listed, p, LogProbs{p, top, 1.0f, 0.0f});
 }
 
 #endif  // __CUDACC__

@@ -11,13 +11,21 @@
 
 namespace precast {
 
+// The largest k for which a list is tried.
+__host__ __device__ constexpr int most_listed(int vocab) {
+  return (vocab + kSlab - 1) / kSlab * 3 / 4;
+}
+
 #if defined(__CUDACC__)
 
-constexpr int kListed = 24;  // of a group, at most
+constexpr int kListed = 24;   // of a group, at most
+constexpr int kTaken = 2048;  // of a CTA that reads its row again, at most
 
 struct ListShared {
   float2 items[kGroups][kListed];  // weight and place: slab, lane, element of the lane
   uint32_t counts[kGroups];
+  uint32_t floor;            // a key
+  uint32_t taken;
   uint32_t least;            // a key
   uint32_t above[kRounds];   // mass above the drawn tokens
 };
@@ -35,12 +43,16 @@ template <typename Sampler>
 struct List {
   ListShared& s;
   Sampler& sampler;
+  float2* taken;  // elements and places, where the row is read again
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
 
   // Ahead of the exchange of maxima.
   __device__ __forceinline__ void start() {
-    if (threadIdx.x == 0) s.least = 0xffffffffu;
+    if (threadIdx.x == 0) {
+      s.floor = s.least = 0xffffffffu;
+      s.taken = 0;
+    }
     if (threadIdx.x < kGroups) s.counts[threadIdx.x] = 0;
     if (threadIdx.x < kRounds) s.above[threadIdx.x] = 0;
     const int slabs = sampler.row.p.slabs;
@@ -74,38 +86,105 @@ struct List {
     return from_key(s.least);
   }
 
+  // Calls f(x, place) for the lane's elements of a slab that are not below `least`.
+  template <typename F>
+  static __device__ __forceinline__ void each_from(float least, const float (&y)[kPerLane],
+                                                   int slab, const F& f) {
+    uint32_t hits = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane; ++j) hits |= y[j] >= least ? 1u << j : 0u;
+#pragma unroll 1
+    for (; hits != 0; hits &= hits - 1) {
+      const int j = __ffs(hits) - 1;
+      float x = y[0];
+#pragma unroll
+      for (int other = 1; other < kPerLane; ++other) {
+        if (j == other) x = y[other];
+      }
+      f(x, slab * kSlab + lane() * kPerLane + j);
+    }
+  }
+
+  // The n-th largest of the lanes' numbers; the smallest number if there are not as many.
+  static __device__ __forceinline__ float nth_of_lanes(float x, int n) {
+    float top = -__int_as_float(0x7f800000);
+#pragma unroll 1
+    for (; n > 0 && n <= kWarpSize; --n) {
+      top = warp_max(x);
+      const uint32_t holds = __ballot_sync(0xffffffffu, x == top);
+      if (lane() == __ffs(holds) - 1) x = -__int_as_float(0x7f800000);
+    }
+    return top;
+  }
+
+  // Tells the maxima as Sampler::exchange_tops() by slab, and takes down what may be among the k
+  // largest as the row passes by: what reaches a floor that k elements of the warps' first slabs
+  // reach. For rows that would be read again.
+  __device__ __forceinline__ void stream(int k, const Weighing& to_be) {
+    auto& row = sampler.row;
+    const int warps = min(row.warps(), row.count);
+    const int of_warp = warps > 0 ? (k + warps - 1) / warps : 0;
+    sampler.exchange_slabs([&](const auto& put_top) {
+      float least = 0.0f;
+#pragma unroll 1
+      for (int i = row.warp(); i == row.warp() || i < row.count; i += row.warps()) {
+        float y[kPerLane];
+        FoldMaxOrNan own = {-__int_as_float(0x7f800000)};
+        if (i < row.count) {
+          row.load(row.first + i, row.copy, y);
+#pragma unroll
+          for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+        }
+        if (i == row.warp()) {
+          const float floor = nth_of_lanes(own.max, of_warp);
+          if (lane() == 0 && i < row.count) atomicMin(&s.floor, to_key(floor));
+          __syncthreads();
+          least = near(from_key(s.floor), to_be);
+        }
+        if (i >= row.count) break;
+        put_top(i, own);
+        each_from(least, y, row.first + i, [&](float x, int place) {
+          const uint32_t slot = atomicAdd(&s.taken, 1u);
+          if (slot < kTaken) taken[slot] = {x, __int_as_float(place)};
+        });
+      }
+    });
+  }
+
+  // A little below the bound, as what may weigh the same, and above what has no mass.
+  static __device__ __forceinline__ float near(float bound, const Weighing& to_be) {
+    return to_be.logits ? fmaxf(bound - __fdiv_rn(0x1p-12f, to_be.factor), -3.402823466e38f)
+                        : fmaxf(bound, 0x1p-149f);
+  }
+
   // Collects what the k largest are among, while the row is not yet weighed; behind an exchange of
-  // its maxima. False where they are too many. All threads of the cluster call and know.
-  __device__ __forceinline__ bool collect(int k, const Weighing& to_be) {
+  // its maxima, by stream() if it `streamed`. False where they are too many. All threads of the
+  // cluster call and know.
+  __device__ __forceinline__ bool collect(int k, const Weighing& to_be, bool streamed) {
     auto& row = sampler.row;
     const auto weight = [&](float x) { return to_be.logits ? weight_of_logit(x, to_be) : x; };
     const float bound = kth_of_maxima(k);
-    const float least = weight(bound);
-    // Elements a little below the bound may weigh the same.
-    const float near = to_be.logits ? bound - __fdiv_rn(0x1p-12f, to_be.factor) : bound;
-    const int size = row.p.slabs_of_group;
-    float* at = row.copy;
+    const float floor = weight(bound), least = near(bound, to_be);
+    const auto keep = [&](float x, int place) {
+      const float w = weight(x);
+      if (!(w >= floor && w > 0.0f)) return;
+      const int group = place / kSlab / row.p.slabs_of_group;
+      const uint32_t slot = atomicAdd(&s.counts[group], 1u);
+      if (slot < kListed) s.items[group][slot] = {w, __int_as_float(place)};
+    };
+    if (streamed && s.taken <= kTaken) {
 #pragma unroll 1
-    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
-      if (!(sampler.maxima[row.first + i] >= near)) continue;
-      float y[kPerLane];
-      row.load(row.first + i, at, y);
-      uint32_t hits = 0;
-#pragma unroll
-      for (int j = 0; j < kPerLane; ++j) hits |= y[j] >= near ? 1u << j : 0u;
-      const int group = cluster_rank() * sampler.groups + i / size;
-      for (; hits != 0; hits &= hits - 1) {
-        const int j = __ffs(hits) - 1;
-        float x = y[0];
-#pragma unroll
-        for (int other = 1; other < kPerLane; ++other) {
-          if (j == other) x = y[other];
-        }
-        x = weight(x);
-        if (!(x >= least && x > 0.0f)) continue;
-        const uint32_t slot = atomicAdd(&s.counts[group], 1u);
-        const int place = (row.first + i) * kSlab + lane() * kPerLane + j;
-        if (slot < kListed) s.items[group][slot] = {x, __int_as_float(place)};
+      for (int i = threadIdx.x; i < s.taken; i += blockDim.x) {
+        if (taken[i].x >= least) keep(taken[i].x, __float_as_int(taken[i].y));
+      }
+    } else {
+      float* at = row.copy;
+#pragma unroll 1
+      for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+        if (!(sampler.maxima[row.first + i] >= least)) continue;
+        float y[kPerLane];
+        row.load(row.first + i, at, y);
+        each_from(least, y, row.first + i, keep);
       }
     }
     return tell();

@@ -21,9 +21,15 @@ struct SamplingPlan {
 
 inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 
+// What a kernel does with rows that do not stay on chip.
+struct Passes {
+  bool few;    // it reads little but once: many rows need not stay
+  bool takes;  // it takes down elements in shared memory
+};
+
 // `memory`: bytes of shared memory that a CTA may have.
-inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool rereads,
-                                  bool edits) {
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
+                                  const Passes& passes) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
   constexpr int kOwnBytes = 12 * 1024;  // of the kernel's own variables, and more
   const int most = kTargetHasClusters ? kMaxCtas : 1;
@@ -36,58 +42,70 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
   while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
     plan.ctas *= 2;
   }
-  const bool walks = rereads && rows * plan.ctas > 3 * uint32_t(sms);
+  const bool walks = passes.few && rows * plan.ctas > 3 * uint32_t(sms);
   if (walks) {
     while (plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
   }
 #if defined(PRECAST_TUNE)
-  if (rereads && getenv("PT_CTAS")) plan.ctas = atoi(getenv("PT_CTAS"));
+  if (getenv("PT_WALK") && getenv("PT_CTAS")) plan.ctas = atoi(getenv("PT_CTAS"));
 #endif
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
   plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
   plan.on_chip = !walks && plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
 #if defined(PRECAST_TUNE)
-  if (rereads && getenv("PT_WALK")) plan.on_chip = false;
+  if (getenv("PT_WALK")) plan.on_chip = false;
 #endif
   const bool many = rows * plan.ctas > uint32_t(sms);
   const int warps = divide_up(count, many ? 2 : 1);
   int most_warps = kRowThreads / kWarpSize;
 #if defined(PRECAST_TUNE)
-  if (rereads && getenv("PT_WARPS")) most_warps = atoi(getenv("PT_WARPS"));
+  if (getenv("PT_WALK") && getenv("PT_WARPS")) most_warps = atoi(getenv("PT_WARPS"));
 #endif
   plan.threads = (warps < most_warps ? warps : most_warps) * kWarpSize;
-  const int copies = plan.on_chip ? count : edits ? plan.threads / kWarpSize : 0;
+  const int copies = plan.on_chip ? count : plan.threads / kWarpSize;
   plan.shared += size_t(copies) * kSlabBytes;
+  if (passes.takes && !plan.on_chip) plan.shared += kTaken * sizeof(float2);
   return plan;
 }
 
-// Lets `kernel`, the one of its type that is `on_chip` or not, have all of the `memory` bytes of
-// shared memory that a CTA may have on `device`, which is current. Once a device.
-template <typename Params>
-cudaError_t allow_shared(void (*kernel)(Params), bool on_chip, int memory, int device) {
-  static std::atomic<uint64_t> allowed_to[2];
-  std::atomic<uint64_t>& allowed = allowed_to[on_chip];
+// Lets a kernel have all of the `memory` bytes of shared memory that a CTA may have on `device`,
+// which is current. Once a device.
+template <auto kKernel>
+cudaError_t allow_shared(int memory, int device) {
+  static std::atomic<uint64_t> allowed{0};
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (allowed.load(std::memory_order_acquire) & bit) return cudaSuccess;
   cudaFuncAttributes own = {};
-  cudaError_t status = cudaFuncGetAttributes(&own, kernel);
+  cudaError_t status = cudaFuncGetAttributes(&own, kKernel);
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared);
   }
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   memory - static_cast<int>(own.sharedSizeBytes));
   }
   if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_release);
   return status;
 }
 
-// Launches the kernel of an op for rows on chip, or the walking one, for params.source.
-template <typename Params>
-cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Params params,
-                            bool enable_pdl, cudaStream_t stream, bool rereads = false, bool edits = false) {
+template <auto kKernel, typename Params>
+cudaError_t launch_planned(const SamplingPlan& plan, const Params& params, int memory, int device,
+                           bool enable_pdl, cudaStream_t stream) {
+  if (plan.shared > 32 * 1024) {
+    const cudaError_t status = allow_shared<kKernel>(memory, device);
+    if (status != cudaSuccess) return status;
+  }
+  return launch_clusters(kKernel, dim3(params.source.outputs * plan.ctas), dim3(plan.threads),
+                         plan.ctas, plan.shared, enable_pdl, stream, params);
+}
+
+// Launches the kernel of an op for rows on chip, or the one that reads them again, for
+// params.source.
+template <auto kOnChip, auto kWalking, typename Params>
+cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
+                            const Passes& passes = {}) {
   RowSource& source = params.source;
   if (source.outputs == 0) return cudaSuccess;
   int device = 0, sms = 0, memory = 0;
@@ -101,14 +119,10 @@ cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Pa
   if (status != cudaSuccess) return status;
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
-  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, rereads, edits);
-  const auto kernel = plan.on_chip ? on_chip : walking;
-  if (plan.shared > 32 * 1024) {
-    status = allow_shared(kernel, plan.on_chip, memory, device);
-    if (status != cudaSuccess) return status;
-  }
-  return launch_clusters(kernel, dim3(source.outputs * plan.ctas), dim3(plan.threads), plan.ctas,
-                         plan.shared, enable_pdl, stream, params);
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, passes);
+  return plan.on_chip
+             ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
+             : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
 }
 
 #endif

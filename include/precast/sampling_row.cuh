@@ -30,6 +30,11 @@ __device__ __forceinline__ float weight_of_logit(float x, const Weighing& w) {
   return fast_exp2((x - w.max) * w.factor);
 }
 
+__device__ __forceinline__ float4 weights_of_logits(float4 x, const Weighing& w) {
+  return make_float4(weight_of_logit(x.x, w), weight_of_logit(x.y, w), weight_of_logit(x.z, w),
+                     weight_of_logit(x.w, w));
+}
+
 // exp2((x - max) * factor) is the weight at this temperature; at 0 only the maxima have one.
 __device__ __forceinline__ float factor_of(float temperature) {
   return fminf(__fdiv_rn(1.4426950408889634f, temperature), 3.402823466e38f);
@@ -53,7 +58,7 @@ struct Row {
   const RowSource& p;
   Edit edit;
   const T* data;  // the row
-  float* copy;    // on chip: the lane's first elements of the warp's first slab; else of one to edit
+  float* copy;    // the lane's first elements of the warp's first slab; walked, of the one there is
   int first;
   int count;  // slabs of the CTA; none if not positive
   Weighing weighing;
@@ -124,11 +129,25 @@ struct Row {
     float* at = copy;
 #pragma unroll 1
     for (int i = warp(); i < count; i += warps(), at += step()) {
-      float y[kPerLane];
-      load_slab(data, p, first + i, missing(), y);
-      store_copy(at, y);
-      if (Edit::kChanges && edit.is_active()) edit_copy(edit, first + i, at);
+      stage(p, data, edit, first + i, missing(), at);
     }
+  }
+
+  // Brings the lane's elements of a slab to shared memory, and edits them. Why not inline: it is
+  // long, and wanted in every pass.
+  static __device__ __noinline__ void stage(const RowSource& p, const T* data, Edit edit, int slab,
+                                            float missing, float* at) {
+    float y[kPerLane];
+    load_slab(data, p, slab, missing, y);
+    if (Edit::kChanges && edit.is_active()) edit(slab, y);
+    store_copy(at, y);
+  }
+
+  static __device__ __noinline__ void edit_copy(Edit edit, int slab, float* at) {
+    float y[kPerLane];
+    load_copy(at, y);
+    edit(slab, y);
+    store_copy(at, y);
   }
 
   __device__ __forceinline__ uint32_t bytes_of(int slab) const {
@@ -158,12 +177,9 @@ struct Row {
     }
   }
 
-  // Edits the lane's elements of a slab. Why not inline: it is long, and wanted in every pass.
-  static __device__ __noinline__ void edit_copy(Edit edit, int slab, float* at) {
-    float y[kPerLane];
-    load_copy(at, y);
-    edit(slab, y);
-    store_copy(at, y);
+  // Whether a slab that is read again goes by shared memory.
+  __device__ __forceinline__ bool is_staged(int slab) const {
+    return !p.aligned || (slab + 1) * kSlab > p.vocab || (Edit::kChanges && edit.is_active());
   }
 
   // What the elements of a slab are: logits until they are weighed, then weights, uncut.
@@ -171,11 +187,11 @@ struct Row {
     if constexpr (kOnChip) {
       load_copy(at, y);
     } else {
-      load_slab(data, p, slab, missing(), y);
-      if (Edit::kChanges && edit.is_active()) {
-        store_copy(copy, y);
-        edit_copy(edit, slab, copy);
+      if (is_staged(slab)) {
+        stage(p, data, edit, slab, missing(), copy);
         load_copy(copy, y);
+      } else {
+        load_whole_slab(data, slab, y);
       }
       if (weighing.weighed) {
 #pragma unroll
@@ -201,18 +217,15 @@ struct Row {
   __device__ __forceinline__ void each_four(const F& f) {
     float* at = copy;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      if constexpr (kOnChip) {
+    for (int i = warp(); i < count; i += warps()) {
+      if constexpr (!kOnChip) stage(p, data, edit, first + i, missing(), copy);
 #pragma unroll 2
-        for (int j = 0; j < kPerLane / 4; ++j) f(i, j, *four_of(at, j));
-      } else {
-        float y[kPerLane];
-        load(first + i, at, y);
-#pragma unroll
-        for (int j = 0; j < kPerLane / 4; ++j) {
-          f(i, j, make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]));
-        }
+      for (int j = 0; j < kPerLane / 4; ++j) {
+        float4 y = *four_of(at, j);
+        if (!kOnChip && weighing.weighed) y = weights_of_logits(y, weighing);
+        f(i, j, y);
       }
+      if constexpr (kOnChip) at += step();
     }
   }
 
@@ -247,9 +260,7 @@ struct Row {
           for (int j = 0; j < 4; ++j) y[j] = *four_of(at, half + j);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            y[j] =
-                make_float4(weight_of_logit(y[j].x, weighing), weight_of_logit(y[j].y, weighing),
-                            weight_of_logit(y[j].z, weighing), weight_of_logit(y[j].w, weighing));
+            y[j] = weights_of_logits(y[j], weighing);
             *four_of(at, half + j) = y[j];
             add_four(own, y[j]);
           }
@@ -330,22 +341,21 @@ struct Row {
     return visited == i;
   }
 
-  // What `lane`'s j-th element of slab `first + i` weighs, cut; behind a pass over all.
+  // What `lane`'s j-th element of slab `first + i` weighs, cut; behind fold_slab() of it.
   __device__ __forceinline__ float weight(int i, int lane, int j) const {
+    const int place = place_in_slab(lane, j);
+    const float* slab = copy - static_cast<int>(threadIdx.x % kWarpSize) * 4;
     float y;
     if constexpr (kOnChip) {
-      y = copy[(i - warp()) * kSlab - static_cast<int>(threadIdx.x % kWarpSize) * 4 +
-               place_in_slab(lane, j)];
+      y = slab[(i - warp()) * kSlab + place];
     } else {
-      // The whole slab, for edits: of this lane's elements, others take theirs.
-      float own[kPerLane];
-      load(first + i, copy, own);
-      y = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) {
-        const float other = __shfl_sync(0xffffffffu, own[k], lane);
-        if (k == j) y = other;
+      if (is_staged(first + i)) {
+        __syncwarp();
+        y = slab[place];
+      } else {
+        y = load_number(data + (first + i) * kSlab + place);
       }
+      if (weighing.weighed) y = weight_of_logit(y, weighing);
     }
     return y < weighing.floor ? 0.0f : y;
   }
