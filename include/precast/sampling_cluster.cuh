@@ -170,9 +170,6 @@ struct Sampler {
         init_barrier(&s.told[1]);
         init_barrier(&s.maxima_told);
         init_barrier(&s.drawn_told);
-        init_barrier(&s.select.told[0]);
-        init_barrier(&s.select.told[1]);
-        init_barrier(&s.select.gathered);
       }
       finish_init();
     }

@@ -90,8 +90,10 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
                    by_mass, mass_scale(total), sampler.maxima);
   }
   if (p.op == RowOp::mask) {
+    if (ctas > 1) cluster_arrive_relaxed();  // others may still read this CTA's memory
     store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row,
               [&](float y) { return y < least ? -__int_as_float(0x7f800000) : y; });
+    if (ctas > 1) cluster_wait();
     return;
   }
   if (p.op == RowOp::softmax) {
@@ -115,7 +117,7 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
 }
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>) void RowOpKernel(
+__global__ __launch_bounds__(kBoundThreads<kOnChip>, 1) void RowOpKernel(
     const __grid_constant__ RowOpParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
