@@ -32,7 +32,7 @@ constexpr int kMostGatherings = 4;   // of a selection
 
 struct SelectShared {
   union {
-    alignas(16) uint32_t bins[kBins];  // read by other CTAs, until the elements are gathered
+    alignas(16) uint32_t bins[kBins + kWarpSize];  // others read, until elements are gathered
     struct {
       uint32_t list[kCandidates];  // keys
       uint32_t list_bins[2][kListBins];
@@ -117,6 +117,16 @@ __device__ __forceinline__ Bin find_bin(const uint32_t (&amounts)[kEach], uint32
           __shfl_sync(0xffffffffu, left, from)};
 }
 
+// What each CTA wrote to its shared memory is seen by all.
+__device__ __forceinline__ void show_shared(int ctas) {
+  if (ctas > 1) {
+    cluster_arrive_shared();
+    cluster_wait();
+  } else {
+    __syncthreads();
+  }
+}
+
 // The sums over the CTAs of the pairs that have the address of `source` in each.
 __device__ __forceinline__ uint2 sum_of_pairs(const uint32_t* source, int ctas) {
   uint2 pairs[kMaxCtas], sum = {0, 0};
@@ -139,7 +149,7 @@ __device__ __forceinline__ Bin find_in_row(SelectShared& s, int ctas, uint32_t n
     const uint32_t sum = __reduce_add_sync(0xffffffffu, two.x + two.y);
     if (lane == 0) s.coarse[i] = sum;
   }
-  cluster_barrier(ctas);
+  show_shared(ctas);
   uint2 two = sum_of_pairs(&s.coarse[2 * lane % kCoarseBins], ctas);
   if (2 * lane >= kCoarseBins) two = {0, 0};
   const Bin coarse = find_bin({two.x, two.y}, need);
@@ -168,16 +178,41 @@ struct Keys {
   }
 };
 
-// Adds up what the row's elements with such keys count: one, or their mass.
+// Calls f(i, four) for each lane's fours of each slab i of the warp, four of which are read at once.
+template <typename T, bool kOnChip, typename Edit, typename F>
+__device__ __forceinline__ void each_four_of(Row<T, kOnChip, Edit>& row, const F& f) {
+  if constexpr (!kOnChip) {
+    row.each_four([&](int i, int, float4 x) { f(i, x); });
+  } else {
+    float* at = row.copy;
+#pragma unroll 1
+    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+#pragma unroll 1
+      for (int half = 0; half < kPerLane / 4; half += 4) {
+        float4 x[4];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) x[j] = *row.four_of(at, half + j);
+#pragma unroll
+        for (int j = 0; j < 4; ++j) f(i, x[j]);
+      }
+    }
+  }
+}
+
+// Adds up what the row's elements with such keys count: one, or their mass, where none is negative.
+// Why others add to bins that nobody reads, one a lane: branches would cost more.
 template <bool kByMass, typename Row>
-__device__ __forceinline__ void fill_bins(Row& row, uint32_t (&bins)[kBins], Keys keys, int shift,
+__device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, int shift,
                                           float scale) {
+  const uint32_t idle = kBins + threadIdx.x % kWarpSize;
   const auto add = [&](float x) {
-    const uint32_t below = keys.high - to_key(x);
-    if (below > keys.range) return;
-    atomicAdd(&bins[below >> shift], kByMass ? fixed_mass(x, scale) : 1u);
+    // Of numbers that are not negative, keys are the bits and one more. Others come to be too far.
+    const uint32_t below = kByMass ? keys.high - 0x80000000u - __float_as_uint(x)
+                                   : keys.high - to_key(x);
+    atomicAdd(&s.bins[below <= keys.range ? below >> shift : idle],
+              kByMass ? fixed_mass(x, scale) : 1u);
   };
-  row.each_four([&](int, int, float4 x) {
+  each_four_of(row, [&](int, float4 x) {
     add(x.x);
     add(x.y);
     add(x.z);
@@ -194,7 +229,7 @@ __device__ __forceinline__ uint32_t gather(Row& row, SelectShared& s, int gather
   const float most = from_key(keys.high), least = from_key(keys.high - keys.range);
   uint32_t* own_count = &s.counts[2 * gathering];
   const auto wanted = [&](float x) { return x >= least && x <= most; };
-  row.each_four([&](int i, int, float4 x) {
+  each_four_of(row, [&](int i, float4 x) {
     if (maxima != nullptr && maxima[row.first + i] < least) return;
     const bool a = wanted(x.x), b = wanted(x.y), c = wanted(x.z), d = wanted(x.w);
     if (!(a || b || c || d)) return;
@@ -208,7 +243,7 @@ __device__ __forceinline__ uint32_t gather(Row& row, SelectShared& s, int gather
     if (c) take(x.z);
     if (d) take(x.w);
   });
-  cluster_barrier(ctas);
+  show_shared(ctas);
   const int lane = threadIdx.x % kWarpSize;
   const uint32_t count = lane < ctas ? load_pair_from_cta(own_count, lane).x : 0;
   uint32_t up_to = count;
@@ -311,9 +346,9 @@ __device__ __forceinline__ float select(Row& row, SelectShared& s, SelectTurns&,
         const int shift = min(covered.shift(kBinBits), most_shift);
         covered.range = min(covered.range, (uint32_t(kBins) << shift) - 1);
         if (by_mass) {
-          fill_bins<true>(row, s.bins, covered, shift, scale);
+          fill_bins<true>(row, s, covered, shift, scale);
         } else {
-          fill_bins<false>(row, s.bins, covered, shift, scale);
+          fill_bins<false>(row, s, covered, shift, scale);
         }
         __syncthreads();
         const Bin bin = find_in_row(s, ctas, need);
@@ -329,7 +364,7 @@ __device__ __forceinline__ float select(Row& row, SelectShared& s, SelectTurns&,
         keys.range -= covered.range + 1;
         reach = keys.range;
         most_shift = kWarpSize;
-        cluster_barrier(ctas);
+        show_shared(ctas);
       }
       if (keys.range == 0) return from_key(keys.high);
     }
