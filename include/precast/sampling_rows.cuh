@@ -47,7 +47,7 @@ template <typename Out, typename Row, typename F>
 __device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& row,
                                           const F& value) {
   const int vocab = p.source.vocab;
-  row.each_four([&](int i, int j, float4 y) {
+  each_four_of(row, [&](int i, int j, float4 y) {
     const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * j);
     const float four[4] = {value(y.x), value(y.y), value(y.z), value(y.w)};
     if (p.aligned) {
@@ -74,6 +74,7 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
     row.data = static_cast<const T*>(p.source.data) + number * p.source.stride;
   });
   const float parameter = p.number[number];
+  if (p.op != RowOp::softmax) clear_bins(s.select);
   sampler.arrive();
   const bool by_mass = p.op == RowOp::top_p;
   int k = vocab;
@@ -87,7 +88,7 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
   float total = sampler.total(), least = -__int_as_float(0x7f800000);
   if (by_mass ? parameter < 1.0f : k > 0 && k < vocab) {
     least = select(row, s.select, sampler.turns, ctas, by_mass ? needed_mass(parameter) : k, max,
-                   by_mass, mass_scale(total), sampler.maxima);
+                   by_mass, mass_scale(total), sampler.maxima, true);
   }
   if (p.op == RowOp::mask) {
     if (ctas > 1) cluster_arrive_relaxed();  // others may still read this CTA's memory

@@ -19,31 +19,35 @@ namespace precast {
 
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
-constexpr int kFineBins = 2 * kWarpSize;            // that a warp searches at a time
-constexpr int kCoarseBins = kBins / kFineBins;      // sums of as many
-constexpr int kFirstShift = 17;                     // bins of 1/64 octave: 32 octaves
-constexpr int kListBits = 9;
-constexpr int kListBins = 1 << kListBits;
-constexpr int kCandidates = 1024;    // of all CTAs
-constexpr int kOwnCandidates = 256;  // of a CTA
-constexpr int kMostGatherings = 4;   // of a selection
+constexpr int kFineBins = 2 * kWarpSize;        // that a warp searches at a time
+constexpr int kCoarseBins = kBins / kFineBins;  // sums of as many
+constexpr int kFirstShift = 17;                 // bins of 1/64 octave at most: 32 octaves
+constexpr int kCandidates = 1024;               // of all CTAs
+constexpr int kOwnCandidates = 128;             // of a CTA
+constexpr int kMostGatherings = 4;              // of a selection
+
+static_assert(kCandidates >= kMaxSlabs && kCandidates >= kMaxCtas * kOwnCandidates);
 
 #if defined(__CUDACC__)
 
+struct Bin {
+  int at;           // negative if all do not hold what is needed
+  uint32_t need;    // within the bin, or behind all
+  uint32_t amount;  // of the bin
+};
+
 struct SelectShared {
   union {
-    alignas(16) uint32_t bins[kBins + kWarpSize];  // others read, until elements are gathered
-    struct {
-      uint32_t list[kCandidates];  // keys
-      uint32_t list_bins[2][kListBins];
-    };
+    alignas(16) uint32_t bins[kBins + kWarpSize];
+    alignas(16) uint2 list[kCandidates];  // keys and what they count
   };
-  // What other CTAs read.
+  // What other CTAs read, beside the bins.
   alignas(16) uint32_t coarse[kCoarseBins];
   uint32_t own[kOwnCandidates];          // keys
   uint32_t counts[2 * kMostGatherings];  // of `own`, one a gathering, at even places
 
-  float bound;
+  Bin found;
+  uint32_t result;
 };
 
 struct SelectTurns {
@@ -66,55 +70,59 @@ __device__ __forceinline__ uint32_t needed_mass(float top_p) {
   return need > 0 ? need : 1;
 }
 
+// All threads of a CTA: the least of the first `count` keys of the list that less than `need` is
+// larger than.
+__device__ __forceinline__ uint32_t find_in_list(SelectShared& s, int count, uint32_t need) {
+  if (threadIdx.x == 0) s.result = 0xffffffffu;
+  __syncthreads();
+  int threads = 1;  // of a key, side by side
+  while (threads < 8 && 2 * threads * count <= blockDim.x) threads *= 2;
+#pragma unroll 1
+  for (int start = 0; start < count; start += blockDim.x / threads) {
+    const int i = start + threadIdx.x / threads;
+    const uint32_t key = i < count ? s.list[i].x : 0xffffffffu;
+    uint32_t above = 0;
+#pragma unroll 4
+    for (int j = threadIdx.x % threads; j < count; j += threads) {
+      const uint2 other = s.list[j];
+      above += other.x > key ? other.y : 0;
+    }
+#pragma unroll 1
+    for (int distance = 1; distance < threads; distance *= 2) {
+      above += __shfl_xor_sync(0xffffffffu, above, distance);
+    }
+    const uint32_t least = __reduce_min_sync(0xffffffffu, above < need ? key : 0xffffffffu);
+    if (threadIdx.x % kWarpSize == 0) atomicMin(&s.result, least);
+  }
+  __syncthreads();
+  return s.result;
+}
+
 // The k-th largest of the slabs' maxima: at least k elements reach it.
 __device__ __forceinline__ float kth_of_maxima(SelectShared& s, const float* maxima, int slabs,
                                                int k) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < slabs; i += blockDim.x) {
-    const float x = maxima[i];
-    int larger = 0, equal = 0;
-#pragma unroll 8
-    for (int j = 0; j < slabs; ++j) {
-      larger += maxima[j] > x;
-      equal += maxima[j] == x;
-    }
-    if (larger < k && k <= larger + equal) s.bound = x;
-  }
-  __syncthreads();
-  return s.bound;
+  for (int i = threadIdx.x; i < slabs; i += blockDim.x) s.list[i] = {to_key(maxima[i]), 1};
+  return from_key(find_in_list(s, slabs, k));
 }
 
-struct Bin {
-  int at;         // negative if all do not hold what is needed
-  uint32_t need;  // within the bin, or behind all
-};
-
-// Any warp: the bin at which the sums reach `need`. Lane l gives bins kEach * l and on.
-template <int kEach>
-__device__ __forceinline__ Bin find_bin(const uint32_t (&amounts)[kEach], uint32_t need) {
+// A warp: the bin at which the sums reach `need`. Lane l gives bins 2 l and the next.
+__device__ __forceinline__ Bin find_bin(uint2 amounts, uint32_t need) {
   const int lane = threadIdx.x % kWarpSize;
-  uint32_t sum = 0;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) sum += amounts[i];
-  uint32_t up_to = sum;
+  uint32_t up_to = amounts.x + amounts.y;
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
     if (lane >= distance) up_to += other;
   }
   const uint32_t reached = __ballot_sync(0xffffffffu, up_to >= need);
-  if (reached == 0) return {-1, need - __shfl_sync(0xffffffffu, up_to, kWarpSize - 1)};
-  int at = 0;
-  uint32_t left = need - (up_to - sum);
-#pragma unroll
-  for (int i = 0; i < kEach - 1; ++i) {
-    if (at < i || left <= amounts[i]) continue;
-    left -= amounts[i];
-    ++at;
-  }
+  if (reached == 0) return {-1, need - __shfl_sync(0xffffffffu, up_to, kWarpSize - 1), 0};
   const int from = __ffs(reached) - 1;
-  return {kEach * from + __shfl_sync(0xffffffffu, at, from),
-          __shfl_sync(0xffffffffu, left, from)};
+  const uint32_t first = __shfl_sync(0xffffffffu, amounts.x, from);
+  const uint32_t second = __shfl_sync(0xffffffffu, amounts.y, from);
+  const uint32_t left = need - (__shfl_sync(0xffffffffu, up_to, from) - first - second);
+  if (left <= first) return {2 * from, left, first};
+  return {2 * from + 1, left - first, second};
 }
 
 // What each CTA wrote to its shared memory is seen by all.
@@ -150,13 +158,21 @@ __device__ __forceinline__ Bin find_in_row(SelectShared& s, int ctas, uint32_t n
     if (lane == 0) s.coarse[i] = sum;
   }
   show_shared(ctas);
-  uint2 two = sum_of_pairs(&s.coarse[2 * lane % kCoarseBins], ctas);
-  if (2 * lane >= kCoarseBins) two = {0, 0};
-  const Bin coarse = find_bin({two.x, two.y}, need);
-  if (coarse.at < 0) return coarse;
-  two = sum_of_pairs(&s.bins[coarse.at * kFineBins + 2 * lane], ctas);
-  const Bin fine = find_bin({two.x, two.y}, coarse.need);
-  return {coarse.at * kFineBins + fine.at, fine.need};
+  // Why one warp: what CTAs read of each other is slow.
+  if (threadIdx.x < kWarpSize) {
+    uint2 two = sum_of_pairs(&s.coarse[2 * lane % kCoarseBins], ctas);
+    if (2 * lane >= kCoarseBins) two = {0, 0};
+    Bin bin = find_bin(two, need);
+    if (bin.at >= 0) {
+      const int coarse = bin.at;
+      two = sum_of_pairs(&s.bins[coarse * kFineBins + 2 * lane], ctas);
+      bin = find_bin(two, bin.need);
+      bin.at += coarse * kFineBins;
+    }
+    if (lane == 0) s.found = bin;
+  }
+  __syncthreads();
+  return s.found;
 }
 
 // Keys from `high` down to `high - range`.
@@ -164,11 +180,9 @@ struct Keys {
   uint32_t high;
   uint32_t range;
 
-  __device__ __forceinline__ bool have(uint32_t key) const { return high - key <= range; }
-
-  // What makes at most 2^bits bins of them.
-  __device__ __forceinline__ int shift(int bits) const {
-    return max(kWarpSize - __clz(range) - bits, 0);
+  // What makes kBins of them, at most.
+  __device__ __forceinline__ int shift() const {
+    return max(kWarpSize - __clz(range) - kBinBits, 0);
   }
 
   __device__ __forceinline__ void narrow(int bin, int shift) {
@@ -178,11 +192,11 @@ struct Keys {
   }
 };
 
-// Calls f(i, four) for each lane's fours of each slab i of the warp, four of which are read at once.
+// As row.each_four(), but four of the fours are read at once.
 template <typename T, bool kOnChip, typename Edit, typename F>
 __device__ __forceinline__ void each_four_of(Row<T, kOnChip, Edit>& row, const F& f) {
   if constexpr (!kOnChip) {
-    row.each_four([&](int i, int, float4 x) { f(i, x); });
+    row.each_four(f);
   } else {
     float* at = row.copy;
 #pragma unroll 1
@@ -193,30 +207,59 @@ __device__ __forceinline__ void each_four_of(Row<T, kOnChip, Edit>& row, const F
 #pragma unroll
         for (int j = 0; j < 4; ++j) x[j] = *row.four_of(at, half + j);
 #pragma unroll
-        for (int j = 0; j < 4; ++j) f(i, x[j]);
+        for (int j = 0; j < 4; ++j) f(i, half + j, x[j]);
       }
     }
   }
 }
 
-// Adds up what the row's elements with such keys count: one, or their mass, where none is negative.
-// Why others add to bins that nobody reads, one a lane: branches would cost more.
+// All threads of a CTA, which then waits for them.
+__device__ __forceinline__ void clear_bins(SelectShared& s) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kBins / 4; i += blockDim.x) {
+    reinterpret_cast<uint4*>(s.bins)[i] = make_uint4(0, 0, 0, 0);
+  }
+}
+
+// What an element counts: one, or its mass.
+struct Amount {
+  bool by_mass;
+  float scale;
+
+  __device__ __forceinline__ uint32_t operator()(float x) const {
+    return by_mass ? fixed_mass(x, scale) : 1;
+  }
+};
+
+// Adds up what the row's elements with such keys count. Why others add to bins that nobody reads,
+// one a lane: branches would cost more.
 template <bool kByMass, typename Row>
 __device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, int shift,
                                           float scale) {
   const uint32_t idle = kBins + threadIdx.x % kWarpSize;
-  const auto add = [&](float x) {
-    // Of numbers that are not negative, keys are the bits and one more. Others come to be too far.
+  const auto bin_of = [&](float x) {
+    // What has mass is not negative: its key is its bits and one more, and others are too far.
     const uint32_t below = kByMass ? keys.high - 0x80000000u - __float_as_uint(x)
                                    : keys.high - to_key(x);
-    atomicAdd(&s.bins[below <= keys.range ? below >> shift : idle],
-              kByMass ? fixed_mass(x, scale) : 1u);
+    return below <= keys.range ? below >> shift : idle;
   };
-  each_four_of(row, [&](int, float4 x) {
-    add(x.x);
-    add(x.y);
-    add(x.z);
-    add(x.w);
+  const auto amount = [&](float x) { return kByMass ? fixed_mass(x, scale) : 1u; };
+  each_four_of(row, [&](int, int, float4 x) {
+    const uint32_t a = bin_of(x.x), b = bin_of(x.y), c = bin_of(x.z), d = bin_of(x.w);
+    if constexpr (kByMass) {
+      // Rows of equal elements: additions to one bin wait for each other.
+      const uint32_t one = __shfl_sync(0xffffffffu, a, 0);
+      if (__all_sync(0xffffffffu, a == one && b == one && c == one && d == one)) {
+        const uint32_t sum = __reduce_add_sync(
+            0xffffffffu, amount(x.x) + amount(x.y) + amount(x.z) + amount(x.w));
+        if (threadIdx.x % kWarpSize == 0) atomicAdd(&s.bins[one], sum);
+        return;
+      }
+    }
+    atomicAdd(&s.bins[a], amount(x.x));
+    atomicAdd(&s.bins[b], amount(x.y));
+    atomicAdd(&s.bins[c], amount(x.z));
+    atomicAdd(&s.bins[d], amount(x.w));
   });
 }
 
@@ -224,12 +267,11 @@ __device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, 
 // Returns their number; what exceeds kCandidates is not there. `maxima`: those of the slabs, or
 // null.
 template <typename Row>
-__device__ __forceinline__ uint32_t gather(Row& row, SelectShared& s, int gathering, int ctas,
-                                           Keys keys, const float* maxima) {
+__device__ __forceinline__ int gather(Row& row, SelectShared& s, uint32_t* own_count, int ctas,
+                                      Keys keys, const Amount& amount, const float* maxima) {
   const float most = from_key(keys.high), least = from_key(keys.high - keys.range);
-  uint32_t* own_count = &s.counts[2 * gathering];
   const auto wanted = [&](float x) { return x >= least && x <= most; };
-  each_four_of(row, [&](int i, float4 x) {
+  each_four_of(row, [&](int i, int, float4 x) {
     if (maxima != nullptr && maxima[row.first + i] < least) return;
     const bool a = wanted(x.x), b = wanted(x.y), c = wanted(x.z), d = wanted(x.w);
     if (!(a || b || c || d)) return;
@@ -244,136 +286,99 @@ __device__ __forceinline__ uint32_t gather(Row& row, SelectShared& s, int gather
     if (d) take(x.w);
   });
   show_shared(ctas);
+  // A warp takes the list of a CTA, and of the next one that is left.
   const int lane = threadIdx.x % kWarpSize;
-  const uint32_t count = lane < ctas ? load_pair_from_cta(own_count, lane).x : 0;
-  uint32_t up_to = count;
+  int rank = threadIdx.x / kWarpSize;
+  const uint32_t count = load_pair_from_cta(own_count, min(lane, ctas - 1)).x;
+  uint2 two = load_pair_from_cta(&s.own[2 * lane], min(rank, ctas - 1));
+  uint32_t up_to = lane < ctas ? count : 0;
 #pragma unroll
   for (int distance = 1; distance < kMaxCtas; distance *= 2) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
     if (lane >= distance) up_to += other;
   }
-  const uint32_t all = __shfl_sync(0xffffffffu, up_to, kMaxCtas - 1);
-  if (all > kCandidates || __any_sync(0xffffffffu, count > kOwnCandidates)) {
-    return kCandidates + 1;
-  }
+  if (__any_sync(0xffffffffu, count > kOwnCandidates)) return kCandidates + 1;
 #pragma unroll 1
-  for (int rank = threadIdx.x / kWarpSize; rank < ctas; rank += blockDim.x / kWarpSize) {
+  while (rank < ctas) {
     const int end = __shfl_sync(0xffffffffu, up_to, rank);
     const int start = end - __shfl_sync(0xffffffffu, count, rank);
 #pragma unroll 1
-    for (int i = 2 * lane; start + i < end; i += 2 * kWarpSize) {
-      const uint2 two = load_pair_from_cta(&s.own[i], rank);
-      s.list[start + i] = two.x;
-      if (start + i + 1 < end) s.list[start + i + 1] = two.y;
+    for (int i = start + 2 * lane; i < end; i += 2 * kWarpSize) {
+      if (i >= start + 2 * kWarpSize) two = load_pair_from_cta(&s.own[i - start], rank);
+      s.list[i] = {two.x, amount(from_key(two.x))};
+      if (i + 1 < end) s.list[i + 1] = {two.y, amount(from_key(two.y))};
     }
+    rank += blockDim.x / kWarpSize;
+    if (rank < ctas) two = load_pair_from_cta(&s.own[2 * lane], rank);
   }
-  return all;
-}
-
-// All threads of a CTA: the largest listed key at which the sums reach `need`.
-__device__ __forceinline__ uint32_t find_in_list(SelectShared& s, int count, Keys keys,
-                                                 uint32_t need, bool by_mass, float scale) {
-  constexpr int kEach = kListBins / kWarpSize;
-#pragma unroll 1
-  for (int level = 0;; ++level) {
-    uint32_t(&bins)[kListBins] = s.list_bins[level % 2];
-#pragma unroll 1
-    for (int i = threadIdx.x; i < kListBins; i += blockDim.x) bins[i] = 0;
-    __syncthreads();
-    const int shift = keys.shift(kListBits);
-#pragma unroll 1
-    for (int i = threadIdx.x; i < count; i += blockDim.x) {
-      const uint32_t key = s.list[i];
-      if (!keys.have(key)) continue;
-      atomicAdd(&bins[(keys.high - key) >> shift],
-                by_mass ? fixed_mass(from_key(key), scale) : 1);
-    }
-    __syncthreads();
-    uint32_t amounts[kEach];
-#pragma unroll
-    for (int i = 0; i < kEach; i += 4) {
-      const uint4 four =
-          *reinterpret_cast<const uint4*>(&bins[threadIdx.x % kWarpSize * kEach + i]);
-      amounts[i] = four.x;
-      amounts[i + 1] = four.y;
-      amounts[i + 2] = four.z;
-      amounts[i + 3] = four.w;
-    }
-    const Bin bin = find_bin(amounts, need);
-    if (bin.at < 0) return keys.high - keys.range;
-    keys.narrow(bin.at, shift);
-    if (keys.range == 0) return keys.high;
-    need = bin.need;
-  }
+  return __shfl_sync(0xffffffffu, up_to, kMaxCtas - 1);
 }
 
 // The largest x of the row for which the elements from x up hold `need`: of their number, or of
 // their mass. 0 where all do not hold the mass: nothing is cut there. `max` is the largest element,
-// `maxima` those of the slabs, which only numbers want. All threads of the cluster call and get it.
-// Other CTAs may still read this one's shared memory when it returns: an exchange or a barrier of
-// the cluster has to be behind it.
+// `maxima` those of the slabs, which only numbers want; `cleared`: the CTA called clear_bins(). All
+// threads of the cluster call and get it. Other CTAs may still read this one's shared memory when
+// it returns: an exchange or a barrier of the cluster has to be behind it.
 template <typename Row>
 __device__ __forceinline__ float select(Row& row, SelectShared& s, SelectTurns&, int ctas,
                                         uint32_t need, float max_of_row, bool by_mass, float scale,
-                                        const float* maxima) {
+                                        const float* maxima, bool cleared = false) {
   const float infinity = __int_as_float(0x7f800000);
+  const Amount amount = {by_mass, scale};
   const int slabs = row.p.slabs;
-  if (threadIdx.x < 2 * kMostGatherings) s.counts[threadIdx.x] = 0;
   const uint32_t low = to_key(by_mass ? row.weighing.floor : -infinity);
   const uint32_t high = max(to_key(max_of_row), low);
   Keys keys = {high, high - low};
   int most_shift = kFirstShift;
   uint32_t reach = keys.range;  // how far down the bins of the first pass go
+  if (threadIdx.x < 2 * kMostGatherings) s.counts[threadIdx.x] = 0;
   bool few = !by_mass && need <= slabs - slabs / 4;
   if (few) {
     keys.range = high - to_key(kth_of_maxima(s, maxima, slabs, need));
+    cleared = false;
   } else if (by_mass) {
     // What is so light that all elements of that weight hold half of what may be cut.
     const uint32_t light = (0x80000000u - need) / (2 * row.p.vocab);
     reach = high - max(min(to_key(__fdividef(light, scale)), high), low);
   }
 #pragma unroll 1
-  for (int gathering = 0;; ++gathering) {
-    if (!few) {
-#pragma unroll 1
-      while (true) {
-#pragma unroll 1
-        for (int i = threadIdx.x; i < kBins / 4; i += blockDim.x) {
-          reinterpret_cast<uint4*>(s.bins)[i] = make_uint4(0, 0, 0, 0);
-        }
-        __syncthreads();
-        Keys covered = {keys.high, min(keys.range, reach)};
-        const int shift = min(covered.shift(kBinBits), most_shift);
-        covered.range = min(covered.range, (uint32_t(kBins) << shift) - 1);
-        if (by_mass) {
-          fill_bins<true>(row, s, covered, shift, scale);
-        } else {
-          fill_bins<false>(row, s, covered, shift, scale);
-        }
-        __syncthreads();
-        const Bin bin = find_in_row(s, ctas, need);
-        if (bin.at >= 0) {
-          covered.narrow(bin.at, shift);
-          keys = covered;
-          need = bin.need;
-          break;
-        }
-        if (covered.range == keys.range) return by_mass ? 0.0f : -infinity;
-        need = bin.need;
-        keys.high -= covered.range + 1;
-        keys.range -= covered.range + 1;
-        reach = keys.range;
-        most_shift = kWarpSize;
-        show_shared(ctas);
-      }
+  for (int gathering = 0;;) {
+    if (few) {
+      const int count = gather(row, s, &s.counts[2 * gathering++], ctas, keys, amount,
+                               by_mass ? nullptr : maxima);
+      if (count <= kCandidates) return from_key(find_in_list(s, count, need));
+    }
+    if (!cleared) {
+      clear_bins(s);
+      __syncthreads();
+    }
+    cleared = false;
+    Keys covered = {keys.high, min(keys.range, reach)};
+    const int shift = min(covered.shift(), most_shift);
+    covered.range = min(covered.range, (uint32_t(kBins) << shift) - 1);
+    if (by_mass) {
+      fill_bins<true>(row, s, covered, shift, scale);
+    } else {
+      fill_bins<false>(row, s, covered, shift, scale);
+    }
+    __syncthreads();
+    const Bin bin = find_in_row(s, ctas, need);
+    need = bin.need;
+    if (bin.at >= 0) {
+      keys = covered;
+      keys.narrow(bin.at, shift);
       if (keys.range == 0) return from_key(keys.high);
+      // At least so many elements are in the bin.
+      few = bin.amount / kCandidates <= amount(from_key(keys.high));
+    } else {
+      if (covered.range == keys.range) return by_mass ? 0.0f : -infinity;
+      keys.high -= covered.range + 1;
+      keys.range -= covered.range + 1;
+      reach = keys.range;
+      most_shift = kWarpSize;
+      few = false;
     }
-    const uint32_t count =
-        gather(row, s, gathering, ctas, keys, by_mass ? nullptr : maxima);
-    if (count <= kCandidates) {
-      return from_key(find_in_list(s, count, keys, need, by_mass, scale));
-    }
-    few = false;
+    if (!few) show_shared(ctas);  // before the bins are cleared
   }
 }
 
