@@ -47,15 +47,20 @@ template <typename Out, typename Row, typename F>
 __device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& row,
                                           const F& value) {
   const int vocab = p.source.vocab;
-  each_four_of(row, [&](int i, int j, float4 y) {
-    const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * j);
-    const float four[4] = {value(y.x), value(y.y), value(y.z), value(y.w)};
-    if (p.aligned) {
-      if (at < vocab) store_four(out + at, four);
-    } else {
+  each_half(row, Always(), [&](int i, int first, const float (&y)[kPerLane / 2]) {
+    const int at =
+        (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * first);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (at + c < vocab) out[at + c] = from_float<Out>(four[c]);
+    for (int j = 0; j < kPerLane / 2; j += 4) {
+      const float four[4] = {value(y[j]), value(y[j + 1]), value(y[j + 2]), value(y[j + 3])};
+      const int to = at + j * kWarpSize;
+      if (p.aligned) {
+        if (to < vocab) store_four(out + to, four);
+      } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          if (to + c < vocab) out[to + c] = from_float<Out>(four[c]);
+        }
       }
     }
   });

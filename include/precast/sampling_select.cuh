@@ -192,26 +192,47 @@ struct Keys {
   }
 };
 
-// As row.each_four(), but four of the fours are read at once.
-template <typename T, bool kOnChip, typename Edit, typename F>
-__device__ __forceinline__ void each_four_of(Row<T, kOnChip, Edit>& row, const F& f) {
-  if constexpr (!kOnChip) {
-    row.each_four(f);
-  } else {
+// Calls f(i, first, fours) for each half of the lane's fours, from `first` on, of each slab i of the
+// warp for which wants(i).
+template <typename T, bool kOnChip, typename Edit, typename Wants, typename F>
+__device__ __forceinline__ void each_half(Row<T, kOnChip, Edit>& row, const Wants& wants,
+                                          const F& f) {
+  constexpr int kHalf = kPerLane / 8;
+  float x[4 * kHalf];
+  if constexpr (kOnChip) {
     float* at = row.copy;
 #pragma unroll 1
     for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+      if (!wants(i)) continue;
 #pragma unroll 1
-      for (int half = 0; half < kPerLane / 4; half += 4) {
-        float4 x[4];
+      for (int first = 0; first < 2 * kHalf; first += kHalf) {
 #pragma unroll
-        for (int j = 0; j < 4; ++j) x[j] = *row.four_of(at, half + j);
-#pragma unroll
-        for (int j = 0; j < 4; ++j) f(i, half + j, x[j]);
+        for (int j = 0; j < kHalf; ++j) {
+          const float4 four = *row.four_of(at, first + j);
+          x[4 * j] = four.x;
+          x[4 * j + 1] = four.y;
+          x[4 * j + 2] = four.z;
+          x[4 * j + 3] = four.w;
+        }
+        f(i, first, x);
       }
     }
+  } else {
+    row.each_slab([&](int i, const float (&y)[kPerLane]) {
+      if (!wants(i)) return;
+#pragma unroll
+      for (int first = 0; first < 2 * kHalf; first += kHalf) {
+#pragma unroll
+        for (int j = 0; j < 4 * kHalf; ++j) x[j] = y[4 * first + j];
+        f(i, first, x);
+      }
+    });
   }
 }
+
+struct Always {
+  __device__ __forceinline__ bool operator()(int) const { return true; }
+};
 
 // All threads of a CTA, which then waits for them.
 __device__ __forceinline__ void clear_bins(SelectShared& s) {
@@ -244,22 +265,26 @@ __device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, 
     return below <= keys.range ? below >> shift : idle;
   };
   const auto amount = [&](float x) { return kByMass ? fixed_mass(x, scale) : 1u; };
-  each_four_of(row, [&](int, int, float4 x) {
-    const uint32_t a = bin_of(x.x), b = bin_of(x.y), c = bin_of(x.z), d = bin_of(x.w);
+  const auto add_four = [&](float x, float y, float z, float w) {
+    const uint32_t a = bin_of(x), b = bin_of(y), c = bin_of(z), d = bin_of(w);
     if constexpr (kByMass) {
       // Rows of equal elements: additions to one bin wait for each other.
       const uint32_t one = __shfl_sync(0xffffffffu, a, 0);
       if (__all_sync(0xffffffffu, a == one && b == one && c == one && d == one)) {
         const uint32_t sum = __reduce_add_sync(
-            0xffffffffu, amount(x.x) + amount(x.y) + amount(x.z) + amount(x.w));
+            0xffffffffu, amount(x) + amount(y) + amount(z) + amount(w));
         if (threadIdx.x % kWarpSize == 0) atomicAdd(&s.bins[one], sum);
         return;
       }
     }
-    atomicAdd(&s.bins[a], amount(x.x));
-    atomicAdd(&s.bins[b], amount(x.y));
-    atomicAdd(&s.bins[c], amount(x.z));
-    atomicAdd(&s.bins[d], amount(x.w));
+    atomicAdd(&s.bins[a], amount(x));
+    atomicAdd(&s.bins[b], amount(y));
+    atomicAdd(&s.bins[c], amount(z));
+    atomicAdd(&s.bins[d], amount(w));
+  };
+  each_half(row, Always(), [&](int, int, const float (&x)[kPerLane / 2]) {
+#pragma unroll
+    for (int j = 0; j < kPerLane / 2; j += 4) add_four(x[j], x[j + 1], x[j + 2], x[j + 3]);
   });
 }
 
@@ -270,20 +295,20 @@ template <typename Row>
 __device__ __forceinline__ int gather(Row& row, SelectShared& s, uint32_t* own_count, int ctas,
                                       Keys keys, const Amount& amount, const float* maxima) {
   const float most = from_key(keys.high), least = from_key(keys.high - keys.range);
-  const auto wanted = [&](float x) { return x >= least && x <= most; };
-  each_four_of(row, [&](int i, int, float4 x) {
-    if (maxima != nullptr && maxima[row.first + i] < least) return;
-    const bool a = wanted(x.x), b = wanted(x.y), c = wanted(x.z), d = wanted(x.w);
-    if (!(a || b || c || d)) return;
-    uint32_t at = atomicAdd(own_count, a + b + c + d);
-    const auto take = [&](float y) {
+  const auto wants = [&](int i) { return maxima == nullptr || maxima[row.first + i] >= least; };
+  each_half(row, wants, [&](int, int, const float (&x)[kPerLane / 2]) {
+    uint32_t hits = 0;
+#pragma unroll
+    for (int j = 0; j < kPerLane / 2; ++j) hits |= x[j] >= least && x[j] <= most ? 1u << j : 0;
+#pragma unroll 1
+    for (; hits != 0; hits &= hits - 1) {
+      const int hit = __ffs(hits) - 1;
+      float y = x[0];
+#pragma unroll
+      for (int j = 1; j < kPerLane / 2; ++j) y = hit == j ? x[j] : y;
+      const uint32_t at = atomicAdd(own_count, 1u);
       if (at < kOwnCandidates) s.own[at] = to_key(y);
-      ++at;
-    };
-    if (a) take(x.x);
-    if (b) take(x.y);
-    if (c) take(x.z);
-    if (d) take(x.w);
+    }
   });
   show_shared(ctas);
   // A warp takes the list of a CTA, and of the next one that is left.
