@@ -362,8 +362,8 @@ __device__ __forceinline__ float select(Row& row, SelectShared& s, SelectTurns&,
     keys.range = high - to_key(kth_of_maxima(s, maxima, slabs, need));
     cleared = false;
   } else if (by_mass) {
-    // What is so light that all elements of that weight hold half of what may be cut.
-    const uint32_t light = (0x80000000u - need) / (2 * row.p.vocab);
+    // All elements lighter than this hold less than may be cut, but for roundings.
+    const uint32_t light = (0x80000000u - need) / row.p.vocab;
     reach = high - max(min(to_key(__fdividef(light, scale)), high), low);
   }
 #pragma unroll 1
