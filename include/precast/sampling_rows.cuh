@@ -48,8 +48,7 @@ __device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& r
                                           const F& value) {
   const int vocab = p.source.vocab;
   each_half(row, Always(), [&](int i, int first, const float (&y)[kPerLane / 2]) {
-    const int at =
-        (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * first);
+    const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * first);
 #pragma unroll
     for (int j = 0; j < kPerLane / 2; j += 4) {
       const float four[4] = {value(y[j]), value(y[j + 1]), value(y[j + 2]), value(y[j + 3])};
@@ -123,8 +122,8 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
 }
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>, 1) void RowOpKernel(
-    const __grid_constant__ RowOpParams p) {
+__global__ __launch_bounds__(kBoundThreads<kOnChip>,
+                             1) void RowOpKernel(const __grid_constant__ RowOpParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
   Sampler<T, kOnChip> sampler(shared, p.source, memory);

@@ -51,8 +51,8 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
-// The first half where others read this CTA's shared memory behind the second: waits for no write to
-// global memory.
+// The first half where others read this CTA's shared memory behind the second: waits for no write
+// to global memory.
 __device__ __forceinline__ void cluster_arrive_shared() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
