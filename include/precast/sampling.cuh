@@ -92,9 +92,7 @@ __device__ __forceinline__ void store_token(const SampleParams& p, uint32_t outp
 template <bool kTopK, typename T, bool kOnChip, typename Edit, typename Extras>
 __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, ListShared& listed,
                                            const SampleParams& p, Extras extras) {
-  auto& s = sampler.s;
   auto& row = sampler.row;
-  const int ctas = sampler.ctas;
   const int vocab = row.p.vocab;
   const uint32_t output = cluster_number();
   List<Sampler<T, kOnChip, Edit>> list = {listed, sampler, sampler.taken()};
@@ -163,9 +161,8 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
 #pragma unroll 1
   while (true) {
     if (step == Step::top_k || step == Step::top_p) {
-      const bool by_mass = step == Step::top_p;
-      const float threshold = select(row, s.select, sampler.turns, ctas, by_mass ? need : k, max,
-                                     by_mass, scale, sampler.maxima);
+      const bool by_mass = !kTopK || step == Step::top_p;
+      const float threshold = sampler.select(by_mass ? need : k, max, by_mass, scale);
       if (by_mass) {
         row.cut(threshold);
         step = Step::draw;

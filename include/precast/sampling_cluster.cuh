@@ -23,6 +23,8 @@ constexpr int kDrawThreads = kOnChip ? 768 : 1024;
 
 #if defined(__CUDACC__)
 
+constexpr int kListed = kWarpSize;  // of a group, at most
+
 // What a CTA needs beside the row and what it keeps of each slab.
 struct RowShared {
   alignas(16) float2 pairs[2][kGroups];
@@ -31,7 +33,10 @@ struct RowShared {
   uint64_t drawn_told;                       // of `drawn`, in a cluster
   uint64_t listed_told;                      // of a list (sampling_list.cuh), in a cluster
   uint64_t copied[kRowThreads / kWarpSize];  // of the warps' copies
-  SelectShared select;
+  union {
+    SelectShared select;
+    float2 listed[kGroups][kListed];  // of the first CTA: weight and place
+  };
   float2 drawn;         // its weight
   uint4 words[kDraws];  // random ones
 };
@@ -130,9 +135,6 @@ struct Sampler {
         init_barrier(&s.maxima_told);
         init_barrier(&s.drawn_told);
         init_barrier(&s.listed_told);
-        init_barrier(&s.select.told[0]);
-        init_barrier(&s.select.told[1]);
-        init_barrier(&s.select.gathered);
       }
       finish_init();
     }
@@ -263,6 +265,18 @@ struct Sampler {
 
   __device__ __forceinline__ void exchange_maxima(bool by_slab) {
     exchange_tops(FoldMax{-__int_as_float(0x7f800000)}, by_slab);
+  }
+
+  // As precast::select(). Why not inline: it is long, and seldom wanted.
+  __device__ __forceinline__ float select(uint32_t need, float max, bool by_mass, float scale) {
+    return select_in(row, s.select, ctas, need, max, by_mass, scale, maxima);
+  }
+
+  static __device__ __noinline__ float select_in(Row<T, kOnChip, Edit> row, SelectShared& shared,
+                                                 int ctas, uint32_t need, float max, bool by_mass,
+                                                 float scale, const float* maxima) {
+    SelectTurns turns = {};
+    return precast::select(row, shared, turns, ctas, need, max, by_mass, scale, maxima);
   }
 
   // Of what was told.

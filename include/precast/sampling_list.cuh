@@ -18,11 +18,9 @@ __host__ __device__ constexpr int most_listed(int vocab) {
 
 #if defined(__CUDACC__)
 
-constexpr int kListed = 24;   // of a group, at most
 constexpr int kTaken = 2048;  // of a CTA that reads its row again, at most
 
 struct ListShared {
-  float2 items[kGroups][kListed];  // weight and place: slab, lane, element of the lane
   uint32_t counts[kGroups];
   uint32_t floor;            // a key
   uint32_t taken;
@@ -44,6 +42,8 @@ struct List {
   ListShared& s;
   Sampler& sampler;
   float2* taken;  // elements and places, where the row is read again
+
+  __device__ __forceinline__ auto items() const -> float2 (*)[kListed] { return sampler.s.listed; }
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
 
@@ -170,7 +170,7 @@ struct List {
       if (!(w >= floor && w > 0.0f)) return;
       const int group = place / kSlab / row.p.slabs_of_group;
       const uint32_t slot = atomicAdd(&s.counts[group], 1u);
-      if (slot < kListed) s.items[group][slot] = {w, __int_as_float(place)};
+      if (slot < kListed) items()[group][slot] = {w, __int_as_float(place)};
     };
     if (streamed && s.taken <= kTaken) {
 #pragma unroll 1
@@ -206,8 +206,8 @@ struct List {
         if (lane() < ctas && lane() != rank) {
           store_and_count(&s.counts[group], told, lane(), s.counts[group]);
         }
-        if (rank != 0 && lane() < kListed) {
-          store_and_count(&s.items[group][lane()], told, 0, s.items[group][lane()]);
+        if (rank != 0) {
+          store_and_count(&items()[group][lane()], told, 0, items()[group][lane()]);
         }
       }
       wait_for_bytes(told, 0);
@@ -225,7 +225,7 @@ struct List {
 #pragma unroll 1
     for (int group = sampler.row.warp(); group < kGroups; group += sampler.row.warps()) {
       const bool some = lane() < s.counts[group];
-      const float2 item = s.items[group][some ? lane() : 0];
+      const float2 item = items()[group][some ? lane() : 0];
       f(group, some ? item.x : 0.0f, some ? __float_as_int(item.y) : 0x40000000 + lane());
     }
   }
@@ -236,7 +236,7 @@ struct List {
       int rank = 0;
 #pragma unroll 8
       for (int i = 0; i < kListed; ++i) rank += __shfl_sync(0xffffffffu, place, i) < place;
-      if (weight > 0.0f) s.items[group][rank] = {weight, __int_as_float(place)};
+      if (weight > 0.0f) items()[group][rank] = {weight, __int_as_float(place)};
     });
   }
 
@@ -252,7 +252,7 @@ struct List {
         const int count = s.counts[group];
 #pragma unroll 4
         for (int i = 0; i < count; ++i) {
-          const float x = s.items[group][i].x;
+          const float x = items()[group][i].x;
           above += x > weight ? amount(x) : 0;
         }
       }

@@ -142,8 +142,8 @@ __device__ __forceinline__ int place_in_slab(int lane, int i) {
 
 // Larger floats have larger keys.
 __device__ __forceinline__ uint32_t to_key(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const int bits = __float_as_int(x);
+  return bits ^ (bits >> 31 | 0x80000000);
 }
 
 __device__ __forceinline__ float from_key(uint32_t key) {
