@@ -16,8 +16,8 @@ extern const DType sampling_dtype = TypeName<PRECAST_DTYPE>::value;
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream) {
   if (has_top_k(params)) {
     return launch_sampling<SampleKernel<PRECAST_DTYPE, true, true>,
-                           SampleKernel<PRECAST_DTYPE, false, true>>(
-        params, enable_pdl, stream, {reads_once(params), true});
+                           SampleKernel<PRECAST_DTYPE, false, true>>(params, enable_pdl, stream,
+                                                                     {reads_once(params), true});
   }
   if (has_top_p(params)) {
     return launch_sampling<SampleKernel<PRECAST_DTYPE, true, false>,

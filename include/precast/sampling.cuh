@@ -20,7 +20,7 @@
 //          (sampling_select.cuh) and another token drawn.
 #pragma once
 
-#include "precast/sampling_list.cuh"
+#include "precast/sampling_list_draw.cuh"
 
 namespace precast {
 
@@ -215,7 +215,8 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   }
   if (is_listed) {
     if (cluster_rank() != 0) return;
-    token = list.sample({k, min_p * max, need, of_top_k ? 0.0f : all, limits_mass});
+    ListDraw<Sampler<T, kOnChip, Edit>> draw = {list};
+    token = draw.sample({k, min_p * max, need, of_top_k ? 0.0f : all, limits_mass});
   }
   if (token.id >= 0 && threadIdx.x % kWarpSize == 0) {
     token.valid = token.valid && is_row && is_mass(all);

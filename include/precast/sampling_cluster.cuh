@@ -41,11 +41,6 @@ struct RowShared {
   uint4 words[kDraws];  // random ones
 };
 
-// Whether a row of this mass is a distribution.
-__device__ __forceinline__ bool is_mass(float total) {
-  return total > 0.0f && total < __int_as_float(0x7f800000);
-}
-
 struct Picked {
   int at;
   float mass;
@@ -55,33 +50,6 @@ struct Token {
   int id;  // -1: another warp has it
   float weight;
   bool valid;  // the row has mass, and no NaN
-};
-
-// The pairs that slabs and groups tell. over(): all lanes of a warp get the sum of `count` of them.
-struct MassAndMax {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
-    float mass = 0.0f, max = -__int_as_float(0x7f800000);
-#pragma unroll 8
-    for (int i = 0; i < count; ++i) {
-      const float2 one = slots[i];
-      mass += one.x;
-      max = max_or_nan(max, one.y);
-    }
-    return {mass, max};
-  }
-};
-
-struct Counts {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
-    uint32_t x = 0, y = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
-      x += __float_as_uint(slots[i].x);
-      y += __float_as_uint(slots[i].y);
-    }
-    return {__uint_as_float(__reduce_add_sync(0xffffffffu, x)),
-            __uint_as_float(__reduce_add_sync(0xffffffffu, y))};
-  }
 };
 
 // The CTAs of a cluster tell each other a pair a group, in two buffers in turn. Every CTA tells
@@ -96,8 +64,8 @@ struct Sampler {
   int ctas;
   int groups;  // of the CTA
   uint32_t exchanges = 0;
-  uint32_t drawn = 0;         // how often a weight was told
-  bool has_tops = false;      // the slots' second numbers are the slabs' maxima, or NaN
+  uint32_t drawn = 0;     // how often a weight was told
+  bool has_tops = false;  // the slots' second numbers are the slabs' maxima, or NaN
   SelectTurns turns = {0, 0};
 
   // Numbers ahead of the row in the CTA's dynamic shared memory.
@@ -267,16 +235,9 @@ struct Sampler {
     exchange_tops(FoldMax{-__int_as_float(0x7f800000)}, by_slab);
   }
 
-  // As precast::select(). Why not inline: it is long, and seldom wanted.
+  // As precast::select().
   __device__ __forceinline__ float select(uint32_t need, float max, bool by_mass, float scale) {
-    return select_in(row, s.select, ctas, need, max, by_mass, scale, maxima);
-  }
-
-  static __device__ __noinline__ float select_in(Row<T, kOnChip, Edit> row, SelectShared& shared,
-                                                 int ctas, uint32_t need, float max, bool by_mass,
-                                                 float scale, const float* maxima) {
-    SelectTurns turns = {};
-    return precast::select(row, shared, turns, ctas, need, max, by_mass, scale, maxima);
+    return precast::select(row, s.select, turns, ctas, need, max, by_mass, scale, maxima);
   }
 
   // Of what was told.
@@ -333,8 +294,7 @@ struct Sampler {
     if (!row.has(slab)) return token;
     FoldCutMass own = {0.0f, row.weighing.floor};
     row.fold_slab(slab, own);
-    const Drawn drawn =
-        pick_element(row, slab, own.mass, to_uniform(words.z), to_uniform(words.w));
+    const Drawn drawn = pick_element(row, slab, own.mass, to_uniform(words.z), to_uniform(words.w));
     token.id = (row.first + slab) * kSlab + drawn.place;
     token.weight = drawn.weight;
     return token;

@@ -50,7 +50,7 @@ struct RandomSource {
 __device__ __forceinline__ float running_sum(float mass, int count) {
   const int lane = threadIdx.x % kWarpSize;
   float sum = 0.0f, mine = 0.0f;
-#pragma unroll 16
+#pragma unroll 8
   for (int i = 0; i < count; ++i) {
     sum += __shfl_sync(0xffffffffu, mass, i);
     if (lane >= i) mine = sum;

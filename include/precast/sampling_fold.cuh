@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lanes of a warp fold of the elements of a slab.
+// What the lanes of a warp fold of the elements of a slab, and what is told of slabs and groups.
 #pragma once
 
 #include "precast/sampling_select.cuh"
@@ -74,6 +74,38 @@ struct FirstEqual {
   __device__ __forceinline__ void add(float x) {
     if (x == wanted && seen < at) at = seen;
     ++seen;
+  }
+};
+
+// Whether a row of this mass is a distribution.
+__device__ __forceinline__ bool is_mass(float total) {
+  return total > 0.0f && total < __int_as_float(0x7f800000);
+}
+
+// The pairs that slabs and groups tell. over(): all lanes of a warp get the sum of `count` of them.
+struct MassAndMax {
+  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
+    float mass = 0.0f, max = -__int_as_float(0x7f800000);
+#pragma unroll 8
+    for (int i = 0; i < count; ++i) {
+      const float2 one = slots[i];
+      mass += one.x;
+      max = max_or_nan(max, one.y);
+    }
+    return {mass, max};
+  }
+};
+
+struct Counts {
+  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
+    uint32_t x = 0, y = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
+      x += __float_as_uint(slots[i].x);
+      y += __float_as_uint(slots[i].y);
+    }
+    return {__uint_as_float(__reduce_add_sync(0xffffffffu, x)),
+            __uint_as_float(__reduce_add_sync(0xffffffffu, y))};
   }
 };
 

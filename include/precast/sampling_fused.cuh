@@ -143,8 +143,8 @@ struct LogProbs {
     auto& row = sampler.row;
     const int lane = threadIdx.x % kWarpSize, ctas = sampler.ctas;
     cluster_barrier(ctas);  // between this selection and that of top_k
-    const float nth = n == p.source.vocab ? -__int_as_float(0x7f800000)
-                                          : sampler.select(n, row_max, false, 0.0f);
+    const float nth =
+        n == p.source.vocab ? -__int_as_float(0x7f800000) : sampler.select(n, row_max, false, 0.0f);
     if (threadIdx.x < kMaxTopTokens) s.items[threadIdx.x] = {-__int_as_float(0x7f800000), 0.0f};
     sampler.template exchange<Counts>([&] {
       row.each_slab([&](int i, const float (&x)[kPerLane]) {

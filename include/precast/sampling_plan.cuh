@@ -23,11 +23,13 @@ inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 
 // What a kernel does with rows that do not stay on chip.
 struct Passes {
-  bool few;    // it reads little but once: many rows need not stay
-  bool takes;  // it takes down elements in shared memory
+  bool few;    // reads little of them but once: where they are many, they need not stay
+  bool takes;  // takes down elements of them (sampling_list.cuh)
 };
 
-// `memory`: bytes of shared memory that a CTA may have.
+// Rows stay on chip where they fit, three CTAs a multiprocessor. Many rows that are read but once
+// do not: the fewer CTAs a row has then, the less they wait for each other. `memory`: bytes of
+// shared memory that a CTA may have.
 inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
                                   const Passes& passes) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
@@ -43,29 +45,21 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
     plan.ctas *= 2;
   }
   const bool walks = passes.few && rows * plan.ctas > 3 * uint32_t(sms);
-  if (walks) {
-    while (plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
-  }
-#if defined(PRECAST_TUNE)
-  if (getenv("PT_WALK") && getenv("PT_CTAS")) plan.ctas = atoi(getenv("PT_CTAS"));
-#endif
+  while (walks && plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
   plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
-  plan.on_chip = !walks && plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
-#if defined(PRECAST_TUNE)
-  if (getenv("PT_WALK")) plan.on_chip = false;
-#endif
-  const bool many = rows * plan.ctas > uint32_t(sms);
-  const int warps = divide_up(count, many ? 2 : 1);
-  int most_warps = kRowThreads / kWarpSize;
-#if defined(PRECAST_TUNE)
-  if (getenv("PT_WALK") && getenv("PT_WARPS")) most_warps = atoi(getenv("PT_WARPS"));
-#endif
-  plan.threads = (warps < most_warps ? warps : most_warps) * kWarpSize;
-  const int copies = plan.on_chip ? count : plan.threads / kWarpSize;
-  plan.shared += size_t(copies) * kSlabBytes;
+  const auto fits = [&](int copies) {
+    return plan.shared + size_t(copies) * kSlabBytes + kOwnBytes <= size_t(memory);
+  };
+  plan.on_chip = !walks && fits(count);
   if (passes.takes && !plan.on_chip) plan.shared += kTaken * sizeof(float2);
+  constexpr int kMostWarps = kRowThreads / kWarpSize;
+  int warps = divide_up(count, rows * plan.ctas > uint32_t(sms) ? 2 : 1);
+  if (warps > kMostWarps) warps = kMostWarps;
+  while (!plan.on_chip && warps > 1 && !fits(warps)) --warps;
+  plan.threads = warps * kWarpSize;
+  plan.shared += size_t(plan.on_chip ? count : warps) * kSlabBytes;
   return plan;
 }
 
@@ -120,9 +114,8 @@ cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
   const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, passes);
-  return plan.on_chip
-             ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
-             : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
+  return plan.on_chip ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
+                      : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
 }
 
 #endif
