@@ -17,14 +17,14 @@ cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_
   if (has_top_k(params)) {
     return launch_sampling<SampleKernel<PRECAST_DTYPE, true, true>,
                            SampleKernel<PRECAST_DTYPE, false, true>>(params, enable_pdl, stream,
-                                                                     {reads_once(params), true});
+                                                                     reads_once(params));
   }
   if (has_top_p(params)) {
     return launch_sampling<SampleKernel<PRECAST_DTYPE, true, false>,
                            SampleKernel<PRECAST_DTYPE, false, false>>(params, enable_pdl, stream);
   }
   return launch_sampling<PlainKernel<PRECAST_DTYPE, true>, PlainKernel<PRECAST_DTYPE, false>>(
-      params, enable_pdl, stream, {reads_once(params), false});
+      params, enable_pdl, stream, reads_once(params));
 }
 
 cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream) {

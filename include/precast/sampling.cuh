@@ -14,10 +14,15 @@
 //          out          [outputs]      int32 or int64
 //          valid        [outputs]      bool: false for a row with NaN or without any mass
 // Threads  a cluster of 1 to 8 CTAs a row, slabs of 1024 elements by warps (sampling_row.cuh).
-// Traffic  reads each row once; rows that do not fit the cluster's shared memory once a pass.
-// top_p    The first draw ignores top_p and counts if its token is in the set, which one masked sum
-//          tells: with probability top_p or more. Only otherwise is the threshold selected
-//          (sampling_select.cuh) and another token drawn.
+// Traffic  reads each row once; rows that do not stay on chip (sampling_plan.cuh), once a pass.
+// top_p    The first draw ignores top_p and counts if its token is in the set, which the mass above
+//          it tells: with probability top_p or more. Otherwise nothing up to the token's weight is
+//          in the set, and the next draw is from what is above, whose mass was just summed. What
+//          four rounds leave open, the exact threshold settles (sampling_select.cuh).
+// top_k    The first CTA goes on alone with a list of what small k may keep (sampling_list.cuh);
+//          large k have their threshold selected.
+// Measured on an H200, [256, 128256] f32, in us: plain 35.5, min_p 41, top_p 0.9 58, top_k 50 59,
+//          both 61; one reading of the memory takes 30.
 #pragma once
 
 #include "precast/sampling_list_draw.cuh"
@@ -95,7 +100,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   auto& row = sampler.row;
   const int vocab = row.p.vocab;
   const uint32_t output = cluster_number();
-  List<Sampler<T, kOnChip, Edit>> list = {listed, sampler, sampler.taken()};
+  List<Sampler<T, kOnChip, Edit>> list = {listed, sampler};
   int64_t number = 0;
   row.start(p.logits);
   sampler.begin([&] {
@@ -132,7 +137,6 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   bool told = !p.logits && (draws_of_all || wants_total);  // the masses of what is not cut
   Weighing to_be = {p.logits, true, false, 0.0f, factor_of(temperature), 0.0f};
   const bool lists = k > 0 && k <= most_listed(vocab);
-  const bool streams = !kOnChip && lists && !told;
   float max = 1.0f, kth = 0.0f;
   bool is_row = true;
   if (told && draws_of_all && !limits_mass) {
@@ -140,8 +144,6 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   } else {
     if (told) {
       sampler.exchange_masses_and_maxima(by_slab);
-    } else if (streams) {
-      list.stream(k, to_be);
     } else {
       sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, by_slab);
     }
@@ -153,7 +155,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   if (greedy) token = sampler.first_of(max);
   extras.before_weighing(sampler, output, max);
   to_be.max = max;
-  const bool is_listed = lists && list.collect(k, to_be, streams);
+  const bool is_listed = lists && list.collect(k, to_be);
   float p_total = 0.0f, all = 1.0f, scale = 0.0f;
   uint32_t round = 0;
   Step step = k > 0 && !is_listed && is_row ? Step::top_k : Step::weigh;
@@ -226,8 +228,9 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
 }
 
 template <typename T, bool kOnChip, bool kTopK>
-__global__ __launch_bounds__(kDrawThreads<kOnChip>) void SampleKernel(
-    const __grid_constant__ SampleParams p) {
+__global__ __launch_bounds__(
+    kTopK ? kDrawThreads<kOnChip>
+          : kBoundThreads<kOnChip>) void SampleKernel(const __grid_constant__ SampleParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
   __shared__ ListShared listed;

@@ -17,9 +17,9 @@ namespace precast {
 template <bool kOnChip>
 constexpr int kBoundThreads = kOnChip ? 768 : kRowThreads;
 
-// Draws from rows that are read again leave room for four such CTAs.
+// For draws from many rows that do not stay on chip: two CTAs of kRowThreads.
 template <bool kOnChip>
-constexpr int kDrawThreads = kOnChip ? 768 : 1024;
+constexpr int kDrawThreads = kOnChip ? 768 : 2 * kRowThreads;
 
 #if defined(__CUDACC__)
 
@@ -85,12 +85,6 @@ struct Sampler {
 
   __device__ __forceinline__ uint32_t turn() const { return exchanges % 2; }
   __device__ __forceinline__ const float2* pairs() const { return s.pairs[turn()]; }
-
-  // Room behind the warps' slabs, where rows are walked.
-  __device__ __forceinline__ float2* taken() const {
-    return reinterpret_cast<float2*>(maxima + numbers_ahead(row.p.slabs_of_group, groups) +
-                                     blockDim.x * kPerLane);
-  }
 
   // Waits for the grid before and starts to bring the row, which `choose()` sets.
   template <typename F>
@@ -187,43 +181,35 @@ struct Sampler {
     });
   }
 
-  // Tells what put_top(i, fold) is called with for each slab i by pass(put_top): maxima, and masses
-  // if the fold has them. `by_slab`: also the maximum of each slab to all; once a kernel.
-  template <typename Pass>
-  __device__ __forceinline__ void exchange_slabs(const Pass& pass, bool by_slab = true) {
+  // Tells maxima, and masses that `Fold` has. `by_slab`: also the maximum of each slab to all; once
+  // a kernel.
+  template <typename Fold>
+  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
     const int lane = threadIdx.x % kWarpSize;
     if (by_slab && ctas > 1 && threadIdx.x == 0) {
       expect_bytes(&s.maxima_told, row.p.slabs * sizeof(float));
     }
+    const auto put_top = [&](int i, const Fold& fold) {
+      const float max = warp_max(fold.max);
+      put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
+      if (!by_slab || lane >= ctas) return;
+      float* target = maxima + row.first + i;
+      if (ctas == 1) {
+        *target = max;
+      } else {
+        store_and_count(reinterpret_cast<uint32_t*>(target), &s.maxima_told, lane,
+                        __float_as_uint(max));
+      }
+    };
     exchange<MassAndMax>([&] {
-      pass([&](int i, const auto& fold) {
-        const float max = warp_max(fold.max);
-        put(i, sizeof(fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
-        if (!by_slab || lane >= ctas) return;
-        float* target = maxima + row.first + i;
-        if (ctas == 1) {
-          *target = max;
-        } else {
-          store_and_count(reinterpret_cast<uint32_t*>(target), &s.maxima_told, lane,
-                          __float_as_uint(max));
-        }
-      });
+      row.template fold_slabs<false>(
+          nothing, [](int) { return true; },
+          [&](int i, const Fold& one, int k, const Fold& other, bool both) {
+            put_top(i, one);
+            if (both) put_top(k, other);
+          });
     });
     if (by_slab && ctas > 1) wait_for_bytes(&s.maxima_told, 0);
-  }
-
-  template <typename Fold>
-  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
-    exchange_slabs(
-        [&](const auto& put_top) {
-          row.template fold_slabs<false>(
-              nothing, [](int) { return true; },
-              [&](int i, const Fold& one, int k, const Fold& other, bool both) {
-                put_top(i, one);
-                if (both) put_top(k, other);
-              });
-        },
-        by_slab);
   }
 
   // Of probabilities.
@@ -237,7 +223,20 @@ struct Sampler {
 
   // As precast::select().
   __device__ __forceinline__ float select(uint32_t need, float max, bool by_mass, float scale) {
-    return precast::select(row, s.select, turns, ctas, need, max, by_mass, scale, maxima);
+    if constexpr (Edit::kChanges) {
+      return select_aside(row, s.select, ctas, need, max, by_mass, scale, maxima);
+    } else {
+      return precast::select(row, s.select, turns, ctas, need, max, by_mass, scale, maxima);
+    }
+  }
+
+  // Why not inline: kernels with edits select in two places.
+  static __device__ __noinline__ float select_aside(Row<T, kOnChip, Edit> row, SelectShared& shared,
+                                                    int ctas, uint32_t need, float max,
+                                                    bool by_mass, float scale,
+                                                    const float* maxima) {
+    SelectTurns turns = {};
+    return precast::select(row, shared, turns, ctas, need, max, by_mass, scale, maxima);
   }
 
   // Of what was told.

@@ -17,7 +17,7 @@
 //          top_tokens    [batch, n]                 int32, or null: -1 where there is no token
 //          top_logprobs  [batch, n]                 f32, or null: n up to 32
 // Threads  as sampling.cuh. A warp edits its slab as it was read.
-// Traffic  reads each tensor once.
+// Traffic  reads each tensor once; the logits as sampling.cuh.
 // Source   penalties: Keskar et al., CTRL, arXiv:1909.05858 (repetition); the OpenAI API (others).
 #pragma once
 
@@ -40,6 +40,17 @@ struct FusedParams : SampleParams {
   int32_t top_count;
   bool counts_aligned;  // rows of whole aligned vectors
 };
+
+#if !defined(__CUDACC_RTC__)
+
+// As for SampleParams: neither edits nor the sum of all tokens read a row again.
+inline bool reads_once(const FusedParams& p) {
+  const bool edits = p.prompt_mask != nullptr || p.counts != nullptr || p.bitmask != nullptr;
+  return !edits && p.logprobs == nullptr && p.top_count == 0 &&
+         reads_once(static_cast<const SampleParams&>(p));
+}
+
+#endif
 
 #if defined(__CUDACC__)
 
@@ -135,11 +146,19 @@ struct LogProbs {
   }
 
   template <typename Sampler>
-  __device__ __forceinline__ void before_weighing(Sampler& sampler, uint32_t output,
-                                                  float row_max) {
+  __device__ __forceinline__ void before_weighing(Sampler& sampler, uint32_t, float row_max) {
     max = row_max;
+    if (p.top_count == 0) return;
+    collect(sampler, p, s, max);
+    ++sampler.exchanges;
+    sampler.has_tops = false;
+  }
+
+  // Why not inline: it is long, and seldom wanted.
+  template <typename Sampler>
+  static __device__ __noinline__ void collect(Sampler sampler, const FusedParams& p, TopShared& s,
+                                              float row_max) {
     const int n = p.top_count < p.source.vocab ? p.top_count : p.source.vocab;
-    if (n == 0) return;
     auto& row = sampler.row;
     const int lane = threadIdx.x % kWarpSize, ctas = sampler.ctas;
     cluster_barrier(ctas);  // between this selection and that of top_k
@@ -208,7 +227,6 @@ struct LogProbs {
         equal = __shfl_sync(0xffffffffu, tie_at, kWarpSize - 1);
       }
     });
-    sampler.has_tops = false;
     cluster_barrier(ctas);  // what was collected is seen
   }
 

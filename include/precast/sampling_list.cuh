@@ -16,12 +16,8 @@ __host__ __device__ constexpr int most_listed(int vocab) {
 
 #if defined(__CUDACC__)
 
-constexpr int kTaken = 2048;  // of a CTA that reads its row again, at most
-
 struct ListShared {
   uint32_t counts[kGroups];
-  uint32_t floor;  // a key
-  uint32_t taken;
   uint32_t least;           // a key
   uint32_t above[kRounds];  // mass above the drawn tokens
 };
@@ -30,7 +26,6 @@ template <typename Sampler>
 struct List {
   ListShared& s;
   Sampler& sampler;
-  float2* taken;  // elements and places, where the row is read again
 
   // Of the groups, once they are collected: weights and places.
   __device__ __forceinline__ auto items() const -> float2 (*)[kListed] { return sampler.s.listed; }
@@ -39,10 +34,7 @@ struct List {
 
   // Ahead of the exchange of maxima.
   __device__ __forceinline__ void start() {
-    if (threadIdx.x == 0) {
-      s.floor = s.least = 0xffffffffu;
-      s.taken = 0;
-    }
+    if (threadIdx.x == 0) s.least = 0xffffffffu;
     if (threadIdx.x < kGroups) s.counts[threadIdx.x] = 0;
     if (threadIdx.x < kRounds) s.above[threadIdx.x] = 0;
     const int slabs = sampler.row.p.slabs;
@@ -95,52 +87,6 @@ struct List {
     }
   }
 
-  // The n-th largest of the lanes' numbers; the smallest number if there are not as many.
-  static __device__ __forceinline__ float nth_of_lanes(float x, int n) {
-    float top = -__int_as_float(0x7f800000);
-#pragma unroll 1
-    for (; n > 0 && n <= kWarpSize; --n) {
-      top = warp_max(x);
-      const uint32_t holds = __ballot_sync(0xffffffffu, x == top);
-      if (lane() == __ffs(holds) - 1) x = -__int_as_float(0x7f800000);
-    }
-    return top;
-  }
-
-  // Tells the maxima as Sampler::exchange_tops() by slab, and takes down what may be among the k
-  // largest as the row passes by: what reaches a floor that k elements of the warps' first slabs
-  // reach. For rows that would be read again.
-  __device__ __forceinline__ void stream(int k, const Weighing& to_be) {
-    auto& row = sampler.row;
-    const int warps = min(row.warps(), row.count);
-    const int of_warp = warps > 0 ? (k + warps - 1) / warps : 0;
-    sampler.exchange_slabs([&](const auto& put_top) {
-      float least = 0.0f;
-#pragma unroll 1
-      for (int i = row.warp(); i == row.warp() || i < row.count; i += row.warps()) {
-        float y[kPerLane];
-        FoldMaxOrNan own = {-__int_as_float(0x7f800000)};
-        if (i < row.count) {
-          row.load(row.first + i, row.copy, y);
-#pragma unroll
-          for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
-        }
-        if (i == row.warp()) {
-          const float floor = nth_of_lanes(own.max, of_warp);
-          if (lane() == 0 && i < row.count) atomicMin(&s.floor, to_key(floor));
-          __syncthreads();
-          least = near(from_key(s.floor), to_be);
-        }
-        if (i >= row.count) break;
-        put_top(i, own);
-        each_from(least, y, row.first + i, [&](float x, int place) {
-          const uint32_t slot = atomicAdd(&s.taken, 1u);
-          if (slot < kTaken) taken[slot] = {x, __int_as_float(place)};
-        });
-      }
-    });
-  }
-
   // A little below the bound, as what may weigh the same, and above what has no mass.
   static __device__ __forceinline__ float near(float bound, const Weighing& to_be) {
     return to_be.logits ? fmaxf(bound - __fdiv_rn(0x1p-12f, to_be.factor), -3.402823466e38f)
@@ -148,9 +94,8 @@ struct List {
   }
 
   // Collects what the k largest are among, while the row is not yet weighed; behind an exchange of
-  // its maxima, by stream() if it `streamed`. False where they are too many. All threads of the
-  // cluster call and know.
-  __device__ __forceinline__ bool collect(int k, const Weighing& to_be, bool streamed) {
+  // its slabs' maxima. False where they are too many. All threads of the cluster call and know.
+  __device__ __forceinline__ bool collect(int k, const Weighing& to_be) {
     auto& row = sampler.row;
     const auto weight = [&](float x) { return to_be.logits ? weight_of_logit(x, to_be) : x; };
     const float bound = kth_of_maxima(k);
@@ -162,20 +107,13 @@ struct List {
       const uint32_t slot = atomicAdd(&s.counts[group], 1u);
       if (slot < kListed) items()[group][slot] = {w, __int_as_float(place)};
     };
-    if (streamed && s.taken <= kTaken) {
+    float* at = row.copy;
 #pragma unroll 1
-      for (int i = threadIdx.x; i < s.taken; i += blockDim.x) {
-        if (taken[i].x >= least) keep(taken[i].x, __float_as_int(taken[i].y));
-      }
-    } else {
-      float* at = row.copy;
-#pragma unroll 1
-      for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
-        if (!(sampler.maxima[row.first + i] >= least)) continue;
-        float y[kPerLane];
-        row.load(row.first + i, at, y);
-        each_from(least, y, row.first + i, keep);
-      }
+    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+      if (!(sampler.maxima[row.first + i] >= least)) continue;
+      float y[kPerLane];
+      row.load(row.first + i, at, y);
+      each_from(least, y, row.first + i, keep);
     }
     return tell();
   }

@@ -21,17 +21,10 @@ struct SamplingPlan {
 
 inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 
-// What a kernel does with rows that do not stay on chip.
-struct Passes {
-  bool few;    // reads little of them but once: where they are many, they need not stay
-  bool takes;  // takes down elements of them (sampling_list.cuh)
-};
-
 // Rows stay on chip where they fit, three CTAs a multiprocessor. Many rows that are read but once
 // do not: the fewer CTAs a row has then, the less they wait for each other. `memory`: bytes of
 // shared memory that a CTA may have.
-inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
-                                  const Passes& passes) {
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool reads_once) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
   constexpr int kOwnBytes = 12 * 1024;  // of the kernel's own variables, and more
   const int most = kTargetHasClusters ? kMaxCtas : 1;
@@ -44,7 +37,7 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
   while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
     plan.ctas *= 2;
   }
-  const bool walks = passes.few && rows * plan.ctas > 3 * uint32_t(sms);
+  const bool walks = reads_once && rows * plan.ctas > 3 * uint32_t(sms);
   while (walks && plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
@@ -53,7 +46,6 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
     return plan.shared + size_t(copies) * kSlabBytes + kOwnBytes <= size_t(memory);
   };
   plan.on_chip = !walks && fits(count);
-  if (passes.takes && !plan.on_chip) plan.shared += kTaken * sizeof(float2);
   constexpr int kMostWarps = kRowThreads / kWarpSize;
   int warps = divide_up(count, rows * plan.ctas > uint32_t(sms) ? 2 : 1);
   if (warps > kMostWarps) warps = kMostWarps;
@@ -99,7 +91,7 @@ cudaError_t launch_planned(const SamplingPlan& plan, const Params& params, int m
 // params.source.
 template <auto kOnChip, auto kWalking, typename Params>
 cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
-                            const Passes& passes = {}) {
+                            bool reads_once = false) {
   RowSource& source = params.source;
   if (source.outputs == 0) return cudaSuccess;
   int device = 0, sms = 0, memory = 0;
@@ -113,7 +105,7 @@ cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
   if (status != cudaSuccess) return status;
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
-  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, passes);
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, reads_once);
   return plan.on_chip ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
                       : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
 }
