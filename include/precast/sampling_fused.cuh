@@ -81,44 +81,61 @@ struct Penalties {
     return prompt_mask != nullptr || counts != nullptr || bitmask != nullptr;
   }
 
+  // Why loads of their own loops: so that they are under way together.
   __device__ __forceinline__ void operator()(int slab, float (&x)[kPerLane]) const {
+    constexpr int kFours = kPerLane / 4;
     const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
+    uint32_t said[kFours], allowed[kFours];  // four bits each
 #pragma unroll
-    for (int j = 0; j < kPerLane / 4; ++j) {
-      const int at = first + j * 4 * kWarpSize;
-      if (at >= p.source.vocab) continue;
-      uint32_t said = 0;  // four bits
-      if (prompt_mask != nullptr) said = prompt_mask[at / 32] >> at % 32;
-      int32_t count[4] = {0, 0, 0, 0};
-      if (counts != nullptr) {
-        if (p.counts_aligned) {
-          const int4 four = *reinterpret_cast<const int4*>(counts + at);
-          count[0] = four.x;
-          count[1] = four.y;
-          count[2] = four.z;
-          count[3] = four.w;
-        } else {
+    for (int j = 0; j < kFours; ++j) {
+      said[j] = bits_of(prompt_mask, first + j * 4 * kWarpSize, 0u);
+      allowed[j] = bits_of(bitmask, first + j * 4 * kWarpSize, 15u);
+    }
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            if (at + c < p.source.vocab) count[c] = counts[at + c];
-          }
-        }
+    for (int half = 0; half < kFours; half += kFours / 2) {
+      int4 count[kFours / 2];
+#pragma unroll
+      for (int j = 0; j < kFours / 2; ++j) {
+        count[j] = counts_of(first + (half + j) * 4 * kWarpSize);
       }
-      const uint32_t allowed = bitmask == nullptr ? 15u : bitmask[at / 32] >> at % 32;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float y = x[4 * j + c];
-        const bool out = count[c] > 0;
-        if (repetition != 1.0f && (out || (said >> c & 1))) {
-          y = y > 0.0f ? __fdiv_rn(y, repetition) : y * repetition;
+      for (int j = 0; j < kFours / 2; ++j) {
+        const int at = half + j;
+        const int32_t four[4] = {count[j].x, count[j].y, count[j].z, count[j].w};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float y = x[4 * at + c];
+          const bool out = four[c] > 0;
+          if (repetition != 1.0f && (out || (said[at] >> c & 1))) {
+            y = y > 0.0f ? __fdiv_rn(y, repetition) : y * repetition;
+          }
+          if (out) {
+            y = __fsub_rn(y, __fmul_rn(frequency, static_cast<float>(four[c])));
+            y = __fsub_rn(y, presence);
+          }
+          x[4 * at + c] = allowed[at] >> c & 1 ? y : -__int_as_float(0x7f800000);
         }
-        if (out) {
-          y = __fsub_rn(y, __fmul_rn(frequency, static_cast<float>(count[c])));
-          y = __fsub_rn(y, presence);
-        }
-        x[4 * j + c] = allowed >> c & 1 ? y : -__int_as_float(0x7f800000);
       }
     }
+  }
+
+  __device__ __forceinline__ uint32_t bits_of(const uint32_t* words, int at,
+                                              uint32_t without) const {
+    return words == nullptr || at >= p.source.vocab ? without : words[at / 32] >> at % 32;
+  }
+
+  __device__ __forceinline__ int4 counts_of(int at) const {
+    int4 four = {0, 0, 0, 0};
+    const int left = counts == nullptr ? 0 : p.source.vocab - at;
+    if (p.counts_aligned) {
+      if (left > 0) four = *reinterpret_cast<const int4*>(counts + at);
+    } else {
+      if (left > 0) four.x = counts[at];
+      if (left > 1) four.y = counts[at + 1];
+      if (left > 2) four.z = counts[at + 2];
+      if (left > 3) four.w = counts[at + 3];
+    }
+    return four;
   }
 };
 
