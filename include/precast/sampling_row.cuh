@@ -7,7 +7,8 @@
 //
 // On chip  the row is read once and lies as fp32 in the shared memory of the cluster's CTAs. A lane
 //          reads and writes its own elements alone, so that no pass needs a barrier.
-// Walked   rows that do not fit: each pass reads the slabs again, from L2.
+// Walked   rows that do not fit, or that little is read of but once: a pass reads the slabs that it
+//          wants again, from L2.
 #pragma once
 
 #include "precast/sampling_weighing.cuh"
