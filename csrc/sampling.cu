@@ -14,18 +14,27 @@ namespace precast {
 extern const DType sampling_dtype = TypeName<PRECAST_DTYPE>::value;
 
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling(SampleKernel<PRECAST_DTYPE, true>, SampleKernel<PRECAST_DTYPE, false>,
-                         params, enable_pdl, stream);
+  if (has_top_k(params)) {
+    return launch_sampling<SampleKernel<PRECAST_DTYPE, true, true>,
+                           SampleKernel<PRECAST_DTYPE, false, true>>(params, enable_pdl, stream,
+                                                                     reads_once(params));
+  }
+  if (has_top_p(params)) {
+    return launch_sampling<SampleKernel<PRECAST_DTYPE, true, false>,
+                           SampleKernel<PRECAST_DTYPE, false, false>>(params, enable_pdl, stream);
+  }
+  return launch_sampling<PlainKernel<PRECAST_DTYPE, true>, PlainKernel<PRECAST_DTYPE, false>>(
+      params, enable_pdl, stream, reads_once(params));
 }
 
 cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling(RowOpKernel<PRECAST_DTYPE, true>, RowOpKernel<PRECAST_DTYPE, false>,
-                         params, enable_pdl, stream);
+  return launch_sampling<RowOpKernel<PRECAST_DTYPE, true>, RowOpKernel<PRECAST_DTYPE, false>>(
+      params, enable_pdl, stream);
 }
 
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling(ChainKernel<PRECAST_DTYPE, true>, ChainKernel<PRECAST_DTYPE, false>,
-                         params, enable_pdl, stream);
+  return launch_sampling<ChainKernel<PRECAST_DTYPE, true>, ChainKernel<PRECAST_DTYPE, false>>(
+      params, enable_pdl, stream);
 }
 
 }  // namespace precast

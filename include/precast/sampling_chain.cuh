@@ -40,15 +40,6 @@ struct ChainParams {
 // The first uniform number of position i is that of draw kFirstPosition + i.
 constexpr uint32_t kFirstPosition = 2;
 
-template <typename T>
-__device__ __forceinline__ float load_number(const T* source) {
-  if constexpr (sizeof(T) == 4) {
-    return load_scalar(source);
-  } else {
-    return unpack_pair(T(), load_word(source)).x;
-  }
-}
-
 // All threads of the CTA call; returns the accepted prefix and, of all positions, how many pass.
 template <typename T>
 __device__ __forceinline__ int2 accept_tokens(const ChainParams& p, uint32_t request) {
@@ -82,8 +73,8 @@ struct TakeOff {
   const T* other;
 
   __device__ __forceinline__ void start(int64_t) {}
+  __device__ __forceinline__ bool is_active() const { return other != nullptr; }
   __device__ __forceinline__ void operator()(int slab, float (&x)[kPerLane]) const {
-    if (other == nullptr) return;
     float y[kPerLane];
     load_slab(other, p, slab, 0.0f, y);
 #pragma unroll
@@ -110,22 +101,22 @@ __global__ __launch_bounds__(kBoundThreads<kOnChip>) void ChainKernel(
                        accepted.x * p.draft_strides[1];
     }
   });
-  sampler.roll(p.random, request, 0);
+  sampler.roll(p.random, request);
   sampler.arrive();
   const int prefix = accepted.x;
   sampler.exchange_masses();
-  Token token = sampler.draw();
+  Token token = sampler.draw(0);
   if (sampler.total() == 0.0f && row.edit.other != nullptr) {
     row.edit.other = nullptr;  // the rows are equal, up to what rounds to nothing
     if constexpr (kOnChip) row.read();
     sampler.exchange_masses();
-    token = sampler.draw();
+    token = sampler.draw(0);
   }
   const int64_t first = int64_t(request) * (p.count + 1);
   if (token.id >= 0) {
     const int lane = threadIdx.x % kWarpSize;
     for (int i = lane; i <= p.count; i += kWarpSize) {
-      int64_t value = i == prefix ? token.id : -1;
+      int64_t value = i == prefix ? (token.valid ? token.id : 0) : -1;
       if (i < prefix) value = load_index(p.tokens, p.wide, int64_t(request) * p.count + i);
       store_index(p.out, p.wide, first + i, value);
     }

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "precast/sampling_draw.cuh"
-#include "precast/sampling_select.cuh"
+#include "precast/sampling_fold.cuh"
 
 namespace precast {
 
@@ -17,7 +17,13 @@ namespace precast {
 template <bool kOnChip>
 constexpr int kBoundThreads = kOnChip ? 768 : kRowThreads;
 
+// For draws from many rows that do not stay on chip: two CTAs of kRowThreads.
+template <bool kOnChip>
+constexpr int kDrawThreads = kOnChip ? 768 : 2 * kRowThreads;
+
 #if defined(__CUDACC__)
+
+constexpr int kListed = kWarpSize;  // of a group, at most
 
 // What a CTA needs beside the row and what it keeps of each slab.
 struct RowShared {
@@ -25,107 +31,25 @@ struct RowShared {
   uint64_t told[2];                          // barriers of the pairs, in a cluster
   uint64_t maxima_told;                      // of the slabs' maxima, in a cluster
   uint64_t drawn_told;                       // of `drawn`, in a cluster
+  uint64_t listed_told;                      // of a list (sampling_list.cuh), in a cluster
   uint64_t copied[kRowThreads / kWarpSize];  // of the warps' copies
-  SelectShared select;
-  float2 drawn;  // its weight
-  uint4 words;
-  int slab;
+  union {
+    SelectShared select;
+    float2 listed[kGroups][kListed];  // of the first CTA: weight and place
+  };
+  float2 drawn;         // its weight
+  uint4 words[kDraws];  // random ones
+};
+
+struct Picked {
+  int at;
+  float mass;
 };
 
 struct Token {
   int id;  // -1: another warp has it
   float weight;
-  bool valid;  // the row has mass, and no NaN; else the token is 0
-};
-
-// The pairs that slabs and groups tell. over(): all lanes of a warp get the sum of `count` of them.
-struct MassAndMax {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
-    const int lane = threadIdx.x % kWarpSize;
-    float mass = 0.0f, max = -__int_as_float(0x7f800000);
-#pragma unroll 1
-    for (int start = 0; start < count; start += kWarpSize) {
-      const int left = count - start;
-      float2 one = {0.0f, -__int_as_float(0x7f800000)};
-      if (lane < left) one = slots[start + lane];
-      max = fmaxf(max, one.y);
-#pragma unroll 1
-      for (int i = 0; i < kWarpSize && i < left; i += 8) {
-#pragma unroll
-        for (int j = 0; j < 8; ++j) mass += __shfl_sync(0xffffffffu, one.x, i + j);
-      }
-    }
-    return {mass, warp_max(max)};
-  }
-};
-
-struct Counts {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
-    uint32_t x = 0, y = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
-      x += __float_as_uint(slots[i].x);
-      y += __float_as_uint(slots[i].y);
-    }
-    return {__uint_as_float(__reduce_add_sync(0xffffffffu, x)),
-            __uint_as_float(__reduce_add_sync(0xffffffffu, y))};
-  }
-};
-
-// 1 if x is at least `floor`, or NaN, else 0. Why numbers and not predicates: additions under a
-// predicate wait for it, one by one.
-__device__ __forceinline__ float reaches(float x, float floor) {
-  float one;
-  asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(floor));
-  return one;
-}
-
-__device__ __forceinline__ float exceeds(float x, float bound) {
-  float one;
-  asm("set.gt.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(bound));
-  return one;
-}
-
-// NaN stays.
-__device__ __forceinline__ float positive_part(float x) {
-  float y;
-  asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// What lanes fold of their elements.
-struct FoldMass {
-  float mass;
-  __device__ __forceinline__ void add(float x) { mass += positive_part(x); }
-};
-
-struct FoldCutMass {
-  float mass, floor;
-  __device__ __forceinline__ void add(float x) { mass = __fmaf_rn(reaches(x, floor), x, mass); }
-};
-
-struct FoldMassAndMax {
-  float mass, max;
-  __device__ __forceinline__ void add(float x) {
-    mass += positive_part(x);
-    max = fmaxf(max, x);
-  }
-};
-
-struct FoldMax {
-  float max;
-  __device__ __forceinline__ void add(float x) { max = fmaxf(max, x); }
-};
-
-struct FoldAbove {
-  float mass, bound;
-  __device__ __forceinline__ void add(float x) { mass = __fmaf_rn(exceeds(x, bound), x, mass); }
-};
-
-struct FoldFixedAbove {
-  float bound, scale;
-  uint32_t mass;
-  __device__ __forceinline__ void add(float x) { mass += fixed_mass(x > bound ? x : 0.0f, scale); }
+  bool valid;  // the row has mass, and no NaN
 };
 
 // The CTAs of a cluster tell each other a pair a group, in two buffers in turn. Every CTA tells
@@ -140,6 +64,8 @@ struct Sampler {
   int ctas;
   int groups;  // of the CTA
   uint32_t exchanges = 0;
+  uint32_t drawn = 0;     // how often a weight was told
+  bool has_tops = false;  // the slots' second numbers are the slabs' maxima, or NaN
   SelectTurns turns = {0, 0};
 
   // Numbers ahead of the row in the CTA's dynamic shared memory.
@@ -170,9 +96,7 @@ struct Sampler {
         init_barrier(&s.told[1]);
         init_barrier(&s.maxima_told);
         init_barrier(&s.drawn_told);
-        init_barrier(&s.select.told[0]);
-        init_barrier(&s.select.told[1]);
-        init_barrier(&s.select.gathered);
+        init_barrier(&s.listed_told);
       }
       finish_init();
     }
@@ -223,15 +147,28 @@ struct Sampler {
     if (threadIdx.x % kWarpSize == 0) slots[slab] = {x, y};
   }
 
-  // Puts the mass of each slab that is folded.
+  __device__ __forceinline__ void put(int slab, float x) {
+    if (threadIdx.x % kWarpSize == 0) slots[slab].x = x;
+  }
+
+  // Whether an element of the slab may weigh `floor` or more.
+  __device__ __forceinline__ bool may_reach(int slab, float floor) const {
+    if (!has_tops) return true;
+    const float top = slots[slab].y;
+    return !((row.weighing.weighed ? weight_of_logit(top, row.weighing) : top) < floor);
+  }
+
+  // Puts the mass of each slab.
   template <bool kWeighs, typename Fold>
   __device__ __forceinline__ void put_masses(const Fold& nothing) {
-    row.template fold_slabs<kWeighs>(nothing, [&](int i, Fold one, int k, Fold other, bool both) {
-      one.mass = warp_sum(one.mass);
-      if (both) other.mass = warp_sum(other.mass);
-      put(i, one.mass, 0.0f);
-      if (both) put(k, other.mass, 0.0f);
-    });
+    row.template fold_slabs<kWeighs>(
+        nothing, [&](int i) { return may_reach(i, row.weighing.floor); },
+        [&](int i, Fold one, int k, Fold other, bool both) {
+          one.mass = warp_sum(one.mass);
+          if (both) other.mass = warp_sum(other.mass);
+          put(i, one.mass);
+          if (both) put(k, other.mass);
+        });
   }
 
   __device__ __forceinline__ void exchange_masses() {
@@ -244,27 +181,17 @@ struct Sampler {
     });
   }
 
-  // Of probabilities.
-  __device__ __forceinline__ void exchange_masses_and_maxima() {
-    exchange<MassAndMax>([&] {
-      const FoldMassAndMax nothing = {0.0f, -__int_as_float(0x7f800000)};
-      row.template fold_slabs<false>(
-          nothing, [&](int i, FoldMassAndMax one, int k, FoldMassAndMax other, bool both) {
-            put(i, warp_sum(one.mass), warp_max(one.max));
-            if (both) put(k, warp_sum(other.mass), warp_max(other.max));
-          });
-    });
-  }
-
-  // `by_slab`: also the maximum of each slab; once a kernel.
-  __device__ __forceinline__ void exchange_maxima(bool by_slab) {
+  // Tells maxima, and masses that `Fold` has. `by_slab`: also the maximum of each slab to all; once
+  // a kernel.
+  template <typename Fold>
+  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
     const int lane = threadIdx.x % kWarpSize;
     if (by_slab && ctas > 1 && threadIdx.x == 0) {
       expect_bytes(&s.maxima_told, row.p.slabs * sizeof(float));
     }
-    const auto put_max = [&](int i, float max) {
-      max = warp_max(max);
-      put(i, 0.0f, max);
+    const auto put_top = [&](int i, const Fold& fold) {
+      const float max = warp_max(fold.max);
+      put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
       if (!by_slab || lane >= ctas) return;
       float* target = maxima + row.first + i;
       if (ctas == 1) {
@@ -275,23 +202,48 @@ struct Sampler {
       }
     };
     exchange<MassAndMax>([&] {
-      const FoldMax nothing = {-__int_as_float(0x7f800000)};
-      row.template fold_slabs<false>(nothing,
-                                     [&](int i, FoldMax one, int k, FoldMax other, bool both) {
-                                       put_max(i, one.max);
-                                       if (both) put_max(k, other.max);
-                                     });
+      row.template fold_slabs<false>(
+          nothing, [](int) { return true; },
+          [&](int i, const Fold& one, int k, const Fold& other, bool both) {
+            put_top(i, one);
+            if (both) put_top(k, other);
+          });
     });
-    if (by_slab && ctas > 1) {
-      wait_for_bytes(&s.maxima_told, 0);
+    if (by_slab && ctas > 1) wait_for_bytes(&s.maxima_told, 0);
+  }
+
+  // Of probabilities.
+  __device__ __forceinline__ void exchange_masses_and_maxima(bool by_slab = false) {
+    exchange_tops(FoldMassAndMax{0.0f, -__int_as_float(0x7f800000)}, by_slab);
+  }
+
+  __device__ __forceinline__ void exchange_maxima(bool by_slab) {
+    exchange_tops(FoldMax{-__int_as_float(0x7f800000)}, by_slab);
+  }
+
+  // As precast::select().
+  __device__ __forceinline__ float select(uint32_t need, float max, bool by_mass, float scale) {
+    if constexpr (Edit::kChanges) {
+      return select_aside(row, s.select, ctas, need, max, by_mass, scale, maxima);
+    } else {
+      return precast::select(row, s.select, turns, ctas, need, max, by_mass, scale, maxima);
     }
+  }
+
+  // Why not inline: kernels with edits select in two places.
+  static __device__ __noinline__ float select_aside(Row<T, kOnChip, Edit> row, SelectShared& shared,
+                                                    int ctas, uint32_t need, float max,
+                                                    bool by_mass, float scale,
+                                                    const float* maxima) {
+    SelectTurns turns = {};
+    return precast::select(row, shared, turns, ctas, need, max, by_mass, scale, maxima);
   }
 
   // Of what was told.
   __device__ __forceinline__ float max() const {
     float max = pairs()[0].y;
 #pragma unroll
-    for (int i = 1; i < kGroups; ++i) max = fmaxf(max, pairs()[i].y);
+    for (int i = 1; i < kGroups; ++i) max = max_or_nan(max, pairs()[i].y);
     return max;
   }
 
@@ -302,59 +254,72 @@ struct Sampler {
     return sum;
   }
 
-  // The random numbers of a draw; an exchange follows.
-  __device__ __forceinline__ void roll(const RandomSource& random, uint32_t output, uint32_t draw) {
-    if (threadIdx.x < kWarpSize) {
-      const uint4 words = random.words(output, draw);
-      if (threadIdx.x == 0) s.words = words;
-    }
+  // The random numbers of all draws; an exchange follows.
+  __device__ __forceinline__ void roll(const RandomSource& random, uint32_t output) {
+    if (threadIdx.x < kDraws) s.words[threadIdx.x] = random.words(output, threadIdx.x);
   }
 
-  // Draws a token by the weights, whose masses were told, and the numbers of roll(). The token is
-  // known to the warp that holds it; -1 elsewhere.
-  // `greedy`: the first of all that have mass.
-  __device__ __forceinline__ Token draw(bool greedy = false) {
-    const float all = total();
-    const float target = greedy ? 0.0f : to_uniform(s.words.x) * all;
-    int group = -1, last = 0;
-    float mass = 0.0f, sum = 0.0f;
+  // The group that a number u falls on, by the masses that were told, and its mass.
+  __device__ __forceinline__ Picked pick_group(float u) const {
+    const float target = u * total();
+    Picked picked = {-1, 0.0f};
+    int last = 0;
+    float sum = 0.0f;
 #pragma unroll
     for (int i = 0; i < kGroups; ++i) {
       const float of_group = pairs()[i].x;
       sum += of_group;
-      if (group < 0 && of_group > 0.0f) {
+      if (picked.at < 0 && of_group > 0.0f) {
         last = i;
-        mass = of_group;
+        picked.mass = of_group;
       }
-      if (group < 0 && sum > target) group = i;
+      if (picked.at < 0 && sum > target) picked.at = i;
     }
-    if (group < 0) group = last;
-    Token token = {-1, 0.0f, all > 0.0f && all < __int_as_float(0x7f800000)};
-    group -= cluster_rank() * groups;
+    if (picked.at < 0) picked.at = last;
+    return picked;
+  }
+
+  // Draws a token by the weights, whose masses were told, and the numbers of `round`. The token is
+  // known to the warp that holds it; -1 elsewhere.
+  __device__ __forceinline__ Token draw(uint32_t round) {
+    const uint4& words = s.words[round];
+    const Picked picked = pick_group(to_uniform(words.x));
+    Token token = {-1, 0.0f, is_mass(total())};
+    const int group = picked.at - cluster_rank() * groups;
     if (group < 0 || group >= groups) return token;
     const int first = group * row.p.slabs_of_group;
-    if (threadIdx.x < kWarpSize) {
-      const int slab =
-          first + pick_slab(slots + first, min(row.p.slabs_of_group, row.count - first), mass,
-                            greedy ? 0.0f : to_uniform(s.words.y));
-      if (threadIdx.x == 0) s.slab = slab;
-    }
-    __syncthreads();
-    const int slab = s.slab;
+    const int slab = first + pick_slab(slots + first, min(row.p.slabs_of_group, row.count - first),
+                                       picked.mass, to_uniform(words.y));
     if (!row.has(slab)) return token;
     FoldCutMass own = {0.0f, row.weighing.floor};
     row.fold_slab(slab, own);
-    const Drawn drawn =
-        greedy ? first_element(row, slab)
-               : pick_element(row, slab, own.mass, to_uniform(s.words.z), to_uniform(s.words.w));
-    token.id = token.valid ? (row.first + slab) * kSlab + drawn.place : 0;
+    const Drawn drawn = pick_element(row, slab, own.mass, to_uniform(words.z), to_uniform(words.w));
+    token.id = (row.first + slab) * kSlab + drawn.place;
     token.weight = drawn.weight;
     return token;
   }
 
-  // Whether less than `need` is larger than the token; every CTA's threads call, once a kernel, and
-  // know.
-  __device__ __forceinline__ bool below(const Token& token, uint32_t need, float scale) {
+  // The first of the elements that equal `max`, in the units that maxima were just told in: a token
+  // that weighs 1.
+  __device__ __forceinline__ Token first_of(float max) const {
+    Token token = {-1, 1.0f, fabsf(max) < __int_as_float(0x7f800000)};
+    int group = 0;
+    while (group < kGroups - 1 && !(pairs()[group].y == max)) ++group;
+    group -= cluster_rank() * groups;
+    if (group < 0 || group >= groups) return token;
+    int slab = group * row.p.slabs_of_group;
+    while (slab < row.count - 1 && !(slots[slab].y == max)) ++slab;
+    if (!row.has(slab)) return token;
+    FirstEqual first = {max, 0, kPerLane};
+    row.fold_slab(slab, first);
+    const int lane = threadIdx.x % kWarpSize;
+    const int place = first.at < kPerLane ? place_in_slab(lane, first.at) : kSlab - 1;
+    token.id = (row.first + slab) * kSlab + __reduce_min_sync(0xffffffffu, place);
+    return token;
+  }
+
+  // The drawn token's weight, to all threads of the cluster.
+  __device__ __forceinline__ float tell_weight(const Token& token) {
     const int lane = threadIdx.x % kWarpSize;
     if (ctas > 1 && threadIdx.x == 0) expect_bytes(&s.drawn_told, sizeof(float2));
     if (token.id >= 0) {
@@ -368,26 +333,27 @@ struct Sampler {
     if (ctas == 1) {
       __syncthreads();
     } else {
-      wait_for_bytes(&s.drawn_told, 0);
+      wait_for_bytes(&s.drawn_told, drawn++ % 2);
     }
-    const float drawn = s.drawn.x;
-    exchange<MassAndMax>([&] { put_masses<false>(FoldAbove{0.0f, drawn}); });
-    // This sum and that of fixed-point masses differ by less than 2^-10: half a unit an element,
-    // and what 2^8 additions round. Mostly it tells.
-    const float share = total() * scale - float(need);
-    if (fabsf(share) >= 0x1p21f) return share < 0.0f;
+    return s.drawn.x;
+  }
+
+  // The exact mass of what is not cut, as fixed_mass() has it; in place of the masses that were
+  // told.
+  __device__ __forceinline__ uint32_t fixed_total(float scale) {
     exchange<Counts>([&] {
-      const FoldFixedAbove nothing = {drawn, scale, 0};
       row.template fold_slabs<false>(
-          nothing, [&](int i, FoldFixedAbove one, int k, FoldFixedAbove other, bool both) {
-            put(i, __uint_as_float(__reduce_add_sync(0xffffffffu, one.mass)), 0.0f);
-            if (both) put(k, __uint_as_float(__reduce_add_sync(0xffffffffu, other.mass)), 0.0f);
+          FoldFixedMass{row.weighing.floor, scale, 0},
+          [&](int i) { return may_reach(i, row.weighing.floor); },
+          [&](int i, FoldFixedMass one, int k, FoldFixedMass other, bool both) {
+            put(i, __uint_as_float(__reduce_add_sync(0xffffffffu, one.mass)));
+            if (both) put(k, __uint_as_float(__reduce_add_sync(0xffffffffu, other.mass)));
           });
     });
-    uint32_t above = 0;
+    uint32_t sum = 0;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) above += __float_as_uint(pairs()[i].x);
-    return above < need;
+    for (int i = 0; i < kGroups; ++i) sum += __float_as_uint(pairs()[i].x);
+    return sum;
   }
 };
 

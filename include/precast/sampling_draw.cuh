@@ -12,6 +12,11 @@
 
 namespace precast {
 
+// A token that top_p does not keep is drawn again from what is above it. What that does not settle
+// in a few rounds, the exact threshold does, with one draw more.
+constexpr uint32_t kRounds = 4;
+constexpr uint32_t kDraws = kRounds + 1;
+
 // Seeds and offsets of the rows' random numbers.
 struct RandomSource {
   const uint64_t* seeds;    // [1] or [outputs], or null
@@ -60,6 +65,17 @@ __device__ __forceinline__ int first_above(float running, float target, float ma
   return hits != 0 ? __ffs(hits) - 1 : some != 0 ? 31 - __clz(some) : 0;
 }
 
+// Picks one of the lanes by their masses.
+__device__ __forceinline__ int pick_one(float mass, float u) {
+  const float running = running_sum(mass, kWarpSize);
+  return first_above(running, u * __shfl_sync(0xffffffffu, running, kWarpSize - 1), mass);
+}
+
+// The next larger one of a number that is not negative.
+__device__ __forceinline__ float just_above(float x) {
+  return __uint_as_float(__float_as_uint(x) + 1);
+}
+
 // Picks one of `count` slabs by their masses; all lanes of one warp call and get it.
 __device__ __forceinline__ int pick_slab(const float2* slots, int count, float mass, float u) {
   const int lane = threadIdx.x % kWarpSize;
@@ -94,34 +110,10 @@ struct Drawn {
 template <typename Row>
 __device__ __forceinline__ Drawn pick_element(const Row& row, int i, float mass, float u_lane,
                                               float u_element) {
-  const float lanes = running_sum(mass, kWarpSize);
-  const int lane =
-      first_above(lanes, u_lane * __shfl_sync(0xffffffffu, lanes, kWarpSize - 1), mass);
+  const int lane = pick_one(mass, u_lane);
   const float weight = row.weight(i, lane, threadIdx.x % kWarpSize);
-  const float running = running_sum(weight, kPerLane);
-  const int at =
-      first_above(running, u_element * __shfl_sync(0xffffffffu, running, kWarpSize - 1), weight);
+  const int at = pick_one(weight, u_element);
   return {place_in_slab(lane, at), __shfl_sync(0xffffffffu, weight, at)};
-}
-
-// The first element of a slab that has mass; all lanes of its warp call and get it.
-template <typename Row>
-__device__ __forceinline__ Drawn first_element(const Row& row, int i) {
-  const int self = threadIdx.x % kWarpSize;
-  int place = kSlab;
-  float weight = 0.0f;
-#pragma unroll 1
-  for (int lane = 0; lane < kWarpSize; ++lane) {
-    const float y = row.weight(i, lane, self);
-    const int at = place_in_slab(lane, self);
-    if (y > 0.0f && at < place) {
-      place = at;
-      weight = y;
-    }
-  }
-  const int first = __reduce_min_sync(0xffffffffu, place);
-  const int lane = __ffs(__ballot_sync(0xffffffffu, place == first)) - 1;
-  return {first, __shfl_sync(0xffffffffu, weight, lane)};
 }
 
 #endif  // __CUDACC__

@@ -17,7 +17,7 @@
 //          top_tokens    [batch, n]                 int32, or null: -1 where there is no token
 //          top_logprobs  [batch, n]                 f32, or null: n up to 32
 // Threads  as sampling.cuh. A warp edits its slab as it was read.
-// Traffic  reads each tensor once.
+// Traffic  reads each tensor once; the logits as sampling.cuh.
 // Source   penalties: Keskar et al., CTRL, arXiv:1909.05858 (repetition); the OpenAI API (others).
 #pragma once
 
@@ -40,6 +40,17 @@ struct FusedParams : SampleParams {
   int32_t top_count;
   bool counts_aligned;  // rows of whole aligned vectors
 };
+
+#if !defined(__CUDACC_RTC__)
+
+// As for SampleParams: neither edits nor the sum of all tokens read a row again.
+inline bool reads_once(const FusedParams& p) {
+  const bool edits = p.prompt_mask != nullptr || p.counts != nullptr || p.bitmask != nullptr;
+  return !edits && p.logprobs == nullptr && p.top_count == 0 &&
+         reads_once(static_cast<const SampleParams&>(p));
+}
+
+#endif
 
 #if defined(__CUDACC__)
 
@@ -66,44 +77,65 @@ struct Penalties {
     presence = p.presence[row];
   }
 
+  __device__ __forceinline__ bool is_active() const {
+    return prompt_mask != nullptr || counts != nullptr || bitmask != nullptr;
+  }
+
+  // Why loads of their own loops: so that they are under way together.
   __device__ __forceinline__ void operator()(int slab, float (&x)[kPerLane]) const {
+    constexpr int kFours = kPerLane / 4;
     const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
+    uint32_t said[kFours], allowed[kFours];  // four bits each
 #pragma unroll
-    for (int j = 0; j < kPerLane / 4; ++j) {
-      const int at = first + j * 4 * kWarpSize;
-      if (at >= p.source.vocab) continue;
-      uint32_t said = 0;  // four bits
-      if (prompt_mask != nullptr) said = prompt_mask[at / 32] >> at % 32;
-      int32_t count[4] = {0, 0, 0, 0};
-      if (counts != nullptr) {
-        if (p.counts_aligned) {
-          const int4 four = *reinterpret_cast<const int4*>(counts + at);
-          count[0] = four.x;
-          count[1] = four.y;
-          count[2] = four.z;
-          count[3] = four.w;
-        } else {
+    for (int j = 0; j < kFours; ++j) {
+      said[j] = bits_of(prompt_mask, first + j * 4 * kWarpSize, 0u);
+      allowed[j] = bits_of(bitmask, first + j * 4 * kWarpSize, 15u);
+    }
 #pragma unroll
-          for (int c = 0; c < 4; ++c) {
-            if (at + c < p.source.vocab) count[c] = counts[at + c];
-          }
-        }
+    for (int half = 0; half < kFours; half += kFours / 2) {
+      int4 count[kFours / 2];
+#pragma unroll
+      for (int j = 0; j < kFours / 2; ++j) {
+        count[j] = counts_of(first + (half + j) * 4 * kWarpSize);
       }
-      const uint32_t allowed = bitmask == nullptr ? 15u : bitmask[at / 32] >> at % 32;
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        float y = x[4 * j + c];
-        const bool out = count[c] > 0;
-        if (repetition != 1.0f && (out || (said >> c & 1))) {
-          y = y > 0.0f ? __fdiv_rn(y, repetition) : y * repetition;
+      for (int j = 0; j < kFours / 2; ++j) {
+        const int at = half + j;
+        const int32_t four[4] = {count[j].x, count[j].y, count[j].z, count[j].w};
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          float y = x[4 * at + c];
+          const bool out = four[c] > 0;
+          if (repetition != 1.0f && (out || (said[at] >> c & 1))) {
+            y = y > 0.0f ? __fdiv_rn(y, repetition) : y * repetition;
+          }
+          if (out) {
+            y = __fsub_rn(y, __fmul_rn(frequency, static_cast<float>(four[c])));
+            y = __fsub_rn(y, presence);
+          }
+          x[4 * at + c] = allowed[at] >> c & 1 ? y : -__int_as_float(0x7f800000);
         }
-        if (out) {
-          y = __fsub_rn(y, __fmul_rn(frequency, static_cast<float>(count[c])));
-          y = __fsub_rn(y, presence);
-        }
-        x[4 * j + c] = allowed >> c & 1 ? y : -__int_as_float(0x7f800000);
       }
     }
+  }
+
+  __device__ __forceinline__ uint32_t bits_of(const uint32_t* words, int at,
+                                              uint32_t without) const {
+    return words == nullptr || at >= p.source.vocab ? without : words[at / 32] >> at % 32;
+  }
+
+  __device__ __forceinline__ int4 counts_of(int at) const {
+    int4 four = {0, 0, 0, 0};
+    const int left = counts == nullptr ? 0 : p.source.vocab - at;
+    if (p.counts_aligned) {
+      if (left > 0) four = *reinterpret_cast<const int4*>(counts + at);
+    } else {
+      if (left > 0) four.x = counts[at];
+      if (left > 1) four.y = counts[at + 1];
+      if (left > 2) four.z = counts[at + 2];
+      if (left > 3) four.w = counts[at + 3];
+    }
+    return four;
   }
 };
 
@@ -115,7 +147,6 @@ struct TopShared {
 // of each slab: what exceeds the n-th largest, and what equals it.
 struct LogProbs {
   static constexpr bool kGreedyAtZero = true;
-  static constexpr bool kWantsTotal = true;
 
   const FusedParams& p;
   TopShared& s;
@@ -127,19 +158,29 @@ struct LogProbs {
   }
 
   __device__ __forceinline__ bool wants_maxima() const { return p.top_count > 0; }
+  __device__ __forceinline__ bool wants_total() const {
+    return p.top_count > 0 || p.logprobs != nullptr;
+  }
 
   template <typename Sampler>
-  __device__ __forceinline__ void before_weighing(Sampler& sampler, uint32_t output,
-                                                  float row_max) {
+  __device__ __forceinline__ void before_weighing(Sampler& sampler, uint32_t, float row_max) {
     max = row_max;
+    if (p.top_count == 0) return;
+    collect(sampler, p, s, max);
+    ++sampler.exchanges;
+    sampler.has_tops = false;
+  }
+
+  // Why not inline: it is long, and seldom wanted.
+  template <typename Sampler>
+  static __device__ __noinline__ void collect(Sampler sampler, const FusedParams& p, TopShared& s,
+                                              float row_max) {
     const int n = p.top_count < p.source.vocab ? p.top_count : p.source.vocab;
-    if (n == 0) return;
     auto& row = sampler.row;
     const int lane = threadIdx.x % kWarpSize, ctas = sampler.ctas;
     cluster_barrier(ctas);  // between this selection and that of top_k
-    const float nth = n == p.source.vocab ? -__int_as_float(0x7f800000)
-                                          : select(row, sampler.s.select, sampler.turns, ctas, n,
-                                                   row_max, false, 0.0f, sampler.maxima);
+    const float nth =
+        n == p.source.vocab ? -__int_as_float(0x7f800000) : sampler.select(n, row_max, false, 0.0f);
     if (threadIdx.x < kMaxTopTokens) s.items[threadIdx.x] = {-__int_as_float(0x7f800000), 0.0f};
     sampler.template exchange<Counts>([&] {
       row.each_slab([&](int i, const float (&x)[kPerLane]) {
@@ -238,13 +279,14 @@ struct LogProbs {
 };
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>) void FusedSampleKernel(
+__global__ __launch_bounds__(kDrawThreads<kOnChip>) void FusedSampleKernel(
     const __grid_constant__ FusedParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
+  __shared__ ListShared listed;
   __shared__ TopShared top;
   Sampler<T, kOnChip, Penalties> sampler(shared, p.source, memory, Penalties(p));
-  sample_row(sampler, p, LogProbs{p, top, 1.0f, 0.0f});
+  sample_row<true>(sampler, listed, p, LogProbs{p, top, 1.0f, 0.0f});
 }
 
 #endif  // __CUDACC__

@@ -21,10 +21,12 @@ struct SamplingPlan {
 
 inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 
-// `memory`: bytes of shared memory that a CTA may have.
-inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory) {
+// Rows stay on chip where they fit, three CTAs a multiprocessor. Many rows that are read but once
+// do not: the fewer CTAs a row has then, the less they wait for each other. `memory`: bytes of
+// shared memory that a CTA may have.
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool reads_once) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
-  constexpr int kOwnBytes = 10 * 1024;  // of the kernel's own variables, and more
+  constexpr int kOwnBytes = 12 * 1024;  // of the kernel's own variables, and more
   const int most = kTargetHasClusters ? kMaxCtas : 1;
   const int group = divide_up(slabs, kGroups);  // slabs
   constexpr int kSlabsOfCta = 16;               // three CTAs a multiprocessor
@@ -35,43 +37,61 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory)
   while (plan.ctas < most && rows * plan.ctas * 2 <= uint32_t(sms) && slabs >= plan.ctas * 4) {
     plan.ctas *= 2;
   }
+  const bool walks = reads_once && rows * plan.ctas > 3 * uint32_t(sms);
+  while (walks && plan.ctas > 1 && rows * plan.ctas > uint32_t(sms)) plan.ctas /= 2;
   const int most_of_cta = kGroups / plan.ctas * group;
   const int count = slabs < most_of_cta ? slabs : most_of_cta;
-  const int slabs_of_warp = rows * plan.ctas <= uint32_t(sms) ? 1 : 2;
-  const int warps = divide_up(count, slabs_of_warp);
-  constexpr int kMostWarps = kRowThreads / kWarpSize;
-  plan.threads = (warps < kMostWarps ? warps : kMostWarps) * kWarpSize;
   plan.shared = Sampler<f32, true>::numbers_ahead(group, kGroups / plan.ctas) * sizeof(float);
-  plan.on_chip = plan.shared + size_t(count) * kSlabBytes + kOwnBytes <= size_t(memory);
-  if (plan.on_chip) plan.shared += size_t(count) * kSlabBytes;
+  const auto fits = [&](int copies) {
+    return plan.shared + size_t(copies) * kSlabBytes + kOwnBytes <= size_t(memory);
+  };
+  plan.on_chip = !walks && fits(count);
+  constexpr int kMostWarps = kRowThreads / kWarpSize;
+  int warps = divide_up(count, rows * plan.ctas > uint32_t(sms) ? 2 : 1);
+  if (warps > kMostWarps) warps = kMostWarps;
+  while (!plan.on_chip && warps > 1 && !fits(warps)) --warps;
+  plan.threads = warps * kWarpSize;
+  plan.shared += size_t(plan.on_chip ? count : warps) * kSlabBytes;
   return plan;
 }
 
-// Lets `kernel`, the one of its type that asks for much, have all of the `memory` bytes of shared
-// memory that a CTA may have on `device`, which is current. Once a device.
-template <typename Params>
-cudaError_t allow_shared(void (*kernel)(Params), int memory, int device) {
+// Lets a kernel have all of the `memory` bytes of shared memory that a CTA may have on `device`,
+// which is current. Once a device.
+template <auto kKernel>
+cudaError_t allow_shared(int memory, int device) {
   static std::atomic<uint64_t> allowed{0};
   const uint64_t bit = device < 64 ? uint64_t(1) << device : 0;
   if (allowed.load(std::memory_order_acquire) & bit) return cudaSuccess;
   cudaFuncAttributes own = {};
-  cudaError_t status = cudaFuncGetAttributes(&own, kernel);
+  cudaError_t status = cudaFuncGetAttributes(&own, kKernel);
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributePreferredSharedMemoryCarveout,
                                   cudaSharedmemCarveoutMaxShared);
   }
   if (status == cudaSuccess) {
-    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+    status = cudaFuncSetAttribute(kKernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                   memory - static_cast<int>(own.sharedSizeBytes));
   }
   if (status == cudaSuccess) allowed.fetch_or(bit, std::memory_order_release);
   return status;
 }
 
-// Launches the kernel of an op for rows on chip, or the walking one, for params.source.
-template <typename Params>
-cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Params params,
-                            bool enable_pdl, cudaStream_t stream) {
+template <auto kKernel, typename Params>
+cudaError_t launch_planned(const SamplingPlan& plan, const Params& params, int memory, int device,
+                           bool enable_pdl, cudaStream_t stream) {
+  if (plan.shared > 32 * 1024) {
+    const cudaError_t status = allow_shared<kKernel>(memory, device);
+    if (status != cudaSuccess) return status;
+  }
+  return launch_clusters(kKernel, dim3(params.source.outputs * plan.ctas), dim3(plan.threads),
+                         plan.ctas, plan.shared, enable_pdl, stream, params);
+}
+
+// Launches the kernel of an op for rows on chip, or the one that reads them again, for
+// params.source.
+template <auto kOnChip, auto kWalking, typename Params>
+cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
+                            bool reads_once = false) {
   RowSource& source = params.source;
   if (source.outputs == 0) return cudaSuccess;
   int device = 0, sms = 0, memory = 0;
@@ -85,14 +105,9 @@ cudaError_t launch_sampling(void (*on_chip)(Params), void (*walking)(Params), Pa
   if (status != cudaSuccess) return status;
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
-  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory);
-  const auto kernel = plan.on_chip ? on_chip : walking;
-  if (plan.on_chip && plan.shared > 32 * 1024) {
-    status = allow_shared(kernel, memory, device);
-    if (status != cudaSuccess) return status;
-  }
-  return launch_clusters(kernel, dim3(source.outputs * plan.ctas), dim3(plan.threads), plan.ctas,
-                         plan.shared, enable_pdl, stream, params);
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, reads_once);
+  return plan.on_chip ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
+                      : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
 }
 
 #endif

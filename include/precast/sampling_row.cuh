@@ -7,40 +7,15 @@
 //
 // On chip  the row is read once and lies as fp32 in the shared memory of the cluster's CTAs. A lane
 //          reads and writes its own elements alone, so that no pass needs a barrier.
-// Walked   rows that do not fit: each pass reads the slabs again, from L2.
+// Walked   rows that do not fit, or that little is read of but once: a pass reads the slabs that it
+//          wants again, from L2.
 #pragma once
 
-#include "precast/sampling_slab.cuh"
+#include "precast/sampling_weighing.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
-
-// How elements become weights.
-struct Weighing {
-  bool logits;
-  bool weighed;  // max and factor are known
-  bool stored;   // what is on chip are weights
-  float max;
-  float factor;  // log2(e) / temperature
-  float floor;   // not negative: what weighs less, does not count; NaN counts
-};
-
-__device__ __forceinline__ float weight_of_logit(float x, const Weighing& w) {
-  return fast_exp2((x - w.max) * w.factor);
-}
-
-// exp2((x - max) * factor) is the weight at this temperature; at 0 only the maxima have one.
-__device__ __forceinline__ float factor_of(float temperature) {
-  return fminf(__fdiv_rn(1.4426950408889634f, temperature), 3.402823466e38f);
-}
-
-// What is done to a slab's elements as they were read, before they are weighed.
-struct NoEdit {
-  static constexpr bool kChanges = false;
-  __device__ __forceinline__ void start(int64_t) {}  // with the row of this number
-  __device__ __forceinline__ void operator()(int, float (&)[kPerLane]) const {}
-};
 
 // The row as one warp sees it. A CTA has the slabs from `first` on; a warp of it has the first plus
 // its number, and on in steps of the CTA's warps.
@@ -52,7 +27,7 @@ struct Row {
   const RowSource& p;
   Edit edit;
   const T* data;  // the row
-  float* copy;    // on chip: the lane's first elements of the warp's first slab
+  float* copy;    // the lane's first elements of the warp's first slab; walked, of the one there is
   int first;
   int count;  // slabs of the CTA; none if not positive
   Weighing weighing;
@@ -101,7 +76,8 @@ struct Row {
   __device__ __forceinline__ void arrive(uint64_t* copied) {
     if (!kCopies || !p.aligned) return;
     if (warp() < count) wait_for_bytes(copied, 0);
-    if (!Edit::kChanges && (first + count) * kSlab <= p.vocab) return;
+    const bool edits = Edit::kChanges && edit.is_active();
+    if (!edits && (first + count) * kSlab <= p.vocab) return;
     float* at = copy;
 #pragma unroll 1
     for (int i = warp(); i < count; i += warps(), at += step()) {
@@ -113,12 +89,7 @@ struct Row {
           if (to >= left) at[to] = missing();
         }
       }
-      if constexpr (Edit::kChanges) {
-        float y[kPerLane];
-        load_copy(at, y);
-        edit(first + i, y);
-        store_copy(at, y);
-      }
+      if (edits) edit_copy(edit, first + i, at);
     }
   }
 
@@ -127,11 +98,25 @@ struct Row {
     float* at = copy;
 #pragma unroll 1
     for (int i = warp(); i < count; i += warps(), at += step()) {
-      float y[kPerLane];
-      load_slab(data, p, first + i, missing(), y);
-      edit(first + i, y);
-      store_copy(at, y);
+      stage(p, data, edit, first + i, missing(), at);
     }
+  }
+
+  // Brings the lane's elements of a slab to shared memory, and edits them. Why not inline: it is
+  // long, and wanted in every pass.
+  static __device__ __noinline__ void stage(const RowSource& p, const T* data, Edit edit, int slab,
+                                            float missing, float* at) {
+    float y[kPerLane];
+    load_slab(data, p, slab, missing, y);
+    if (Edit::kChanges && edit.is_active()) edit(slab, y);
+    store_copy(at, y);
+  }
+
+  static __device__ __noinline__ void edit_copy(Edit edit, int slab, float* at) {
+    float y[kPerLane];
+    load_copy(at, y);
+    edit(slab, y);
+    store_copy(at, y);
   }
 
   __device__ __forceinline__ uint32_t bytes_of(int slab) const {
@@ -161,13 +146,22 @@ struct Row {
     }
   }
 
+  // Whether a slab that is read again goes by shared memory.
+  __device__ __forceinline__ bool is_staged(int slab) const {
+    return !p.aligned || (slab + 1) * kSlab > p.vocab || (Edit::kChanges && edit.is_active());
+  }
+
   // What the elements of a slab are: logits until they are weighed, then weights, uncut.
   __device__ __forceinline__ void load(int slab, float* at, float (&y)[kPerLane]) const {
     if constexpr (kOnChip) {
       load_copy(at, y);
     } else {
-      load_slab(data, p, slab, missing(), y);
-      edit(slab, y);
+      if (is_staged(slab)) {
+        stage(p, data, edit, slab, missing(), copy);
+        load_copy(copy, y);
+      } else {
+        load_whole_slab(data, slab, y);
+      }
       if (weighing.weighed) {
 #pragma unroll
         for (int i = 0; i < kPerLane; ++i) y[i] = weight_of_logit(y[i], weighing);
@@ -192,33 +186,37 @@ struct Row {
   __device__ __forceinline__ void each_four(const F& f) {
     float* at = copy;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      if constexpr (kOnChip) {
+    for (int i = warp(); i < count; i += warps()) {
+      if constexpr (!kOnChip) stage(p, data, edit, first + i, missing(), copy);
 #pragma unroll 2
-        for (int j = 0; j < kPerLane / 4; ++j) f(i, j, *four_of(at, j));
-      } else {
-        float y[kPerLane];
-        load(first + i, at, y);
-#pragma unroll
-        for (int j = 0; j < kPerLane / 4; ++j) {
-          f(i, j, make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]));
-        }
+      for (int j = 0; j < kPerLane / 4; ++j) {
+        float4 y = *four_of(at, j);
+        if (!kOnChip && weighing.weighed) y = weights_of_logits(y, weighing);
+        f(i, j, y);
       }
+      if constexpr (kOnChip) at += step();
     }
   }
 
   // Folds each slab of the warp: calls fold.add(y) for the lane's elements, in order, on a copy of
   // `fold`, and done(i, copy, k, other, both), where `other` is that of a second slab k, if there
-  // are both: for the latency. `kWeighs`: logits of which the maximum is known become weights.
-  template <bool kWeighs, typename Fold, typename Done>
-  __device__ __forceinline__ void fold_slabs(const Fold& fold, const Done& done) {
+  // are both: for the latency. Slabs that are not wanted(i) are taken for empty. `kWeighs`: logits
+  // of which the maximum is known become weights.
+  template <bool kWeighs, typename Fold, typename Wanted, typename Done>
+  __device__ __forceinline__ void fold_slabs(const Fold& fold, const Wanted& wanted,
+                                             const Done& done) {
     if constexpr (!kOnChip) {
-      each_slab([&](int i, const float (&y)[kPerLane]) {
+#pragma unroll 1
+      for (int i = warp(); i < count; i += warps()) {
         Fold own = fold;
+        if (wanted(i)) {
+          float y[kPerLane];
+          load(first + i, copy, y);
 #pragma unroll
-        for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+          for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+        }
         done(i, own, i, own, false);
-      });
+      }
     } else if (kWeighs && weighing.weighed && !weighing.stored) {
       float* at = copy;
 #pragma unroll 1
@@ -231,9 +229,7 @@ struct Row {
           for (int j = 0; j < 4; ++j) y[j] = *four_of(at, half + j);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            y[j] =
-                make_float4(weight_of_logit(y[j].x, weighing), weight_of_logit(y[j].y, weighing),
-                            weight_of_logit(y[j].z, weighing), weight_of_logit(y[j].w, weighing));
+            y[j] = weights_of_logits(y[j], weighing);
             *four_of(at, half + j) = y[j];
             add_four(own, y[j]);
           }
@@ -245,9 +241,10 @@ struct Row {
       float* at = copy;
 #pragma unroll 1
       for (int i = warp(); i < count; i += 2 * warps(), at += 2 * step()) {
-        const bool both = i + warps() < count;
+        const int k = i + warps();
+        const bool both = k < count, wants_one = wanted(i), wants_other = both && wanted(k);
         Fold one = fold, other = fold;
-        if (both) {
+        if (wants_one && wants_other) {
 #pragma unroll 1
           for (int half = 0; half < kPerLane / 4; half += 4) {
             float4 y[4], z[4];
@@ -262,10 +259,12 @@ struct Row {
               add_four(other, z[j]);
             }
           }
-        } else {
-          fold_copy(at, one);
+        } else if (wants_one || wants_other) {
+          Fold own = fold;
+          fold_copy(wants_one ? at : at + step(), own);
+          (wants_one ? one : other) = own;
         }
-        done(i, one, i + warps(), other, both);
+        done(i, one, k, other, both);
       }
     }
   }
@@ -311,22 +310,21 @@ struct Row {
     return visited == i;
   }
 
-  // What `lane`'s j-th element of slab `first + i` weighs, cut; behind a pass over all.
+  // What `lane`'s j-th element of slab `first + i` weighs, cut; behind fold_slab() of it.
   __device__ __forceinline__ float weight(int i, int lane, int j) const {
+    const int place = place_in_slab(lane, j);
+    const float* slab = copy - static_cast<int>(threadIdx.x % kWarpSize) * 4;
     float y;
     if constexpr (kOnChip) {
-      y = copy[(i - warp()) * kSlab - static_cast<int>(threadIdx.x % kWarpSize) * 4 +
-               place_in_slab(lane, j)];
+      y = slab[(i - warp()) * kSlab + place];
     } else {
-      // The whole slab, for edits: of this lane's elements, others take theirs.
-      float own[kPerLane];
-      load(first + i, copy, own);
-      y = 0.0f;
-#pragma unroll
-      for (int k = 0; k < kPerLane; ++k) {
-        const float other = __shfl_sync(0xffffffffu, own[k], lane);
-        if (k == j) y = other;
+      if (is_staged(first + i)) {
+        __syncwarp();
+        y = slab[place];
+      } else {
+        y = load_number(data + (first + i) * kSlab + place);
       }
+      if (weighing.weighed) y = weight_of_logit(y, weighing);
     }
     return y < weighing.floor ? 0.0f : y;
   }

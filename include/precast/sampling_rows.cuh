@@ -47,15 +47,19 @@ template <typename Out, typename Row, typename F>
 __device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& row,
                                           const F& value) {
   const int vocab = p.source.vocab;
-  row.each_four([&](int i, int j, float4 y) {
-    const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * j);
-    const float four[4] = {value(y.x), value(y.y), value(y.z), value(y.w)};
-    if (p.aligned) {
-      if (at < vocab) store_four(out + at, four);
-    } else {
+  each_half(row, Always(), [&](int i, int first, const float (&y)[kPerLane / 2]) {
+    const int at = (row.first + i) * kSlab + place_in_slab(threadIdx.x % kWarpSize, 4 * first);
 #pragma unroll
-      for (int c = 0; c < 4; ++c) {
-        if (at + c < vocab) out[at + c] = from_float<Out>(four[c]);
+    for (int j = 0; j < kPerLane / 2; j += 4) {
+      const float four[4] = {value(y[j]), value(y[j + 1]), value(y[j + 2]), value(y[j + 3])};
+      const int to = at + j * kWarpSize;
+      if (p.aligned) {
+        if (to < vocab) store_four(out + to, four);
+      } else {
+#pragma unroll
+        for (int c = 0; c < 4; ++c) {
+          if (to + c < vocab) out[to + c] = from_float<Out>(four[c]);
+        }
       }
     }
   });
@@ -74,6 +78,7 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
     row.data = static_cast<const T*>(p.source.data) + number * p.source.stride;
   });
   const float parameter = p.number[number];
+  if (p.op != RowOp::softmax) clear_bins(s.select);
   sampler.arrive();
   const bool by_mass = p.op == RowOp::top_p;
   int k = vocab;
@@ -87,11 +92,13 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
   float total = sampler.total(), least = -__int_as_float(0x7f800000);
   if (by_mass ? parameter < 1.0f : k > 0 && k < vocab) {
     least = select(row, s.select, sampler.turns, ctas, by_mass ? needed_mass(parameter) : k, max,
-                   by_mass, mass_scale(total), sampler.maxima);
+                   by_mass, mass_scale(total), sampler.maxima, true);
   }
   if (p.op == RowOp::mask) {
+    if (ctas > 1) cluster_arrive_relaxed();  // others may still read this CTA's memory
     store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row,
               [&](float y) { return y < least ? -__int_as_float(0x7f800000) : y; });
+    if (ctas > 1) cluster_wait();
     return;
   }
   if (p.op == RowOp::softmax) {
@@ -115,8 +122,8 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
 }
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>) void RowOpKernel(
-    const __grid_constant__ RowOpParams p) {
+__global__ __launch_bounds__(kBoundThreads<kOnChip>,
+                             1) void RowOpKernel(const __grid_constant__ RowOpParams p) {
   extern __shared__ __align__(128) float memory[];
   __shared__ RowShared shared;
   Sampler<T, kOnChip> sampler(shared, p.source, memory);

@@ -97,34 +97,41 @@ __device__ __forceinline__ void load_four(const T* source, float (&x)[4]) {
   unpack_four<T>(bits, x);
 }
 
-// The slab's elements; `missing` stands for those behind the row's end.
+template <typename T>
+__device__ __forceinline__ float load_number(const T* source) {
+  if constexpr (sizeof(T) == 4) {
+    return load_scalar(source);
+  } else {
+    return unpack_pair(T(), load_word(source)).x;
+  }
+}
+
+// The elements of a slab of an aligned row that does not end in it.
+template <typename T>
+__device__ __forceinline__ void load_whole_slab(const T* row, int slab, float (&x)[kPerLane]) {
+  const T* from = row + slab * kSlab + threadIdx.x % kWarpSize * 4;
+#pragma unroll
+  for (int j = 0; j < kPerLane / 4; ++j) {
+    float four[4];
+    load_four(from + j * 4 * kWarpSize, four);
+#pragma unroll
+    for (int c = 0; c < 4; ++c) x[4 * j + c] = four[c];
+  }
+}
+
+// The elements of any slab; `missing` stands for those behind the row's end.
 template <typename T>
 __device__ __forceinline__ void load_slab(const T* row, const RowSource& p, int slab, float missing,
                                           float (&x)[kPerLane]) {
-  const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
-  const T* from = row + first;
-  const int count = p.vocab - first;
   if (p.aligned && (slab + 1) * kSlab <= p.vocab) {
-#pragma unroll
-    for (int j = 0; j < kPerLane / 4; ++j) {
-      float four[4];
-      load_four(from + j * 4 * kWarpSize, four);
-#pragma unroll
-      for (int c = 0; c < 4; ++c) x[4 * j + c] = four[c];
-    }
+    load_whole_slab(row, slab, x);
     return;
   }
+  const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) {
-    const int at = i / 4 * 4 * kWarpSize + i % 4;
-    x[i] = missing;
-    if (at < count) {
-      if constexpr (sizeof(T) == 4) {
-        x[i] = load_scalar(from + at);
-      } else {
-        x[i] = unpack_pair(T(), load_word(from + at)).x;
-      }
-    }
+    const int at = first + i / 4 * 4 * kWarpSize + i % 4;
+    x[i] = at < p.vocab ? load_number(row + at) : missing;
   }
 }
 
@@ -135,8 +142,8 @@ __device__ __forceinline__ int place_in_slab(int lane, int i) {
 
 // Larger floats have larger keys.
 __device__ __forceinline__ uint32_t to_key(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+  const int bits = __float_as_int(x);
+  return bits ^ (bits >> 31 | 0x80000000);
 }
 
 __device__ __forceinline__ float from_key(uint32_t key) {

@@ -150,6 +150,17 @@ def test_rows_that_have_no_token_left(generator: torch.Generator) -> None:
         check(x, temperature=temperature, bitmask=allowed)
 
 
+@pytest.mark.parametrize("size", [31, 3001, 128256])
+def test_greedy_tells_neighbouring_floats_apart(size: int, generator: torch.Generator) -> None:
+    """Their weights may round to the same number."""
+    x = torch.full((40, size), 1.0, device=generator.device).nextafter(torch.zeros(1).cuda())
+    at = torch.randint(0, size, (40, 2), device=x.device, generator=generator)
+    x.scatter_(1, at, 1.0)
+    for top in (0, 3):
+        got = precast.sample(x, temperature=0.0, top_logprobs=top)
+        assert torch.equal(got.tokens.long(), at.min(dim=1).values)
+
+
 @dtypes
 def test_greedy_takes_the_first_of_the_largest(
     dtype: torch.dtype, generator: torch.Generator

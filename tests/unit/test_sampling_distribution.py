@@ -48,6 +48,22 @@ def test_a_wrong_distribution_is_noticed() -> None:
     assert p_value(tokens, shares(weights, top_k=4000)) == 0
 
 
+@pytest.mark.parametrize("top_p", [0.0, 0.1, 0.4, 0.9])
+def test_a_token_outside_the_nucleus_is_drawn_again_from_above(top_p: float) -> None:
+    """And stays where it is inside: a filter changes the tokens that it has to."""
+    generator = torch.Generator().manual_seed(6)
+    weights = (3 * torch.randn(500, 3000, generator=generator)).softmax(-1)
+    free, _ = chosen(weights, seed=5)
+    tokens, _ = chosen(weights, top_p=top_p, seed=5)
+    least = torch.stack([row[shares(row, top_p=top_p) > 0].min() for row in weights])
+    got, had = (weights.gather(1, at[:, None])[:, 0] for at in (tokens, free))
+    inside = had >= least
+    assert torch.equal(tokens[inside], free[inside])
+    assert (got >= least).all()
+    assert (got[~inside] > had[~inside]).all()
+    assert 0 < (~inside).sum() < 500 or top_p == 0
+
+
 def test_speculative_tokens_are_distributed_as_the_target_says() -> None:
     """The first token, whatever the draft was, and the second where the first one stood."""
     size, batch = 12, 1 << 11

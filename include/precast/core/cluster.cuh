@@ -51,6 +51,17 @@ __device__ __forceinline__ void cluster_arrive() {
 #endif
 }
 
+// The first half where others read this CTA's shared memory behind the second: waits for no write
+// to global memory.
+__device__ __forceinline__ void cluster_arrive_shared() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "fence.release.sync_restrict::shared::cta.cluster;\n"
+      "barrier.cluster.arrive.relaxed.aligned;" ::
+          : "memory");
+#endif
+}
+
 // The first half where nothing that was written before needs to be seen behind the second: it only
 // says that this CTA has started.
 __device__ __forceinline__ void cluster_arrive_relaxed() {

@@ -8,6 +8,9 @@ from precast.sampling._filters import thresholds
 from precast.sampling._masses import draw, row_sums
 from precast.sampling._philox import uniforms
 
+# Draws of a token before the threshold of top-p is looked for.
+ROUNDS = 4
+
 
 def chosen(
     weights: torch.Tensor,
@@ -22,7 +25,8 @@ def chosen(
     """Tokens, int64, and whether their rows were distributions, both ``[outputs]``.
 
     A first draw is made before it is known what top-p keeps. It stands if its token is kept, and
-    then has the right distribution; otherwise a second one is made from what is kept.
+    then has the right distribution. Otherwise nothing up to that token's weight is kept: the next
+    draw is made from what is above. The last one is made from what is kept.
     """
     device = weights.device
     outputs = weights.shape[0] if indices is None else indices.shape[0]
@@ -32,10 +36,19 @@ def chosen(
     by_k, by_p, by_min = thresholds(weights, top_k, top_p, min_p, joint)
     tried = weights.where(weights >= torch.maximum(by_k, by_min), 0)
     tokens = draw(tried, rows, uniforms(seed, offset, outputs, 0, device))
-    again = (weights[rows, tokens] < by_p[rows, 0]).nonzero()[:, 0]
-    if len(again) > 0:
-        numbers = uniforms(seed, offset, outputs, 1, device)
-        tokens[again] = draw(tried.where(weights >= by_p, 0), rows[again], numbers[again])
+    again = torch.arange(outputs, device=device)
+    for count in range(1, ROUNDS + 1):
+        drawn = weights[rows[again], tokens[again]]
+        again = again[drawn < by_p[rows[again], 0]]
+        if len(again) == 0:
+            break
+        # What is drawn from is the same for outputs of one row and one drawn weight.
+        cut = torch.stack([rows[again].double(), weights[rows[again], tokens[again]].double()])
+        (row, drawn), which = cut.unique(dim=1, return_inverse=True)
+        left = tried[row.long()]
+        kept = left > drawn[:, None] if count < ROUNDS else left >= by_p[row.long()]
+        numbers = uniforms(seed, offset, outputs, count, device)[again]
+        tokens[again] = draw(left.where(kept, 0), which, numbers)
     total = row_sums(weights)
     valid = ((total > 0) & (total < torch.inf))[rows]
     return tokens.where(valid, 0), valid
