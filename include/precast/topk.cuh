@@ -21,8 +21,7 @@
 //          lists of all CTAs until few are left, then to exactly k (topk_list.cuh).
 #pragma once
 
-#include "precast/topk_order.cuh"
-#include "precast/topk_part.cuh"
+#include "precast/topk_whole.cuh"
 
 namespace precast {
 
@@ -105,6 +104,23 @@ struct PutInOrder {
   }
 };
 
+// Puts candidates of no other order.
+template <typename T>
+struct PutResult {
+  const Results<T>& results;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
+    results.put(static_cast<int>(i), x);
+  }
+};
+
+// Puts candidates on a list.
+struct PutOnList {
+  uint64_t* list;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
+};
+
 // All threads: writes the k largest of up to kFew in descending order. `ranks`: zeros.
 template <typename T>
 __device__ __forceinline__ void write_by_rank(const Results<T>& results, const uint64_t* list,
@@ -134,10 +150,14 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
 #pragma unroll 1
   for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
   if (threadIdx.x < 3) s.added[threadIdx.x] = 0;
-  if (threadIdx.x == 0) s.forwarded = 0;
+  if (threadIdx.x == 0) s.forwarded = s.gathered = s.highest = 0;
   if (p.lengths == nullptr && may_overlap_previous_grid()) {
     const Window<T> window(p, row, ctas);
-    window.prefetch(p.last_first ? window.tiles() - 1 : 0);
+    if (p.whole) {
+      window.prefetch_all(ctas);
+    } else {
+      window.prefetch(p.last_first ? window.tiles() - 1 : 0);
+    }
   }
   wait_for_previous_grid();
   allow_next_grid();
@@ -151,18 +171,61 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
     }
     return;
   }
-  __syncthreads();
   constexpr int kKeyBits = Keys<T>::kBits;
   const bool any = p.order == TopKOrder::any;
   // Few are ordered even where nobody asks.
   const bool few =
       k <= uint32_t(kFew) && (any || (p.order == TopKOrder::by_value && !p.last_first));
   const uint32_t limit = few ? kFew : k;
-  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
-  part.read(ctas > 1 ? p.room : limit, ctas);
   uint64_t* list = lists;
-  uint32_t size = part.size;
-  if (ctas > 1) {
+  uint32_t size = 0;
+  int turn = 0;
+  bool gathered = false;
+  if (p.whole) {
+    Vec<T>* const data = reinterpret_cast<Vec<T>*>(lists + p.whole_room);
+    const WholePart<T> whole(p, window, s, data, ctas);
+    if (ctas > 1) cluster_arrive_relaxed();
+    whole.start();
+    __syncthreads();
+    Binning bin;
+    whole.finish();
+    size = gather_whole(whole, list, ctas, bin, turn);
+    gathered = size <= uint32_t(p.whole_room);
+    if (gathered) {
+      if (rank != 0) return;
+      const bool in_order = any || (p.order == TopKOrder::by_value && !p.last_first);
+      if (!in_order || size > uint32_t(kFew)) {
+        uint64_t* const sorted = reinterpret_cast<uint64_t*>(data);
+        uint32_t* const bins = s.histogram[turn];
+        bool done;
+        if (in_order) {
+          done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
+          if (done) return;
+        } else {
+          done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
+          if (done) size = k;
+        }
+        if (!done) {
+          turn = 1;
+          share_turn(s, turn);
+          Cut cut = uncut<kKeyBits>(k);
+          go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, limit, 1, turn);
+          size = compact(s, list, size, cut.edge);
+        }
+        __syncthreads();
+      }
+    } else {
+      share_turn(s, turn);
+    }
+  } else {
+    __syncthreads();
+  }
+  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, turn};
+  if (!gathered) {
+    part.read(ctas > 1 ? p.room : limit, ctas);
+    size = part.size;
+  }
+  if (!gathered && ctas > 1) {
     if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
     __syncthreads();
     list += p.room;

@@ -25,6 +25,11 @@ struct Binning {
   }
 };
 
+// For numbers of `bits` bits, of which the highest 32 lie between these.
+__device__ __forceinline__ Binning binning_of(uint32_t highest, uint32_t lowest, int bits) {
+  return {highest, bits - 32, max(0, 32 - __clz(highest - lowest) - kDigitBits)};
+}
+
 // All threads: numbers in descending order; behind `size` there is room up to the next power of
 // two.
 __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
@@ -108,11 +113,11 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     s.highest = 0;
     s.lowest = 0xffffffffu;
   }
-  Binning bin = {0, bits - 32, 0};
+  const int top = bits - 32;
   uint32_t highest = 0, lowest = 0xffffffffu;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    const uint32_t x = static_cast<uint32_t>(list[i] >> bin.top);
+    const uint32_t x = static_cast<uint32_t>(list[i] >> top);
     highest = max(highest, x);
     lowest = min(lowest, x);
   }
@@ -124,8 +129,7 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     atomicMin(&s.lowest, lowest);
   }
   __syncthreads();
-  bin.highest = s.highest;
-  bin.width = max(0, 32 - __clz(bin.highest - s.lowest) - kDigitBits);
+  const Binning bin = binning_of(s.highest, s.lowest, bits);
   uint64_t x[kMostEach];
   uint32_t place[kMostEach];
 #pragma unroll
@@ -157,6 +161,41 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     for (uint32_t j = rank; j < end; ++j) rank += list[j] > own;
     put(rank, own);
   }
+}
+
+// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`.
+// False, and nothing is called, where a bin holds too many. `bins`: zeros. Numbers may lie below
+// the range of `bin`.
+template <typename Put>
+__device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
+                                                 const uint64_t* list, uint64_t* sorted,
+                                                 uint32_t size, uint32_t k, const Binning& bin,
+                                                 const Put& put) {
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
+  }
+  __syncthreads();
+  if (sum_bins(s, bins) > kMostInBin) return false;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const uint64_t x = list[i];
+    sorted[atomicAdd(&bins[min(bin(x), kBins - 1u)], 1u)] = x;
+  }
+  __syncthreads();
+  // A bin's number is now where the next one starts.
+  const uint32_t end = min(size, k + kMostInBin);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < end; i += blockDim.x) {
+    const uint64_t own = sorted[i];
+    const uint32_t at = min(bin(own), kBins - 1u);
+    uint32_t rank = at == 0 ? 0 : bins[at - 1];
+    const uint32_t next = rank < k ? bins[at] : rank;
+#pragma unroll 4
+    for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
+    if (rank < k) put(rank, own);
+  }
+  return true;
 }
 
 #endif  // __CUDACC__

@@ -6,6 +6,9 @@
 
 #if !defined(__CUDACC_RTC__)
 #include <algorithm>
+#if defined(TOPK_EXPERIMENT)
+#include <cstdlib>
+#endif
 #include <atomic>  // Why: launches may come from several threads
 #endif
 
@@ -16,17 +19,76 @@ namespace precast {
 struct TopKPlan {
   int ctas;  // of a row
   int threads;
-  int room;  // of a list
+  int room;    // of a list
+  int whole;   // vectors of a thread, or 0: shared memory does not hold the rows
+  int group;   // vectors, then
+  int enough;  // groups
+  int whole_room;
+  size_t bytes;
 };
 
+#if defined(TOPK_EXPERIMENT)
+inline int experiment(const char* name, int otherwise) {
+  const char* text = getenv(name);
+  return text == nullptr || *text == 0 ? otherwise : atoi(text);
+}
+#else
+inline int experiment(const char*, int otherwise) { return otherwise; }
+#endif
+
+// Whether rows fit into the shared memory of clusters that are all there at once. `vec`: elements.
+inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, int padded, int sms,
+                       int shared, int shared_of_sm) {
+  constexpr int kMost = kTargetHasClusters ? kMostCtas : 1;
+  constexpr int kBehind = 1024;  // bytes that the system takes of each CTA
+  const int only_ctas = experiment("PT_CTAS", 0), only_threads = experiment("PT_THREADS", 0);
+  if (!experiment("PT_WHOLE", 1)) return false;
+  for (int ctas = kMost; ctas > 0; ctas /= 2) {
+    for (int threads = kMaxThreads; threads >= kLeastThreads; threads /= 2) {
+      if (only_ctas && only_ctas != ctas) continue;
+      if (only_threads && only_threads != threads) continue;
+      const int at_once = kMaxThreads / threads;
+      const int places = at_once * (ctas <= 2 ? sms : sms - sms / 8);
+      if (int64_t(rows) * ctas > places) continue;
+      if (ctas > 1 && size < ctas * 2048) continue;
+      const int vecs = (size + vec - 1) / vec + 1;
+      const int each = (vecs + ctas * threads - 1) / (ctas * threads);
+      if (each * vec > 64) continue;
+      const int data = each * threads * kVecBytes;
+      const int limit =
+          (at_once == 1 ? shared : std::min(shared, shared_of_sm / at_once - kBehind)) -
+          static_cast<int>(sizeof(ListShared));
+      int room = std::min(kMaxSorted, (limit - data) / 8) / 2 * 2;
+      if (room < padded || limit < 16 * room) continue;
+      const int share = (k + ctas - 1) / ctas;
+      const int groups = std::min(each, (2 * k + ctas * threads - 1) / (ctas * threads));
+      plan.group = (each + groups - 1) / groups;
+      const int64_t maxima = int64_t(ctas) * threads * (each / plan.group);
+      if (room < size && (maxima < 2 * k || room < 7 * k / 4)) continue;
+      plan.ctas = ctas;
+      plan.threads = threads;
+      plan.whole = each;
+      plan.whole_room = room;
+      plan.enough = std::max(share + share / 4, room / (2 * ctas));
+      const int bytes = std::max(8 * room + std::max(data, 8 * room), (ctas > 1 ? 16 : 8) * padded);
+      plan.room = bytes / (ctas > 1 ? 16 : 8);
+      plan.bytes = sizeof(ListShared) + bytes;
+      return true;
+    }
+  }
+  return false;
+}
+
 // `shared`: dynamic bytes that a CTA may have.
-inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int sms, int shared) {
+inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int shared,
+                           int shared_of_sm) {
   constexpr int kMost = kTargetHasClusters ? kMostCtas : 1;
   constexpr int kLeastPart = 8192;                                            // elements
   const int available = (shared - static_cast<int>(sizeof(ListShared))) / 8;  // candidates
   int padded = kFew;                                                          // what sorting needs
   while (padded < k) padded *= 2;
-  TopKPlan plan = {1, kLeastThreads, 0};
+  TopKPlan plan = {1, kLeastThreads, 0, 0, 1, 0, 0, 0};
+  if (plan_whole(plan, rows, size, k, vec, padded, sms, shared, shared_of_sm)) return plan;
   // Few rows: several CTAs each. Of large clusters fewer fit at once than there are SMs for: on
   // H200 16 clusters of 8 take twice the time of 14.
   while (plan.ctas < kMost && size >= plan.ctas * 2 * kLeastPart &&
@@ -40,6 +102,7 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int sms, int shared) 
   }
   const int wanted = std::max({padded, 4096, std::min(4 * k, 12288)});
   plan.room = std::min(wanted, available / (plan.ctas > 1 ? 2 : 1));
+  plan.bytes = sizeof(ListShared) + sizeof(uint64_t) * plan.room * (plan.ctas > 1 ? 2 : 1);
   return plan;
 }
 
@@ -47,13 +110,17 @@ template <typename T>
 cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream) {
   if (params.rows == 0) return cudaSuccess;
   const auto kernel = TopKKernel<T>;
-  int device = 0, sms = 0, shared = 0;
+  int device = 0, sms = 0, shared = 0, shared_of_sm = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
     status = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
   }
   if (status == cudaSuccess) {
     status = cudaDeviceGetAttribute(&shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  if (status == cudaSuccess) {
+    status = cudaDeviceGetAttribute(&shared_of_sm, cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+                                    device);
   }
   if (status != cudaSuccess) return status;
   static std::atomic<uint64_t> raised{0};  // the kernel's limit, a bit a device
@@ -63,11 +130,15 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
     if (status != cudaSuccess) return status;
     raised.fetch_or(bit, std::memory_order_relaxed);
   }
-  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, sms, shared);
+  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVecBytes / sizeof(T), sms,
+                                   shared, shared_of_sm);
   params.room = plan.room;
-  const size_t bytes = sizeof(ListShared) + sizeof(uint64_t) * plan.room * (plan.ctas > 1 ? 2 : 1);
+  params.whole = plan.whole > 0;
+  params.whole_room = plan.whole_room;
+  params.group = plan.group;
+  params.enough = plan.enough;
   return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,
-                         bytes, enable_pdl, stream, params);
+                         plan.bytes, enable_pdl, stream, params);
 }
 
 #endif

@@ -35,6 +35,10 @@ struct TopKParams {
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
+  bool whole;                   // rows that shared memory holds (topk_whole.cuh)
+  int32_t whole_room;           // of the list then
+  int32_t group;                // vectors
+  uint32_t enough;              // groups of a CTA that may reach the floor
 };
 
 #if defined(__CUDACC__)
@@ -78,6 +82,7 @@ struct Window {
   const T* base;  // of vector 0
   int lead;       // elements of vector 0 before the window
   int length;
+  int vecs;
   int from;  // vectors of this CTA
   int to;
 
@@ -92,7 +97,7 @@ struct Window {
     const uint64_t address = reinterpret_cast<uint64_t>(first);
     base = reinterpret_cast<const T*>(address & ~uint64_t(kVecBytes - 1));
     lead = static_cast<int>(first - base);
-    const int vecs = (lead + length + Vec<T>::kSize - 1) / Vec<T>::kSize;
+    vecs = (lead + length + Vec<T>::kSize - 1) / Vec<T>::kSize;
     const int share = (vecs + ctas - 1) / ctas;
     from = min(static_cast<int>(cluster_rank()) * share, vecs);
     to = min(from + share, vecs);
@@ -122,6 +127,18 @@ struct Window {
     const int each = Tile<T>::kVecs * blockDim.x;
     const int at = from + tile * each + static_cast<int>(threadIdx.x) * kVecsOfLine;
     if (tile >= 0 && static_cast<int>(threadIdx.x) * kVecsOfLine < each && at < to) {
+      prefetch_to_l2(base + int64_t(at) * Vec<T>::kSize);
+    }
+  }
+
+  // Asks for all of the CTA's vectors where neighbours lie in different CTAs.
+  __device__ __forceinline__ void prefetch_all(int ctas) const {
+    constexpr int kVecsOfLine = 128 / kVecBytes;
+    constexpr int kLines = kWarpSize / kVecsOfLine;  // of a warp
+    const int step = ctas * static_cast<int>(blockDim.x);
+    const int warp = threadIdx.x / kLines, line = threadIdx.x % kLines;
+    int at = (warp * ctas + static_cast<int>(cluster_rank())) * kWarpSize + line * kVecsOfLine;
+    for (; at < vecs; at += kVecsOfLine * step) {
       prefetch_to_l2(base + int64_t(at) * Vec<T>::kSize);
     }
   }
