@@ -21,6 +21,7 @@
 //          lists of all CTAs until few are left, then to exactly k (topk_list.cuh).
 #pragma once
 
+#include "precast/topk_part.cuh"
 #include "precast/topk_whole.cuh"
 
 namespace precast {
@@ -104,7 +105,7 @@ struct PutInOrder {
   }
 };
 
-// Puts candidates of no other order.
+// Puts candidates that come in the order wanted.
 template <typename T>
 struct PutResult {
   const Results<T>& results;
@@ -112,13 +113,6 @@ struct PutResult {
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
     results.put(static_cast<int>(i), x);
   }
-};
-
-// Puts candidates on a list.
-struct PutOnList {
-  uint64_t* list;
-
-  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
 };
 
 // All threads: writes the k largest of up to kFew in descending order. `ranks`: zeros.
@@ -139,6 +133,31 @@ __device__ __forceinline__ void write_by_rank(const Results<T>& results, const u
   }
 }
 
+// All threads: writes positions where the window has no more than k elements.
+template <typename T>
+__device__ __forceinline__ void write_all_places(const Results<T>& results, int length) {
+  for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
+    results.put_place(i, i < length ? i : -1);
+  }
+}
+
+// All threads: writes a list of k candidates in the order that is asked for.
+template <typename T>
+__device__ __forceinline__ void write_list(const Results<T>& results, ListShared& s, uint64_t* list,
+                                           uint32_t size) {
+  const TopKParams& p = results.p;
+  constexpr int kKeyBits = Keys<T>::kBits;
+  if (p.order == TopKOrder::any) {
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    list[i] = to_order<kKeyBits>(p, list[i]);
+  }
+  __syncthreads();
+  in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+}
+
 // The work of one CTA, in `shared` memory: ListShared and the lists.
 template <typename T>
 __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared) {
@@ -150,14 +169,10 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
 #pragma unroll 1
   for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
   if (threadIdx.x < 3) s.added[threadIdx.x] = 0;
-  if (threadIdx.x == 0) s.forwarded = s.gathered = s.highest = 0;
+  if (threadIdx.x == 0) s.forwarded = 0;
   if (p.lengths == nullptr && may_overlap_previous_grid()) {
     const Window<T> window(p, row, ctas);
-    if (p.whole) {
-      window.prefetch_all(ctas);
-    } else {
-      window.prefetch(p.last_first ? window.tiles() - 1 : 0);
-    }
+    window.prefetch(p.last_first ? window.tiles() - 1 : 0);
   }
   wait_for_previous_grid();
   allow_next_grid();
@@ -165,67 +180,21 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   const Results<T> results(p, row);
   const uint32_t k = p.k;
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank != 0) return;
-    for (int i = threadIdx.x; i < p.k; i += blockDim.x) {
-      results.put_place(i, i < window.length ? i : -1);
-    }
+    if (rank == 0) write_all_places(results, window.length);
     return;
   }
+  __syncthreads();
   constexpr int kKeyBits = Keys<T>::kBits;
   const bool any = p.order == TopKOrder::any;
   // Few are ordered even where nobody asks.
   const bool few =
       k <= uint32_t(kFew) && (any || (p.order == TopKOrder::by_value && !p.last_first));
   const uint32_t limit = few ? kFew : k;
+  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
+  part.read(ctas > 1 ? p.room : limit, ctas);
   uint64_t* list = lists;
-  uint32_t size = 0;
-  int turn = 0;
-  bool gathered = false;
-  if (p.whole) {
-    Vec<T>* const data = reinterpret_cast<Vec<T>*>(lists + p.whole_room);
-    const WholePart<T> whole(p, window, s, data, ctas);
-    if (ctas > 1) cluster_arrive_relaxed();
-    whole.start();
-    __syncthreads();
-    Binning bin;
-    whole.finish();
-    size = gather_whole(whole, list, ctas, bin, turn);
-    gathered = size <= uint32_t(p.whole_room);
-    if (gathered) {
-      if (rank != 0) return;
-      const bool in_order = any || (p.order == TopKOrder::by_value && !p.last_first);
-      if (!in_order || size > uint32_t(kFew)) {
-        uint64_t* const sorted = reinterpret_cast<uint64_t*>(data);
-        uint32_t* const bins = s.histogram[turn];
-        bool done;
-        if (in_order) {
-          done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
-          if (done) return;
-        } else {
-          done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
-          if (done) size = k;
-        }
-        if (!done) {
-          turn = 1;
-          share_turn(s, turn);
-          Cut cut = uncut<kKeyBits>(k);
-          go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, limit, 1, turn);
-          size = compact(s, list, size, cut.edge);
-        }
-        __syncthreads();
-      }
-    } else {
-      share_turn(s, turn);
-    }
-  } else {
-    __syncthreads();
-  }
-  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, turn};
-  if (!gathered) {
-    part.read(ctas > 1 ? p.room : limit, ctas);
-    size = part.size;
-  }
-  if (!gathered && ctas > 1) {
+  uint32_t size = part.size;
+  if (ctas > 1) {
     if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
     __syncthreads();
     list += p.room;
@@ -242,20 +211,81 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   }
   if (few) {
     write_by_rank(results, list, size, s.histogram[part.turn]);
-  } else if (any) {
-    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
   } else {
-    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
-      list[i] = to_order<kKeyBits>(p, list[i]);
-    __syncthreads();
-    in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+    write_list(results, s, list, size);
   }
+}
+
+// The same where shared memory holds the row: behind the list lie its vectors.
+template <typename T>
+__device__ __forceinline__ void top_k_whole_row(const TopKParams& p, uint64_t* shared) {
+  ListShared& s = *reinterpret_cast<ListShared*>(shared);
+  uint64_t* const list = shared + sizeof(ListShared) / sizeof(uint64_t);
+  Vec<T>* const data = reinterpret_cast<Vec<T>*>(list + p.room);
+  const int ctas = cluster_size();
+  const uint32_t row = blockIdx.x / ctas;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
+  if (threadIdx.x == 0) s.kept = s.highest = 0;
+  if (p.lengths == nullptr && may_overlap_previous_grid()) {
+    Window<T>(p, row, ctas).prefetch_all(ctas);
+  }
+  wait_for_previous_grid();
+  allow_next_grid();
+  const Window<T> window(p, row, ctas);
+  const Results<T> results(p, row);
+  const uint32_t k = p.k;
+  if (p.mode != TopKMode::values && window.length <= p.k) {
+    if (cluster_rank() == 0) write_all_places(results, window.length);
+    return;
+  }
+  if (ctas > 1) cluster_arrive_relaxed();
+  WholePart<T> part(p, window, s, data, ctas);
+  part.start();
+  __syncthreads();
+  part.finish();
+  int turn = 0;
+  Binning bin;
+  uint32_t size = gather_whole(part, list, ctas, bin, turn);
+  if (cluster_rank() != 0) return;
+  const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
+  const bool at_once = by_value || p.order == TopKOrder::any;
+  uint32_t* const bins = s.histogram[turn];
+  if (at_once && size <= uint32_t(kFew)) {
+    write_by_rank(results, list, size, bins);
+    return;
+  }
+  // Where the row lay.
+  uint64_t* const sorted = reinterpret_cast<uint64_t*>(data);
+  bool done;
+  if (at_once) {
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
+    if (done) return;
+  } else {
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
+  }
+  if (!done) {
+    constexpr int kKeyBits = Keys<T>::kBits;
+    turn = 1;
+    share_turn(s, turn);
+    Cut cut = uncut<kKeyBits>(k);
+    go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, k, 1, turn);
+    compact(s, list, size, cut.edge);
+  }
+  __syncthreads();
+  write_list(results, s, list, k);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 1) TopKKernel(TopKParams p) {
   extern __shared__ uint64_t shared[];
   top_k_row<T>(p, shared);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kMaxThreads, 1) TopKWholeKernel(TopKParams p) {
+  extern __shared__ uint64_t shared[];
+  top_k_whole_row<T>(p, shared);
 }
 
 #endif  // __CUDACC__

@@ -163,6 +163,13 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
   }
 }
 
+// Puts numbers on a list.
+struct PutOnList {
+  uint64_t* list;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
+};
+
 // All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`.
 // False, and nothing is called, where a bin holds too many. `bins`: zeros. Numbers may lie below
 // the range of `bin`.

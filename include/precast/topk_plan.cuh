@@ -20,11 +20,10 @@ struct TopKPlan {
   int ctas;  // of a row
   int threads;
   int room;    // of a list
-  int whole;   // vectors of a thread, or 0: shared memory does not hold the rows
+  size_t bytes;
+  bool whole;  // the CTAs of a row hold it
   int group;   // vectors, then
   int enough;  // groups
-  int whole_room;
-  size_t bytes;
 };
 
 #if defined(TOPK_EXPERIMENT)
@@ -54,25 +53,23 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
       const int vecs = (size + vec - 1) / vec + 1;
       const int each = (vecs + ctas * threads - 1) / (ctas * threads);
       if (each * vec > 64) continue;
-      const int data = each * threads * kVecBytes;
+      const int data = std::max(each - kHeldVecs, 1) * threads * kVecBytes;
       const int limit =
           (at_once == 1 ? shared : std::min(shared, shared_of_sm / at_once - kBehind)) -
           static_cast<int>(sizeof(ListShared));
       int room = std::min(kMaxSorted, (limit - data) / 8) / 2 * 2;
       if (room < padded || limit < 16 * room) continue;
       const int share = (k + ctas - 1) / ctas;
-      const int groups = std::min(each, (2 * k + ctas * threads - 1) / (ctas * threads));
+      const int groups = std::min(each, (4 * k + ctas * threads - 1) / (ctas * threads));
       plan.group = (each + groups - 1) / groups;
       const int64_t maxima = int64_t(ctas) * threads * (each / plan.group);
       if (room < size && (maxima < 2 * k || room < 7 * k / 4)) continue;
       plan.ctas = ctas;
       plan.threads = threads;
-      plan.whole = each;
-      plan.whole_room = room;
+      plan.whole = true;
+      plan.room = room;
       plan.enough = std::max(share + share / 4, room / (2 * ctas));
-      const int bytes = std::max(8 * room + std::max(data, 8 * room), (ctas > 1 ? 16 : 8) * padded);
-      plan.room = bytes / (ctas > 1 ? 16 : 8);
-      plan.bytes = sizeof(ListShared) + bytes;
+      plan.bytes = sizeof(ListShared) + 8 * room + std::max(data, 8 * room);
       return true;
     }
   }
@@ -87,7 +84,7 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int
   const int available = (shared - static_cast<int>(sizeof(ListShared))) / 8;  // candidates
   int padded = kFew;                                                          // what sorting needs
   while (padded < k) padded *= 2;
-  TopKPlan plan = {1, kLeastThreads, 0, 0, 1, 0, 0, 0};
+  TopKPlan plan = {1, kLeastThreads, 0, 0, false, 0, 0};
   if (plan_whole(plan, rows, size, k, vec, padded, sms, shared, shared_of_sm)) return plan;
   // Few rows: several CTAs each. Of large clusters fewer fit at once than there are SMs for: on
   // H200 16 clusters of 8 take twice the time of 14.
@@ -109,7 +106,6 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int
 template <typename T>
 cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream) {
   if (params.rows == 0) return cudaSuccess;
-  const auto kernel = TopKKernel<T>;
   int device = 0, sms = 0, shared = 0, shared_of_sm = 0;
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
@@ -123,18 +119,18 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
                                     device);
   }
   if (status != cudaSuccess) return status;
-  static std::atomic<uint64_t> raised{0};  // the kernel's limit, a bit a device
+  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVecBytes / sizeof(T), sms,
+                                   shared, shared_of_sm);
+  const auto kernel = plan.whole ? TopKWholeKernel<T> : TopKKernel<T>;
+  static std::atomic<uint64_t> raised_of[2];  // the kernel's limit, a bit a device
+  std::atomic<uint64_t>& raised = raised_of[plan.whole];
   const uint64_t bit = uint64_t(1) << (device & 63);
   if (device > 63 || !(raised.load(std::memory_order_relaxed) & bit)) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
     if (status != cudaSuccess) return status;
     raised.fetch_or(bit, std::memory_order_relaxed);
   }
-  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVecBytes / sizeof(T), sms,
-                                   shared, shared_of_sm);
   params.room = plan.room;
-  params.whole = plan.whole > 0;
-  params.whole_room = plan.whole_room;
   params.group = plan.group;
   params.enough = plan.enough;
   return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,

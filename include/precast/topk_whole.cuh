@@ -57,29 +57,61 @@ __device__ __forceinline__ uint32_t largest_key(uint32_t word) {
   }
 }
 
-// Sets elements of a vector to -inf: all but `count` from `first` on.
+// A vector with -inf in place of elements whose bit is not set.
 template <typename T>
-__device__ __forceinline__ void keep_some(Vec<T>* v, int first, int count) {
-  using Word = typename Keys<T>::Word;
-  Word* const items = reinterpret_cast<Word*>(v);
+__device__ __forceinline__ Vec<T> only(const Vec<T>& v, uint32_t bits) {
+  constexpr uint32_t kLowest = 1u << (Keys<T>::kBits - 1) | Keys<T>::kInfinity;
+  uint32_t words[4] = {v.bits.x, v.bits.y, v.bits.z, v.bits.w};
 #pragma unroll
   for (int i = 0; i < Vec<T>::kSize; ++i) {
-    if (i < first || i >= first + count) {
-      items[i] = static_cast<Word>(1u << (Keys<T>::kBits - 1) | Keys<T>::kInfinity);
-    }
+    constexpr int kEach = Vec<T>::kSize / 4;  // of a word
+    constexpr uint32_t kItem = kEach == 1 ? 0xffffffffu : 0xffffu;
+    const int at = i % kEach * 16;
+    if (!(bits >> i & 1)) words[i / kEach] = (words[i / kEach] & ~(kItem << at)) | kLowest << at;
   }
+  return {make_uint4(words[0], words[1], words[2], words[3])};
 }
 
-// A CTA's vectors of a row in shared memory, each at the place of its thread.
+// Which elements of a vector reach the number, a bit each; see reaching().
+template <typename T>
+__device__ __forceinline__ uint32_t reaching_number(const Vec<T>& v, float bound) {
+  Tile<T> x;
+  x.vecs[0] = v;
+  uint32_t below = 0;
+#pragma unroll
+  for (int i = Vec<T>::kSize - 1; i >= 0; --i) {
+    const float apart = number_of(T(), item_bits(x, i)) - bound;
+    below = __funnelshift_l(__float_as_uint(apart), below, 1);
+  }
+  return ~below & ((1u << Vec<T>::kSize) - 1);
+}
+
+struct MarkFrom {
+  uint64_t edge;
+  uint64_t& mask;
+
+  __device__ __forceinline__ void operator()(uint64_t x, uint64_t bit) const {
+    if (x >= edge) mask |= bit;
+  }
+};
+
+constexpr int kHeldVecs = 5;  // of a thread, in registers
+
+// A CTA's vectors of a row: each thread's first ones in its registers, the others in shared memory
+// at the place of the thread.
 template <typename T>
 struct WholePart {
+  static constexpr int kEach = Vec<T>::kSize;
+  static constexpr uint32_t kAll = (1u << kEach) - 1;
+
   const TopKParams& p;
   const Window<T>& window;
   ListShared& s;
-  Vec<T>* own;  // the thread's first, blockDim.x to the next
-  int mine;     // how many
+  Vec<T>* own;  // the first in shared memory, blockDim.x to the next
+  int mine;     // how many in all
   int first;    // numbers in the window
   int step;
+  Vec<T> held[kHeldVecs];
 
   __device__ __forceinline__ WholePart(const TopKParams& params, const Window<T>& of,
                                        ListShared& shared, Vec<T>* data, int ctas)
@@ -90,68 +122,145 @@ struct WholePart {
     mine = first < window.vecs ? (window.vecs - first + step - 1) / step : 0;
   }
 
-  __device__ __forceinline__ void start() const {
-    for (int i = 0; i < mine; ++i) {
-      start_copy(own + i * blockDim.x,
-                 window.base + int64_t(first + i * step) * Vec<T>::kSize);
+  __device__ __forceinline__ Vec<T>& in_memory(int i) const {
+    return own[(i - kHeldVecs) * static_cast<int>(blockDim.x)];
+  }
+
+  __device__ __forceinline__ void start() {
+    const T* const source = window.base + int64_t(first) * kEach;
+    for (int i = kHeldVecs; i < mine; ++i) {
+      start_copy(&in_memory(i), source + int64_t(i) * step * kEach);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeldVecs; ++i) {
+      held[i] = zero_vec<T>();
+      if (i < mine) held[i] = load_once(source + int64_t(i) * step * kEach);
     }
   }
 
+  // Which elements of the thread's i-th vector lie in the window.
+  __device__ __forceinline__ uint32_t present(int i) const {
+    const int at = first + i * step, last = window.vecs - 1;
+    uint32_t bits = kAll;
+    if (at == 0) bits = kAll << window.lead & kAll;
+    if (at == last) bits &= kAll >> (window.vecs * kEach - window.lead - window.length);
+    return bits;
+  }
+
   // Waits, and puts -inf in place of elements outside the window.
-  __device__ __forceinline__ void finish() const {
-    constexpr int kEach = Vec<T>::kSize;
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int i = 0; i < kHeldVecs; ++i) {
+      if (i < mine && present(i) != kAll) held[i] = only(held[i], present(i));
+    }
     wait_for_copies();
-    if (mine == 0) return;
-    const int last = window.vecs - 1;
-    const int end = window.lead + window.length - last * kEach;  // in the last vector
-    if (first == 0 && window.lead > 0) keep_some(own, window.lead, kEach);
-    if (end < kEach && first + (mine - 1) * step == last) {
-      keep_some(own + (mine - 1) * blockDim.x, last == 0 ? window.lead : 0,
-                last == 0 ? window.length : end);
+    if (mine > kHeldVecs && present(mine - 1) != kAll) {
+      in_memory(mine - 1) = only(in_memory(mine - 1), present(mine - 1));
     }
   }
 
   // Calls f with the key of the largest of each group.
   template <typename F>
   __device__ __forceinline__ void each_group(const F& f) const {
-    for (int i = 0; i < mine;) {
-      uint32_t word = largest_word<T>(own[i * blockDim.x]);
-      const int end = min(i + p.group, mine);
-      for (++i; i < end; ++i) word = larger(T(), word, largest_word<T>(own[i * blockDim.x]));
-      f(largest_key<T>(word));
+    uint32_t word = 0;
+    int left = p.group;
+#pragma unroll
+    for (int i = 0; i < kHeldVecs; ++i) {
+      if (i >= mine) continue;
+      const uint32_t other = largest_word<T>(held[i]);
+      word = left == p.group ? other : larger(T(), word, other);
+      if (--left == 0 || i == mine - 1) {
+        f(largest_key<T>(word));
+        left = p.group;
+      }
+    }
+    for (int i = kHeldVecs; i < mine; ++i) {
+      const uint32_t other = largest_word<T>(in_memory(i));
+      word = left == p.group ? other : larger(T(), word, other);
+      if (--left == 0 || i == mine - 1) {
+        f(largest_key<T>(word));
+        left = p.group;
+      }
     }
   }
 
-  // Bits of the thread's elements that reach `floor`, tile for tile.
+  // A bit for each of the thread's elements that reaches `floor`.
   __device__ __forceinline__ uint64_t reaching_floor(uint32_t floor) const {
-    constexpr int kVecs = Tile<T>::kVecs;
-    constexpr int kEach = Vec<T>::kSize;
+    const float number = number_of(T(), bits_of<T>(floor));
+    const float bound = number == 0.0f ? __uint_as_float(0x80000001u) : number;
     uint64_t mask = 0;
-    for (int i = 0; i < mine; i += kVecs) {
-      Tile<T> x;
 #pragma unroll
-      for (int j = 0; j < kVecs; ++j) x.vecs[j] = own[min(i + j, mine - 1) * blockDim.x];
-      uint32_t bits = reaching<T>(x, floor);
-      bits &= i + kVecs <= mine ? (1u << kItems) - 1 : (1u << (mine - i) * kEach) - 1;
-      mask |= uint64_t(bits) << i * kEach;
+    for (int i = 0; i < kHeldVecs; ++i) {
+      // Why present: -inf may reach the floor.
+      if (i >= mine) continue;
+      mask |= uint64_t(reaching_number(held[i], bound) & present(i)) << (i * kEach);
     }
-    // Why again: -inf may reach the floor.
-    const int last = window.vecs - 1;
-    if (first == 0) mask &= ~uint64_t(0) << window.lead;
-    if (mine > 0 && first + (mine - 1) * step == last) {
-      const int after = (last + 1) * kEach - window.lead - window.length;
-      mask &= ~uint64_t(0) >> (64 - mine * kEach + after);
+    for (int i = kHeldVecs; i < mine; ++i) {
+      mask |= uint64_t(reaching_number(in_memory(i), bound) & present(i)) << (i * kEach);
     }
     return mask;
   }
 
-  // The i-th of the thread's elements as a candidate.
-  __device__ __forceinline__ uint64_t candidate(int i) const {
-    constexpr int kEach = Vec<T>::kSize;
-    using Word = typename Keys<T>::Word;
-    const int place = (first + i / kEach * step) * kEach + i % kEach - window.lead;
-    const Word item = reinterpret_cast<const Word*>(own + i / kEach * blockDim.x)[i % kEach];
-    return candidate_of(key_of<T>(item), p.last_first ? place : kMaxPlaces - 1 - place);
+  __device__ __forceinline__ uint64_t candidate(uint32_t bits, int i, int j) const {
+    const int place = (first + i * step) * kEach + j - window.lead;
+    return candidate_of(key_of<T>(bits), p.last_first ? place : kMaxPlaces - 1 - place);
+  }
+
+  // Calls f with each candidate of the i-th vector and its bit.
+  template <typename F>
+  __device__ __forceinline__ void each_candidate(const Vec<T>& v, int i, const F& f) const {
+    uint4 words = v.bits;
+    const uint32_t bits = present(i);
+#pragma unroll 1
+    for (int j = 0; j < kEach; ++j) {
+      const uint32_t item = kEach == 4 ? words.x : words.x & 0xffffu;
+      if (bits >> j & 1) f(candidate(item, i, j), uint64_t(1) << (i * kEach + j));
+      words.x = kEach == 4 ? words.y : __funnelshift_r(words.x, words.y, 16);
+      words.y = kEach == 4 ? words.z : __funnelshift_r(words.y, words.z, 16);
+      words.z = kEach == 4 ? words.w : __funnelshift_r(words.z, words.w, 16);
+      words.w >>= 16;
+    }
+  }
+
+  template <typename F>
+  __device__ __forceinline__ void each_candidate(const F& f) const {
+#pragma unroll
+    for (int i = 0; i < kHeldVecs; ++i) {
+      if (i < mine) each_candidate(held[i], i, f);
+    }
+    for (int i = kHeldVecs; i < mine; ++i) each_candidate(in_memory(i), i, f);
+  }
+
+  // A bit for each candidate from `edge` on.
+  __device__ __forceinline__ uint64_t reaching_edge(uint64_t edge) const {
+    uint64_t mask = 0;
+    each_candidate(MarkFrom{edge, mask});
+    return mask;
+  }
+
+  // Puts the candidates of one vector, which lies in shared memory, on the first CTA's list.
+  __device__ __forceinline__ void put(uint64_t*& to, const Vec<T>* v, int i, uint32_t bits) const {
+    const auto* const items = reinterpret_cast<const typename Keys<T>::Word*>(v);
+    const int place = (first + i * step) * kEach - window.lead;
+    for (; bits != 0; bits &= bits - 1) {
+      const int j = __ffs(bits) - 1;
+      const uint32_t rank = p.last_first ? place + j : kMaxPlaces - 1 - place - j;
+      store_in_cta(to++, 0, candidate_of(key_of<T>(items[j]), rank));
+    }
+  }
+
+  // The same for all of `mask`. Overwrites the first vector in shared memory.
+  __device__ __forceinline__ void put_all(uint64_t* to, uint64_t mask) const {
+    for (int i = kHeldVecs; i < mine; ++i) {
+      put(to, &in_memory(i), i, mask >> (i * kEach) & kAll);
+    }
+#pragma unroll
+    for (int i = 0; i < kHeldVecs; ++i) {
+      const uint32_t bits = mask >> (i * kEach) & kAll;
+      if (bits == 0) continue;
+      *own = held[i];
+      put(to, own, i, bits);
+    }
   }
 };
 
@@ -191,36 +300,57 @@ struct EachGroup {
   }
 };
 
-// All threads of the cluster: gathers what reaches the floor in the list of the first CTA. How many
-// that is; where there is no room for so many, nothing is gathered. `turn` as in go_on().
+// Elements, for go_on(). Rare: kept small.
 template <typename T>
-__device__ __forceinline__ uint32_t gather_whole(const WholePart<T>& part, uint64_t* list, int ctas,
-                                                 Binning& bin, int& turn) {
+struct EachElement {
+  const WholePart<T>& part;
+
+  template <int kKeyBits>
+  __device__ __forceinline__ void count_top(uint32_t* histogram) const {
+    constexpr int kShift = kKeyBits + kPlaceBits - kDigitBits;
+    (*this)(CountDigit{histogram, 0, kKeyBits + kPlaceBits, kShift, kBins - 1});
+  }
+
+  template <typename F>
+  struct OfCandidate {
+    const F& f;
+    __device__ __forceinline__ void operator()(uint64_t x, uint64_t) const { f(x); }
+  };
+  template <typename F>
+  __device__ __forceinline__ void operator()(const F& f) const {
+    part.each_candidate(OfCandidate<F>{f});
+  }
+};
+
+// The smallest floor of all CTAs, and the largest key of the row.
+template <typename T>
+__device__ __forceinline__ uint2 find_floor(const WholePart<T>& part, int ctas, uint32_t& most,
+                                            int& turn) {
   constexpr int kKeyBits = Keys<T>::kBits;
-  const TopKParams& p = part.p;
   ListShared& s = part.s;
-  const int lane = threadIdx.x % kWarpSize, rank = cluster_rank();
-  const uint32_t share = (p.k + ctas - 1) / ctas;
-  uint32_t most = 0;
+  const uint32_t share = (part.p.k + ctas - 1) / ctas;
   Cut cut = uncut<kKeyBits>(share);
-  go_on<kKeyBits, 1>(cut, s, EachGroup<T>{part, most}, share, p.enough, 1, turn, kPlaceBits);
+  go_on<kKeyBits, 1>(cut, s, EachGroup<T>{part, most}, share, part.p.enough, 1, turn, kPlaceBits);
   uint32_t floor = cut.count == 0 ? 0 : static_cast<uint32_t>(cut.edge >> kPlaceBits);
   uint32_t highest = s.highest;
   if (ctas > 1) {
     cluster_wait();  // all have started
     if (threadIdx.x < ctas) {
-      store_in_cta(&s.floors[rank], threadIdx.x, floor);
-      store_in_cta(&s.mosts[rank], threadIdx.x, highest);
+      store_in_cta(&s.floors[cluster_rank()], threadIdx.x, floor);
+      store_in_cta(&s.mosts[cluster_rank()], threadIdx.x, highest);
     }
     cluster_barrier(ctas);
-    floor = __reduce_min_sync(0xffffffffu, s.floors[lane % ctas]);
-    highest = __reduce_max_sync(0xffffffffu, s.mosts[lane % ctas]);
+    const int rank = threadIdx.x % ctas;
+    floor = __reduce_min_sync(0xffffffffu, s.floors[rank]);
+    highest = __reduce_max_sync(0xffffffffu, s.mosts[rank]);
   }
-  floor = max(floor, lowest_key<T>());
-  bin = binning_of(highest << (32 - kKeyBits) | ((uint64_t(1) << (32 - kKeyBits)) - 1),
-                   floor << (32 - kKeyBits), kKeyBits + kPlaceBits);
-  uint64_t mask = 0;
-  if (most >= floor) mask = part.reaching_floor(floor);
+  return make_uint2(max(floor, lowest_key<T>()), highest);
+}
+
+// All threads of the cluster: the bits of all masks, and of those before the thread's.
+__device__ __forceinline__ uint32_t add_up_whole(ListShared& s, uint64_t mask, int ctas,
+                                                 uint32_t& before) {
+  const int lane = threadIdx.x % kWarpSize, rank = cluster_rank();
   const uint32_t held = __popcll(mask);
   uint32_t up_to = held;
 #pragma unroll
@@ -229,22 +359,45 @@ __device__ __forceinline__ uint32_t gather_whole(const WholePart<T>& part, uint6
     if (lane >= distance) up_to += other;
   }
   uint32_t base = 0;
-  if (lane == kWarpSize - 1 && up_to != 0) base = atomicAdd(&s.gathered, up_to);
-  base = __shfl_sync(0xffffffffu, base, kWarpSize - 1) + up_to - held;
+  if (lane == kWarpSize - 1 && up_to != 0) base = atomicAdd(&s.kept, up_to);
+  before = __shfl_sync(0xffffffffu, base, kWarpSize - 1) + up_to - held;
   __syncthreads();
-  uint32_t total = s.gathered;
-  if (ctas > 1) {
-    if (threadIdx.x < ctas) store_in_cta(&s.counts[rank], threadIdx.x, total);
-    cluster_barrier(ctas);
-    const uint32_t count = lane < ctas ? s.counts[lane] : 0;
-    total = warp_sum(count);
-    base += warp_sum(lane < rank ? count : 0u);
+  const uint32_t total = s.kept;
+  if (ctas == 1) return total;
+  if (threadIdx.x < ctas) store_in_cta(&s.counts[rank], threadIdx.x, total);
+  cluster_barrier(ctas);
+  const uint32_t count = lane < ctas ? s.counts[lane] : 0;
+  before += warp_sum(lane < rank ? count : 0u);
+  return warp_sum(count);
+}
+
+// All threads of the cluster: gathers on the list of the first CTA, whose room is p.room, what may
+// be among the k largest. How many that is; `bin`: for their range. `turn` as in go_on().
+template <typename T>
+__device__ __forceinline__ uint32_t gather_whole(const WholePart<T>& part, uint64_t* list, int ctas,
+                                                 Binning& bin, int& turn) {
+  constexpr int kKeyBits = Keys<T>::kBits;
+  ListShared& s = part.s;
+  const uint32_t room = part.p.room;
+  uint32_t most = 0, before;
+  const uint2 range = find_floor(part, ctas, most, turn);
+  uint32_t floor = range.x;
+  uint64_t mask = most >= floor ? part.reaching_floor(floor) : 0;
+  uint32_t total = add_up_whole(s, mask, ctas, before);
+  if (total > room) {
+    share_turn(s, turn);
+    __syncthreads();  // all have read what is set here
+    if (threadIdx.x == 0) s.kept = 0;
+    Cut cut = uncut<kKeyBits>(part.p.k);
+    go_on<kKeyBits, kMostCtasOfArch>(cut, s, EachElement<T>{part}, part.p.k, room, ctas, turn);
+    floor = static_cast<uint32_t>(cut.edge >> kPlaceBits);
+    mask = part.reaching_edge(cut.edge);
+    total = add_up_whole(s, mask, ctas, before);
   }
-  if (total <= uint32_t(p.whole_room)) {
-    for (; mask != 0; mask &= mask - 1) {
-      store_in_cta(list + base++, 0, part.candidate(__ffsll(mask) - 1));
-    }
-  }
+  constexpr uint32_t kBelow = kKeyBits == 32 ? 0 : (1u << (32 - kKeyBits) % 32) - 1;
+  bin = binning_of(range.y << (32 - kKeyBits) | kBelow, floor << (32 - kKeyBits),
+                   kKeyBits + kPlaceBits);
+  if (mask != 0) part.put_all(list + before, mask);
   cluster_barrier(ctas);
   return total;
 }

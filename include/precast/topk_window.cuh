@@ -35,10 +35,9 @@ struct TopKParams {
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
-  bool whole;                   // rows that shared memory holds (topk_whole.cuh)
-  int32_t whole_room;           // of the list then
-  int32_t group;                // vectors
-  uint32_t enough;              // groups of a CTA that may reach the floor
+  // Of rows that shared memory holds (topk_whole.cuh):
+  int32_t group;    // vectors
+  uint32_t enough;  // groups of a CTA that may reach the floor
 };
 
 #if defined(__CUDACC__)
