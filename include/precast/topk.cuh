@@ -158,6 +158,39 @@ __device__ __forceinline__ void write_list(const Results<T>& results, ListShared
   in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
 }
 
+// All threads: writes the k largest of a list of `size` candidates in the range of `bin`, by way of
+// `sorted`, with room for k + kMostInBin. The histogram of `turn` is all zero.
+template <typename T>
+__device__ __forceinline__ void write_largest(const Results<T>& results, ListShared& s,
+                                              uint64_t* list, uint64_t* sorted, uint32_t size,
+                                              const Binning& bin, int turn) {
+  const TopKParams& p = results.p;
+  const uint32_t k = p.k;
+  const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
+  uint32_t* const bins = s.histogram[turn];
+  bool done;
+  if (by_value || p.order == TopKOrder::any) {
+    if (size <= uint32_t(kFew)) {
+      write_by_rank(results, list, size, bins);
+      return;
+    }
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
+    if (done) return;
+  } else {
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
+  }
+  if (!done) {
+    constexpr int kKeyBits = Keys<T>::kBits;
+    turn = 1;
+    share_turn(s, turn);
+    Cut cut = uncut<kKeyBits>(k);
+    go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, k, 1, turn);
+    compact(s, list, size, cut.edge);
+  }
+  __syncthreads();
+  write_list(results, s, list, k);
+}
+
 // The work of one CTA, in `shared` memory: ListShared and the lists.
 template <typename T>
 __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared) {
@@ -195,14 +228,26 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   uint64_t* list = lists;
   uint32_t size = part.size;
   if (ctas > 1) {
-    if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
-    __syncthreads();
+    if (!part.as_found) {
+      if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
+      __syncthreads();
+      part.base = s.base;
+    }
     list += p.room;
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-      store_in_cta(list + s.base + i, 0, lists[i]);
+      store_in_cta(list + part.base + i, 0, lists[i]);
     }
     cluster_barrier(ctas);
     if (rank != 0) return;
+  }
+  if (part.as_found) {
+    size = part.total;
+    const Binning bin = binning_from(s, list, size, part.floor, kKeyBits + kPlaceBits);
+    uint64_t* const sorted = ctas > 1 ? lists : lists + p.room;
+    write_largest(results, s, list, sorted, size, bin, part.turn);
+    return;
+  }
+  if (ctas > 1) {
     size = part.cut.count;
     if (size > limit) {
       go_on<kKeyBits, 1>(part.cut, s, EachOfList{list, size}, k, limit, 1, part.turn);
@@ -234,7 +279,6 @@ __device__ __forceinline__ void top_k_whole_row(const TopKParams& p, uint64_t* s
   allow_next_grid();
   const Window<T> window(p, row, ctas);
   const Results<T> results(p, row);
-  const uint32_t k = p.k;
   if (p.mode != TopKMode::values && window.length <= p.k) {
     if (cluster_rank() == 0) write_all_places(results, window.length);
     return;
@@ -248,32 +292,8 @@ __device__ __forceinline__ void top_k_whole_row(const TopKParams& p, uint64_t* s
   Binning bin;
   uint32_t size = gather_whole(part, list, ctas, bin, turn);
   if (cluster_rank() != 0) return;
-  const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
-  const bool at_once = by_value || p.order == TopKOrder::any;
-  uint32_t* const bins = s.histogram[turn];
-  if (at_once && size <= uint32_t(kFew)) {
-    write_by_rank(results, list, size, bins);
-    return;
-  }
-  // Where the row lay.
-  uint64_t* const sorted = reinterpret_cast<uint64_t*>(data);
-  bool done;
-  if (at_once) {
-    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
-    if (done) return;
-  } else {
-    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
-  }
-  if (!done) {
-    constexpr int kKeyBits = Keys<T>::kBits;
-    turn = 1;
-    share_turn(s, turn);
-    Cut cut = uncut<kKeyBits>(k);
-    go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, k, 1, turn);
-    compact(s, list, size, cut.edge);
-  }
-  __syncthreads();
-  write_list(results, s, list, k);
+  // The row's place is free now.
+  write_largest(results, s, list, reinterpret_cast<uint64_t*>(data), size, bin, turn);
 }
 
 template <typename T>

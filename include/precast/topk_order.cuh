@@ -163,6 +163,23 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
   }
 }
 
+// All threads: for numbers of `bits` bits that are seen by all, from a key of `floor` on.
+__device__ __forceinline__ Binning binning_from(ListShared& s, const uint64_t* list, uint32_t size,
+                                                uint32_t floor, int bits) {
+  if (threadIdx.x == 0) s.highest = 0;
+  uint32_t highest = 0;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    highest = max(highest, static_cast<uint32_t>(list[i] >> (bits - 32)));
+  }
+  __syncthreads();
+  highest = __reduce_max_sync(0xffffffffu, highest);
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&s.highest, highest);
+  __syncthreads();
+  const int unused = 32 + kPlaceBits - bits;
+  return binning_of(s.highest, floor << unused, bits);
+}
+
 // Puts numbers on a list.
 struct PutOnList {
   uint64_t* list;
@@ -170,9 +187,9 @@ struct PutOnList {
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
 };
 
-// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`.
-// False, and nothing is called, where a bin holds too many. `bins`: zeros. Numbers may lie below
-// the range of `bin`.
+// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`, in
+// which there is room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
+// `bins`: zeros. Numbers may lie below the range of `bin`.
 template <typename Put>
 __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
                                                  const uint64_t* list, uint64_t* sorted,
@@ -187,7 +204,8 @@ __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     const uint64_t x = list[i];
-    sorted[atomicAdd(&bins[min(bin(x), kBins - 1u)], 1u)] = x;
+    const uint32_t at = atomicAdd(&bins[min(bin(x), kBins - 1u)], 1u);
+    if (at < k + kMostInBin) sorted[at] = x;
   }
   __syncthreads();
   // A bin's number is now where the next one starts.

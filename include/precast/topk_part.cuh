@@ -93,7 +93,10 @@ struct Part {
   bool open;       // more may reach the floor
   int slot;
   int turn;
-  Cut cut;  // the last
+  Cut cut;         // the last
+  bool as_found;   // the lists hold what reached the floor of a sample
+  uint32_t total;  // then: of all CTAs
+  uint32_t base;   // of those before this one
 
   __device__ __forceinline__ uint32_t reaching_floor(const Tile<T>& x, int tile) const {
     const uint32_t mask = open ? window.present(tile) : 0;
@@ -152,8 +155,10 @@ struct Part {
       bool fits = true;
       if (step == kSample) {
         mask = window.load_sample(x);
+        for (int i = 0; i < p.ahead; ++i) window.prefetch(first_tile() + i * next_tile());
       } else if (step == kTrial) {
         fits = take_above_floor();
+        if (share_counts(fits, ctas)) return;
         x = no_tile<T>();  // Why: else the one before takes registers meanwhile.
         mask = 0;
       } else {
@@ -179,6 +184,22 @@ struct Part {
     const uint32_t added = add_up(s, slot, mask, sum, before);
     append_tile(x, tile, mask, sum, before, added);
     __syncthreads();
+  }
+
+  // All threads: whether the lists of all CTAs hold k, and not more than can be ordered at once.
+  __device__ __forceinline__ bool share_counts(bool fits, int ctas) {
+    total = fits ? size : kSpoilt;
+    base = 0;
+    if (ctas > 1) {
+      const int rank = cluster_rank(), lane = threadIdx.x % kWarpSize;
+      if (threadIdx.x < ctas) store_in_cta(&s.counts[rank], threadIdx.x, total);
+      cluster_barrier(ctas);
+      const uint32_t count = lane < ctas ? s.counts[lane] : 0;
+      total = warp_sum(count);
+      base = warp_sum(lane < rank ? count : 0u);
+    }
+    as_found = total >= uint32_t(p.k) && total <= p.most;
+    return as_found;
   }
 
   // Where reading starts, and how it goes on: backwards where the last are chosen, for equal

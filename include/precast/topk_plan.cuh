@@ -20,6 +20,7 @@ struct TopKPlan {
   int ctas;  // of a row
   int threads;
   int room;    // of a list
+  int most;    // candidates that are ordered by way of a second one
   size_t bytes;
   bool whole;  // the CTAs of a row hold it
   int group;   // vectors, then
@@ -57,10 +58,12 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
       const int limit =
           (at_once == 1 ? shared : std::min(shared, shared_of_sm / at_once - kBehind)) -
           static_cast<int>(sizeof(ListShared));
-      int room = std::min(kMaxSorted, (limit - data) / 8) / 2 * 2;
-      if (room < padded || limit < 16 * room) continue;
+      const int sorted = 8 * (k + kMostInBin);
+      const int behind = std::max(data, sorted);  // the row, and what is sorted later
+      const int room = std::min(kMaxSorted, (limit - behind) / 8) / 2 * 2;
+      if (room < padded) continue;
       const int share = (k + ctas - 1) / ctas;
-      const int groups = std::min(each, (4 * k + ctas * threads - 1) / (ctas * threads));
+      const int groups = std::min(each, (experiment("PT_GROUPS", 4) * k + ctas * threads - 1) / (ctas * threads));
       plan.group = (each + groups - 1) / groups;
       const int64_t maxima = int64_t(ctas) * threads * (each / plan.group);
       if (room < size && (maxima < 2 * k || room < 7 * k / 4)) continue;
@@ -69,7 +72,7 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
       plan.whole = true;
       plan.room = room;
       plan.enough = std::max(share + share / 4, room / (2 * ctas));
-      plan.bytes = sizeof(ListShared) + 8 * room + std::max(data, 8 * room);
+      plan.bytes = sizeof(ListShared) + 8 * room + behind;
       return true;
     }
   }
@@ -84,7 +87,7 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int
   const int available = (shared - static_cast<int>(sizeof(ListShared))) / 8;  // candidates
   int padded = kFew;                                                          // what sorting needs
   while (padded < k) padded *= 2;
-  TopKPlan plan = {1, kLeastThreads, 0, 0, false, 0, 0};
+  TopKPlan plan = {1, kLeastThreads, 0, 0, 0, false, 0, 0};
   if (plan_whole(plan, rows, size, k, vec, padded, sms, shared, shared_of_sm)) return plan;
   // Few rows: several CTAs each. Of large clusters fewer fit at once than there are SMs for: on
   // H200 16 clusters of 8 take twice the time of 14.
@@ -98,8 +101,11 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int
     plan.threads = kMaxThreads;
   }
   const int wanted = std::max({padded, 4096, std::min(4 * k, 12288)});
-  plan.room = std::min(wanted, available / (plan.ctas > 1 ? 2 : 1));
-  plan.bytes = sizeof(ListShared) + sizeof(uint64_t) * plan.room * (plan.ctas > 1 ? 2 : 1);
+  int second = k + kMostInBin;
+  if (plan.ctas == 1 && padded + second > available) second = 0;
+  plan.room = std::min(wanted, plan.ctas > 1 ? available / 2 : available - second);
+  plan.most = second > 0 && (plan.ctas == 1 || second <= plan.room) ? plan.room : 0;
+  plan.bytes = sizeof(ListShared) + 8 * (plan.room + (plan.ctas > 1 ? plan.room : second));
   return plan;
 }
 
@@ -131,6 +137,8 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
     raised.fetch_or(bit, std::memory_order_relaxed);
   }
   params.room = plan.room;
+  params.most = plan.most;
+  params.ahead = experiment("PT_AHEAD", 0);
   params.group = plan.group;
   params.enough = plan.enough;
   return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,

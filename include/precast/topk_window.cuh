@@ -34,7 +34,9 @@ struct TopKParams {
   const int32_t* row_to_batch;  // [rows], or null: each its own
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
+  int32_t ahead;                // tiles asked for while a sample is looked at
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
+  uint32_t most;                // candidates that can be ordered by way of a second list
   // Of rows that shared memory holds (topk_whole.cuh):
   int32_t group;    // vectors
   uint32_t enough;  // groups of a CTA that may reach the floor
