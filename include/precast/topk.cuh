@@ -168,15 +168,17 @@ __device__ __forceinline__ void write_largest(const Results<T>& results, ListSha
   const uint32_t k = p.k;
   const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
   uint32_t* const bins = s.histogram[turn];
-  bool done;
+  bool done = false;
   if (by_value || p.order == TopKOrder::any) {
     if (size <= uint32_t(kFew)) {
       write_by_rank(results, list, size, bins);
       return;
     }
-    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results});
-    if (done) return;
-  } else {
+    if (sorted != nullptr &&
+        largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results})) {
+      return;
+    }
+  } else if (sorted != nullptr) {
     done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
   }
   if (!done) {
@@ -211,20 +213,14 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   allow_next_grid();
   const Window<T> window(p, row, ctas);
   const Results<T> results(p, row);
-  const uint32_t k = p.k;
   if (p.mode != TopKMode::values && window.length <= p.k) {
     if (rank == 0) write_all_places(results, window.length);
     return;
   }
   __syncthreads();
   constexpr int kKeyBits = Keys<T>::kBits;
-  const bool any = p.order == TopKOrder::any;
-  // Few are ordered even where nobody asks.
-  const bool few =
-      k <= uint32_t(kFew) && (any || (p.order == TopKOrder::by_value && !p.last_first));
-  const uint32_t limit = few ? kFew : k;
   Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
-  part.read(ctas > 1 ? p.room : limit, ctas);
+  part.read(p.room, ctas);
   uint64_t* list = lists;
   uint32_t size = part.size;
   if (ctas > 1) {
@@ -239,26 +235,11 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
     }
     cluster_barrier(ctas);
     if (rank != 0) return;
+    size = part.as_found ? part.total : part.cut.count;
   }
-  if (part.as_found) {
-    size = part.total;
-    const Binning bin = binning_from(s, list, size, part.floor, kKeyBits + kPlaceBits);
-    uint64_t* const sorted = ctas > 1 ? lists : lists + p.room;
-    write_largest(results, s, list, sorted, size, bin, part.turn);
-    return;
-  }
-  if (ctas > 1) {
-    size = part.cut.count;
-    if (size > limit) {
-      go_on<kKeyBits, 1>(part.cut, s, EachOfList{list, size}, k, limit, 1, part.turn);
-      size = compact(s, list, size, part.cut.edge);
-    }
-  }
-  if (few) {
-    write_by_rank(results, list, size, s.histogram[part.turn]);
-  } else {
-    write_list(results, s, list, size);
-  }
+  const Binning bin = binning_from(s, list, size, part.floor, kKeyBits + kPlaceBits);
+  uint64_t* const sorted = ctas > 1 ? lists : lists + p.room;
+  write_largest(results, s, list, p.most == 0 ? nullptr : sorted, size, bin, part.turn);
 }
 
 // The same where shared memory holds the row: behind the list lie its vectors.
