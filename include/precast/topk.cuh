@@ -175,11 +175,11 @@ __device__ __forceinline__ void write_largest(const Results<T>& results, ListSha
       return;
     }
     if (sorted != nullptr &&
-        largest_in_order(s, bins, list, sorted, size, k, bin, PutResult<T>{results})) {
+        largest_in_order(s, bins, list, sorted, size, k, bin, by_value, PutResult<T>{results})) {
       return;
     }
   } else if (sorted != nullptr) {
-    done = largest_in_order(s, bins, list, sorted, size, k, bin, PutOnList{list});
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, false, PutOnList{list});
   }
   if (!done) {
     constexpr int kKeyBits = Keys<T>::kBits;

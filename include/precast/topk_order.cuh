@@ -187,14 +187,14 @@ struct PutOnList {
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
 };
 
-// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`, in
-// which there is room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
-// `bins`: zeros. Numbers may lie below the range of `bin`.
+// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`,
+// which has room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
+// `bins`: zeros. Numbers may lie below the range of `bin`. Ranks are any where not `ordered`.
 template <typename Put>
 __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
                                                  const uint64_t* list, uint64_t* sorted,
                                                  uint32_t size, uint32_t k, const Binning& bin,
-                                                 const Put& put) {
+                                                 bool ordered, const Put& put) {
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
@@ -215,7 +215,8 @@ __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
     const uint64_t own = sorted[i];
     const uint32_t at = min(bin(own), kBins - 1u);
     uint32_t rank = at == 0 ? 0 : bins[at - 1];
-    const uint32_t next = rank < k ? bins[at] : rank;
+    uint32_t next = rank < k ? bins[at] : rank;
+    if (!ordered && next <= k) rank = next = i;
 #pragma unroll 4
     for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
     if (rank < k) put(rank, own);

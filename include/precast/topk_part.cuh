@@ -19,9 +19,8 @@ template <typename T>
 __device__ __forceinline__ uint64_t candidate_at(const TopKParams& p, const Window<T>& window,
                                                  const Tile<T>& x, int tile, int i) {
   constexpr int kEach = Vec<T>::kSize;
-  tile = opaque(tile);
   const int place = window.vec(tile, i / kEach) * kEach + i % kEach - window.lead;
-  const uint32_t key = key_of<T>(opaque(item_bits(x, i)));
+  const uint32_t key = key_of<T>(item_bits_at(x, i));
   return candidate_of(key, p.last_first ? place : kMaxPlaces - 1 - place);
 }
 
@@ -49,10 +48,9 @@ struct EachSeen {
   template <typename F>
   __device__ __forceinline__ void operator()(const F& f) const {
     of_list(f);
-    if (mask == 0) return;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (mask >> i & 1) f(candidate_at(p, window, x, tile, i));
+#pragma unroll 1
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      f(candidate_at(p, window, x, tile, __ffs(left) - 1));
     }
   }
 };
@@ -113,11 +111,9 @@ struct Part {
     go_on<Keys<T>::kBits, kCtas>(cut, s, each, k, limit, ctas, turn);
     if (cut.count == 0) return;
     size = compact(s, list, size, cut.edge);
-    if (mask != 0) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if ((mask >> i & 1) && candidate_at(p, window, x, tile, i) < cut.edge) mask &= ~(1u << i);
-      }
+#pragma unroll 1
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      if (candidate_at(p, window, x, tile, __ffs(left) - 1) < cut.edge) mask &= ~(left & -left);
     }
     floor = static_cast<uint32_t>(cut.edge >> kPlaceBits);
     // Some that equal the floor were dropped: later ones are no better.
@@ -132,10 +128,9 @@ struct Part {
                                               uint32_t sum, uint32_t before, uint32_t added) {
     if (sum != 0) {
       uint64_t* to = list + size + before;
-      const uint32_t any = __reduce_or_sync(0xffffffffu, mask);
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (any >> i & 1) append(to, candidate_at(p, window, x, tile, i), mask >> i & 1);
+#pragma unroll 1
+      for (uint32_t left = mask; __any_sync(0xffffffffu, left != 0); left &= left - 1) {
+        append(to, candidate_at(p, window, x, tile, (__ffs(left) - 1) & (kItems - 1)), left != 0);
       }
     }
     size += added;
@@ -155,7 +150,6 @@ struct Part {
       bool fits = true;
       if (step == kSample) {
         mask = window.load_sample(x);
-        for (int i = 0; i < p.ahead; ++i) window.prefetch(first_tile() + i * next_tile());
       } else if (step == kTrial) {
         fits = take_above_floor();
         if (share_counts(fits, ctas)) return;

@@ -54,7 +54,7 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
       const int vecs = (size + vec - 1) / vec + 1;
       const int each = (vecs + ctas * threads - 1) / (ctas * threads);
       if (each * vec > 64) continue;
-      const int data = std::max(each - kHeldVecs, 1) * threads * kVecBytes;
+      const int data = each * threads * kVecBytes;
       const int limit =
           (at_once == 1 ? shared : std::min(shared, shared_of_sm / at_once - kBehind)) -
           static_cast<int>(sizeof(ListShared));
@@ -138,7 +138,6 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
   }
   params.room = plan.room;
   params.most = plan.most;
-  params.ahead = experiment("PT_AHEAD", 0);
   params.group = plan.group;
   params.enough = plan.enough;
   return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,

@@ -72,46 +72,18 @@ __device__ __forceinline__ Vec<T> only(const Vec<T>& v, uint32_t bits) {
   return {make_uint4(words[0], words[1], words[2], words[3])};
 }
 
-// Which elements of a vector reach the number, a bit each; see reaching().
-template <typename T>
-__device__ __forceinline__ uint32_t reaching_number(const Vec<T>& v, float bound) {
-  Tile<T> x;
-  x.vecs[0] = v;
-  uint32_t below = 0;
-#pragma unroll
-  for (int i = Vec<T>::kSize - 1; i >= 0; --i) {
-    const float apart = number_of(T(), item_bits(x, i)) - bound;
-    below = __funnelshift_l(__float_as_uint(apart), below, 1);
-  }
-  return ~below & ((1u << Vec<T>::kSize) - 1);
-}
-
-struct MarkFrom {
-  uint64_t edge;
-  uint64_t& mask;
-
-  __device__ __forceinline__ void operator()(uint64_t x, uint64_t bit) const {
-    if (x >= edge) mask |= bit;
-  }
-};
-
-constexpr int kHeldVecs = 5;  // of a thread, in registers
-
-// A CTA's vectors of a row: each thread's first ones in its registers, the others in shared memory
-// at the place of the thread.
+// A CTA's vectors of a row in shared memory, each at the place of its thread.
 template <typename T>
 struct WholePart {
   static constexpr int kEach = Vec<T>::kSize;
-  static constexpr uint32_t kAll = (1u << kEach) - 1;
 
   const TopKParams& p;
   const Window<T>& window;
   ListShared& s;
-  Vec<T>* own;  // the first in shared memory, blockDim.x to the next
-  int mine;     // how many in all
+  Vec<T>* own;  // the thread's first, blockDim.x to the next
+  int mine;     // how many
   int first;    // numbers in the window
   int step;
-  Vec<T> held[kHeldVecs];
 
   __device__ __forceinline__ WholePart(const TopKParams& params, const Window<T>& of,
                                        ListShared& shared, Vec<T>* data, int ctas)
@@ -122,146 +94,99 @@ struct WholePart {
     mine = first < window.vecs ? (window.vecs - first + step - 1) / step : 0;
   }
 
-  __device__ __forceinline__ Vec<T>& in_memory(int i) const {
-    return own[(i - kHeldVecs) * static_cast<int>(blockDim.x)];
+  __device__ __forceinline__ Vec<T>& vec(int i) const {
+    return own[i * static_cast<int>(blockDim.x)];
   }
 
-  __device__ __forceinline__ void start() {
+  __device__ __forceinline__ void start() const {
     const T* const source = window.base + int64_t(first) * kEach;
-    for (int i = kHeldVecs; i < mine; ++i) {
-      start_copy(&in_memory(i), source + int64_t(i) * step * kEach);
-    }
-#pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      held[i] = zero_vec<T>();
-      if (i < mine) held[i] = load_once(source + int64_t(i) * step * kEach);
-    }
+#pragma unroll 4
+    for (int i = 0; i < mine; ++i) start_copy(&vec(i), source + int64_t(i) * step * kEach);
   }
 
-  // Which elements of the thread's i-th vector lie in the window.
-  __device__ __forceinline__ uint32_t present(int i) const {
-    const int at = first + i * step, last = window.vecs - 1;
-    uint32_t bits = kAll;
-    if (at == 0) bits = kAll << window.lead & kAll;
-    if (at == last) bits &= kAll >> (window.vecs * kEach - window.lead - window.length);
-    return bits;
+  // Which of the thread's elements lie in the window, a bit each.
+  __device__ __forceinline__ uint64_t present() const {
+    if (mine == 0) return 0;
+    int behind = 64 - mine * kEach;
+    if (first + (mine - 1) * step == window.vecs - 1) {
+      behind += window.vecs * kEach - window.lead - window.length;
+    }
+    const uint64_t bits = ~uint64_t(0) >> behind;
+    return first == 0 ? bits & ~uint64_t(0) << window.lead : bits;
   }
 
-  // Waits, and puts -inf in place of elements outside the window.
-  __device__ __forceinline__ void finish() {
-#pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      if (i < mine && present(i) != kAll) held[i] = only(held[i], present(i));
-    }
+  // Waits, and puts -inf in place of elements outside the window, all in the first or last vector.
+  __device__ __forceinline__ void finish() const {
+    constexpr uint32_t kAll = (1u << kEach) - 1;
     wait_for_copies();
-    if (mine > kHeldVecs && present(mine - 1) != kAll) {
-      in_memory(mine - 1) = only(in_memory(mine - 1), present(mine - 1));
-    }
+    if (mine == 0) return;
+    const uint64_t bits = present();
+    const uint32_t of_first = bits & kAll, of_last = bits >> (mine - 1) * kEach & kAll;
+    if (of_first != kAll) vec(0) = only(vec(0), of_first);
+    if (of_last != kAll) vec(mine - 1) = only(vec(mine - 1), of_last);
   }
 
   // Calls f with the key of the largest of each group.
   template <typename F>
   __device__ __forceinline__ void each_group(const F& f) const {
-    uint32_t word = 0;
-    int left = p.group;
-#pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      if (i >= mine) continue;
-      const uint32_t other = largest_word<T>(held[i]);
-      word = left == p.group ? other : larger(T(), word, other);
-      if (--left == 0 || i == mine - 1) {
-        f(largest_key<T>(word));
-        left = p.group;
-      }
-    }
-    for (int i = kHeldVecs; i < mine; ++i) {
-      const uint32_t other = largest_word<T>(in_memory(i));
-      word = left == p.group ? other : larger(T(), word, other);
-      if (--left == 0 || i == mine - 1) {
-        f(largest_key<T>(word));
-        left = p.group;
-      }
+#pragma unroll 1
+    for (int i = 0; i < mine;) {
+      const int end = min(i + p.group, mine);
+      uint32_t word = largest_word<T>(vec(i));
+#pragma unroll 4
+      for (++i; i < end; ++i) word = larger(T(), word, largest_word<T>(vec(i)));
+      f(largest_key<T>(word));
     }
   }
 
   // A bit for each of the thread's elements that reaches `floor`.
   __device__ __forceinline__ uint64_t reaching_floor(uint32_t floor) const {
-    const float number = number_of(T(), bits_of<T>(floor));
-    const float bound = number == 0.0f ? __uint_as_float(0x80000001u) : number;
+    const float bound = bound_of<T>(floor);
     uint64_t mask = 0;
+#pragma unroll 4
+    for (int i = mine - 1; i >= 0; --i) {
+      const Vec<T> v = vec(i);
+      uint32_t below = 0;
 #pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      // Why present: -inf may reach the floor.
-      if (i >= mine) continue;
-      mask |= uint64_t(reaching_number(held[i], bound) & present(i)) << (i * kEach);
+      for (int j = kEach - 1; j >= 0; --j) {
+        const float apart = number_of(T(), item_bits(v, j)) - bound;
+        below = __funnelshift_l(__float_as_uint(apart), below, 1);  // its sign
+      }
+      mask = mask << kEach | (~below & ((1u << kEach) - 1));
     }
-    for (int i = kHeldVecs; i < mine; ++i) {
-      mask |= uint64_t(reaching_number(in_memory(i), bound) & present(i)) << (i * kEach);
-    }
-    return mask;
+    return mask & present();  // -inf may reach the floor
   }
 
-  __device__ __forceinline__ uint64_t candidate(uint32_t bits, int i, int j) const {
-    const int place = (first + i * step) * kEach + j - window.lead;
-    return candidate_of(key_of<T>(bits), p.last_first ? place : kMaxPlaces - 1 - place);
+  // The thread's i-th element.
+  __device__ __forceinline__ uint64_t candidate(int i) const {
+    const auto* const items = reinterpret_cast<const typename Keys<T>::Word*>(&vec(i / kEach));
+    const int place = (first + i / kEach * step) * kEach + i % kEach - window.lead;
+    return candidate_of(key_of<T>(items[i % kEach]), p.last_first ? place : kMaxPlaces - 1 - place);
   }
 
-  // Calls f with each candidate of the i-th vector and its bit.
+  // Calls f with the candidate of each bit.
   template <typename F>
-  __device__ __forceinline__ void each_candidate(const Vec<T>& v, int i, const F& f) const {
-    uint4 words = v.bits;
-    const uint32_t bits = present(i);
+  __device__ __forceinline__ void each_candidate(uint64_t mask, const F& f) const {
 #pragma unroll 1
-    for (int j = 0; j < kEach; ++j) {
-      const uint32_t item = kEach == 4 ? words.x : words.x & 0xffffu;
-      if (bits >> j & 1) f(candidate(item, i, j), uint64_t(1) << (i * kEach + j));
-      words.x = kEach == 4 ? words.y : __funnelshift_r(words.x, words.y, 16);
-      words.y = kEach == 4 ? words.z : __funnelshift_r(words.y, words.z, 16);
-      words.z = kEach == 4 ? words.w : __funnelshift_r(words.z, words.w, 16);
-      words.w >>= 16;
-    }
+    for (; mask != 0; mask &= mask - 1) f(candidate(__ffsll(mask) - 1));
   }
 
-  template <typename F>
-  __device__ __forceinline__ void each_candidate(const F& f) const {
-#pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      if (i < mine) each_candidate(held[i], i, f);
+  // Without the bits of candidates below `edge`.
+  __device__ __forceinline__ uint64_t from_edge(uint64_t mask, uint64_t edge) const {
+    uint64_t kept = 0;
+#pragma unroll 1
+    for (; mask != 0; mask &= mask - 1) {
+      if (candidate(__ffsll(mask) - 1) >= edge) kept |= mask & -mask;
     }
-    for (int i = kHeldVecs; i < mine; ++i) each_candidate(in_memory(i), i, f);
+    return kept;
   }
+};
 
-  // A bit for each candidate from `edge` on.
-  __device__ __forceinline__ uint64_t reaching_edge(uint64_t edge) const {
-    uint64_t mask = 0;
-    each_candidate(MarkFrom{edge, mask});
-    return mask;
-  }
+// Puts candidates on the first CTA's list, one behind the other.
+struct PutOnFirstCta {
+  uint64_t*& to;
 
-  // Puts the candidates of one vector, which lies in shared memory, on the first CTA's list.
-  __device__ __forceinline__ void put(uint64_t*& to, const Vec<T>* v, int i, uint32_t bits) const {
-    const auto* const items = reinterpret_cast<const typename Keys<T>::Word*>(v);
-    const int place = (first + i * step) * kEach - window.lead;
-    for (; bits != 0; bits &= bits - 1) {
-      const int j = __ffs(bits) - 1;
-      const uint32_t rank = p.last_first ? place + j : kMaxPlaces - 1 - place - j;
-      store_in_cta(to++, 0, candidate_of(key_of<T>(items[j]), rank));
-    }
-  }
-
-  // The same for all of `mask`. Overwrites the first vector in shared memory.
-  __device__ __forceinline__ void put_all(uint64_t* to, uint64_t mask) const {
-    for (int i = kHeldVecs; i < mine; ++i) {
-      put(to, &in_memory(i), i, mask >> (i * kEach) & kAll);
-    }
-#pragma unroll
-    for (int i = 0; i < kHeldVecs; ++i) {
-      const uint32_t bits = mask >> (i * kEach) & kAll;
-      if (bits == 0) continue;
-      *own = held[i];
-      put(to, own, i, bits);
-    }
-  }
+  __device__ __forceinline__ void operator()(uint64_t x) const { store_in_cta(to++, 0, x); }
 };
 
 // Counts groups by the digit on top, and finds the largest key.
@@ -300,10 +225,11 @@ struct EachGroup {
   }
 };
 
-// Elements, for go_on(). Rare: kept small.
+// Elements that reach a floor, for go_on().
 template <typename T>
-struct EachElement {
+struct EachReaching {
   const WholePart<T>& part;
+  uint64_t mask;
 
   template <int kKeyBits>
   __device__ __forceinline__ void count_top(uint32_t* histogram) const {
@@ -312,13 +238,8 @@ struct EachElement {
   }
 
   template <typename F>
-  struct OfCandidate {
-    const F& f;
-    __device__ __forceinline__ void operator()(uint64_t x, uint64_t) const { f(x); }
-  };
-  template <typename F>
   __device__ __forceinline__ void operator()(const F& f) const {
-    part.each_candidate(OfCandidate<F>{f});
+    part.each_candidate(mask, f);
   }
 };
 
@@ -389,15 +310,16 @@ __device__ __forceinline__ uint32_t gather_whole(const WholePart<T>& part, uint6
     __syncthreads();  // all have read what is set here
     if (threadIdx.x == 0) s.kept = 0;
     Cut cut = uncut<kKeyBits>(part.p.k);
-    go_on<kKeyBits, kMostCtasOfArch>(cut, s, EachElement<T>{part}, part.p.k, room, ctas, turn);
+    go_on<kKeyBits, kMostCtasOfArch>(cut, s, EachReaching<T>{part, mask}, part.p.k, room, ctas, turn);
     floor = static_cast<uint32_t>(cut.edge >> kPlaceBits);
-    mask = part.reaching_edge(cut.edge);
+    mask = part.from_edge(mask, cut.edge);
     total = add_up_whole(s, mask, ctas, before);
   }
   constexpr uint32_t kBelow = kKeyBits == 32 ? 0 : (1u << (32 - kKeyBits) % 32) - 1;
   bin = binning_of(range.y << (32 - kKeyBits) | kBelow, floor << (32 - kKeyBits),
                    kKeyBits + kPlaceBits);
-  if (mask != 0) part.put_all(list + before, mask);
+  uint64_t* to = list + before;
+  part.each_candidate(mask, PutOnFirstCta{to});
   cluster_barrier(ctas);
   return total;
 }

@@ -34,7 +34,6 @@ struct TopKParams {
   const int32_t* row_to_batch;  // [rows], or null: each its own
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
-  int32_t ahead;                // tiles asked for while a sample is looked at
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
   uint32_t most;                // candidates that can be ordered by way of a second list
   // Of rows that shared memory holds (topk_whole.cuh):
@@ -48,7 +47,7 @@ constexpr int kItems = 16;                      // of a thread and tile
 constexpr int kSampled = 8;                     // of a thread
 constexpr int kLeastTilesToSample = 4;          // by a CTA that is alone
 constexpr int kLeastTilesToSampleTogether = 2;  // each CTA
-constexpr int kLeastToSampleTogether = 256;     // k
+constexpr int kLeastToSampleTogether = 32;      // k
 
 template <typename T>
 struct Tile {
@@ -190,17 +189,34 @@ struct Window {
   }
 };
 
-__device__ __forceinline__ uint32_t item_bits(const Tile<f32>& x, int i) {
-  const uint4& v = x.vecs[i / 4].bits;
-  return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+__device__ __forceinline__ uint32_t item_bits(const Vec<f32>& v, int i) {
+  return i == 0 ? v.bits.x : i == 1 ? v.bits.y : i == 2 ? v.bits.z : v.bits.w;
 }
 
 template <typename T>
-__device__ __forceinline__ uint32_t item_bits(const Tile<T>& x, int i) {
-  const uint4& v = x.vecs[i / 8].bits;
-  const int word = i % 8 / 2;
-  const uint32_t pair = word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w;
+__device__ __forceinline__ uint32_t item_bits(const Vec<T>& v, int i) {
+  const int word = i / 2;
+  const uint32_t pair =
+      word == 0 ? v.bits.x : word == 1 ? v.bits.y : word == 2 ? v.bits.z : v.bits.w;
   return i % 2 == 0 ? pair & 0xffffu : pair >> 16;
+}
+
+// `i`: known when compiled.
+template <typename T>
+__device__ __forceinline__ uint32_t item_bits(const Tile<T>& x, int i) {
+  return item_bits(x.vecs[i / Vec<T>::kSize], i % Vec<T>::kSize);
+}
+
+// `i`: any. Why: registers have no addresses.
+template <typename T>
+__device__ __forceinline__ uint32_t item_bits_at(const Tile<T>& x, int i) {
+  constexpr int kEach = Vec<T>::kSize, kVecs = Tile<T>::kVecs;
+  Vec<T> v = x.vecs[0];
+#pragma unroll
+  for (int j = 1; j < kVecs; ++j) {
+    if (i / kEach == j) v = x.vecs[j];
+  }
+  return item_bits(v, i % kEach);
 }
 
 __device__ __forceinline__ float number_of(f32, uint32_t bits) { return __uint_as_float(bits); }
@@ -209,12 +225,18 @@ __device__ __forceinline__ float number_of(T, uint32_t bits) {
   return unpack_pair(T(), bits).x;
 }
 
+// What numbers with a key of `floor` or more are not apart from by a negative number; NaN is apart
+// from all by a positive NaN.
+template <typename T>
+__device__ __forceinline__ float bound_of(uint32_t floor) {
+  const float number = number_of(T(), bits_of<T>(floor));
+  return number == 0.0f ? __uint_as_float(0x80000001u) : number;  // -0.0 reaches 0.0
+}
+
 // Which elements have a key of `floor` or more, and at most some others.
 template <typename T>
 __device__ __forceinline__ uint32_t reaching(const Tile<T>& x, uint32_t floor) {
-  const float number = number_of(T(), bits_of<T>(floor));
-  // -0.0 reaches 0.0, but is -0.0 apart from it. NaN is apart from all by a positive NaN.
-  const float bound = number == 0.0f ? __uint_as_float(0x80000001u) : number;
+  const float bound = bound_of<T>(floor);
   uint32_t below = 0;
 #pragma unroll
   for (int i = kItems - 1; i >= 0; --i) {
