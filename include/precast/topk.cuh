@@ -115,24 +115,6 @@ struct PutResult {
   }
 };
 
-// All threads: writes the k largest of up to kFew in descending order. `ranks`: zeros.
-template <typename T>
-__device__ __forceinline__ void write_by_rank(const Results<T>& results, const uint64_t* list,
-                                              uint32_t size, uint32_t* ranks) {
-  const uint32_t at = threadIdx.x % kFew, parts = blockDim.x / kFew;
-  const uint32_t each = (size + parts - 1) / parts;
-  const uint32_t from = threadIdx.x / kFew * each, to = min(from + each, size);
-  const uint64_t x = at < size ? list[at] : 0;
-  uint32_t larger = 0;
-#pragma unroll 4
-  for (uint32_t i = from; i < to; ++i) larger += list[i] > x;
-  if (at < size && larger != 0) atomicAdd(&ranks[at], larger);
-  __syncthreads();
-  if (threadIdx.x < size && ranks[threadIdx.x] < uint32_t(results.p.k)) {
-    results.put(static_cast<int>(ranks[threadIdx.x]), x);
-  }
-}
-
 // All threads: writes positions where the window has no more than k elements.
 template <typename T>
 __device__ __forceinline__ void write_all_places(const Results<T>& results, int length) {
@@ -170,10 +152,6 @@ __device__ __forceinline__ void write_largest(const Results<T>& results, ListSha
   uint32_t* const bins = s.histogram[turn];
   bool done = false;
   if (by_value || p.order == TopKOrder::any) {
-    if (size <= uint32_t(kFew)) {
-      write_by_rank(results, list, size, bins);
-      return;
-    }
     if (sorted != nullptr &&
         largest_in_order(s, bins, list, sorted, size, k, bin, by_value, PutResult<T>{results})) {
       return;

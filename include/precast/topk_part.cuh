@@ -149,8 +149,11 @@ struct Part {
     while (true) {
       bool fits = true;
       if (step == kSample) {
-        mask = window.load_sample(x);
-      } else if (step == kTrial) {
+        floor = floor_of_sample(ctas);
+        open = true;
+        step = kTrial;
+      }
+      if (step == kTrial) {
         fits = take_above_floor();
         if (share_counts(fits, ctas)) return;
         x = no_tile<T>();  // Why: else the one before takes registers meanwhile.
@@ -158,21 +161,17 @@ struct Part {
       } else {
         take_all(x, tile, mask);
       }
-      // Of the cuts before, all made the same ones.
-      if (step == kSafe && ctas > 1) share_turn(s, turn);
+      if (ctas > 1) share_turn(s, turn);
       if (!fits && threadIdx.x == 0) s.histogram[turn][kBins - 1] = kSpoilt;
       __syncthreads();
-      const uint32_t k = step == kSample ? rank_in_sample(ctas) : p.k;
-      const uint32_t most = step == kSample ? k + k / 4 : limit;
-      cut_to<kMostCtasOfArch>(k, most, ctas, x, tile, mask);
+      cut_to<kMostCtasOfArch>(p.k, limit, ctas, x, tile, mask);
       if (step == kSafe || (step == kTrial && cut.count != 0)) break;
       size = 0;
       open = true;
       floor = lowest_key<T>();
-      if (step == kSample) floor = max(floor, static_cast<uint32_t>(cut.edge >> kPlaceBits));
       // Cuts of a CTA by itself do not wait until others have read its histograms.
-      if (step == kTrial) cluster_barrier(ctas);
-      step = step == kSample ? kTrial : kSafe;
+      cluster_barrier(ctas);
+      step = kSafe;
     }
     uint32_t sum, before;
     const uint32_t added = add_up(s, slot, mask, sum, before);
@@ -260,11 +259,28 @@ struct Part {
     return fits;
   }
 
-  // The rank in the samples of all CTAs that all but surely lies below the k-th largest.
-  __device__ __forceinline__ uint32_t rank_in_sample(int ctas) const {
-    const float sampled = float(kSampled * int(blockDim.x) * ctas);
-    const float expected = float(p.k) * sampled / float(window.length);
-    return static_cast<uint32_t>(expected + 4.0f * sqrtf(expected) + 8.0f);
+  // All threads of the cluster: a key that all but surely is below that of the k-th largest.
+  __device__ __forceinline__ uint32_t floor_of_sample(int ctas) {
+    constexpr uint32_t kNone = 0xffffffffu;
+    if (ctas > 1) cluster_arrive_relaxed();
+    Tile<T> x;
+    const uint32_t mask = window.load_sample(x);
+    const float rate = float(kSampled * int(blockDim.x)) / float(window.length);
+    const float expected = float(p.k) * rate;
+    const uint32_t rank = static_cast<uint32_t>(expected + 4.0f * sqrtf(expected) + 8.0f);
+    // What half fills a list is not cut further.
+    const uint32_t enough = max(static_cast<uint32_t>(0.5f * float(p.room) * rate), rank + rank / 4);
+    cut = uncut<Keys<T>::kBits>(rank);
+    const EachSeen<T> each = {{list, 0}, p, window, x, 0, mask};
+    go_on<Keys<T>::kBits, 1>(cut, s, each, rank, enough, 1, turn, kPlaceBits);
+    uint32_t found = mask == 0 ? kNone : static_cast<uint32_t>(cut.edge >> kPlaceBits);
+    if (ctas > 1) {
+      cluster_wait();  // all have started
+      if (threadIdx.x < ctas) store_in_cta(&s.floors[cluster_rank()], threadIdx.x, found);
+      cluster_barrier(ctas);
+      found = __reduce_min_sync(0xffffffffu, s.floors[threadIdx.x % ctas]);
+    }
+    return found == kNone ? lowest_key<T>() : max(found, lowest_key<T>());
   }
 };
 

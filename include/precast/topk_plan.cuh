@@ -37,21 +37,21 @@ inline int experiment(const char*, int otherwise) { return otherwise; }
 #endif
 
 // Whether rows fit into the shared memory of clusters that are all there at once. `vec`: elements.
-inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, int padded, int sms,
+inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, int vecs, int padded, int sms,
                        int shared, int shared_of_sm) {
   constexpr int kMost = kTargetHasClusters ? kMostCtas : 1;
   constexpr int kBehind = 1024;  // bytes that the system takes of each CTA
   const int only_ctas = experiment("PT_CTAS", 0), only_threads = experiment("PT_THREADS", 0);
   if (!experiment("PT_WHOLE", 1)) return false;
   for (int ctas = kMost; ctas > 0; ctas /= 2) {
-    for (int threads = kMaxThreads; threads >= kLeastThreads; threads /= 2) {
+    for (int turn = 0; turn < 2; ++turn) {
+      const int threads = (k <= experiment("PT_KT", 512)) == (turn == 0) ? kLeastThreads : kMaxThreads;
       if (only_ctas && only_ctas != ctas) continue;
       if (only_threads && only_threads != threads) continue;
-      const int at_once = kMaxThreads / threads;
+      const int at_once = 1;
       const int places = at_once * (ctas <= 2 ? sms : sms - sms / 8);
       if (int64_t(rows) * ctas > places) continue;
       if (ctas > 1 && size < ctas * 2048) continue;
-      const int vecs = (size + vec - 1) / vec + 1;
       const int each = (vecs + ctas * threads - 1) / (ctas * threads);
       if (each * vec > 64) continue;
       const int data = each * threads * kVecBytes;
@@ -80,26 +80,28 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
 }
 
 // `shared`: dynamic bytes that a CTA may have.
-inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int sms, int shared,
+inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int vecs, int sms, int shared,
                            int shared_of_sm) {
   constexpr int kMost = kTargetHasClusters ? kMostCtas : 1;
   constexpr int kLeastPart = 8192;                                            // elements
   const int available = (shared - static_cast<int>(sizeof(ListShared))) / 8;  // candidates
-  int padded = kFew;                                                          // what sorting needs
+  int padded = kLeastSorted;                                                          // what sorting needs
   while (padded < k) padded *= 2;
   TopKPlan plan = {1, kLeastThreads, 0, 0, 0, false, 0, 0};
-  if (plan_whole(plan, rows, size, k, vec, padded, sms, shared, shared_of_sm)) return plan;
+  if (plan_whole(plan, rows, size, k, vec, vecs, padded, sms, shared, shared_of_sm)) return plan;
   // Few rows: several CTAs each. Of large clusters fewer fit at once than there are SMs for: on
   // H200 16 clusters of 8 take twice the time of 14.
   while (plan.ctas < kMost && size >= plan.ctas * 2 * kLeastPart &&
          int64_t(rows) * plan.ctas * 2 <= (plan.ctas == 1 ? sms : sms - sms / 8)) {
     plan.ctas *= 2;
   }
+  plan.ctas = experiment("PT_SCTAS", plan.ctas);
   if (plan.ctas > 1 && 2 * padded > available) plan.ctas = 1;
   // A part that is one tile then comes at once; otherwise two CTAs share an SM, or half of it does.
   if (size <= plan.ctas * kItems * kMaxThreads && int64_t(rows) * plan.ctas <= sms) {
     plan.threads = kMaxThreads;
   }
+  plan.threads = experiment("PT_STHREADS", plan.threads);
   const int wanted = std::max({padded, 4096, std::min(4 * k, 12288)});
   int second = k + kMostInBin;
   if (plan.ctas == 1 && padded + second > available) second = 0;
@@ -125,8 +127,12 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
                                     device);
   }
   if (status != cudaSuccess) return status;
-  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVecBytes / sizeof(T), sms,
-                                   shared, shared_of_sm);
+  constexpr int kVec = Vec<T>::kSize;
+  const bool aligned = reinterpret_cast<uint64_t>(params.input) % kVecBytes == 0 &&
+                       params.stride % kVec == 0 && params.row_starts == nullptr;
+  const int vecs = (params.size + kVec - 1) / kVec + (aligned ? 0 : 1);
+  const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVec, vecs, sms, shared,
+                                   shared_of_sm);
   const auto kernel = plan.whole ? TopKWholeKernel<T> : TopKKernel<T>;
   static std::atomic<uint64_t> raised_of[2];  // the kernel's limit, a bit a device
   std::atomic<uint64_t>& raised = raised_of[plan.whole];

@@ -8,7 +8,7 @@
 namespace precast {
 
 constexpr int kMaxTopK = 8192;
-constexpr int kFew = 256;  // candidates that are ranked by comparing all with all
+constexpr int kLeastSorted = 256;  // room that sorting takes
 
 enum class TopKMode : int { values, ragged, paged };
 enum class TopKOrder : int { any, by_value, by_place };
@@ -47,7 +47,6 @@ constexpr int kItems = 16;                      // of a thread and tile
 constexpr int kSampled = 8;                     // of a thread
 constexpr int kLeastTilesToSample = 4;          // by a CTA that is alone
 constexpr int kLeastTilesToSampleTogether = 2;  // each CTA
-constexpr int kLeastToSampleTogether = 32;      // k
 
 template <typename T>
 struct Tile {
@@ -146,8 +145,7 @@ struct Window {
   // Whether a sample pays, the same for all CTAs.
   __device__ __forceinline__ bool may_be_sampled(int ctas, int k) const {
     const int least = ctas == 1 ? kLeastTilesToSample : kLeastTilesToSampleTogether;
-    if (ctas > 1 && k < kLeastToSampleTogether) return false;
-    return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
+      return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
   }
 
   // The first kSampled elements of a tile, from all over the part; which there are. None of a part
