@@ -63,8 +63,9 @@ __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
   __syncthreads();
 }
 
-// All threads: how many of the bins before each, in place; the largest count. Threads share bins.
-__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
+// All threads: how many of the bins before each, in place; the largest count of those that start
+// before `end`. Threads share bins.
+__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins, uint32_t end) {
   constexpr int kMostEach = kBins / kLeastThreads;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int each = kBins / blockDim.x;
@@ -74,7 +75,6 @@ __device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
   for (int i = 0; i < kMostEach; ++i) {
     held[i] = i < each ? own[i] : 0;
     sum += held[i];
-    most = max(most, held[i]);
   }
   uint32_t up_to = sum;
 #pragma unroll
@@ -82,22 +82,19 @@ __device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
     if (lane >= distance) up_to += other;
   }
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (lane == kWarpSize - 1) {
-    s.warp_sums[warp] = up_to;
-    s.warp_most[warp] = most;
-  }
+  if (lane == kWarpSize - 1) s.warp_sums[warp] = up_to;
   __syncthreads();
-  const bool exists = lane < blockDim.x / kWarpSize;
-  uint32_t before = up_to - sum + warp_sum(exists && lane < warp ? s.warp_sums[lane] : 0u);
-  most = __reduce_max_sync(0xffffffffu, exists ? s.warp_most[lane] : 0u);
+  uint32_t before = up_to - sum + warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
 #pragma unroll
   for (int i = 0; i < kMostEach; ++i) {
     if (i < each) own[i] = before;
+    if (before < end) most = max(most, held[i]);
     before += held[i];
   }
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (lane == 0) s.warp_most[warp] = most;
   __syncthreads();
-  return most;
+  return __reduce_max_sync(0xffffffffu, lane < blockDim.x / kWarpSize ? s.warp_most[lane] : 0u);
 }
 
 // All threads: calls put(rank, x) for each of the `size` numbers of `bits` bits, from 32 up.
@@ -140,7 +137,7 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     place[i] = atomicAdd(&bins[bin(x[i])], 1u);
   }
   __syncthreads();
-  if (sum_bins(s, bins) > kMostInBin) {
+  if (sum_bins(s, bins, size) > kMostInBin) {
     sort_bitonic(list, size);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) put(i, list[i]);
@@ -189,18 +186,18 @@ struct PutOnList {
 
 // All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`,
 // which has room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
-// `bins`: zeros. Numbers may lie below the range of `bin`. Ranks are any where not `ordered`.
+// `bins`: zeros. Numbers may lie below the range of `bin`.
 template <typename Put>
 __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
                                                  const uint64_t* list, uint64_t* sorted,
                                                  uint32_t size, uint32_t k, const Binning& bin,
-                                                 bool ordered, const Put& put) {
+                                                 const Put& put) {
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
   }
   __syncthreads();
-  if (sum_bins(s, bins) > kMostInBin) return false;
+  if (sum_bins(s, bins, k) > kMostInBin) return false;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     const uint64_t x = list[i];
@@ -215,12 +212,60 @@ __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
     const uint64_t own = sorted[i];
     const uint32_t at = min(bin(own), kBins - 1u);
     uint32_t rank = at == 0 ? 0 : bins[at - 1];
-    uint32_t next = rank < k ? bins[at] : rank;
-    if (!ordered && next <= k) rank = next = i;
+    const uint32_t next = rank < k ? bins[at] : rank;
 #pragma unroll 4
     for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
     if (rank < k) put(rank, own);
   }
+  return true;
+}
+
+// All threads: the same in any order, with the numbers from 0 to k - 1 in place of ranks. `border`
+// has room for kMostInBin. The histogram of `turn` is all zero.
+template <typename Put>
+__device__ __forceinline__ bool largest_in_any_order(ListShared& s, int turn, const uint64_t* list,
+                                                     uint64_t* border, uint32_t size, uint32_t k,
+                                                     const Binning& bin, const Put& put) {
+  const int lane = threadIdx.x % kWarpSize;
+  if (threadIdx.x == 0) s.kept = s.base = 0;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    atomicAdd(&s.histogram[turn][kBins - 1 - min(bin(list[i]), kBins - 1u)], 1u);
+  }
+  __syncthreads();
+  find_bin<1>(s, turn, 1, k);
+  const uint32_t at_border = kBins - 1 - s.digit, above = s.above, held = s.held;
+  if (held > kMostInBin) return false;
+  uint32_t mine = 0;
+  uint32_t bit = 1;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x, bit *= 2) {
+    const uint64_t x = list[i];
+    const uint32_t at = min(bin(x), kBins - 1u);
+    if (at < at_border) mine |= bit;
+    if (at == at_border) border[atomicAdd(&s.base, 1u)] = x;
+  }
+  const uint32_t count = __popc(mine);
+  uint32_t up_to = count;
+#pragma unroll
+  for (int distance = 1; distance < kWarpSize; distance *= 2) {
+    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
+    if (lane >= distance) up_to += other;
+  }
+  uint32_t to = 0;
+  if (lane == kWarpSize - 1 && up_to != 0) to = atomicAdd(&s.kept, up_to);
+  to = __shfl_sync(0xffffffffu, to, kWarpSize - 1) + up_to - count;
+#pragma unroll 1
+  for (; mine != 0; mine &= mine - 1) {
+    put(to++, list[(__ffs(mine) - 1) * blockDim.x + threadIdx.x]);
+  }
+  __syncthreads();
+  if (threadIdx.x >= held) return true;
+  const uint64_t own = border[threadIdx.x];
+  uint32_t rank = above;
+#pragma unroll 4
+  for (uint32_t i = 0; i < held; ++i) rank += border[i] > own;
+  if (rank < k) put(rank, own);
   return true;
 }
 

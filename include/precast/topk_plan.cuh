@@ -44,8 +44,7 @@ inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, 
   const int only_ctas = experiment("PT_CTAS", 0), only_threads = experiment("PT_THREADS", 0);
   if (!experiment("PT_WHOLE", 1)) return false;
   for (int ctas = kMost; ctas > 0; ctas /= 2) {
-    for (int turn = 0; turn < 2; ++turn) {
-      const int threads = (k <= experiment("PT_KT", 512)) == (turn == 0) ? kLeastThreads : kMaxThreads;
+    for (int threads : {kLeastThreads}) {
       if (only_ctas && only_ctas != ctas) continue;
       if (only_threads && only_threads != threads) continue;
       const int at_once = 1;
