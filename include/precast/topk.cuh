@@ -152,8 +152,8 @@ __device__ __forceinline__ void write_largest(const Results<T>& results, ListSha
   bool done = false;
   if (sorted != nullptr) {
     if (by_value) {
-      done = largest_in_order(s, s.histogram[turn], list, sorted, size, k, bin,
-                              PutResult<T>{results});
+      done =
+          largest_in_order(s, s.histogram[turn], list, sorted, size, k, bin, PutResult<T>{results});
     } else if (p.order == TopKOrder::any) {
       done = largest_in_any_order(s, turn, list, sorted, size, k, bin, PutResult<T>{results});
     } else {
@@ -268,7 +268,7 @@ __global__ void __launch_bounds__(kMaxThreads, 1) TopKKernel(TopKParams p) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kLeastThreads, 1) TopKWholeKernel(TopKParams p) {
+__global__ void __launch_bounds__(kWholeThreads, 1) TopKWholeKernel(TopKParams p) {
   extern __shared__ uint64_t shared[];
   top_k_whole_row<T>(p, shared);
 }

@@ -37,7 +37,7 @@ struct alignas(16) ListShared {
   uint32_t highest;
   uint32_t lowest;
   uint32_t base;
-  uint32_t forwarded;  // to this CTA
+  uint32_t forwarded;          // to this CTA
   uint32_t floors[kMostCtas];  // of all CTAs
   uint32_t mosts[kMostCtas];
   uint32_t counts[kMostCtas];

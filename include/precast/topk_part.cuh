@@ -269,7 +269,8 @@ struct Part {
     const float expected = float(p.k) * rate;
     const uint32_t rank = static_cast<uint32_t>(expected + 4.0f * sqrtf(expected) + 8.0f);
     // What half fills a list is not cut further.
-    const uint32_t enough = max(static_cast<uint32_t>(0.5f * float(p.room) * rate), rank + rank / 4);
+    const uint32_t enough =
+        max(static_cast<uint32_t>(0.5f * float(p.room) * rate), rank + rank / 4);
     cut = uncut<Keys<T>::kBits>(rank);
     const EachSeen<T> each = {{list, 0}, p, window, x, 0, mask};
     go_on<Keys<T>::kBits, 1>(cut, s, each, rank, enough, 1, turn, kPlaceBits);

@@ -12,6 +12,9 @@
 
 namespace precast {
 
+constexpr int kWholeThreads = 512;  // of a CTA
+constexpr int kMostOfThread = 64;   // elements: a bit each
+
 #if defined(__CUDACC__)
 
 // A copy of 16 bytes to shared memory; the thread itself waits for all of its copies.
@@ -310,7 +313,8 @@ __device__ __forceinline__ uint32_t gather_whole(const WholePart<T>& part, uint6
     __syncthreads();  // all have read what is set here
     if (threadIdx.x == 0) s.kept = 0;
     Cut cut = uncut<kKeyBits>(part.p.k);
-    go_on<kKeyBits, kMostCtasOfArch>(cut, s, EachReaching<T>{part, mask}, part.p.k, room, ctas, turn);
+    go_on<kKeyBits, kMostCtasOfArch>(cut, s, EachReaching<T>{part, mask}, part.p.k, room, ctas,
+                                     turn);
     floor = static_cast<uint32_t>(cut.edge >> kPlaceBits);
     mask = part.from_edge(mask, cut.edge);
     total = add_up_whole(s, mask, ctas, before);

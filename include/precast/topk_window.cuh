@@ -145,7 +145,7 @@ struct Window {
   // Whether a sample pays, the same for all CTAs.
   __device__ __forceinline__ bool may_be_sampled(int ctas, int k) const {
     const int least = ctas == 1 ? kLeastTilesToSample : kLeastTilesToSampleTogether;
-      return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
+    return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
   }
 
   // The first kSampled elements of a tile, from all over the part; which there are. None of a part
@@ -194,8 +194,10 @@ __device__ __forceinline__ uint32_t item_bits(const Vec<f32>& v, int i) {
 template <typename T>
 __device__ __forceinline__ uint32_t item_bits(const Vec<T>& v, int i) {
   const int word = i / 2;
-  const uint32_t pair =
-      word == 0 ? v.bits.x : word == 1 ? v.bits.y : word == 2 ? v.bits.z : v.bits.w;
+  const uint32_t pair = word == 0   ? v.bits.x
+                        : word == 1 ? v.bits.y
+                        : word == 2 ? v.bits.z
+                                    : v.bits.w;
   return i % 2 == 0 ? pair & 0xffffu : pair >> 16;
 }
 
