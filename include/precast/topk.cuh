@@ -149,21 +149,13 @@ __device__ __forceinline__ void write_largest(const Results<T>& results, ListSha
   const TopKParams& p = results.p;
   const uint32_t k = p.k;
   const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
+  uint32_t* const bins = s.histogram[turn];
   bool done = false;
-  if (sorted != nullptr) {
-    if (by_value) {
-      done =
-          largest_in_order(s, s.histogram[turn], list, sorted, size, k, bin, PutResult<T>{results});
-    } else if (p.order == TopKOrder::any) {
-      done = largest_in_any_order(s, turn, list, sorted, size, k, bin, PutResult<T>{results});
-    } else {
-      uint64_t* const chosen = sorted + kMostInBin;
-      done = largest_in_any_order(s, turn, list, sorted, size, k, bin, PutOnList{chosen});
-      __syncthreads();
-      // Why back: behind the list there is room that ordering may take.
-      for (uint32_t i = threadIdx.x; done && i < k; i += blockDim.x) list[i] = chosen[i];
-    }
-    if (done && (by_value || p.order == TopKOrder::any)) return;
+  if (sorted != nullptr && (by_value || p.order == TopKOrder::any)) {
+    const PutResult<T> put = {results};
+    if (largest_in_order(s, bins, list, sorted, size, k, bin, by_value, put)) return;
+  } else if (sorted != nullptr) {
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, false, PutOnList{list});
   }
   if (!done) {
     constexpr int kKeyBits = Keys<T>::kBits;

@@ -186,12 +186,13 @@ struct PutOnList {
 
 // All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`,
 // which has room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
-// `bins`: zeros. Numbers may lie below the range of `bin`.
+// `bins`: zeros. Numbers may lie below the range of `bin`. Ranks are those of some other order of
+// the k where not `ordered`.
 template <typename Put>
 __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
                                                  const uint64_t* list, uint64_t* sorted,
                                                  uint32_t size, uint32_t k, const Binning& bin,
-                                                 const Put& put) {
+                                                 bool ordered, const Put& put) {
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
@@ -212,60 +213,12 @@ __device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
     const uint64_t own = sorted[i];
     const uint32_t at = min(bin(own), kBins - 1u);
     uint32_t rank = at == 0 ? 0 : bins[at - 1];
-    const uint32_t next = rank < k ? bins[at] : rank;
+    uint32_t next = rank < k ? bins[at] : rank;
+    if (!ordered && next <= k) rank = next = i;
 #pragma unroll 4
     for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
     if (rank < k) put(rank, own);
   }
-  return true;
-}
-
-// All threads: the same in any order, with the numbers from 0 to k - 1 in place of ranks. `border`
-// has room for kMostInBin. The histogram of `turn` is all zero.
-template <typename Put>
-__device__ __forceinline__ bool largest_in_any_order(ListShared& s, int turn, const uint64_t* list,
-                                                     uint64_t* border, uint32_t size, uint32_t k,
-                                                     const Binning& bin, const Put& put) {
-  const int lane = threadIdx.x % kWarpSize;
-  if (threadIdx.x == 0) s.kept = s.base = 0;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    atomicAdd(&s.histogram[turn][kBins - 1 - min(bin(list[i]), kBins - 1u)], 1u);
-  }
-  __syncthreads();
-  find_bin<1>(s, turn, 1, k);
-  const uint32_t at_border = kBins - 1 - s.digit, above = s.above, held = s.held;
-  if (held > kMostInBin) return false;
-  uint32_t mine = 0;
-  uint32_t bit = 1;
-#pragma unroll 4
-  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x, bit *= 2) {
-    const uint64_t x = list[i];
-    const uint32_t at = min(bin(x), kBins - 1u);
-    if (at < at_border) mine |= bit;
-    if (at == at_border) border[atomicAdd(&s.base, 1u)] = x;
-  }
-  const uint32_t count = __popc(mine);
-  uint32_t up_to = count;
-#pragma unroll
-  for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-    if (lane >= distance) up_to += other;
-  }
-  uint32_t to = 0;
-  if (lane == kWarpSize - 1 && up_to != 0) to = atomicAdd(&s.kept, up_to);
-  to = __shfl_sync(0xffffffffu, to, kWarpSize - 1) + up_to - count;
-#pragma unroll 1
-  for (; mine != 0; mine &= mine - 1) {
-    put(to++, list[(__ffs(mine) - 1) * blockDim.x + threadIdx.x]);
-  }
-  __syncthreads();
-  if (threadIdx.x >= held) return true;
-  const uint64_t own = border[threadIdx.x];
-  uint32_t rank = above;
-#pragma unroll 4
-  for (uint32_t i = 0; i < held; ++i) rank += border[i] > own;
-  if (rank < k) put(rank, own);
   return true;
 }
 

@@ -141,19 +141,18 @@ struct Part {
   // Of a long part a sample tells about how large the k-th largest will be, and a floor somewhat
   // below that is tried first.
   __device__ __forceinline__ void read(uint32_t limit, int ctas) {
-    enum { kSample, kTrial, kSafe } step = window.may_be_sampled(ctas, p.k) ? kSample : kSafe;
+    bool trial = window.may_be_sampled(ctas, p.k);
+    if (trial) {
+      if (ctas > 1) cluster_arrive_relaxed();
+      floor = floor_of_sample();
+    }
     Tile<T> x;
     int tile = 0;
     uint32_t mask = 0;
 #pragma unroll 1
     while (true) {
       bool fits = true;
-      if (step == kSample) {
-        floor = floor_of_sample(ctas);
-        open = true;
-        step = kTrial;
-      }
-      if (step == kTrial) {
+      if (trial) {
         fits = take_above_floor();
         if (share_counts(fits, ctas)) return;
         x = no_tile<T>();  // Why: else the one before takes registers meanwhile.
@@ -165,13 +164,13 @@ struct Part {
       if (!fits && threadIdx.x == 0) s.histogram[turn][kBins - 1] = kSpoilt;
       __syncthreads();
       cut_to<kMostCtasOfArch>(p.k, limit, ctas, x, tile, mask);
-      if (step == kSafe || (step == kTrial && cut.count != 0)) break;
+      if (!trial || cut.count != 0) break;
       size = 0;
       open = true;
       floor = lowest_key<T>();
       // Cuts of a CTA by itself do not wait until others have read its histograms.
       cluster_barrier(ctas);
-      step = kSafe;
+      trial = false;
     }
     uint32_t sum, before;
     const uint32_t added = add_up(s, slot, mask, sum, before);
@@ -185,6 +184,7 @@ struct Part {
     base = 0;
     if (ctas > 1) {
       const int rank = cluster_rank(), lane = threadIdx.x % kWarpSize;
+      cluster_wait();  // all have started: see read()
       if (threadIdx.x < ctas) store_in_cta(&s.counts[rank], threadIdx.x, total);
       cluster_barrier(ctas);
       const uint32_t count = lane < ctas ? s.counts[lane] : 0;
@@ -259,10 +259,8 @@ struct Part {
     return fits;
   }
 
-  // All threads of the cluster: a key that all but surely is below that of the k-th largest.
-  __device__ __forceinline__ uint32_t floor_of_sample(int ctas) {
-    constexpr uint32_t kNone = 0xffffffffu;
-    if (ctas > 1) cluster_arrive_relaxed();
+  // All threads: a key that all but surely is below that of the k-th largest, the same in all CTAs.
+  __device__ __forceinline__ uint32_t floor_of_sample() {
     Tile<T> x;
     const uint32_t mask = window.load_sample(x);
     const float rate = float(kSampled * int(blockDim.x)) / float(window.length);
@@ -274,14 +272,7 @@ struct Part {
     cut = uncut<Keys<T>::kBits>(rank);
     const EachSeen<T> each = {{list, 0}, p, window, x, 0, mask};
     go_on<Keys<T>::kBits, 1>(cut, s, each, rank, enough, 1, turn, kPlaceBits);
-    uint32_t found = mask == 0 ? kNone : static_cast<uint32_t>(cut.edge >> kPlaceBits);
-    if (ctas > 1) {
-      cluster_wait();  // all have started
-      if (threadIdx.x < ctas) store_in_cta(&s.floors[cluster_rank()], threadIdx.x, found);
-      cluster_barrier(ctas);
-      found = __reduce_min_sync(0xffffffffu, s.floors[threadIdx.x % ctas]);
-    }
-    return found == kNone ? lowest_key<T>() : max(found, lowest_key<T>());
+    return max(static_cast<uint32_t>(cut.edge >> kPlaceBits), lowest_key<T>());
   }
 };
 

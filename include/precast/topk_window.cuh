@@ -148,15 +148,13 @@ struct Window {
     return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
   }
 
-  // The first kSampled elements of a tile, from all over the part; which there are. None of a part
-  // that is much shorter than others.
+  // The first kSampled elements of a tile, from all over a window that may be sampled; their bits.
   __device__ __forceinline__ uint32_t load_sample(Tile<T>& x) const {
     constexpr int kVecs = kSampled / Vec<T>::kSize;
     const int warps = blockDim.x / kWarpSize;
-    const int stride = (to - from - 2) / (kVecs * warps);
+    const int stride = (vecs - 2) / (kVecs * warps);
+    const int first = 1 + threadIdx.x / kWarpSize * stride + threadIdx.x % kWarpSize;
     x = no_tile<T>();
-    if (stride < kWarpSize) return 0;
-    const int first = from + 1 + threadIdx.x / kWarpSize * stride + threadIdx.x % kWarpSize;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       x.vecs[j] = load_vec(base + int64_t(first + j * warps * stride) * Vec<T>::kSize);

@@ -13,6 +13,7 @@ import precast
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = [1, 2, 31, 1000, 4096, 8193, 20001, 65536, 128256, 151936, 262145, 1 << 20]
+HELD_OR_NOT = [(14, 128256), (15, 131072), (28, 131069), (33, 131072), (66, 65536), (132, 32768)]
 COUNTS = [1, 2, 50, 64, 65, 511, 2048, 3000, 8191, 8192]
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
@@ -49,6 +50,7 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], torch.Tensor]] = {
     "inf": _sprinkled(torch.inf),
     "-inf": _sprinkled(-torch.inf),
     "zeros": _zeros,
+    "outliers": lambda *a: _random(*a).tanh() * 10 ** (2 * _random(*a) - 4).clamp(min=0),
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -100,6 +102,19 @@ def test_any_values(
 ) -> None:
     for rows, size, k in ((2, 128256, 2048), (17, 40000, 50), (140, 9000, 1000)):
         check_all(kind(rows, size, generator).to(dtype), k)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), HELD_OR_NOT)
+def test_rows_that_shared_memory_holds_or_just_not(
+    rows: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    for kind in ("normal", "ascending", "few", "outliers"):
+        x = KINDS[kind](rows, size, generator).to(dtype)
+        for k in (1, 300, 2048, 5000):
+            for options in ({}, {"sorted": True}, {"deterministic": True, "tie_break": 2}):
+                check(x, k, **options)
+        check(x[:, 1:], 300)
 
 
 @dtypes
