@@ -10,15 +10,16 @@
 //          values, indices  [rows, k]       the input's type and int64
 //          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
 //          table            [batch, pages]  int32, and one int32 a row for all that differs by row
-// Threads  a cluster of 1 to 8 CTAs a row, each a part of the window in tiles of 16 elements a
-//          thread (topk_window.cuh). The first one gathers what all found, cuts it to k and, where
-//          that is asked for, orders it (topk_order.cuh).
-// Traffic  reads the window once and a sample of a long one, which comes from L2 the other time;
-//          writes the results once. A window whose sample misleads is read once more.
-// Select   What reaches a floor goes to a list in shared memory (topk_part.cuh). The floor comes
-//          from the sample, or rises each time that the list is full and cut. Lists are cut by
-//          radix selection on the ordered keys, and on positions where equal ones remain: over the
-//          lists of all CTAs until few are left, then to exactly k (topk_list.cuh).
+// Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k largest
+//          of that and, where it is asked for, orders them (topk_order.cuh).
+// Traffic  reads the window once, and of a long one a sample, which then comes from L2; writes the
+//          results once. A window whose sample misleads is read once more.
+// Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory holds
+//          as a whole, tell a floor themselves (topk_whole.cuh). Others are read in tiles of 16
+//          elements a thread (topk_part.cuh): the floor comes from the sample, or rises each time
+//          that the list is full and cut. The k largest of a list are found by counting it in bins,
+//          and where those do not tell them apart by radix selection on the ordered keys, and on
+//          positions where equal ones remain (topk_list.cuh).
 #pragma once
 
 #include "precast/topk_part.cuh"
