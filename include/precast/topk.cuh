@@ -10,19 +10,20 @@
 //          values, indices  [rows, k]       the input's type and int64
 //          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
 //          table            [batch, pages]  int32, and one int32 a row for all that differs by row
-// Threads  a cluster of 1 to 8 CTAs a row, each a part of the window in tiles of 16 elements a
-//          thread (topk_window.cuh). The first one gathers what all found, cuts it to k and, where
-//          that is asked for, orders it (topk_order.cuh).
-// Traffic  reads the window once and a sample of a long one, which comes from L2 the other time;
-//          writes the results once. A window whose sample misleads is read once more.
-// Select   What reaches a floor goes to a list in shared memory (topk_part.cuh). The floor comes
-//          from the sample, or rises each time that the list is full and cut. Lists are cut by
-//          radix selection on the ordered keys, and on positions where equal ones remain: over the
-//          lists of all CTAs until few are left, then to exactly k (topk_list.cuh).
+// Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k largest
+//          of that and, where it is asked for, orders them (topk_order.cuh).
+// Traffic  reads the window once, and of a long one a sample, which then comes from L2; writes the
+//          results once. A window whose sample misleads is read once more.
+// Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory holds
+//          as a whole, tell a floor themselves (topk_whole.cuh). Others are read in tiles of 16
+//          elements a thread (topk_part.cuh): the floor comes from the sample, or rises each time
+//          that the list is full and cut. The k largest of a list are found by counting it in bins,
+//          and where those do not tell them apart by radix selection on the ordered keys, and on
+//          positions where equal ones remain (topk_list.cuh).
 #pragma once
 
-#include "precast/topk_order.cuh"
 #include "precast/topk_part.cuh"
+#include "precast/topk_whole.cuh"
 
 namespace precast {
 
@@ -105,22 +106,68 @@ struct PutInOrder {
   }
 };
 
-// All threads: writes the k largest of up to kFew in descending order. `ranks`: zeros.
+// Puts candidates that come in the order wanted.
 template <typename T>
-__device__ __forceinline__ void write_by_rank(const Results<T>& results, const uint64_t* list,
-                                              uint32_t size, uint32_t* ranks) {
-  const uint32_t at = threadIdx.x % kFew, parts = blockDim.x / kFew;
-  const uint32_t each = (size + parts - 1) / parts;
-  const uint32_t from = threadIdx.x / kFew * each, to = min(from + each, size);
-  const uint64_t x = at < size ? list[at] : 0;
-  uint32_t larger = 0;
-#pragma unroll 4
-  for (uint32_t i = from; i < to; ++i) larger += list[i] > x;
-  if (at < size && larger != 0) atomicAdd(&ranks[at], larger);
-  __syncthreads();
-  if (threadIdx.x < size && ranks[threadIdx.x] < uint32_t(results.p.k)) {
-    results.put(static_cast<int>(ranks[threadIdx.x]), x);
+struct PutResult {
+  const Results<T>& results;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
+    results.put(static_cast<int>(i), x);
   }
+};
+
+// All threads: writes positions where the window has no more than k elements.
+template <typename T>
+__device__ __forceinline__ void write_all_places(const Results<T>& results, int length) {
+  for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
+    results.put_place(i, i < length ? i : -1);
+  }
+}
+
+// All threads: writes a list of k candidates in the order that is asked for.
+template <typename T>
+__device__ __forceinline__ void write_list(const Results<T>& results, ListShared& s, uint64_t* list,
+                                           uint32_t size) {
+  const TopKParams& p = results.p;
+  constexpr int kKeyBits = Keys<T>::kBits;
+  if (p.order == TopKOrder::any) {
+    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
+    return;
+  }
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    list[i] = to_order<kKeyBits>(p, list[i]);
+  }
+  __syncthreads();
+  in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+}
+
+// All threads: writes the k largest of a list of `size` candidates in the range of `bin`, by way of
+// `sorted`, with room for k + kMostInBin. The histogram of `turn` is all zero.
+template <typename T>
+__device__ __forceinline__ void write_largest(const Results<T>& results, ListShared& s,
+                                              uint64_t* list, uint64_t* sorted, uint32_t size,
+                                              const Binning& bin, int turn) {
+  const TopKParams& p = results.p;
+  const uint32_t k = p.k;
+  const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
+  uint32_t* const bins = s.histogram[turn];
+  bool done = false;
+  if (sorted != nullptr && (by_value || p.order == TopKOrder::any)) {
+    const PutResult<T> put = {results};
+    if (largest_in_order(s, bins, list, sorted, size, k, bin, by_value, put)) return;
+  } else if (sorted != nullptr) {
+    done = largest_in_order(s, bins, list, sorted, size, k, bin, false, PutOnList{list});
+  }
+  if (!done) {
+    constexpr int kKeyBits = Keys<T>::kBits;
+    turn = 1;
+    share_turn(s, turn);
+    Cut cut = uncut<kKeyBits>(k);
+    go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, k, 1, turn);
+    compact(s, list, size, cut.edge);
+  }
+  __syncthreads();
+  write_list(results, s, list, k);
 }
 
 // The work of one CTA, in `shared` memory: ListShared and the lists.
@@ -143,56 +190,80 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   allow_next_grid();
   const Window<T> window(p, row, ctas);
   const Results<T> results(p, row);
-  const uint32_t k = p.k;
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank != 0) return;
-    for (int i = threadIdx.x; i < p.k; i += blockDim.x) {
-      results.put_place(i, i < window.length ? i : -1);
-    }
+    if (rank == 0) write_all_places(results, window.length);
     return;
   }
   __syncthreads();
   constexpr int kKeyBits = Keys<T>::kBits;
-  const bool any = p.order == TopKOrder::any;
-  // Few are ordered even where nobody asks.
-  const bool few =
-      k <= uint32_t(kFew) && (any || (p.order == TopKOrder::by_value && !p.last_first));
-  const uint32_t limit = few ? kFew : k;
   Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
-  part.read(ctas > 1 ? p.room : limit, ctas);
+  part.read(p.room, ctas);
   uint64_t* list = lists;
   uint32_t size = part.size;
   if (ctas > 1) {
-    if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
-    __syncthreads();
+    if (!part.as_found) {
+      if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
+      __syncthreads();
+      part.base = s.base;
+    }
     list += p.room;
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-      store_in_cta(list + s.base + i, 0, lists[i]);
+      store_in_cta(list + part.base + i, 0, lists[i]);
     }
     cluster_barrier(ctas);
     if (rank != 0) return;
-    size = part.cut.count;
-    if (size > limit) {
-      go_on<kKeyBits, 1>(part.cut, s, EachOfList{list, size}, k, limit, 1, part.turn);
-      size = compact(s, list, size, part.cut.edge);
-    }
+    size = part.as_found ? part.total : part.cut.count;
   }
-  if (few) {
-    write_by_rank(results, list, size, s.histogram[part.turn]);
-  } else if (any) {
-    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
-  } else {
-    for (uint32_t i = threadIdx.x; i < size; i += blockDim.x)
-      list[i] = to_order<kKeyBits>(p, list[i]);
-    __syncthreads();
-    in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+  const Binning bin = binning_from(s, list, size, part.floor, kKeyBits + kPlaceBits);
+  uint64_t* const sorted = ctas > 1 ? lists : lists + p.room;
+  write_largest(results, s, list, p.most == 0 ? nullptr : sorted, size, bin, part.turn);
+}
+
+// The same where shared memory holds the row: behind the list lie its vectors.
+template <typename T>
+__device__ __forceinline__ void top_k_whole_row(const TopKParams& p, uint64_t* shared) {
+  ListShared& s = *reinterpret_cast<ListShared*>(shared);
+  uint64_t* const list = shared + sizeof(ListShared) / sizeof(uint64_t);
+  Vec<T>* const data = reinterpret_cast<Vec<T>*>(list + p.room);
+  const int ctas = cluster_size();
+  const uint32_t row = blockIdx.x / ctas;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
+  if (threadIdx.x == 0) s.kept = s.highest = 0;
+  if (p.lengths == nullptr && may_overlap_previous_grid()) {
+    Window<T>(p, row, ctas).prefetch_all(ctas);
   }
+  wait_for_previous_grid();
+  allow_next_grid();
+  const Window<T> window(p, row, ctas);
+  const Results<T> results(p, row);
+  if (p.mode != TopKMode::values && window.length <= p.k) {
+    if (cluster_rank() == 0) write_all_places(results, window.length);
+    return;
+  }
+  if (ctas > 1) cluster_arrive_relaxed();
+  WholePart<T> part(p, window, s, data, ctas);
+  part.start();
+  __syncthreads();
+  part.finish();
+  int turn = 0;
+  Binning bin;
+  uint32_t size = gather_whole(part, list, ctas, bin, turn);
+  if (cluster_rank() != 0) return;
+  // The row's place is free now.
+  write_largest(results, s, list, reinterpret_cast<uint64_t*>(data), size, bin, turn);
 }
 
 template <typename T>
 __global__ void __launch_bounds__(kMaxThreads, 1) TopKKernel(TopKParams p) {
   extern __shared__ uint64_t shared[];
   top_k_row<T>(p, shared);
+}
+
+template <typename T>
+__global__ void __launch_bounds__(kWholeThreads, 1) TopKWholeKernel(TopKParams p) {
+  extern __shared__ uint64_t shared[];
+  top_k_whole_row<T>(p, shared);
 }
 
 #endif  // __CUDACC__

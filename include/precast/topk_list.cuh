@@ -37,7 +37,10 @@ struct alignas(16) ListShared {
   uint32_t highest;
   uint32_t lowest;
   uint32_t base;
-  uint32_t forwarded;  // to this CTA
+  uint32_t forwarded;          // to this CTA
+  uint32_t floors[kMostCtas];  // of all CTAs
+  uint32_t mosts[kMostCtas];
+  uint32_t counts[kMostCtas];
 };
 
 // Ordered keys of a type: larger elements have larger keys, -0.0 that of 0.0, all NaN the largest.
@@ -54,16 +57,19 @@ template <typename T>
 struct Keys;
 template <>
 struct Keys<f32> {
+  using Word = uint32_t;
   static constexpr int kBits = 32;
   static constexpr uint32_t kInfinity = 0x7f800000u;
 };
 template <>
 struct Keys<f16> {
+  using Word = unsigned short;
   static constexpr int kBits = 16;
   static constexpr uint32_t kInfinity = 0x7c00u;
 };
 template <>
 struct Keys<bf16> {
+  using Word = unsigned short;
   static constexpr int kBits = 16;
   static constexpr uint32_t kInfinity = 0x7f80u;
 };
@@ -200,10 +206,11 @@ struct EachOfList {
 // All threads of the cluster: goes on from `cut`, or uncut<kKeyBits>(k), to the k largest and up to
 // limit - k more. A count of 0: there are fewer than k, or a CTA has added kSpoilt to the bin on
 // top. each(f) calls f(candidate) for those of the thread. `turn` starts at 0 and goes on with each
-// level of the kernel; the histogram of that turn is all zero, and after it that of the next.
+// level of the kernel; the histogram of that turn is all zero, and after it that of the next. Goes
+// no further than to the digits above the lowest `stop` bits.
 template <int kKeyBits, int kCtas, typename Each>
 __device__ __forceinline__ void go_on(Cut& cut, ListShared& s, const Each& each, uint32_t k,
-                                      uint32_t limit, int ctas, int& turn) {
+                                      uint32_t limit, int ctas, int& turn, int stop = 0) {
 #pragma unroll 1
   do {
     const int end = cut.shift > kPlaceBits ? kPlaceBits : 0;
@@ -228,7 +235,7 @@ __device__ __forceinline__ void go_on(Cut& cut, ListShared& s, const Each& each,
     cut.edge |= uint64_t(s.digit) << low;
     cut.need -= s.above;
     cut.count = k - cut.need + s.held;
-  } while (cut.count > limit && cut.shift > 0);
+  } while (cut.count > limit && cut.shift > stop);
 }
 
 // All lanes: those with `mine` store theirs one behind the other.

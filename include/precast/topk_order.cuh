@@ -25,6 +25,11 @@ struct Binning {
   }
 };
 
+// For numbers of `bits` bits, of which the highest 32 lie between these.
+__device__ __forceinline__ Binning binning_of(uint32_t highest, uint32_t lowest, int bits) {
+  return {highest, bits - 32, max(0, 32 - __clz(highest - lowest) - kDigitBits)};
+}
+
 // All threads: numbers in descending order; behind `size` there is room up to the next power of
 // two.
 __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
@@ -58,8 +63,9 @@ __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
   __syncthreads();
 }
 
-// All threads: how many of the bins before each, in place; the largest count. Threads share bins.
-__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
+// All threads: how many of the bins before each, in place; the largest count of those that start
+// before `end`. Threads share bins.
+__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins, uint32_t end) {
   constexpr int kMostEach = kBins / kLeastThreads;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   const int each = kBins / blockDim.x;
@@ -69,7 +75,6 @@ __device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
   for (int i = 0; i < kMostEach; ++i) {
     held[i] = i < each ? own[i] : 0;
     sum += held[i];
-    most = max(most, held[i]);
   }
   uint32_t up_to = sum;
 #pragma unroll
@@ -77,22 +82,19 @@ __device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
     if (lane >= distance) up_to += other;
   }
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (lane == kWarpSize - 1) {
-    s.warp_sums[warp] = up_to;
-    s.warp_most[warp] = most;
-  }
+  if (lane == kWarpSize - 1) s.warp_sums[warp] = up_to;
   __syncthreads();
-  const bool exists = lane < blockDim.x / kWarpSize;
-  uint32_t before = up_to - sum + warp_sum(exists && lane < warp ? s.warp_sums[lane] : 0u);
-  most = __reduce_max_sync(0xffffffffu, exists ? s.warp_most[lane] : 0u);
+  uint32_t before = up_to - sum + warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
 #pragma unroll
   for (int i = 0; i < kMostEach; ++i) {
     if (i < each) own[i] = before;
+    if (before < end) most = max(most, held[i]);
     before += held[i];
   }
+  most = __reduce_max_sync(0xffffffffu, most);
+  if (lane == 0) s.warp_most[warp] = most;
   __syncthreads();
-  return most;
+  return __reduce_max_sync(0xffffffffu, lane < blockDim.x / kWarpSize ? s.warp_most[lane] : 0u);
 }
 
 // All threads: calls put(rank, x) for each of the `size` numbers of `bits` bits, from 32 up.
@@ -108,11 +110,11 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     s.highest = 0;
     s.lowest = 0xffffffffu;
   }
-  Binning bin = {0, bits - 32, 0};
+  const int top = bits - 32;
   uint32_t highest = 0, lowest = 0xffffffffu;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    const uint32_t x = static_cast<uint32_t>(list[i] >> bin.top);
+    const uint32_t x = static_cast<uint32_t>(list[i] >> top);
     highest = max(highest, x);
     lowest = min(lowest, x);
   }
@@ -124,8 +126,7 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     atomicMin(&s.lowest, lowest);
   }
   __syncthreads();
-  bin.highest = s.highest;
-  bin.width = max(0, 32 - __clz(bin.highest - s.lowest) - kDigitBits);
+  const Binning bin = binning_of(s.highest, s.lowest, bits);
   uint64_t x[kMostEach];
   uint32_t place[kMostEach];
 #pragma unroll
@@ -136,7 +137,7 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     place[i] = atomicAdd(&bins[bin(x[i])], 1u);
   }
   __syncthreads();
-  if (sum_bins(s, bins) > kMostInBin) {
+  if (sum_bins(s, bins, size) > kMostInBin) {
     sort_bitonic(list, size);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) put(i, list[i]);
@@ -157,6 +158,68 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
     for (uint32_t j = rank; j < end; ++j) rank += list[j] > own;
     put(rank, own);
   }
+}
+
+// All threads: for numbers of `bits` bits that are seen by all, from a key of `floor` on.
+__device__ __forceinline__ Binning binning_from(ListShared& s, const uint64_t* list, uint32_t size,
+                                                uint32_t floor, int bits) {
+  if (threadIdx.x == 0) s.highest = 0;
+  uint32_t highest = 0;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    highest = max(highest, static_cast<uint32_t>(list[i] >> (bits - 32)));
+  }
+  __syncthreads();
+  highest = __reduce_max_sync(0xffffffffu, highest);
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&s.highest, highest);
+  __syncthreads();
+  const int unused = 32 + kPlaceBits - bits;
+  return binning_of(s.highest, floor << unused, bits);
+}
+
+// Puts numbers on a list.
+struct PutOnList {
+  uint64_t* list;
+
+  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
+};
+
+// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`,
+// which has room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
+// `bins`: zeros. Numbers may lie below the range of `bin`. Ranks are those of some other order of
+// the k where not `ordered`.
+template <typename Put>
+__device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
+                                                 const uint64_t* list, uint64_t* sorted,
+                                                 uint32_t size, uint32_t k, const Binning& bin,
+                                                 bool ordered, const Put& put) {
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
+  }
+  __syncthreads();
+  if (sum_bins(s, bins, k) > kMostInBin) return false;
+#pragma unroll 4
+  for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
+    const uint64_t x = list[i];
+    const uint32_t at = atomicAdd(&bins[min(bin(x), kBins - 1u)], 1u);
+    if (at < k + kMostInBin) sorted[at] = x;
+  }
+  __syncthreads();
+  // A bin's number is now where the next one starts.
+  const uint32_t end = min(size, k + kMostInBin);
+#pragma unroll 1
+  for (uint32_t i = threadIdx.x; i < end; i += blockDim.x) {
+    const uint64_t own = sorted[i];
+    const uint32_t at = min(bin(own), kBins - 1u);
+    uint32_t rank = at == 0 ? 0 : bins[at - 1];
+    uint32_t next = rank < k ? bins[at] : rank;
+    if (!ordered && next <= k) rank = next = i;
+#pragma unroll 4
+    for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
+    if (rank < k) put(rank, own);
+  }
+  return true;
 }
 
 #endif  // __CUDACC__

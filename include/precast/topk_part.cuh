@@ -19,9 +19,8 @@ template <typename T>
 __device__ __forceinline__ uint64_t candidate_at(const TopKParams& p, const Window<T>& window,
                                                  const Tile<T>& x, int tile, int i) {
   constexpr int kEach = Vec<T>::kSize;
-  tile = opaque(tile);
   const int place = window.vec(tile, i / kEach) * kEach + i % kEach - window.lead;
-  const uint32_t key = key_of<T>(opaque(item_bits(x, i)));
+  const uint32_t key = key_of<T>(item_bits_at(x, i));
   return candidate_of(key, p.last_first ? place : kMaxPlaces - 1 - place);
 }
 
@@ -49,10 +48,9 @@ struct EachSeen {
   template <typename F>
   __device__ __forceinline__ void operator()(const F& f) const {
     of_list(f);
-    if (mask == 0) return;
-#pragma unroll
-    for (int i = 0; i < kItems; ++i) {
-      if (mask >> i & 1) f(candidate_at(p, window, x, tile, i));
+#pragma unroll 1
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      f(candidate_at(p, window, x, tile, __ffs(left) - 1));
     }
   }
 };
@@ -93,7 +91,10 @@ struct Part {
   bool open;       // more may reach the floor
   int slot;
   int turn;
-  Cut cut;  // the last
+  Cut cut;         // the last
+  bool as_found;   // the lists hold what reached the floor of a sample
+  uint32_t total;  // then: of all CTAs
+  uint32_t base;   // of those before this one
 
   __device__ __forceinline__ uint32_t reaching_floor(const Tile<T>& x, int tile) const {
     const uint32_t mask = open ? window.present(tile) : 0;
@@ -110,11 +111,9 @@ struct Part {
     go_on<Keys<T>::kBits, kCtas>(cut, s, each, k, limit, ctas, turn);
     if (cut.count == 0) return;
     size = compact(s, list, size, cut.edge);
-    if (mask != 0) {
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if ((mask >> i & 1) && candidate_at(p, window, x, tile, i) < cut.edge) mask &= ~(1u << i);
-      }
+#pragma unroll 1
+    for (uint32_t left = mask; left != 0; left &= left - 1) {
+      if (candidate_at(p, window, x, tile, __ffs(left) - 1) < cut.edge) mask &= ~(left & -left);
     }
     floor = static_cast<uint32_t>(cut.edge >> kPlaceBits);
     // Some that equal the floor were dropped: later ones are no better.
@@ -129,10 +128,9 @@ struct Part {
                                               uint32_t sum, uint32_t before, uint32_t added) {
     if (sum != 0) {
       uint64_t* to = list + size + before;
-      const uint32_t any = __reduce_or_sync(0xffffffffu, mask);
-#pragma unroll
-      for (int i = 0; i < kItems; ++i) {
-        if (any >> i & 1) append(to, candidate_at(p, window, x, tile, i), mask >> i & 1);
+#pragma unroll 1
+      for (uint32_t left = mask; __any_sync(0xffffffffu, left != 0); left &= left - 1) {
+        append(to, candidate_at(p, window, x, tile, (__ffs(left) - 1) & (kItems - 1)), left != 0);
       }
     }
     size += added;
@@ -143,42 +141,58 @@ struct Part {
   // Of a long part a sample tells about how large the k-th largest will be, and a floor somewhat
   // below that is tried first.
   __device__ __forceinline__ void read(uint32_t limit, int ctas) {
-    enum { kSample, kTrial, kSafe } step = window.may_be_sampled(ctas, p.k) ? kSample : kSafe;
+    bool trial = window.may_be_sampled(ctas, p.k);
+    if (trial) {
+      if (ctas > 1) cluster_arrive_relaxed();
+      floor = floor_of_sample();
+    }
     Tile<T> x;
     int tile = 0;
     uint32_t mask = 0;
 #pragma unroll 1
     while (true) {
       bool fits = true;
-      if (step == kSample) {
-        mask = window.load_sample(x);
-      } else if (step == kTrial) {
+      if (trial) {
         fits = take_above_floor();
+        if (share_counts(fits, ctas)) return;
         x = no_tile<T>();  // Why: else the one before takes registers meanwhile.
         mask = 0;
       } else {
         take_all(x, tile, mask);
       }
-      // Of the cuts before, all made the same ones.
-      if (step == kSafe && ctas > 1) share_turn(s, turn);
+      if (ctas > 1) share_turn(s, turn);
       if (!fits && threadIdx.x == 0) s.histogram[turn][kBins - 1] = kSpoilt;
       __syncthreads();
-      const uint32_t k = step == kSample ? rank_in_sample(ctas) : p.k;
-      const uint32_t most = step == kSample ? k + k / 4 : limit;
-      cut_to<kMostCtasOfArch>(k, most, ctas, x, tile, mask);
-      if (step == kSafe || (step == kTrial && cut.count != 0)) break;
+      cut_to<kMostCtasOfArch>(p.k, limit, ctas, x, tile, mask);
+      if (!trial || cut.count != 0) break;
       size = 0;
       open = true;
       floor = lowest_key<T>();
-      if (step == kSample) floor = max(floor, static_cast<uint32_t>(cut.edge >> kPlaceBits));
       // Cuts of a CTA by itself do not wait until others have read its histograms.
-      if (step == kTrial) cluster_barrier(ctas);
-      step = step == kSample ? kTrial : kSafe;
+      cluster_barrier(ctas);
+      trial = false;
     }
     uint32_t sum, before;
     const uint32_t added = add_up(s, slot, mask, sum, before);
     append_tile(x, tile, mask, sum, before, added);
     __syncthreads();
+  }
+
+  // All threads: whether the lists of all CTAs hold k, and not more than can be ordered at once.
+  __device__ __forceinline__ bool share_counts(bool fits, int ctas) {
+    total = fits ? size : kSpoilt;
+    base = 0;
+    if (ctas > 1) {
+      const int rank = cluster_rank(), lane = threadIdx.x % kWarpSize;
+      cluster_wait();  // all have started: see read()
+      if (threadIdx.x < ctas) store_in_cta(&s.counts[rank], threadIdx.x, total);
+      cluster_barrier(ctas);
+      const uint32_t count = lane < ctas ? s.counts[lane] : 0;
+      total = warp_sum(count);
+      base = warp_sum(lane < rank ? count : 0u);
+    }
+    as_found = total >= uint32_t(p.k) && total <= p.most;
+    return as_found;
   }
 
   // Where reading starts, and how it goes on: backwards where the last are chosen, for equal
@@ -245,11 +259,20 @@ struct Part {
     return fits;
   }
 
-  // The rank in the samples of all CTAs that all but surely lies below the k-th largest.
-  __device__ __forceinline__ uint32_t rank_in_sample(int ctas) const {
-    const float sampled = float(kSampled * int(blockDim.x) * ctas);
-    const float expected = float(p.k) * sampled / float(window.length);
-    return static_cast<uint32_t>(expected + 4.0f * sqrtf(expected) + 8.0f);
+  // All threads: a key that all but surely is below that of the k-th largest, the same in all CTAs.
+  __device__ __forceinline__ uint32_t floor_of_sample() {
+    Tile<T> x;
+    const uint32_t mask = window.load_sample(x);
+    const float rate = float(kSampled * int(blockDim.x)) / float(window.length);
+    const float expected = float(p.k) * rate;
+    const uint32_t rank = static_cast<uint32_t>(expected + 4.0f * sqrtf(expected) + 8.0f);
+    // What half fills a list is not cut further.
+    const uint32_t enough =
+        max(static_cast<uint32_t>(0.5f * float(p.room) * rate), rank + rank / 4);
+    cut = uncut<Keys<T>::kBits>(rank);
+    const EachSeen<T> each = {{list, 0}, p, window, x, 0, mask};
+    go_on<Keys<T>::kBits, 1>(cut, s, each, rank, enough, 1, turn, kPlaceBits);
+    return max(static_cast<uint32_t>(cut.edge >> kPlaceBits), lowest_key<T>());
   }
 };
 

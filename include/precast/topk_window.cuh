@@ -8,7 +8,7 @@
 namespace precast {
 
 constexpr int kMaxTopK = 8192;
-constexpr int kFew = 256;  // candidates that are ranked by comparing all with all
+constexpr int kLeastSorted = 256;  // room that sorting takes
 
 enum class TopKMode : int { values, ragged, paged };
 enum class TopKOrder : int { any, by_value, by_place };
@@ -35,6 +35,10 @@ struct TopKParams {
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
+  uint32_t most;                // candidates that can be ordered by way of a second list
+  // Of rows that shared memory holds (topk_whole.cuh):
+  int32_t group;    // vectors
+  uint32_t enough;  // groups of a CTA that may reach the floor
 };
 
 #if defined(__CUDACC__)
@@ -43,7 +47,6 @@ constexpr int kItems = 16;                      // of a thread and tile
 constexpr int kSampled = 8;                     // of a thread
 constexpr int kLeastTilesToSample = 4;          // by a CTA that is alone
 constexpr int kLeastTilesToSampleTogether = 2;  // each CTA
-constexpr int kLeastToSampleTogether = 256;     // k
 
 template <typename T>
 struct Tile {
@@ -78,6 +81,7 @@ struct Window {
   const T* base;  // of vector 0
   int lead;       // elements of vector 0 before the window
   int length;
+  int vecs;
   int from;  // vectors of this CTA
   int to;
 
@@ -92,7 +96,7 @@ struct Window {
     const uint64_t address = reinterpret_cast<uint64_t>(first);
     base = reinterpret_cast<const T*>(address & ~uint64_t(kVecBytes - 1));
     lead = static_cast<int>(first - base);
-    const int vecs = (lead + length + Vec<T>::kSize - 1) / Vec<T>::kSize;
+    vecs = (lead + length + Vec<T>::kSize - 1) / Vec<T>::kSize;
     const int share = (vecs + ctas - 1) / ctas;
     from = min(static_cast<int>(cluster_rank()) * share, vecs);
     to = min(from + share, vecs);
@@ -126,22 +130,31 @@ struct Window {
     }
   }
 
+  // Asks for all of the CTA's vectors where neighbours lie in different CTAs.
+  __device__ __forceinline__ void prefetch_all(int ctas) const {
+    constexpr int kVecsOfLine = 128 / kVecBytes;
+    constexpr int kLines = kWarpSize / kVecsOfLine;  // of a warp
+    const int step = ctas * static_cast<int>(blockDim.x);
+    const int warp = threadIdx.x / kLines, line = threadIdx.x % kLines;
+    int at = (warp * ctas + static_cast<int>(cluster_rank())) * kWarpSize + line * kVecsOfLine;
+    for (; at < vecs; at += kVecsOfLine * step) {
+      prefetch_to_l2(base + int64_t(at) * Vec<T>::kSize);
+    }
+  }
+
   // Whether a sample pays, the same for all CTAs.
   __device__ __forceinline__ bool may_be_sampled(int ctas, int k) const {
     const int least = ctas == 1 ? kLeastTilesToSample : kLeastTilesToSampleTogether;
-    if (ctas > 1 && k < kLeastToSampleTogether) return false;
     return length / ctas >= least * kItems * static_cast<int>(blockDim.x) - 4096 && k <= length / 8;
   }
 
-  // The first kSampled elements of a tile, from all over the part; which there are. None of a part
-  // that is much shorter than others.
+  // The first kSampled elements of a tile, from all over a window that may be sampled; their bits.
   __device__ __forceinline__ uint32_t load_sample(Tile<T>& x) const {
     constexpr int kVecs = kSampled / Vec<T>::kSize;
     const int warps = blockDim.x / kWarpSize;
-    const int stride = (to - from - 2) / (kVecs * warps);
+    const int stride = (vecs - 2) / (kVecs * warps);
+    const int first = 1 + threadIdx.x / kWarpSize * stride + threadIdx.x % kWarpSize;
     x = no_tile<T>();
-    if (stride < kWarpSize) return 0;
-    const int first = from + 1 + threadIdx.x / kWarpSize * stride + threadIdx.x % kWarpSize;
 #pragma unroll
     for (int j = 0; j < kVecs; ++j) {
       x.vecs[j] = load_vec(base + int64_t(first + j * warps * stride) * Vec<T>::kSize);
@@ -172,17 +185,36 @@ struct Window {
   }
 };
 
-__device__ __forceinline__ uint32_t item_bits(const Tile<f32>& x, int i) {
-  const uint4& v = x.vecs[i / 4].bits;
-  return i % 4 == 0 ? v.x : i % 4 == 1 ? v.y : i % 4 == 2 ? v.z : v.w;
+__device__ __forceinline__ uint32_t item_bits(const Vec<f32>& v, int i) {
+  return i == 0 ? v.bits.x : i == 1 ? v.bits.y : i == 2 ? v.bits.z : v.bits.w;
 }
 
 template <typename T>
-__device__ __forceinline__ uint32_t item_bits(const Tile<T>& x, int i) {
-  const uint4& v = x.vecs[i / 8].bits;
-  const int word = i % 8 / 2;
-  const uint32_t pair = word == 0 ? v.x : word == 1 ? v.y : word == 2 ? v.z : v.w;
+__device__ __forceinline__ uint32_t item_bits(const Vec<T>& v, int i) {
+  const int word = i / 2;
+  const uint32_t pair = word == 0   ? v.bits.x
+                        : word == 1 ? v.bits.y
+                        : word == 2 ? v.bits.z
+                                    : v.bits.w;
   return i % 2 == 0 ? pair & 0xffffu : pair >> 16;
+}
+
+// `i`: known when compiled.
+template <typename T>
+__device__ __forceinline__ uint32_t item_bits(const Tile<T>& x, int i) {
+  return item_bits(x.vecs[i / Vec<T>::kSize], i % Vec<T>::kSize);
+}
+
+// `i`: any. Why: registers have no addresses.
+template <typename T>
+__device__ __forceinline__ uint32_t item_bits_at(const Tile<T>& x, int i) {
+  constexpr int kEach = Vec<T>::kSize, kVecs = Tile<T>::kVecs;
+  Vec<T> v = x.vecs[0];
+#pragma unroll
+  for (int j = 1; j < kVecs; ++j) {
+    if (i / kEach == j) v = x.vecs[j];
+  }
+  return item_bits(v, i % kEach);
 }
 
 __device__ __forceinline__ float number_of(f32, uint32_t bits) { return __uint_as_float(bits); }
@@ -191,12 +223,18 @@ __device__ __forceinline__ float number_of(T, uint32_t bits) {
   return unpack_pair(T(), bits).x;
 }
 
+// What numbers with a key of `floor` or more are not apart from by a negative number; NaN is apart
+// from all by a positive NaN.
+template <typename T>
+__device__ __forceinline__ float bound_of(uint32_t floor) {
+  const float number = number_of(T(), bits_of<T>(floor));
+  return number == 0.0f ? __uint_as_float(0x80000001u) : number;  // -0.0 reaches 0.0
+}
+
 // Which elements have a key of `floor` or more, and at most some others.
 template <typename T>
 __device__ __forceinline__ uint32_t reaching(const Tile<T>& x, uint32_t floor) {
-  const float number = number_of(T(), bits_of<T>(floor));
-  // -0.0 reaches 0.0, but is -0.0 apart from it. NaN is apart from all by a positive NaN.
-  const float bound = number == 0.0f ? __uint_as_float(0x80000001u) : number;
+  const float bound = bound_of<T>(floor);
   uint32_t below = 0;
 #pragma unroll
   for (int i = kItems - 1; i >= 0; --i) {

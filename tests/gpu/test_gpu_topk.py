@@ -14,6 +14,7 @@ import precast
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SIZES = [1, 2, 31, 32, 33, 1000, 1023, 1024, 1025, 4096, 8193, 20001, 32000, 65536]
 SIZES += [128256, 151936, 262144, 262145, 1000000, 1 << 20]
+HELD_OR_NOT = [(14, 128256), (15, 131072), (28, 131069), (33, 131072), (66, 65536), (132, 32768)]
 COUNTS = [1, 2, 50, 64, 65, 511, 2048, 3000, 8191, 8192]
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
@@ -61,6 +62,7 @@ KINDS: dict[str, Callable[[int, int, torch.Generator], torch.Tensor]] = {
     "all nan": lambda rows, size, _: torch.full((rows, size), torch.nan, device="cuda"),
     "all -inf": lambda rows, size, _: torch.full((rows, size), -torch.inf, device="cuda"),
     "one": _one,
+    "outliers": lambda *a: _random(*a).tanh() * 10 ** (2 * _random(*a) - 4).clamp(min=0),
 }
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
@@ -112,6 +114,19 @@ def test_any_values(
 ) -> None:
     for rows, size, k in ((2, 128256, 2048), (17, 40000, 50), (140, 9000, 1000)):
         check_all(kind(rows, size, generator).to(dtype), k)
+
+
+@dtypes
+@pytest.mark.parametrize(("rows", "size"), HELD_OR_NOT)
+def test_rows_that_shared_memory_holds_or_just_not(
+    rows: int, size: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    for kind in ("normal", "ascending", "few", "outliers"):
+        x = KINDS[kind](rows, size, generator).to(dtype)
+        for k in (1, 300, 2048, 5000):
+            for options in ({}, {"sorted": True}, {"deterministic": True, "tie_break": 2}):
+                check(x, k, **options)
+        check(x[:, 1:], 300)
 
 
 @dtypes
