@@ -10,16 +10,21 @@
 //          values, indices  [rows, k]       the input's type and int64
 //          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
 //          table            [batch, pages]  int32, and one int32 a row for all that differs by row
-// Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k largest
-//          of that and, where it is asked for, orders them (topk_order.cuh).
+// Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k
+//          largest of that and, where it is asked for, orders them (topk_order.cuh).
 // Traffic  reads the window once, and of a long one a sample, which then comes from L2; writes the
 //          results once. A window whose sample misleads is read once more.
-// Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory holds
-//          as a whole, tell a floor themselves (topk_whole.cuh). Others are read in tiles of 16
-//          elements a thread (topk_part.cuh): the floor comes from the sample, or rises each time
-//          that the list is full and cut. The k largest of a list are found by counting it in bins,
-//          and where those do not tell them apart by radix selection on the ordered keys, and on
-//          positions where equal ones remain (topk_list.cuh).
+// Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory
+//          holds as a whole, tell a floor themselves (topk_whole.cuh). Others are read in tiles of
+//          16 elements a thread (topk_part.cuh): the floor comes from the sample, or rises each
+//          time that the list is full and cut. The k largest of a list are found by counting it in
+//          bins, and where those do not tell them apart by radix selection on the ordered keys, and
+//          on positions where equal ones remain (topk_list.cuh).
+//
+// Measured 2026-11-21 on an H200, f32, normal rows of 128256, k 50, 256 and 2048: 1 row in 6.8, 7.2
+// and 9.4 us, 16 in 10.4, 10.8 and 12.8, 64 in 14.5, 15.9 and 19.4, 256 in 34.9, 36.6 and 43.5. In
+// bf16 with k 50 and 2048: 6.3 and 10.2, 8.0 and 12.2, 12.3 and 18.6, 23.9 and 36.2. Ascending rows
+// take up to 1.75 times as long.
 #pragma once
 
 #include "precast/topk_part.cuh"

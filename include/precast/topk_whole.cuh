@@ -5,6 +5,9 @@
 // share = k / CTAs, is found by radix selection; the smallest of these of all CTAs is the floor: k
 // elements at least reach it, and of most rows not many more. Neighbouring vectors lie in different
 // CTAs, so that CTAs see the same, whatever the order of a row.
+//
+// Measured 2026-11-21 on an H200, f32, rows of 128256: 1 with k 50 takes 6.8 us, and 15.0 in tiles;
+// 28 with k 2048 13.4 and 15.7. 1024 threads took up to 0.9 us more than 512.
 #pragma once
 
 #include "precast/topk_order.cuh"
