@@ -66,7 +66,6 @@ struct Sampler {
   uint32_t exchanges = 0;
   uint32_t drawn = 0;     // how often a weight was told
   bool has_tops = false;  // the slots' second numbers are the slabs' maxima, or NaN
-  SelectTurns turns = {0, 0};
 
   // Numbers ahead of the row in the CTA's dynamic shared memory.
   static __host__ __device__ __forceinline__ int numbers_ahead(int slabs_of_group, int groups) {
@@ -226,7 +225,7 @@ struct Sampler {
     if constexpr (Edit::kChanges) {
       return select_aside(row, s.select, ctas, need, max, by_mass, scale, maxima);
     } else {
-      return precast::select(row, s.select, turns, ctas, need, max, by_mass, scale, maxima);
+      return precast::select(row, s.select, ctas, need, max, by_mass, scale, maxima);
     }
   }
 
@@ -235,8 +234,7 @@ struct Sampler {
                                                     int ctas, uint32_t need, float max,
                                                     bool by_mass, float scale,
                                                     const float* maxima) {
-    SelectTurns turns = {};
-    return precast::select(row, shared, turns, ctas, need, max, by_mass, scale, maxima);
+    return precast::select(row, shared, ctas, need, max, by_mass, scale, maxima);
   }
 
   // Of what was told.

@@ -91,8 +91,8 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
   const float max = sampler.max();
   float total = sampler.total(), least = -__int_as_float(0x7f800000);
   if (by_mass ? parameter < 1.0f : k > 0 && k < vocab) {
-    least = select(row, s.select, sampler.turns, ctas, by_mass ? needed_mass(parameter) : k, max,
-                   by_mass, mass_scale(total), sampler.maxima, true);
+    least = select(row, s.select, ctas, by_mass ? needed_mass(parameter) : k, max, by_mass,
+                   mass_scale(total), sampler.maxima, true);
   }
   if (p.op == RowOp::mask) {
     if (ctas > 1) cluster_arrive_relaxed();  // others may still read this CTA's memory

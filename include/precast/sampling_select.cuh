@@ -19,18 +19,14 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-struct SelectTurns {
-  uint32_t unused[2];
-};
-
 // The largest x of the row for which the elements from x up hold `need`: of their number, or of
 // their mass. 0 where all do not hold the mass: nothing is cut there. `max` is the largest element,
 // `maxima` those of the slabs, which only numbers want; `cleared`: the CTA called clear_bins(). All
 // threads of the cluster call and get it. Other CTAs may still read this one's shared memory when
 // it returns: an exchange or a barrier of the cluster has to be behind it.
 template <typename Row>
-__device__ __forceinline__ float select(Row& row, SelectShared& s, SelectTurns&, int ctas,
-                                        uint32_t need, float max_of_row, bool by_mass, float scale,
+__device__ __forceinline__ float select(Row& row, SelectShared& s, int ctas, uint32_t need,
+                                        float max_of_row, bool by_mass, float scale,
                                         const float* maxima, bool cleared = false) {
   const float infinity = __int_as_float(0x7f800000);
   const Amount amount = {by_mass, scale};
