@@ -248,7 +248,8 @@ def _workspace_size_into(
 
 _SCORES = (
     "int tile_rows, bool plan_causal, int plan_window_left, int q_len_per_req, int mask_mode, "
-    "Tensor? packed_mask, Tensor? mask_indptr, int window_left, int pos_encoding, Tensor? alibi_slopes, float rope_scale, float rope_theta, "
+    "Tensor? packed_mask, Tensor? mask_indptr, int window_left, int pos_encoding, "
+    "Tensor? alibi_slopes, float rope_scale, float rope_theta, "
     "float logits_soft_cap, float sm_scale, float out_scale, Tensor? qk_scale, Tensor? v_scale, "
     "Tensor? sinks, Tensor? prefix_len, Tensor? token_pos, int token_pos_len, "
     "Tensor? max_item_len, bool enable_pdl) -> ()"
@@ -311,7 +312,7 @@ workspace_size = Kernel(
 
 
 def workspace_bytes(device: torch.device, *arguments: int) -> tuple[int, int]:
-    """Bytes of the float and the int workspace; the arguments of the export, less first and last."""
+    """Bytes of the float and the int workspace; arguments as of the export, between."""
     from precast.utils import get_device_sm_count
 
     sizes = torch.zeros(2, dtype=torch.int64)

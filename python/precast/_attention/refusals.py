@@ -13,7 +13,7 @@ from precast._reference_checks import (
     check_same_device,
 )
 from precast._torch import torch
-from precast.page._cache import Cache, entries_of
+from precast.page._cache import Cache, entries_of, halves
 
 
 def check_lengths(
@@ -71,7 +71,7 @@ def check_paged(
     export = "run_paged"
     _check_q(export, q)
     both = not isinstance(cache, tuple)
-    parts = (cache,) if both else cache
+    parts: tuple[torch.Tensor, ...] = cache if isinstance(cache, tuple) else (cache,)
     for part in parts:
         check_rank(export, "paged_kv_cache", part, 3 + both, 4 + both)
         if both and part.shape[1] != 2:
@@ -80,7 +80,7 @@ def check_paged(
                 f"got shape {[*part.shape]}"
             )
         _check_kv_dtype(export, "paged_kv_cache", part, q)
-    k, v = (cache[:, 0], cache[:, 1]) if isinstance(cache, torch.Tensor) else cache
+    k, v = halves(cache)
     keys, values = entries_of(k, hnd), entries_of(v, hnd)
     if keys.shape[:3] != values.shape[:3] or k.dtype != v.dtype:
         raise ValueError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._attention import kernels, words
+from precast._attention import words
 from precast._attention.cached_module import CachedModule
 from precast._torch import torch
 from precast.errors import PlanMismatchError
@@ -60,9 +60,9 @@ class AttentionWrapper:
         self._plan_info: list[int] | None = None
         self._config: tuple[Any, ...] | None = None
         self._run_key: tuple[Any, ...] = ()
-        self._cached_q_data_type: torch.dtype | None = None
-        self._cached_kv_data_type: torch.dtype | None = None
-        self._cached_o_data_type: torch.dtype | None = None
+        self._cached_q_data_type: Any = None
+        self._cached_kv_data_type: Any = None
+        self._cached_o_data_type: Any = None
         self._num_qo_heads = self._num_kv_heads = self._head_dim_vo = 0
         self._tile_rows: int | None = None
         self._sinks: torch.Tensor | None = None

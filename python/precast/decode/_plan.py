@@ -28,7 +28,7 @@ class DecodePlan(AttentionWrapper):
     """The methods of a decode wrapper that plan, and what they keep."""
 
     _use_tensor_cores: bool
-    _q_len_per_req: int | None
+    _q_len_per_req: Any
     _qo_indptr_buf: torch.Tensor | None
     _qo_indptr_of: tuple[int, int]
     _paged_kv_indptr_buf: torch.Tensor | None
@@ -78,7 +78,7 @@ class DecodePlan(AttentionWrapper):
         Nothing is allocated, copied or changed.
         """
         batch = len(last_page_len)
-        q, kv, _ = dtypes_of(q_data_type or data_type or "float16", kv_data_type, o_data_type)
+        _, kv, _ = dtypes_of(q_data_type or data_type or "float16", kv_data_type, o_data_type)
         check_plan(self, batch, indices, fixed_split_size, q_len_per_req)
         words.check_heads(f"{self._name}.workspace_size", num_qo_heads, num_kv_heads)
         words.check_head_dims(f"{self._name}.workspace_size", head_dim, head_dim)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attention over a paged KV cache: one query of each request, or a few.
 
-Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arXiv:2309.06180 (pages);
-Osama et al., Stream-K, arXiv:2301.03598 (the division of work).
+Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arXiv:2309.06180
+(pages); Osama et al., Stream-K, arXiv:2301.03598 (the division of work).
 """
 
 from __future__ import annotations

@@ -151,7 +151,7 @@ class PrefillPlan(AttentionWrapper):
             self._num_kv_heads,
             head_dim_qk,
             self._head_dim_vo,
-            self._cached_kv_data_type.itemsize,  # type: ignore[union-attr]
+            self._cached_kv_data_type.itemsize,
             tile_rows,
             causal,
             window_left,
