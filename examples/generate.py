@@ -149,10 +149,7 @@ class Engine:
             paged_kv_indices_buffer=self.decode_batch.kv_indices,
             paged_kv_last_page_len_buffer=self.decode_batch.kv_last_page_len,
         )
-        self._plan_decode()
-        self._decode_step = self._forward_decode
-        if has_gpu:
-            self._decode_step = captured(self._forward_decode)
+        self._replay = captured(self._decode_step) if has_gpu else self._decode_step
 
     def serve(self, requests: Iterable[Request]) -> Iterator[list[NewToken]]:
         """The new tokens of every pass, as soon as they are known."""
@@ -194,20 +191,18 @@ class Engine:
     def _decode(self) -> list[NewToken]:
         start = time.perf_counter()
         self.decode_batch.copy_(batch_of(self.slots))
-        self._plan_decode()
-        tokens = self._decode_step().tolist()  # waits for the GPU
+        tokens = self._replay().tolist()  # waits for the GPU
         self.steps += 1
         new = self._hand_out(self.slots, tokens)
         self.decode_rate.add(len(new), start)
         return new
 
-    def _plan_decode(self) -> None:
+    def _decode_step(self) -> torch.Tensor:
         geometry = *self.model.heads, PAGE_SIZE
+        # Lengths on the device are read by a kernel, so that every replay of the graph plans anew.
         self.decode_attention.plan(
             *self.decode_batch.table, *geometry, q_data_type=self.model.dtype
         )
-
-    def _forward_decode(self) -> torch.Tensor:
         return self._forward(self.decode_batch, self.decode_attention)
 
     def _forward(self, batch: Batch, attention: Any) -> torch.Tensor:
@@ -227,6 +222,7 @@ class Engine:
             if request.done:
                 request.left = self.steps
                 self.free_pages += request.pages
+                request.pages = []
                 self.slots[self.slots.index(request)] = None
         return new
 

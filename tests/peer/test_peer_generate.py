@@ -38,8 +38,9 @@ QUESTIONS = (
     "minutes. Which three facts should I not leave out, and in which order should I tell them?",
 )
 NEW_TOKENS = 64
-#: Two models that round apart choose apart where two tokens are as likely; more is a mistake.
-MOST_TIES = 0.02
+#: Where two tokens are as likely, two models that round apart may choose apart: this share of
+#: tokens at most. Seen: 0 in float32, 0.018 in bfloat16.
+MOST_TIES = {torch.float32: 0.002, torch.bfloat16: 0.03}
 
 
 @pytest.fixture(scope="module")
@@ -67,10 +68,10 @@ def test_tokens_of_a_text(file: Any) -> None:
 
 @torch.inference_mode()
 def test_greedy_tokens(file: Any) -> None:
-    """Each token is the likeliest by transformers, given those before it.
+    """Each token is the likeliest by transformers, given those before it, or ties with that.
 
-    Or within one rounding of the dtype of the likeliest. transformers gets the weights that we
-    round, and calculates in float32.
+    A tie is a difference of at most one unit in the last place of each of the two logits.
+    transformers has the same weights, rounded to our dtype, and calculates in float32.
     """
     from generate import Engine, Request
     from llama import Llama
@@ -86,7 +87,9 @@ def test_greedy_tokens(file: Any) -> None:
         for _ in engine.serve(requests):
             pass
 
-    peer = theirs("AutoModelForCausalLM", dtype=torch.float32).to(dtype).float().to(device)
+    peer = theirs("AutoModelForCausalLM", dtype=torch.float32).to(device)
+    for weight in peer.parameters():
+        weight.copy_(weight.to(dtype))
     ties = 0
     for request in requests:
         tokens = torch.tensor([request.prompt + request.output], device=device)
@@ -95,8 +98,8 @@ def test_greedy_tokens(file: Any) -> None:
         chosen = logits.gather(-1, tokens[0, len(request.prompt) :, None])[:, 0]
         behind = likeliest - chosen
         assert len(chosen) == NEW_TOKENS
-        assert (behind <= torch.finfo(dtype).eps * likeliest.abs()).all(), behind
+        assert (behind <= 2 * torch.finfo(dtype).eps * likeliest.abs()).all(), behind
         ties += int((behind > 0).sum())
     count = len(requests) * NEW_TOKENS
     print(f"{count} tokens of {len(requests)} prompts, {ties} ties, {dtype} on {device}")
-    assert ties <= MOST_TIES * count
+    assert ties <= MOST_TIES[dtype] * count
