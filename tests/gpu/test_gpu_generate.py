@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The example that generates text: prefill, decode in a CUDA graph, requests joining and leaving."""
+"""The example that generates text: decode in a CUDA graph while requests join and leave."""
 
 from __future__ import annotations
 
