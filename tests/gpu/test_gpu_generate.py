@@ -55,8 +55,8 @@ def test_greedy_tokens_are_the_likeliest_by_the_formula(file: Any, engine: Any) 
     from generate import Request
 
     lengths = (1, 16, 15, 33, 200, 7, 48, 65, 3, 31)
-    # What is in the cache before must not matter.
-    engine.cache.fill_(torch.nan)
+    with torch.inference_mode():
+        engine.cache.fill_(torch.nan)  # what is in pages before must not matter
     requests = [Request(prompt(i, length), 24) for i, length in enumerate(lengths)]
     behind = []
     for request, answer in zip(requests, run(engine, *requests)):
