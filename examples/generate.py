@@ -91,9 +91,14 @@ def batch_of(requests: Sequence[Request | None]) -> Batch:
         kv_indices += used
         kv_indptr.append(len(kv_indices))
         last_page_len.append((length - 1) % PAGE_SIZE + 1 if used else 0)
-    columns = tokens, positions, owners, indptr, kv_indptr, kv_indices, last_page_len
     return Batch(
-        *(torch.tensor(column, dtype=torch.int32) for column in columns),
+        tokens=torch.tensor(tokens, dtype=torch.int32),
+        positions=torch.tensor(positions, dtype=torch.int32),
+        owners=torch.tensor(owners, dtype=torch.int32),
+        indptr=torch.tensor(indptr, dtype=torch.int32),
+        kv_indptr=torch.tensor(kv_indptr, dtype=torch.int32),
+        kv_indices=torch.tensor(kv_indices, dtype=torch.int32),
+        kv_last_page_len=torch.tensor(last_page_len, dtype=torch.int32),
         temperature=torch.tensor([r.temperature if r else 0.0 for r in requests]),
         top_p=torch.tensor([r.top_p if r else 1.0 for r in requests]),
         seed=torch.tensor([r.seed if r else 0 for r in requests]),
