@@ -7,6 +7,8 @@ plan writes nothing that is read.
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._attention import refusals
 from precast._attention.batches import (
     Features,
@@ -16,6 +18,7 @@ from precast._attention.batches import (
     row_bounds,
 )
 from precast._dispatch import Kernel
+from precast._mode import is_reference
 from precast._torch import torch
 from precast.page._cache import entries_of, halves
 
@@ -229,16 +232,22 @@ def _plan_into(
 
 
 def _workspace_size_into(
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None,
     sizes: torch.Tensor,
     batch_size: int,
-    total_rows: int,
-    total_kv: int,
+    q_len_per_req: int,
+    page_size: int,
     num_qo_heads: int,
     num_kv_heads: int,
     head_dim_qk: int,
     head_dim_vo: int,
     kv_bytes: int,
     tile_rows: int,
+    causal: bool,
+    window_left: int,
     fixed_split_size: int,
     disable_split_kv: bool,
     sm_count: int,
@@ -301,24 +310,33 @@ plan = Kernel(
 workspace_size = Kernel(
     "attention_plan",
     "workspace_size",
-    schema="(Tensor(a!) sizes, int batch_size, int total_rows, int total_kv, int num_qo_heads, "
-    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, "
-    "int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
+    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
+    "Tensor(a!) sizes, int batch_size, int q_len_per_req, int page_size, int num_qo_heads, "
+    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, bool causal, "
+    "int window_left, int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
     reference=_workspace_size_into,
-    key=lambda sizes, *others: (sizes.get_device(),),
+    key=lambda *args: (0,),
     public=lambda *args: None,
     function="BatchPrefillWithPagedKVCacheWrapper.workspace_size",
 )
 
 
-def workspace_bytes(device: torch.device, *arguments: int) -> tuple[int, int]:
-    """Bytes of the float and the int workspace; arguments as of the export, between."""
+def workspace_bytes(
+    device: torch.device,
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    *options: Any,
+) -> tuple[int, int]:
+    """Bytes of the float and the int workspace; the options as of the export, behind ``sizes``."""
     from precast.utils import get_device_sm_count
 
-    sizes = torch.zeros(2, dtype=torch.int64)
+    if is_reference():
+        return 0, 0
+    lengths = qo_indptr, kv_indptr, kv_last_page_len
+    on_host = (None if t is None else t.to("cpu", torch.int32) for t in lengths)
+    sizes = torch.zeros(3, dtype=torch.int64)
     sm_count = get_device_sm_count(device) if device.type == "cuda" else 0
-    workspace_size[(device.index or 0 if device.type == "cuda" else -1,)](
-        sizes, *arguments, sm_count
-    )
-    float_bytes, int_bytes = sizes.tolist()
+    workspace_size[(device.index or 0,)](*on_host, None, sizes, *options, sm_count)
+    float_bytes, int_bytes, _ = sizes.tolist()
     return float_bytes, int_bytes

@@ -42,6 +42,10 @@ def run_paged(
     else:
         k_cache, v_cache = paged_kv_cache, None
     try:
+        if k_cache.dim() == (4 if v_cache is None else 3):  # Page size 1, left out of the shape.
+            page = -2 if w._hnd else -3
+            k_cache = k_cache.unsqueeze(page)
+            v_cache = None if v_cache is None else v_cache.unsqueeze(page)
         if q.dtype is not w._cached_q_data_type or k_cache.dtype is not w._cached_kv_data_type:
             raise_dtype(w, q, k_cache)
         if w._planned_rows is not None and q.shape[0] != w._planned_rows:

@@ -13,6 +13,8 @@ from precast._torch import torch, torch_ops
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
+#: Tokens of a request that is divided among all SMs.
+_LONG = 1 << 20
 #: Bytes of the workspaces of one request, by device and what they depend on.
 _sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
 
@@ -47,13 +49,15 @@ def run_single(
     words.check_head_dims(name, head_dim_qk, head_dim_vo)
     words.check_dtypes(name, q.dtype, k.dtype, o_dtype)
     device = q.get_device()
-    tile_rows = tile_rows_for(tokens, heads // kv_heads)
+    tile_rows = tile_rows_for(tokens, heads // kv_heads, head_dim_vo)
     shape = (heads, kv_heads, head_dim_qk, head_dim_vo, k.element_size(), tile_rows)
-    float_bytes, int_bytes = workspace_bytes(device, q.device, *shape)
+    causal = mask_mode == CAUSAL
+    float_bytes, int_bytes = _workspace_bytes(
+        q.device, words._ceil_pow2(tokens), words._ceil_pow2(kv_len), shape, causal
+    )
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
     floats = q.new_empty(float_bytes, dtype=torch.uint8)
     bounds = _bounds(kv_len, q.device)
-    causal = mask_mode == CAUSAL
     compiling = torch.compiler.is_compiling()
     plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     plan(
@@ -123,21 +127,24 @@ def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, 2 * tokens, tokens, dtype=torch.int32, device=device)
 
 
-def workspace_bytes(
-    index: int,
-    device: torch.device,
-    heads: int,
-    kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    kv_bytes: int,
-    tile_rows: int,
+def _workspace_bytes(
+    device: torch.device, tokens: int, kv_len: int, shape: tuple[int, ...], causal: bool
 ) -> tuple[int, int]:
-    """Bytes of the float and the int workspace of one request of any length."""
-    key = (index, heads, kv_heads, head_dim_qk, head_dim_vo, kv_bytes, tile_rows)
+    """Bytes of both workspaces for up to these powers of two.
+
+    What is cut depends on lengths, and long ones need not be more: hence the largest of several.
+    """
+    key = (device, tokens, kv_len, shape, causal)
     sizes = _sizes.get(key)
     if sizes is None:
-        sizes = kernels.workspace_bytes(device, 1, 0, 0, *key[1:], 0, False)
+        every = [
+            kernels.workspace_bytes(
+                device, None, torch.tensor([0, m]), None, 1, n, 0, *shape, causal, -1, -1, False
+            )
+            for n in (tokens, max(1, tokens // 2))
+            for m in (kv_len, _LONG)
+        ]
+        sizes = max(a for a, _ in every), max(b for _, b in every)
         if device.type == "cuda":
             _sizes[key] = sizes
     return sizes

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from precast._attention import words
@@ -12,17 +13,18 @@ from precast.errors import PlanMismatchError
 
 #: Packed rows of a tile: queries of a request times the heads that share a KV head.
 TILE_ROWS = (16, 64, 128)
+#: The largest ``head_dim_vo`` that the largest tile is for.
+WIDE_HEAD_DIM = 128
 
 
-def tile_rows_for(q_len: int | None, group: int) -> int:
+def tile_rows_for(q_len: int | None, group: int, head_dim_vo: int) -> int:
     """The tile for requests of at most ``q_len`` queries, None if that is not known.
 
     Where results may not depend on the rest of the batch, nothing that does is known.
     """
-    if q_len is None:
-        return TILE_ROWS[-1]
-    rows = q_len * group
-    return next((tile for tile in TILE_ROWS if rows <= tile), TILE_ROWS[-1])
+    tiles = TILE_ROWS if head_dim_vo <= WIDE_HEAD_DIM else TILE_ROWS[:-1]
+    rows = math.inf if q_len is None else q_len * group
+    return next((tile for tile in tiles if rows <= tile), tiles[-1])
 
 
 class AttentionWrapper:
@@ -175,7 +177,9 @@ class AttentionWrapper:
         if self._use_cuda_graph and self._tile_rows is not None:
             return self._tile_rows
         group = self._num_qo_heads // self._num_kv_heads
-        self._tile_rows = tile_rows_for(None if batch_invariant else q_len, group)
+        self._tile_rows = tile_rows_for(
+            None if batch_invariant else q_len, group, self._head_dim_vo
+        )
         return self._tile_rows
 
     def _check_rows(self, tokens: int) -> None:

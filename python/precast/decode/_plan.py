@@ -65,8 +65,7 @@ class DecodePlan(AttentionWrapper):
         Returns
         -------
         tuple of int
-            Of the float and of the int workspace, for any lengths of this batch size and, with
-            ``fixed_split_size``, of as many pages; zeros in reference mode, which needs none.
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
 
         Raises
         ------
@@ -75,7 +74,9 @@ class DecodePlan(AttentionWrapper):
 
         Notes
         -----
-        Nothing is allocated, copied or changed.
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs.
         """
         batch = len(last_page_len)
         _, kv, _ = dtypes_of(q_data_type or data_type or "float16", kv_data_type, o_data_type)
@@ -84,16 +85,21 @@ class DecodePlan(AttentionWrapper):
         words.check_head_dims(f"{self._name}.workspace_size", head_dim, head_dim)
         return kernels.workspace_bytes(
             self.device,
+            None,
+            indptr,
+            last_page_len,
             batch,
-            batch * q_len_per_req,
-            len(indices) * page_size,
+            q_len_per_req,
+            page_size,
             num_qo_heads,
             num_kv_heads,
             head_dim,
             head_dim,
             kv.itemsize,
-            tile_rows_for(q_len_per_req, num_qo_heads // num_kv_heads),
-            (fixed_split_size or 0) * page_size,
+            tile_rows_for(q_len_per_req, num_qo_heads // num_kv_heads, head_dim),
+            q_len_per_req > 1,
+            window_left,
+            fixed_split_size or -1,
             disable_split_kv,
         )
 
