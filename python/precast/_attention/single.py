@@ -5,10 +5,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._attention import kernels, words
+from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL
 from precast._attention.running import scales_of
-from precast._attention.wrapper import tile_rows_for
 from precast._torch import torch, torch_ops
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -49,17 +48,19 @@ def run_single(
     words.check_head_dims(name, head_dim_qk, head_dim_vo)
     words.check_dtypes(name, q.dtype, k.dtype, o_dtype)
     device = q.get_device()
-    tile_rows = tile_rows_for(tokens, heads // kv_heads, head_dim_vo)
+    tile_rows = tiles.choose(tokens, tokens, heads, kv_heads, head_dim_vo, q.device)
     shape = (heads, kv_heads, head_dim_qk, head_dim_vo, k.element_size(), tile_rows)
     causal = mask_mode == CAUSAL
+    compiling = torch.compiler.is_compiling()
+    key = (q.dtype, k.dtype, head_dim_qk, head_dim_vo, device)
+    run: Any = torch_ops.run_ragged if compiling else kernels.run_ragged[key]
+    plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     float_bytes, int_bytes = _workspace_bytes(
         q.device, words._ceil_pow2(tokens), words._ceil_pow2(kv_len), shape, causal
     )
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
     floats = q.new_empty(float_bytes, dtype=torch.uint8)
     bounds = _bounds(kv_len, q.device)
-    compiling = torch.compiler.is_compiling()
-    plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     plan(
         None,
         bounds,
@@ -81,8 +82,6 @@ def run_single(
     scale, qk_factor, out_scale, v_factor = scales_of(name, scale, q_scale, k_scale, v_scale)
     into = q.new_empty((tokens, heads, head_dim_vo))
     lse = q.new_empty((tokens, heads), dtype=torch.float32) if return_lse else None
-    key = (q.dtype, k.dtype, head_dim_qk, head_dim_vo, device)
-    run: Any = torch_ops.run_ragged if compiling else kernels.run_ragged[key]
     run(
         q,
         k,

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._attention import kernels, words
-from precast._attention.wrapper import AttentionWrapper, dtypes_of, tile_rows_for
+from precast._attention import kernels, tiles, words
+from precast._attention.wrapper import AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import (
@@ -96,7 +96,7 @@ class DecodePlan(AttentionWrapper):
             head_dim,
             head_dim,
             kv.itemsize,
-            tile_rows_for(q_len_per_req, num_qo_heads // num_kv_heads, head_dim),
+            tiles.choose(q_len_per_req, None, num_qo_heads, num_kv_heads, head_dim, self.device),
             q_len_per_req > 1,
             window_left,
             fixed_split_size or -1,

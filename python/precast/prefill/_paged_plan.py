@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from precast._attention import kernels, words
-from precast._attention.wrapper import dtypes_of, tile_rows_for
+from precast._attention import kernels, tiles, words
+from precast._attention.wrapper import dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.page import get_seq_lens
@@ -86,7 +86,13 @@ class PagedPrefillPlan(PrefillPlan):
         invariant = disable_split_kv or fixed_split_size is not None
         masked = custom_mask is not None or packed_custom_mask is not None
         items = prefix_len_ptr is not None
-        group = num_qo_heads // num_kv_heads
+        tile_rows = tiles.largest(vo)
+        if self._use_cuda_graph and self._tile_rows:
+            tile_rows = self._tile_rows
+        elif not invariant:
+            tokens = None if qo_indptr.is_cuda else int(qo_indptr[-1])
+            heads = num_qo_heads, num_kv_heads
+            tile_rows = tiles.choose(longest, tokens, *heads, vo, self.device)
         return kernels.workspace_bytes(
             self.device,
             qo_indptr,
@@ -100,9 +106,7 @@ class PagedPrefillPlan(PrefillPlan):
             head_dim_qk,
             vo,
             kv.itemsize,
-            self._tile_rows
-            if self._use_cuda_graph and self._tile_rows
-            else tile_rows_for(None if invariant else longest, group, vo),
+            tile_rows,
             items or (causal and not masked),
             window_left,
             fixed_split_size or -1,

@@ -134,7 +134,7 @@ class PrefillPlan(AttentionWrapper):
         disable_split_kv: bool,
     ) -> None:
         invariant = disable_split_kv or fixed_split_size is not None
-        tile_rows = self._choose_tile(self._max_q_len, batch_invariant=invariant)
+        tile_rows = self._choose_tile(self._max_q_len, self._qo_indptr_last, invariant)
         items = self._prefix_len_ptr is not None
         causal = items or (causal and not self._masked)
         kernels.plan[self._device_key](
