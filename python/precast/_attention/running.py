@@ -187,7 +187,13 @@ def pair(w: Any, paged_kv_cache: tuple[Any, ...]) -> tuple[torch.Tensor, torch.T
             f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got a tuple "
             f"of {len(paged_kv_cache)}"
         )
-    return paged_kv_cache
+    k, v = paged_kv_cache
+    if k is None or v is None:
+        raise CacheLayoutError(
+            f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got NoneType "
+            f"in a tuple"
+        )
+    return k, v
 
 
 def check_tensors(w: Any, q: object, k: object, v: object) -> None:

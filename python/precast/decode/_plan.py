@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from precast._attention import kernels, tiles, words
+from precast._attention.batches import CAUSAL, NON_CAUSAL
 from precast._attention.wrapper import AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -29,6 +30,7 @@ class DecodePlan(AttentionWrapper):
 
     _use_tensor_cores: bool
     _q_len_per_req: Any
+    _mask_mode = NON_CAUSAL
     _qo_indptr_buf: torch.Tensor | None
     _qo_indptr_of: tuple[int, int]
     _paged_kv_indptr_buf: torch.Tensor | None
@@ -278,6 +280,7 @@ class DecodePlan(AttentionWrapper):
     ) -> None:
         tile_rows = self._choose_tile(q_len_per_req)
         causal = q_len_per_req > 1
+        self._mask_mode = CAUSAL if causal else NON_CAUSAL
         kernels.plan[self._device_key](
             None,
             self._paged_kv_indptr_buf,
