@@ -102,7 +102,7 @@ def test_buffers_of_one_batch():
     with pytest.raises(ValueError, match="The size of paged_kv_indptr_buffer should be batch_size"):
         decode(**given)
     paged = precast.BatchPrefillWithPagedKVCacheWrapper
-    with pytest.raises(ValueError, match="qo_indptr_buf should be a torch.Tensor in CUDA graph"):
+    with pytest.raises(ValueError, match=r"qo_indptr_buf should be a torch.Tensor in CUDA graph"):
         paged(workspace(), use_cuda_graph=True)
     three, two = torch.zeros(3, dtype=I32), torch.zeros(2, dtype=I32)
     with pytest.raises(ValueError, match="The length of paged_kv_last_page_len_buf should be"):
@@ -148,7 +148,7 @@ def test_head_dims_of_two_kinds():
 def test_dtypes(options, words):
     with pytest.raises(ValueError, match=words):
         decode().plan(*TABLE, 4, 2, 64, 8, **options)
-    with pytest.raises(TypeError, match="dtype must be a string or torch.dtype, got int"):
+    with pytest.raises(TypeError, match=r"dtype must be a string or torch.dtype, got int"):
         decode().plan(*TABLE, 4, 2, 64, 8, q_data_type=16)
 
 
@@ -188,7 +188,7 @@ def test_options_with_one_value():
 
 
 def test_queries_are_among_the_tokens():
-    with pytest.raises(ValueError, match="request with kv_len=8: .* an empty KV range"):
+    with pytest.raises(ValueError, match=r"request with kv_len=8: .* an empty KV range"):
         decode().plan(*TABLE, 4, 2, 64, 8, q_len_per_req=9)
 
 
@@ -218,7 +218,9 @@ def test_what_graphs_hold_fast_of_a_prefill():
         ragged.plan(torch.tensor([0, 3, 9]), ROWS, 4, 2, 64, **F32)
     with pytest.raises(ValueError, match="The batch size should be fixed during the lifecycle"):
         ragged.plan(ROWS[:2], ROWS[:2], 4, 2, 64, **F32)
-    with pytest.raises(ValueError, match="custom_mask_buf must be initialized with a torch.Tensor"):
+    with pytest.raises(
+        ValueError, match=r"custom_mask_buf must be initialized with a torch.Tensor"
+    ):
         ragged.plan(ROWS, ROWS, 4, 2, 64, custom_mask=torch.ones(10).bool(), **F32)
     paged = precast.BatchPrefillWithPagedKVCacheWrapper(
         workspace(), "NHD", True, *buffers, torch.zeros(2, dtype=I32), torch.zeros(2, dtype=I32)
@@ -235,7 +237,7 @@ def test_lengths_of_indptrs():
 
 def test_items_need_places():
     ragged = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
-    with pytest.raises(ValueError, match="token_pos_in_items_ptr must be a torch.Tensor where"):
+    with pytest.raises(ValueError, match=r"token_pos_in_items_ptr must be a torch.Tensor where"):
         ragged.plan(ROWS, ROWS, 4, 2, 64, prefix_len_ptr=torch.tensor([1, 1]), **F32)
 
 
@@ -258,15 +260,15 @@ def test_a_run_needs_a_plan():
         (precast.BatchPrefillWithPagedKVCacheWrapper(workspace()), call()),
         (precast.BatchPrefillWithRaggedKVCacheWrapper(workspace()), torch.randn(3, 2, 4, 64)),
     ):
-        with pytest.raises(PlanMismatchError, match="there is no plan. Fix: call plan"):
+        with pytest.raises(PlanMismatchError, match=r"there is no plan. Fix: call plan"):
             wrapper.run(*args)
 
 
 def test_dtypes_are_those_of_the_plan():
     q, cache = call()
-    with pytest.raises(ValueError, match="dtype of q, torch.float16, does not match the q_data"):
+    with pytest.raises(ValueError, match=r"dtype of q, torch.float16, does not match the q_data"):
         planned().run(q.half(), cache)
-    with pytest.raises(ValueError, match="dtype of k, torch.float16, does not match the kv_data"):
+    with pytest.raises(ValueError, match=r"dtype of k, torch.float16, does not match the kv_data"):
         planned().run(q, cache.half())
 
 
@@ -321,7 +323,7 @@ def test_caches(error):
     ):
         with pytest.raises(error, match=words):
             planned().run(q, wrong)
-    with pytest.raises(TypeError, match="q must be a torch.Tensor, got NoneType"):
+    with pytest.raises(TypeError, match=r"q must be a torch.Tensor, got NoneType"):
         planned().run(None, cache)
 
 
@@ -362,7 +364,7 @@ def test_other_backends_options():
     ragged = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
     ragged.plan(ROWS, ROWS, 4, 2, 64, **F32)
     q, k = torch.randn(4, 4, 64), torch.randn(4, 2, 64)
-    with pytest.raises(NotImplementedError, match="o_scale must be None, got 2.0"):
+    with pytest.raises(NotImplementedError, match=r"o_scale must be None, got 2.0"):
         ragged.run(q, k, k, o_scale=2.0)
     ragged.run(q, k, k, o_scale=1.0)
     with pytest.raises(ValueError, match="lse_base must be 'log2' or 'ln', got 'e'"):
@@ -385,7 +387,7 @@ def test_one_request():
         prefill(q, k, k, scale_q=torch.ones(4))
     with pytest.raises(KeyError, match="kv_layout must be NHD or HND"):
         prefill(q, k, k, kv_layout="X")
-    with pytest.raises(TypeError, match="v must be a torch.Tensor, got NoneType"):
+    with pytest.raises(TypeError, match=r"v must be a torch.Tensor, got NoneType"):
         prefill(q, k, None)
     with pytest.raises(ValueError, match="num_qo_heads must be a positive multiple"):
         prefill(q[:, :3], k, k)

@@ -176,7 +176,7 @@ def test_options_of_plan_by_position_are_deprecated(workspace):
     assert (wrapper._cached_q_data_type, wrapper._sm_scale) == (torch.float32, 0.25)
     with pytest.raises(TypeError, match="multiple values for argument 'window_left'"):
         wrapper.plan(*TABLE, 4, 2, 64, 8, "NONE", 5, window_left=6)
-    with pytest.raises(TypeError, match="accepts at most 16 .* got 17"):
+    with pytest.raises(TypeError, match=r"accepts at most 16 .* got 17"):
         wrapper.plan(*TABLE, 4, 2, 64, 8, *range(17))
 
 
