@@ -259,11 +259,15 @@ def expected(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         options.update(v_scale=v_scale)
         if case.kind == "single_decode":
             options.update(q_scale=q_scale, k_scale=k_scale)
-            out, lse = single_decode_with_kv_cache_reference(q[0], k, v, **options)
-            return out.unsqueeze(0), lse.unsqueeze(0)
+            both: Any = single_decode_with_kv_cache_reference(
+                q[0], k, v, return_lse=True, **options
+            )
+            return both[0].unsqueeze(0), both[1].unsqueeze(0)
         options.update(k_scale=k_scale, causal=case.causal)
         options["custom_mask"] = batch.mask
-        return single_prefill_with_kv_cache_reference(q, k, v, **options)
+        return single_prefill_with_kv_cache_reference(  # type: ignore[return-value]
+            q, k, v, return_lse=True, **options
+        )
     options.update(q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
     if case.kind == "decode":
         return batch_decode_with_paged_kv_cache_reference(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 
 import pytest
@@ -10,17 +11,17 @@ import torch
 
 from precast._attention.formula import attention, rotated_llama, unpacked_mask, visible
 from precast._attention.words import get_alibi_slopes
-from precast.decode import (
-    batch_decode_with_paged_kv_cache_reference,
-    single_decode_with_kv_cache_reference,
-)
+from precast.decode import batch_decode_with_paged_kv_cache_reference
+from precast.decode import single_decode_with_kv_cache_reference as _decode
 from precast.prefill import (
     batch_prefill_with_paged_kv_cache_reference,
     batch_prefill_with_ragged_kv_cache_reference,
-    single_prefill_with_kv_cache_reference,
 )
+from precast.prefill import single_prefill_with_kv_cache_reference as _prefill
 
 LOG2E = math.log2(math.e)
+single_decode = functools.partial(_decode, return_lse=True)
+single_prefill = functools.partial(_prefill, return_lse=True)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +62,7 @@ def close(a, b, atol=2e-6):
 @pytest.mark.parametrize("dims", [(16, 16), (24, 16)])
 def test_a_request_without_a_mask(n, m, dims):
     q, k, v = tensors(n, m, 6, 2, *dims)
-    out, lse = single_prefill_with_kv_cache_reference(q, k, v)
+    out, lse = single_prefill(q, k, v)
     close(out, sdpa(q, k, v))
     close(lse, log_sum_exp(q, k))
 
@@ -71,14 +72,14 @@ def test_causal_is_aligned_to_the_last_token(n, m):
     q, k, v = tensors(n, m)
     mask = torch.ones(n, m, dtype=torch.bool).tril(m - n)
     assert mask[-1].all()
-    out, lse = single_prefill_with_kv_cache_reference(q, k, v, causal=True)
+    out, lse = single_prefill(q, k, v, causal=True)
     close(out, sdpa(q, k, v, mask))
     close(lse, log_sum_exp(q, k, mask))
 
 
 def test_causal_with_more_queries_than_tokens_leaves_the_first_empty():
     q, k, v = tensors(5, 2)
-    out, lse = single_prefill_with_kv_cache_reference(q, k, v, causal=True)
+    out, lse = single_prefill(q, k, v, causal=True)
     assert torch.equal(out[:3], torch.zeros(3, 4, 16))
     assert lse[:3].eq(-math.inf).all()
     close(out[3:], sdpa(q[3:], k, v, torch.tensor([[True, False], [True, True]])))
@@ -94,7 +95,7 @@ def test_a_window_holds_itself_and_as_many_before(causal, window_left):
     if causal:
         mask &= torch.arange(m) <= position
         assert mask.sum(1).tolist() == [window_left + 1] * n
-    out, _ = single_prefill_with_kv_cache_reference(q, k, v, causal=causal, window_left=window_left)
+    out, _ = single_prefill(q, k, v, causal=causal, window_left=window_left)
     close(out, sdpa(q, k, v, mask))
 
 
@@ -102,7 +103,7 @@ def test_a_custom_mask_takes_the_place_of_causal():
     q, k, v = tensors(4, 6)
     mask = torch.rand(4, 6) < 0.5
     mask[2] = False
-    out, lse = single_prefill_with_kv_cache_reference(q, k, v, custom_mask=mask, causal=True)
+    out, lse = single_prefill(q, k, v, custom_mask=mask, causal=True)
     seen = mask.any(1)
     close(out[seen], sdpa(q[seen], k, v, mask[seen]))
     assert out[2].eq(0).all()
@@ -120,7 +121,7 @@ def test_the_cap_bends_logits_before_masks():
     keys = k.repeat_interleave(2, 1)
     scores = torch.einsum("nhd,mhd->hnm", q, keys) / 4
     weights = (3 * torch.tanh(scores / 3)).softmax(-1)
-    out, _ = single_prefill_with_kv_cache_reference(q, k, v, logits_soft_cap=3.0)
+    out, _ = single_prefill(q, k, v, logits_soft_cap=3.0)
     close(out, torch.einsum("hnm,mhd->nhd", weights, v.repeat_interleave(2, 1)), 1e-5)
 
 
@@ -141,7 +142,7 @@ def test_alibi_adds_the_distance_to_the_number_of_the_query():
     q, k, v = tensors(3, 5)
     bias = get_alibi_slopes(4).view(4, 1, 1) * (torch.arange(5) - torch.arange(3).unsqueeze(1))
     scores = torch.einsum("nhd,mhd->hnm", q, k.repeat_interleave(2, 1)) / 4 + bias
-    out, lse = single_prefill_with_kv_cache_reference(q, k, v, pos_encoding_mode="ALIBI")
+    out, lse = single_prefill(q, k, v, pos_encoding_mode="ALIBI")
     values = v.repeat_interleave(2, 1)
     close(out, torch.einsum("hnm,mhd->nhd", scores.softmax(-1), values), 1e-5)
     close(lse, scores.logsumexp(-1).t() * LOG2E, 1e-5)
@@ -157,7 +158,7 @@ def test_rope_turns_by_the_position_and_logits_know_the_distance_alone():
     close(turned[2, 0, 4:], b * angles.cos() + a * angles.sin(), 1e-5)
     q, k, v = tensors(2, 6)
     options = {"pos_encoding_mode": "ROPE_LLAMA", "rope_scale": 2.0, "rope_theta": 500.0}
-    out, _ = single_prefill_with_kv_cache_reference(q, k, v, causal=True, **options)
+    out, _ = single_prefill(q, k, v, causal=True, **options)
     shifted = rotated_llama(q, torch.tensor([14, 15]), 2.0, 500.0)
     keys = rotated_llama(k, torch.arange(10, 16), 2.0, 500.0)
     mask = torch.ones(2, 6, dtype=torch.bool).tril(4)
@@ -207,12 +208,8 @@ def test_items_see_the_prefix_and_themselves():
 def test_scales_of_narrow_keys_and_values(dtype):
     q, k, v = tensors(1, 9)
     narrow_k, narrow_v = (k / 0.5).to(dtype), (v / 0.25).to(dtype)
-    out, lse = single_decode_with_kv_cache_reference(
-        q[0], narrow_k, narrow_v, k_scale=0.5, v_scale=0.25, q_scale=2.0
-    )
-    want, sums = single_decode_with_kv_cache_reference(
-        2 * q[0], narrow_k.float() * 0.5, narrow_v.float() * 0.25
-    )
+    out, lse = single_decode(q[0], narrow_k, narrow_v, k_scale=0.5, v_scale=0.25, q_scale=2.0)
+    want, sums = single_decode(2 * q[0], narrow_k.float() * 0.5, narrow_v.float() * 0.25)
     close(out, want)
     close(lse, sums)
 
@@ -243,7 +240,7 @@ def test_requests_of_a_batch_know_nothing_of_each_other(causal):
     out, lse = batch_prefill_with_ragged_kv_cache_reference(q, k, v, qo, kv, causal=causal)
     for i in range(len(LENS)):
         rows, tokens = slice(qo[i], qo[i + 1]), slice(kv[i], kv[i + 1])
-        want = single_prefill_with_kv_cache_reference(q[rows], k[tokens], v[tokens], causal=causal)
+        want = single_prefill(q[rows], k[tokens], v[tokens], causal=causal)
         close(out[rows], want[0])
         close(lse[rows], want[1])
     assert lse[qo[1] : qo[2]].eq(-math.inf).all()

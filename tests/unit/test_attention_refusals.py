@@ -218,9 +218,7 @@ def test_what_graphs_hold_fast_of_a_prefill():
         ragged.plan(torch.tensor([0, 3, 9]), ROWS, 4, 2, 64, **F32)
     with pytest.raises(ValueError, match="The batch size should be fixed during the lifecycle"):
         ragged.plan(ROWS[:2], ROWS[:2], 4, 2, 64, **F32)
-    with pytest.raises(
-        ValueError, match=r"custom_mask_buf must be initialized with a torch.Tensor"
-    ):
+    with pytest.raises(ValueError, match="custom_mask_buf must be initialized with a"):
         ragged.plan(ROWS, ROWS, 4, 2, 64, custom_mask=torch.ones(10).bool(), **F32)
     paged = precast.BatchPrefillWithPagedKVCacheWrapper(
         workspace(), "NHD", True, *buffers, torch.zeros(2, dtype=I32), torch.zeros(2, dtype=I32)

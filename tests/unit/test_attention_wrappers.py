@@ -250,7 +250,7 @@ def test_forward_takes_options_of_its_own(workspace):
     prefill = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace)
     prefill.begin_forward(torch.tensor([0, 3]), torch.tensor([0, 5]), 4, 2, 64, q_data_type=q.dtype)
     q, k = torch.randn(3, 4, 64), torch.randn(5, 2, 64)
-    want = single_prefill_with_kv_cache_reference(q, k, k, causal=True)
+    want = single_prefill_with_kv_cache_reference(q, k, k, causal=True, return_lse=True)
     got = prefill.forward_return_lse(q, k, k, causal=True)
     torch.testing.assert_close(got[0], want[0])
     torch.testing.assert_close(got[1], want[1])

@@ -11,12 +11,14 @@ from typing import Any
 
 from precast._attention import refusals
 from precast._attention.batches import (
+    CAUSAL,
     Features,
     attend,
     paged_requests,
     ragged_requests,
     row_bounds,
 )
+from precast._attention.words import PosEncodingMode
 from precast._dispatch import Kernel
 from precast._mode import is_reference
 from precast._torch import torch
@@ -273,6 +275,32 @@ def _key(
     return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
 
 
+def _single_decode_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_decode.parameters, args))
+    positions = PosEncodingMode(call["pos_encoding"]).name
+    return (
+        *(call["q"][0], call["k"], call["v"], "NHD", positions, False),
+        *(None, call["qk_scale"], call["v_scale"], call["window_left"]),
+        *(call["logits_soft_cap"], call["sm_scale"], call["rope_scale"], call["rope_theta"]),
+        call["lse"] is not None,
+    )
+
+
+def _single_prefill_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_prefill.parameters, args))
+    positions = PosEncodingMode(call["pos_encoding"]).name
+    return (
+        *(call["q"], call["k"], call["v"], None, None, None, None, None, call["packed_mask"]),
+        *(call["mask_mode"] == CAUSAL, "NHD", positions, False, call["sm_scale"]),
+        *(call["window_left"], call["logits_soft_cap"], call["rope_scale"], call["rope_theta"]),
+        *("auto", call["lse"] is not None, None, call["qk_scale"], call["v_scale"]),
+    )
+
+
+_RAGGED = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? qo_indptr, Tensor kv_indptr, " + _WRITTEN + _SCORES
+)
+
 run_paged = Kernel(
     "attention",
     "run_paged",
@@ -282,17 +310,34 @@ run_paged = Kernel(
     reference=_run_paged_into,
     key=_key,
     public=lambda *args: None,  # What plan() was given is not among them.
-    function="BatchPrefillWithPagedKVCacheWrapper.run",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 run_ragged = Kernel(
     "attention",
     "run_ragged",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? qo_indptr, Tensor kv_indptr, "
-    f"{_WRITTEN}{_SCORES}",
+    schema=_RAGGED,
     reference=_run_ragged_into,
     key=_key,
     public=lambda *args: None,
-    function="BatchPrefillWithRaggedKVCacheWrapper.run",
+    function="BatchPrefillWithRaggedKVCacheWrapper",
+)
+single_decode = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_decode_call,
+    name="single_decode_with_kv_cache",
+)
+single_prefill = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_prefill_call,
+    name="single_prefill_with_kv_cache",
 )
 plan = Kernel(
     "attention_plan",
@@ -305,7 +350,7 @@ plan = Kernel(
     reference=_plan_into,
     key=lambda qo_indptr, kv_indptr, *others: (kv_indptr.get_device(),),
     public=lambda *args: None,
-    function="BatchPrefillWithPagedKVCacheWrapper.plan",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 workspace_size = Kernel(
     "attention_plan",
@@ -317,7 +362,7 @@ workspace_size = Kernel(
     reference=_workspace_size_into,
     key=lambda *args: (0,),
     public=lambda *args: None,
-    function="BatchPrefillWithPagedKVCacheWrapper.workspace_size",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 
 

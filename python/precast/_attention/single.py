@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL
 from precast._attention.running import scales_of
+from precast._dispatch import Kernel
 from precast._torch import torch, torch_ops
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -19,7 +20,7 @@ _sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
 
 
 def run_single(
-    name: str,
+    kernel: Kernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -39,6 +40,7 @@ def run_single(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
+    name = kernel.name
     positions = words.pos_encoding(name, pos_encoding_mode)
     if words.check_kv_layout(name, kv_layout):
         k, v = k.transpose(0, 1), v.transpose(0, 1)
@@ -53,7 +55,7 @@ def run_single(
     causal = mask_mode == CAUSAL
     compiling = torch.compiler.is_compiling()
     key = (q.dtype, k.dtype, head_dim_qk, head_dim_vo, device)
-    run: Any = torch_ops.run_ragged if compiling else kernels.run_ragged[key]
+    run: Any = getattr(torch_ops, name) if compiling else kernel[key]
     plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     float_bytes, int_bytes = _workspace_bytes(
         q.device, words._ceil_pow2(tokens), words._ceil_pow2(kv_len), shape, causal
