@@ -275,11 +275,18 @@ def _key(
     return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
 
 
+def _as_given(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Keys and values before heads were moved behind tokens, and their layout."""
+    if k.dim() == 3 and k.stride(0) < k.stride(1):
+        return k.transpose(0, 1), v.transpose(0, 1), "HND"
+    return k, v, "NHD"
+
+
 def _single_decode_call(*args: Any) -> tuple[object, ...]:
     call = dict(zip(single_decode.parameters, args))
-    positions = PosEncodingMode(call["pos_encoding"]).name
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
     return (
-        *(call["q"][0], call["k"], call["v"], "NHD", positions, False),
+        *(call["q"].squeeze(0), *_as_given(call["k"], call["v"]), positions, False),
         *(None, call["qk_scale"], call["v_scale"], call["window_left"]),
         *(call["logits_soft_cap"], call["sm_scale"], call["rope_scale"], call["rope_theta"]),
         call["lse"] is not None,
@@ -288,10 +295,11 @@ def _single_decode_call(*args: Any) -> tuple[object, ...]:
 
 def _single_prefill_call(*args: Any) -> tuple[object, ...]:
     call = dict(zip(single_prefill.parameters, args))
-    positions = PosEncodingMode(call["pos_encoding"]).name
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
+    k, v, kv_layout = _as_given(call["k"], call["v"])
     return (
-        *(call["q"], call["k"], call["v"], None, None, None, None, None, call["packed_mask"]),
-        *(call["mask_mode"] == CAUSAL, "NHD", positions, False, call["sm_scale"]),
+        *(call["q"], k, v, None, None, None, None, None, call["packed_mask"]),
+        *(call["mask_mode"] == CAUSAL, kv_layout, positions, False, call["sm_scale"]),
         *(call["window_left"], call["logits_soft_cap"], call["rope_scale"], call["rope_theta"]),
         *("auto", call["lse"] is not None, None, call["qk_scale"], call["v_scale"]),
     )
