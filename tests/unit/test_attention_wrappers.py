@@ -397,3 +397,28 @@ def test_requirements():
     out, lse = precast.single_prefill_with_kv_cache_return_lse(q, k, k)
     assert (out.shape, lse.shape) == ((3, 4, 64), (3, 4))
     assert list(prefill.suitable_auto_backends) == ["fa2"]
+
+
+def test_an_empty_batch(workspace):
+    none = torch.zeros(0, dtype=I32)
+    wrapper = precast.BatchDecodeWithPagedKVCacheWrapper(workspace)
+    wrapper.plan(none.new_zeros(1), none, none, 4, 2, 64, 8, q_data_type="float32")
+    out, lse = wrapper.run_return_lse(torch.randn(0, 4, 64), torch.randn(1, 2, 8, 2, 64))
+    assert (out.shape, lse.shape) == ((0, 4, 64), (0, 4))
+    prefill = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    prefill.plan(
+        none.new_zeros(1), none.new_zeros(1), none, none, 4, 2, 64, 8, q_data_type="float32"
+    )
+    assert prefill.run(torch.randn(0, 4, 64), torch.randn(1, 2, 8, 2, 64)).shape == (0, 4, 64)
+
+
+@pytest.mark.parametrize("kv_layout", ["NHD", "HND"])
+@pytest.mark.parametrize("packed", [False, True])
+def test_page_size_1_may_be_left_out_of_the_shape(workspace, kv_layout, packed):
+    wrapper = precast.BatchDecodeWithPagedKVCacheWrapper(workspace, kv_layout)
+    table = torch.tensor([0, 3, 4]), torch.tensor([2, 0, 5, 1]), torch.tensor([1, 1])
+    wrapper.plan(*table, 4, 2, 64, 1, q_data_type="float32")
+    q, cache = torch.randn(2, 4, 64), torch.randn(6, 2, 2, 64)
+    whole = cache.unsqueeze(-2 if kv_layout == "HND" else -3)
+    given = cache if packed else (cache[:, 0], cache[:, 1])
+    torch.testing.assert_close(wrapper.run(q, given), wrapper.run(q, whole))

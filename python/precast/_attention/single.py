@@ -10,13 +10,12 @@ from precast._attention.batches import CAUSAL
 from precast._attention.running import scales_of
 from precast._dispatch import Kernel
 from precast._torch import torch, torch_ops
+from precast.utils import get_device_sm_count
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
-#: Tokens of a request that is divided among all SMs.
-_LONG = 1 << 20
-#: Bytes of the workspaces of one request, by device and what they depend on.
-_sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
+#: Bytes of a plan without those of its tiles.
+_PLAN_BYTES = 1 << 16
 
 
 def run_single(
@@ -58,7 +57,7 @@ def run_single(
     run: Any = getattr(torch_ops, name) if compiling else kernel[key]
     plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     float_bytes, int_bytes = _workspace_bytes(
-        q.device, words._ceil_pow2(tokens), words._ceil_pow2(kv_len), shape, causal
+        q.device, tokens * (heads // kv_heads), tile_rows, head_dim_vo
     )
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
     floats = q.new_empty(float_bytes, dtype=torch.uint8)
@@ -129,23 +128,14 @@ def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def _workspace_bytes(
-    device: torch.device, tokens: int, kv_len: int, shape: tuple[int, ...], causal: bool
+    device: torch.device, rows: int, tile_rows: int, head_dim_vo: int
 ) -> tuple[int, int]:
-    """Bytes of both workspaces for up to these powers of two.
+    """Bytes of the float and the int workspace that are enough for any number of tokens.
 
-    What is cut depends on lengths, and long ones need not be more: hence the largest of several.
+    With less room for partial results a plan divides less, so the first is a matter of speed. No
+    kernel is asked for the exact numbers, so that ``torch.compile`` can trace.
     """
-    key = (device, tokens, kv_len, shape, causal)
-    sizes = _sizes.get(key)
-    if sizes is None:
-        every = [
-            kernels.workspace_bytes(
-                device, None, torch.tensor([0, m]), None, 1, n, 0, *shape, causal, -1, -1, False
-            )
-            for n in (tokens, max(1, tokens // 2))
-            for m in (kv_len, _LONG)
-        ]
-        sizes = max(a for a, _ in every), max(b for _, b in every)
-        if device.type == "cuda":
-            _sizes[key] = sizes
-    return sizes
+    sms = get_device_sm_count(device) if device.type == "cuda" else 0
+    ctas = sms * (4 if tile_rows == tiles.NARROW else 2)
+    slots = 2 * ctas * tile_rows * (head_dim_vo + 2)
+    return 4 * slots, _PLAN_BYTES + 32 * (rows // tile_rows + 2)
