@@ -31,7 +31,11 @@ class Public(NamedTuple):
     def reference(self) -> str | None:
         """The path of its PyTorch reference, if it is an op."""
         module, _, name = self.path.rpartition(".")
-        found = hasattr(importlib.import_module(module), f"{name}_reference")
+        home = importlib.import_module(module)
+        reference = getattr(getattr(home, name), "reference", None)  # of a class, by itself
+        if inspect.isfunction(reference):
+            return f"{reference.__module__}.{reference.__qualname__}"
+        found = hasattr(home, f"{name}_reference")
         return f"{module}.{name}_reference" if found else None
 
 
@@ -62,7 +66,20 @@ def family(public: Public) -> str | None:
         return KERNELS[public.name].op
     # An op made of other ops' kernels, or of none: by the module that it stands in.
     module = public.path.split(".")[1].lstrip("_")
+    if module in _packages():
+        return _packages()[module]
     return module if public.reference is not None or module in plan().config.ops else None
+
+
+def _packages() -> dict[str, str]:
+    """The op of wrappers and of what helps them, by the package that they stand in."""
+    classes = {kernel.function: kernel.op for kernel in KERNELS.values()}
+    found = {}
+    for name, op in classes.items():
+        function = getattr(precast, name)
+        if inspect.isclass(function):
+            found[function.__module__.split(".")[1]] = op
+    return found
 
 
 def library() -> Iterator[ModuleType]:

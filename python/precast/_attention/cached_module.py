@@ -127,7 +127,8 @@ class CachedModule:
         q_len = uniform_q_len or None
         if q_len is None and not qo_indptr.is_cuda:
             q_len = int((qo_indptr[1:] - qo_indptr[:-1]).max()) if batch_size else 0
-        tile_rows = wrapper._choose_tile(q_len)
+        batch_invariant = disable_split_kv or (fixed_split_size or -1) > 0
+        tile_rows = wrapper._choose_tile(q_len, total_num_rows, batch_invariant)
         kernels.plan[wrapper._device_key](
             wrapper._on_device(qo_indptr, False),
             wrapper._on_device(kv_indptr, False),

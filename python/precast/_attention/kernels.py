@@ -7,15 +7,20 @@ plan writes nothing that is read.
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._attention import refusals
 from precast._attention.batches import (
+    CAUSAL,
     Features,
     attend,
     paged_requests,
     ragged_requests,
     row_bounds,
 )
+from precast._attention.words import PosEncodingMode
 from precast._dispatch import Kernel
+from precast._mode import is_reference
 from precast._torch import torch
 from precast.page._cache import entries_of, halves
 
@@ -229,16 +234,22 @@ def _plan_into(
 
 
 def _workspace_size_into(
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None,
     sizes: torch.Tensor,
     batch_size: int,
-    total_rows: int,
-    total_kv: int,
+    q_len_per_req: int,
+    page_size: int,
     num_qo_heads: int,
     num_kv_heads: int,
     head_dim_qk: int,
     head_dim_vo: int,
     kv_bytes: int,
     tile_rows: int,
+    causal: bool,
+    window_left: int,
     fixed_split_size: int,
     disable_split_kv: bool,
     sm_count: int,
@@ -264,6 +275,40 @@ def _key(
     return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
 
 
+def _as_given(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Keys and values before heads were moved behind tokens, and their layout."""
+    if k.dim() == 3 and k.stride(0) < k.stride(1):
+        return k.transpose(0, 1), v.transpose(0, 1), "HND"
+    return k, v, "NHD"
+
+
+def _single_decode_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_decode.parameters, args))
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
+    return (
+        *(call["q"].squeeze(0), *_as_given(call["k"], call["v"]), positions, False),
+        *(None, call["qk_scale"], call["v_scale"], call["window_left"]),
+        *(call["logits_soft_cap"], call["sm_scale"], call["rope_scale"], call["rope_theta"]),
+        call["lse"] is not None,
+    )
+
+
+def _single_prefill_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_prefill.parameters, args))
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
+    k, v, kv_layout = _as_given(call["k"], call["v"])
+    return (
+        *(call["q"], k, v, None, None, None, None, None, call["packed_mask"]),
+        *(call["mask_mode"] == CAUSAL, kv_layout, positions, False, call["sm_scale"]),
+        *(call["window_left"], call["logits_soft_cap"], call["rope_scale"], call["rope_theta"]),
+        *("auto", call["lse"] is not None, None, call["qk_scale"], call["v_scale"]),
+    )
+
+
+_RAGGED = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? qo_indptr, Tensor kv_indptr, " + _WRITTEN + _SCORES
+)
+
 run_paged = Kernel(
     "attention",
     "run_paged",
@@ -273,17 +318,34 @@ run_paged = Kernel(
     reference=_run_paged_into,
     key=_key,
     public=lambda *args: None,  # What plan() was given is not among them.
-    function="BatchPrefillWithPagedKVCacheWrapper.run",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 run_ragged = Kernel(
     "attention",
     "run_ragged",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? qo_indptr, Tensor kv_indptr, "
-    f"{_WRITTEN}{_SCORES}",
+    schema=_RAGGED,
     reference=_run_ragged_into,
     key=_key,
     public=lambda *args: None,
-    function="BatchPrefillWithRaggedKVCacheWrapper.run",
+    function="BatchPrefillWithRaggedKVCacheWrapper",
+)
+single_decode = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_decode_call,
+    name="single_decode_with_kv_cache",
+)
+single_prefill = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_prefill_call,
+    name="single_prefill_with_kv_cache",
 )
 plan = Kernel(
     "attention_plan",
@@ -296,29 +358,38 @@ plan = Kernel(
     reference=_plan_into,
     key=lambda qo_indptr, kv_indptr, *others: (kv_indptr.get_device(),),
     public=lambda *args: None,
-    function="BatchPrefillWithPagedKVCacheWrapper.plan",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 workspace_size = Kernel(
     "attention_plan",
     "workspace_size",
-    schema="(Tensor(a!) sizes, int batch_size, int total_rows, int total_kv, int num_qo_heads, "
-    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, "
-    "int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
+    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
+    "Tensor(a!) sizes, int batch_size, int q_len_per_req, int page_size, int num_qo_heads, "
+    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, bool causal, "
+    "int window_left, int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
     reference=_workspace_size_into,
-    key=lambda sizes, *others: (sizes.get_device(),),
+    key=lambda *args: (0,),
     public=lambda *args: None,
-    function="BatchPrefillWithPagedKVCacheWrapper.workspace_size",
+    function="BatchPrefillWithPagedKVCacheWrapper",
 )
 
 
-def workspace_bytes(device: torch.device, *arguments: int) -> tuple[int, int]:
-    """Bytes of the float and the int workspace; arguments as of the export, between."""
+def workspace_bytes(
+    device: torch.device,
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    *options: Any,
+) -> tuple[int, int]:
+    """Bytes of the float and the int workspace; the options as of the export, behind ``sizes``."""
     from precast.utils import get_device_sm_count
 
-    sizes = torch.zeros(2, dtype=torch.int64)
+    if is_reference():
+        return 0, 0
+    lengths = qo_indptr, kv_indptr, kv_last_page_len
+    on_host = (None if t is None else t.to("cpu", torch.int32) for t in lengths)
+    sizes = torch.zeros(3, dtype=torch.int64)
     sm_count = get_device_sm_count(device) if device.type == "cuda" else 0
-    workspace_size[(device.index or 0 if device.type == "cuda" else -1,)](
-        sizes, *arguments, sm_count
-    )
-    float_bytes, int_bytes = sizes.tolist()
+    workspace_size[(device.index or 0,)](*on_host, None, sizes, *options, sm_count)
+    float_bytes, int_bytes, _ = sizes.tolist()
     return float_bytes, int_bytes

@@ -42,6 +42,10 @@ def run_paged(
     else:
         k_cache, v_cache = paged_kv_cache, None
     try:
+        if k_cache.dim() == (4 if v_cache is None else 3):  # Page size 1, left out of the shape.
+            page = -2 if w._hnd else -3
+            k_cache = k_cache.unsqueeze(page)
+            v_cache = None if v_cache is None else v_cache.unsqueeze(page)
         if q.dtype is not w._cached_q_data_type or k_cache.dtype is not w._cached_kv_data_type:
             raise_dtype(w, q, k_cache)
         if w._planned_rows is not None and q.shape[0] != w._planned_rows:
@@ -183,7 +187,13 @@ def pair(w: Any, paged_kv_cache: tuple[Any, ...]) -> tuple[torch.Tensor, torch.T
             f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got a tuple "
             f"of {len(paged_kv_cache)}"
         )
-    return paged_kv_cache
+    k, v = paged_kv_cache
+    if k is None or v is None:
+        raise CacheLayoutError(
+            f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got NoneType "
+            f"in a tuple"
+        )
+    return k, v
 
 
 def check_tensors(w: Any, q: object, k: object, v: object) -> None:

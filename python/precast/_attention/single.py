@@ -5,20 +5,21 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._attention import kernels, words
+from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL
 from precast._attention.running import scales_of
-from precast._attention.wrapper import tile_rows_for
+from precast._dispatch import Kernel
 from precast._torch import torch, torch_ops
+from precast.utils import get_device_sm_count
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
-#: Bytes of the workspaces of one request, by device and what they depend on.
-_sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
+#: Bytes of a plan without those of its tiles.
+_PLAN_BYTES = 1 << 16
 
 
 def run_single(
-    name: str,
+    kernel: Kernel,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -38,6 +39,7 @@ def run_single(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
+    name = kernel.name
     positions = words.pos_encoding(name, pos_encoding_mode)
     if words.check_kv_layout(name, kv_layout):
         k, v = k.transpose(0, 1), v.transpose(0, 1)
@@ -47,15 +49,19 @@ def run_single(
     words.check_head_dims(name, head_dim_qk, head_dim_vo)
     words.check_dtypes(name, q.dtype, k.dtype, o_dtype)
     device = q.get_device()
-    tile_rows = tile_rows_for(tokens, heads // kv_heads)
+    tile_rows = tiles.choose(tokens, tokens, heads, kv_heads, head_dim_vo, q.device)
     shape = (heads, kv_heads, head_dim_qk, head_dim_vo, k.element_size(), tile_rows)
-    float_bytes, int_bytes = workspace_bytes(device, q.device, *shape)
+    causal = mask_mode == CAUSAL
+    compiling = torch.compiler.is_compiling()
+    key = (q.dtype, k.dtype, head_dim_qk, head_dim_vo, device)
+    run: Any = getattr(torch_ops, name) if compiling else kernel[key]
+    plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
+    float_bytes, int_bytes = _workspace_bytes(
+        q.device, tokens * (heads // kv_heads), tile_rows, head_dim_vo
+    )
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
     floats = q.new_empty(float_bytes, dtype=torch.uint8)
     bounds = _bounds(kv_len, q.device)
-    causal = mask_mode == CAUSAL
-    compiling = torch.compiler.is_compiling()
-    plan: Any = torch_ops.plan if compiling else kernels.plan[(device,)]
     plan(
         None,
         bounds,
@@ -77,8 +83,6 @@ def run_single(
     scale, qk_factor, out_scale, v_factor = scales_of(name, scale, q_scale, k_scale, v_scale)
     into = q.new_empty((tokens, heads, head_dim_vo))
     lse = q.new_empty((tokens, heads), dtype=torch.float32) if return_lse else None
-    key = (q.dtype, k.dtype, head_dim_qk, head_dim_vo, device)
-    run: Any = torch_ops.run_ragged if compiling else kernels.run_ragged[key]
     run(
         q,
         k,
@@ -123,21 +127,15 @@ def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
     return torch.arange(0, 2 * tokens, tokens, dtype=torch.int32, device=device)
 
 
-def workspace_bytes(
-    index: int,
-    device: torch.device,
-    heads: int,
-    kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    kv_bytes: int,
-    tile_rows: int,
+def _workspace_bytes(
+    device: torch.device, rows: int, tile_rows: int, head_dim_vo: int
 ) -> tuple[int, int]:
-    """Bytes of the float and the int workspace of one request of any length."""
-    key = (index, heads, kv_heads, head_dim_qk, head_dim_vo, kv_bytes, tile_rows)
-    sizes = _sizes.get(key)
-    if sizes is None:
-        sizes = kernels.workspace_bytes(device, 1, 0, 0, *key[1:], 0, False)
-        if device.type == "cuda":
-            _sizes[key] = sizes
-    return sizes
+    """Bytes of the float and the int workspace that are enough for any number of tokens.
+
+    With less room for partial results a plan divides less, so the first is a matter of speed. No
+    kernel is asked for the exact numbers, so that ``torch.compile`` can trace.
+    """
+    sms = get_device_sm_count(device) if device.type == "cuda" else 0
+    ctas = sms * (4 if tile_rows == tiles.NARROW else 2)
+    slots = 2 * ctas * tile_rows * (head_dim_vo + 2)
+    return 4 * slots, _PLAN_BYTES + 32 * (rows // tile_rows + 2)

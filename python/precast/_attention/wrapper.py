@@ -5,24 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._attention import words
+from precast._attention import tiles, words
 from precast._attention.cached_module import CachedModule
 from precast._torch import torch
 from precast.errors import PlanMismatchError
-
-#: Packed rows of a tile: queries of a request times the heads that share a KV head.
-TILE_ROWS = (16, 64, 128)
-
-
-def tile_rows_for(q_len: int | None, group: int) -> int:
-    """The tile for requests of at most ``q_len`` queries, None if that is not known.
-
-    Where results may not depend on the rest of the batch, nothing that does is known.
-    """
-    if q_len is None:
-        return TILE_ROWS[-1]
-    rows = q_len * group
-    return next((tile for tile in TILE_ROWS if rows <= tile), TILE_ROWS[-1])
 
 
 class AttentionWrapper:
@@ -170,12 +156,17 @@ class AttentionWrapper:
             values, non_blocking=non_blocking and not waits
         )
 
-    def _choose_tile(self, q_len: int | None, batch_invariant: bool = False) -> int:
+    def _choose_tile(
+        self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False
+    ) -> int:
         """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
         if self._use_cuda_graph and self._tile_rows is not None:
             return self._tile_rows
-        group = self._num_qo_heads // self._num_kv_heads
-        self._tile_rows = tile_rows_for(None if batch_invariant else q_len, group)
+        heads = self._num_qo_heads, self._num_kv_heads
+        if batch_invariant:
+            self._tile_rows = tiles.largest(self._head_dim_vo)
+        else:
+            self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
         return self._tile_rows
 
     def _check_rows(self, tokens: int) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._attention import kernels, words
-from precast._attention.wrapper import AttentionWrapper, dtypes_of, tile_rows_for
+from precast._attention import kernels, tiles, words
+from precast._attention.batches import CAUSAL, NON_CAUSAL
+from precast._attention.wrapper import AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import (
@@ -29,6 +30,7 @@ class DecodePlan(AttentionWrapper):
 
     _use_tensor_cores: bool
     _q_len_per_req: Any
+    _mask_mode = NON_CAUSAL
     _qo_indptr_buf: torch.Tensor | None
     _qo_indptr_of: tuple[int, int]
     _paged_kv_indptr_buf: torch.Tensor | None
@@ -65,8 +67,7 @@ class DecodePlan(AttentionWrapper):
         Returns
         -------
         tuple of int
-            Of the float and of the int workspace, for any lengths of this batch size and, with
-            ``fixed_split_size``, of as many pages; zeros in reference mode, which needs none.
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
 
         Raises
         ------
@@ -75,7 +76,9 @@ class DecodePlan(AttentionWrapper):
 
         Notes
         -----
-        Nothing is allocated, copied or changed.
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs.
         """
         batch = len(last_page_len)
         _, kv, _ = dtypes_of(q_data_type or data_type or "float16", kv_data_type, o_data_type)
@@ -84,16 +87,21 @@ class DecodePlan(AttentionWrapper):
         words.check_head_dims(f"{self._name}.workspace_size", head_dim, head_dim)
         return kernels.workspace_bytes(
             self.device,
+            None,
+            indptr,
+            last_page_len,
             batch,
-            batch * q_len_per_req,
-            len(indices) * page_size,
+            q_len_per_req,
+            page_size,
             num_qo_heads,
             num_kv_heads,
             head_dim,
             head_dim,
             kv.itemsize,
-            tile_rows_for(q_len_per_req, num_qo_heads // num_kv_heads),
-            (fixed_split_size or 0) * page_size,
+            tiles.choose(q_len_per_req, None, num_qo_heads, num_kv_heads, head_dim, self.device),
+            q_len_per_req > 1,
+            window_left,
+            fixed_split_size or -1,
             disable_split_kv,
         )
 
@@ -272,6 +280,7 @@ class DecodePlan(AttentionWrapper):
     ) -> None:
         tile_rows = self._choose_tile(q_len_per_req)
         causal = q_len_per_req > 1
+        self._mask_mode = CAUSAL if causal else NON_CAUSAL
         kernels.plan[self._device_key](
             None,
             self._paged_kv_indptr_buf,

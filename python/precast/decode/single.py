@@ -8,20 +8,15 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from precast._attention.batches import (
-    ALIBI,
-    NON_CAUSAL,
-    ROPE_LLAMA,
-    Features,
-    Request,
-    attend,
-)
+from precast._attention import kernels
+from precast._attention.batches import NON_CAUSAL
+from precast._attention.formula import attention
 from precast._attention.single import run_single
 from precast._attention.words import get_alibi_slopes, softmax_scale
 from precast._dispatch import check_tensors
 from precast._torch import torch
 from precast.api_logging import precast_api
-from precast.decode._trace import SINGLE_DECODE
+from precast.decode._trace import single_decode_trace
 from precast.decorators import backend_requirement, served_by
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -41,7 +36,8 @@ def single_decode_with_kv_cache_reference(
     sm_scale: float | None = None,
     rope_scale: float | None = None,
     rope_theta: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_decode_with_kv_cache` in plain PyTorch.
 
     Parameters
@@ -56,39 +52,41 @@ def single_decode_with_kv_cache_reference(
         As for the function.
     logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
         As for the function.
+    return_lse : bool
+        As for the function.
 
     Returns
     -------
-    tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32.
+    torch.Tensor or tuple of torch.Tensor
+        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32, if asked for.
 
     Examples
     --------
     >>> import torch
     >>> q, k = torch.ones(2, 4), torch.zeros(3, 1, 4)
-    >>> single_decode_with_kv_cache_reference(q, k, k + 3.0)[1]
+    >>> single_decode_with_kv_cache_reference(q, k, k + 3.0, return_lse=True)[1]
     tensor([1.5850, 1.5850])
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
+    scale = softmax_scale(sm_scale, q.shape[-1]) * (q_scale or 1.0) * (k_scale or 1.0)
     slopes = get_alibi_slopes(q.shape[0], q.device) if pos_encoding_mode == "ALIBI" else None
-    features = Features(
-        mask_mode=NON_CAUSAL,
+    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
+    out, lse = attention(
+        q.unsqueeze(0),
+        k,
+        v,
+        scale,
         window_left=window_left,
-        pos_encoding={"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        alibi_slopes=slopes,
-        rope_scale=rope_scale or 1.0,
-        rope_theta=rope_theta or 1e4,
         logits_soft_cap=logits_soft_cap or 0.0,
-        sm_scale=softmax_scale(sm_scale, q.shape[-1]) * (q_scale or 1.0) * (k_scale or 1.0),
-        out_scale=1.0 if v_scale is None else v_scale,
+        alibi_slopes=slopes,
+        rope=rope,
     )
-    requests = iter([Request(0, slice(0, 1), k, v)])
-    out, lse, _ = attend(q.unsqueeze(0), requests, features, v.shape[-1])
-    return out.squeeze(0).to(q.dtype), lse.squeeze(0)
+    out = (out if v_scale is None else out * v_scale).squeeze(0).to(q.dtype)
+    return (out, lse.squeeze(0)) if return_lse else out
 
 
-@precast_api(trace=SINGLE_DECODE)
+@precast_api(trace=single_decode_trace(single_decode_with_kv_cache_reference))
 @backend_requirement({}, common_check=served_by("attention"))
 def single_decode_with_kv_cache(
     q: torch.Tensor,
@@ -177,7 +175,7 @@ def single_decode_with_kv_cache(
     """
     try:
         out, lse = run_single(
-            "single_decode_with_kv_cache",
+            kernels.single_decode,
             q.unsqueeze(0),
             k,
             v,

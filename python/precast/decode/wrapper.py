@@ -11,7 +11,6 @@ import functools
 from typing import Any, TypeAlias
 
 from precast._attention import running
-from precast._attention.batches import CAUSAL, NON_CAUSAL
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import check_q_len
@@ -235,7 +234,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             paged_kv_cache,
             None,
             self._q_len_per_req,
-            CAUSAL if self._q_len_per_req > 1 else NON_CAUSAL,
+            self._mask_mode,
             q_scale,
             k_scale,
             v_scale,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from precast._attention import words
+from precast._attention import kernels, tiles, words
 from precast._attention.wrapper import dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -70,7 +70,9 @@ class PagedPrefillPlan(PrefillPlan):
 
         Notes
         -----
-        Nothing is allocated or changed. Waits for the GPU where ``qo_indptr`` is on it.
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs.
         """
         name = f"{self._name}.workspace_size"
         vo = head_dim_qk if head_dim_vo is None else head_dim_vo
@@ -79,19 +81,35 @@ class PagedPrefillPlan(PrefillPlan):
         words.check_head_dims(name, head_dim_qk, vo)
         batch_size = qo_indptr.shape[0] - 1
         longest = max_token_per_sequence or uniform_q_len
-        if longest is None and batch_size:
+        if longest is None and batch_size and not qo_indptr.is_cuda:
             longest = int(qo_indptr.diff().max())
-        return self._size(
+        invariant = disable_split_kv or fixed_split_size is not None
+        masked = custom_mask is not None or packed_custom_mask is not None
+        items = prefix_len_ptr is not None
+        tile_rows = tiles.largest(vo)
+        if self._use_cuda_graph and self._tile_rows:
+            tile_rows = self._tile_rows
+        elif not invariant:
+            tokens = None if qo_indptr.is_cuda else int(qo_indptr[-1])
+            heads = num_qo_heads, num_kv_heads
+            tile_rows = tiles.choose(longest, tokens, *heads, vo, self.device)
+        return kernels.workspace_bytes(
+            self.device,
+            qo_indptr,
+            paged_kv_indptr,
+            paged_kv_last_page_len,
             batch_size,
-            int(qo_indptr[-1]),
-            paged_kv_indices.shape[0] * page_size,
+            0,
+            page_size,
             num_qo_heads,
             num_kv_heads,
             head_dim_qk,
             vo,
             kv.itemsize,
-            longest,
-            (fixed_split_size or 0) * page_size,
+            tile_rows,
+            items or (causal and not masked),
+            window_left,
+            fixed_split_size or -1,
             disable_split_kv,
         )
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from precast._attention import kernels
 from precast._attention.batches import CAUSAL, CUSTOM, MULTI_ITEM, NON_CAUSAL
-from precast._attention.wrapper import AttentionWrapper, tile_rows_for
+from precast._attention.wrapper import AttentionWrapper
 from precast._torch import torch
 from precast.prefill._masks import byte_bounds, packed
 
@@ -134,7 +134,7 @@ class PrefillPlan(AttentionWrapper):
         disable_split_kv: bool,
     ) -> None:
         invariant = disable_split_kv or fixed_split_size is not None
-        tile_rows = self._choose_tile(self._max_q_len, batch_invariant=invariant)
+        tile_rows = self._choose_tile(self._max_q_len, self._qo_indptr_last, invariant)
         items = self._prefix_len_ptr is not None
         causal = items or (causal and not self._masked)
         kernels.plan[self._device_key](
@@ -161,36 +161,6 @@ class PrefillPlan(AttentionWrapper):
         )
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
-
-    def _size(
-        self,
-        batch_size: int,
-        rows: int,
-        tokens: int,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_vo: int,
-        kv_bytes: int,
-        max_q_len: int | None,
-        fixed_split_tokens: int,
-        disable_split_kv: bool,
-    ) -> tuple[int, int]:
-        known = None if fixed_split_tokens or disable_split_kv else max_q_len
-        return kernels.workspace_bytes(
-            self.device,
-            batch_size,
-            rows,
-            tokens,
-            num_qo_heads,
-            num_kv_heads,
-            head_dim_qk,
-            head_dim_vo,
-            kv_bytes,
-            tile_rows_for(known, num_qo_heads // num_kv_heads),
-            fixed_split_tokens,
-            disable_split_kv,
-        )
 
     def _keep(
         self,

@@ -10,16 +10,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from precast._attention.batches import (
-    ALIBI,
-    CAUSAL,
-    CUSTOM,
-    NON_CAUSAL,
-    ROPE_LLAMA,
-    Features,
-    Request,
-    attend,
-)
+from precast._attention import kernels
+from precast._attention.batches import CAUSAL, CUSTOM, NON_CAUSAL
+from precast._attention.formula import attention
 from precast._attention.single import run_single
 from precast._attention.words import check_backend, get_alibi_slopes, softmax_scale
 from precast._dispatch import check_tensors
@@ -30,8 +23,8 @@ from precast.decorators import (
     served_by,
     supported_compute_capability,
 )
-from precast.prefill._trace import SINGLE_PREFILL
-from precast.quantization import packbits, packbits_reference
+from precast.prefill._trace import single_prefill_trace
+from precast.quantization import packbits
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
@@ -49,9 +42,10 @@ def single_prefill_with_kv_cache_reference(
     logits_soft_cap: float | None = None,
     rope_scale: float | None = None,
     rope_theta: float | None = None,
+    return_lse: bool = False,
     k_scale: float | None = None,
     v_scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_prefill_with_kv_cache` in plain PyTorch.
 
     Parameters
@@ -68,43 +62,41 @@ def single_prefill_with_kv_cache_reference(
         As for the function.
     window_left : int
         As for the function.
+    return_lse : bool
+        As for the function.
     k_scale, v_scale : float, optional
         As for the function.
 
     Returns
     -------
-    tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32.
+    torch.Tensor or tuple of torch.Tensor
+        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32, if asked for.
 
     Examples
     --------
     >>> import torch
     >>> q, k = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
-    >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[0][:, 0, 0]
+    >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
     tensor([0.0000, 0.5000])
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    bits, mode = None, CAUSAL if causal else NON_CAUSAL
-    if custom_mask is not None:
-        bits, mode = packbits_reference(custom_mask.flatten(), "little"), CUSTOM
-    features = Features(
-        mask_mode=mode,
-        packed_mask=bits,
-        mask_indptr=torch.zeros(1, dtype=torch.int32),
+    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
+    out, lse = attention(
+        q,
+        k,
+        v,
+        softmax_scale(sm_scale, q.shape[-1]) * (k_scale or 1.0),
+        causal=causal,
+        mask=None if custom_mask is None else custom_mask.view(q.shape[0], k.shape[0]).bool(),
         window_left=window_left,
-        pos_encoding={"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        alibi_slopes=slopes,
-        rope_scale=rope_scale or 1.0,
-        rope_theta=rope_theta or 1e4,
         logits_soft_cap=logits_soft_cap or 0.0,
-        sm_scale=softmax_scale(sm_scale, q.shape[-1]) * (k_scale or 1.0),
-        out_scale=1.0 if v_scale is None else v_scale,
+        alibi_slopes=slopes,
+        rope=rope,
     )
-    requests = iter([Request(0, slice(0, q.shape[0]), k, v)])
-    out, lse, _ = attend(q, requests, features, v.shape[-1])
-    return out.to(q.dtype), lse
+    out = (out if v_scale is None else out * v_scale).to(q.dtype)
+    return (out, lse) if return_lse else out
 
 
 @supported_compute_capability([])
@@ -126,7 +118,7 @@ def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
     return [name for name in suitable if name == "fa2"]
 
 
-@precast_api(trace=SINGLE_PREFILL)
+@precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
 @backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
@@ -262,7 +254,7 @@ def single_prefill_with_kv_cache(
         if packed_custom_mask is not None:
             mask_mode = CUSTOM
         out, lse = run_single(
-            name,
+            kernels.single_prefill,
             q,
             k,
             v,
