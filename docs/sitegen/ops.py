@@ -32,7 +32,7 @@ class Public(NamedTuple):
         """The path of its PyTorch reference, if it is an op."""
         module, _, name = self.path.rpartition(".")
         home = importlib.import_module(module)
-        reference = getattr(getattr(home, name), "reference", None)  # of a class, by itself
+        reference = getattr(getattr(home, name, None), "reference", None)  # that of a class
         if inspect.isfunction(reference):
             return f"{reference.__module__}.{reference.__qualname__}"
         found = hasattr(home, f"{name}_reference")
@@ -73,12 +73,11 @@ def family(public: Public) -> str | None:
 
 def _packages() -> dict[str, str]:
     """The op of wrappers and of what helps them, by the package that they stand in."""
-    classes = {kernel.function: kernel.op for kernel in KERNELS.values()}
-    found = {}
-    for name, op in classes.items():
-        function = getattr(precast, name)
-        if inspect.isclass(function):
-            found[function.__module__.split(".")[1]] = op
+    found: dict[str, str] = {}
+    for kernel in KERNELS.values():
+        function = getattr(precast, kernel.function)
+        if inspect.isclass(function):  # Its first kernel does the work, others help.
+            found.setdefault(function.__module__.split(".")[1], kernel.op)
     return found
 
 

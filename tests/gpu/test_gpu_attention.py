@@ -141,6 +141,25 @@ def test_wrappers_share_a_float_workspace(
             close(wrapper.run(batch.q, batch.cache), batch.expected())
 
 
+@pytest.mark.parametrize("kv_dtype", [BF16, torch.float8_e4m3fn])
+def test_head_dims_of_two_kinds(
+    workspace: torch.Tensor, generator: torch.Generator, kv_dtype: torch.dtype
+) -> None:
+    """As in the prefill of MLA, from slices of wider tensors."""
+    rows = torch.tensor([0, 300, 301, 700], dtype=I32, device="cuda")
+    tokens = torch.tensor([0, 300, 1200, 1900], dtype=I32, device="cuda")
+    q = torch.randn(700, HEADS, 256, device="cuda", generator=generator).to(BF16)[..., :192]
+    kv = torch.randn(1900, KV_HEADS, 320, device="cuda", generator=generator).to(kv_dtype)
+    k, v = kv[..., :192], kv[..., 192:]
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace)
+    heads = HEADS, KV_HEADS, 192, 128
+    wrapper.plan(rows, tokens, *heads, causal=True, **PLAN, kv_data_type=kv_dtype)
+    out, lse = wrapper.run_return_lse(q, k, v, k_scale=0.5, v_scale=2.0)
+    want = wrapper.reference(q.float(), k, v, rows, tokens, causal=True, k_scale=0.5, v_scale=2.0)
+    close(out, want[0])
+    torch.testing.assert_close(lse, want[1], rtol=1e-3, atol=1e-3)
+
+
 # -- the same bits --------------------------------------------------------------------------------
 
 
