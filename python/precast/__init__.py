@@ -10,6 +10,14 @@ from precast.activation import gelu_and_mul as gelu_and_mul
 from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from precast.activation import silu_and_mul as silu_and_mul
 from precast.concat_ops import concat_mla_k as concat_mla_k
+from precast.decode import (
+    BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper,
+)
+from precast.decode import (
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+)
+from precast.decode import fast_decode_plan as fast_decode_plan
+from precast.decode import single_decode_with_kv_cache as single_decode_with_kv_cache
 from precast.jit.policy import freeze as freeze
 from precast.norm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast.norm import fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant
@@ -38,6 +46,16 @@ from precast.page import (
 )
 from precast.page import get_batch_indices_positions as get_batch_indices_positions
 from precast.page import get_seq_lens as get_seq_lens
+from precast.prefill import (
+    BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper,
+)
+from precast.prefill import (
+    BatchPrefillWithRaggedKVCacheWrapper as BatchPrefillWithRaggedKVCacheWrapper,
+)
+from precast.prefill import single_prefill_with_kv_cache as single_prefill_with_kv_cache
+from precast.prefill import (
+    single_prefill_with_kv_cache_return_lse as single_prefill_with_kv_cache_return_lse,
+)
 from precast.preload import preload as preload
 from precast.quantization import SfLayout as SfLayout
 from precast.quantization import block_scale_interleave as block_scale_interleave

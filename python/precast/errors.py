@@ -91,6 +91,10 @@ class DtypeRuntimeError(RuntimeError, ValueError):
     """A dtype or layout is not accepted (a ``RuntimeError`` where engines expect one)."""
 
 
+class PlanMismatchError(AssertionError, ValueError):
+    """A run asks for what its plan is not for (an ``AssertionError`` where engines expect one)."""
+
+
 class CacheLayoutError(KeyError, ValueError):
     """A KV cache or its layout is of no known kind (a ``KeyError`` where engines expect one)."""
 

@@ -19,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "flashinfer_topk: FlashInfer compiles its top-k for it, for minutes"
     )
+    config.addinivalue_line("markers", "without_gpu: of the peer tests, those that a CPU runs too")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,7 +27,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not Path(item.path).is_relative_to(HERE):
             continue
         item.add_marker(pytest.mark.peer)
-        if not torch.cuda.is_available():
+        if not (torch.cuda.is_available() or item.get_closest_marker("without_gpu")):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch sees none"))
 
 

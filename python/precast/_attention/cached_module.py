@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``wrapper._cached_module.plan(...)``, which engines call with positional arguments of their own.
+
+They plan past ``plan()`` to save its copies: with the workspaces, lengths on the host, and options,
+in the order that FlashInfer's modules take them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from precast._attention import kernels
+from precast._torch import torch
+
+if TYPE_CHECKING:
+    from precast._attention.wrapper import AttentionWrapper
+
+_DECODE_ARGUMENTS = 15
+_PREFILL_ARGUMENTS = (16, 18, 19, 20)
+
+
+class CachedModule:
+    """Plans for its wrapper; what :meth:`plan` returns belongs into ``wrapper._plan_info``."""
+
+    def __init__(self, wrapper: AttentionWrapper) -> None:
+        self._wrapper = wrapper
+
+    def plan(self, *args: Any) -> list[int]:
+        """Plan by position.
+
+        Parameters
+        ----------
+        *args
+            Of decode, 15: float, int and pinned workspace, ``indptr``, batch size, query heads,
+            KV heads, page size, whether CUDA graphs are on, ``window_left``, ``logits_soft_cap``,
+            both head dimensions, an empty tensor of the dtype of queries, one of that of keys.
+
+            Of prefill, 16 to 20: the workspaces, ``qo_indptr``, ``kv_indptr``, KV lengths, rows,
+            batch size, query heads, KV heads, page size, whether CUDA graphs are on, both head
+            dimensions, ``causal``, ``window_left``, and then if given ``fixed_split_size``,
+            ``disable_split_kv``, the number of CTAs that run beside, queries of every request.
+
+        Returns
+        -------
+        list of int
+            What ``run()`` needs to know of the plan.
+
+        Raises
+        ------
+        TypeError
+            Another number of arguments.
+        """
+        if len(args) == _DECODE_ARGUMENTS:
+            return self._plan_decode(*args)
+        if len(args) in _PREFILL_ARGUMENTS:
+            return self._plan_prefill(*args)
+        legal = ", ".join(map(str, (_DECODE_ARGUMENTS, *_PREFILL_ARGUMENTS)))
+        raise TypeError(f"_cached_module.plan: takes {legal} arguments, got {len(args)}")
+
+    def _plan_decode(
+        self,
+        float_workspace: torch.Tensor,
+        int_workspace: torch.Tensor,
+        pinned: object,
+        indptr: torch.Tensor,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        page_size: int,
+        use_cuda_graph: bool,
+        window_left: int,
+        logits_soft_cap: float,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        *dtypes: torch.Tensor,
+    ) -> list[int]:
+        wrapper: Any = self._wrapper
+        tile_rows = wrapper._choose_tile(1)
+        kernels.plan[wrapper._device_key](
+            None,
+            wrapper._on_device(indptr, False),
+            wrapper._paged_kv_last_page_len_buf,
+            None,
+            int_workspace,
+            float_workspace,
+            batch_size,
+            1,
+            page_size,
+            num_qo_heads,
+            num_kv_heads,
+            head_dim_qk,
+            head_dim_vo,
+            wrapper._cached_kv_data_type.itemsize,
+            tile_rows,
+            False,
+            window_left,
+            -1,
+            False,
+            True,
+        )
+        return [tile_rows, 0, window_left]
+
+    def _plan_prefill(
+        self,
+        float_workspace: torch.Tensor,
+        int_workspace: torch.Tensor,
+        pinned: object,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        kv_lens: torch.Tensor,
+        total_num_rows: int,
+        batch_size: int,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        page_size: int,
+        use_cuda_graph: bool,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int | None = -1,
+        disable_split_kv: bool = False,
+        num_colocated_ctas: int = 0,
+        uniform_q_len: int = 0,
+    ) -> list[int]:
+        wrapper: Any = self._wrapper
+        q_len = uniform_q_len or None
+        if q_len is None and not qo_indptr.is_cuda:
+            q_len = int((qo_indptr[1:] - qo_indptr[:-1]).max()) if batch_size else 0
+        batch_invariant = disable_split_kv or (fixed_split_size or -1) > 0
+        tile_rows = wrapper._choose_tile(q_len, total_num_rows, batch_invariant)
+        kernels.plan[wrapper._device_key](
+            wrapper._on_device(qo_indptr, False),
+            wrapper._on_device(kv_indptr, False),
+            None,
+            wrapper._on_device(kv_lens, False),
+            int_workspace,
+            float_workspace,
+            batch_size,
+            0,
+            page_size,
+            num_qo_heads,
+            num_kv_heads,
+            head_dim_qk,
+            head_dim_vo,
+            wrapper._cached_kv_data_type.itemsize,
+            tile_rows,
+            causal,
+            window_left,
+            fixed_split_size or -1,
+            disable_split_kv,
+            True,
+        )
+        return [tile_rows, int(causal), window_left]

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The exports of the modules ``attention`` and ``attention_plan``, and what they are by reference.
+
+A plan divides the work of a batch among the SMs. References divide nothing, so the reference of a
+plan writes nothing that is read.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._attention import refusals
+from precast._attention.batches import (
+    CAUSAL,
+    Features,
+    attend,
+    paged_requests,
+    ragged_requests,
+    row_bounds,
+)
+from precast._attention.words import PosEncodingMode
+from precast._dispatch import Kernel
+from precast._mode import is_reference
+from precast._torch import torch
+from precast.page._cache import entries_of, halves
+
+
+def _features(
+    mask_mode: int,
+    packed_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    window_left: int,
+    pos_encoding: int,
+    alibi_slopes: torch.Tensor | None,
+    rope_scale: float,
+    rope_theta: float,
+    logits_soft_cap: float,
+    sm_scale: float,
+    out_scale: float,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    prefix_len: torch.Tensor | None,
+    token_pos: torch.Tensor | None,
+    token_pos_len: int,
+    max_item_len: torch.Tensor | None,
+    enable_pdl: bool,
+) -> Features:
+    """The arguments that both exports end with."""
+    return Features(
+        mask_mode,
+        packed_mask,
+        mask_indptr,
+        window_left,
+        pos_encoding,
+        alibi_slopes,
+        rope_scale,
+        rope_theta,
+        logits_soft_cap,
+        sm_scale,
+        out_scale,
+        qk_scale,
+        v_scale,
+        sinks,
+        prefix_len,
+        token_pos,
+        token_pos_len,
+    )
+
+
+def _write(
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+) -> None:
+    values, sums, used = results
+    out[used] = values[used].to(out.dtype)
+    if lse is not None:
+        lse[used] = sums[used].to(lse.dtype)
+
+
+def _run_paged_into(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    hnd: bool,
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None,
+    int_workspace: torch.Tensor,
+    float_workspace: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    tile_rows: int,
+    plan_causal: bool,
+    plan_window_left: int,
+    q_len_per_req: int,
+    mask_mode: int,
+    packed_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    window_left: int,
+    pos_encoding: int,
+    alibi_slopes: torch.Tensor | None,
+    rope_scale: float,
+    rope_theta: float,
+    logits_soft_cap: float,
+    sm_scale: float,
+    out_scale: float,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    prefix_len: torch.Tensor | None,
+    token_pos: torch.Tensor | None,
+    token_pos_len: int,
+    max_item_len: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    cache = k_cache if v_cache is None else (k_cache, v_cache)
+    refusals.check_paged(q, cache, hnd, kv_indptr, kv_indices, kv_last_page_len, kv_len)
+    keys, values = (entries_of(part, hnd) for part in halves(cache))
+    refusals.check_outputs(q, values.shape[-1], out, lse, sinks)
+    bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
+    features = _features(
+        mask_mode,
+        packed_mask,
+        mask_indptr,
+        window_left,
+        pos_encoding,
+        alibi_slopes,
+        rope_scale,
+        rope_theta,
+        logits_soft_cap,
+        sm_scale,
+        out_scale,
+        qk_scale,
+        v_scale,
+        sinks,
+        prefix_len,
+        token_pos,
+        token_pos_len,
+        max_item_len,
+        enable_pdl,
+    )
+    requests = paged_requests(keys, values, bounds, kv_indptr, kv_indices, kv_last_page_len, kv_len)
+    _write(out, lse, attend(q, requests, features, values.shape[-1]))
+
+
+def _run_ragged_into(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    int_workspace: torch.Tensor,
+    float_workspace: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    tile_rows: int,
+    plan_causal: bool,
+    plan_window_left: int,
+    q_len_per_req: int,
+    mask_mode: int,
+    packed_mask: torch.Tensor | None,
+    mask_indptr: torch.Tensor | None,
+    window_left: int,
+    pos_encoding: int,
+    alibi_slopes: torch.Tensor | None,
+    rope_scale: float,
+    rope_theta: float,
+    logits_soft_cap: float,
+    sm_scale: float,
+    out_scale: float,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    prefix_len: torch.Tensor | None,
+    token_pos: torch.Tensor | None,
+    token_pos_len: int,
+    max_item_len: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    refusals.check_ragged(q, k, v, kv_indptr)
+    refusals.check_outputs(q, v.shape[-1], out, lse, sinks)
+    bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
+    features = _features(
+        mask_mode,
+        packed_mask,
+        mask_indptr,
+        window_left,
+        pos_encoding,
+        alibi_slopes,
+        rope_scale,
+        rope_theta,
+        logits_soft_cap,
+        sm_scale,
+        out_scale,
+        qk_scale,
+        v_scale,
+        sinks,
+        prefix_len,
+        token_pos,
+        token_pos_len,
+        max_item_len,
+        enable_pdl,
+    )
+    _write(out, lse, attend(q, ragged_requests(k, v, bounds, kv_indptr), features, v.shape[-1]))
+
+
+def _plan_into(
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None,
+    int_workspace: torch.Tensor,
+    float_workspace: torch.Tensor,
+    batch_size: int,
+    q_len_per_req: int,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    kv_bytes: int,
+    tile_rows: int,
+    causal: bool,
+    window_left: int,
+    fixed_split_size: int,
+    disable_split_kv: bool,
+    enable_pdl: bool,
+) -> None:
+    refusals.check_lengths("plan", qo_indptr, kv_indptr, kv_last_page_len, kv_len, batch_size)
+
+
+def _workspace_size_into(
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None,
+    sizes: torch.Tensor,
+    batch_size: int,
+    q_len_per_req: int,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    kv_bytes: int,
+    tile_rows: int,
+    causal: bool,
+    window_left: int,
+    fixed_split_size: int,
+    disable_split_kv: bool,
+    sm_count: int,
+) -> None:
+    sizes.zero_()
+
+
+_SCORES = (
+    "int tile_rows, bool plan_causal, int plan_window_left, int q_len_per_req, int mask_mode, "
+    "Tensor? packed_mask, Tensor? mask_indptr, int window_left, int pos_encoding, "
+    "Tensor? alibi_slopes, float rope_scale, float rope_theta, "
+    "float logits_soft_cap, float sm_scale, float out_scale, Tensor? qk_scale, Tensor? v_scale, "
+    "Tensor? sinks, Tensor? prefix_len, Tensor? token_pos, int token_pos_len, "
+    "Tensor? max_item_len, bool enable_pdl) -> ()"
+)
+_WRITTEN = "Tensor(a!) int_workspace, Tensor(b!) float_workspace, Tensor(c!) out, Tensor(d!)? lse, "
+
+
+def _key(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *others: object
+) -> tuple[object, ...]:
+    head_dim_vo = (k if v is None else v).shape[-1]
+    return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
+
+
+def _as_given(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
+    """Keys and values before heads were moved behind tokens, and their layout."""
+    if k.dim() == 3 and k.stride(0) < k.stride(1):
+        return k.transpose(0, 1), v.transpose(0, 1), "HND"
+    return k, v, "NHD"
+
+
+def _single_decode_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_decode.parameters, args))
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
+    return (
+        *(call["q"].squeeze(0), *_as_given(call["k"], call["v"]), positions, False),
+        *(None, call["qk_scale"], call["v_scale"], call["window_left"]),
+        *(call["logits_soft_cap"], call["sm_scale"], call["rope_scale"], call["rope_theta"]),
+        call["lse"] is not None,
+    )
+
+
+def _single_prefill_call(*args: Any) -> tuple[object, ...]:
+    call = dict(zip(single_prefill.parameters, args))
+    positions = PosEncodingMode(int(call["pos_encoding"])).name
+    k, v, kv_layout = _as_given(call["k"], call["v"])
+    return (
+        *(call["q"], k, v, None, None, None, None, None, call["packed_mask"]),
+        *(call["mask_mode"] == CAUSAL, kv_layout, positions, False, call["sm_scale"]),
+        *(call["window_left"], call["logits_soft_cap"], call["rope_scale"], call["rope_theta"]),
+        *("auto", call["lse"] is not None, None, call["qk_scale"], call["v_scale"]),
+    )
+
+
+_RAGGED = (
+    "(Tensor q, Tensor k, Tensor v, Tensor? qo_indptr, Tensor kv_indptr, " + _WRITTEN + _SCORES
+)
+
+run_paged = Kernel(
+    "attention",
+    "run_paged",
+    schema="(Tensor q, Tensor k_cache, Tensor? v_cache, bool hnd, Tensor? qo_indptr, "
+    "Tensor kv_indptr, Tensor kv_indices, Tensor? kv_last_page_len, Tensor? kv_len, "
+    f"{_WRITTEN}{_SCORES}",
+    reference=_run_paged_into,
+    key=_key,
+    public=lambda *args: None,  # What plan() was given is not among them.
+    function="BatchPrefillWithPagedKVCacheWrapper",
+)
+run_ragged = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=lambda *args: None,
+    function="BatchPrefillWithRaggedKVCacheWrapper",
+)
+single_decode = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_decode_call,
+    name="single_decode_with_kv_cache",
+)
+single_prefill = Kernel(
+    "attention",
+    "run_ragged",
+    schema=_RAGGED,
+    reference=_run_ragged_into,
+    key=_key,
+    public=_single_prefill_call,
+    name="single_prefill_with_kv_cache",
+)
+plan = Kernel(
+    "attention_plan",
+    "plan",
+    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
+    "Tensor(a!) int_workspace, Tensor(b!) float_workspace, int batch_size, int q_len_per_req, "
+    "int page_size, int num_qo_heads, int num_kv_heads, int head_dim_qk, int head_dim_vo, "
+    "int kv_bytes, int tile_rows, bool causal, int window_left, int fixed_split_size, "
+    "bool disable_split_kv, bool enable_pdl) -> ()",
+    reference=_plan_into,
+    key=lambda qo_indptr, kv_indptr, *others: (kv_indptr.get_device(),),
+    public=lambda *args: None,
+    function="BatchPrefillWithPagedKVCacheWrapper",
+)
+workspace_size = Kernel(
+    "attention_plan",
+    "workspace_size",
+    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
+    "Tensor(a!) sizes, int batch_size, int q_len_per_req, int page_size, int num_qo_heads, "
+    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, bool causal, "
+    "int window_left, int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
+    reference=_workspace_size_into,
+    key=lambda *args: (0,),
+    public=lambda *args: None,
+    function="BatchPrefillWithPagedKVCacheWrapper",
+)
+
+
+def workspace_bytes(
+    device: torch.device,
+    qo_indptr: torch.Tensor | None,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    *options: Any,
+) -> tuple[int, int]:
+    """Bytes of the float and the int workspace; the options as of the export, behind ``sizes``."""
+    from precast.utils import get_device_sm_count
+
+    if is_reference():
+        return 0, 0
+    lengths = qo_indptr, kv_indptr, kv_last_page_len
+    on_host = (None if t is None else t.to("cpu", torch.int32) for t in lengths)
+    sizes = torch.zeros(3, dtype=torch.int64)
+    sm_count = get_device_sm_count(device) if device.type == "cuda" else 0
+    workspace_size[(device.index or 0,)](*on_host, None, sizes, *options, sm_count)
+    float_bytes, int_bytes, _ = sizes.tolist()
+    return float_bytes, int_bytes

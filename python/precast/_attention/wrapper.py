@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the wrappers of decode and prefill have in common: workspaces, a plan, and its run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._attention import tiles, words
+from precast._attention.cached_module import CachedModule
+from precast._torch import torch
+from precast.errors import PlanMismatchError
+
+
+class AttentionWrapper:
+    """Workspaces and what a plan keeps; names of attributes are those that engines know."""
+
+    _name = "AttentionWrapper"
+
+    def __init__(
+        self,
+        float_workspace_buffer: torch.Tensor,
+        kv_layout: str,
+        use_cuda_graph: bool,
+        backend: str,
+        jit_args: object,
+        jit_kwargs: object = None,
+    ) -> None:
+        words.check_backend(self._name, backend)
+        words.check_no_jit(self._name, jit_args, jit_kwargs)
+        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
+        self._hnd = words.check_kv_layout(self._name, kv_layout)
+        self._kv_layout = kv_layout
+        self.device = float_workspace_buffer.device
+        self._device_key = (float_workspace_buffer.get_device(),)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = torch.empty(
+            words.INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
+        )
+        self._pinned: torch.Tensor | None = None
+        self._use_cuda_graph = use_cuda_graph
+        self._fixed_batch_size = 0
+        self._requested_backend = backend
+        self._backend = backend
+        self._jit_module = None
+        self._cached_module: CachedModule | None = None
+        self._plan_info: list[int] | None = None
+        self._config: tuple[Any, ...] | None = None
+        self._run_key: tuple[Any, ...] = ()
+        self._cached_q_data_type: Any = None
+        self._cached_kv_data_type: Any = None
+        self._cached_o_data_type: Any = None
+        self._num_qo_heads = self._num_kv_heads = self._head_dim_vo = 0
+        self._tile_rows: int | None = None
+        self._sinks: torch.Tensor | None = None
+        self._block_tables: torch.Tensor | None = None
+        self._max_q_len: int | None = None
+        self._max_kv_len: int | None = None
+        self._batch_size = 0
+        self._planned_rows: int | None = None
+        self._custom_mask_buf: torch.Tensor | None = None
+        self._mask_indptr_buf: torch.Tensor | None = None
+        self._prefix_len_ptr: torch.Tensor | None = None
+        self._token_pos_in_items_ptr: torch.Tensor | None = None
+        self._token_pos_in_items_len = 0
+        self._max_item_len_ptr: torch.Tensor | None = None
+
+    # -- workspaces -------------------------------------------------------------------------------
+
+    @property
+    def is_cuda_graph_enabled(self) -> bool:
+        """Whether the wrapper was made for CUDA graphs."""
+        return self._use_cuda_graph
+
+    @property
+    def _pin_memory_int_workspace_buffer(self) -> torch.Tensor:
+        """A twin of the workspace for integers in pinned memory; plans here do not need it."""
+        if self._pinned is None:
+            ints = self._int_workspace_buffer
+            self._pinned = torch.empty(
+                ints.shape, dtype=ints.dtype, device="cpu", pin_memory=ints.is_cuda
+            )
+        return self._pinned
+
+    @_pin_memory_int_workspace_buffer.setter
+    def _pin_memory_int_workspace_buffer(self, buffer: torch.Tensor) -> None:
+        self._pinned = buffer
+
+    def reset_workspace_buffer(
+        self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
+    ) -> None:
+        """Take other workspaces, of sizes as :meth:`workspace_size` says; then plan again.
+
+        Parameters
+        ----------
+        float_workspace_buffer : torch.Tensor
+            uint8 or int8 on the device of the wrapper, contiguous, 16-byte aligned. May hold
+            anything, and be shared by wrappers whose kernels run on one stream.
+        int_workspace_buffer : torch.Tensor
+            The same; a plan lies in it until the next one, so it is shared with no other wrapper
+            that runs in between.
+
+        Raises
+        ------
+        ValueError
+            An address that is no multiple of 16 bytes.
+        """
+        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
+        words.check_workspace(self._name, "int_workspace_buffer", int_workspace_buffer)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+        self._pinned = None
+
+    # -- plan -------------------------------------------------------------------------------------
+
+    def _configure(
+        self,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int,
+        pos_encoding_mode: str,
+        q_data_type: torch.dtype | str,
+        kv_data_type: torch.dtype | str | None,
+        o_data_type: torch.dtype | str | None,
+    ) -> None:
+        """Check and keep what does not depend on lengths."""
+        name = f"{self._name}.plan"
+        q, kv, o = dtypes_of(q_data_type, kv_data_type, o_data_type)
+        words.check_heads(name, num_qo_heads, num_kv_heads)
+        words.check_head_dims(name, head_dim_qk, head_dim_vo)
+        words.check_dtypes(name, q, kv, o)
+        words.pos_encoding(name, pos_encoding_mode)
+        words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
+        words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
+        self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
+        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
+        self._head_dim_vo = head_dim_vo
+        self._run_key = (q, kv, head_dim_qk, head_dim_vo, *self._device_key)
+        if self._cached_module is None:
+            self._cached_module = CachedModule(self)
+
+    def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
+        """Lengths where the kernels read them, as int32."""
+        if tensor.dtype is torch.int32 and tensor.device == self.device:
+            return tensor
+        return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
+
+    def _copy_into(self, buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
+        """Fill a buffer of a CUDA graph, unless the caller has done so already."""
+        if values.data_ptr() == buffer.data_ptr() and values.numel() <= buffer.numel():
+            return
+        whole = values.numel() == buffer.numel()
+        # Why: what indices come from may change before a copy that nobody waits for.
+        waits = not (values.device == self.device or whole)
+        (buffer if whole else buffer[: values.numel()]).copy_(
+            values, non_blocking=non_blocking and not waits
+        )
+
+    def _choose_tile(
+        self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False
+    ) -> int:
+        """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
+        if self._use_cuda_graph and self._tile_rows is not None:
+            return self._tile_rows
+        heads = self._num_qo_heads, self._num_kv_heads
+        if batch_invariant:
+            self._tile_rows = tiles.largest(self._head_dim_vo)
+        else:
+            self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
+        return self._tile_rows
+
+    def _check_rows(self, tokens: int) -> None:
+        """Raise, for there are not as many queries as planned."""
+        raise NotImplementedError
+
+    def _check_wider(self, window_left: int, causal: bool | None = None) -> None:
+        """What forward() asks for must see nothing that the plan left out."""
+        if self._plan_info is None:
+            raise PlanMismatchError(f"{self._name}: there is no plan. Fix: call plan() first")
+        _, planned_causal, planned_window = self._plan_info
+        if planned_window >= 0 and not 0 <= window_left <= planned_window:
+            raise PlanMismatchError(
+                f"{self._name}: window_left is {window_left} and plan() had {planned_window}. Fix: "
+                f"plan again with the wider window"
+            )
+        if planned_causal and causal is False:
+            raise PlanMismatchError(
+                f"{self._name}: causal is False and plan() had True. Fix: plan again with "
+                f"causal=False"
+            )
+
+
+def dtypes_of(
+    q_data_type: torch.dtype | str,
+    kv_data_type: torch.dtype | str | None,
+    o_data_type: torch.dtype | str | None,
+) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
+    q = words.canonicalize_torch_dtype(q_data_type)
+    kv, o = (
+        q if given is None else words.canonicalize_torch_dtype(given)
+        for given in (kv_data_type, o_data_type)
+    )
+    return q, kv, o

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Masks of a batch as the kernels read them: bits, each request from a byte of its own on."""
+
+from __future__ import annotations
+
+from precast._torch import torch
+from precast.page import get_seq_lens
+from precast.quantization import segment_packbits
+
+
+def paged_sizes(
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    page_size: int,
+) -> torch.Tensor:
+    """``[batch]``, int64: how many pairs of a query and a key each request has."""
+    if qo_indptr.shape != kv_indptr.shape:
+        raise ValueError(
+            f"The length of qo_indptr and paged_kv_indptr should be the same, got "
+            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
+        )
+    device = _common(qo_indptr, kv_indptr, kv_last_page_len)
+    lens = get_seq_lens(kv_indptr.to(device), kv_last_page_len.to(device), page_size)
+    return qo_indptr.to(device).diff().long() * lens
+
+
+def ragged_sizes(qo_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> torch.Tensor:
+    """The same for keys one behind the other."""
+    if qo_indptr.shape != kv_indptr.shape:
+        raise ValueError(
+            f"The length of qo_indptr and kv_indptr should be the same, got "
+            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
+        )
+    device = _common(qo_indptr, kv_indptr)
+    return qo_indptr.to(device).diff().long() * kv_indptr.to(device).diff()
+
+
+def _common(*tensors: torch.Tensor) -> torch.device:
+    """The GPU that one of them is on; lengths go there, and never the other way."""
+    return next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+
+
+def byte_bounds(sizes: torch.Tensor) -> torch.Tensor:
+    """``[batch + 1]``, int32: where the bytes of each request start."""
+    return torch.nn.functional.pad(((sizes + 7) // 8).cumsum(0), (1, 0)).int()
+
+
+def packed(
+    custom_mask: torch.Tensor, sizes: torch.Tensor, into: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The bits of a mask and where those of each request start; waits for nothing."""
+    flat = custom_mask.contiguous().view(-1)
+    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(flat.device)
+    if into is None:
+        most = (flat.numel() + 7 * sizes.numel()) // 8
+        into = torch.empty(most, dtype=torch.uint8, device=flat.device)
+    return segment_packbits(flat, bounds, "little", into)

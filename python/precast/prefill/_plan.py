@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the plans of both prefill wrappers have in common.
+
+Source: Osama et al., Stream-K, arXiv:2301.03598.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from precast._attention import kernels
+from precast._attention.batches import CAUSAL, CUSTOM, MULTI_ITEM, NON_CAUSAL
+from precast._attention.wrapper import AttentionWrapper
+from precast._torch import torch
+from precast.prefill._masks import byte_bounds, packed
+
+Dtype: TypeAlias = "torch.dtype | str | None"
+
+
+class PrefillPlan(AttentionWrapper):
+    """Lengths of queries, masks, and the launch of a plan."""
+
+    _qo_indptr_buf: torch.Tensor | None
+    _max_total_num_rows: int | None = None
+    _qo_indptr_last: int | None = None
+    _masked = False
+    _causal = False
+
+    def _keep_rows(
+        self, qo_indptr: torch.Tensor, batch_size: int, max_q_len: int | None
+    ) -> int | None:
+        """Queries of the batch and of its longest request, as far as the host knows them."""
+        self._max_q_len, self._qo_indptr_last, self._planned_rows = max_q_len, None, None
+        if not qo_indptr.is_cuda:
+            self._planned_rows = self._qo_indptr_last = int(qo_indptr[-1])
+            if max_q_len is None:
+                self._max_q_len = int(qo_indptr.diff().max()) if batch_size else 0
+        if self._use_cuda_graph:
+            self._check_frozen(batch_size)
+        return self._max_q_len
+
+    def _check_frozen(self, batch_size: int) -> None:
+        """What CUDA graphs hold fast."""
+        if batch_size != self._fixed_batch_size:
+            raise ValueError(
+                f"{self._name}: The batch size should be fixed during the lifecycle of the wrapper "
+                f"in cuda graph mode: it is {batch_size} and was {self._fixed_batch_size} when "
+                f"the wrapper was made"
+            )
+        rows, most = self._qo_indptr_last, self._max_total_num_rows
+        if rows is not None and most is not None and rows > most:
+            raise ValueError(
+                f"{self._name}: The total number of rows in qo_indptr {rows} in cuda graph mode "
+                f"cannot exceed the number of rows set during initialization {most}, that of the "
+                f"first plan"
+            )
+        if most is None:
+            self._max_total_num_rows = rows
+
+    def _keep_mask(
+        self,
+        custom_mask: torch.Tensor | None,
+        packed_custom_mask: torch.Tensor | None,
+        sizes: torch.Tensor | None,
+        non_blocking: bool,
+    ) -> None:
+        """Pack the mask, if there is one; into the buffers under CUDA graphs."""
+        self._masked = sizes is not None
+        if sizes is None:
+            if not self._use_cuda_graph:
+                self._custom_mask_buf = self._mask_indptr_buf = None
+            return
+        bytes_of, starts_of = self._custom_mask_buf, self._mask_indptr_buf
+        if self._use_cuda_graph:
+            for name, buffer in (("custom_mask_buf", bytes_of), ("mask_indptr_buf", starts_of)):
+                if not isinstance(buffer, torch.Tensor):
+                    raise ValueError(
+                        f"{name} must be initialized with a torch.Tensor in cuda graph mode if we "
+                        f"use custom mask in attention computation."
+                    )
+            assert bytes_of is not None
+            assert starts_of is not None
+        if packed_custom_mask is not None:
+            bits, starts = packed_custom_mask, byte_bounds(sizes)
+        else:
+            assert custom_mask is not None
+            mask = custom_mask.to(self.device, non_blocking=non_blocking)
+            bits, starts = packed(mask, sizes, bytes_of if self._use_cuda_graph else None)
+        if not self._use_cuda_graph:
+            self._custom_mask_buf = bits.to(self.device, non_blocking=non_blocking)
+            self._mask_indptr_buf = self._on_device(starts, non_blocking)
+            return
+        assert bytes_of is not None
+        assert starts_of is not None
+        self._copy_into(bytes_of, bits, non_blocking)
+        starts_of.copy_(starts, non_blocking=non_blocking)
+
+    def _keep_items(
+        self,
+        prefix_len_ptr: torch.Tensor | None,
+        token_pos_in_items_ptr: torch.Tensor | None,
+        token_pos_in_items_len: int,
+        max_item_len_ptr: torch.Tensor | None,
+    ) -> None:
+        """Where items begin, in the integers that the kernels read."""
+        if prefix_len_ptr is None:
+            self._prefix_len_ptr = self._token_pos_in_items_ptr = self._max_item_len_ptr = None
+            return
+        if token_pos_in_items_ptr is None:
+            raise ValueError(
+                f"{self._name}.plan: token_pos_in_items_ptr must be a torch.Tensor where "
+                f"prefix_len_ptr is one, got None"
+            )
+        self._prefix_len_ptr = self._as(prefix_len_ptr, torch.uint32)
+        self._token_pos_in_items_ptr = self._as(token_pos_in_items_ptr, torch.uint16)
+        self._token_pos_in_items_len = token_pos_in_items_len or token_pos_in_items_ptr.numel()
+        if max_item_len_ptr is not None:
+            self._max_item_len_ptr = self._as(max_item_len_ptr, torch.uint16)
+
+    def _as(self, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        numbers = numbers.to(self.device)
+        return numbers if numbers.dtype == dtype else numbers.to(dtype)
+
+    def _launch_plan(
+        self,
+        kv_indptr: torch.Tensor | None,
+        kv_last_page_len: torch.Tensor | None,
+        batch_size: int,
+        page_size: int,
+        head_dim_qk: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int | None,
+        disable_split_kv: bool,
+    ) -> None:
+        invariant = disable_split_kv or fixed_split_size is not None
+        tile_rows = self._choose_tile(self._max_q_len, self._qo_indptr_last, invariant)
+        items = self._prefix_len_ptr is not None
+        causal = items or (causal and not self._masked)
+        kernels.plan[self._device_key](
+            self._qo_indptr_buf,
+            kv_indptr,
+            kv_last_page_len,
+            None,
+            self._int_workspace_buffer,
+            self._float_workspace_buffer,
+            batch_size,
+            0,
+            page_size,
+            self._num_qo_heads,
+            self._num_kv_heads,
+            head_dim_qk,
+            self._head_dim_vo,
+            self._cached_kv_data_type.itemsize,
+            tile_rows,
+            causal,
+            window_left,
+            fixed_split_size or -1,
+            disable_split_kv,
+            True,
+        )
+        self._plan_info = [tile_rows, int(causal), window_left]
+        self._batch_size = batch_size
+
+    def _keep(
+        self,
+        causal: bool,
+        pos_encoding_mode: str,
+        use_fp16_qk_reduction: bool,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> None:
+        self._causal = causal
+        self._pos_encoding_mode = pos_encoding_mode
+        self._use_fp16_qk_reduction = use_fp16_qk_reduction
+        self._window_left = window_left
+        self._logits_soft_cap = logits_soft_cap or 0.0
+        self._sm_scale = sm_scale
+        self._rope_scale = rope_scale
+        self._rope_theta = rope_theta
+
+    def _rewind(
+        self,
+        causal: bool,
+        pos_encoding_mode: str,
+        use_fp16_qk_reduction: bool,
+        window_left: int,
+        logits_soft_cap: float | None,
+        sm_scale: float | None,
+        rope_scale: float | None,
+        rope_theta: float | None,
+    ) -> None:
+        """Options of forward() in the place of those of the plan."""
+        free = self._masked or self._prefix_len_ptr is not None
+        self._check_wider(window_left, None if free else causal)
+        self._keep(
+            causal,
+            pos_encoding_mode,
+            use_fp16_qk_reduction,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            rope_scale,
+            rope_theta,
+        )
+
+    def _mask_mode(self) -> int:
+        if self._prefix_len_ptr is not None:
+            return MULTI_ITEM
+        if self._masked:
+            return CUSTOM
+        return CAUSAL if self._causal else NON_CAUSAL
+
+    def _check_rows(self, tokens: int) -> None:
+        raise ValueError(
+            f"q.shape[0] ({tokens}) does not match qo_indptr[-1] ({self._qo_indptr_last}). For "
+            f"{self._name}, q must have shape [total_tokens, num_heads, head_dim] where "
+            f"total_tokens = qo_indptr[-1]."
+        )
