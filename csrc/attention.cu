@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of one attention module: PRECAST_DTYPE_Q is f16 or bf16, PRECAST_DTYPE_KV the same or
+// e4m3 or e5m2.
+#include "precast/attention.cuh"
+
+#if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
+#error "csrc/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
+#endif
+#if !defined(PRECAST_HEAD_DIM_QK) || !defined(PRECAST_HEAD_DIM_VO)
+#error "csrc/attention.cu: define the head dimensions, -DPRECAST_HEAD_DIM_QK=128"
+#endif
+
+namespace precast {
+
+extern const DType attention_dtype_q = TypeName<PRECAST_DTYPE_Q>::value;
+extern const DType attention_dtype_kv = TypeName<PRECAST_DTYPE_KV>::value;
+extern const int attention_head_dim_qk = PRECAST_HEAD_DIM_QK;
+extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
+
+int attention_ctas_per_sm(int tile_rows) {
+  return attention_ctas_per_sm<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_QK,
+                               PRECAST_HEAD_DIM_VO>(tile_rows);
+}
+
+cudaError_t attention(const AttentionParams& params, bool enable_pdl, cudaStream_t stream) {
+  return launch_attention<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_QK,
+                          PRECAST_HEAD_DIM_VO>(params, enable_pdl, stream);
+}
+
+}  // namespace precast

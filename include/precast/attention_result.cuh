@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the rows of a piece to results: teams of a CTA are merged in shared memory; a whole tile is
+// written; parts of a tile go to slots of the workspace, and the CTA that arrives last merges them,
+// in the order of the parts whoever comes last.
+#pragma once
+
+#include "precast/attention_rows.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// What a row's sums are to be multiplied by, and its log2 of the sum of exponentials.
+struct RowEnd {
+  float factor, lse;
+
+  // A sink adds to the denominator alone.
+  __device__ __forceinline__ RowEnd(const AttentionParams& p, int32_t head, float top,
+                                    float total) {
+    float scale = 1.0f;
+    if (p.sinks != nullptr) {
+      const float sink = load_scalar(p.sinks + head) * kLog2E;
+      const float most = fmaxf(top, sink);
+      scale = weight_of(top, most);
+      total = total * scale + weight_of(sink, most);
+      top = most;
+    }
+    factor = total > 0.0f ? scale * p.out_scale / total : 0.0f;
+    lse = total > 0.0f ? top + log2f(total) : negative_infinity();
+  }
+};
+
+template <typename Q>
+__device__ __forceinline__ Q* output_of(const AttentionParams& p, const AttentionWork& work,
+                                        const AttentionRow& row) {
+  return static_cast<Q*>(p.out) + int64_t(work.piece.q_begin + row.query) * p.out_stride +
+         row.head * p.out_head_stride + work.value_column;
+}
+
+__device__ __forceinline__ void write_lse(const AttentionParams& p, const AttentionWork& work,
+                                          const AttentionRow& row, float lse) {
+  if (p.lse == nullptr || work.value_column != 0) return;
+  const int64_t heads = int64_t(p.kv_heads) * p.group.value;
+  p.lse[int64_t(work.piece.q_begin + row.query) * heads + row.head] = lse;
+}
+
+// Calls put(column, x, y) for each pair of neighbouring columns that this lane holds of a row.
+template <typename Tile, typename Put>
+__device__ __forceinline__ void for_columns(const float (&sums)[Tile::kDimV / 8][4], int half,
+                                            const Put& put) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int c = 0; c < Tile::kDimV / 16; ++c) {
+    const float* even = sums[2 * c] + 2 * half;
+    const float* odd = sums[2 * c + 1] + 2 * half;
+    if constexpr (Tile::kFp8) {
+      put(16 * c + 4 * q, even[0], odd[0]);
+      put(16 * c + 4 * q + 2, even[1], odd[1]);
+    } else {
+      put(16 * c + 2 * q, even[0], even[1]);
+      put(16 * c + 8 + 2 * q, odd[0], odd[1]);
+    }
+  }
+}
+
+// A tile's rows as fp32: sums, maxima and denominators.
+struct PartialRows {
+  float* sums;
+  float* tops;
+  float* totals;
+  int stride;
+
+  // A slot of the workspace.
+  template <typename Tile>
+  static __device__ __forceinline__ PartialRows slot(const AttentionParams& p, int32_t slot) {
+    float* at = p.partials + slot * attention_slot_floats(Tile::kRows, Tile::kDimV);
+    float* tops = at + Tile::kRows * Tile::kDimV;
+    return {at, tops, tops + Tile::kRows, Tile::kDimV};
+  }
+
+  // What a team leaves in place of its ring.
+  template <typename Tile>
+  static __device__ __forceinline__ PartialRows team(unsigned char* rings, int team) {
+    float* at = reinterpret_cast<float*>(rings + team * Tile::kRingBytes);
+    float* tops = at + Tile::kRows * Tile::kSumStride;
+    return {at, tops, tops + Tile::kRows, Tile::kSumStride};
+  }
+};
+
+template <typename Tile>
+__device__ __forceinline__ int row_of_lane(int m, int half) {
+  const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
+  return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
+
+// The rows of this warp, finished, that exist.
+template <typename Tile>
+__device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int32_t rows,
+                                              const PartialRows& target) {
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of_lane<Tile>(m, half);
+      if (row >= rows) continue;
+      float* sums = target.sums + row * target.stride;
+      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+        *reinterpret_cast<float2*>(sums + column) = make_float2(x, y);
+      });
+      if (threadIdx.x % 4 == 0) {
+        target.tops[row] = states.top[m][half];
+        target.totals[row] = states.total[m][half];
+      }
+    }
+  }
+}
+
+template <typename Tile, typename Q>
+__device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
+                                           const RowStates<Tile>& states) {
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of_lane<Tile>(m, half);
+      if (row >= work.rows) continue;
+      const AttentionRow at(p, work, row);
+      const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
+      Q* out = output_of<Q>(p, work, at);
+      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+        *reinterpret_cast<uint32_t*>(out + column) =
+            pack_pair(Q(), x * end.factor, y * end.factor);
+      });
+      if (threadIdx.x % 4 == 0) write_lse(p, work, at, end.lse);
+    }
+  }
+}
+
+// Four columns of a row, out of parts that come one after another in groups of kMany.
+struct MergedColumns {
+  float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float top = negative_infinity();
+  float total = 0.0f;
+
+  template <int kMany>
+  __device__ __forceinline__ void add(const float4 (&x)[kMany], const float (&tops)[kMany],
+                                      const float (&totals)[kMany]) {
+    float most = top;
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) most = fmaxf(most, tops[i]);
+    const float old = weight_of(top, most);
+    top = most;
+    total *= old;
+    sums = make_float4(sums.x * old, sums.y * old, sums.z * old, sums.w * old);
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) {
+      const float weight = weight_of(tops[i], most);
+      total = fmaf(totals[i], weight, total);
+      sums.x = fmaf(x[i].x, weight, sums.x);
+      sums.y = fmaf(x[i].y, weight, sums.y);
+      sums.z = fmaf(x[i].z, weight, sums.z);
+      sums.w = fmaf(x[i].w, weight, sums.w);
+    }
+  }
+};
+
+// Writes four columns of a row, and with the first of them its lse.
+template <typename Q>
+__device__ __forceinline__ void write_merged(const AttentionParams& p, const AttentionWork& work,
+                                             int row, int column, const MergedColumns& merged) {
+  const AttentionRow at(p, work, row);
+  const RowEnd end(p, at.head, merged.top, merged.total);
+  uint2 bits;
+  bits.x = pack_pair(Q(), merged.sums.x * end.factor, merged.sums.y * end.factor);
+  bits.y = pack_pair(Q(), merged.sums.z * end.factor, merged.sums.w * end.factor);
+  *reinterpret_cast<uint2*>(output_of<Q>(p, work, at) + column) = bits;
+  if (column == 0) write_lse(p, work, at, end.lse);
+}
+
+// All threads of the CTA call, after a barrier.
+template <typename Tile, typename Q>
+__device__ __forceinline__ void merge_teams(const AttentionParams& p, const AttentionWork& work,
+                                            unsigned char* rings) {
+  constexpr int kColumns = Tile::kDimV / 4;
+  const bool is_whole = work.piece.parts == 1;
+  for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
+    const int row = i / kColumns, column = i % kColumns * 4;
+    float4 x[Tile::kTeams];
+    float tops[Tile::kTeams], totals[Tile::kTeams];
+#pragma unroll
+    for (int team = 0; team < Tile::kTeams; ++team) {
+      const PartialRows part = PartialRows::team<Tile>(rings, team);
+      x[team] = *reinterpret_cast<const float4*>(part.sums + row * part.stride + column);
+      tops[team] = part.tops[row];
+      totals[team] = part.totals[row];
+    }
+    MergedColumns merged;
+    merged.add(x, tops, totals);
+    if (is_whole) {
+      write_merged<Q>(p, work, row, column, merged);
+    } else {
+      const PartialRows slot = PartialRows::slot<Tile>(p, work.piece.slot(work.piece.part));
+      *reinterpret_cast<float4*>(slot.sums + row * slot.stride + column) = merged.sums;
+      if (column == 0) {
+        slot.tops[row] = merged.top;
+        slot.totals[row] = merged.total;
+      }
+    }
+  }
+}
+
+// Merges the parts of a tile, if this CTA is the last to have written one; sets the ticket back.
+// All threads of the CTA call.
+template <typename Tile, typename Q>
+__device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
+                                         int32_t* ticket) {
+  constexpr int kColumns = Tile::kDimV / 4;
+  constexpr int kMany = 8;
+  __shared__ int32_t arrived;
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    arrived = atomicAdd(ticket, 1);
+    if (arrived == work.piece.parts - 1) *ticket = 0;
+  }
+  __syncthreads();
+  if (arrived != work.piece.parts - 1) return;
+  __threadfence();
+  for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
+    const int row = i / kColumns, column = i % kColumns * 4;
+    MergedColumns merged;
+    for (int32_t first = 0; first < work.piece.parts; first += kMany) {
+      float4 x[kMany];
+      float tops[kMany], totals[kMany];
+#pragma unroll
+      for (int j = 0; j < kMany; ++j) {
+        const bool exists = first + j < work.piece.parts;
+        const PartialRows slot =
+            PartialRows::slot<Tile>(p, work.piece.slot(exists ? first + j : first));
+        x[j] = __ldcg(reinterpret_cast<const float4*>(slot.sums + row * slot.stride + column));
+        tops[j] = exists ? __ldcg(slot.tops + row) : negative_infinity();
+        totals[j] = __ldcg(slot.totals + row);
+      }
+      merged.add(x, tops, totals);
+    }
+    write_merged<Q>(p, work, row, column, merged);
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// The shapes of attention tiles: who of a CTA does what, and what lies in shared memory.
+//
+//   narrow  16 packed rows, for decode. Each warp is a team with a ring of its own and takes every
+//           fourth group of tokens; the warps never wait for each other before the tile's end.
+//   middle  64 rows, 16 a warp.
+//   wide    128 rows, 32 a warp: two m16 tiles share each fragment of keys and values, and that
+//           halves the reads of shared memory, which bound the middle tile.
+// In the middle and the wide tile the CTA is one team: all warps read the same tokens.
+#pragma once
+
+#include "precast/core/host_device.cuh"
+#include "precast/core/types.cuh"
+
+namespace precast {
+
+constexpr int kNarrowRows = 16;
+constexpr int kMiddleRows = 64;
+constexpr int kWideRows = 128;
+
+// Head dimensions of values above this are cut in parts, each with CTAs of its own.
+constexpr int kMostValueDim = 256;
+
+constexpr int attention_value_parts(int head_dim_vo) {
+  return head_dim_vo > kMostValueDim ? (head_dim_vo + kMostValueDim - 1) / kMostValueDim : 1;
+}
+
+// A slot of partial results: sums [rows, value_dim], then maxima [rows], then denominators [rows].
+constexpr int64_t attention_slot_floats(int rows, int value_dim) {
+  return int64_t(rows) * (value_dim + 2);
+}
+
+#if defined(PRECAST_SM)
+
+// Bytes of shared memory a CTA can have, and an SM, which takes 1 KB of each CTA for itself.
+constexpr int kSharedOfCta = PRECAST_SM >= 120                      ? 99 * 1024
+                             : PRECAST_SM >= 90                     ? 227 * 1024
+                             : PRECAST_SM == 80 || PRECAST_SM == 87   ? 163 * 1024
+                                                                      : 99 * 1024;
+constexpr int kSharedOfSm = kSharedOfCta + 1024;
+
+// A row of shared memory in chunks of 16 bytes, so laid out that eight rows' chunks of one column
+// lie in eight different groups of banks: by XOR where rows fill 128 bytes or half of them, else by
+// an odd distance of rows.
+template <int kRowBytes>
+struct SharedRows {
+  static_assert(kRowBytes % 16 == 0, "rows are whole chunks");
+  static constexpr int kChunks = kRowBytes / 16;
+  static constexpr bool kXor = kChunks % 8 == 0 || kChunks == 4;
+  static constexpr int kStride = kXor ? kRowBytes : (kChunks | 1) * 16;
+
+  static constexpr int kMask = kChunks == 4 ? 3 : 7;
+
+  static PRECAST_HOST_DEVICE constexpr int offset(int row, int chunk) {
+    if (!kXor) return row * kStride + chunk * 16;
+    return row * kStride + (chunk ^ ((kChunks == 4 ? row >> 1 : row) & kMask)) * 16;
+  }
+
+  // From offset(row, 0 or 1) to the chunk `chunks` later, which is an even number.
+  static PRECAST_HOST_DEVICE constexpr int later(int offset, int chunks) {
+    if (!kXor) return offset + chunks * 16;
+    return (offset ^ ((chunks & kMask) * 16)) + (chunks & ~kMask) * 16;
+  }
+};
+
+// What a kernel is compiled for. kDimV: columns of values that a CTA takes.
+template <typename Q, typename KV, int kDimQ, int kDimAll, int kTileRows>
+struct AttentionTile {
+  static constexpr bool kFp8 = sizeof(KV) == 1;
+  static constexpr bool kNarrow = kTileRows == kNarrowRows;
+  static constexpr int kRows = kTileRows;
+  static constexpr int kDimK = kDimQ;
+  static constexpr int kParts = attention_value_parts(kDimAll);
+  static constexpr int kDimV = kDimAll / kParts;
+  static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;  // m16 tiles of a warp
+  static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
+
+  using KeyRows = SharedRows<kDimK * sizeof(KV)>;
+  using ValueRows = SharedRows<kDimV * sizeof(KV)>;
+  using QueryRows = SharedRows<kDimK * 2>;
+
+  // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
+  static constexpr int kTokens = kNarrow                ? (kFp8 ? 32 : 16)
+                                 : kDimK + kDimV <= 256 ? 64
+                                 : kDimK + kDimV <= 512 ? 32
+                                                        : 16;
+  static constexpr int kKeyBytes = kTokens * KeyRows::kStride;
+  static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
+  static constexpr int kQueryBytes = kRows * QueryRows::kStride;
+
+  static constexpr int kMostWarps = 4;
+  static constexpr int kWarps =
+      kNarrow && kQueryBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
+  static constexpr int kThreads = kWarps * 32;
+  static constexpr int kTeams = kNarrow ? kWarps : 1;
+  static constexpr int kTeamThreads = kThreads / kTeams;
+
+  // Two CTAs an SM where each of them can have a ring of two stages (narrow: three); of one CTA as
+  // many stages as fit, at most six.
+  static constexpr int kLeastStages = kNarrow ? 3 : 2;
+  static constexpr int stages_in(int bytes) {
+    return (bytes - kQueryBytes) / (kTeams * kStageBytes);
+  }
+  static constexpr bool kTwoCtas =
+      stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kDimV * kRowTiles <= 256;
+  static constexpr int kMostStages = kNarrow ? 6 : 3;
+  static constexpr int kFit = stages_in(kTwoCtas ? kSharedOfSm / 2 - 1024 : kSharedOfCta);
+  static constexpr int kStages = kFit < kMostStages ? kFit : kMostStages;
+  static_assert(kStages >= 1, "a stage of each team fits");
+  static constexpr int kCtasPerSm = kTwoCtas ? 2 : 1;
+
+  static constexpr int kRingBytes = kStages * kStageBytes;
+  // Partial results of the teams lie where their rings were.
+  static constexpr int kSumStride = kDimV + 8;  // floats
+  static_assert(!kNarrow || (kSumStride + 2) * kRows * 4 <= kRingBytes, "a team's result fits");
+  static constexpr int kSharedBytes = kQueryBytes + kTeams * kRingBytes;
+};
+
+#endif  // PRECAST_SM
+
+}  // namespace precast
