@@ -17,6 +17,8 @@
 
 #include "precast/attention_products.cuh"
 #include "precast/attention_result.cuh"
+#include "precast/attention_rope.cuh"
+#include "precast/attention_scores.cuh"
 #include "precast/attention_stream.cuh"
 #include "precast/core/launch.cuh"
 
@@ -29,7 +31,7 @@ namespace precast {
 template <typename Tile>
 struct QueryOperands {
   static constexpr int kSteps = Tile::kDimK / 16;
-  static constexpr bool kHeld = Tile::kRowTiles == 1 && Tile::kDimK <= 128;
+  static constexpr bool kHeld = !Tile::kGeneral && Tile::kRowTiles == 1 && Tile::kDimK <= 128;
 
   __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
     const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
@@ -68,22 +70,22 @@ template <typename Tile, typename Q, typename KV>
 __device__ __forceinline__ void attend(const AttentionParams& p, const AttentionWork& work,
                                        unsigned char* memory, int32_t* tickets) {
   using T = typename ProductType<Q, KV>::type;
-  unsigned char* rings = memory + Tile::kQueryBytes;
+  unsigned char* rings = memory + Tile::kFixedBytes;
+  const RopeTurns* turns = reinterpret_cast<const RopeTurns*>(memory + Tile::kQueryBytes);
   const int team = Tile::kNarrow ? threadIdx.x / 32 : 0;
   unsigned char* ring = rings + team * Tile::kRingBytes;
 
   TokenStream<Tile, KV> stream(p, work, shared_address(ring), team);
-  load_queries<Tile, Q>(p, work, memory);
-  int32_t begin[Tile::kRowTiles][2], end[Tile::kRowTiles][2];
-#pragma unroll
-  for (int m = 0; m < Tile::kRowTiles; ++m) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const AttentionRow row(p, work, row_of_lane<Tile>(m, half));
-      const TokenLimits limits(p, work.piece, row.query);
-      begin[m][half] = limits.begin;
-      end[m][half] = limits.end;
-    }
+  const bool turns_keys = Tile::kGeneral && p.positions == PositionEncoding::rope;
+  if (turns_keys) {
+    const int32_t first = work.piece.kv_len - work.piece.q_len;
+    load_queries<Tile, Q>(p, work, memory, [&](const Q* row, int column, int32_t query) {
+      return turned_query<Tile>(row, column, turns, first + query);
+    });
+  } else {
+    load_queries<Tile, Q>(p, work, memory, [&](const Q* row, int column, int32_t) {
+      return load_vec(row + column).bits;
+    });
   }
   // Tokens that all rows of the tile see.
   const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
@@ -93,17 +95,27 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
 
   const QueryOperands<Tile> queries(shared_address(memory));
   RowStates<Tile> states;
-  const float scale = p.scale * kLog2E * Widened<KV>::kScale;
+  const float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E) * Widened<KV>::kScale;
   for (; !stream.done(); stream.advance()) {
     const uint32_t keys = stream.wait();
     typename RowStates<Tile>::Scores scores = {};
-    multiply_keys<Tile, Q, KV>(scores, keys, queries);
     const int32_t token = stream.token();
-    if (token < seen_begin || token + Tile::kTokens > seen_end) {
-      limit_scores<Tile>(scores, token, begin, end);
-    }
     typename RowStates<Tile>::Weights weights;
-    states.template add<T>(scores, scale, weights);
+    if constexpr (Tile::kGeneral) {
+      if (turns_keys) {
+        multiply_turned_keys<Tile, Q, KV>(scores, keys, queries, turns, token);
+      } else {
+        multiply_keys<Tile, Q, KV>(scores, keys, queries);
+      }
+      logits_of_scores<Tile>(p, work, token, scale, scores);
+      states.template add<T>(scores, 1.0f, weights);
+    } else {
+      multiply_keys<Tile, Q, KV>(scores, keys, queries);
+      if (token < seen_begin || token + Tile::kTokens > seen_end) {
+        limit_scores<Tile>(p, work, token, scores);
+      }
+      states.template add<T>(scores, scale, weights);
+    }
     multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes);
   }
   wait_for_copies<0>();
@@ -130,6 +142,10 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   extern __shared__ __align__(128) unsigned char attention_memory[];
   allow_next_grid();
   wait_for_previous_grid();
+  if (Tile::kGeneral && p.positions == PositionEncoding::rope) {
+    fill_turns<Tile>(p, reinterpret_cast<RopeTurns*>(attention_memory + Tile::kQueryBytes));
+    __syncthreads();
+  }
   PieceIterator pieces(p.schedule, blockIdx.x);
   AttentionWork work;
   while (pieces.next(work.piece)) {
@@ -140,8 +156,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename Tile, typename Q, typename KV>
+template <typename Q, typename KV, int kDimQ, int kDimV, int kRows, bool kGeneral>
 cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  using Tile = AttentionTile<Q, KV, kDimQ, kDimV, kRows, kGeneral>;
   const auto kernel = AttentionKernel<Tile, Q, KV>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
@@ -150,24 +167,33 @@ cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cud
                 Tile::kSharedBytes);
 }
 
+template <typename Q, typename KV, int kDimQ, int kDimV, bool kGeneral>
+cudaError_t launch_attention_rows(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  switch (p.schedule.shape.tile_rows) {
+    case kNarrowRows:
+      return launch_attention_tile<Q, KV, kDimQ, kDimV, kNarrowRows, kGeneral>(p, enable_pdl,
+                                                                              stream);
+    case kMiddleRows:
+      return launch_attention_tile<Q, KV, kDimQ, kDimV, kMiddleRows, kGeneral>(p, enable_pdl,
+                                                                              stream);
+    case kWideRows:
+      if constexpr (has_wide_tile(kDimV)) {
+        return launch_attention_tile<Q, KV, kDimQ, kDimV, kWideRows, kGeneral>(p, enable_pdl,
+                                                                              stream);
+      }
+  }
+  return cudaErrorInvalidValue;
+}
+
 // Launches the tile that the plan is for.
 template <typename Q, typename KV, int kDimQ, int kDimV>
 cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  switch (p.schedule.shape.tile_rows) {
-    case kNarrowRows:
-      return launch_attention_tile<AttentionTile<Q, KV, kDimQ, kDimV, kNarrowRows>, Q, KV>(
-          p, enable_pdl, stream);
-    case kMiddleRows:
-      return launch_attention_tile<AttentionTile<Q, KV, kDimQ, kDimV, kMiddleRows>, Q, KV>(
-          p, enable_pdl, stream);
-    case kWideRows:
-      if constexpr (kDimV <= 128) {
-        return launch_attention_tile<AttentionTile<Q, KV, kDimQ, kDimV, kWideRows>, Q, KV>(
-            p, enable_pdl, stream);
-      }
-  }
-  return cudaErrorInvalidValue;
+  const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::items &&
+                        p.positions == PositionEncoding::none && p.soft_cap <= 0.0f &&
+                        p.scale > 0.0f;
+  if (is_plain) return launch_attention_rows<Q, KV, kDimQ, kDimV, false>(p, enable_pdl, stream);
+  return launch_attention_rows<Q, KV, kDimQ, kDimV, true>(p, enable_pdl, stream);
 }
 
 // CTAs that an SM holds of a tile; a plan is for so many times the number of SMs. 0: no such tile.
@@ -175,11 +201,13 @@ template <typename Q, typename KV, int kDimQ, int kDimV>
 constexpr int attention_ctas_per_sm(int tile_rows) {
   switch (tile_rows) {
     case kNarrowRows:
-      return AttentionTile<Q, KV, kDimQ, kDimV, kNarrowRows>::kCtasPerSm;
+      return AttentionTile<Q, KV, kDimQ, kDimV, kNarrowRows, false>::kCtasPerSm;
     case kMiddleRows:
-      return AttentionTile<Q, KV, kDimQ, kDimV, kMiddleRows>::kCtasPerSm;
+      return AttentionTile<Q, KV, kDimQ, kDimV, kMiddleRows, false>::kCtasPerSm;
     case kWideRows:
-      if constexpr (kDimV <= 128) return AttentionTile<Q, KV, kDimQ, kDimV, kWideRows>::kCtasPerSm;
+      if constexpr (has_wide_tile(kDimV)) {
+        return AttentionTile<Q, KV, kDimQ, kDimV, kWideRows, false>::kCtasPerSm;
+      }
   }
   return 0;
 }

@@ -11,19 +11,30 @@ enum class AttentionMask : int { none, causal, custom, items };
 enum class PositionEncoding : int { none, rope, alibi };
 
 // Keys or values: [pages, page_size, heads, dim] in any order of strides. Ragged tensors are pages
-// of one token.
+// of one token. Why strides count 16 bytes: kernels copy so many at once, and 32 bits hold them.
 struct AttentionCache {
   const void* data = nullptr;
-  int64_t page_stride = 0, entry_stride = 0, head_stride = 0;
+  int64_t head_stride = 0;
+  uint32_t page_stride = 0, entry_stride = 0;
+
+  AttentionCache() = default;
+  // Strides in bytes, multiples of 16 up to 2^36.
+  AttentionCache(const void* memory, int64_t page_bytes, int64_t entry_bytes, int64_t head_bytes)
+      : data(memory),
+        head_stride(head_bytes / 16),
+        page_stride(static_cast<uint32_t>(page_bytes / 16)),
+        entry_stride(static_cast<uint32_t>(entry_bytes / 16)) {}
 };
 
 struct AttentionParams {
   ScheduleParams schedule;
   float* partials = nullptr;     // slots of attention_slot_floats()
-  const void* q = nullptr;       // [tokens, heads, head_dim_qk]
+  const void* q = nullptr;       // [q_rows, heads, head_dim_qk]
+  int32_t q_rows = 0;
   int64_t q_stride = 0, q_head_stride = 0;
   AttentionCache k, v;
   const int32_t* pages = nullptr;  // kv_indices; null: the pages of a request follow one another
+  uint32_t page_entries = 0;       // of kv_indices
   Divisor page_size;
   uint32_t page_count = 0;         // a page beyond them counts as page 0
   Divisor group;                   // query heads of a KV head

@@ -25,8 +25,9 @@ struct AttentionWork {
     head = piece.kv_head / Tile::kParts;
     value_column = piece.kv_head % Tile::kParts * Tile::kDimV;
     first_row = piece.tile * Tile::kRows;
-    rows = piece.q_len * static_cast<int32_t>(p.group.value) - first_row;
-    if (rows > Tile::kRows) rows = Tile::kRows;
+    // A plan that is made on the device may have more queries than there are.
+    const int32_t queries = min(piece.q_len, p.q_rows - piece.q_begin);
+    rows = max(0, min(queries * static_cast<int32_t>(p.group.value) - first_row, Tile::kRows));
   }
 };
 
@@ -76,10 +77,11 @@ __device__ __forceinline__ void order_queries(uint4& low, uint4& high) {
   }
 }
 
-// All threads of the CTA call; a barrier must follow. Rows that do not exist are zeros.
-template <typename Tile, typename Q>
+// All threads of the CTA call; a barrier must follow. `load(row, column, query)` gives eight columns
+// of a row in global memory; rows that do not exist are zeros.
+template <typename Tile, typename Q, typename Load>
 __device__ __forceinline__ void load_queries(const AttentionParams& p, const AttentionWork& work,
-                                             unsigned char* target) {
+                                             unsigned char* target, const Load& load) {
   constexpr int kGroups = Tile::kDimK / 16;
   for (int i = threadIdx.x; i < Tile::kRows * kGroups; i += Tile::kThreads) {
     const int row = i / kGroups, group = i % kGroups;
@@ -88,9 +90,9 @@ __device__ __forceinline__ void load_queries(const AttentionParams& p, const Att
       const AttentionRow at(p, work, row);
       const Q* source = static_cast<const Q*>(p.q) +
                         int64_t(work.piece.q_begin + at.query) * p.q_stride +
-                        at.head * p.q_head_stride + group * 16;
-      low = load_vec(source).bits;
-      high = load_vec(source + 8).bits;
+                        at.head * p.q_head_stride;
+      low = load(source, group * 16, at.query);
+      high = load(source, group * 16 + 8, at.query);
       order_queries<Tile, Q>(low, high);
     }
     *reinterpret_cast<uint4*>(target + Tile::QueryRows::offset(row, 2 * group)) = low;

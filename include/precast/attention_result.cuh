@@ -87,12 +87,6 @@ struct PartialRows {
   }
 };
 
-template <typename Tile>
-__device__ __forceinline__ int row_of_lane(int m, int half) {
-  const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
-  return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
-}
-
 // The rows of this warp, finished, that exist.
 template <typename Tile>
 __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int32_t rows,

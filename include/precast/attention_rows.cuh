@@ -130,21 +130,31 @@ struct RowStates {
   }
 };
 
-// Scores of tokens that a row does not see become -inf. `first`: token of the group's first score.
 template <typename Tile>
-__device__ __forceinline__ void limit_scores(
-    typename RowStates<Tile>::Scores& scores, int32_t first,
-    const int32_t (&begin)[Tile::kRowTiles][2], const int32_t (&end)[Tile::kRowTiles][2]) {
+__device__ __forceinline__ int row_of_lane(int m, int half) {
+  const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
+  return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
+
+// Scores of tokens that a row does not see by causal mask and window become -inf. `first`: token of
+// the group's first score.
+template <typename Tile>
+__device__ __forceinline__ void limit_scores(const AttentionParams& p, const AttentionWork& work,
+                                             int32_t first,
+                                             typename RowStates<Tile>::Scores& scores) {
+  first += threadIdx.x % 4 * 2;
 #pragma unroll
   for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
-    for (int n = 0; n < Tile::kTokens / 8; ++n) {
+    for (int half = 0; half < 2; ++half) {
+      const AttentionRow row(p, work, row_of_lane<Tile>(m, half));
+      const TokenLimits limits(p, work.piece, row.query);
+      const int32_t begin = limits.begin - first, end = limits.end - first;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) {
-        const int32_t token = first + n * 8 + threadIdx.x % 4 * 2 + i % 2;
-        if (token < begin[m][i / 2] || token >= end[m][i / 2]) {
-          scores[m][n][i] = negative_infinity();
-        }
+      for (int i = 0; i < Tile::kTokens / 4; ++i) {
+        const int token = i / 2 * 8 + i % 2;
+        float& score = scores[m][i / 2][half * 2 + i % 2];
+        if (token < begin || token >= end) score = negative_infinity();
       }
     }
   }

@@ -25,6 +25,9 @@ constexpr int attention_value_parts(int head_dim_vo) {
   return head_dim_vo > kMostValueDim ? (head_dim_vo + kMostValueDim - 1) / kMostValueDim : 1;
 }
 
+// Why: the sums of 32 rows of more columns do not fit the registers of a warp.
+constexpr bool has_wide_tile(int head_dim_vo) { return head_dim_vo <= 128; }
+
 // A slot of partial results: sums [rows, value_dim], then maxima [rows], then denominators [rows].
 constexpr int64_t attention_slot_floats(int rows, int value_dim) {
   return int64_t(rows) * (value_dim + 2);
@@ -63,9 +66,11 @@ struct SharedRows {
   }
 };
 
-// What a kernel is compiled for. kDimV: columns of values that a CTA takes.
-template <typename Q, typename KV, int kDimQ, int kDimAll, int kTileRows>
+// What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all that
+// changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window alone.
+template <typename Q, typename KV, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
 struct AttentionTile {
+  static constexpr bool kGeneral = kIsGeneral;
   static constexpr bool kFp8 = sizeof(KV) == 1;
   static constexpr bool kNarrow = kTileRows == kNarrowRows;
   static constexpr int kRows = kTileRows;
@@ -81,16 +86,18 @@ struct AttentionTile {
 
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
   static constexpr int kTokens = kNarrow                ? (kFp8 ? 32 : 16)
-                                 : kDimK + kDimV <= 256 ? 64
+                                 : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
                                  : kDimK + kDimV <= 512 ? 32
                                                         : 16;
   static constexpr int kKeyBytes = kTokens * KeyRows::kStride;
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
+  static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
+  static constexpr int kFixedBytes = kQueryBytes + kTurnBytes;
 
   static constexpr int kMostWarps = 4;
   static constexpr int kWarps =
-      kNarrow && kQueryBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
+      kNarrow && kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTeams = kNarrow ? kWarps : 1;
   static constexpr int kTeamThreads = kThreads / kTeams;
@@ -99,7 +106,7 @@ struct AttentionTile {
   // many stages as fit, at most six.
   static constexpr int kLeastStages = kNarrow ? 3 : 2;
   static constexpr int stages_in(int bytes) {
-    return (bytes - kQueryBytes) / (kTeams * kStageBytes);
+    return (bytes - kFixedBytes) / (kTeams * kStageBytes);
   }
   static constexpr bool kTwoCtas =
       stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kDimV * kRowTiles <= 256;
@@ -112,8 +119,9 @@ struct AttentionTile {
   static constexpr int kRingBytes = kStages * kStageBytes;
   // Partial results of the teams lie where their rings were.
   static constexpr int kSumStride = kDimV + 8;  // floats
+  static_assert(kFixedBytes % 128 == 0, "rings start at such an address");
   static_assert(!kNarrow || (kSumStride + 2) * kRows * 4 <= kRingBytes, "a team's result fits");
-  static constexpr int kSharedBytes = kQueryBytes + kTeams * kRingBytes;
+  static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
 };
 
 #endif  // PRECAST_SM
