@@ -17,9 +17,15 @@ extern const DType attention_dtype_kv = TypeName<PRECAST_DTYPE_KV>::value;
 extern const int attention_head_dim_qk = PRECAST_HEAD_DIM_QK;
 extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
 
+static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
+                  TypeName<PRECAST_DTYPE_KV>::value == TypeName<PRECAST_DTYPE_Q>::value,
+              "keys of 16 bits are of the queries' type");
+static_assert(attention_ctas_per_sm(2, kNarrowRows, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
+              "no kernel has this pair of head dimensions");
+
 int attention_ctas_per_sm(int tile_rows) {
-  return attention_ctas_per_sm<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_QK,
-                               PRECAST_HEAD_DIM_VO>(tile_rows);
+  return attention_ctas_per_sm(sizeof(PRECAST_DTYPE_KV), tile_rows, PRECAST_HEAD_DIM_QK,
+                               PRECAST_HEAD_DIM_VO);
 }
 
 cudaError_t attention(const AttentionParams& params, bool enable_pdl, cudaStream_t stream) {

@@ -95,7 +95,8 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
 
   const QueryOperands<Tile> queries(shared_address(memory));
   RowStates<Tile> states;
-  const float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E) * Widened<KV>::kScale;
+  float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E) * Widened<KV>::kScale;
+  if (p.qk_scale != nullptr) scale *= load_scalar(p.qk_scale);
   for (; !stream.done(); stream.advance()) {
     const uint32_t keys = stream.wait();
     typename RowStates<Tile>::Scores scores = {};
@@ -158,7 +159,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
 
 template <typename Q, typename KV, int kDimQ, int kDimV, int kRows, bool kGeneral>
 cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
-  using Tile = AttentionTile<Q, KV, kDimQ, kDimV, kRows, kGeneral>;
+  using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kRows, kGeneral>;
   const auto kernel = AttentionKernel<Tile, Q, KV>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
@@ -194,22 +195,6 @@ cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStre
                         p.scale > 0.0f;
   if (is_plain) return launch_attention_rows<Q, KV, kDimQ, kDimV, false>(p, enable_pdl, stream);
   return launch_attention_rows<Q, KV, kDimQ, kDimV, true>(p, enable_pdl, stream);
-}
-
-// CTAs that an SM holds of a tile; a plan is for so many times the number of SMs. 0: no such tile.
-template <typename Q, typename KV, int kDimQ, int kDimV>
-constexpr int attention_ctas_per_sm(int tile_rows) {
-  switch (tile_rows) {
-    case kNarrowRows:
-      return AttentionTile<Q, KV, kDimQ, kDimV, kNarrowRows, false>::kCtasPerSm;
-    case kMiddleRows:
-      return AttentionTile<Q, KV, kDimQ, kDimV, kMiddleRows, false>::kCtasPerSm;
-    case kWideRows:
-      if constexpr (has_wide_tile(kDimV)) {
-        return AttentionTile<Q, KV, kDimQ, kDimV, kWideRows, false>::kCtasPerSm;
-      }
-  }
-  return 0;
 }
 
 #endif

@@ -44,6 +44,8 @@ struct AttentionParams {
   float* lse = nullptr;            // [tokens, heads] base 2, or null
   float scale = 1.0f;              // of the logits
   float out_scale = 1.0f;
+  const float* qk_scale = nullptr;  // more of both, in memory of the device; > 0
+  const float* v_scale = nullptr;
   AttentionMask mask = AttentionMask::none;
   int32_t window_left = -1;        // -1: none
   const float* sinks = nullptr;    // [heads], natural logarithms

@@ -26,6 +26,7 @@ struct RowEnd {
       top = most;
     }
     factor = total > 0.0f ? scale * p.out_scale / total : 0.0f;
+    if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
     lse = total > 0.0f ? top + log2f(total) : negative_infinity();
   }
 };

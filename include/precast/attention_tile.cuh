@@ -68,10 +68,10 @@ struct SharedRows {
 
 // What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all that
 // changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window alone.
-template <typename Q, typename KV, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
+template <int kKvBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
-  static constexpr bool kFp8 = sizeof(KV) == 1;
+  static constexpr bool kFp8 = kKvBytes == 1;
   static constexpr bool kNarrow = kTileRows == kNarrowRows;
   static constexpr int kRows = kTileRows;
   static constexpr int kDimK = kDimQ;
@@ -80,8 +80,8 @@ struct AttentionTile {
   static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;  // m16 tiles of a warp
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
-  using KeyRows = SharedRows<kDimK * sizeof(KV)>;
-  using ValueRows = SharedRows<kDimV * sizeof(KV)>;
+  using KeyRows = SharedRows<kDimK * kKvBytes>;
+  using ValueRows = SharedRows<kDimV * kKvBytes>;
   using QueryRows = SharedRows<kDimK * 2>;
 
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
@@ -123,6 +123,52 @@ struct AttentionTile {
   static_assert(!kNarrow || (kSumStride + 2) * kRows * 4 <= kRingBytes, "a team's result fits");
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
 };
+
+template <int kKvBytes, int kDimQ, int kDimV>
+constexpr int attention_ctas_per_sm(int tile_rows) {
+  switch (tile_rows) {
+    case kNarrowRows:
+      return AttentionTile<kKvBytes, kDimQ, kDimV, kNarrowRows, false>::kCtasPerSm;
+    case kMiddleRows:
+      return AttentionTile<kKvBytes, kDimQ, kDimV, kMiddleRows, false>::kCtasPerSm;
+    case kWideRows:
+      if constexpr (has_wide_tile(kDimV)) {
+        return AttentionTile<kKvBytes, kDimQ, kDimV, kWideRows, false>::kCtasPerSm;
+      }
+  }
+  return 0;
+}
+
+template <int kKvBytes>
+constexpr int attention_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo) {
+  if (head_dim_qk == 192 && head_dim_vo == 128) {
+    return attention_ctas_per_sm<kKvBytes, 192, 128>(tile_rows);
+  }
+  if (head_dim_qk != head_dim_vo) return 0;
+  switch (head_dim_qk) {
+    case 64:
+      return attention_ctas_per_sm<kKvBytes, 64, 64>(tile_rows);
+    case 80:
+      return attention_ctas_per_sm<kKvBytes, 80, 80>(tile_rows);
+    case 96:
+      return attention_ctas_per_sm<kKvBytes, 96, 96>(tile_rows);
+    case 128:
+      return attention_ctas_per_sm<kKvBytes, 128, 128>(tile_rows);
+    case 256:
+      return attention_ctas_per_sm<kKvBytes, 256, 256>(tile_rows);
+    case 512:
+      return attention_ctas_per_sm<kKvBytes, 512, 512>(tile_rows);
+  }
+  return 0;
+}
+
+// CTAs of a tile that an SM holds; a plan is for so many times the number of SMs. 0: there is no
+// such tile.
+constexpr int attention_ctas_per_sm(int kv_bytes, int tile_rows, int head_dim_qk,
+                                    int head_dim_vo) {
+  return kv_bytes == 1 ? attention_ctas_per_sm<1>(tile_rows, head_dim_qk, head_dim_vo)
+                       : attention_ctas_per_sm<2>(tile_rows, head_dim_qk, head_dim_vo);
+}
 
 #endif  // PRECAST_SM
 
