@@ -95,7 +95,7 @@ __device__ __forceinline__ void attend(const AttentionParams& p, const Attention
 
   const QueryOperands<Tile> queries(shared_address(memory));
   RowStates<Tile> states;
-  float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E) * Widened<KV>::kScale;
+  float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
   if (p.qk_scale != nullptr) scale *= load_scalar(p.qk_scale);
   for (; !stream.done(); stream.advance()) {
     const uint32_t keys = stream.wait();
@@ -193,8 +193,13 @@ cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStre
   const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::items &&
                         p.positions == PositionEncoding::none && p.soft_cap <= 0.0f &&
                         p.scale > 0.0f;
-  if (is_plain) return launch_attention_rows<Q, KV, kDimQ, kDimV, false>(p, enable_pdl, stream);
-  return launch_attention_rows<Q, KV, kDimQ, kDimV, true>(p, enable_pdl, stream);
+  AttentionParams widened = p;
+  widened.scale *= Widened<KV>::kScale;
+  widened.out_scale *= Widened<KV>::kScale;
+  if (is_plain) {
+    return launch_attention_rows<Q, KV, kDimQ, kDimV, false>(widened, enable_pdl, stream);
+  }
+  return launch_attention_rows<Q, KV, kDimQ, kDimV, true>(widened, enable_pdl, stream);
 }
 
 #endif
