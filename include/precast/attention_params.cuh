@@ -56,12 +56,12 @@ struct AttentionParams {
   const float* alibi_slopes = nullptr;  // [heads]
   float rope_inverse_scale = 1.0f;
   float rope_log2_theta = 0.0f;
-  const uint8_t* packed_mask = nullptr;    // of a request [q_len, kv_len] bits, from mask_indptr on
+  const unsigned char* packed_mask = nullptr;    // of a request [q_len, kv_len] bits, from mask_indptr on
   const int32_t* mask_indptr = nullptr;    // [batch + 1] bytes
   const uint32_t* prefix_len = nullptr;    // [batch], of multi-item scoring
-  const uint16_t* token_pos = nullptr;     // [batch, token_pos_len]
+  const unsigned short* token_pos = nullptr;     // [batch, token_pos_len]
   int32_t token_pos_len = 0;
-  const uint16_t* max_item_len = nullptr;  // [batch]
+  const unsigned short* max_item_len = nullptr;  // [batch]
 };
 
 }  // namespace precast

@@ -204,6 +204,17 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
   }
 }
 
+// Adds one and gives what was there. What the CTA wrote before a barrier is visible to who takes a
+// later ticket, and to its CTA after a barrier.
+__device__ __forceinline__ int32_t take_ticket(int32_t* ticket) {
+  int32_t value;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
+               : "=r"(value)
+               : "l"(ticket)
+               : "memory");
+  return value;
+}
+
 // Merges the parts of a tile, if this CTA is the last to have written one; sets the ticket back.
 // All threads of the CTA call.
 template <typename Tile, typename Q>
@@ -212,15 +223,13 @@ __device__ __noinline__ void merge_parts(const AttentionParams& p, const Attenti
   constexpr int kColumns = Tile::kDimV / 4;
   constexpr int kMany = 8;
   __shared__ int32_t arrived;
-  __threadfence();
   __syncthreads();
   if (threadIdx.x == 0) {
-    arrived = atomicAdd(ticket, 1);
+    arrived = take_ticket(ticket);
     if (arrived == work.piece.parts - 1) *ticket = 0;
   }
   __syncthreads();
   if (arrived != work.piece.parts - 1) return;
-  __threadfence();
   for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
     MergedColumns merged;

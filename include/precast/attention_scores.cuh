@@ -25,7 +25,7 @@ struct Visibility {
   AttentionMask mask;
   int32_t begin, end;   // by window, causal mask, and the piece
   int32_t position;     // of the query
-  const uint8_t* bits;  // custom: the request's mask
+  const unsigned char* bits;  // custom: the request's mask
   int64_t first_bit;    // of the query's row
   int32_t prefix;       // items: tokens of the prefix
   int32_t item_begin;   // the first token of its own item

@@ -116,12 +116,14 @@ struct AttentionTile {
   static_assert(kStages >= 1, "a stage of each team fits");
   static constexpr int kCtasPerSm = kTwoCtas ? 2 : 1;
 
-  static constexpr int kRingBytes = kStages * kStageBytes;
   // Partial results of the teams lie where their rings were.
   static constexpr int kSumStride = kDimV + 8;  // floats
-  static_assert(kFixedBytes % 128 == 0, "rings start at such an address");
-  static_assert(!kNarrow || (kSumStride + 2) * kRows * 4 <= kRingBytes, "a team's result fits");
+  static constexpr int kResultBytes = kNarrow ? (kSumStride + 2) * kRows * 4 : 0;
+  static constexpr int kRingBytes =
+      kResultBytes > kStages * kStageBytes ? kResultBytes : kStages * kStageBytes;
+  static_assert(kFixedBytes % 128 == 0 && kRingBytes % 128 == 0, "rings start at such an address");
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
+  static_assert(kSharedBytes <= kSharedOfCta, "it fits");
 };
 
 template <int kKvBytes, int kDimQ, int kDimV>
