@@ -26,133 +26,163 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// The operands of a warp's queries: from shared memory each time, or held in registers where they
-// leave room.
 template <typename Tile>
-struct QueryOperands {
-  static constexpr int kSteps = Tile::kDimK / 16;
-  static constexpr bool kHeld = !Tile::kGeneral && Tile::kRowTiles == 1 && Tile::kDimK <= 128;
+struct AttentionShared {
+  AttentionQueue queue;
+  TeamResults<Tile> results;
+  int32_t ticket;
+};
 
-  __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
-    const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
-    rows_ = queries + warp * Tile::kRowTiles * 16 * Tile::QueryRows::kStride;
-    lane_ = LaneOffset<typename Tile::QueryRows>::rows_first();
-    if constexpr (kHeld) {
-#pragma unroll
-      for (int step = 0; step < kSteps; ++step) load_matrices(held_[step], address(0, step));
-    }
+// A CTA at its pieces. All threads of the CTA call everything alike.
+template <typename Tile, typename Q, typename KV>
+class Attention {
+  using T = typename ProductType<Q, KV>::type;
+  using Stream = TokenStream<Tile, KV>;
+  using States = RowStates<Tile>;
+  // Whether the next piece's queries may be copied as soon as a piece begins, rather than after its
+  // tokens.
+  static constexpr bool kCopiesEarly = Tile::kNarrow || QueryOperands<Tile>::kHeld;
+
+ public:
+  __device__ __forceinline__ Attention(const AttentionParams& p, unsigned char* memory,
+                                       AttentionShared<Tile>& shared)
+      : p_(p),
+        queries_(memory),
+        turns_(reinterpret_cast<RopeTurns*>(memory + Tile::kQueryBuffers * Tile::kQueryBytes)),
+        rings_(memory + Tile::kFixedBytes),
+        shared_(shared),
+        team_(Tile::kNarrow ? threadIdx.x / 32 : 0) {
+    scale_ = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
+    if (p.qk_scale != nullptr) scale_ *= load_scalar(p.qk_scale);
+    if (turns_keys()) fill_turns<Tile>(p, turns_);
   }
 
-  __device__ __forceinline__ void load(uint32_t (&a)[Tile::kRowTiles][4], int step) const {
-#pragma unroll
-    for (int m = 0; m < Tile::kRowTiles; ++m) {
-      if constexpr (kHeld) {
-#pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = held_[step][i];
-      } else {
-        load_matrices(a[m], address(m, step));
+  __device__ __forceinline__ void run() {
+    AttentionQueue& queue = shared_.queue;
+    if (threadIdx.x == 0) queue.template start<Tile>(p_);
+    __syncthreads();
+    if (!queue.exists[0]) return;
+    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes), team_);
+    stream.follow(&queue.works[0]);
+    copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
+    stream.fill();
+    wait_for_copies<Tile::kStages - 1>();
+    __syncthreads();
+    int slot = 0, buffer = 0;
+    while (true) {
+      const int next = slot == 2 ? 0 : slot + 1, last = next == 2 ? 0 : next + 1;
+      const bool goes_on = queue.exists[next];
+      const AttentionWork& work = queue.works[slot];
+      stream.follow(goes_on ? &queue.works[next] : nullptr);
+      stream.fill();
+      if (threadIdx.x == 0 && goes_on) queue.template take<Tile>(p_, last);
+      unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
+      if (Tile::kNarrow) buffer ^= 1;
+      unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;
+      order(work, queries);
+      attend(work, goes_on ? &queue.works[next] : nullptr, stream, queries, next_queries);
+      if (work.piece.parts > 1) {
+        merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, shared_.ticket);
       }
+      if (!goes_on) return;
+      if constexpr (!Tile::kNarrow) wait_for_copies<0>();
+      __syncthreads();
+      slot = next;
     }
   }
 
  private:
-  __device__ __forceinline__ uint32_t address(int m, int step) const {
-    return rows_ + m * 16 * Tile::QueryRows::kStride + Tile::QueryRows::later(lane_, 2 * step);
+  __device__ __forceinline__ bool turns_keys() const {
+    return Tile::kGeneral && p_.positions == PositionEncoding::rope;
   }
 
-  uint32_t rows_;
-  int lane_;
-  uint32_t held_[kHeld ? kSteps : 1][4];
-};
-
-// One piece: all threads of the CTA call, and may reuse shared memory after it.
-template <typename Tile, typename Q, typename KV>
-__device__ __forceinline__ void attend(const AttentionParams& p, const AttentionWork& work,
-                                       unsigned char* memory, int32_t* tickets) {
-  using T = typename ProductType<Q, KV>::type;
-  unsigned char* rings = memory + Tile::kFixedBytes;
-  const RopeTurns* turns = reinterpret_cast<const RopeTurns*>(memory + Tile::kQueryBytes);
-  const int team = Tile::kNarrow ? threadIdx.x / 32 : 0;
-  unsigned char* ring = rings + team * Tile::kRingBytes;
-
-  TokenStream<Tile, KV> stream(p, work, shared_address(ring), team);
-  const bool turns_keys = Tile::kGeneral && p.positions == PositionEncoding::rope;
-  if (turns_keys) {
-    const int32_t first = work.piece.kv_len - work.piece.q_len;
-    load_queries<Tile, Q>(p, work, memory, [&](const Q* row, int column, int32_t query) {
-      return turned_query<Tile>(row, column, turns, first + query);
-    });
-  } else {
-    load_queries<Tile, Q>(p, work, memory, [&](const Q* row, int column, int32_t) {
-      return load_vec(row + column).bits;
-    });
-  }
-  // Tokens that all rows of the tile see.
-  const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
-  const int32_t seen_begin = TokenLimits(p, work.piece, last.query).begin;
-  const int32_t seen_end = TokenLimits(p, work.piece, first.query).end;
-  __syncthreads();
-
-  const QueryOperands<Tile> queries(shared_address(memory));
-  RowStates<Tile> states;
-  float scale = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
-  if (p.qk_scale != nullptr) scale *= load_scalar(p.qk_scale);
-  for (; !stream.done(); stream.advance()) {
-    const uint32_t keys = stream.wait();
-    typename RowStates<Tile>::Scores scores = {};
-    const int32_t token = stream.token();
-    typename RowStates<Tile>::Weights weights;
-    if constexpr (Tile::kGeneral) {
-      if (turns_keys) {
-        multiply_turned_keys<Tile, Q, KV>(scores, keys, queries, turns, token);
-      } else {
-        multiply_keys<Tile, Q, KV>(scores, keys, queries);
-      }
-      logits_of_scores<Tile>(p, work, token, scale, scores);
-      states.template add<T>(scores, 1.0f, weights);
-    } else {
-      multiply_keys<Tile, Q, KV>(scores, keys, queries);
-      if (token < seen_begin || token + Tile::kTokens > seen_end) {
-        limit_scores<Tile>(p, work, token, scores);
-      }
-      states.template add<T>(scores, scale, weights);
+  // Makes operands of the queries as they lie in memory.
+  __device__ __forceinline__ void order(const AttentionWork& work, unsigned char* queries) {
+    if (turns_keys()) {
+      turn_queries<Tile, Q>(p_, work, turns_, queries);
+      QueryRowsOfWarp<Tile>::barrier();
     }
-    multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes);
+    if constexpr (Tile::kFp8) {
+      order_queries<Tile, Q>(queries);
+      QueryRowsOfWarp<Tile>::barrier();
+    }
   }
-  wait_for_copies<0>();
-  states.finish();
 
-  if constexpr (Tile::kNarrow) {
-    __syncwarp();
-    write_partial<Tile>(states, work.rows, PartialRows::team<Tile>(rings, team));
-    __syncthreads();
-    merge_teams<Tile, Q>(p, work, rings);
-  } else if (work.piece.parts == 1) {
-    write_rows<Tile, Q>(p, work, states);
-  } else {
-    const int32_t slot = work.piece.slot(work.piece.part);
-    write_partial<Tile>(states, work.rows, PartialRows::slot<Tile>(p, slot));
+  // One piece, and the copies of the next one's queries.
+  __device__ __forceinline__ void attend(const AttentionWork& work, const AttentionWork* next,
+                                         Stream& stream, unsigned char* queries,
+                                         unsigned char* next_queries) {
+    const QueryOperands<Tile> operands(shared_address(queries));
+    const auto copy_next = [&] {
+      __syncwarp();
+      if (next != nullptr) copy_queries<Tile, Q>(p_, *next, shared_address(next_queries));
+    };
+    if constexpr (kCopiesEarly) copy_next();
+    // Tokens that all rows of the tile see.
+    const AttentionRow first(p_, work, 0), last(p_, work, work.rows - 1);
+    const int32_t seen_begin = TokenLimits(p_, work.piece, last.query).begin;
+    const int32_t seen_end = TokenLimits(p_, work.piece, first.query).end;
+    const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens, end = work.piece.kv_end;
+
+    States states;
+    for (int32_t token = begin; token < end; token += Stream::kStep) {
+      const uint32_t keys = stream.wait();
+      typename States::Scores scores = {};
+      typename States::Weights weights;
+      if (turns_keys()) {
+        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+      } else {
+        multiply_keys<Tile, Q, KV>(scores, keys, operands);
+      }
+      if constexpr (Tile::kGeneral) {
+        logits_of_scores<Tile>(p_, work, token, scale_, scores);
+        states.template add<T>(scores, 1.0f, weights);
+      } else {
+        if (token < seen_begin || token + Tile::kTokens > seen_end) {
+          limit_scores<Tile>(p_, work, token, scores);
+        }
+        states.template add<T>(scores, scale_, weights);
+      }
+      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes);
+    }
+    if constexpr (!kCopiesEarly) copy_next();
+    states.finish();
+
+    if constexpr (Tile::kNarrow) {
+      // The next queries are behind fewer groups of copies than stream.wait() leaves open.
+      if (begin + Stream::kStep * Tile::kStages > end) wait_for_copies<0>();
+      __syncwarp();
+      TeamResults<Tile>& results = shared_.results;
+      if (threadIdx.x % 32 == 0) results.stages[team_] = stream.free_stage();
+      __syncwarp();
+      write_partial<Tile>(states, work.rows, results.of(rings_, team_));
+      __syncthreads();
+      merge_teams<Tile, Q>(p_, work, rings_, results);
+    } else if (work.piece.parts == 1) {
+      write_rows<Tile, Q>(p_, work, states);
+    } else {
+      const int32_t slot = work.piece.slot(work.piece.part);
+      write_partial<Tile>(states, work.rows, PartialRows::slot<Tile>(p_, slot));
+    }
   }
-  if (work.piece.parts > 1) merge_parts<Tile, Q>(p, work, tickets + work.piece.counter);
-  __syncthreads();
-}
+
+  const AttentionParams& p_;
+  unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
+  RopeTurns* turns_;
+  unsigned char* rings_;  // [kTeams, kStages, keys and values]
+  AttentionShared<Tile>& shared_;
+  int team_;
+  float scale_;
+};
 
 template <typename Tile, typename Q, typename KV>
 __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKernel(
     const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char attention_memory[];
+  __shared__ AttentionShared<Tile> shared;
   allow_next_grid();
   wait_for_previous_grid();
-  if (Tile::kGeneral && p.positions == PositionEncoding::rope) {
-    fill_turns<Tile>(p, reinterpret_cast<RopeTurns*>(attention_memory + Tile::kQueryBytes));
-    __syncthreads();
-  }
-  PieceIterator pieces(p.schedule, blockIdx.x);
-  AttentionWork work;
-  while (pieces.next(work.piece)) {
-    work.template complete<Tile>(p);
-    attend<Tile, Q, KV>(p, work, attention_memory, pieces.counters());
-  }
+  Attention<Tile, Q, KV>(p, attention_memory, shared).run();
 }
 
 #if !defined(__CUDACC_RTC__)

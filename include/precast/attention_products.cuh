@@ -58,21 +58,6 @@ __device__ __forceinline__ uint32_t widen<e4m3>(uint32_t x, int at) {
 #endif
 }
 
-// Where a lane's row of an operand's first matrices begins; see load_matrices().
-template <typename Rows>
-struct LaneOffset {
-  // Matrices: rows 0-7, rows 8-15, and both of the next chunk.
-  static __device__ __forceinline__ int rows_first() {
-    const int lane = threadIdx.x % 32;
-    return Rows::offset(lane % 16, lane / 16);
-  }
-  // Matrices: rows 0-7, their next chunk, and both of rows 8-15.
-  static __device__ __forceinline__ int chunks_first() {
-    const int lane = threadIdx.x % 32;
-    return Rows::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
-  }
-};
-
 // scores += queries [16 kRowTiles, kDimK] x keys [kTokens, kDimK]^T. `query(step, tile)` gives the
 // operand of 16 columns.
 template <typename Tile, typename Q, typename KV, typename Queries>
@@ -82,7 +67,7 @@ __device__ __forceinline__ void multiply_keys(
   using Rows = typename Tile::KeyRows;
   constexpr int kSteps = Tile::kDimK / 16;
   if constexpr (!Tile::kFp8) {
-    const int lane = LaneOffset<Rows>::chunks_first();
+    const int lane = chunks_first<Rows>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[Tile::kRowTiles][4];
@@ -99,7 +84,7 @@ __device__ __forceinline__ void multiply_keys(
       }
     }
   } else {
-    const int lane = LaneOffset<Rows>::rows_first();
+    const int lane = rows_first<Rows>();
 #pragma unroll
     for (int step = 0; step < kSteps; step += 2) {
       const bool is_pair = step + 1 < kSteps;
@@ -135,7 +120,7 @@ __device__ __forceinline__ void multiply_values(
     const uint32_t (&weights)[Tile::kRowTiles][Tile::kTokens / 16][4], uint32_t values) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::ValueRows;
-  const int lane = LaneOffset<Rows>::rows_first();
+  const int lane = rows_first<Rows>();
 #pragma unroll
   for (int step = 0; step < Tile::kTokens / 16; ++step) {
     if constexpr (!Tile::kFp8) {

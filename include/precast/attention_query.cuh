@@ -5,6 +5,7 @@
 
 #include "precast/attention_params.cuh"
 #include "precast/attention_tile.cuh"
+#include "precast/core/cp_async.cuh"
 #include "precast/core/mma.cuh"
 #include "precast/core/vec.cuh"
 
@@ -19,15 +20,45 @@ struct AttentionWork {
   int32_t value_column;  // the first one
   int32_t first_row;     // packed
   int32_t rows;          // that exist, of the tile
+};
+
+// The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in registers:
+// the wide tile has none left.
+struct AttentionQueue {
+  static constexpr int kSlots = 3;
+
+  AttentionWork works[kSlots];
+  bool exists[kSlots];
+  int32_t* counters;
+  alignas(16) unsigned char iterator[sizeof(PieceIterator)];  // shared memory has no constructors
+
+  __device__ PieceIterator& pieces() { return *reinterpret_cast<PieceIterator*>(iterator); }
+
+  // One thread calls, for the slots 0, 1 and so on; its CTA sees the piece after a barrier.
+  template <typename Tile>
+  __device__ void take(const AttentionParams& p, int slot) {
+    AttentionWork& work = works[slot];
+    exists[slot] = pieces().next(work.piece);
+    if (!exists[slot]) return;
+    work.head = work.piece.kv_head / Tile::kParts;
+    work.value_column = work.piece.kv_head % Tile::kParts * Tile::kDimV;
+    work.first_row = work.piece.tile * Tile::kRows;
+    // A plan that is made on the device may have more queries than there are.
+    const int32_t queries = min(work.piece.q_len, p.q_rows - work.piece.q_begin);
+    const int32_t rows = queries * static_cast<int32_t>(p.group.value) - work.first_row;
+    work.rows = max(0, min(rows, Tile::kRows));
+  }
 
   template <typename Tile>
-  __device__ __forceinline__ void complete(const AttentionParams& p) {
-    head = piece.kv_head / Tile::kParts;
-    value_column = piece.kv_head % Tile::kParts * Tile::kDimV;
-    first_row = piece.tile * Tile::kRows;
-    // A plan that is made on the device may have more queries than there are.
-    const int32_t queries = min(piece.q_len, p.q_rows - piece.q_begin);
-    rows = max(0, min(queries * static_cast<int32_t>(p.group.value) - first_row, Tile::kRows));
+  __device__ void start(const AttentionParams& p) {
+    pieces() = PieceIterator(p.schedule, blockIdx.x);
+    counters = pieces().counters();
+    take<Tile>(p, 0);
+    if (exists[0]) {
+      take<Tile>(p, 1);
+    } else {
+      exists[1] = false;
+    }
   }
 };
 
@@ -57,48 +88,118 @@ struct TokenLimits {
   }
 };
 
-// Sixteen numbers as the product with keys takes them. Keys of 8 bits are bytes whose fragments
-// hold four neighbouring columns, so pairs 0, 2, 4, 6 come before pairs 1, 3, 5, 7; and the numbers
-// become f16, which has more digits than bf16.
-template <typename Tile, typename Q>
-__device__ __forceinline__ void order_queries(uint4& low, uint4& high) {
-  if constexpr (Tile::kFp8) {
-    uint32_t pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
-    if constexpr (TypeName<Q>::value == DType::bf16) {
-#pragma unroll
-      for (uint32_t& pair : pairs) {
-        const float2 x = unpack_pair(bf16(), pair);
-        pair = pack_pair(f16(), fminf(fmaxf(x.x, -65504.0f), 65504.0f),
-                         fminf(fmaxf(x.y, -65504.0f), 65504.0f));
-      }
+// Queries in shared memory. The rows of the narrow tile are all warps', and the next piece's are
+// copied while this one's are in use; else a warp has rows of its own, and may overwrite them as
+// soon as it has used them.
+template <typename Tile>
+struct QueryRowsOfWarp {
+  static constexpr int kLoaders = Tile::kNarrow ? Tile::kThreads : 32;
+  static constexpr int kRows = 16 * Tile::kRowTiles;
+
+  static __device__ __forceinline__ int first() {
+    return Tile::kNarrow ? 0 : threadIdx.x / 32 * kRows;
+  }
+  static __device__ __forceinline__ void barrier() {
+    if constexpr (Tile::kNarrow) {
+      __syncthreads();
+    } else {
+      __syncwarp();
     }
-    low = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);
-    high = make_uint4(pairs[1], pairs[3], pairs[5], pairs[7]);
+  }
+};
+
+// Starts to copy the rows to shared memory, and closes the group. Rows that do not exist are zeros.
+template <typename Tile, typename Q>
+__device__ __forceinline__ void copy_queries(const AttentionParams& p, const AttentionWork& work,
+                                             uint32_t target) {
+  using Rows = QueryRowsOfWarp<Tile>;
+  constexpr int kChunks = Tile::kDimK / 8;
+#pragma unroll 4
+  for (int i = threadIdx.x % Rows::kLoaders; i < Rows::kRows * kChunks; i += Rows::kLoaders) {
+    const int row = Rows::first() + i / kChunks, chunk = i % kChunks;
+    const bool exists = row < work.rows;
+    const AttentionRow at(p, work, exists ? row : 0);
+    const Q* source = static_cast<const Q*>(p.q);
+    if (exists) {
+      source += int64_t(work.piece.q_begin + at.query) * p.q_stride + at.head * p.q_head_stride +
+                chunk * 8;
+    }
+    copy_async(target + Tile::QueryRows::offset(row, chunk), source, exists);
+  }
+  close_copies();
+}
+
+// Sixteen numbers as the product with keys of 8 bits takes them: the fragments of those hold four
+// neighbouring columns, so pairs 0, 2, 4, 6 come before pairs 1, 3, 5, 7. The numbers become f16,
+// which has more digits than bf16.
+template <typename Q>
+__device__ __forceinline__ void order_queries(uint4& low, uint4& high) {
+  uint32_t pairs[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+  if constexpr (TypeName<Q>::value == DType::bf16) {
+#pragma unroll
+    for (uint32_t& pair : pairs) {
+      const float2 x = unpack_pair(bf16(), pair);
+      pair = pack_pair(f16(), fminf(fmaxf(x.x, -65504.0f), 65504.0f),
+                       fminf(fmaxf(x.y, -65504.0f), 65504.0f));
+    }
+  }
+  low = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);
+  high = make_uint4(pairs[1], pairs[3], pairs[5], pairs[7]);
+}
+
+// Orders the rows in place, between barriers of those who share them.
+template <typename Tile, typename Q>
+__device__ __forceinline__ void order_queries(unsigned char* queries) {
+  using Rows = QueryRowsOfWarp<Tile>;
+  constexpr int kGroups = Tile::kDimK / 16;
+  for (int i = threadIdx.x % Rows::kLoaders; i < Rows::kRows * kGroups; i += Rows::kLoaders) {
+    const int row = Rows::first() + i / kGroups, chunk = i % kGroups * 2;
+    uint4* low = reinterpret_cast<uint4*>(queries + Tile::QueryRows::offset(row, chunk));
+    uint4* high = reinterpret_cast<uint4*>(queries + Tile::QueryRows::offset(row, chunk + 1));
+    uint4 x = *low, y = *high;
+    order_queries<Q>(x, y);
+    *low = x;
+    *high = y;
   }
 }
 
-// All threads of the CTA call; a barrier must follow. `load(row, column, query)` gives eight columns
-// of a row in global memory; rows that do not exist are zeros.
-template <typename Tile, typename Q, typename Load>
-__device__ __forceinline__ void load_queries(const AttentionParams& p, const AttentionWork& work,
-                                             unsigned char* target, const Load& load) {
-  constexpr int kGroups = Tile::kDimK / 16;
-  for (int i = threadIdx.x; i < Tile::kRows * kGroups; i += Tile::kThreads) {
-    const int row = i / kGroups, group = i % kGroups;
-    uint4 low = make_uint4(0u, 0u, 0u, 0u), high = low;
-    if (row < work.rows) {
-      const AttentionRow at(p, work, row);
-      const Q* source = static_cast<const Q*>(p.q) +
-                        int64_t(work.piece.q_begin + at.query) * p.q_stride +
-                        at.head * p.q_head_stride;
-      low = load(source, group * 16, at.query);
-      high = load(source, group * 16 + 8, at.query);
-      order_queries<Tile, Q>(low, high);
+// The operands of a warp's queries: from shared memory each time, or held in registers where they
+// leave room.
+template <typename Tile>
+struct QueryOperands {
+  static constexpr int kSteps = Tile::kDimK / 16;
+  static constexpr bool kHeld = !Tile::kGeneral && Tile::kRowTiles == 1 && Tile::kDimK <= 128;
+
+  __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
+    rows_ = queries + QueryRowsOfWarp<Tile>::first() * Tile::QueryRows::kStride;
+    lane_ = rows_first<typename Tile::QueryRows>();
+    if constexpr (kHeld) {
+#pragma unroll
+      for (int step = 0; step < kSteps; ++step) load_matrices(held_[step], address(0, step));
     }
-    *reinterpret_cast<uint4*>(target + Tile::QueryRows::offset(row, 2 * group)) = low;
-    *reinterpret_cast<uint4*>(target + Tile::QueryRows::offset(row, 2 * group + 1)) = high;
   }
-}
+
+  __device__ __forceinline__ void load(uint32_t (&a)[Tile::kRowTiles][4], int step) const {
+#pragma unroll
+    for (int m = 0; m < Tile::kRowTiles; ++m) {
+      if constexpr (kHeld) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[m][i] = held_[step][i];
+      } else {
+        load_matrices(a[m], address(m, step));
+      }
+    }
+  }
+
+ private:
+  __device__ __forceinline__ uint32_t address(int m, int step) const {
+    return rows_ + m * 16 * Tile::QueryRows::kStride + Tile::QueryRows::later(lane_, 2 * step);
+  }
+
+  uint32_t rows_;
+  int lane_;
+  uint32_t held_[kHeld ? kSteps : 1][4];
+};
 
 #endif  // __CUDACC__
 

@@ -69,22 +69,32 @@ struct PartialRows {
   float* sums;
   float* tops;
   float* totals;
-  int stride;
 
   // A slot of the workspace.
   template <typename Tile>
   static __device__ __forceinline__ PartialRows slot(const AttentionParams& p, int32_t slot) {
     float* at = p.partials + slot * attention_slot_floats(Tile::kRows, Tile::kDimV);
     float* tops = at + Tile::kRows * Tile::kDimV;
-    return {at, tops, tops + Tile::kRows, Tile::kDimV};
+    return {at, tops, tops + Tile::kRows};
   }
 
-  // What a team leaves in place of its ring.
+  // Eight columns move by the row, so that lanes of four rows meet in no bank of shared memory.
   template <typename Tile>
-  static __device__ __forceinline__ PartialRows team(unsigned char* rings, int team) {
-    float* at = reinterpret_cast<float*>(rings + team * Tile::kRingBytes);
-    float* tops = at + Tile::kRows * Tile::kSumStride;
-    return {at, tops, tops + Tile::kRows, Tile::kSumStride};
+  __device__ __forceinline__ float* sum(int row, int column) const {
+    return sums + row * Tile::kDimV + (Tile::kDimV % 32 == 0 ? column ^ (row & 3) * 8 : column);
+  }
+};
+
+// What the teams of a CTA leave: sums in a free stage of each ring, the rest here.
+template <typename Tile>
+struct TeamResults {
+  float tops[Tile::kTeams][Tile::kRows];
+  float totals[Tile::kTeams][Tile::kRows];
+  int stages[Tile::kTeams];  // bytes from the ring's start
+
+  __device__ __forceinline__ PartialRows of(unsigned char* rings, int team) {
+    float* sums = reinterpret_cast<float*>(rings + team * Tile::kRingBytes + stages[team]);
+    return {sums, tops[team], totals[team]};
   }
 };
 
@@ -98,9 +108,8 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
     for (int half = 0; half < 2; ++half) {
       const int row = row_of_lane<Tile>(m, half);
       if (row >= rows) continue;
-      float* sums = target.sums + row * target.stride;
       for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        *reinterpret_cast<float2*>(sums + column) = make_float2(x, y);
+        *reinterpret_cast<float2*>(target.sum<Tile>(row, column)) = make_float2(x, y);
       });
       if (threadIdx.x % 4 == 0) {
         target.tops[row] = states.top[m][half];
@@ -175,7 +184,7 @@ __device__ __forceinline__ void write_merged(const AttentionParams& p, const Att
 // All threads of the CTA call, after a barrier.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void merge_teams(const AttentionParams& p, const AttentionWork& work,
-                                            unsigned char* rings) {
+                                            unsigned char* rings, TeamResults<Tile>& results) {
   constexpr int kColumns = Tile::kDimV / 4;
   const bool is_whole = work.piece.parts == 1;
   for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
@@ -184,8 +193,8 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
     float tops[Tile::kTeams], totals[Tile::kTeams];
 #pragma unroll
     for (int team = 0; team < Tile::kTeams; ++team) {
-      const PartialRows part = PartialRows::team<Tile>(rings, team);
-      x[team] = *reinterpret_cast<const float4*>(part.sums + row * part.stride + column);
+      const PartialRows part = results.of(rings, team);
+      x[team] = *reinterpret_cast<const float4*>(part.sum<Tile>(row, column));
       tops[team] = part.tops[row];
       totals[team] = part.totals[row];
     }
@@ -195,7 +204,7 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
       write_merged<Q>(p, work, row, column, merged);
     } else {
       const PartialRows slot = PartialRows::slot<Tile>(p, work.piece.slot(work.piece.part));
-      *reinterpret_cast<float4*>(slot.sums + row * slot.stride + column) = merged.sums;
+      *reinterpret_cast<float4*>(slot.sum<Tile>(row, column)) = merged.sums;
       if (column == 0) {
         slot.tops[row] = merged.top;
         slot.totals[row] = merged.total;
@@ -216,13 +225,12 @@ __device__ __forceinline__ int32_t take_ticket(int32_t* ticket) {
 }
 
 // Merges the parts of a tile, if this CTA is the last to have written one; sets the ticket back.
-// All threads of the CTA call.
+// All threads of the CTA call; `arrived` is shared.
 template <typename Tile, typename Q>
 __device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
-                                         int32_t* ticket) {
+                                         int32_t* ticket, int32_t& arrived) {
   constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kMany = 8;
-  __shared__ int32_t arrived;
+  constexpr int kMany = Tile::kNarrow ? 16 : 4;
   __syncthreads();
   if (threadIdx.x == 0) {
     arrived = take_ticket(ticket);
@@ -238,11 +246,13 @@ __device__ __noinline__ void merge_parts(const AttentionParams& p, const Attenti
       float tops[kMany], totals[kMany];
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {
-        const bool exists = first + j < work.piece.parts;
-        const PartialRows slot =
-            PartialRows::slot<Tile>(p, work.piece.slot(exists ? first + j : first));
-        x[j] = __ldcg(reinterpret_cast<const float4*>(slot.sums + row * slot.stride + column));
-        tops[j] = exists ? __ldcg(slot.tops + row) : negative_infinity();
+        x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        tops[j] = negative_infinity();
+        totals[j] = 0.0f;
+        if (first + j >= work.piece.parts) continue;
+        const PartialRows slot = PartialRows::slot<Tile>(p, work.piece.slot(first + j));
+        x[j] = __ldcg(reinterpret_cast<const float4*>(slot.sum<Tile>(row, column)));
+        tops[j] = __ldcg(slot.tops + row);
         totals[j] = __ldcg(slot.totals + row);
       }
       merged.add(x, tops, totals);

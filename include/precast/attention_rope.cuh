@@ -49,16 +49,31 @@ __device__ __forceinline__ int other_column(int column) {
   return column < kHalf ? column + kHalf : column - kHalf;
 }
 
-// Eight columns of a query, of a row in global memory.
+// Turns the query rows in shared memory, between barriers of those who share them.
 template <typename Tile, typename Q>
-__device__ __forceinline__ uint4 turned_query(const Q* row, int column, const RopeTurns* turns,
-                                              int32_t position) {
-  float x[8], y[8], z[8];
-  unpack(load_vec(row + column), x);
-  unpack(load_vec(row + other_column<Tile>(column)), y);
+__device__ __forceinline__ void turn_queries(const AttentionParams& p, const AttentionWork& work,
+                                             const RopeTurns* turns, unsigned char* queries) {
+  using Rows = QueryRowsOfWarp<Tile>;
+  constexpr int kPairs = Tile::kDimK / 16;  // of eight columns
+  const int32_t shift = work.piece.kv_len - work.piece.q_len;
+  for (int i = threadIdx.x % Rows::kLoaders; i < Rows::kRows * kPairs; i += Rows::kLoaders) {
+    const int row = Rows::first() + i / kPairs, chunk = i % kPairs;
+    const int32_t position = AttentionRow(p, work, row).query + shift;
+    Vec<Q>* low = reinterpret_cast<Vec<Q>*>(queries + Tile::QueryRows::offset(row, chunk));
+    Vec<Q>* high =
+        reinterpret_cast<Vec<Q>*>(queries + Tile::QueryRows::offset(row, chunk + kPairs));
+    float x[8], y[8], new_x[8], new_y[8];
+    unpack(*low, x);
+    unpack(*high, y);
 #pragma unroll
-  for (int i = 0; i < 8; ++i) z[i] = turned<Tile>(turns, position, column + i, x[i], y[i]);
-  return pack<Q>(z).bits;
+    for (int j = 0; j < 8; ++j) {
+      const int column = chunk * 8 + j;
+      new_x[j] = turned<Tile>(turns, position, column, x[j], y[j]);
+      new_y[j] = turned<Tile>(turns, position, column + Tile::kDimK / 2, y[j], x[j]);
+    }
+    *low = pack<Q>(new_x);
+    *high = pack<Q>(new_y);
+  }
 }
 
 // Two columns of a key in shared memory, as fp32.

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens of a piece as they pass through a team's ring in shared memory: page table, copies.
+// The tokens of a CTA's pieces as they pass through a team's ring in shared memory: page table,
+// copies. The ring runs on from piece to piece: while the last tokens of one are in use, the first
+// of the next arrive.
 //
-// Tokens behind the piece's end are zeros, whatever their page holds: 0 * NaN is NaN.
+// Tokens behind a piece's end are zeros, whatever their page holds: 0 * NaN is NaN.
 #pragma once
 
 #include "precast/attention_query.cuh"
@@ -19,18 +21,13 @@ __device__ __forceinline__ uint32_t load_page(const int32_t* page) {
   return value;
 }
 
-// A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of the piece. A row's
-// chunks belong to kLanes neighbouring lanes, so that lanes share the search for its page.
 // Why: the compiler would compute it anew in each round of a loop rather than keep it.
-template <typename T>
-__device__ __forceinline__ void keep(T& value) {
-  if constexpr (sizeof(T) == 8) {
-    asm volatile("" : "+l"(value));
-  } else {
-    asm volatile("" : "+r"(value));
-  }
-}
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
+// A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. A row's
+// chunks belong to kLanes neighbouring lanes, so that lanes share the search for its page. A group
+// of copies is closed for each group of tokens, and an empty one where there are none to load: so
+// the number of groups that may be open when tokens are awaited is always the same.
 template <typename Tile, typename KV>
 class TokenStream {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
@@ -38,38 +35,38 @@ class TokenStream {
   static constexpr int kLanes = common_divisor(common_divisor(kKeyChunks, kValueChunks), 8);
   static constexpr int kRowsAtOnce = Tile::kTeamThreads / kLanes;
   static constexpr int kRounds = (Tile::kTokens + kRowsAtOnce - 1) / kRowsAtOnce;
-  static constexpr int kStep = Tile::kTeams * Tile::kTokens;
   static constexpr int kPerChunk = 16 / sizeof(KV);
 
  public:
+  static constexpr int kStep = Tile::kTeams * Tile::kTokens;
+
   // `ring`: shared address.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionWork& work,
-                                         uint32_t ring, int team)
-      : p_(p), ring_(ring), end_(work.piece.kv_end), page_start_(work.piece.kv_start) {
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, int team)
+      : p_(p), ring_(ring), team_(team) {
     const int thread = threadIdx.x % Tile::kTeamThreads;
-    const int lane = thread % kLanes;
     row_ = thread / kLanes;
-    k_ = static_cast<const uint4*>(p.k.data) + work.head * p.k.head_stride + lane;
-    v_ = static_cast<const uint4*>(p.v.data) + work.head * p.v.head_stride +
-         work.value_column / kPerChunk + lane;
-    key_target_ = ring + Tile::KeyRows::offset(row_, lane);
-    value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane);
+    lane_ = thread % kLanes;
+    key_target_ = ring + Tile::KeyRows::offset(row_, lane_);
+    value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
     keep(row_);
-    keep(k_);
-    keep(v_);
     keep(key_target_);
     keep(value_target_);
-    token_ = next_ = work.piece.kv_begin + team * Tile::kTokens;
-    find_pages();
-    for (int i = 0; i < Tile::kStages - 1; ++i) load();
   }
 
-  // The first token of the group that is next; the piece ends at or behind it if it is done.
-  __device__ __forceinline__ int32_t token() const { return token_; }
-  __device__ __forceinline__ bool done() const { return token_ >= end_; }
+  // What to load when all of the piece before is under way; null: nothing.
+  __device__ __forceinline__ void follow(const AttentionWork* work) {
+    if (waiting_ != nullptr) begin();
+    waiting_ = work;
+    if (waiting_ != nullptr && next_ >= end_) begin();
+  }
 
-  // Waits for the next group, and starts to load into the stage that the one before has left.
-  // Returns the address of its keys; its values follow.
+  // Starts copies until the ring is full; before the first wait() of a piece.
+  __device__ __forceinline__ void fill() {
+    for (int i = loading_; i < Tile::kStages - 1; ++i) load();
+  }
+
+  // Waits for the next group of tokens, and starts to load into the stage that the one before has
+  // left. Returns the address of its keys; its values follow.
   __device__ __forceinline__ uint32_t wait() {
     if constexpr (Tile::kStages == 1) {
       barrier();
@@ -81,13 +78,16 @@ class TokenStream {
       barrier();
       load();
     }
+    --loading_;
     const uint32_t stage = ring_ + stage_ * Tile::kStageBytes;
     stage_ = stage_ + 1 == Tile::kStages ? 0 : stage_ + 1;
     return stage;
   }
 
-  __device__ __forceinline__ void advance() { token_ += kStep; }
+  // Between pieces: bytes from the ring's start to a stage that nothing is loaded into.
+  __device__ __forceinline__ int free_stage() const { return next_stage_ * Tile::kStageBytes; }
 
+ private:
   static __device__ __forceinline__ void barrier() {
     if constexpr (Tile::kTeamThreads == 32) {
       __syncwarp();
@@ -96,16 +96,27 @@ class TokenStream {
     }
   }
 
- private:
+  // Goes on to the piece that waits.
+  __device__ __forceinline__ void begin() {
+    k_ = static_cast<const uint4*>(p_.k.data) + waiting_->head * p_.k.head_stride + lane_;
+    v_ = static_cast<const uint4*>(p_.v.data) + waiting_->head * p_.v.head_stride +
+         waiting_->value_column / kPerChunk + lane_;
+    next_ = waiting_->piece.kv_begin + team_ * Tile::kTokens;
+    end_ = waiting_->piece.kv_end;
+    page_start_ = waiting_->piece.kv_start;
+    waiting_ = nullptr;
+    find_pages();
+  }
+
   // Pages of the group from next_ on, one step ahead of their use.
   __device__ __forceinline__ void find_pages() {
 #pragma unroll
     for (int i = 0; i < kRounds; ++i) {
-      const int32_t token = next_ + row_ + i * kRowsAtOnce;
+      const uint32_t token = next_ + row_ + i * kRowsAtOnce;
       const uint32_t page = p_.page_size.divide(token);
       entries_[i] = token - page * p_.page_size.value;
       pages_[i] = page_start_ + page;
-      if (p_.pages != nullptr && token < end_) {
+      if (p_.pages != nullptr && static_cast<int32_t>(token) < end_) {
         const uint32_t entry = pages_[i];
         pages_[i] = entry < p_.page_entries ? load_page(p_.pages + entry) : 0;
       }
@@ -116,23 +127,23 @@ class TokenStream {
   // 128 bytes where chunks are swizzled, so low bits of addresses are those of offsets.
   template <typename Rows>
   static __device__ __forceinline__ uint32_t later(uint32_t first, int i, int j) {
+    const int row = i * kRowsAtOnce;
     if constexpr (Rows::kXor) {
       static_assert(Tile::kStageBytes % 128 == 0 && Tile::kKeyBytes % 128 == 0, "see above");
-      // The change of the row's swizzle, then of the chunk.
-      const int row = i * kRowsAtOnce;
-      const int flip = (Rows::offset(row, 0) - row * Rows::kStride) / 16;
-      const int right = (j * kLanes) & Rows::kMask;
-      return (first ^ ((flip ^ right) * 16)) + row * Rows::kStride +
-             (j * kLanes & ~Rows::kMask) * 16;
+      const int flip = (Rows::offset(row, 0) - row * Rows::kStride) / 16;  // the row's swizzle
+      const int right = j * kLanes;
+      return (first ^ ((flip ^ (right & Rows::kMask)) * 16)) + row * Rows::kStride +
+             (right & ~Rows::kMask) * 16;
     } else {
-      return first + i * kRowsAtOnce * Rows::kStride + j * kLanes * 16;
+      return first + row * Rows::kStride + j * kLanes * 16;
     }
   }
 
   __device__ __forceinline__ void load() {
-    const uint32_t stage = next_stage_ * Tile::kStageBytes;
-    next_stage_ = next_stage_ + 1 == Tile::kStages ? 0 : next_stage_ + 1;
     if (next_ < end_) {
+      const uint32_t stage = next_stage_ * Tile::kStageBytes;
+      next_stage_ = next_stage_ + 1 == Tile::kStages ? 0 : next_stage_ + 1;
+      ++loading_;
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int row = row_ + i * kRowsAtOnce;
@@ -150,28 +161,36 @@ class TokenStream {
         }
 #pragma unroll
         for (int j = 0; j < kValueChunks / kLanes; ++j) {
-          copy_async(stage + later<typename Tile::ValueRows>(value_target_, i, j),
-                     v + j * kLanes, exists);
+          copy_async(stage + later<typename Tile::ValueRows>(value_target_, i, j), v + j * kLanes,
+                     exists);
         }
       }
       next_ += kStep;
-      find_pages();
+      if (next_ < end_) {
+        find_pages();
+      } else if (waiting_ != nullptr) {
+        begin();
+      }
     }
     close_copies();
   }
 
   const AttentionParams& p_;
-  const uint4* k_;  // of 16 bytes
-  const uint4* v_;
   uint32_t ring_;
-  int32_t end_;
-  int32_t page_start_;
-  int32_t row_;
+  int team_;
+  uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
-  int32_t token_, next_;
-  int32_t stage_ = 0, next_stage_ = 0;
+  int stage_ = 0;       // that is consumed next
+  int next_stage_ = 0;  // that is loaded next
+  int loading_ = 0;     // stages between them
+  // What is loaded.
+  const uint4* k_ = nullptr;  // of 16 bytes
+  const uint4* v_ = nullptr;
+  int32_t next_ = 0, end_ = 0;
+  uint32_t page_start_ = 0;
   uint32_t pages_[kRounds];
   uint32_t entries_[kRounds];
+  const AttentionWork* waiting_ = nullptr;  // comes after it
 };
 
 #endif  // __CUDACC__

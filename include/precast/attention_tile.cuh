@@ -66,6 +66,25 @@ struct SharedRows {
   }
 };
 
+#if defined(__CUDACC__)
+
+// Where the row of a lane begins for load_matrices(): rows 0-7, rows 8-15, and both of the next
+// chunk.
+template <typename Rows>
+__device__ __forceinline__ int rows_first() {
+  const int lane = threadIdx.x % 32;
+  return Rows::offset(lane % 16, lane / 16);
+}
+
+// The same: rows 0-7, their next chunk, and both of rows 8-15.
+template <typename Rows>
+__device__ __forceinline__ int chunks_first() {
+  const int lane = threadIdx.x % 32;
+  return Rows::offset(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+}
+
+#endif
+
 // What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all that
 // changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window alone.
 template <int kKvBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
@@ -93,7 +112,8 @@ struct AttentionTile {
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
   static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
-  static constexpr int kFixedBytes = kQueryBytes + kTurnBytes;
+  static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
+  static constexpr int kFixedBytes = kQueryBuffers * kQueryBytes + kTurnBytes;
 
   static constexpr int kMostWarps = 4;
   static constexpr int kWarps =
@@ -116,12 +136,9 @@ struct AttentionTile {
   static_assert(kStages >= 1, "a stage of each team fits");
   static constexpr int kCtasPerSm = kTwoCtas ? 2 : 1;
 
-  // Partial results of the teams lie where their rings were.
-  static constexpr int kSumStride = kDimV + 8;  // floats
-  static constexpr int kResultBytes = kNarrow ? (kSumStride + 2) * kRows * 4 : 0;
-  static constexpr int kRingBytes =
-      kResultBytes > kStages * kStageBytes ? kResultBytes : kStages * kStageBytes;
+  static constexpr int kRingBytes = kStages * kStageBytes;
   static_assert(kFixedBytes % 128 == 0 && kRingBytes % 128 == 0, "rings start at such an address");
+  static_assert(!kNarrow || kRows * kDimV * 4 <= kStageBytes, "a team's result fits a stage");
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
   static_assert(kSharedBytes <= kSharedOfCta, "it fits");
 };
