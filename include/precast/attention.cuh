@@ -127,23 +127,32 @@ class Attention {
     States states;
     for (int32_t token = begin; token < end; token += Stream::kStep) {
       const uint32_t keys = stream.wait();
-      typename States::Scores scores = {};
-      typename States::Weights weights;
-      if (turns_keys()) {
-        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
-      } else {
-        multiply_keys<Tile, Q, KV>(scores, keys, operands);
+      const uint32_t values = keys + Tile::kKeyBytes;
+      typename States::Scores scores[Tile::kSpans] = {};
+#pragma unroll
+      for (int span = 0; span < Tile::kSpans; ++span) {
+        const uint32_t from = keys + span * Tile::kSpan * Tile::KeyRows::kStride;
+        if (turns_keys()) {
+          multiply_turned_keys<Tile, Q, KV>(scores[span], from, operands, turns_, token);
+        } else {
+          multiply_keys<Tile, Q, KV>(scores[span], from, operands);
+        }
       }
       if constexpr (Tile::kGeneral) {
-        logits_of_scores<Tile>(p_, work, token, scale_, scores);
-        states.template add<T>(scores, 1.0f, weights);
-      } else {
-        if (token < seen_begin || token + Tile::kTokens > seen_end) {
-          limit_scores<Tile>(p_, work, token, scores);
+        logits_of_scores<Tile>(p_, work, token, scale_, scores[0]);
+      } else if (token < seen_begin || token + Tile::kTokens > seen_end) {
+#pragma unroll
+        for (int span = 0; span < Tile::kSpans; ++span) {
+          limit_scores<Tile>(p_, work, token + span * Tile::kSpan, scores[span]);
         }
-        states.template add<T>(scores, scale_, weights);
       }
-      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes);
+#pragma unroll
+      for (int span = 0; span < Tile::kSpans; ++span) {
+        typename States::Weights weights;
+        states.template add<T>(scores[span], Tile::kGeneral ? 1.0f : scale_, weights);
+        multiply_values<Tile, Q, KV>(states.sums, weights,
+                                     values + span * Tile::kSpan * Tile::ValueRows::kStride);
+      }
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish();
