@@ -62,7 +62,9 @@ class Attention {
     if (threadIdx.x == 0) queue.template start<Tile>(p_);
     __syncthreads();
     if (!queue.exists[0]) return;
-    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes), team_);
+    unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
+    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes),
+                  reinterpret_cast<ulonglong2*>(table), team_);
     stream.follow(&queue.works[0]);
     copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
@@ -176,6 +178,7 @@ class Attention {
   }
 
   const AttentionParams& p_;
+  // Shared memory: queries, turns of RoPE, tables of offsets, rings.
   unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
   RopeTurns* turns_;
   unsigned char* rings_;  // [kTeams, kStages, keys and values]
@@ -212,14 +215,14 @@ cudaError_t launch_attention_rows(const AttentionParams& p, bool enable_pdl, cud
   switch (p.schedule.shape.tile_rows) {
     case kNarrowRows:
       return launch_attention_tile<Q, KV, kDimQ, kDimV, kNarrowRows, kGeneral>(p, enable_pdl,
-                                                                              stream);
+                                                                               stream);
     case kMiddleRows:
       return launch_attention_tile<Q, KV, kDimQ, kDimV, kMiddleRows, kGeneral>(p, enable_pdl,
-                                                                              stream);
+                                                                               stream);
     case kWideRows:
       if constexpr (has_wide_tile(kDimV)) {
         return launch_attention_tile<Q, KV, kDimQ, kDimV, kWideRows, kGeneral>(p, enable_pdl,
-                                                                              stream);
+                                                                               stream);
       }
   }
   return cudaErrorInvalidValue;

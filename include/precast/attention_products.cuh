@@ -61,8 +61,8 @@ __device__ __forceinline__ uint32_t widen<e4m3>(uint32_t x, int at) {
 // scores += queries [16 kRowTiles, kDimK] x keys [kTokens, kDimK]^T. `query(step, tile)` gives the
 // operand of 16 columns.
 template <typename Tile, typename Q, typename KV, typename Queries>
-__device__ __forceinline__ void multiply_keys(
-    float (&scores)[Tile::kRowTiles][Tile::kSpan / 8][4], uint32_t keys, const Queries& queries) {
+__device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][Tile::kSpan / 8][4],
+                                              uint32_t keys, const Queries& queries) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   constexpr int kSteps = Tile::kDimK / 16;
@@ -92,8 +92,8 @@ __device__ __forceinline__ void multiply_keys(
       queries.load(a[0], step);
       if (is_pair) queries.load(a[1], step + 1);
       // The last chunk of an odd number is loaded twice.
-      const int from = is_pair ? Rows::later(lane, step)
-                               : Rows::offset(threadIdx.x % 16, 0) + step * 16;
+      const int from =
+          is_pair ? Rows::later(lane, step) : Rows::offset(threadIdx.x % 16, 0) + step * 16;
 #pragma unroll
       for (int pair = 0; pair < Tile::kSpan / 16; ++pair) {
         uint32_t b[4];
@@ -140,8 +140,8 @@ __device__ __forceinline__ void multiply_values(
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
         const bool is_pair = column + 1 < kColumns;
-        const int from = is_pair ? Rows::later(lane, column)
-                                 : Rows::offset(threadIdx.x % 16, 0) + column * 16;
+        const int from =
+            is_pair ? Rows::later(lane, column) : Rows::offset(threadIdx.x % 16, 0) + column * 16;
         uint32_t b[4];
         load_matrices_transposed(b, values + from + step * 16 * Rows::kStride);
 #pragma unroll

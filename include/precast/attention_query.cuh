@@ -22,8 +22,8 @@ struct AttentionWork {
   int32_t rows;          // that exist, of the tile
 };
 
-// The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in registers:
-// the wide tile has none left.
+// The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in
+// registers: the wide tile has none left.
 struct AttentionQueue {
   static constexpr int kSlots = 3;
 

@@ -132,8 +132,7 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
       const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
       Q* out = output_of<Q>(p, work, at);
       for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        *reinterpret_cast<uint32_t*>(out + column) =
-            pack_pair(Q(), x * end.factor, y * end.factor);
+        *reinterpret_cast<uint32_t*>(out + column) = pack_pair(Q(), x * end.factor, y * end.factor);
       });
       if (threadIdx.x % 4 == 0) write_lse(p, work, at, end.lse);
     }

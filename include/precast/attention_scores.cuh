@@ -23,12 +23,12 @@ __device__ __forceinline__ float tanh_of(float x) {
 // Which tokens a query sees.
 struct Visibility {
   AttentionMask mask;
-  int32_t begin, end;   // by window, causal mask, and the piece
-  int32_t position;     // of the query
+  int32_t begin, end;         // by window, causal mask, and the piece
+  int32_t position;           // of the query
   const unsigned char* bits;  // custom: the request's mask
-  int64_t first_bit;    // of the query's row
-  int32_t prefix;       // items: tokens of the prefix
-  int32_t item_begin;   // the first token of its own item
+  int64_t first_bit;          // of the query's row
+  int32_t prefix;             // items: tokens of the prefix
+  int32_t item_begin;         // the first token of its own item
 
   __device__ __forceinline__ Visibility(const AttentionParams& p, const Piece& piece,
                                         int32_t query) {

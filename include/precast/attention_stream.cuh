@@ -24,10 +24,11 @@ __device__ __forceinline__ uint32_t load_page(const int32_t* page) {
 // Why: the compiler would compute it anew in each round of a loop rather than keep it.
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
-// A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. A row's
-// chunks belong to kLanes neighbouring lanes, so that lanes share the search for its page. A group
-// of copies is closed for each group of tokens, and an empty one where there are none to load: so
-// the number of groups that may be open when tokens are awaited is always the same.
+// A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. One
+// thread a token looks up its page, one group ahead, and puts the offsets of its rows into a table
+// in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for each
+// group of tokens, and an empty one where there are none to load: so the number of groups that may
+// be open when tokens are awaited is always the same.
 template <typename Tile, typename KV>
 class TokenStream {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
@@ -40,12 +41,12 @@ class TokenStream {
  public:
   static constexpr int kStep = Tile::kTeams * Tile::kTokens;
 
-  // `ring`: shared address.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, int team)
-      : p_(p), ring_(ring), team_(team) {
-    const int thread = threadIdx.x % Tile::kTeamThreads;
-    row_ = thread / kLanes;
-    lane_ = thread % kLanes;
+  // `ring`: shared address. `table`: [2, kTokens] in shared memory.
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, ulonglong2* table,
+                                         int team)
+      : p_(p), ring_(ring), table_(table), team_(team) {
+    row_ = thread() / kLanes;
+    lane_ = thread() % kLanes;
     key_target_ = ring + Tile::KeyRows::offset(row_, lane_);
     value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
     keep(row_);
@@ -62,19 +63,25 @@ class TokenStream {
 
   // Starts copies until the ring is full; before the first wait() of a piece.
   __device__ __forceinline__ void fill() {
-    for (int i = loading_; i < Tile::kStages - 1; ++i) load();
+    for (int i = loading_; i < Tile::kStages - 1; ++i) {
+      publish_offsets();
+      barrier();
+      load();
+    }
   }
 
   // Waits for the next group of tokens, and starts to load into the stage that the one before has
   // left. Returns the address of its keys; its values follow.
   __device__ __forceinline__ uint32_t wait() {
     if constexpr (Tile::kStages == 1) {
+      publish_offsets();
       barrier();
       load();
       wait_for_copies<0>();
       barrier();
     } else {
       wait_for_copies<Tile::kStages - 2>();
+      publish_offsets();
       barrier();
       load();
     }
@@ -88,6 +95,8 @@ class TokenStream {
   __device__ __forceinline__ int free_stage() const { return next_stage_ * Tile::kStageBytes; }
 
  private:
+  static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kTeamThreads; }
+
   static __device__ __forceinline__ void barrier() {
     if constexpr (Tile::kTeamThreads == 32) {
       __syncwarp();
@@ -108,19 +117,26 @@ class TokenStream {
     find_pages();
   }
 
-  // Pages of the group from next_ on, one step ahead of their use.
+  // Starts to look up the pages of the group from next_ on.
   __device__ __forceinline__ void find_pages() {
-#pragma unroll
-    for (int i = 0; i < kRounds; ++i) {
-      const uint32_t token = next_ + row_ + i * kRowsAtOnce;
-      const uint32_t page = p_.page_size.divide(token);
-      entries_[i] = token - page * p_.page_size.value;
-      pages_[i] = page_start_ + page;
-      if (p_.pages != nullptr && static_cast<int32_t>(token) < end_) {
-        const uint32_t entry = pages_[i];
-        pages_[i] = entry < p_.page_entries ? load_page(p_.pages + entry) : 0;
-      }
-    }
+    if (thread() >= Tile::kTokens) return;
+    const uint32_t token = next_ + thread();
+    const uint32_t page = p_.page_size.divide(token);
+    page_ = page_start_ + page;
+    entry_ = token - page * p_.page_size.value;
+    if (p_.pages == nullptr) return;
+    const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
+    page_ = exists ? load_page(p_.pages + page_) : 0;
+  }
+
+  // Those pages become offsets in the table. Why not at once: the look-up takes long.
+  __device__ __forceinline__ void publish_offsets() {
+    if (next_ >= end_ || thread() >= Tile::kTokens) return;
+    // Why: a page that is not in the cache must not be read.
+    const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
+    table_[side_ * Tile::kTokens + thread()] =
+        make_ulonglong2(page * p_.k.page_stride + entry * p_.k.entry_stride,
+                        page * p_.v.page_stride + entry * p_.v.entry_stride);
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
@@ -149,11 +165,9 @@ class TokenStream {
         const int row = row_ + i * kRowsAtOnce;
         if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) break;
         const bool exists = next_ + row < end_;
-        // Why: a page that is not in the cache must not be read.
-        const bool inside = exists && pages_[i] < p_.page_count;
-        const uint64_t page = inside ? pages_[i] : 0u, entry = entries_[i];
-        const uint4* k = k_ + (page * p_.k.page_stride + entry * p_.k.entry_stride);
-        const uint4* v = v_ + (page * p_.v.page_stride + entry * p_.v.entry_stride);
+        const ulonglong2 offsets = table_[side_ * Tile::kTokens + row];
+        const uint4* k = k_ + offsets.x;
+        const uint4* v = v_ + offsets.y;
 #pragma unroll
         for (int j = 0; j < kKeyChunks / kLanes; ++j) {
           copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes,
@@ -165,6 +179,7 @@ class TokenStream {
                      exists);
         }
       }
+      side_ ^= 1;
       next_ += kStep;
       if (next_ < end_) {
         find_pages();
@@ -177,6 +192,7 @@ class TokenStream {
 
   const AttentionParams& p_;
   uint32_t ring_;
+  ulonglong2* table_;
   int team_;
   uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
@@ -188,8 +204,8 @@ class TokenStream {
   const uint4* v_ = nullptr;
   int32_t next_ = 0, end_ = 0;
   uint32_t page_start_ = 0;
-  uint32_t pages_[kRounds];
-  uint32_t entries_[kRounds];
+  uint32_t page_ = 0, entry_ = 0;           // of this thread's token, of the group from next_ on
+  int side_ = 0;                            // of the table
   const AttentionWork* waiting_ = nullptr;  // comes after it
 };
 

@@ -38,8 +38,8 @@ constexpr int64_t attention_slot_floats(int rows, int value_dim) {
 // Bytes of shared memory a CTA can have, and an SM, which takes 1 KB of each CTA for itself.
 constexpr int kSharedOfCta = PRECAST_SM >= 120                      ? 99 * 1024
                              : PRECAST_SM >= 90                     ? 227 * 1024
-                             : PRECAST_SM == 80 || PRECAST_SM == 87   ? 163 * 1024
-                                                                      : 99 * 1024;
+                             : PRECAST_SM == 80 || PRECAST_SM == 87 ? 163 * 1024
+                                                                    : 99 * 1024;
 constexpr int kSharedOfSm = kSharedOfCta + 1024;
 
 // A row of shared memory in chunks of 16 bytes, so laid out that eight rows' chunks of one column
@@ -85,8 +85,9 @@ __device__ __forceinline__ int chunks_first() {
 
 #endif
 
-// What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all that
-// changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window alone.
+// What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all
+// that changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window
+// alone.
 template <int kKvBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
@@ -103,6 +104,7 @@ struct AttentionTile {
   using ValueRows = SharedRows<kDimV * kKvBytes>;
   using QueryRows = SharedRows<kDimK * 2>;
 
+  static constexpr int kMostWarps = 4;
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
   static constexpr int kTokens = kNarrow                ? (kFp8 ? 32 : 16)
                                  : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
@@ -119,9 +121,10 @@ struct AttentionTile {
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
   static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
   static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
-  static constexpr int kFixedBytes = kQueryBuffers * kQueryBytes + kTurnBytes;
+  static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
+  static constexpr int kFixedBytes =
+      kQueryBuffers * kQueryBytes + kTurnBytes + (kNarrow ? kMostWarps : 1) * kTableBytes;
 
-  static constexpr int kMostWarps = 4;
   static constexpr int kWarps =
       kNarrow && kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
   static constexpr int kThreads = kWarps * 32;
@@ -189,8 +192,7 @@ constexpr int attention_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim
 
 // CTAs of a tile that an SM holds; a plan is for so many times the number of SMs. 0: there is no
 // such tile.
-constexpr int attention_ctas_per_sm(int kv_bytes, int tile_rows, int head_dim_qk,
-                                    int head_dim_vo) {
+constexpr int attention_ctas_per_sm(int kv_bytes, int tile_rows, int head_dim_qk, int head_dim_vo) {
   return kv_bytes == 1 ? attention_ctas_per_sm<1>(tile_rows, head_dim_qk, head_dim_vo)
                        : attention_ctas_per_sm<2>(tile_rows, head_dim_qk, head_dim_vo);
 }
