@@ -64,7 +64,7 @@ class Attention {
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
     Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes),
-                  reinterpret_cast<ulonglong2*>(table), team_);
+                  reinterpret_cast<TokenRows*>(table), team_);
     stream.follow(&queue.works[0]);
     copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
@@ -178,7 +178,7 @@ class Attention {
   }
 
   const AttentionParams& p_;
-  // Shared memory: queries, turns of RoPE, tables of offsets, rings.
+  // Shared memory: queries, turns of RoPE, tables of rows, rings.
   unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
   RopeTurns* turns_;
   unsigned char* rings_;  // [kTeams, kStages, keys and values]

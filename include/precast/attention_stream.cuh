@@ -25,10 +25,15 @@ __device__ __forceinline__ uint32_t load_page(const int32_t* page) {
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
 // A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. One
-// thread a token looks up its page, one group ahead, and puts the offsets of its rows into a table
-// in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for each
-// group of tokens, and an empty one where there are none to load: so the number of groups that may
-// be open when tokens are awaited is always the same.
+// thread a token looks up its page, one group ahead, and puts the addresses of its rows into a
+// table in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for
+// each group of tokens, and an empty one where there are none to load: so the number of groups that
+// may be open when tokens are awaited is always the same.
+struct alignas(16) TokenRows {
+  const uint4* k;
+  const uint4* v;
+};
+
 template <typename Tile, typename KV>
 class TokenStream {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
@@ -42,7 +47,7 @@ class TokenStream {
   static constexpr int kStep = Tile::kTeams * Tile::kTokens;
 
   // `ring`: shared address. `table`: [2, kTokens] in shared memory.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, ulonglong2* table,
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, TokenRows* table,
                                          int team)
       : p_(p), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
@@ -64,7 +69,7 @@ class TokenStream {
   // Starts copies until the ring is full; before the first wait() of a piece.
   __device__ __forceinline__ void fill() {
     for (int i = loading_; i < Tile::kStages - 1; ++i) {
-      publish_offsets();
+      publish_rows();
       barrier();
       load();
     }
@@ -74,14 +79,14 @@ class TokenStream {
   // left. Returns the address of its keys; its values follow.
   __device__ __forceinline__ uint32_t wait() {
     if constexpr (Tile::kStages == 1) {
-      publish_offsets();
+      publish_rows();
       barrier();
       load();
       wait_for_copies<0>();
       barrier();
     } else {
       wait_for_copies<Tile::kStages - 2>();
-      publish_offsets();
+      publish_rows();
       barrier();
       load();
     }
@@ -107,12 +112,9 @@ class TokenStream {
 
   // Goes on to the piece that waits.
   __device__ __forceinline__ void begin() {
-    k_ = static_cast<const uint4*>(p_.k.data) + waiting_->head * p_.k.head_stride + lane_;
-    v_ = static_cast<const uint4*>(p_.v.data) + waiting_->head * p_.v.head_stride +
-         waiting_->value_column / kPerChunk + lane_;
     next_ = waiting_->piece.kv_begin + team_ * Tile::kTokens;
     end_ = waiting_->piece.kv_end;
-    page_start_ = waiting_->piece.kv_start;
+    loaded_ = waiting_;
     waiting_ = nullptr;
     find_pages();
   }
@@ -122,21 +124,24 @@ class TokenStream {
     if (thread() >= Tile::kTokens) return;
     const uint32_t token = next_ + thread();
     const uint32_t page = p_.page_size.divide(token);
-    page_ = page_start_ + page;
+    page_ = loaded_->piece.kv_start + page;
     entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
     page_ = exists ? load_page(p_.pages + page_) : 0;
   }
 
-  // Those pages become offsets in the table. Why not at once: the look-up takes long.
-  __device__ __forceinline__ void publish_offsets() {
+  // Those pages become addresses in the table. Why not at once: the look-up takes long.
+  __device__ __forceinline__ void publish_rows() {
     if (next_ >= end_ || thread() >= Tile::kTokens) return;
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
-    table_[side_ * Tile::kTokens + thread()] =
-        make_ulonglong2(page * p_.k.page_stride + entry * p_.k.entry_stride,
-                        page * p_.v.page_stride + entry * p_.v.entry_stride);
+    const uint4* k = static_cast<const uint4*>(p_.k.data) + loaded_->head * p_.k.head_stride;
+    const uint4* v = static_cast<const uint4*>(p_.v.data) + loaded_->head * p_.v.head_stride +
+                     loaded_->value_column / kPerChunk;
+    table_[side_ * Tile::kTokens + thread()] = {
+        k + (page * p_.k.page_stride + entry * p_.k.entry_stride),
+        v + (page * p_.v.page_stride + entry * p_.v.entry_stride)};
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
@@ -165,9 +170,9 @@ class TokenStream {
         const int row = row_ + i * kRowsAtOnce;
         if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) break;
         const bool exists = next_ + row < end_;
-        const ulonglong2 offsets = table_[side_ * Tile::kTokens + row];
-        const uint4* k = k_ + offsets.x;
-        const uint4* v = v_ + offsets.y;
+        const TokenRows rows = table_[side_ * Tile::kTokens + row];
+        const uint4* k = rows.k + lane_;
+        const uint4* v = rows.v + lane_;
 #pragma unroll
         for (int j = 0; j < kKeyChunks / kLanes; ++j) {
           copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes,
@@ -192,7 +197,7 @@ class TokenStream {
 
   const AttentionParams& p_;
   uint32_t ring_;
-  ulonglong2* table_;
+  TokenRows* table_;
   int team_;
   uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
@@ -200,10 +205,8 @@ class TokenStream {
   int next_stage_ = 0;  // that is loaded next
   int loading_ = 0;     // stages between them
   // What is loaded.
-  const uint4* k_ = nullptr;  // of 16 bytes
-  const uint4* v_ = nullptr;
+  const AttentionWork* loaded_ = nullptr;
   int32_t next_ = 0, end_ = 0;
-  uint32_t page_start_ = 0;
   uint32_t page_ = 0, entry_ = 0;           // of this thread's token, of the group from next_ on
   int side_ = 0;                            // of the table
   const AttentionWork* waiting_ = nullptr;  // comes after it

@@ -43,15 +43,14 @@ constexpr int kSharedOfCta = PRECAST_SM >= 120                      ? 99 * 1024
 constexpr int kSharedOfSm = kSharedOfCta + 1024;
 
 // A row of shared memory in chunks of 16 bytes, so laid out that eight rows' chunks of one column
-// lie in eight different groups of banks: by XOR where rows fill 128 bytes or half of them, else by
-// an odd distance of rows.
-template <int kRowBytes>
+// lie in eight different groups of banks: by an odd distance of rows, or without padding by XOR
+// where rows fill 128 bytes or half of them. Distances cost no arithmetic and no registers.
+template <int kRowBytes, bool kPadded>
 struct SharedRows {
   static_assert(kRowBytes % 16 == 0, "rows are whole chunks");
   static constexpr int kChunks = kRowBytes / 16;
-  static constexpr bool kXor = kChunks % 8 == 0 || kChunks == 4;
+  static constexpr bool kXor = !kPadded && (kChunks % 8 == 0 || kChunks == 4);
   static constexpr int kStride = kXor ? kRowBytes : (kChunks | 1) * 16;
-
   static constexpr int kMask = kChunks == 4 ? 3 : 7;
 
   static PRECAST_HOST_DEVICE constexpr int offset(int row, int chunk) {
@@ -100,9 +99,10 @@ struct AttentionTile {
   static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;  // m16 tiles of a warp
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
-  using KeyRows = SharedRows<kDimK * kKvBytes>;
-  using ValueRows = SharedRows<kDimV * kKvBytes>;
-  using QueryRows = SharedRows<kDimK * 2>;
+  static constexpr bool kPadded = !kNarrow && kDimK + kDimV <= 512;
+  using KeyRows = SharedRows<kDimK * kKvBytes, kPadded>;
+  using ValueRows = SharedRows<kDimV * kKvBytes, kPadded>;
+  using QueryRows = SharedRows<kDimK * 2, kPadded>;
 
   static constexpr int kMostWarps = 4;
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
