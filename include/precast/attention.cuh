@@ -68,6 +68,7 @@ class Attention {
     stream.follow(&queue.works[0]);
     copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
+    if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
     __syncthreads();
     int slot = 0, buffer = 0;
@@ -172,8 +173,7 @@ class Attention {
     } else if (work.piece.parts == 1) {
       write_rows<Tile, Q>(p_, work, states);
     } else {
-      const int32_t slot = work.piece.slot(work.piece.part);
-      write_partial<Tile>(states, work.rows, PartialRows::slot<Tile>(p_, slot));
+      write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
     }
   }
 

@@ -13,6 +13,9 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+// The value stays in a register. Why: the compiler would compute it anew in each round of a loop.
+__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+
 // A piece, with the head and the part of the values' columns that its kv_head stands for.
 struct AttentionWork {
   Piece piece;
@@ -54,11 +57,6 @@ struct AttentionQueue {
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
     take<Tile>(p, 0);
-    if (exists[0]) {
-      take<Tile>(p, 1);
-    } else {
-      exists[1] = false;
-    }
   }
 };
 

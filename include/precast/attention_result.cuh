@@ -25,9 +25,9 @@ struct RowEnd {
       total = total * scale + weight_of(sink, most);
       top = most;
     }
-    factor = total > 0.0f ? scale * p.out_scale / total : 0.0f;
+    factor = total > 0.0f ? scale * p.out_scale * fast_reciprocal(total) : 0.0f;
     if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
-    lse = total > 0.0f ? top + log2f(total) : negative_infinity();
+    lse = total > 0.0f ? top + __log2f(total) : negative_infinity();
   }
 };
 
@@ -64,37 +64,41 @@ __device__ __forceinline__ void for_columns(const float (&sums)[Tile::kDimV / 8]
   }
 }
 
-// A tile's rows as fp32: sums, maxima and denominators.
+// A tile's rows as fp32: sums [kRows, kDimV], and of each row maximum and denominator.
 struct PartialRows {
   float* sums;
-  float* tops;
-  float* totals;
+  float2* ends;
 
-  // A slot of the workspace.
+  // A slot of the workspace, or a place like it.
   template <typename Tile>
-  static __device__ __forceinline__ PartialRows slot(const AttentionParams& p, int32_t slot) {
-    float* at = p.partials + slot * attention_slot_floats(Tile::kRows, Tile::kDimV);
-    float* tops = at + Tile::kRows * Tile::kDimV;
-    return {at, tops, tops + Tile::kRows};
+  static __device__ __forceinline__ PartialRows at(float* slot) {
+    return {slot, reinterpret_cast<float2*>(slot + Tile::kRows * Tile::kDimV)};
   }
 
   // Eight columns move by the row, so that lanes of four rows meet in no bank of shared memory.
   template <typename Tile>
-  __device__ __forceinline__ float* sum(int row, int column) const {
-    return sums + row * Tile::kDimV + (Tile::kDimV % 32 == 0 ? column ^ (row & 3) * 8 : column);
+  static __device__ __forceinline__ int place(int row, int column) {
+    return row * Tile::kDimV + (Tile::kDimV % 32 == 0 ? column ^ (row & 3) * 8 : column);
   }
 };
+
+template <typename Tile>
+constexpr int64_t kSlotFloats = attention_slot_floats(Tile::kRows, Tile::kDimV);
+
+template <typename Tile>
+__device__ __forceinline__ PartialRows slot_of(const AttentionParams& p, const Piece& piece) {
+  return PartialRows::at<Tile>(p.partials + piece.slot(piece.part) * kSlotFloats<Tile>);
+}
 
 // What the teams of a CTA leave: sums in a free stage of each ring, the rest here.
 template <typename Tile>
 struct TeamResults {
-  float tops[Tile::kTeams][Tile::kRows];
-  float totals[Tile::kTeams][Tile::kRows];
+  float2 ends[Tile::kTeams][Tile::kRows];
   int stages[Tile::kTeams];  // bytes from the ring's start
 
   __device__ __forceinline__ PartialRows of(unsigned char* rings, int team) {
     float* sums = reinterpret_cast<float*>(rings + team * Tile::kRingBytes + stages[team]);
-    return {sums, tops[team], totals[team]};
+    return {sums, ends[team]};
   }
 };
 
@@ -109,11 +113,11 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
       const int row = row_of_lane<Tile>(m, half);
       if (row >= rows) continue;
       for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        *reinterpret_cast<float2*>(target.sum<Tile>(row, column)) = make_float2(x, y);
+        const int place = PartialRows::place<Tile>(row, column);
+        *reinterpret_cast<float2*>(target.sums + place) = make_float2(x, y);
       });
       if (threadIdx.x % 4 == 0) {
-        target.tops[row] = states.top[m][half];
-        target.totals[row] = states.total[m][half];
+        target.ends[row] = make_float2(states.top[m][half], states.total[m][half]);
       }
     }
   }
@@ -139,26 +143,23 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
   }
 }
 
-// Four columns of a row, out of parts that come one after another in groups of kMany.
+// Four columns of a row, out of parts that come one after another, kMany at once.
 struct MergedColumns {
   float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float top = negative_infinity();
-  float total = 0.0f;
+  float2 end = make_float2(negative_infinity(), 0.0f);
 
   template <int kMany>
-  __device__ __forceinline__ void add(const float4 (&x)[kMany], const float (&tops)[kMany],
-                                      const float (&totals)[kMany]) {
-    float most = top;
+  __device__ __forceinline__ void add(const float4 (&x)[kMany], const float2 (&ends)[kMany]) {
+    float most = end.x;
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) most = fmaxf(most, tops[i]);
-    const float old = weight_of(top, most);
-    top = most;
-    total *= old;
+    for (int i = 0; i < kMany; ++i) most = fmaxf(most, ends[i].x);
+    const float old = weight_of(end.x, most);
+    end = make_float2(most, end.y * old);
     sums = make_float4(sums.x * old, sums.y * old, sums.z * old, sums.w * old);
 #pragma unroll
     for (int i = 0; i < kMany; ++i) {
-      const float weight = weight_of(tops[i], most);
-      total = fmaf(totals[i], weight, total);
+      const float weight = weight_of(ends[i].x, most);
+      end.y = fmaf(ends[i].y, weight, end.y);
       sums.x = fmaf(x[i].x, weight, sums.x);
       sums.y = fmaf(x[i].y, weight, sums.y);
       sums.z = fmaf(x[i].z, weight, sums.z);
@@ -172,7 +173,7 @@ template <typename Q>
 __device__ __forceinline__ void write_merged(const AttentionParams& p, const AttentionWork& work,
                                              int row, int column, const MergedColumns& merged) {
   const AttentionRow at(p, work, row);
-  const RowEnd end(p, at.head, merged.top, merged.total);
+  const RowEnd end(p, at.head, merged.end.x, merged.end.y);
   uint2 bits;
   bits.x = pack_pair(Q(), merged.sums.x * end.factor, merged.sums.y * end.factor);
   bits.y = pack_pair(Q(), merged.sums.z * end.factor, merged.sums.w * end.factor);
@@ -188,26 +189,23 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
   const bool is_whole = work.piece.parts == 1;
   for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
+    const int place = PartialRows::place<Tile>(row, column);
     float4 x[Tile::kTeams];
-    float tops[Tile::kTeams], totals[Tile::kTeams];
+    float2 ends[Tile::kTeams];
 #pragma unroll
     for (int team = 0; team < Tile::kTeams; ++team) {
       const PartialRows part = results.of(rings, team);
-      x[team] = *reinterpret_cast<const float4*>(part.sum<Tile>(row, column));
-      tops[team] = part.tops[row];
-      totals[team] = part.totals[row];
+      x[team] = *reinterpret_cast<const float4*>(part.sums + place);
+      ends[team] = part.ends[row];
     }
     MergedColumns merged;
-    merged.add(x, tops, totals);
+    merged.add(x, ends);
     if (is_whole) {
       write_merged<Q>(p, work, row, column, merged);
     } else {
-      const PartialRows slot = PartialRows::slot<Tile>(p, work.piece.slot(work.piece.part));
-      *reinterpret_cast<float4*>(slot.sum<Tile>(row, column)) = merged.sums;
-      if (column == 0) {
-        slot.tops[row] = merged.top;
-        slot.totals[row] = merged.total;
-      }
+      const PartialRows slot = slot_of<Tile>(p, work.piece);
+      *reinterpret_cast<float4*>(slot.sums + place) = merged.sums;
+      if (column == 0) slot.ends[row] = merged.end;
     }
   }
 }
@@ -237,24 +235,34 @@ __device__ __noinline__ void merge_parts(const AttentionParams& p, const Attenti
   }
   __syncthreads();
   if (arrived != work.piece.parts - 1) return;
-  for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
+  const int32_t parts = work.piece.parts, rows = work.rows;
+  // Slots count 16 bytes here; the first part's is in no line with the others'.
+  constexpr uint32_t kSlot = kSlotFloats<Tile> / 4;
+  const uint32_t first = work.piece.slot(0) * kSlot, step = work.piece.slot_step * kSlot;
+  const uint32_t before_second = work.piece.slot(1) * kSlot - step;
+  for (int i = threadIdx.x; i < rows * kColumns; i += Tile::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
+    const int place = PartialRows::place<Tile>(row, column);
     MergedColumns merged;
-    for (int32_t first = 0; first < work.piece.parts; first += kMany) {
+    const PartialRows at = PartialRows::at<Tile>(p.partials);
+    const char* const sums = reinterpret_cast<const char*>(at.sums + place);
+    const char* const row_ends = reinterpret_cast<const char*>(at.ends + row);
+    uint32_t next = before_second;
+    for (int32_t done = 0; done < parts; done += kMany) {
       float4 x[kMany];
-      float tops[kMany], totals[kMany];
+      float2 ends[kMany];
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {
+        const uint64_t bytes = uint64_t(done + j == 0 ? first : next) * 16;
+        const bool exists = done + j < parts;
         x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        tops[j] = negative_infinity();
-        totals[j] = 0.0f;
-        if (first + j >= work.piece.parts) continue;
-        const PartialRows slot = PartialRows::slot<Tile>(p, work.piece.slot(first + j));
-        x[j] = __ldcg(reinterpret_cast<const float4*>(slot.sum<Tile>(row, column)));
-        tops[j] = __ldcg(slot.tops + row);
-        totals[j] = __ldcg(slot.totals + row);
+        ends[j] = make_float2(negative_infinity(), 0.0f);
+        if (exists) x[j] = __ldcg(reinterpret_cast<const float4*>(sums + bytes));
+        if (exists) ends[j] = __ldcg(reinterpret_cast<const float2*>(row_ends + bytes));
+        next += step;
+        keep(next);
       }
-      merged.add(x, tops, totals);
+      merged.add(x, ends);
     }
     write_merged<Q>(p, work, row, column, merged);
   }

@@ -21,9 +21,6 @@ __device__ __forceinline__ uint32_t load_page(const int32_t* page) {
   return value;
 }
 
-// Why: the compiler would compute it anew in each round of a loop rather than keep it.
-__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
-
 // A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. One
 // thread a token looks up its page, one group ahead, and puts the addresses of its rows into a
 // table in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for
