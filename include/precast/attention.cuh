@@ -131,28 +131,23 @@ class Attention {
     for (int32_t token = begin; token < end; token += Stream::kStep) {
       const uint32_t keys = stream.wait();
       const uint32_t values = keys + Tile::kKeyBytes;
-      typename States::Scores scores[Tile::kSpans] = {};
 #pragma unroll
       for (int span = 0; span < Tile::kSpans; ++span) {
+        const int32_t at = token + span * Tile::kSpan;
+        typename States::Scores scores = {};
+        typename States::Weights weights;
         const uint32_t from = keys + span * Tile::kSpan * Tile::KeyRows::kStride;
         if (turns_keys()) {
-          multiply_turned_keys<Tile, Q, KV>(scores[span], from, operands, turns_, token);
+          multiply_turned_keys<Tile, Q, KV>(scores, from, operands, turns_, at);
         } else {
-          multiply_keys<Tile, Q, KV>(scores[span], from, operands);
+          multiply_keys<Tile, Q, KV>(scores, from, operands);
         }
-      }
-      if constexpr (Tile::kGeneral) {
-        logits_of_scores<Tile>(p_, work, token, scale_, scores[0]);
-      } else if (token < seen_begin || token + Tile::kTokens > seen_end) {
-#pragma unroll
-        for (int span = 0; span < Tile::kSpans; ++span) {
-          limit_scores<Tile>(p_, work, token + span * Tile::kSpan, scores[span]);
+        if constexpr (Tile::kGeneral) {
+          logits_of_scores<Tile>(p_, work, at, scale_, scores);
+        } else if (at < seen_begin || at + Tile::kSpan > seen_end) {
+          limit_scores<Tile>(p_, work, at, scores);
         }
-      }
-#pragma unroll
-      for (int span = 0; span < Tile::kSpans; ++span) {
-        typename States::Weights weights;
-        states.template add<T>(scores[span], Tile::kGeneral ? 1.0f : scale_, weights);
+        states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
         multiply_values<Tile, Q, KV>(states.sums, weights,
                                      values + span * Tile::kSpan * Tile::ValueRows::kStride);
       }

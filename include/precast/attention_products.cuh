@@ -39,22 +39,30 @@ struct Widened<e4m3> {
 };
 #endif
 
-// Bytes `at` of x (0 or 2: that and the next) as two f16.
+// Four bytes as f16: the first two, and the last two.
 template <typename KV>
-__device__ __forceinline__ uint32_t widen(uint32_t x, int at);
+__device__ __forceinline__ void widen(uint32_t x, uint32_t& low, uint32_t& high);
 template <>
-__device__ __forceinline__ uint32_t widen<e5m2>(uint32_t x, int at) {
-  return __byte_perm(x, 0u, at == 0 ? 0x1404 : 0x3424);
+__device__ __forceinline__ void widen<e5m2>(uint32_t x, uint32_t& low, uint32_t& high) {
+  low = __byte_perm(x, 0u, 0x1404);
+  high = __byte_perm(x, 0u, 0x3424);
 }
 template <>
-__device__ __forceinline__ uint32_t widen<e4m3>(uint32_t x, int at) {
+__device__ __forceinline__ void widen<e4m3>(uint32_t x, uint32_t& low, uint32_t& high) {
 #if PRECAST_SM < 89
-  const uint32_t high = __byte_perm(x, 0u, at == 0 ? 0x1404 : 0x3424);
-  return (high & 0x80008000u) | (high >> 1 & 0x3f803f80u);
+  const uint32_t a = __byte_perm(x, 0u, 0x1404), b = __byte_perm(x, 0u, 0x3424);
+  low = (a & 0x80008000u) | (a >> 1 & 0x3f803f80u);
+  high = (b & 0x80008000u) | (b >> 1 & 0x3f803f80u);
 #else
-  const __nv_fp8x2_storage_t pair = static_cast<__nv_fp8x2_storage_t>(at == 0 ? x : x >> 16);
-  const __half2_raw wide = __nv_cvt_fp8x2_to_halfraw2(pair, __NV_E4M3);
-  return wide.x | uint32_t(wide.y) << 16;
+  // Why not the intrinsic: it costs a shift for the upper half.
+  asm("{\n"
+      ".reg .b16 a, b;\n"
+      "mov.b32 {a, b}, %2;\n"
+      "cvt.rn.f16x2.e4m3x2 %0, a;\n"
+      "cvt.rn.f16x2.e4m3x2 %1, b;\n"
+      "}"
+      : "=r"(low), "=r"(high)
+      : "r"(x));
 #endif
 }
 
@@ -100,7 +108,8 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
         load_matrices(b, keys + from + pair * 16 * Rows::kStride);
 #pragma unroll
         for (int i = 0; i < (is_pair ? 4 : 2); ++i) {
-          const uint32_t b0 = widen<KV>(b[i], 0), b1 = widen<KV>(b[i], 2);
+          uint32_t b0, b1;
+          widen<KV>(b[i], b0, b1);
 #pragma unroll
           for (int m = 0; m < Tile::kRowTiles; ++m) {
             multiply_add<T>(scores[m][2 * pair + i % 2], a[i / 2][m], b0, b1);
@@ -147,10 +156,11 @@ __device__ __forceinline__ void multiply_values(
 #pragma unroll
         for (int i = 0; i < (is_pair ? 2 : 1); ++i) {
           // Bytes: token, column; token, column + 1; token + 1, column; token + 1, column + 1.
-          const uint32_t low = __byte_perm(b[2 * i], 0u, 0x3120);
-          const uint32_t high = __byte_perm(b[2 * i + 1], 0u, 0x3120);
-          const uint32_t even[2] = {widen<KV>(low, 0), widen<KV>(high, 0)};
-          const uint32_t odd[2] = {widen<KV>(low, 2), widen<KV>(high, 2)};
+          uint32_t even[2], odd[2];
+#pragma unroll
+          for (int j = 0; j < 2; ++j) {
+            widen<KV>(__byte_perm(b[2 * i + j], 0u, 0x3120), even[j], odd[j]);
+          }
 #pragma unroll
           for (int m = 0; m < Tile::kRowTiles; ++m) {
             multiply_add<T>(sums[m][2 * (column + i)], weights[m][step], even[0], even[1]);

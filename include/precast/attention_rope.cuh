@@ -88,7 +88,9 @@ __device__ __forceinline__ float2 load_key_pair(uint32_t keys, int row, int colu
   } else {
     unsigned short bits;
     asm volatile("ld.shared.u16 %0, [%1];" : "=h"(bits) : "r"(at) : "memory");
-    return unpack_pair(f16(), widen<KV>(bits, 0));
+    uint32_t low, high;
+    widen<KV>(bits, low, high);
+    return unpack_pair(f16(), low);
   }
 }
 
