@@ -63,8 +63,8 @@ class Attention {
     __syncthreads();
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
-    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes),
-                  reinterpret_cast<TokenRows*>(table), team_);
+    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes), shared_address(table),
+                  team_);
     stream.follow(&queue.works[0]);
     copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
@@ -140,7 +140,7 @@ class Attention {
         if (turns_keys()) {
           multiply_turned_keys<Tile, Q, KV>(scores, from, operands, turns_, at);
         } else {
-          multiply_keys<Tile, Q, KV>(scores, from, operands);
+          multiply_keys<Tile, Q, KV>(scores, from, lanes_.keys, operands);
         }
         if constexpr (Tile::kGeneral) {
           logits_of_scores<Tile>(p_, work, at, scale_, scores);
@@ -149,7 +149,8 @@ class Attention {
         }
         states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
         multiply_values<Tile, Q, KV>(states.sums, weights,
-                                     values + span * Tile::kSpan * Tile::ValueRows::kStride);
+                                     values + span * Tile::kSpan * Tile::ValueRows::kStride,
+                                     lanes_.values);
       }
     }
     if constexpr (!kCopiesEarly) copy_next();
@@ -178,6 +179,7 @@ class Attention {
   RopeTurns* turns_;
   unsigned char* rings_;  // [kTeams, kStages, keys and values]
   AttentionShared<Tile>& shared_;
+  ProductLanes<Tile> lanes_;
   int team_;
   float scale_;
 };

@@ -66,16 +66,29 @@ __device__ __forceinline__ void widen<e4m3>(uint32_t x, uint32_t& low, uint32_t&
 #endif
 }
 
+// Offsets of a lane's first rows in keys and values, which products add to the address of a group.
+template <typename Tile>
+struct ProductLanes {
+  uint32_t keys, values;
+
+  __device__ __forceinline__ ProductLanes()
+      : keys(Tile::kFp8 ? rows_first<typename Tile::KeyRows>()
+                        : chunks_first<typename Tile::KeyRows>()),
+        values(rows_first<typename Tile::ValueRows>()) {
+    keep(keys);
+    keep(values);
+  }
+};
+
 // scores += queries [16 kRowTiles, kDimK] x keys [kTokens, kDimK]^T. `query(step, tile)` gives the
 // operand of 16 columns.
 template <typename Tile, typename Q, typename KV, typename Queries>
 __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][Tile::kSpan / 8][4],
-                                              uint32_t keys, const Queries& queries) {
+                                              uint32_t keys, int lane, const Queries& queries) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   constexpr int kSteps = Tile::kDimK / 16;
   if constexpr (!Tile::kFp8) {
-    const int lane = chunks_first<Rows>();
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       uint32_t a[Tile::kRowTiles][4];
@@ -92,7 +105,6 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
       }
     }
   } else {
-    const int lane = rows_first<Rows>();
 #pragma unroll
     for (int step = 0; step < kSteps; step += 2) {
       const bool is_pair = step + 1 < kSteps;
@@ -126,10 +138,9 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
 template <typename Tile, typename Q, typename KV>
 __device__ __forceinline__ void multiply_values(
     float (&sums)[Tile::kRowTiles][Tile::kDimV / 8][4],
-    const uint32_t (&weights)[Tile::kRowTiles][Tile::kSpan / 16][4], uint32_t values) {
+    const uint32_t (&weights)[Tile::kRowTiles][Tile::kSpan / 16][4], uint32_t values, int lane) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::ValueRows;
-  const int lane = rows_first<Rows>();
 #pragma unroll
   for (int step = 0; step < Tile::kSpan / 16; ++step) {
     if constexpr (!Tile::kFp8) {

@@ -13,9 +13,6 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// The value stays in a register. Why: the compiler would compute it anew in each round of a loop.
-__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
-
 // A piece, with the head and the part of the values' columns that its kv_head stands for.
 struct AttentionWork {
   Piece piece;
@@ -171,6 +168,7 @@ struct QueryOperands {
   __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
     rows_ = queries + QueryRowsOfWarp<Tile>::first() * Tile::QueryRows::kStride;
     lane_ = rows_first<typename Tile::QueryRows>();
+    keep(lane_);
     if constexpr (kHeld) {
 #pragma unroll
       for (int step = 0; step < kSteps; ++step) load_matrices(held_[step], address(0, step));
@@ -195,7 +193,7 @@ struct QueryOperands {
   }
 
   uint32_t rows_;
-  int lane_;
+  uint32_t lane_;
   uint32_t held_[kHeld ? kSteps : 1][4];
 };
 

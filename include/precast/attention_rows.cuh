@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Softmax over tokens that come in groups: of each row a maximum, a denominator and sums of values,
-// all relative to that maximum.
+// all relative to that maximum. The maximum may lag behind: weights then exceed 1, up to 2^kSlack,
+// which costs no digits and saves most of the times that sums have to be brought to a new one.
 //
 // Source   Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867;
 //          Dao et al., FlashAttention, arXiv:2205.14135.
@@ -42,8 +43,10 @@ struct RowStates {
   using Scores = float[kRowTiles][kTokens / 8][4];
   using Weights = uint32_t[kRowTiles][kTokens / 16][4];
 
+  static constexpr float kSlack = 8.0f;
+
   float sums[kRowTiles][Tile::kDimV / 8][4];
-  float top[kRowTiles][2];    // base 2, scaled
+  float top[kRowTiles][2];    // of logits in base 2
   float total[kRowTiles][2];  // this lane's tokens alone, until finish()
 
   __device__ __forceinline__ RowStates() {
@@ -66,28 +69,23 @@ struct RowStates {
   // tokens as operands of the product with values; T is their type.
   template <typename T>
   __device__ __forceinline__ void add(Scores& scores, float scale, Weights& weights) {
-    float base[kRowTiles][2];
+    float most[kRowTiles][2];  // of this lane
     bool grows = false;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        float most = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+        most[m][half] = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
 #pragma unroll
         for (int n = 1; n < kTokens / 8; ++n) {
-          most = fmaxf(most, fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+          most[m][half] =
+              fmaxf(most[m][half], fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
         }
-        most = fmaxf(quad_max(most) * scale, top[m][half]);
-        grows |= most > top[m][half];
-        base[m][half] = most;
+        most[m][half] *= scale;
+        grows |= most[m][half] > top[m][half] + kSlack;
       }
     }
-    // Why: after the first groups maxima seldom grow.
-#if defined(PT_ALWAYS)
-    rescale(base);
-#else
-    if (__any_sync(0xffffffffu, grows)) rescale(base);
-#endif
+    if (__any_sync(0xffffffffu, grows)) raise(most);
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -116,13 +114,15 @@ struct RowStates {
   }
 
  private:
-  __device__ __forceinline__ void rescale(const float (&base)[kRowTiles][2]) {
+  // Brings rows to new maxima, each row by its own tokens alone.
+  __device__ __forceinline__ void raise(const float (&most)[kRowTiles][2]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float factor = weight_of(top[m][half], base[m][half]);
-        top[m][half] = base[m][half];
+        const float old = top[m][half], found = quad_max(most[m][half]);
+        if (found > old + kSlack) top[m][half] = found;
+        const float factor = weight_of(old, top[m][half]);
         total[m][half] *= factor;
 #pragma unroll
         for (int n = 0; n < Tile::kDimV / 8; ++n) {

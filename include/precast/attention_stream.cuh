@@ -21,16 +21,19 @@ __device__ __forceinline__ uint32_t load_page(const int32_t* page) {
   return value;
 }
 
+__device__ __forceinline__ void store_address(uint32_t to, const void* address) {
+  asm volatile("st.shared.u64 [%0], %1;" ::"r"(to), "l"(address) : "memory");
+}
+
+__device__ __forceinline__ void load_addresses(uint64_t (&x)[2], uint32_t from) {
+  asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "r"(from) : "memory");
+}
+
 // A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. One
 // thread a token looks up its page, one group ahead, and puts the addresses of its rows into a
 // table in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for
 // each group of tokens, and an empty one where there are none to load: so the number of groups that
 // may be open when tokens are awaited is always the same.
-struct alignas(16) TokenRows {
-  const uint4* k;
-  const uint4* v;
-};
-
 template <typename Tile, typename KV>
 class TokenStream {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
@@ -39,12 +42,15 @@ class TokenStream {
   static constexpr int kRowsAtOnce = Tile::kTeamThreads / kLanes;
   static constexpr int kRounds = (Tile::kTokens + kRowsAtOnce - 1) / kRowsAtOnce;
   static constexpr int kPerChunk = 16 / sizeof(KV);
+  // Threads look up a token each, for keys and values alike where they are too few for both.
+  static constexpr bool kSplit = 2 * Tile::kTokens <= Tile::kTeamThreads;
+  static constexpr int kLookUps = (kSplit ? 2 : 1) * Tile::kTokens;
 
  public:
   static constexpr int kStep = Tile::kTeams * Tile::kTokens;
 
-  // `ring`: shared address. `table`: [2, kTokens] in shared memory.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, TokenRows* table,
+  // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, uint32_t table,
                                          int team)
       : p_(p), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
@@ -94,7 +100,7 @@ class TokenStream {
   }
 
   // Between pieces: bytes from the ring's start to a stage that nothing is loaded into.
-  __device__ __forceinline__ int free_stage() const { return next_stage_ * Tile::kStageBytes; }
+  __device__ __forceinline__ int free_stage() const { return next_stage(); }
 
  private:
   static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kTeamThreads; }
@@ -107,21 +113,37 @@ class TokenStream {
     }
   }
 
+  static __device__ __forceinline__ bool takes_values() {
+    return kSplit && thread() >= Tile::kTokens;
+  }
+
+  // The stage that is loaded next.
+  __device__ __forceinline__ int next_stage() const {
+    const int stage = stage_ + loading_;
+    return (stage >= Tile::kStages ? stage - Tile::kStages : stage) * Tile::kStageBytes;
+  }
+
   // Goes on to the piece that waits.
   __device__ __forceinline__ void begin() {
-    next_ = waiting_->piece.kv_begin + team_ * Tile::kTokens;
-    end_ = waiting_->piece.kv_end;
-    loaded_ = waiting_;
+    const AttentionWork& work = *waiting_;
+    next_ = work.piece.kv_begin + team_ * Tile::kTokens;
+    end_ = work.piece.kv_end;
+    page_start_ = work.piece.kv_start;
+    const uint4* k = static_cast<const uint4*>(p_.k.data) + work.head * p_.k.head_stride;
+    const uint4* v = static_cast<const uint4*>(p_.v.data) + work.head * p_.v.head_stride +
+                     work.value_column / kPerChunk;
+    base_[0] = takes_values() ? v : k;
+    if constexpr (!kSplit) base_[1] = v;
     waiting_ = nullptr;
     find_pages();
   }
 
   // Starts to look up the pages of the group from next_ on.
   __device__ __forceinline__ void find_pages() {
-    if (thread() >= Tile::kTokens) return;
-    const uint32_t token = next_ + thread();
+    if (thread() >= kLookUps) return;
+    const uint32_t token = next_ + thread() % Tile::kTokens;
     const uint32_t page = p_.page_size.divide(token);
-    page_ = loaded_->piece.kv_start + page;
+    page_ = page_start_ + page;
     entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
@@ -130,15 +152,17 @@ class TokenStream {
 
   // Those pages become addresses in the table. Why not at once: the look-up takes long.
   __device__ __forceinline__ void publish_rows() {
-    if (next_ >= end_ || thread() >= Tile::kTokens) return;
+    if (next_ >= end_ || thread() >= kLookUps) return;
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
-    const uint4* k = static_cast<const uint4*>(p_.k.data) + loaded_->head * p_.k.head_stride;
-    const uint4* v = static_cast<const uint4*>(p_.v.data) + loaded_->head * p_.v.head_stride +
-                     loaded_->value_column / kPerChunk;
-    table_[side_ * Tile::kTokens + thread()] = {
-        k + (page * p_.k.page_stride + entry * p_.k.entry_stride),
-        v + (page * p_.v.page_stride + entry * p_.v.entry_stride)};
+    const uint32_t to = table_ + (side_ * Tile::kTokens + thread() % Tile::kTokens) * 16;
+    const bool is_v = takes_values();
+    store_address(to + (is_v ? 8 : 0),
+                  base_[0] + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
+                              entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
+    if constexpr (!kSplit) {
+      store_address(to + 8, base_[1] + (page * p_.v.page_stride + entry * p_.v.entry_stride));
+    }
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
@@ -159,17 +183,22 @@ class TokenStream {
 
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
-      const uint32_t stage = next_stage_ * Tile::kStageBytes;
-      next_stage_ = next_stage_ + 1 == Tile::kStages ? 0 : next_stage_ + 1;
+      const uint32_t stage = next_stage();
       ++loading_;
+      uint64_t rows[kRounds][2];  // addresses of keys and values
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) {
+        const int own = static_cast<int>(row_) + i * kRowsAtOnce;
+        const int row = Tile::kTokens % kRowsAtOnce == 0 ? own : min(own, Tile::kTokens - 1);
+        load_addresses(rows[i], table_ + (side_ * Tile::kTokens + row) * 16);
+      }
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int row = row_ + i * kRowsAtOnce;
         if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) break;
         const bool exists = next_ + row < end_;
-        const TokenRows rows = table_[side_ * Tile::kTokens + row];
-        const uint4* k = rows.k + lane_;
-        const uint4* v = rows.v + lane_;
+        const uint4* k = reinterpret_cast<const uint4*>(rows[i][0]) + lane_;
+        const uint4* v = reinterpret_cast<const uint4*>(rows[i][1]) + lane_;
 #pragma unroll
         for (int j = 0; j < kKeyChunks / kLanes; ++j) {
           copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes,
@@ -194,15 +223,15 @@ class TokenStream {
 
   const AttentionParams& p_;
   uint32_t ring_;
-  TokenRows* table_;
+  uint32_t table_;  // [2, kTokens, keys and values] addresses
   int team_;
   uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
-  int stage_ = 0;       // that is consumed next
-  int next_stage_ = 0;  // that is loaded next
-  int loading_ = 0;     // stages between them
+  int stage_ = 0;    // that is consumed next
+  int loading_ = 0;  // stages from it on that are loaded, or under way
   // What is loaded.
-  const AttentionWork* loaded_ = nullptr;
+  const uint4* base_[kSplit ? 1 : 2];
+  uint32_t page_start_ = 0;
   int32_t next_ = 0, end_ = 0;
   uint32_t page_ = 0, entry_ = 0;           // of this thread's token, of the group from next_ on
   int side_ = 0;                            // of the table
