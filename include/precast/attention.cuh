@@ -66,7 +66,7 @@ class Attention {
     Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes), shared_address(table),
                   team_);
     stream.follow(&queue.works[0]);
-    copy_queries<Tile, Q>(p_, queue.works[0], shared_address(queries_));
+    copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
     if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
@@ -118,7 +118,7 @@ class Attention {
     const QueryOperands<Tile> operands(shared_address(queries));
     const auto copy_next = [&] {
       __syncwarp();
-      if (next != nullptr) copy_queries<Tile, Q>(p_, *next, shared_address(next_queries));
+      if (next != nullptr) copy_queries<Tile>(p_, *next, shared_address(next_queries));
     };
     if constexpr (kCopiesEarly) copy_next();
     // Tokens that all rows of the tile see.

@@ -104,22 +104,31 @@ struct QueryRowsOfWarp {
 };
 
 // Starts to copy the rows to shared memory, and closes the group. Rows that do not exist are zeros.
-template <typename Tile, typename Q>
+template <typename Tile>
 __device__ __forceinline__ void copy_queries(const AttentionParams& p, const AttentionWork& work,
                                              uint32_t target) {
   using Rows = QueryRowsOfWarp<Tile>;
   constexpr int kChunks = Tile::kDimK / 8;
+  constexpr int kAll = Rows::kRows * kChunks;
+  // A lane finds one row for its warp.
+  const int lane = threadIdx.x % 32, own = Rows::first() + lane % Rows::kRows;
+  const char* row_of_lane = nullptr;
+  if (own < work.rows) {
+    const AttentionRow at(p, work, own);
+    row_of_lane =
+        static_cast<const char*>(p.q) +
+        2 * (int64_t(work.piece.q_begin + at.query) * p.q_stride + at.head * p.q_head_stride);
+  }
 #pragma unroll 4
-  for (int i = threadIdx.x % Rows::kLoaders; i < Rows::kRows * kChunks; i += Rows::kLoaders) {
-    const int row = Rows::first() + i / kChunks, chunk = i % kChunks;
-    const bool exists = row < work.rows;
-    const AttentionRow at(p, work, exists ? row : 0);
-    const Q* source = static_cast<const Q*>(p.q);
-    if (exists) {
-      source += int64_t(work.piece.q_begin + at.query) * p.q_stride + at.head * p.q_head_stride +
-                chunk * 8;
-    }
-    copy_async(target + Tile::QueryRows::offset(row, chunk), source, exists);
+  for (int first = 0; first < kAll; first += Rows::kLoaders) {
+    const int i = first + threadIdx.x % Rows::kLoaders;
+    const int row = i / kChunks, chunk = i % kChunks;
+    const char* const source = reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row_of_lane), row % 32));
+    if (kAll % Rows::kLoaders != 0 && i >= kAll) continue;
+    const bool exists = source != nullptr;
+    copy_async(target + Tile::QueryRows::offset(Rows::first() + row, chunk),
+               exists ? source + chunk * 16 : p.q, exists);
   }
   close_copies();
 }
