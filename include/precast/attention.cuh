@@ -189,6 +189,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
     const __grid_constant__ AttentionParams p) {
   extern __shared__ __align__(128) unsigned char attention_memory[];
   __shared__ AttentionShared<Tile> shared;
+  static_assert(sizeof shared <= Tile::kStaticBytes, "there is room");
   allow_next_grid();
   wait_for_previous_grid();
   Attention<Tile, Q, KV>(p, attention_memory, shared).run();

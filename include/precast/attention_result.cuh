@@ -93,7 +93,7 @@ __device__ __forceinline__ PartialRows slot_of(const AttentionParams& p, const P
 // What the teams of a CTA leave: sums in a free stage of each ring, the rest here.
 template <typename Tile>
 struct TeamResults {
-  float2 ends[Tile::kTeams][Tile::kRows];
+  float2 ends[Tile::kTeams][Tile::kNarrow ? Tile::kRows : 1];
   int stages[Tile::kTeams];  // bytes from the ring's start
 
   __device__ __forceinline__ PartialRows of(unsigned char* rings, int team) {

@@ -123,13 +123,14 @@ struct AttentionTile {
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
   static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
+  static constexpr int kStaticBytes = kNarrow ? 1280 : 768;  // room for AttentionShared
   static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
   static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
   static constexpr int kFixedBytes =
       kQueryBuffers * kQueryBytes + kTurnBytes + (kNarrow ? kMostWarps : 1) * kTableBytes;
 
   static constexpr int kWarps =
-      kNarrow && kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
+      kNarrow && kStaticBytes + kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
   static constexpr int kThreads = kWarps * 32;
   static constexpr int kTeams = kNarrow ? kWarps : 1;
   static constexpr int kTeamThreads = kThreads / kTeams;
@@ -138,7 +139,7 @@ struct AttentionTile {
   // many stages as fit, at most six.
   static constexpr int kLeastStages = kNarrow ? 3 : 2;
   static constexpr int stages_in(int bytes) {
-    return (bytes - kFixedBytes) / (kTeams * kStageBytes);
+    return (bytes - kStaticBytes - kFixedBytes) / (kTeams * kStageBytes);
   }
   static constexpr bool kTwoCtas =
       stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kDimV * kRowTiles <= 256;
@@ -152,7 +153,7 @@ struct AttentionTile {
   static_assert(kFixedBytes % 128 == 0 && kRingBytes % 128 == 0, "rings start at such an address");
   static_assert(!kNarrow || kRows * kDimV * 4 <= kStageBytes, "a team's result fits a stage");
   static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
-  static_assert(kSharedBytes <= kSharedOfCta, "it fits");
+  static_assert(kStaticBytes + kSharedBytes <= kSharedOfCta, "it fits");
 };
 
 template <int kKvBytes, int kDimQ, int kDimV>
