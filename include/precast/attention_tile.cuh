@@ -123,7 +123,7 @@ struct AttentionTile {
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
   static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
-  static constexpr int kStaticBytes = kNarrow ? 1280 : 768;  // room for AttentionShared
+  static constexpr int kStaticBytes = kNarrow ? 1024 : 768;  // room for AttentionShared
   static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
   static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
   static constexpr int kFixedBytes =
