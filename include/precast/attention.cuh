@@ -63,9 +63,9 @@ class Attention {
     __syncthreads();
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
-    Stream stream(p_, shared_address(rings_ + team_ * Tile::kRingBytes), shared_address(table),
-                  team_);
-    stream.follow(&queue.works[0]);
+    Stream stream(p_, queue, shared_address(rings_ + team_ * Tile::kRingBytes),
+                  shared_address(table), team_);
+    stream.follow(0);
     copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
     if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
@@ -76,7 +76,7 @@ class Attention {
       const int next = slot == 2 ? 0 : slot + 1, last = next == 2 ? 0 : next + 1;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
-      stream.follow(goes_on ? &queue.works[next] : nullptr);
+      stream.follow(goes_on ? next : -1);
       stream.fill();
       if (threadIdx.x == 0 && goes_on) queue.template take<Tile>(p_, last);
       unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
@@ -121,44 +121,32 @@ class Attention {
       if (next != nullptr) copy_queries<Tile>(p_, *next, shared_address(next_queries));
     };
     if constexpr (kCopiesEarly) copy_next();
-    // Tokens that all rows of the tile see.
-    const AttentionRow first(p_, work, 0), last(p_, work, work.rows - 1);
-    const int32_t seen_begin = TokenLimits(p_, work.piece, last.query).begin;
-    const int32_t seen_end = TokenLimits(p_, work.piece, first.query).end;
-    const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens, end = work.piece.kv_end;
+    const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens;
 
     States states;
-    for (int32_t token = begin; token < end; token += Stream::kStep) {
+    for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
       const uint32_t keys = stream.wait();
-      const uint32_t values = keys + Tile::kKeyBytes;
-#pragma unroll
-      for (int span = 0; span < Tile::kSpans; ++span) {
-        const int32_t at = token + span * Tile::kSpan;
-        typename States::Scores scores = {};
-        typename States::Weights weights;
-        const uint32_t from = keys + span * Tile::kSpan * Tile::KeyRows::kStride;
-        if (turns_keys()) {
-          multiply_turned_keys<Tile, Q, KV>(scores, from, operands, turns_, at);
-        } else {
-          multiply_keys<Tile, Q, KV>(scores, from, lanes_.keys, operands);
-        }
-        if constexpr (Tile::kGeneral) {
-          logits_of_scores<Tile>(p_, work, at, scale_, scores);
-        } else if (at < seen_begin || at + Tile::kSpan > seen_end) {
-          limit_scores<Tile>(p_, work, at, scores);
-        }
-        states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
-        multiply_values<Tile, Q, KV>(states.sums, weights,
-                                     values + span * Tile::kSpan * Tile::ValueRows::kStride,
-                                     lanes_.values);
+      typename States::Scores scores = {};
+      typename States::Weights weights;
+      if (turns_keys()) {
+        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+      } else {
+        multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
       }
+      if constexpr (Tile::kGeneral) {
+        logits_of_scores<Tile>(p_, work, token, scale_, scores);
+      } else if (token < work.seen_begin || token + Tile::kTokens > work.seen_end) {
+        limit_scores<Tile>(p_, work, token, scores);
+      }
+      states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes, lanes_.values);
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish();
 
     if constexpr (Tile::kNarrow) {
       // The next queries are behind fewer groups of copies than stream.wait() leaves open.
-      if (begin + Stream::kStep * Tile::kStages > end) wait_for_copies<0>();
+      if (begin + Stream::kStep * Tile::kStages > work.piece.kv_end) wait_for_copies<0>();
       __syncwarp();
       TeamResults<Tile>& results = shared_.results;
       if (threadIdx.x % 32 == 0) results.stages[team_] = stream.free_stage();

@@ -83,8 +83,9 @@ struct ProductLanes {
 // scores += queries [16 kRowTiles, kDimK] x keys [kTokens, kDimK]^T. `query(step, tile)` gives the
 // operand of 16 columns.
 template <typename Tile, typename Q, typename KV, typename Queries>
-__device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][Tile::kSpan / 8][4],
-                                              uint32_t keys, int lane, const Queries& queries) {
+__device__ __forceinline__ void multiply_keys(
+    float (&scores)[Tile::kRowTiles][Tile::kTokens / 8][4], uint32_t keys, int lane,
+    const Queries& queries) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   constexpr int kSteps = Tile::kDimK / 16;
@@ -94,7 +95,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
       uint32_t a[Tile::kRowTiles][4];
       queries.load(a, step);
 #pragma unroll
-      for (int pair = 0; pair < Tile::kSpan / 16; ++pair) {
+      for (int pair = 0; pair < Tile::kTokens / 16; ++pair) {
         uint32_t b[4];
         load_matrices(b, keys + Rows::later(lane, 2 * step) + pair * 16 * Rows::kStride);
 #pragma unroll
@@ -115,7 +116,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
       const int from =
           is_pair ? Rows::later(lane, step) : Rows::offset(threadIdx.x % 16, 0) + step * 16;
 #pragma unroll
-      for (int pair = 0; pair < Tile::kSpan / 16; ++pair) {
+      for (int pair = 0; pair < Tile::kTokens / 16; ++pair) {
         uint32_t b[4];
         load_matrices(b, keys + from + pair * 16 * Rows::kStride);
 #pragma unroll
@@ -138,11 +139,11 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][T
 template <typename Tile, typename Q, typename KV>
 __device__ __forceinline__ void multiply_values(
     float (&sums)[Tile::kRowTiles][Tile::kDimV / 8][4],
-    const uint32_t (&weights)[Tile::kRowTiles][Tile::kSpan / 16][4], uint32_t values, int lane) {
+    const uint32_t (&weights)[Tile::kRowTiles][Tile::kTokens / 16][4], uint32_t values, int lane) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::ValueRows;
 #pragma unroll
-  for (int step = 0; step < Tile::kSpan / 16; ++step) {
+  for (int step = 0; step < Tile::kTokens / 16; ++step) {
     if constexpr (!Tile::kFp8) {
 #pragma unroll
       for (int column = 0; column < Tile::kDimV / 16; ++column) {

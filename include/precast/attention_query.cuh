@@ -16,10 +16,37 @@ namespace precast {
 // A piece, with the head and the part of the values' columns that its kv_head stands for.
 struct AttentionWork {
   Piece piece;
-  int32_t head;          // of keys and values
-  int32_t value_column;  // the first one
-  int32_t first_row;     // packed
-  int32_t rows;          // that exist, of the tile
+  int32_t head;                  // of keys and values
+  int32_t value_column;          // the first one
+  int32_t first_row;             // packed
+  int32_t rows;                  // that exist, of the tile
+  int32_t seen_begin, seen_end;  // tokens that all rows see by causal mask and window
+};
+
+// A packed row of a tile.
+struct AttentionRow {
+  int32_t query;  // of the request
+  int32_t head;   // of the queries
+
+  __device__ __forceinline__ AttentionRow(const AttentionParams& p, const AttentionWork& work,
+                                          int row) {
+    const int32_t packed = work.first_row + row;
+    query = static_cast<int32_t>(p.group.divide(packed));
+    head = (work.head - query) * static_cast<int32_t>(p.group.value) + packed;
+  }
+};
+
+// The tokens that a row sees by the causal mask and the window: [begin, end).
+struct TokenLimits {
+  int32_t begin, end;
+
+  __device__ __forceinline__ TokenLimits(const AttentionParams& p, const Piece& piece,
+                                         int32_t query) {
+    const int32_t position = piece.kv_len - piece.q_len + query;
+    begin = p.window_left >= 0 ? position - p.window_left : 0;
+    end = piece.kv_end;
+    if (p.mask == AttentionMask::causal && position < end) end = position + 1;
+  }
 };
 
 // The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in
@@ -47,6 +74,9 @@ struct AttentionQueue {
     const int32_t queries = min(work.piece.q_len, p.q_rows - work.piece.q_begin);
     const int32_t rows = queries * static_cast<int32_t>(p.group.value) - work.first_row;
     work.rows = max(0, min(rows, Tile::kRows));
+    const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
+    work.seen_begin = TokenLimits(p, work.piece, last.query).begin;
+    work.seen_end = TokenLimits(p, work.piece, first.query).end;
   }
 
   template <typename Tile>
@@ -54,32 +84,6 @@ struct AttentionQueue {
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
     take<Tile>(p, 0);
-  }
-};
-
-// A packed row of a tile.
-struct AttentionRow {
-  int32_t query;  // of the request
-  int32_t head;   // of the queries
-
-  __device__ __forceinline__ AttentionRow(const AttentionParams& p, const AttentionWork& work,
-                                          int row) {
-    const int32_t packed = work.first_row + row;
-    query = static_cast<int32_t>(p.group.divide(packed));
-    head = (work.head - query) * static_cast<int32_t>(p.group.value) + packed;
-  }
-};
-
-// The tokens that a row sees by the causal mask and the window: [begin, end).
-struct TokenLimits {
-  int32_t begin, end;
-
-  __device__ __forceinline__ TokenLimits(const AttentionParams& p, const Piece& piece,
-                                         int32_t query) {
-    const int32_t position = piece.kv_len - piece.q_len + query;
-    begin = p.window_left >= 0 ? position - p.window_left : 0;
-    end = piece.kv_end;
-    if (p.mask == AttentionMask::causal && position < end) end = position + 1;
   }
 };
 

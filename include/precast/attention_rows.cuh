@@ -39,7 +39,7 @@ __device__ __forceinline__ float weight_of(float x, float top) {
 template <typename Tile>
 struct RowStates {
   static constexpr int kRowTiles = Tile::kRowTiles;
-  static constexpr int kTokens = Tile::kSpan;
+  static constexpr int kTokens = Tile::kTokens;
   using Scores = float[kRowTiles][kTokens / 8][4];
   using Weights = uint32_t[kRowTiles][kTokens / 16][4];
 
@@ -155,7 +155,7 @@ __device__ __forceinline__ void limit_scores(const AttentionParams& p, const Att
       const TokenLimits limits(p, work.piece, row.query);
       const int32_t begin = limits.begin - first, end = limits.end - first;
 #pragma unroll
-      for (int i = 0; i < Tile::kSpan / 4; ++i) {
+      for (int i = 0; i < Tile::kTokens / 4; ++i) {
         const int token = i / 2 * 8 + i % 2;
         float& score = scores[m][i / 2][half * 2 + i % 2];
         if (token < begin || token >= end) score = negative_infinity();

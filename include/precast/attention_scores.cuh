@@ -81,7 +81,7 @@ __device__ __forceinline__ void logits_of_scores(const AttentionParams& p,
       const Visibility visible(p, work.piece, row.query);
       const float slope = has_slopes ? load_scalar(p.alibi_slopes + row.head) : 0.0f;
 #pragma unroll
-      for (int i = 0; i < Tile::kSpan / 4; ++i) {
+      for (int i = 0; i < Tile::kTokens / 4; ++i) {
         const int32_t token = first + i / 2 * 8 + i % 2;
         float& score = scores[m][i / 2][half * 2 + i % 2];
         float x = score * scale;

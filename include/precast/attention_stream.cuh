@@ -44,29 +44,33 @@ class TokenStream {
   static constexpr int kPerChunk = 16 / sizeof(KV);
   // Threads look up a token each, for keys and values alike where they are too few for both.
   static constexpr bool kSplit = 2 * Tile::kTokens <= Tile::kTeamThreads;
+  // Rows of keys and values lie alike in their halves of a stage.
+  static constexpr bool kAlike = Tile::KeyRows::kStride == Tile::ValueRows::kStride;
   static constexpr int kLookUps = (kSplit ? 2 : 1) * Tile::kTokens;
 
  public:
   static constexpr int kStep = Tile::kTeams * Tile::kTokens;
 
   // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, uint32_t ring, uint32_t table,
-                                         int team)
-      : p_(p), ring_(ring), table_(table), team_(team) {
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionQueue& queue,
+                                         uint32_t ring, uint32_t table, int team)
+      : p_(p), queue_(queue), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
     lane_ = thread() % kLanes;
     key_target_ = ring + Tile::KeyRows::offset(row_, lane_);
-    value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
     keep(row_);
     keep(key_target_);
-    keep(value_target_);
+    if constexpr (!kAlike) {
+      value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
+      keep(value_target_);
+    }
   }
 
-  // What to load when all of the piece before is under way; null: nothing.
-  __device__ __forceinline__ void follow(const AttentionWork* work) {
-    if (waiting_ != nullptr) begin();
-    waiting_ = work;
-    if (waiting_ != nullptr && next_ >= end_) begin();
+  // The slot of what to load when all of the piece before is under way; -1: nothing.
+  __device__ __forceinline__ void follow(int slot) {
+    if (waiting_ >= 0) begin();
+    waiting_ = slot;
+    if (waiting_ >= 0 && next_ >= end_) begin();
   }
 
   // Starts copies until the ring is full; before the first wait() of a piece.
@@ -100,7 +104,7 @@ class TokenStream {
   }
 
   // Between pieces: bytes from the ring's start to a stage that nothing is loaded into.
-  __device__ __forceinline__ int free_stage() const { return next_stage(); }
+  __device__ __forceinline__ int free_stage() const { return next_number() * Tile::kStageBytes; }
 
  private:
   static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kTeamThreads; }
@@ -117,15 +121,24 @@ class TokenStream {
     return kSplit && thread() >= Tile::kTokens;
   }
 
+  __device__ __forceinline__ uint32_t value_target() const {
+    return kAlike ? key_target_ + Tile::kKeyBytes : value_target_;
+  }
+
+  // The half of the table for the group that is loaded next.
+  __device__ __forceinline__ uint32_t side() const {
+    return table_ + (Tile::kStages == 2 ? next_number() : side_) * (Tile::kTokens * 16);
+  }
+
   // The stage that is loaded next.
-  __device__ __forceinline__ int next_stage() const {
+  __device__ __forceinline__ int next_number() const {
     const int stage = stage_ + loading_;
-    return (stage >= Tile::kStages ? stage - Tile::kStages : stage) * Tile::kStageBytes;
+    return stage >= Tile::kStages ? stage - Tile::kStages : stage;
   }
 
   // Goes on to the piece that waits.
   __device__ __forceinline__ void begin() {
-    const AttentionWork& work = *waiting_;
+    const AttentionWork& work = queue_.works[waiting_];
     next_ = work.piece.kv_begin + team_ * Tile::kTokens;
     end_ = work.piece.kv_end;
     page_start_ = work.piece.kv_start;
@@ -134,7 +147,7 @@ class TokenStream {
                      work.value_column / kPerChunk;
     base_[0] = takes_values() ? v : k;
     if constexpr (!kSplit) base_[1] = v;
-    waiting_ = nullptr;
+    waiting_ = -1;
     find_pages();
   }
 
@@ -155,7 +168,7 @@ class TokenStream {
     if (next_ >= end_ || thread() >= kLookUps) return;
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
-    const uint32_t to = table_ + (side_ * Tile::kTokens + thread() % Tile::kTokens) * 16;
+    const uint32_t to = side() + thread() % Tile::kTokens * 16;
     const bool is_v = takes_values();
     store_address(to + (is_v ? 8 : 0),
                   base_[0] + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
@@ -183,14 +196,15 @@ class TokenStream {
 
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
-      const uint32_t stage = next_stage();
+      const uint32_t stage = next_number() * Tile::kStageBytes;
+      const uint32_t table = side();
       ++loading_;
       uint64_t rows[kRounds][2];  // addresses of keys and values
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
         const int own = static_cast<int>(row_) + i * kRowsAtOnce;
         const int row = Tile::kTokens % kRowsAtOnce == 0 ? own : min(own, Tile::kTokens - 1);
-        load_addresses(rows[i], table_ + (side_ * Tile::kTokens + row) * 16);
+        load_addresses(rows[i], table + row * 16);
       }
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
@@ -206,7 +220,7 @@ class TokenStream {
         }
 #pragma unroll
         for (int j = 0; j < kValueChunks / kLanes; ++j) {
-          copy_async(stage + later<typename Tile::ValueRows>(value_target_, i, j), v + j * kLanes,
+          copy_async(stage + later<typename Tile::ValueRows>(value_target(), i, j), v + j * kLanes,
                      exists);
         }
       }
@@ -214,7 +228,7 @@ class TokenStream {
       next_ += kStep;
       if (next_ < end_) {
         find_pages();
-      } else if (waiting_ != nullptr) {
+      } else if (waiting_ >= 0) {
         begin();
       }
     }
@@ -222,6 +236,7 @@ class TokenStream {
   }
 
   const AttentionParams& p_;
+  const AttentionQueue& queue_;
   uint32_t ring_;
   uint32_t table_;  // [2, kTokens, keys and values] addresses
   int team_;
@@ -233,9 +248,9 @@ class TokenStream {
   const uint4* base_[kSplit ? 1 : 2];
   uint32_t page_start_ = 0;
   int32_t next_ = 0, end_ = 0;
-  uint32_t page_ = 0, entry_ = 0;           // of this thread's token, of the group from next_ on
-  int side_ = 0;                            // of the table
-  const AttentionWork* waiting_ = nullptr;  // comes after it
+  uint32_t page_ = 0, entry_ = 0;  // of this thread's token, of the group from next_ on
+  int side_ = 0;                   // of the table
+  int waiting_ = -1;               // comes after it
 };
 
 #endif  // __CUDACC__

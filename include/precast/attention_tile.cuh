@@ -113,12 +113,6 @@ struct AttentionTile {
                                  : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
                                  : kDimK + kDimV <= 512 ? 32
                                                         : 16;
-#if !defined(PT_SPAN)
-#define PT_SPAN 64
-#endif
-  // Tokens of a step of softmax.
-  static constexpr int kSpan = !kGeneral && kRowTiles > 1 && kTokens > PT_SPAN ? PT_SPAN : kTokens;
-  static constexpr int kSpans = kTokens / kSpan;
   static constexpr int kKeyBytes = kTokens * KeyRows::kStride;
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
