@@ -61,11 +61,12 @@ __device__ __forceinline__ bool may_overlap_previous_grid() {
 
 constexpr bool kTargetHasPdl = PRECAST_SM >= 90;
 
-// Launches `kernel(params)` on `stream` of the current device. `enable_pdl` is dropped where the
+// Launches `kernel(params)` on `stream` of the current device; more than 48 KB of dynamic shared
+// memory must have been allowed before. `enable_pdl` is dropped where the
 // target has no PDL. Returns the launch's own error; errors of the run surface later, as ever.
 template <typename Params>
 cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 block, bool enable_pdl,
-                   cudaStream_t stream, const Params& params) {
+                   cudaStream_t stream, const Params& params, int dynamic_smem = 0) {
   cudaLaunchAttribute pdl = {};
   pdl.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   pdl.val.programmaticStreamSerializationAllowed = 1;
@@ -73,6 +74,7 @@ cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 block, bool enable_pd
   config.gridDim = grid;
   config.blockDim = block;
   config.stream = stream;
+  config.dynamicSmemBytes = static_cast<size_t>(dynamic_smem);
   config.attrs = &pdl;
   config.numAttrs = kTargetHasPdl && enable_pdl ? 1 : 0;
   return cudaLaunchKernelEx(&config, kernel, params);

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention of paged or ragged keys and values, for prefill and decode.
+//
+//   out[i, h] = sum_j softmax_j(logit(i, j)) v[j, h / group]
+//   logit(i, j) = scale * q[i, h] . k[j, h / group], -inf where the mask hides token j from query i
+//
+// Layout   q, out   [tokens, heads, head_dim]             any two strides, unit stride in a row
+//          k, v     [pages, page_size, kv_heads, head_dim] any three strides; or [tokens, ...]
+//          lse      [tokens, heads]                        base 2
+// Threads  a CTA walks the pieces that the plan gives it (attention_schedule.cuh); of a piece it
+//          keeps queries in shared memory, sums in registers, and lets the tokens pass through a
+//          ring of cp.async copies (attention_tile.cuh, attention_stream.cuh).
+// Traffic  reads keys and values once for every tile of packed queries: once in decode.
+// Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
+//          packed heads, page tables and the merge of parts.
+#pragma once
+
+#include "precast/attention_products.cuh"
+#include "precast/attention_result.cuh"
+#include "precast/attention_rope.cuh"
+#include "precast/attention_scores.cuh"
+#include "precast/attention_stream.cuh"
+#include "precast/core/launch.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+template <typename Tile>
+struct AttentionShared {
+  AttentionQueue queue;
+  TeamResults<Tile> results;
+  int32_t ticket;
+};
+
+// A CTA at its pieces. All threads of the CTA call everything alike.
+template <typename Tile, typename Q, typename KV>
+class Attention {
+  using T = typename ProductType<Q, KV>::type;
+  using Stream = TokenStream<Tile, KV>;
+  using States = RowStates<Tile>;
+  // Whether the next piece's queries may be copied as soon as a piece begins, rather than after its
+  // tokens.
+  static constexpr bool kCopiesEarly = Tile::kNarrow || QueryOperands<Tile>::kHeld;
+
+ public:
+  __device__ __forceinline__ Attention(const AttentionParams& p, unsigned char* memory,
+                                       AttentionShared<Tile>& shared)
+      : p_(p),
+        queries_(memory),
+        turns_(reinterpret_cast<RopeTurns*>(memory + Tile::kQueryBuffers * Tile::kQueryBytes)),
+        rings_(memory + Tile::kFixedBytes),
+        shared_(shared),
+        team_(Tile::kNarrow ? threadIdx.x / 32 : 0) {
+    scale_ = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
+    if (p.qk_scale != nullptr) scale_ *= load_scalar(p.qk_scale);
+    if (turns_keys()) fill_turns<Tile>(p, turns_);
+  }
+
+  __device__ __forceinline__ void run() {
+    AttentionQueue& queue = shared_.queue;
+    if (threadIdx.x == 0) queue.template start<Tile>(p_);
+    __syncthreads();
+    if (!queue.exists[0]) return;
+    unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
+    Stream stream(p_, queue, shared_address(rings_ + team_ * Tile::kRingBytes),
+                  shared_address(table), team_);
+    stream.follow(0);
+    copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
+    stream.fill();
+    if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
+    wait_for_copies<Tile::kStages - 1>();
+    __syncthreads();
+    int slot = 0, buffer = 0;
+    while (true) {
+      const int next = slot == 2 ? 0 : slot + 1, last = next == 2 ? 0 : next + 1;
+      const bool goes_on = queue.exists[next];
+      const AttentionWork& work = queue.works[slot];
+      stream.follow(goes_on ? next : -1);
+      stream.fill();
+      if (threadIdx.x == 0 && goes_on) queue.template take<Tile>(p_, last);
+      unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
+      if (Tile::kNarrow) buffer ^= 1;
+      unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;
+      order(work, queries);
+      attend(work, goes_on ? &queue.works[next] : nullptr, stream, queries, next_queries);
+      if (work.piece.parts > 1) {
+        merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, shared_.ticket);
+      }
+      if (!goes_on) return;
+      if constexpr (!Tile::kNarrow) wait_for_copies<0>();
+      __syncthreads();
+      slot = next;
+    }
+  }
+
+ private:
+  __device__ __forceinline__ bool turns_keys() const {
+    return Tile::kGeneral && p_.positions == PositionEncoding::rope;
+  }
+
+  // Makes operands of the queries as they lie in memory.
+  __device__ __forceinline__ void order(const AttentionWork& work, unsigned char* queries) {
+    if (turns_keys()) {
+      turn_queries<Tile, Q>(p_, work, turns_, queries);
+      QueryRowsOfWarp<Tile>::barrier();
+    }
+    if constexpr (Tile::kFp8) {
+      order_queries<Tile, Q>(queries);
+      QueryRowsOfWarp<Tile>::barrier();
+    }
+  }
+
+  // One piece, and the copies of the next one's queries.
+  __device__ __forceinline__ void attend(const AttentionWork& work, const AttentionWork* next,
+                                         Stream& stream, unsigned char* queries,
+                                         unsigned char* next_queries) {
+    const QueryOperands<Tile> operands(shared_address(queries));
+    const auto copy_next = [&] {
+      __syncwarp();
+      if (next != nullptr) copy_queries<Tile>(p_, *next, shared_address(next_queries));
+    };
+    if constexpr (kCopiesEarly) copy_next();
+    const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens;
+
+    States states;
+    for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
+      const uint32_t keys = stream.wait();
+      typename States::Scores scores = {};
+      typename States::Weights weights;
+      if (turns_keys()) {
+        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+      } else {
+        multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
+      }
+      if constexpr (Tile::kGeneral) {
+        logits_of_scores<Tile>(p_, work, token, scale_, scores);
+      } else if (token < work.seen_begin || token + Tile::kTokens > work.seen_end) {
+        limit_scores<Tile>(p_, work, token, scores);
+      }
+      states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes, lanes_.values);
+    }
+    if constexpr (!kCopiesEarly) copy_next();
+    states.finish();
+
+    if constexpr (Tile::kNarrow) {
+      // The next queries are behind fewer groups of copies than stream.wait() leaves open.
+      if (begin + Stream::kStep * Tile::kStages > work.piece.kv_end) wait_for_copies<0>();
+      __syncwarp();
+      TeamResults<Tile>& results = shared_.results;
+      if (threadIdx.x % 32 == 0) results.stages[team_] = stream.free_stage();
+      __syncwarp();
+      write_partial<Tile>(states, work.rows, results.of(rings_, team_));
+      __syncthreads();
+      merge_teams<Tile, Q>(p_, work, rings_, results);
+    } else if (work.piece.parts == 1) {
+      write_rows<Tile, Q>(p_, work, states);
+    } else {
+      write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
+    }
+  }
+
+  const AttentionParams& p_;
+  // Shared memory: queries, turns of RoPE, tables of rows, rings.
+  unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
+  RopeTurns* turns_;
+  unsigned char* rings_;  // [kTeams, kStages, keys and values]
+  AttentionShared<Tile>& shared_;
+  ProductLanes<Tile> lanes_;
+  int team_;
+  float scale_;
+};
+
+template <typename Tile, typename Q, typename KV>
+__global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKernel(
+    const __grid_constant__ AttentionParams p) {
+  extern __shared__ __align__(128) unsigned char attention_memory[];
+  __shared__ AttentionShared<Tile> shared;
+  static_assert(sizeof shared <= Tile::kStaticBytes, "there is room");
+  allow_next_grid();
+  wait_for_previous_grid();
+  Attention<Tile, Q, KV>(p, attention_memory, shared).run();
+}
+
+#if !defined(__CUDACC_RTC__)
+
+template <typename Q, typename KV, int kDimQ, int kDimV, int kRows, bool kGeneral>
+cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kRows, kGeneral>;
+  const auto kernel = AttentionKernel<Tile, Q, KV>;
+  const cudaError_t error =
+      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
+  if (error != cudaSuccess) return error;
+  return launch(kernel, dim3(p.schedule.shape.ctas), dim3(Tile::kThreads), enable_pdl, stream, p,
+                Tile::kSharedBytes);
+}
+
+template <typename Q, typename KV, int kDimQ, int kDimV, bool kGeneral>
+cudaError_t launch_attention_rows(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  switch (p.schedule.shape.tile_rows) {
+    case kNarrowRows:
+      return launch_attention_tile<Q, KV, kDimQ, kDimV, kNarrowRows, kGeneral>(p, enable_pdl,
+                                                                               stream);
+    case kMiddleRows:
+      return launch_attention_tile<Q, KV, kDimQ, kDimV, kMiddleRows, kGeneral>(p, enable_pdl,
+                                                                               stream);
+    case kWideRows:
+      if constexpr (has_wide_tile(kDimV)) {
+        return launch_attention_tile<Q, KV, kDimQ, kDimV, kWideRows, kGeneral>(p, enable_pdl,
+                                                                               stream);
+      }
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Launches the tile that the plan is for.
+template <typename Q, typename KV, int kDimQ, int kDimV>
+cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
+  if (p.schedule.shape.ctas == 0) return cudaSuccess;
+  const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::items &&
+                        p.positions == PositionEncoding::none && p.soft_cap <= 0.0f &&
+                        p.scale > 0.0f;
+  AttentionParams widened = p;
+  widened.scale *= Widened<KV>::kScale;
+  widened.out_scale *= Widened<KV>::kScale;
+  if (is_plain) {
+    return launch_attention_rows<Q, KV, kDimQ, kDimV, false>(widened, enable_pdl, stream);
+  }
+  return launch_attention_rows<Q, KV, kDimQ, kDimV, true>(widened, enable_pdl, stream);
+}
+
+#endif
+
+#endif  // __CUDACC__
+
+}  // namespace precast

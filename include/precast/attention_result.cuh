@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+// From the rows of a piece to results: teams of a CTA are merged in shared memory; a whole tile is
+// written; parts of a tile go to slots of the workspace, and the CTA that arrives last merges them,
+// in the order of the parts whoever comes last.
+#pragma once
+
+#include "precast/attention_rows.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// What a row's sums are to be multiplied by, and its log2 of the sum of exponentials.
+struct RowEnd {
+  float factor, lse;
+
+  // A sink adds to the denominator alone.
+  __device__ __forceinline__ RowEnd(const AttentionParams& p, int32_t head, float top,
+                                    float total) {
+    float scale = 1.0f;
+    if (p.sinks != nullptr) {
+      const float sink = load_scalar(p.sinks + head) * kLog2E;
+      const float most = fmaxf(top, sink);
+      scale = weight_of(top, most);
+      total = total * scale + weight_of(sink, most);
+      top = most;
+    }
+    factor = total > 0.0f ? scale * p.out_scale * fast_reciprocal(total) : 0.0f;
+    if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
+    lse = total > 0.0f ? top + __log2f(total) : negative_infinity();
+  }
+};
+
+template <typename Q>
+__device__ __forceinline__ Q* output_of(const AttentionParams& p, const AttentionWork& work,
+                                        const AttentionRow& row) {
+  return static_cast<Q*>(p.out) + int64_t(work.piece.q_begin + row.query) * p.out_stride +
+         row.head * p.out_head_stride + work.value_column;
+}
+
+__device__ __forceinline__ void write_lse(const AttentionParams& p, const AttentionWork& work,
+                                          const AttentionRow& row, float lse) {
+  if (p.lse == nullptr || work.value_column != 0) return;
+  const int64_t heads = int64_t(p.kv_heads) * p.group.value;
+  p.lse[int64_t(work.piece.q_begin + row.query) * heads + row.head] = lse;
+}
+
+// Calls put(column, x, y) for each pair of neighbouring columns that this lane holds of a row.
+template <typename Tile, typename Put>
+__device__ __forceinline__ void for_columns(const float (&sums)[Tile::kDimV / 8][4], int half,
+                                            const Put& put) {
+  const int q = threadIdx.x % 4;
+#pragma unroll
+  for (int c = 0; c < Tile::kDimV / 16; ++c) {
+    const float* even = sums[2 * c] + 2 * half;
+    const float* odd = sums[2 * c + 1] + 2 * half;
+    if constexpr (Tile::kFp8) {
+      put(16 * c + 4 * q, even[0], odd[0]);
+      put(16 * c + 4 * q + 2, even[1], odd[1]);
+    } else {
+      put(16 * c + 2 * q, even[0], even[1]);
+      put(16 * c + 8 + 2 * q, odd[0], odd[1]);
+    }
+  }
+}
+
+// A tile's rows as fp32: sums [kRows, kDimV], and of each row maximum and denominator.
+struct PartialRows {
+  float* sums;
+  float2* ends;
+
+  // A slot of the workspace, or a place like it.
+  template <typename Tile>
+  static __device__ __forceinline__ PartialRows at(float* slot) {
+    return {slot, reinterpret_cast<float2*>(slot + Tile::kRows * Tile::kDimV)};
+  }
+
+  // Eight columns move by the row, so that lanes of four rows meet in no bank of shared memory.
+  template <typename Tile>
+  static __device__ __forceinline__ int place(int row, int column) {
+    return row * Tile::kDimV + (Tile::kDimV % 32 == 0 ? column ^ (row & 3) * 8 : column);
+  }
+};
+
+template <typename Tile>
+constexpr int64_t kSlotFloats = attention_slot_floats(Tile::kRows, Tile::kDimV);
+
+template <typename Tile>
+__device__ __forceinline__ PartialRows slot_of(const AttentionParams& p, const Piece& piece) {
+  return PartialRows::at<Tile>(p.partials + piece.slot(piece.part) * kSlotFloats<Tile>);
+}
+
+// What the teams of a CTA leave: sums in a free stage of each ring, the rest here.
+template <typename Tile>
+struct TeamResults {
+  float2 ends[Tile::kTeams][Tile::kNarrow ? Tile::kRows : 1];
+  int stages[Tile::kTeams];  // bytes from the ring's start
+
+  __device__ __forceinline__ PartialRows of(unsigned char* rings, int team) {
+    float* sums = reinterpret_cast<float*>(rings + team * Tile::kRingBytes + stages[team]);
+    return {sums, ends[team]};
+  }
+};
+
+// The rows of this warp, finished, that exist.
+template <typename Tile>
+__device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int32_t rows,
+                                              const PartialRows& target) {
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of_lane<Tile>(m, half);
+      if (row >= rows) continue;
+      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+        const int place = PartialRows::place<Tile>(row, column);
+        *reinterpret_cast<float2*>(target.sums + place) = make_float2(x, y);
+      });
+      if (threadIdx.x % 4 == 0) {
+        target.ends[row] = make_float2(states.top[m][half], states.total[m][half]);
+      }
+    }
+  }
+}
+
+template <typename Tile, typename Q>
+__device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
+                                           const RowStates<Tile>& states) {
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of_lane<Tile>(m, half);
+      if (row >= work.rows) continue;
+      const AttentionRow at(p, work, row);
+      const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
+      Q* out = output_of<Q>(p, work, at);
+      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+        *reinterpret_cast<uint32_t*>(out + column) = pack_pair(Q(), x * end.factor, y * end.factor);
+      });
+      if (threadIdx.x % 4 == 0) write_lse(p, work, at, end.lse);
+    }
+  }
+}
+
+// Four columns of a row, out of parts that come one after another, kMany at once.
+struct MergedColumns {
+  float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float2 end = make_float2(negative_infinity(), 0.0f);
+
+  template <int kMany>
+  __device__ __forceinline__ void add(const float4 (&x)[kMany], const float2 (&ends)[kMany]) {
+    float most = end.x;
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) most = fmaxf(most, ends[i].x);
+    const float old = weight_of(end.x, most);
+    end = make_float2(most, end.y * old);
+    sums = make_float4(sums.x * old, sums.y * old, sums.z * old, sums.w * old);
+#pragma unroll
+    for (int i = 0; i < kMany; ++i) {
+      const float weight = weight_of(ends[i].x, most);
+      end.y = fmaf(ends[i].y, weight, end.y);
+      sums.x = fmaf(x[i].x, weight, sums.x);
+      sums.y = fmaf(x[i].y, weight, sums.y);
+      sums.z = fmaf(x[i].z, weight, sums.z);
+      sums.w = fmaf(x[i].w, weight, sums.w);
+    }
+  }
+};
+
+// Writes four columns of a row, and with the first of them its lse.
+template <typename Q>
+__device__ __forceinline__ void write_merged(const AttentionParams& p, const AttentionWork& work,
+                                             int row, int column, const MergedColumns& merged) {
+  const AttentionRow at(p, work, row);
+  const RowEnd end(p, at.head, merged.end.x, merged.end.y);
+  uint2 bits;
+  bits.x = pack_pair(Q(), merged.sums.x * end.factor, merged.sums.y * end.factor);
+  bits.y = pack_pair(Q(), merged.sums.z * end.factor, merged.sums.w * end.factor);
+  *reinterpret_cast<uint2*>(output_of<Q>(p, work, at) + column) = bits;
+  if (column == 0) write_lse(p, work, at, end.lse);
+}
+
+// All threads of the CTA call, after a barrier.
+template <typename Tile, typename Q>
+__device__ __forceinline__ void merge_teams(const AttentionParams& p, const AttentionWork& work,
+                                            unsigned char* rings, TeamResults<Tile>& results) {
+  constexpr int kColumns = Tile::kDimV / 4;
+  const bool is_whole = work.piece.parts == 1;
+  for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
+    const int row = i / kColumns, column = i % kColumns * 4;
+    const int place = PartialRows::place<Tile>(row, column);
+    float4 x[Tile::kTeams];
+    float2 ends[Tile::kTeams];
+#pragma unroll
+    for (int team = 0; team < Tile::kTeams; ++team) {
+      const PartialRows part = results.of(rings, team);
+      x[team] = *reinterpret_cast<const float4*>(part.sums + place);
+      ends[team] = part.ends[row];
+    }
+    MergedColumns merged;
+    merged.add(x, ends);
+    if (is_whole) {
+      write_merged<Q>(p, work, row, column, merged);
+    } else {
+      const PartialRows slot = slot_of<Tile>(p, work.piece);
+      *reinterpret_cast<float4*>(slot.sums + place) = merged.sums;
+      if (column == 0) slot.ends[row] = merged.end;
+    }
+  }
+}
+
+// Adds one and gives what was there. What the CTA wrote before a barrier is visible to who takes a
+// later ticket, and to its CTA after a barrier.
+__device__ __forceinline__ int32_t take_ticket(int32_t* ticket) {
+  int32_t value;
+  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
+               : "=r"(value)
+               : "l"(ticket)
+               : "memory");
+  return value;
+}
+
+// Merges the parts of a tile, if this CTA is the last to have written one; sets the ticket back.
+// All threads of the CTA call; `arrived` is shared.
+template <typename Tile, typename Q>
+__device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
+                                         int32_t* ticket, int32_t& arrived) {
+  constexpr int kColumns = Tile::kDimV / 4;
+  constexpr int kMany = Tile::kNarrow ? 20 : 4;
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    arrived = take_ticket(ticket);
+    if (arrived == work.piece.parts - 1) *ticket = 0;
+  }
+  __syncthreads();
+  if (arrived != work.piece.parts - 1) return;
+  const int32_t parts = work.piece.parts, rows = work.rows;
+  // Slots count 16 bytes here; the first part's is in no line with the others'.
+  constexpr uint32_t kSlot = kSlotFloats<Tile> / 4;
+  const uint32_t first = work.piece.slot(0) * kSlot, step = work.piece.slot_step * kSlot;
+  const uint32_t before_second = work.piece.slot(1) * kSlot - step;
+  for (int i = threadIdx.x; i < rows * kColumns; i += Tile::kThreads) {
+    const int row = i / kColumns, column = i % kColumns * 4;
+    const int place = PartialRows::place<Tile>(row, column);
+    MergedColumns merged;
+    const PartialRows at = PartialRows::at<Tile>(p.partials);
+    const char* const sums = reinterpret_cast<const char*>(at.sums + place);
+    const char* const row_ends = reinterpret_cast<const char*>(at.ends + row);
+    uint32_t next = before_second;
+    for (int32_t done = 0; done < parts; done += kMany) {
+      float4 x[kMany];
+      float2 ends[kMany];
+#pragma unroll
+      for (int j = 0; j < kMany; ++j) {
+        const uint64_t bytes = uint64_t(done + j == 0 ? first : next) * 16;
+        const bool exists = done + j < parts;
+        x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        ends[j] = make_float2(negative_infinity(), 0.0f);
+        if (exists) x[j] = __ldcg(reinterpret_cast<const float4*>(sums + bytes));
+        if (exists) ends[j] = __ldcg(reinterpret_cast<const float2*>(row_ends + bytes));
+        next += step;
+        keep(next);
+      }
+      merged.add(x, ends);
+    }
+    write_merged<Q>(p, work, row, column, merged);
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

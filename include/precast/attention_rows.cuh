@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Softmax over tokens that come in groups: of each row a maximum, a denominator and sums of values,
+// all relative to that maximum. The maximum may lag behind: weights then exceed 1, up to 2^kSlack,
+// which costs no digits and saves most of the times that sums have to be brought to a new one.
+//
+// Source   Milakov and Gimelshein, Online normalizer calculation for softmax, arXiv:1805.02867;
+//          Dao et al., FlashAttention, arXiv:2205.14135.
+#pragma once
+
+#include "precast/attention_query.cuh"
+#include "precast/core/math.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+constexpr float kLog2E = 1.4426950408889634f;
+
+__device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }
+
+// The largest of the four lanes that share a row.
+__device__ __forceinline__ float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
+  return fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 2));
+}
+
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(0xffffffffu, x, 1);
+  return x + __shfl_xor_sync(0xffffffffu, x, 2);
+}
+
+// 2^(x - top), and 0 for a row that has seen no token.
+__device__ __forceinline__ float weight_of(float x, float top) {
+  return top == negative_infinity() ? 0.0f : fast_exp2(x - top);
+}
+
+// The rows of a warp: lane 4 g + q holds rows g and g + 8 of each m16 tile, and of them the columns
+// that core/mma.cuh gives accumulators.
+template <typename Tile>
+struct RowStates {
+  static constexpr int kRowTiles = Tile::kRowTiles;
+  static constexpr int kTokens = Tile::kTokens;
+  using Scores = float[kRowTiles][kTokens / 8][4];
+  using Weights = uint32_t[kRowTiles][kTokens / 16][4];
+
+  static constexpr float kSlack = 8.0f;
+
+  float sums[kRowTiles][Tile::kDimV / 8][4];
+  float top[kRowTiles][2];    // of logits in base 2
+  float total[kRowTiles][2];  // this lane's tokens alone, until finish()
+
+  __device__ __forceinline__ RowStates() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int n = 0; n < Tile::kDimV / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
+      }
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        top[m][half] = negative_infinity();
+        total[m][half] = 0.0f;
+      }
+    }
+  }
+
+  // Takes in a group: scores times `scale` (> 0) are logits in base 2. Gives the weights of the
+  // tokens as operands of the product with values; T is their type.
+  template <typename T>
+  __device__ __forceinline__ void add(Scores& scores, float scale, Weights& weights) {
+    float most[kRowTiles][2];  // of this lane
+    bool grows = false;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        most[m][half] = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
+#pragma unroll
+        for (int n = 1; n < kTokens / 8; ++n) {
+          most[m][half] =
+              fmaxf(most[m][half], fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
+        }
+        most[m][half] *= scale;
+        grows |= most[m][half] > top[m][half] + kSlack;
+      }
+    }
+    if (__any_sync(0xffffffffu, grows)) raise(most);
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float shift = top[m][half] == negative_infinity() ? 0.0f : -top[m][half];
+        float sum = 0.0f;
+#pragma unroll
+        for (int n = 0; n < kTokens / 8; ++n) {
+          const float x = fast_exp2(fmaf(scores[m][n][2 * half], scale, shift));
+          const float y = fast_exp2(fmaf(scores[m][n][2 * half + 1], scale, shift));
+          sum += x + y;
+          weights[m][n / 2][n % 2 * 2 + half] = pack_pair(T(), x, y);
+        }
+        total[m][half] += sum;
+      }
+    }
+  }
+
+  // The denominators of whole rows.
+  __device__ __forceinline__ void finish() {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) total[m][half] = quad_sum(total[m][half]);
+    }
+  }
+
+ private:
+  // Brings rows to new maxima, each row by its own tokens alone.
+  __device__ __forceinline__ void raise(const float (&most)[kRowTiles][2]) {
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float old = top[m][half], found = quad_max(most[m][half]);
+        if (found > old + kSlack) top[m][half] = found;
+        const float factor = weight_of(old, top[m][half]);
+        total[m][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < Tile::kDimV / 8; ++n) {
+          sums[m][n][2 * half] *= factor;
+          sums[m][n][2 * half + 1] *= factor;
+        }
+      }
+    }
+  }
+};
+
+template <typename Tile>
+__device__ __forceinline__ int row_of_lane(int m, int half) {
+  const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
+  return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
+}
+
+// Scores of tokens that a row does not see by causal mask and window become -inf. `first`: token of
+// the group's first score.
+template <typename Tile>
+__device__ __forceinline__ void limit_scores(const AttentionParams& p, const AttentionWork& work,
+                                             int32_t first,
+                                             typename RowStates<Tile>::Scores& scores) {
+  first += threadIdx.x % 4 * 2;
+#pragma unroll
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const AttentionRow row(p, work, row_of_lane<Tile>(m, half));
+      const TokenLimits limits(p, work.piece, row.query);
+      const int32_t begin = limits.begin - first, end = limits.end - first;
+#pragma unroll
+      for (int i = 0; i < Tile::kTokens / 4; ++i) {
+        const int token = i / 2 * 8 + i % 2;
+        float& score = scores[m][i / 2][half * 2 + i % 2];
+        if (token < begin || token >= end) score = negative_infinity();
+      }
+    }
+  }
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies from global to shared memory that a thread starts and waits for in groups, in the order in
+// which it closed them (compute capability 8.0 and up).
+#pragma once
+
+#include "precast/core/types.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// Starts a copy of 16 bytes to a shared address, past L1; zeros where `exists` is false, and then
+// nothing is read. Both addresses are multiples of 16.
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
+               "r"(exists ? 16 : 0)
+               : "memory");
+}
+
+// Closes the group of the copies started since the last one; a group may be empty.
+__device__ __forceinline__ void close_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// Waits until all of the thread's groups but the last `kOpen` have arrived. Other threads see them
+// after a barrier.
+template <int kOpen>
+__device__ __forceinline__ void wait_for_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast
