@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the plan of an attention kernel (attention_schedule.cuh) from the lengths of a batch: on the
-// device by one CTA, so that no length has to come to the host, or on the host by the same formulas.
+// The plan of an attention kernel (attention_schedule.cuh) from the lengths of a batch: the formulas
+// that the host and the device (attention_plan_kernel.cuh) share, and the plan of the host.
 //
 // Layout   qo_indptr  [batch + 1]  or a fixed number of queries a request
 //          kv_indptr  [batch + 1]  pages with last_page_len [batch] or kv_len [batch]; or tokens
@@ -70,6 +70,8 @@ struct PlanParams {
   bool whole;         // no tile is cut
 };
 
+constexpr int kNeverListed = 16;  // rows of a tile
+
 // What is known once all tiles are.
 struct LineSums {
   int64_t cost = 0;       // of one head
@@ -80,8 +82,9 @@ struct LineSums {
 
 PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const LineSums& sums) {
   if (p.whole || p.chunk > 0) return ScheduleMode::list;
-  // Narrow tiles are short of work, never of tiles.
-  if (p.shape.tile_rows <= 16) return ScheduleMode::stream;
+  if (p.slots < 2 * int64_t(p.shape.ctas)) return ScheduleMode::list;  // no room for parts
+  // Of narrow tiles there are too few, and of any length.
+  if (p.shape.tile_rows <= kNeverListed) return ScheduleMode::stream;
   const int64_t share = sums.cost * p.shape.heads / p.shape.ctas;
   return sums.longest * kListBalance <= share ? ScheduleMode::list : ScheduleMode::stream;
 }
@@ -158,8 +161,16 @@ PRECAST_HOST_DEVICE constexpr int64_t list_ints(const ScheduleShape& shape, cons
   return list.items * kItemInts + counters;
 }
 
-// What the costs of tiles take while a plan is made; they lie at its end.
-PRECAST_HOST_DEVICE constexpr int64_t costs_ints(int32_t tiles) { return 2 * (int64_t(tiles) + 1); }
+// What the costs of tiles take while a plan is made; they lie at the end of its room, at a multiple
+// of 16 bytes.
+PRECAST_HOST_DEVICE constexpr int64_t costs_ints(int32_t tiles) {
+  return 2 * (int64_t(tiles) + 1) + 4;
+}
+
+// Room that a plan of so many tiles of a head needs at least: with it, any batch has one.
+PRECAST_HOST_DEVICE constexpr int64_t plan_room(const ScheduleShape& shape, int64_t tiles) {
+  return PlanLayout(shape.batch, shape.ctas).rest + kItemInts * tiles + 2 * (tiles + 1) + 4;
+}
 
 // A longer chunk, if a plan has no room for this one; at last tiles stay whole.
 PRECAST_HOST_DEVICE constexpr int32_t longer_chunk(int32_t chunk) {
@@ -197,16 +208,18 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
 
 // -- On the host -----------------------------------------------------------------------------------
 
-// The plan as a vector; `chunk_kept` is false if there is no room for chunks as short as asked for.
-// No limits for `plan_ints` or `slots` if they are 0.
+// `chunk_kept` is false if there is no room for chunks as short as asked for.
 struct HostPlan {
-  std::vector<int32_t> ints;
+  std::vector<int32_t> ints;  // the plan
   PlanHeader header;
   int64_t scratch_ints;  // more, where the device makes it
   bool chunk_kept;
 };
 
-inline HostPlan plan_on_host(const PlanParams& p) {
+// No limits for `plan_ints` or `slots` if they are 0.
+inline HostPlan plan_on_host(PlanParams p) {
+  if (p.plan_ints == 0) p.plan_ints = int64_t(1) << 31;
+  if (p.slots == 0) p.slots = int64_t(1) << 31;
   const ScheduleShape& shape = p.shape;
   const PlanLayout layout(shape.batch, shape.ctas);
   std::vector<PlannedRequest> requests;
@@ -246,8 +259,7 @@ inline HostPlan plan_on_host(const PlanParams& p) {
         }
       }
       const int64_t ints = layout.rest + list_ints(shape, sums, list) + to.scratch_ints;
-      const bool fits = (p.plan_ints == 0 || ints <= p.plan_ints) &&
-                        (p.slots == 0 || list.slots * shape.heads <= p.slots);
+      const bool fits = ints <= p.plan_ints && list.slots * shape.heads <= p.slots;
       if (fits || chunk == 0) break;
     }
   }
