@@ -101,8 +101,8 @@ void check_memory(const Arg& out, const Arg& q, std::initializer_list<Arg> input
 // A pointer to numbers that only `mode` needs, which then must be there.
 void check_given(const char* op, const char* name, const OptionalTensor& tensor,
                  const char* reason) {
-  PRECAST_CHECK(tensor.has_value(), ValueError) << op << ": " << reason << " needs " << name
-                                                << ", got None";
+  PRECAST_CHECK(tensor.has_value(), ValueError)
+      << op << ": " << reason << " needs " << name << ", got None";
 }
 
 void check_wide_numbers(const char* op, const char* name, const OptionalTensor& tensor,
@@ -153,8 +153,8 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
       << c.op << ": there is no kernel of tiles of " << c.tile_rows << " rows; call plan()";
   const int sms = multiprocessors(c.op, c.q.device().device_id);
   ScheduleShape& shape = p.schedule.shape;
-  shape = shape_of(c.op, {heads, kv_heads, attention_head_dim_vo}, batch, c.tile_rows,
-                   sms * per_sm, c.plan_causal, c.plan_window_left);
+  shape = shape_of(c.op, {heads, kv_heads, attention_head_dim_vo}, batch, c.tile_rows, sms * per_sm,
+                   c.plan_causal, c.plan_window_left);
   const Arg ints = {c.op, "int_workspace", c.int_workspace};
   const Arg floats = {c.op, "float_workspace", c.float_workspace};
   const int64_t room = check_workspace(ints, q) / 4;
@@ -203,9 +203,9 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
     p.alibi_slopes = data_or_null<const float>(c.alibi_slopes);
   }
   check_optional(c.op, "sinks", c.sinks, q, kFloat32, heads);
-  for (const auto& [name, scale] : {std::pair<const char*, const OptionalTensor*>{
-                                        "qk_scale", &c.qk_scale},
-                                    {"v_scale", &c.v_scale}}) {
+  for (const auto& [name, scale] :
+       {std::pair<const char*, const OptionalTensor*>{"qk_scale", &c.qk_scale},
+        {"v_scale", &c.v_scale}}) {
     if (!scale->has_value()) continue;
     const TensorView& view = scale->value();
     check_one_number({c.op, name, view}, q);
@@ -222,8 +222,8 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   p.out_head_stride = heads > 1 ? c.out.stride(1) : 0;
   p.scale = static_cast<float>(c.sm_scale);
   p.out_scale = static_cast<float>(c.out_scale);
-  p.scale_factor = data_or_null<const float>(c.qk_scale);
-  p.out_factor = data_or_null<const float>(c.v_scale);
+  p.qk_scale = data_or_null<const float>(c.qk_scale);
+  p.v_scale = data_or_null<const float>(c.v_scale);
   p.window_left = c.window_left < 0            ? -1
                   : c.window_left > 0x7fffffff ? 0x7fffffff
                                                : static_cast<int32_t>(c.window_left);
@@ -258,13 +258,13 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
                OptionalTensor qo_indptr, TensorView kv_indptr, TensorView kv_indices,
                OptionalTensor kv_last_page_len, OptionalTensor kv_len, TensorView int_workspace,
                TensorView float_workspace, TensorView out, OptionalTensor lse, int64_t tile_rows,
-               bool plan_causal, int64_t plan_window_left, int64_t q_len_per_req,
-               int64_t mask_mode, OptionalTensor packed_mask, OptionalTensor mask_indptr,
-               int64_t window_left, int64_t pos_encoding, OptionalTensor alibi_slopes,
-               double rope_scale, double rope_theta, double logits_soft_cap, double sm_scale,
-               double out_scale, OptionalTensor qk_scale, OptionalTensor v_scale,
-               OptionalTensor sinks, OptionalTensor prefix_len, OptionalTensor token_pos,
-               int64_t token_pos_len, OptionalTensor max_item_len, bool enable_pdl) {
+               bool plan_causal, int64_t plan_window_left, int64_t q_len_per_req, int64_t mask_mode,
+               OptionalTensor packed_mask, OptionalTensor mask_indptr, int64_t window_left,
+               int64_t pos_encoding, OptionalTensor alibi_slopes, double rope_scale,
+               double rope_theta, double logits_soft_cap, double sm_scale, double out_scale,
+               OptionalTensor qk_scale, OptionalTensor v_scale, OptionalTensor sinks,
+               OptionalTensor prefix_len, OptionalTensor token_pos, int64_t token_pos_len,
+               OptionalTensor max_item_len, bool enable_pdl) {
   const Arg queries = PRECAST_ARG("run_paged", q);
   const Arg keys = {"run_paged", v_cache.has_value() ? "k_cache" : "paged_kv_cache", k_cache};
   const TensorView values_view = v_cache.has_value() ? v_cache.value() : k_cache;
@@ -293,12 +293,12 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
       << " entries in all, got shape " << to_string(k_cache.shape());
 
   AttentionParams p;
-  const Call call = {"run_paged",   q,            int_workspace, float_workspace,  out,
-                     lse,           tile_rows,    plan_causal,   plan_window_left, q_len_per_req,
-                     mask_mode,     packed_mask,  mask_indptr,   window_left,      pos_encoding,
-                     alibi_slopes,  rope_scale,   rope_theta,    logits_soft_cap,  sm_scale,
-                     out_scale,     qk_scale,     v_scale,       sinks,            prefix_len,
-                     token_pos,     token_pos_len, max_item_len};
+  const Call call = {
+      "run_paged",     q,           int_workspace,    float_workspace, out,        lse,
+      tile_rows,       plan_causal, plan_window_left, q_len_per_req,   mask_mode,  packed_mask,
+      mask_indptr,     window_left, pos_encoding,     alibi_slopes,    rope_scale, rope_theta,
+      logits_soft_cap, sm_scale,    out_scale,        qk_scale,        v_scale,    sinks,
+      prefix_len,      token_pos,   token_pos_len,    max_item_len};
   if (!fill(p, call, batch, k_cache.size(head))) return;
   check_memory(PRECAST_ARG("run_paged", out), queries, {keys, values});
   p.k = cache_of(keys, 0, entry, head, 0, 1);
@@ -336,12 +336,12 @@ void run_ragged(TensorView q, TensorView k, TensorView v, OptionalTensor qo_indp
       << keys.what() << " must have at most 2^31 - 1 tokens, got shape " << to_string(k.shape());
 
   AttentionParams p;
-  const Call call = {"run_ragged",  q,            int_workspace, float_workspace,  out,
-                     lse,           tile_rows,    plan_causal,   plan_window_left, q_len_per_req,
-                     mask_mode,     packed_mask,  mask_indptr,   window_left,      pos_encoding,
-                     alibi_slopes,  rope_scale,   rope_theta,    logits_soft_cap,  sm_scale,
-                     out_scale,     qk_scale,     v_scale,       sinks,            prefix_len,
-                     token_pos,     token_pos_len, max_item_len};
+  const Call call = {
+      "run_ragged",    q,           int_workspace,    float_workspace, out,        lse,
+      tile_rows,       plan_causal, plan_window_left, q_len_per_req,   mask_mode,  packed_mask,
+      mask_indptr,     window_left, pos_encoding,     alibi_slopes,    rope_scale, rope_theta,
+      logits_soft_cap, sm_scale,    out_scale,        qk_scale,        v_scale,    sinks,
+      prefix_len,      token_pos,   token_pos_len,    max_item_len};
   if (!fill(p, call, batch, k.size(1))) return;
   check_memory(PRECAST_ARG("run_ragged", out), queries, {keys, values});
   p.k = cache_of(keys, 0, -1, 1, 0, 0);

@@ -43,15 +43,15 @@ PRECAST_ONE_COPY int64_t check_workspace(const Arg& arg, const Arg& with) {
   const TensorView& t = arg.tensor;
   const DLDataType dtype = t.dtype();
   check_same_device(arg, with);
-  PRECAST_CHECK(dtype.bits == 8 && dtype.lanes == 1 && (dtype.code == kDLUInt || dtype.code == kDLInt),
-                ValueError)
+  PRECAST_CHECK(
+      dtype.bits == 8 && dtype.lanes == 1 && (dtype.code == kDLUInt || dtype.code == kDLInt),
+      ValueError)
       << arg.what() << " must be uint8 or int8, got " << to_string(dtype);
   check_contiguous(arg);
   PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % 16 == 0, ValueError)
       << arg.what() << " must start at a multiple of 16 bytes";
   return t.numel();
 }
-
 
 // Multiprocessors of a device. Why: the runtime takes 0.2 us to say it.
 PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
@@ -86,8 +86,9 @@ PRECAST_ONE_COPY ScheduleShape shape_of(const char* op, const HeadsOfCall& heads
                                      attention_value_parts(static_cast<int>(heads.head_dim_vo)));
   shape.group = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
   shape.tile_rows = static_cast<int32_t>(tile_rows);
-  shape.window_left = static_cast<int32_t>(
-      window_left < 0 ? -1 : window_left > 0x7fffffff ? 0x7fffffff : window_left);
+  shape.window_left = static_cast<int32_t>(window_left < 0            ? -1
+                                           : window_left > 0x7fffffff ? 0x7fffffff
+                                                                      : window_left);
   shape.causal = causal;
   return shape;
 }

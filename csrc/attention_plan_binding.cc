@@ -6,7 +6,7 @@
 namespace precast {
 
 // csrc/attention_plan.cu
-int attention_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo, int kv_bytes);
+int attention_plan_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo, int kv_bytes);
 cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
@@ -38,17 +38,18 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const Request
   constexpr int64_t kMost = 0x7fffffff;
   PRECAST_CHECK(r.page_size >= 0 && r.page_size <= kMost, ValueError)
       << op << ": page_size must be positive, got " << r.page_size;
-  PRECAST_CHECK(r.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
-                ValueError)
+  PRECAST_CHECK(
+      r.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
+      ValueError)
       << op << ": pages need kv_last_page_len or kv_len, got neither";
   PRECAST_CHECK(r.q_len_per_req >= 0 && r.q_len_per_req * (r.batch_size + 1) <= kMost, ValueError)
       << op << ": q_len_per_req must be 0 to " << kMost / (r.batch_size + 1) << ", got "
       << r.q_len_per_req;
   PRECAST_CHECK(r.kv_bytes == 1 || r.kv_bytes == 2, ValueError)
       << op << ": keys and values must have elements of 1 or 2 bytes, got " << r.kv_bytes;
-  const int per_sm = attention_ctas_per_sm(
-      static_cast<int>(r.tile_rows), static_cast<int>(r.head_dim_qk),
-      static_cast<int>(r.heads.head_dim_vo), static_cast<int>(r.kv_bytes));
+  const int per_sm =
+      attention_plan_ctas_per_sm(static_cast<int>(r.tile_rows), static_cast<int>(r.head_dim_qk),
+                            static_cast<int>(r.heads.head_dim_vo), static_cast<int>(r.kv_bytes));
   PRECAST_CHECK(per_sm > 0, ValueError)
       << op << ": there is no kernel of tiles of " << r.tile_rows << " rows for head_dim_qk "
       << r.head_dim_qk << " and head_dim_vo " << r.heads.head_dim_vo;
@@ -83,9 +84,10 @@ void plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last
   const Arg ints = PRECAST_ARG("plan", int_workspace);
   const Arg floats = PRECAST_ARG("plan", float_workspace);
   check_cuda(indptr);
-  const Request request = {batch_size,  q_len_per_req, page_size, {num_qo_heads, num_kv_heads, head_dim_vo},
-                           head_dim_qk, kv_bytes,      tile_rows, causal,
-                           window_left, fixed_split_size, disable_split_kv};
+  const Request request = {
+      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
+      head_dim_qk, kv_bytes,         tile_rows,       causal,
+      window_left, fixed_split_size, disable_split_kv};
   const int sms = multiprocessors("plan", kv_indptr.device().device_id);
   PlanParams p = params_of("plan", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, request, sms);
   p.plan_ints = check_workspace(ints, indptr) / 4;
@@ -141,27 +143,28 @@ void plan_lengths(const char* op, const LengthTensors& lengths, const OptionalTe
 
 void plan_host(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
                OptionalTensor kv_len, TensorView plan, TensorView sizes, int64_t batch_size,
-               int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
-               int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes,
-               int64_t tile_rows, bool causal, int64_t window_left, int64_t fixed_split_size,
-               bool disable_split_kv, int64_t float_bytes, int64_t sm_count) {
-  const Request request = {batch_size,  q_len_per_req, page_size, {num_qo_heads, num_kv_heads, head_dim_vo},
-                           head_dim_qk, kv_bytes,      tile_rows, causal,
-                           window_left, fixed_split_size, disable_split_kv};
+               int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads, int64_t num_kv_heads,
+               int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes, int64_t tile_rows,
+               bool causal, int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
+               int64_t float_bytes, int64_t sm_count) {
+  const Request request = {
+      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
+      head_dim_qk, kv_bytes,         tile_rows,       causal,
+      window_left, fixed_split_size, disable_split_kv};
   plan_lengths("plan_host", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, plan, sizes, request,
                float_bytes, sm_count);
 }
 
-void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr,
-                    OptionalTensor kv_last_page_len, OptionalTensor kv_len, TensorView sizes,
-                    int64_t batch_size, int64_t q_len_per_req, int64_t page_size,
-                    int64_t num_qo_heads, int64_t num_kv_heads, int64_t head_dim_qk,
-                    int64_t head_dim_vo, int64_t kv_bytes, int64_t tile_rows, bool causal,
-                    int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
-                    int64_t sm_count) {
-  const Request request = {batch_size,  q_len_per_req, page_size, {num_qo_heads, num_kv_heads, head_dim_vo},
-                           head_dim_qk, kv_bytes,      tile_rows, causal,
-                           window_left, fixed_split_size, disable_split_kv};
+void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
+                    OptionalTensor kv_len, TensorView sizes, int64_t batch_size,
+                    int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
+                    int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo,
+                    int64_t kv_bytes, int64_t tile_rows, bool causal, int64_t window_left,
+                    int64_t fixed_split_size, bool disable_split_kv, int64_t sm_count) {
+  const Request request = {
+      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
+      head_dim_qk, kv_bytes,         tile_rows,       causal,
+      window_left, fixed_split_size, disable_split_kv};
   plan_lengths("workspace_size", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, {}, sizes,
                request, 0, sm_count);
 }

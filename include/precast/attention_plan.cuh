@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of an attention kernel (attention_schedule.cuh) from the lengths of a batch: the formulas
-// that the host and the device (attention_plan_kernel.cuh) share, and the plan of the host.
+// The plan of an attention kernel (attention_schedule.cuh) from the lengths of a batch: the
+// formulas that the host and the device (attention_plan_kernel.cuh) share, and the plan of the
+// host.
 //
 // Layout   qo_indptr  [batch + 1]  or a fixed number of queries a request
 //          kv_indptr  [batch + 1]  pages with last_page_len [batch] or kv_len [batch]; or tokens
 //          plan       int32        header, counters, starts, requests, items
-// Threads  one CTA: requests, then tiles, then CTAs of the attention kernel, one a thread and round.
-// Traffic  12 bytes a request, and the plan; what counts is latency.
-// Source   attention_schedule.cuh.
+// Threads  one CTA: requests, then tiles, then CTAs of the attention kernel, one a thread and
+// round. Traffic  12 bytes a request, and the plan; what counts is latency. Source
+// attention_schedule.cuh.
 #pragma once
 
 #include "precast/attention_schedule.cuh"
@@ -74,10 +75,10 @@ constexpr int kNeverListed = 16;  // rows of a tile
 
 // What is known once all tiles are.
 struct LineSums {
-  int64_t cost = 0;       // of one head
-  int64_t longest = 0;    // cost of a tile
+  int64_t cost = 0;     // of one head
+  int64_t longest = 0;  // cost of a tile
   int32_t requests = 0;
-  int32_t tiles = 0;      // of one head
+  int32_t tiles = 0;  // of one head
 };
 
 PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const LineSums& sums) {
@@ -206,7 +207,8 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
 
 #if !defined(__CUDACC_RTC__)
 
-// -- On the host -----------------------------------------------------------------------------------
+// -- On the host
+// -----------------------------------------------------------------------------------
 
 // `chunk_kept` is false if there is no room for chunks as short as asked for.
 struct HostPlan {

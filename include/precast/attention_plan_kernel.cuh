@@ -111,8 +111,8 @@ class DevicePlan {
     }
     costs_ = sums_.tiles <= kFewTiles
                  ? shared_.costs
-                 : reinterpret_cast<int64_t*>(
-                       p_.plan + (p_.plan_ints - costs_ints(sums_.tiles)) / 4 * 4);
+                 : reinterpret_cast<int64_t*>(p_.plan +
+                                              (p_.plan_ints - costs_ints(sums_.tiles)) / 4 * 4);
     __syncthreads();
   }
 
@@ -192,9 +192,7 @@ class DevicePlan {
     }
   }
 
-  __device__ ListItem* items() const {
-    return reinterpret_cast<ListItem*>(p_.plan + layout_.rest);
-  }
+  __device__ ListItem* items() const { return reinterpret_cast<ListItem*>(p_.plan + layout_.rest); }
 
   __device__ void list_chunks(int32_t chunk) {
     int64_t carry = 0;
@@ -207,7 +205,8 @@ class DevicePlan {
         parts = parts_of(of.tokens, chunk);
       }
       int64_t total;
-      const int64_t before = carry + sum_before(pair_of(parts, parts > 1 ? parts : 0), total, shared_);
+      const int64_t before =
+          carry + sum_before(pair_of(parts, parts > 1 ? parts : 0), total, shared_);
       for (int32_t part = 0; part < parts; ++part) {
         items()[low_of(before) + part] = {of.index, of.tile, part, high_of(before)};
       }
@@ -250,8 +249,8 @@ class DevicePlan {
   LineSums sums_;
 };
 
-__global__ __launch_bounds__(kPlanThreads, 1) void AttentionPlanKernel(
-    const __grid_constant__ PlanParams p) {
+__global__ __launch_bounds__(kPlanThreads,
+                             1) void AttentionPlanKernel(const __grid_constant__ PlanParams p) {
   __shared__ PlanShared shared;
   allow_next_grid();
   wait_for_previous_grid();

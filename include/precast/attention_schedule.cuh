@@ -14,9 +14,9 @@
 //           a fixed number of tokens. What an item holds depends on its request alone, so results
 //           do not depend on the rest of the batch.
 //
-// The plan (attention_plan.cuh) writes where each CTA starts; kernels walk from there. Layout of the
-// plan, in int32: header | counters [ctas] | starts [ctas + 1] | requests [batch] | the rest, which
-// only the list mode reads: items, counters of tiles. Requests without queries are left out.
+// The plan (attention_plan.cuh) writes where each CTA starts; kernels walk from there. Layout of
+// the plan, in int32: header | counters [ctas] | starts [ctas + 1] | requests [batch] | the rest,
+// which only the list mode reads: items, counters of tiles. Requests without queries are left out.
 //
 // Source   stream-k of Osama et al., arXiv:2301.03598, on the line of KV blocks of a batch.
 #pragma once
@@ -43,10 +43,10 @@ enum class ScheduleMode : int32_t { stream, list };
 // What a plan depends on besides lengths: the same for plan and run.
 struct ScheduleShape {
   int32_t batch;
-  int32_t ctas;       // of the attention kernel
-  int32_t heads;      // KV heads, times the parts that head_dim_vo falls into
-  int32_t group;      // query heads of a KV head
-  int32_t tile_rows;  // packed rows
+  int32_t ctas;         // of the attention kernel
+  int32_t heads;        // KV heads, times the parts that head_dim_vo falls into
+  int32_t group;        // query heads of a KV head
+  int32_t tile_rows;    // packed rows
   int32_t window_left;  // < 0: none
   bool causal;
 };
@@ -101,7 +101,8 @@ struct alignas(16) ListItem {
 constexpr int kItemInts = 4;
 static_assert(sizeof(ListItem) == 4 * kItemInts, "kItemInts");
 
-// -- The parts of a plan ---------------------------------------------------------------------------
+// -- The parts of a plan
+// ---------------------------------------------------------------------------
 
 PRECAST_HOST_DEVICE constexpr int64_t align_ints(int64_t ints) { return (ints + 3) / 4 * 4; }
 
@@ -121,7 +122,8 @@ struct ScheduleParams {
   ScheduleShape shape;
 };
 
-// -- Tiles -----------------------------------------------------------------------------------------
+// -- Tiles
+// -----------------------------------------------------------------------------------------
 
 PRECAST_HOST_DEVICE constexpr int32_t least(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
@@ -132,7 +134,8 @@ PRECAST_HOST_DEVICE constexpr int32_t tiles_of(const ScheduleShape& shape, int32
                               shape.tile_rows);
 }
 
-// The tokens that some row of a tile sees; begin is a multiple of a block. Both 0 if there are none.
+// The tokens that some row of a tile sees; begin is a multiple of a block. Both 0 if there are
+// none.
 struct TokenRange {
   int32_t begin, end;
 
@@ -159,7 +162,8 @@ PRECAST_HOST_DEVICE constexpr int64_t cost_of(TokenRange tokens) {
   return int64_t(tokens.blocks()) * kBlockCost + kTileCost;
 }
 
-// -- Cuts of the line ------------------------------------------------------------------------------
+// -- Cuts of the line
+// ------------------------------------------------------------------------------
 
 struct Cuts {
   int64_t total;  // cost of the line
@@ -199,7 +203,8 @@ PRECAST_HOST_DEVICE constexpr TileCut cut_tile(const Cuts& cuts, int64_t before,
           cuts.first_at(until) - first + 1};
 }
 
-// -- List ------------------------------------------------------------------------------------------
+// -- List
+// ------------------------------------------------------------------------------------------
 
 // The parts of a tile in chunks of `chunk` tokens, a multiple of a block; 0: one part. Chunks start
 // at multiples of their size, so that a token's part does not depend on the window.
@@ -215,7 +220,8 @@ PRECAST_HOST_DEVICE constexpr TokenRange part_of(TokenRange tokens, int32_t chun
           least(begin + chunk, tokens.end)};
 }
 
-// -- What kernels walk -----------------------------------------------------------------------------
+// -- What kernels walk
+// -----------------------------------------------------------------------------
 
 // Tokens [kv_begin, kv_end) of tile `tile` of a request and head.
 struct Piece {
@@ -326,7 +332,8 @@ class PieceIterator {
     const int64_t item = round + (round_ % 2 == 1 ? cta_ : ctas - 1 - cta_);
     if (item >= int64_t(header_->items) * params_.shape.heads) return false;
     const int32_t number = static_cast<int32_t>(item / params_.shape.heads);
-    const ListItem& of = reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
+    const ListItem& of =
+        reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
     const PlannedRequest& at = request(of.index);
     piece.request = at.request;
     piece.kv_head = static_cast<int32_t>(item - int64_t(number) * params_.shape.heads);
