@@ -25,6 +25,11 @@ def _eager_pair(v_a: Any, s_a: Any, v_b: Any, s_b: Any) -> Any:
     return weighted.to(v_a.dtype), s
 
 
+def _eager_in_place(v: Any, s: Any, v_other: Any, s_other: Any) -> None:
+    for to, merged in zip((v, s), _eager_pair(v, s, v_other, s_other), strict=True):
+        to.copy_(merged)
+
+
 def _eager_states(v: Any, s: Any) -> Any:
     total = torch.logsumexp(s * 0.6931471805599453, 1) / 0.6931471805599453
     weights = torch.exp2(s - total[:, None])
@@ -52,6 +57,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
             _moved(tokens, 2, dtype),
             lambda tokens=tokens: (*state(tokens, HEADS), *state(tokens, HEADS)),
             lambda merge: lambda *pair: merge(*pair),
+            _eager_in_place,
         )
     for tokens, states in STATES:
         yield Case(

@@ -47,9 +47,9 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const Request
       << r.q_len_per_req;
   PRECAST_CHECK(r.kv_bytes == 1 || r.kv_bytes == 2, ValueError)
       << op << ": keys and values must have elements of 1 or 2 bytes, got " << r.kv_bytes;
-  const int per_sm =
-      attention_plan_ctas_per_sm(static_cast<int>(r.tile_rows), static_cast<int>(r.head_dim_qk),
-                            static_cast<int>(r.heads.head_dim_vo), static_cast<int>(r.kv_bytes));
+  const int per_sm = attention_plan_ctas_per_sm(
+      static_cast<int>(r.tile_rows), static_cast<int>(r.head_dim_qk),
+      static_cast<int>(r.heads.head_dim_vo), static_cast<int>(r.kv_bytes));
   PRECAST_CHECK(per_sm > 0, ValueError)
       << op << ": there is no kernel of tiles of " << r.tile_rows << " rows for head_dim_qk "
       << r.head_dim_qk << " and head_dim_vo " << r.heads.head_dim_vo;
@@ -100,79 +100,43 @@ void plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last
   launch_on(indptr, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
 }
 
-// The plan of lengths on the host, into `to` if it is there; `sizes`: bytes of the float workspace,
-// of the int workspace whoever plans, of the plan itself.
-void plan_lengths(const char* op, const LengthTensors& lengths, const OptionalTensor& to,
-                  const TensorView& sizes, const Request& request, int64_t float_bytes,
-                  int64_t sm_count) {
-  const Arg indptr = {op, "kv_indptr", lengths.kv_indptr};
-  PRECAST_CHECK(lengths.kv_indptr.device().device_type == kDLCPU, ValueError)
-      << indptr.what() << " must be a CPU tensor, got " << device_name(lengths.kv_indptr.device());
-  const Arg bytes = {op, "sizes", sizes};
-  check_same_device(bytes, indptr);
-  check_numbers(bytes, {kDLInt, 64, 1}, 3);
-  PRECAST_CHECK(sm_count > 0 && sm_count < 1 << 16, ValueError)
-      << op << ": sm_count must be positive, got " << sm_count;
-  PlanParams p = params_of(op, lengths, request, static_cast<int>(sm_count));
-  const int64_t slot = slot_bytes(request.tile_rows, request.heads.head_dim_vo);
-  if (to.has_value()) {
-    const TensorView& view = to.value();
-    const Arg ints = {op, "plan", view};
-    p.plan_ints = check_workspace(ints, indptr) / 4;
-    p.slots = float_bytes / slot;
-    PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
-        << ints.what() << " must have at least " << 4 * least_ints(p) << " bytes for "
-        << request.batch_size << " requests, got " << 4 * p.plan_ints;
-    if (p.slots == 0) p.slots = 1;  // 0 is no limit
-  }
-  const HostPlan made = plan_on_host(p);
-  const int64_t ints = static_cast<int64_t>(made.ints.size());
-  int64_t* written = static_cast<int64_t*>(data_of(sizes));
-  written[0] = made.header.slots * slot;
-  if (made.header.mode == ScheduleMode::stream) written[0] = 2 * int64_t(p.shape.ctas) * slot;
-  written[1] = 4 * (ints + made.scratch_ints);
-  written[2] = 4 * ints;
-  PRECAST_CHECK(made.chunk_kept, ValueError)
-      << op << ": parts of fixed_split_size " << request.fixed_split_size
-      << " pages need larger workspaces; workspace_size() says how large";
-  if (!to.has_value()) return;
-  PRECAST_CHECK(ints <= p.plan_ints, ValueError)
-      << op << ": plan must have at least " << 4 * ints << " bytes, got " << 4 * p.plan_ints;
-  std::memcpy(data_of(to.value()), made.ints.data(), 4 * ints);
-}
-
-void plan_host(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
-               OptionalTensor kv_len, TensorView plan, TensorView sizes, int64_t batch_size,
-               int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads, int64_t num_kv_heads,
-               int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes, int64_t tile_rows,
-               bool causal, int64_t window_left, int64_t fixed_split_size, bool disable_split_kv,
-               int64_t float_bytes, int64_t sm_count) {
-  const Request request = {
-      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
-      head_dim_qk, kv_bytes,         tile_rows,       causal,
-      window_left, fixed_split_size, disable_split_kv};
-  plan_lengths("plan_host", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, plan, sizes, request,
-               float_bytes, sm_count);
-}
-
+// Bytes of the float workspace and of the int workspace for lengths on the host, and of the plan.
 void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
                     OptionalTensor kv_len, TensorView sizes, int64_t batch_size,
                     int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
                     int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo,
                     int64_t kv_bytes, int64_t tile_rows, bool causal, int64_t window_left,
                     int64_t fixed_split_size, bool disable_split_kv, int64_t sm_count) {
+  const Arg indptr = PRECAST_ARG("workspace_size", kv_indptr);
+  const Arg bytes = PRECAST_ARG("workspace_size", sizes);
+  PRECAST_CHECK(kv_indptr.device().device_type == kDLCPU, ValueError)
+      << indptr.what() << " must be a CPU tensor, got " << device_name(kv_indptr.device());
+  check_same_device(bytes, indptr);
+  check_numbers(bytes, {kDLInt, 64, 1}, 3);
+  PRECAST_CHECK(sm_count > 0 && sm_count < 1 << 16, ValueError)
+      << "workspace_size: sm_count must be positive, got " << sm_count;
   const Request request = {
       batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
       head_dim_qk, kv_bytes,         tile_rows,       causal,
       window_left, fixed_split_size, disable_split_kv};
-  plan_lengths("workspace_size", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, {}, sizes,
-               request, 0, sm_count);
+  const PlanParams p = params_of("workspace_size", {qo_indptr, kv_indptr, kv_last_page_len, kv_len},
+                                 request, static_cast<int>(sm_count));
+  const HostPlan made = plan_on_host(p);
+  const int64_t ints = static_cast<int64_t>(made.ints.size());
+  // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
+  const bool stream = made.header.mode == ScheduleMode::stream;
+  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.slots;
+  // What run() asks for, which knows the queries alone.
+  const int64_t tiles = made.queries * p.shape.group / p.shape.tile_rows + p.shape.batch;
+  int64_t* written = static_cast<int64_t*>(data_of(sizes));
+  written[0] = slots * slot_bytes(tile_rows, head_dim_vo);
+  written[1] = 4 * std::max(ints + made.scratch_ints, plan_room(p.shape, tiles));
+  written[2] = 4 * ints;
 }
 
 }  // namespace
 
 PRECAST_EXPORT(plan, plan)
-PRECAST_EXPORT(plan_host, plan_host)
 PRECAST_EXPORT(workspace_size, workspace_size)
 
 }  // namespace precast

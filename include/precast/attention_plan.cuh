@@ -215,6 +215,7 @@ struct HostPlan {
   std::vector<int32_t> ints;  // the plan
   PlanHeader header;
   int64_t scratch_ints;  // more, where the device makes it
+  int64_t queries;       // of the batch
   bool chunk_kept;
 };
 
@@ -244,6 +245,7 @@ inline HostPlan plan_on_host(PlanParams p) {
   sums.requests = static_cast<int32_t>(requests.size());
   HostPlan to = {};
   to.scratch_ints = costs_ints(sums.tiles);
+  for (const PlannedRequest& request : requests) to.queries += request.q_len;
   const ScheduleMode mode = choose_mode(p, sums);
   const auto parts = [&](const PlannedRequest& request, int32_t tile, int32_t chunk) {
     return parts_of(tokens_of(shape, request.q_len, request.kv_len, tile), chunk);

@@ -68,6 +68,8 @@ struct MergeStatesParams {
 };
 
 constexpr int kMergeThreads = 256;
+constexpr int kStatesAtOnce = 4;  // that a thread has in flight
+constexpr uint32_t kMostGroups = 16;
 
 #if defined(__CUDACC__)
 
@@ -169,73 +171,102 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStateKernel(
   }
 }
 
+// A sum of states, relative to the largest logarithm so far.
+template <typename T>
+struct MergedSum {
+  static constexpr int kSize = Vec<T>::kSize;
+  float top = minus_infinity();
+  float total = 0.0f;
+  float sum[kSize] = {};
+
+  // Makes it relative to `other` where that is larger.
+  __device__ __forceinline__ void raise(float other) {
+    const float new_top = larger(top, other);
+    const float factor = state_weight(top, new_top);
+    top = new_top;
+    total *= factor;
+#pragma unroll
+    for (int i = 0; i < kSize; ++i) sum[i] *= factor;
+  }
+};
+
 template <typename T, bool kAligned>
 __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
     const __grid_constant__ MergeStatesParams p) {
   constexpr int kSize = Vec<T>::kSize;
-  constexpr int kFloats = kSize + 2;
-  __shared__ float partial[kFloats][kMergeThreads];
+  __shared__ float partial[kSize + 2][kMergeThreads];
   const MergePosition at(p.plan, p.rows);
   const RowPosition row(p.rows, at.row);
   const T* v = row.in<T>(p.in.v, p.in.v_strides);          // [states, columns]
   const float* s = row.in<float>(p.in.s, p.in.s_strides);  // [states]
   T* out = row.in<T>(p.out.v, p.out.v_strides);            // [columns]
-  // More than one group: then a row has no more items than threads of a group.
-  const uint32_t group = p.plan.groups == 1 ? 0 : p.plan.row_items.divide(at.thread);
-  const uint32_t item = at.thread - group * p.plan.row_items.value * (p.plan.groups > 1);
-  const uint32_t step = p.plan.groups == 1 ? p.plan.row_threads.value : p.plan.row_items.value;
+  const uint32_t step = p.plan.row_items.value;            // threads of a group
+  const uint32_t group = p.plan.row_items.divide(at.thread);
+  const uint32_t item = at.thread - group * step;
+  const int groups = p.plan.groups;
 
   allow_next_grid();
+  if (at.exists && may_overlap_previous_grid()) {
+#pragma unroll
+    for (int i = 0; i < kStatesAtOnce; ++i) {
+      const int state = group + i * groups;
+      if (state < p.states) prefetch_to_l2(v + state * p.v_state_stride + int64_t(item) * kSize);
+    }
+  }
   wait_for_previous_grid();
 
   const L2Policy policy = read_policy(true);
-  float top = minus_infinity();
-  if (at.exists) {
-    for (int i = group; i < p.states; i += p.plan.groups) {
-      top = larger(top, load_scalar(s + i * p.s_state_stride));
-    }
-  }
   for (int64_t column = int64_t(item) * kSize;; column += int64_t(step) * kSize) {
-    float sum[kSize] = {};
-    float total = 0.0f;
-    if (at.exists) {
-#pragma unroll 4
-      for (int i = group; i < p.states; i += p.plan.groups) {
-        const T* from = v + i * p.v_state_stride + column;
-        const Vec<T> vec = load<kAligned>(from, p.columns - column, policy);
-        const float weight = state_weight(load_scalar(s + i * p.s_state_stride), top);
-        total += weight;
-        add_weighted<T>(sum, weight, vec);
+    MergedSum<T> merged;
+    for (int first = group; at.exists && first < p.states; first += kStatesAtOnce * groups) {
+      Vec<T> vecs[kStatesAtOnce];
+      float logarithms[kStatesAtOnce];
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        const int state = first + i * groups;
+        vecs[i] = zero_vec<T>();
+        logarithms[i] = minus_infinity();
+        if (state < p.states) {
+          const T* from = v + state * p.v_state_stride + column;
+          vecs[i] = load<kAligned>(from, p.columns - column, policy);
+          logarithms[i] = load_scalar(s + state * p.s_state_stride);
+        }
+      }
+      float top = logarithms[0];
+#pragma unroll
+      for (int i = 1; i < kStatesAtOnce; ++i) top = larger(top, logarithms[i]);
+      merged.raise(top);
+#pragma unroll
+      for (int i = 0; i < kStatesAtOnce; ++i) {
+        const float weight = state_weight(logarithms[i], merged.top);
+        merged.total += weight;
+        add_weighted<T>(merged.sum, weight, vecs[i]);
       }
     }
-    if (p.plan.groups > 1) {
+    if (groups > 1) {  // Then a row has no more items than a group has threads.
 #pragma unroll
-      for (int i = 0; i < kSize; ++i) partial[i][threadIdx.x] = sum[i];
-      partial[kSize][threadIdx.x] = total;
-      partial[kSize + 1][threadIdx.x] = top;
+      for (int i = 0; i < kSize; ++i) partial[i][threadIdx.x] = merged.sum[i];
+      partial[kSize][threadIdx.x] = merged.total;
+      partial[kSize + 1][threadIdx.x] = merged.top;
       __syncthreads();
       if (group > 0 || !at.exists) return;
-      for (uint32_t i = 1; i < p.plan.groups; ++i) {
-        top = larger(top, partial[kSize + 1][threadIdx.x + i * step]);
-      }
-      total = 0.0f;
+      for (int i = 1; i < groups; ++i) {
+        const uint32_t other = threadIdx.x + i * step;
+        merged.raise(partial[kSize + 1][other]);
+        const float weight = state_weight(partial[kSize + 1][other], merged.top);
+        merged.total += weight * partial[kSize][other];
 #pragma unroll
-      for (int j = 0; j < kSize; ++j) sum[j] = 0.0f;
-      for (uint32_t i = 0; i < p.plan.groups; ++i) {
-        const uint32_t from = threadIdx.x + i * step;
-        const float weight = state_weight(partial[kSize + 1][from], top);
-        if (weight == 0.0f) continue;
-        total += weight * partial[kSize][from];
-#pragma unroll
-        for (int j = 0; j < kSize; ++j) sum[j] += weight * partial[j][from];
+        for (int j = 0; j < kSize; ++j) merged.sum[j] += weight * partial[j][other];
       }
     }
     if (!at.exists) return;
-    if (column == 0) *row.in<float>(p.out.s, p.out.s_strides) = merged_logarithm(total, top);
-    const float factor = total == 0.0f ? 0.0f : 1.0f / total;
+    if (column == 0) {
+      *row.in<float>(p.out.s, p.out.s_strides) = merged_logarithm(merged.total, merged.top);
+    }
+    const float factor = merged.total == 0.0f ? 0.0f : 1.0f / merged.total;
 #pragma unroll
-    for (int i = 0; i < kSize; ++i) sum[i] *= factor;
-    store<kAligned>(out + column, pack<T>(sum), p.columns - column);
+    for (int i = 0; i < kSize; ++i) merged.sum[i] *= factor;
+    store<kAligned>(out + column, pack<T>(merged.sum), p.columns - column);
     if (column + int64_t(step) * kSize >= p.columns) return;
   }
 }
@@ -247,9 +278,11 @@ inline MergePlan plan_merge(int64_t columns, int vec_size, int states) {
   MergePlan plan;
   const int64_t items = (columns + vec_size - 1) / vec_size;
   const int64_t threads = items < kMergeThreads ? items : kMergeThreads;
-  if (states >= 8 && items == threads) {
-    const uint32_t most = states >= 32 ? 16 : 4;
-    while (plan.groups < most && 2 * plan.groups * threads <= kMergeThreads) plan.groups *= 2;
+  if (items == threads) {
+    while (plan.groups < kMostGroups && 2 * plan.groups * threads <= kMergeThreads &&
+           int(plan.groups) * kStatesAtOnce < states) {
+      plan.groups *= 2;
+    }
   }
   plan.row_items = Divisor(static_cast<uint32_t>(threads));
   plan.row_threads = Divisor(static_cast<uint32_t>(threads * plan.groups));

@@ -186,7 +186,7 @@ def test_refusals(generator: torch.Generator) -> None:
         ("merge_state", (a[0], a[1], b[0][:2], b[1][:2]), "v_b must have v_a's shape"),
         ("merge_state", (a[0], a[1][:, :2], *b), "s_a must have the shape of v_a less its last"),
         ("merge_state", (a[0], a[1].cpu(), *b), "s_a must be on cuda"),
-        ("merge_state", (a[0].mT.clone().mT, a[1], *b), "v_a must have stride 1"),
+        ("merge_state", (a[0].mT.contiguous().mT, a[1], *b), "v_a must have stride 1"),
         ("merge_state_in_place", (*a, *b, torch.ones(4)), "mask must be on cuda"),
         (
             "merge_state_in_place",

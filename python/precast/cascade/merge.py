@@ -252,7 +252,8 @@ def merge_state(
     (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
     """
     try:
-        s_a, s_b = s_a.to(torch.float32), s_b.to(torch.float32)
+        if s_a.dtype is not torch.float32 or s_b.dtype is not torch.float32:
+            s_a, s_b = s_a.to(torch.float32), s_b.to(torch.float32)
         v, s = torch.empty_like(v_a), torch.empty_like(s_a)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
@@ -316,7 +317,8 @@ def merge_state_in_place(
     (tensor([1.5000, 1.0000]), tensor([1., 0.]))
     """
     try:
-        s, s_other = s.to(torch.float32), s_other.to(torch.float32)
+        if s.dtype is not torch.float32 or s_other.dtype is not torch.float32:
+            s, s_other = s.to(torch.float32), s_other.to(torch.float32)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.merge_state_in_place(v, s, v_other, s_other, mask, pdl)
@@ -376,7 +378,8 @@ def merge_states(
     (tensor([[[1.6667]]]), tensor([[2.5850]]))
     """
     try:
-        s = s.to(torch.float32)
+        if s.dtype is not torch.float32:
+            s = s.to(torch.float32)
         if v.dim() != 4:
             check_rank("merge_states", "v", v, 4, 4)
         tokens, _, heads, head_dim = v.shape
