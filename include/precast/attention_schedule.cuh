@@ -195,9 +195,8 @@ PRECAST_HOST_DEVICE constexpr TileCut cut_tile(const Cuts& cuts, int64_t before,
                                                int64_t cut) {
   // Rounded to the next block: from here on it is one behind the first, from there on the end.
   const int64_t from = before + kTileCost + kBlockCost / 2;
-  const int64_t until = before + kTileCost + int64_t(blocks) * kBlockCost - kBlockCost / 2;
+  const int64_t until = from + (int64_t(blocks) - 1) * kBlockCost;
   if (cut < from) return {0, 0, 1};
-  if (cut >= until) return {blocks, 0, 1};
   const int32_t first = cuts.first_at(from);
   return {static_cast<int32_t>((cut - from) / kBlockCost) + 1, first - 1,
           cuts.first_at(until) - first + 1};
