@@ -55,6 +55,7 @@ struct MergeStateParams {
   int64_t columns = 0;
   MergePlan plan;   // the launcher sets it
   bool evict_last;  // the launcher sets it
+  bool in_place;    // the launcher sets it
 };
 
 struct MergeStatesParams {
@@ -68,8 +69,10 @@ struct MergeStatesParams {
 };
 
 constexpr int kMergeThreads = 256;
-constexpr int kStatesAtOnce = 4;  // that a thread has in flight
 constexpr uint32_t kMostGroups = 16;
+
+// States that a thread has in flight. Why by their number alone: see Threads.
+constexpr int states_at_once(int states) { return states <= 2 ? 2 : states <= 4 ? 4 : 8; }
 
 #if defined(__CUDACC__)
 
@@ -148,7 +151,7 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStateKernel(
     s_b = load_scalar(row.in<float>(p.b.s, p.b.s_strides));
     if (p.mask != nullptr) merges = p.mask[row.outer] != 0;
   }
-  __syncthreads();  // Why: s may be s_a or s_b, which all threads of a row read.
+  if (p.in_place) __syncthreads();  // Why: s is s_a or s_b, which all threads of a row read.
   if (!merges) return;
   const float top = larger(s_a, s_b);
   float weight_a = state_weight(s_a, top), weight_b = state_weight(s_b, top);
@@ -190,7 +193,8 @@ struct MergedSum {
   }
 };
 
-template <typename T, bool kAligned>
+// kAtOnce: states that a thread has in flight.
+template <typename T, bool kAligned, int kAtOnce>
 __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
     const __grid_constant__ MergeStatesParams p) {
   constexpr int kSize = Vec<T>::kSize;
@@ -208,7 +212,7 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
   allow_next_grid();
   if (at.exists && may_overlap_previous_grid()) {
 #pragma unroll
-    for (int i = 0; i < kStatesAtOnce; ++i) {
+    for (int i = 0; i < kAtOnce; ++i) {
       const int state = group + i * groups;
       if (state < p.states) prefetch_to_l2(v + state * p.v_state_stride + int64_t(item) * kSize);
     }
@@ -218,11 +222,11 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
   const L2Policy policy = read_policy(true);
   for (int64_t column = int64_t(item) * kSize;; column += int64_t(step) * kSize) {
     MergedSum<T> merged;
-    for (int first = group; at.exists && first < p.states; first += kStatesAtOnce * groups) {
-      Vec<T> vecs[kStatesAtOnce];
-      float logarithms[kStatesAtOnce];
+    for (int first = group; at.exists && first < p.states; first += kAtOnce * groups) {
+      Vec<T> vecs[kAtOnce];
+      float logarithms[kAtOnce];
 #pragma unroll
-      for (int i = 0; i < kStatesAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const int state = first + i * groups;
         vecs[i] = zero_vec<T>();
         logarithms[i] = minus_infinity();
@@ -234,10 +238,10 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
       }
       float top = logarithms[0];
 #pragma unroll
-      for (int i = 1; i < kStatesAtOnce; ++i) top = larger(top, logarithms[i]);
+      for (int i = 1; i < kAtOnce; ++i) top = larger(top, logarithms[i]);
       merged.raise(top);
 #pragma unroll
-      for (int i = 0; i < kStatesAtOnce; ++i) {
+      for (int i = 0; i < kAtOnce; ++i) {
         const float weight = state_weight(logarithms[i], merged.top);
         merged.total += weight;
         add_weighted<T>(merged.sum, weight, vecs[i]);
@@ -280,7 +284,7 @@ inline MergePlan plan_merge(int64_t columns, int vec_size, int states) {
   const int64_t threads = items < kMergeThreads ? items : kMergeThreads;
   if (items == threads) {
     while (plan.groups < kMostGroups && 2 * plan.groups * threads <= kMergeThreads &&
-           int(plan.groups) * kStatesAtOnce < states) {
+           int(plan.groups) * states_at_once(states) < states) {
       plan.groups *= 2;
     }
   }
@@ -304,6 +308,7 @@ template <typename T>
 cudaError_t launch_merge_state(MergeStateParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows.count == 0 || p.columns == 0) return cudaSuccess;
   p.plan = plan_merge(p.columns, Vec<T>::kSize, 0);
+  p.in_place = p.out.s == p.a.s || p.out.s == p.b.s;
   p.evict_last = reads_evict_last(int64_t(p.rows.count) * p.columns * sizeof(T) * 3,
                                   p.out.v == p.a.v || p.out.v == p.b.v);
   const bool aligned = state_is_aligned<T>(p.a.v, p.a.v_strides, p.columns) &&
@@ -321,7 +326,13 @@ cudaError_t launch_merge_states(MergeStatesParams p, bool enable_pdl, cudaStream
   const bool aligned = state_is_aligned<T>(p.in.v, p.in.v_strides, p.columns) &&
                        state_is_aligned<T>(p.out.v, p.out.v_strides, p.columns) &&
                        p.v_state_stride % Vec<T>::kSize == 0;
-  const auto kernel = aligned ? MergeStatesKernel<T, true> : MergeStatesKernel<T, false>;
+  auto kernel = MergeStatesKernel<T, false, 4>;
+  if (aligned) {
+    const int at_once = states_at_once(p.states);
+    kernel = at_once == 2   ? MergeStatesKernel<T, true, 2>
+             : at_once == 4 ? MergeStatesKernel<T, true, 4>
+                            : MergeStatesKernel<T, true, 8>;
+  }
   return launch(kernel, merge_grid(p.rows, p.plan), dim3(kMergeThreads), enable_pdl, stream, p);
 }
 
