@@ -266,9 +266,11 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
                OptionalTensor prefix_len, OptionalTensor token_pos, int64_t token_pos_len,
                OptionalTensor max_item_len, bool enable_pdl) {
   const Arg queries = PRECAST_ARG("run_paged", q);
-  const Arg keys = {"run_paged", v_cache.has_value() ? "k_cache" : "paged_kv_cache", k_cache};
+  const Arg keys = {"run_paged", v_cache.has_value() ? "paged_kv_cache[0]" : "paged_kv_cache",
+                    k_cache};
   const TensorView values_view = v_cache.has_value() ? v_cache.value() : k_cache;
-  const Arg values = {"run_paged", v_cache.has_value() ? "v_cache" : "paged_kv_cache", values_view};
+  const Arg values = {"run_paged", v_cache.has_value() ? "paged_kv_cache[1]" : "paged_kv_cache",
+                      values_view};
   const Arg indices = PRECAST_ARG("run_paged", kv_indices);
   check_queries(queries);
   const int both = v_cache.has_value() ? 0 : 1;  // keys and values in dimension 1
