@@ -67,7 +67,7 @@ def test_sizes(built: Built, file_name: str) -> None:
 def test_refusals(built: Built, file_name: str) -> None:
     for words, options in (
         ("query heads must be a multiple of KV heads, got 30 and 8", {"num_qo_heads": 30}),
-        ("no kernel of tiles of 16 rows for head_dim_qk 72", {"head_dim_qk": 72}),
+        ("there is no kernel of tiles of 16 rows for head_dim_qk 72", {"head_dim_qk": 72}),
         ("kv_indptr must have shape [4], got [3]", {"batch_size": 3}),
         ("kv_indptr must be int32, got int64", {"kv_indptr": torch.zeros(3, dtype=torch.int64)}),
         ("pages need kv_last_page_len or kv_len", {"kv_len": None}),
