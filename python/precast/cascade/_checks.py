@@ -48,7 +48,8 @@ def _check_outputs(name: str, v: tuple[str, torch.Tensor], s: tuple[str, torch.T
 
 
 def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    return a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    same: bool = a.data_ptr() == b.data_ptr() and a.stride() == b.stride()
+    return same
 
 
 def check_pair(name: str, states: tuple[tuple[str, str, torch.Tensor, torch.Tensor], ...]) -> None:
