@@ -17,15 +17,15 @@ namespace {
 int number = 0;
 bool failed = false;
 
-#define CHECK(condition, ...)                                               \
-  do {                                                                      \
-    if (!(condition)) {                                                     \
-      std::printf("case %d, line %d: %s: ", number, __LINE__, #condition);  \
-      std::printf(__VA_ARGS__);                                             \
-      std::printf("\n");                                                    \
-      failed = true;                                                        \
-      return;                                                               \
-    }                                                                       \
+#define CHECK(condition, ...)                                              \
+  do {                                                                     \
+    if (!(condition)) {                                                    \
+      std::printf("case %d, line %d: %s: ", number, __LINE__, #condition); \
+      std::printf(__VA_ARGS__);                                            \
+      std::printf("\n");                                                   \
+      failed = true;                                                       \
+      return;                                                              \
+    }                                                                      \
   } while (0)
 
 using Random = std::mt19937;
@@ -77,8 +77,8 @@ Batch random_batch(Random& random) {
   p.lengths.q_len_per_req = decode ? pick_of(random, {1, 1, 2, 5}) : 0;
   // Walks of more tiles take longer, and show no more.
   const int most_tiles = 4000 / (std::max(1, shape.batch) * shape.heads) + 1;
-  const int most_q = std::min(pick_of(random, {1, 20, 300, 2000}),
-                              most_tiles * shape.tile_rows / shape.group + 1);
+  const int most_q =
+      std::min(pick_of(random, {1, 20, 300, 2000}), most_tiles * shape.tile_rows / shape.group + 1);
   const int most_kv = pick_of(random, {0, 60, 1000, 8000, 100000});
   for (int i = 0; i < shape.batch; ++i) {
     const int q_len = decode ? p.lengths.q_len_per_req : length(random, most_q);
@@ -248,8 +248,8 @@ void check_alone(Random& random, const Batch& batch) {
       Piece piece = {};
       while (pieces.next(piece)) {
         if (piece.request != of) continue;
-        found.insert({piece.kv_head, piece.tile, piece.part, piece.parts, piece.kv_begin,
-                      piece.kv_end});
+        found.insert(
+            {piece.kv_head, piece.tile, piece.part, piece.parts, piece.kv_begin, piece.kv_end});
       }
     }
     return found;
