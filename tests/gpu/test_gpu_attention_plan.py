@@ -337,7 +337,7 @@ def test_refusals() -> None:
         )
         arguments = list(good)
         for name, value in changes.items():
-            positions = {**dict(zip(names.split(), range(7))), "heads": 9, "dim": 12, "rows": 14}
+            positions = {**dict(zip(names.split(), range(7))), "heads": 10, "dim": 12, "rows": 14}
             arguments[positions[name]] = value
         with pytest.raises(ValueError, match=words):
             plan(*arguments)
