@@ -25,8 +25,8 @@ DTYPES = {
 }
 # Exports take the two tensors of a pair one by one; messages name what the public function takes.
 PUBLIC_NAMES = {"k_cache": r"paged_kv_cache\[0\]"}
-# What takes CPU tensors: tests/load/test_attention_plan.py.
-ON_THE_HOST = {"workspace_size"}
+# What calculates on the CPU takes its tensors.
+ON_HOST = {"workspace_size"}
 CASES = [
     (file_name, export)
     for file_name in CI_MODULES
@@ -62,7 +62,7 @@ def test_every_export_has_a_kernel() -> None:
 
 
 @pytest.mark.parametrize(
-    ("file_name", "export"), [case for case in CASES if case[1] not in ON_THE_HOST]
+    ("file_name", "export"), [case for case in CASES if case[1] not in ON_HOST]
 )
 def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> None:
     function = _function(built, file_name, export)
@@ -70,7 +70,7 @@ def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> Non
     dtype = DTYPES[str(spec_of(built, file_name).axes.get("dtype", "f16"))]
     first = next(name for kind, name in _types(export) if kind == "Tensor")
     arguments = _arguments(export, dtype, 4, 64)
-    # What methods of wrappers call says its own name.
+    # Where several public functions share an export, it says its own name.
     name = f"({KERNELS[export].function}|{export})"
     first = PUBLIC_NAMES.get(first, first)
     with pytest.raises(ValueError, match=rf"{name}: {first} must be a CUDA tensor, got cpu"):
@@ -89,8 +89,8 @@ def test_the_example_shows_a_refusal_of_every_function(
 
     spec = spec_of(built, file_name)
     module = load_library(built.library(spec), spec.cuda_major)
-    expected = "must be int64" if export in ON_THE_HOST else "must be a CUDA tensor, got cpu"
-    assert expected in refusal(module, export)
+    reason = "must be int64, got float32" if export in ON_HOST else "must be a CUDA tensor, got cpu"
+    assert reason in refusal(module, export)
 
 
 @pytest.mark.parametrize(("file_name", "export"), CASES)
