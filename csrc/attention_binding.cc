@@ -249,7 +249,13 @@ int64_t batch_of(const Arg& indptr, const Arg& q) {
   return indptr.tensor.size(0) - 1;
 }
 
-void launch_call(const Arg& q, const AttentionParams& p, bool enable_pdl) {
+void launch_call(const Arg& q, AttentionParams& p, bool enable_pdl) {
+  if (p.page_count == 0) {
+    // Without tokens nothing is read. Should a plan know of some, all of them lie where the queries
+    // start: no wrong length makes a kernel read memory that is not there.
+    p.k = p.v = AttentionCache(p.q, 0, 0, 0);
+    p.page_count = 1;
+  }
   launch_on(q, [&](cudaStream_t stream) { return attention(p, enable_pdl, stream); });
 }
 
