@@ -9,6 +9,9 @@ from precast._version import __version__ as __version__
 from precast.activation import gelu_and_mul as gelu_and_mul
 from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from precast.activation import silu_and_mul as silu_and_mul
+from precast.cascade import merge_state as merge_state
+from precast.cascade import merge_state_in_place as merge_state_in_place
+from precast.cascade import merge_states as merge_states
 from precast.concat_ops import concat_mla_k as concat_mla_k
 from precast.decode import (
     BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper,

@@ -38,7 +38,7 @@ def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
             assert want is not None or words != "small", (template.name_prefix, words)
             legal += want is not None
     exports = {export for op in Plan.load(ROOT).config.ops.values() for export in op.exports}
-    assert exports <= called
+    assert exports - {"workspace_size"} <= called, "of all kernels; that one launches none"
     assert legal > 2 * len(sanitize_calls.PAIRS)
 
 

@@ -4,14 +4,9 @@
 // strides (heads inside a packed qkv). Offsets are 64-bit, row numbers 32-bit.
 #pragma once
 
+#include "precast/core/host_device.cuh"
 #include "precast/core/types.cuh"
 #include "precast/core/vec.cuh"
-
-#if defined(__CUDACC__)
-#define PRECAST_HOST_DEVICE __host__ __device__
-#else
-#define PRECAST_HOST_DEVICE
-#endif
 
 namespace precast {
 

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan and the walk of attention kernels on the CPU: thousands of random batches.
+
+``attention_schedule.cpp`` runs them through the same functions as the kernels: every tile is
+covered once, in parts whose slots and counters agree; CTAs have equal shares; and where parts are
+asked for that do not depend on the batch, they do not.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from build_support import ROOT, run
+
+from precast.jit.toolchain import find_toolchain
+
+SOURCE = Path(__file__).with_name("attention_schedule.cpp")
+HEADERS = ROOT / "include"
+CASES = 3000
+
+
+def compiled(folder: Path, *flags: str, include: Path = HEADERS) -> Path:
+    program = folder / "attention_schedule"
+    compiler = find_toolchain().host_compiler
+    words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{include}", *flags]
+    run([compiler, *words, "-o", program, SOURCE])
+    return program
+
+
+def test_random_batches(tmp_path: Path) -> None:
+    seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
+    print(f"PRECAST_TEST_SEED={seed}")
+    program = compiled(tmp_path, "-fsanitize=undefined", "-fno-sanitize-recover=all")
+    said = run([program, CASES, seed]).splitlines()[-1]
+    words = said.replace(",", "").replace(":", "").split()
+    streams, lists, cuts = (int(words[words.index(w) - 1]) for w in ("streams", "lists", "with"))
+    assert streams + lists == CASES, said
+    assert min(streams, lists, cuts) > CASES // 10, said
+
+
+# Each breaks what one check of the program is for.
+BROKEN = {
+    "the number of parts": ("cuts.first_at(until) - first + 1", "cuts.first_at(until) - first"),
+    "the first CTA": ("/ kBlockCost) + 1, first - 1,", "/ kBlockCost) + 1, first,"),
+    "slots": ("piece.slot_skip = 1;", "piece.slot_skip = 0;"),
+    "the window": ("first_row / shape.group - shape.window_left", "first_row - shape.window_left"),
+    "chunks": ("int64_t(tokens.begin / chunk) + part", "int64_t(part)"),
+    "the order of a round": ("ctas - 1 - cta_", "cta_ + 1"),
+    "balance": (
+        "return cta >= ctas ? total : total * cta / ctas;",
+        "return cta < ctas / 2 ? 0 : total;",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_the_program_sees_what_is_broken(what: str, tmp_path: Path) -> None:
+    right, wrong = BROKEN[what]
+    include = tmp_path / "include"
+    for header in HEADERS.glob("precast/attention_[ps]*.cuh"):
+        text = header.read_text()
+        copy = include / header.relative_to(HEADERS)
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if header.name == "attention_schedule.cuh":
+            assert text.count(right) == 1, f"{right!r} is not in {header.name} once"
+            text = text.replace(right, wrong)
+        copy.write_text(text)
+    core = include / "precast" / "core"
+    core.symlink_to(HEADERS / "precast" / "core")
+    program = compiled(tmp_path, "-w", "-O0", include=include)
+    assert "case" in run(["timeout", "60", program, CASES, 1], fails=True)

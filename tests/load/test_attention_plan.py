@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sizes of the workspaces of attention, which the host computes without a GPU."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from build_support import CI_MODULES, Built, spec_of
+
+from precast.loader import get_function, load_library
+
+MODULES = [name for name in CI_MODULES if "attention_plan" in name]
+SLOT = 4 * 16 * (128 + 2)  # bytes: a tile of 16 rows of 128 values, a maximum and a denominator
+
+
+def sizes(built: Built, file_name: str, kv_lens: list[int], **options: Any) -> list[int]:
+    """Of a batch of one query a request, in pages of 16; 32 and 8 heads of 128; 132 SMs."""
+    spec = spec_of(built, file_name)
+    function = get_function(load_library(built.library(spec), spec.cuda_major), "workspace_size")
+    indptr = torch.tensor([0, *(-(-n // 16) for n in kv_lens)]).cumsum(0).int()
+    lengths = torch.tensor(kv_lens, dtype=torch.int32)
+    out = torch.full((3,), -1)
+    arguments = {
+        "qo_indptr": None,
+        "kv_indptr": indptr,
+        "kv_last_page_len": None,
+        "kv_len": lengths,
+        "sizes": out,
+        "batch_size": len(kv_lens),
+        "q_len_per_req": 1,
+        "page_size": 16,
+        "num_qo_heads": 32,
+        "num_kv_heads": 8,
+        "head_dim_qk": 128,
+        "head_dim_vo": 128,
+        "kv_bytes": 2,
+        "tile_rows": 16,
+        "causal": False,
+        "window_left": -1,
+        "fixed_split_size": -1,
+        "disable_split_kv": False,
+        "sm_count": 132,
+        **options,
+    }
+    function(*arguments.values())
+    return out.tolist()
+
+
+@pytest.mark.parametrize("file_name", MODULES)
+def test_sizes(built: Built, file_name: str) -> None:
+    floats, ints, plan = sizes(built, file_name, [1000] * 8)
+    per_sm, rest = divmod(floats, 2 * 132 * SLOT)
+    assert per_sm in (1, 2)
+    assert rest == 0
+    assert 0 < plan < ints < 1 << 20
+    assert sizes(built, file_name, [1000] * 8, sm_count=66)[0] * 2 == floats
+    # Parts of 256 tokens: four of each request and head. Of a whole tile there are none.
+    assert sizes(built, file_name, [1000] * 8, fixed_split_size=16)[0] == 8 * 8 * 4 * SLOT
+    assert sizes(built, file_name, [1000, 256], fixed_split_size=16)[0] == 8 * 4 * SLOT
+    assert sizes(built, file_name, [1000] * 8, disable_split_kv=True)[0] == 0
+    assert sizes(built, file_name, [])[2] > 0
+
+
+@pytest.mark.parametrize("file_name", MODULES)
+def test_refusals(built: Built, file_name: str) -> None:
+    for words, options in (
+        ("query heads must be a multiple of KV heads, got 30 and 8", {"num_qo_heads": 30}),
+        ("there is no kernel of tiles of 16 rows for head_dim_qk 72", {"head_dim_qk": 72}),
+        ("kv_indptr must have shape [4], got [3]", {"batch_size": 3}),
+        ("kv_indptr must be int32, got int64", {"kv_indptr": torch.zeros(3, dtype=torch.int64)}),
+        ("pages need kv_last_page_len or kv_len", {"kv_len": None}),
+        ("sizes must have shape [3], got [2]", {"sizes": torch.zeros(2, dtype=torch.int64)}),
+        ("sm_count must be positive, got 0", {"sm_count": 0}),
+    ):
+        with pytest.raises(ValueError) as caught:
+            sizes(built, file_name, [5, 5], **options)
+        assert f"workspace_size: {words}" in str(caught.value)
