@@ -28,8 +28,9 @@ def attention(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         if case.pos_encoding_mode == "ROPE_LLAMA":
             keys = [[_turned(case, key, j) for key in heads] for j, heads in enumerate(keys)]
         for i in range(n):
+            see = _seen(case, batch, number, i, n, m, mask_at)
+            seen = [see(j) for j in range(m)]
             for head in range(case.num_qo_heads):
-                seen = _seen(case, batch, number, i, n, m, mask_at)
                 query = batch.q[row + i, head].tolist()
                 sink = None if batch.sinks is None else float(batch.sinks[head])
                 kv_head = head // case.group
@@ -105,7 +106,7 @@ def _logits(
     i: int,
     n: int,
     m: int,
-    seen: Callable[[int], bool],
+    seen: list[bool],
 ) -> list[float | None]:
     scale = 1 / math.sqrt(case.head_dim_qk) if case.sm_scale is None else case.sm_scale
     scale *= batch.scales[1] * (1.0 if case.kind == "single_prefill" else batch.scales[0])
@@ -113,7 +114,7 @@ def _logits(
         query = _turned(case, query, m - n + i)
     logits: list[float | None] = []
     for j in range(m):
-        if not seen(j):
+        if not seen[j]:
             logits.append(None)
             continue
         logit = scale * sum(map(operator.mul, query, keys[j][kv_head]))
