@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from precast._attention import kernels, tiles, words
-from precast._attention.batches import CAUSAL, NON_CAUSAL
+from precast._attention.batches import CAUSAL, NON_CAUSAL, tokens_of_pages
 from precast._attention.wrapper import AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -20,7 +20,6 @@ from precast.decode._checks import (
     check_unserved,
     merge_positional,
 )
-from precast.page import get_seq_lens
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
@@ -242,7 +241,9 @@ class DecodePlan(AttentionWrapper):
             )
             self._config = config
         if not (indptr.is_cuda or last_page_len.is_cuda):
-            lens = get_seq_lens(indptr, last_page_len, page_size) if seq_lens is None else seq_lens
+            lens = (
+                tokens_of_pages(indptr, last_page_len, page_size) if seq_lens is None else seq_lens
+            )
             check_kv_len(lens, q_len_per_req)
             self._max_kv_len = int(lens.max()) if batch_size else 0
         if self._use_cuda_graph:

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from precast._attention import kernels, tiles, words
+from precast._attention.batches import tokens_of_pages
 from precast._attention.wrapper import dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
-from precast.page import get_seq_lens
 from precast.prefill._masks import paged_sizes
 from precast.prefill._plan import Dtype, PrefillPlan
 
@@ -253,7 +253,7 @@ class PagedPrefillPlan(PrefillPlan):
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
         if not (paged_kv_indptr.is_cuda or paged_kv_last_page_len.is_cuda) and batch_size:
-            lens = get_seq_lens(paged_kv_indptr, paged_kv_last_page_len, page_size)
+            lens = tokens_of_pages(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self._max_kv_len = int(lens.max())
         if max_sequence_kv is not None:
             self._max_kv_len = max_sequence_kv
