@@ -35,7 +35,8 @@ def batch_decode_with_paged_kv_cache_reference(
     v_scale: float = 1.0,
     sinks: torch.Tensor | None = None,
     q_len_per_req: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -56,10 +57,12 @@ def batch_decode_with_paged_kv_cache_reference(
         As for ``run``.
     sinks : torch.Tensor, optional
         As for ``run``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
 
     Returns
     -------
-    tuple of torch.Tensor
+    torch.Tensor or tuple of torch.Tensor
         The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32.
 
     Examples
@@ -87,4 +90,5 @@ def batch_decode_with_paged_kv_cache_reference(
     }
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
     out, lse, _ = attend(q, requests, v.shape[-1], features)
-    return out.to(q.dtype), lse
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out

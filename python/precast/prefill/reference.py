@@ -47,7 +47,8 @@ def batch_prefill_with_paged_kv_cache_reference(
     prefix_len_ptr: torch.Tensor | None = None,
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -76,10 +77,12 @@ def batch_prefill_with_paged_kv_cache_reference(
         As for ``plan``.
     token_pos_in_items_len : int
         As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
 
     Returns
     -------
-    tuple of torch.Tensor
+    torch.Tensor or tuple of torch.Tensor
         The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
@@ -116,7 +119,8 @@ def batch_prefill_with_paged_kv_cache_reference(
         k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     )
     out, lse, _ = attend(q, requests, v.shape[-1], features)
-    return out.to(q.dtype), lse
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -141,7 +145,8 @@ def batch_prefill_with_ragged_kv_cache_reference(
     prefix_len_ptr: torch.Tensor | None = None,
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithRaggedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -168,10 +173,12 @@ def batch_prefill_with_ragged_kv_cache_reference(
         As for ``plan``.
     token_pos_in_items_len : int
         As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
 
     Returns
     -------
-    tuple of torch.Tensor
+    torch.Tensor or tuple of torch.Tensor
         The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
@@ -204,7 +211,8 @@ def batch_prefill_with_ragged_kv_cache_reference(
     )
     bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
     out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
-    return out.to(q.dtype), lse
+    out = out.to(q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def _features(

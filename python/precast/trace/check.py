@@ -36,7 +36,10 @@ def _parameters(parameters: Iterable[inspect.Parameter], template: TraceTemplate
         yield f"parameter {name!r} is fixed; {there}"
     params = {param.partition(".")[0] for param in template.input_params().values()}
     read = params | {*template.fixed}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in by_name.items():
+        if parameter.kind in several:
+            continue
         if parameter.default is parameter.empty and name not in read:
             yield (
                 f"parameter {name!r} has no default, and no input reads it; the inputs read "
