@@ -58,8 +58,8 @@ def test_every_public_function_has_a_template_or_a_reason() -> None:
 def _is_op(function: Op) -> bool:
     """Whether it is defined with the ops and no reference of one."""
     folders = (
-        *("activation", "concat_ops", "decode", "norm", "page", "prefill", "quantization", "rope"),
-        *("sampling", "scale", "topk"),
+        *("activation", "cascade", "concat_ops", "decode", "norm", "page", "prefill"),
+        *("quantization", "rope", "sampling", "scale", "topk"),
     )
     module = function.__module__.split(".")
     return len(module) > 1 and module[1] in folders and "reference" not in function.__name__

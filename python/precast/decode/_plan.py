@@ -154,7 +154,8 @@ class DecodePlan(AttentionWrapper):
         *deprecated_positional_args
             The options by position, in FlashInfer's order; a ``DeprecationWarning``.
         pos_encoding_mode : str
-            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
+            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly in float32 and rounded
+            once, to the dtype of queries, or keys of 8 bits to float16) or ``ALIBI``.
         window_left : int
             A token sees itself and this many before it; -1 is all.
         window_right : int

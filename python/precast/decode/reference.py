@@ -36,6 +36,7 @@ def batch_decode_with_paged_kv_cache_reference(
     sinks: torch.Tensor | None = None,
     q_len_per_req: int = 1,
     return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
@@ -59,11 +60,13 @@ def batch_decode_with_paged_kv_cache_reference(
         As for ``run``.
     return_lse : bool
         Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32.
+        The output and the base-2 log-sum-exp, float32.
 
     Examples
     --------
@@ -90,5 +93,5 @@ def batch_decode_with_paged_kv_cache_reference(
     }
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
     out, lse, _ = attend(q, requests, v.shape[-1], features)
-    out = out.to(q.dtype)
+    out = out.to(o_dtype or q.dtype)
     return (out, lse) if return_lse else out

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from precast._attention.batches import tokens_of_pages
 from precast._torch import torch
-from precast.quantization import segment_packbits
+from precast.quantization.packbits import segment_packbits
 
 
 def paged_sizes(

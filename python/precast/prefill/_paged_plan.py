@@ -181,7 +181,8 @@ class PagedPrefillPlan(PrefillPlan):
             Whether a query sees only itself and what is before it. The last query of a request is
             its last token.
         pos_encoding_mode : str
-            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
+            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly in float32 and rounded
+            once, to the dtype of queries, or keys of 8 bits to float16) or ``ALIBI``.
         use_fp16_qk_reduction : bool
             Without effect: logits are summed in float32.
         sm_scale : float, optional

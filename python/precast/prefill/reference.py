@@ -21,7 +21,7 @@ from precast._attention.words import get_alibi_slopes, softmax_scale
 from precast._torch import torch
 from precast.page._cache import Cache, entries_of, halves
 from precast.prefill._masks import paged_sizes, ragged_sizes
-from precast.quantization import segment_packbits_reference
+from precast.quantization.packbits import segment_packbits_reference
 
 
 def batch_prefill_with_paged_kv_cache_reference(
@@ -48,6 +48,7 @@ def batch_prefill_with_paged_kv_cache_reference(
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
     return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
@@ -79,11 +80,13 @@ def batch_prefill_with_paged_kv_cache_reference(
         As for ``plan``.
     return_lse : bool
         Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
+        The output and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
     Examples
@@ -119,7 +122,7 @@ def batch_prefill_with_paged_kv_cache_reference(
         k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     )
     out, lse, _ = attend(q, requests, v.shape[-1], features)
-    out = out.to(q.dtype)
+    out = out.to(o_dtype or q.dtype)
     return (out, lse) if return_lse else out
 
 
@@ -146,6 +149,7 @@ def batch_prefill_with_ragged_kv_cache_reference(
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
     return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithRaggedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
@@ -175,11 +179,13 @@ def batch_prefill_with_ragged_kv_cache_reference(
         As for ``plan``.
     return_lse : bool
         Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
+        The output and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
     Examples
@@ -211,7 +217,7 @@ def batch_prefill_with_ragged_kv_cache_reference(
     )
     bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
     out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
-    out = out.to(q.dtype)
+    out = out.to(o_dtype or q.dtype)
     return (out, lse) if return_lse else out
 
 

@@ -101,8 +101,8 @@ def make_inputs(
     for name, param in template.input_params().items():
         if "." in param and isinstance(template.inputs[name], Scalar):
             owner, _, attribute = param.partition(".")
-            value = _number(str(template.inputs[name].dtype))
-            setattr(made.setdefault(owner, SimpleNamespace()), attribute, value)
+            given = _number(str(template.inputs[name].dtype))
+            setattr(made.setdefault(owner, SimpleNamespace()), attribute, given)
         elif "." not in param and param not in made:
             number = template.inputs[name]
             sample = number.sample if isinstance(number, Scalar) else None
