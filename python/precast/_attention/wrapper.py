@@ -145,16 +145,27 @@ class AttentionWrapper:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
-    def _copy_into(self, buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
-        """Fill a buffer of a CUDA graph, unless the caller has done so already."""
-        if values.data_ptr() == buffer.data_ptr() and values.numel() <= buffer.numel():
-            return
-        whole = values.numel() == buffer.numel()
-        # Why: what indices come from may change before a copy that nobody waits for.
-        waits = not (values.device == self.device or whole)
-        (buffer if whole else buffer[: values.numel()]).copy_(
-            values, non_blocking=non_blocking and not waits
-        )
+    def _fill(self, non_blocking: bool, *pairs: tuple[torch.Tensor | None, torch.Tensor]) -> None:
+        """Copy into buffers of a CUDA graph, but for what the caller has put there already.
+
+        One launch for all that is on the device, three of which would cost more than the plan.
+        """
+        buffers, given = [], []
+        for buffer, values in pairs:
+            assert buffer is not None
+            size = values.numel()
+            if values.data_ptr() == buffer.data_ptr() and size <= buffer.numel():
+                continue
+            whole = size == buffer.numel()
+            part = buffer if whole else buffer[:size]
+            if values.device == self.device and values.dtype is buffer.dtype:
+                buffers.append(part)
+                given.append(values)
+            else:
+                # Why: what indices come from may change before a copy that nobody waits for.
+                part.copy_(values, non_blocking=non_blocking and whole)
+        if buffers:
+            torch._foreach_copy_(buffers, given)
 
     def _choose_tile(
         self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False

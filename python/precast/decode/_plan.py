@@ -248,12 +248,12 @@ class DecodePlan(AttentionWrapper):
             check_kv_len(lens, q_len_per_req)
             self._max_kv_len = int(lens.max()) if batch_size else 0
         if self._use_cuda_graph:
-            assert self._paged_kv_indptr_buf is not None
-            assert self._paged_kv_indices_buf is not None
-            assert self._paged_kv_last_page_len_buf is not None
-            self._copy_into(self._paged_kv_indptr_buf, indptr, non_blocking)
-            self._copy_into(self._paged_kv_last_page_len_buf, last_page_len, non_blocking)
-            self._copy_into(self._paged_kv_indices_buf, indices, non_blocking)
+            self._fill(
+                non_blocking,
+                (self._paged_kv_indptr_buf, indptr),
+                (self._paged_kv_last_page_len_buf, last_page_len),
+                (self._paged_kv_indices_buf, indices),
+            )
         else:
             self._paged_kv_indptr_buf = self._on_device(indptr, non_blocking)
             self._paged_kv_indices_buf = self._on_device(indices, non_blocking)

@@ -308,16 +308,16 @@ class PagedPrefillPlan(PrefillPlan):
         last_page_len: torch.Tensor,
         non_blocking: bool,
     ) -> None:
-        assert self._qo_indptr_buf is not None
-        assert self._paged_kv_indptr_buf is not None
         assert self._paged_kv_indices_buf is not None
-        assert self._paged_kv_last_page_len_buf is not None
         if indices.shape[0] > self._paged_kv_indices_buf.shape[0]:
             raise ValueError(
                 f"{self._name}: The length of paged_kv_indices exceeds the allocated buffer size: "
                 f"{indices.shape[0]} and {self._paged_kv_indices_buf.shape[0]}"
             )
-        self._copy_into(self._qo_indptr_buf, qo_indptr, non_blocking)
-        self._copy_into(self._paged_kv_indptr_buf, indptr, non_blocking)
-        self._copy_into(self._paged_kv_last_page_len_buf, last_page_len, non_blocking)
-        self._copy_into(self._paged_kv_indices_buf, indices, non_blocking)
+        self._fill(
+            non_blocking,
+            (self._qo_indptr_buf, qo_indptr),
+            (self._paged_kv_indptr_buf, indptr),
+            (self._paged_kv_last_page_len_buf, last_page_len),
+            (self._paged_kv_indices_buf, indices),
+        )

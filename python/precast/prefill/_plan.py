@@ -92,7 +92,7 @@ class PrefillPlan(AttentionWrapper):
             return
         assert bytes_of is not None
         assert starts_of is not None
-        self._copy_into(bytes_of, bits, non_blocking)
+        self._fill(non_blocking, (bytes_of, bits))
         starts_of.copy_(starts, non_blocking=non_blocking)
 
     def _keep_items(
