@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
@@ -206,9 +207,13 @@ def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
 
 def _entry(path: str, heading: str, level: int = 2) -> str:
     """A docstring under a heading of our own; ``path`` may lead through a private module."""
+    module, _, name = path.rpartition(".")
+    # What a wrapper shares with others stands in a base class of its own.
+    inherited = inspect.isclass(getattr(sys.modules.get(module), name, None))
     return (
         f"::: {path}\n"
         f"    options:\n"
+        f"      inherited_members: {str(inherited).lower()}\n"
         f'      heading: "{heading}"\n'
         f'      toc_label: "{heading.rpartition(".")[2]}"\n'
         f"      heading_level: {level}\n"

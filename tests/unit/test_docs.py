@@ -168,6 +168,12 @@ def test_every_public_name_has_an_entry(site, sitegen):
             assert found or hasattr(precast, name) or hasattr(errors, name), (module, name)
 
 
+def test_wrappers_show_methods_of_their_bases(site):
+    text = shown(site, "reference/ops/attention.html")
+    for method in ("plan", "run", "workspace_size", "reset_workspace_buffer"):
+        assert re.search(rf"\b{method}\b.*¶", text), method
+
+
 def test_formulas_are_mathml(site):
     text = (site / "reference/ops/scale.html").read_text()
     assert re.search(r"<math [^>]*display=\"block\".*<mtext>round</mtext>.*</math>", text)

@@ -129,7 +129,8 @@ class AttentionWrapper:
         words.check_heads(name, num_qo_heads, num_kv_heads)
         words.check_head_dims(name, head_dim_qk, head_dim_vo)
         words.check_dtypes(name, q, kv, o)
-        words.pos_encoding(name, pos_encoding_mode)
+        if words.pos_encoding(name, pos_encoding_mode) == words.ALIBI:
+            words.alibi_slopes(num_qo_heads, self.device)  # Not while a graph is captured.
         words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
         words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
