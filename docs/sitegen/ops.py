@@ -74,11 +74,12 @@ def family(public: Public) -> str | None:
 
 def _packages() -> dict[str, str]:
     """The op of wrappers and of what helps them, by the package that they stand in."""
+    functions = [(getattr(precast, kernel.function), kernel.op) for kernel in KERNELS.values()]
+    ops = {op for function, op in functions if inspect.isclass(function)}
     found: dict[str, str] = {}
-    for kernel in KERNELS.values():
-        function = getattr(precast, kernel.function)
-        if inspect.isclass(function):  # Its first kernel does the work, others help.
-            found.setdefault(function.__module__.split(".")[1], kernel.op)
+    for function, op in functions:
+        if op in ops:  # The first kernel does the work, others help.
+            found.setdefault(function.__module__.split(".")[1], op)
     return found
 
 
