@@ -109,6 +109,8 @@ class AttentionWrapper:
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = int_workspace_buffer
         self._pinned = None
+        # The plan lay in the workspace before.
+        self._plan_info = self._config = self._cached_q_data_type = None
 
     # -- plan -------------------------------------------------------------------------------------
 
