@@ -115,7 +115,7 @@ def draw(seed: int, space: Space) -> Case:
     _layout(r, case)
     _scores(r, case)
     if kind in ("paged", "ragged", "single_prefill"):
-        _masks(r, case)
+        _masks(r, case, space)
     if kind in ("decode", "paged"):
         case.sinks = r.random() < 0.2
     _schedule(r, case)
@@ -175,7 +175,7 @@ def _scores(r: random.Random, case: Case) -> None:
         case.scales = r.choice(("", "float", "tensor"))
 
 
-def _masks(r: random.Random, case: Case) -> None:
+def _masks(r: random.Random, case: Case, space: Space) -> None:
     case.causal = r.random() < 0.6
     choice = r.random()
     if choice < 0.15:
@@ -184,10 +184,11 @@ def _masks(r: random.Random, case: Case) -> None:
         case.mask = "items"
         for i in range(len(case.kv_lens)):
             items = [r.randint(1, 9) for _ in range(r.randint(1, 6))]
-            prefix = r.randint(0, 90)
+            prefix = r.randint(0, min(90, space.most_kv))
             case.items.append([prefix, *items])
             case.kv_lens[i] = prefix + sum(items) + len(items) + 1
-            case.q_lens[i] = r.choice((case.kv_lens[i], r.randint(1, case.kv_lens[i])))
+            most = min(case.kv_lens[i], space.most_q)
+            case.q_lens[i] = r.choice((most, r.randint(1, most)))
 
 
 def _schedule(r: random.Random, case: Case) -> None:

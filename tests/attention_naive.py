@@ -12,9 +12,10 @@ from collections.abc import Callable
 
 import torch
 from attention_calls import Batch
-from attention_cases import Case
+from attention_cases import FP8, Case
 
 Vector = list[float]
+HALVES = (torch.float16, torch.bfloat16)
 
 
 def attention(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -26,10 +27,12 @@ def attention(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     for number, (n, m) in enumerate(zip(case.q_lens, case.kv_lens)):
         keys, values = (_gathered(case, batch, number, part) for part in range(2))
         if case.pos_encoding_mode == "ROPE_LLAMA":
-            keys = [[_turned(case, key, j) for key in heads] for j, heads in enumerate(keys)]
+            kind = torch.float16 if case.kv_dtype in FP8 and case.dtype in HALVES else case.dtype
+            keys = [[_turned(case, key, j, kind) for key in heads] for j, heads in enumerate(keys)]
         for i in range(n):
+            see = _seen(case, batch, number, i, n, m, mask_at)
+            seen = [see(j) for j in range(m)]
             for head in range(case.num_qo_heads):
-                seen = _seen(case, batch, number, i, n, m, mask_at)
                 query = batch.q[row + i, head].tolist()
                 sink = None if batch.sinks is None else float(batch.sinks[head])
                 kv_head = head // case.group
@@ -105,15 +108,15 @@ def _logits(
     i: int,
     n: int,
     m: int,
-    seen: Callable[[int], bool],
+    seen: list[bool],
 ) -> list[float | None]:
     scale = 1 / math.sqrt(case.head_dim_qk) if case.sm_scale is None else case.sm_scale
     scale *= batch.scales[1] * (1.0 if case.kind == "single_prefill" else batch.scales[0])
     if case.pos_encoding_mode == "ROPE_LLAMA":
-        query = _turned(case, query, m - n + i)
+        query = _turned(case, query, m - n + i, case.dtype)
     logits: list[float | None] = []
     for j in range(m):
-        if not seen(j):
+        if not seen[j]:
             logits.append(None)
             continue
         logit = scale * sum(map(operator.mul, query, keys[j][kv_head]))
@@ -125,13 +128,15 @@ def _logits(
     return logits
 
 
-def _turned(case: Case, x: Vector, position: int) -> Vector:
+def _turned(case: Case, x: Vector, position: int, kind: torch.dtype) -> Vector:
+    """Rounded once, for the products."""
     half = len(x) // 2
     scale, theta = case.rope_scale or 1.0, case.rope_theta or 1e4
     angles = [position / scale / theta ** (2 * d / len(x)) for d in range(half)]
     first = [x[d] * math.cos(a) - x[d + half] * math.sin(a) for d, a in enumerate(angles)]
     second = [x[d + half] * math.cos(a) + x[d] * math.sin(a) for d, a in enumerate(angles)]
-    return first + second
+    turned: Vector = torch.tensor(first + second).to(kind).tolist()
+    return turned
 
 
 def _slope(head: int, heads: int) -> float:

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import sys
 from collections.abc import Iterator
 from types import ModuleType
 from typing import NamedTuple
@@ -74,11 +75,12 @@ def family(public: Public) -> str | None:
 
 def _packages() -> dict[str, str]:
     """The op of wrappers and of what helps them, by the package that they stand in."""
+    functions = [(getattr(precast, kernel.function), kernel.op) for kernel in KERNELS.values()]
+    ops = {op for function, op in functions if inspect.isclass(function)}
     found: dict[str, str] = {}
-    for kernel in KERNELS.values():
-        function = getattr(precast, kernel.function)
-        if inspect.isclass(function):  # Its first kernel does the work, others help.
-            found.setdefault(function.__module__.split(".")[1], kernel.op)
+    for function, op in functions:
+        if op in ops:  # The first kernel does the work, others help.
+            found.setdefault(function.__module__.split(".")[1], op)
     return found
 
 
@@ -219,9 +221,13 @@ def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
 
 def _entry(path: str, heading: str, level: int = 2) -> str:
     """A docstring under a heading of our own; ``path`` may lead through a private module."""
+    module, _, name = path.rpartition(".")
+    # What a wrapper shares with others stands in a base class of its own.
+    inherited = inspect.isclass(getattr(sys.modules.get(module), name, None))
     return (
         f"::: {path}\n"
         f"    options:\n"
+        f"      inherited_members: {str(inherited).lower()}\n"
         f'      heading: "{heading}"\n'
         f'      toc_label: "{heading.rpartition(".")[2]}"\n'
         f"      heading_level: {level}\n"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Questions about devices; each answer is kept per device, and is false without a GPU.
 
-Also the orders of rows that GEMM kernels of compute capability 10.0 want. The decorators of ops and
-their error, which engines expect here too, come from their own modules.
+Also the orders of rows that GEMM kernels of compute capability 10.0 want. The decorators of ops,
+their error, and words of attention, which engines expect here too, come from their own modules.
 """
 
 from __future__ import annotations
@@ -10,6 +10,14 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, TypeAlias
 
+from precast._attention.words import MaskMode as MaskMode
+from precast._attention.words import PosEncodingMode as PosEncodingMode
+from precast._attention.words import TensorLayout as TensorLayout
+from precast._attention.words import _cache_buf as _cache_buf
+from precast._attention.words import _ceil_pow2 as _ceil_pow2
+from precast._attention.words import _get_range_buf as _get_range_buf
+from precast._attention.words import canonicalize_torch_dtype as canonicalize_torch_dtype
+from precast._attention.words import get_alibi_slopes as get_alibi_slopes
 from precast._torch import torch
 from precast.decorators import backend_requirement as backend_requirement
 from precast.decorators import supported_compute_capability as supported_compute_capability

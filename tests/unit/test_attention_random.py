@@ -18,10 +18,10 @@ SPACE = Space(
     head_dims=((64, 64), (80, 80)),
     most_kv=30,
     most_q=12,
-    most_pairs=600,
+    most_pairs=300,
     device="cpu",
 )
-SHARDS, CASES = 8, 40
+SHARDS, CASES = 8, 25
 FIRST = int(os.environ.get("ATTENTION_SEED", "0"))
 
 

@@ -91,6 +91,16 @@ def test_workspaces_are_aligned(wrapper):
     assert made._int_workspace_buffer is ints
 
 
+def test_a_workspace_takes_its_plan_along():
+    wrapper = planned()
+    wrapper.run(*call())
+    wrapper.reset_workspace_buffer(workspace(), workspace())
+    with pytest.raises(PlanMismatchError, match=r"there is no plan. Fix: call plan"):
+        wrapper.run(*call())
+    wrapper.plan(*TABLE, 4, 2, 64, 8, **F32)
+    wrapper.run(*call())
+
+
 @pytest.mark.parametrize("missing", [*graph_buffers()][1:])
 def test_graphs_need_buffers(missing):
     with pytest.raises(ValueError, match=f"{missing} should be a torch.Tensor in cudagraph mode"):

@@ -422,3 +422,18 @@ def test_page_size_1_may_be_left_out_of_the_shape(workspace, kv_layout, packed):
     whole = cache.unsqueeze(-2 if kv_layout == "HND" else -3)
     given = cache if packed else (cache[:, 0], cache[:, 1])
     torch.testing.assert_close(wrapper.run(q, given), wrapper.run(q, whole))
+
+
+def test_what_engines_take_from_utils():
+    from precast import utils
+
+    assert utils.canonicalize_torch_dtype("float16") is torch.float16
+    assert utils._ceil_pow2(5) == 8
+    row = utils._get_range_buf(5, "cpu")
+    assert row.tolist() == [0, 1, 2, 3, 4]
+    assert ("range_8", torch.device("cpu")) in utils._cache_buf
+    assert utils._get_range_buf(8, "cpu").data_ptr() == row.data_ptr()
+    assert utils.PosEncodingMode["ALIBI"].value == 2
+    assert utils.MaskMode.CUSTOM.value == 2
+    assert utils.TensorLayout.HND.value == 1
+    assert utils.get_alibi_slopes(2).tolist() == [2**-4, 2**-8]

@@ -181,6 +181,13 @@ def test_what_functions_of_a_package_have_in_common_is_on_its_page(site):
     assert "sampling.html#precast.sampling" in fused.links
 
 
+def test_wrappers_show_methods_of_their_bases(site):
+    anchors = site_links.read(site)[site / "reference" / "ops" / "attention.html"].anchors
+    wrapper = "precast.decode.wrapper.BatchDecodeWithPagedKVCacheWrapper"
+    for method in ("plan", "run", "workspace_size", "reset_workspace_buffer"):
+        assert f"{wrapper}.{method}" in anchors
+
+
 def test_formulas_are_mathml(site):
     text = (site / "reference/ops/scale.html").read_text()
     assert re.search(r"<math [^>]*display=\"block\".*<mtext>round</mtext>.*</math>", text)

@@ -35,9 +35,10 @@ def attention(
 
     ``q`` is ``[n, heads, head_dim_qk]``, ``k`` and ``v`` are ``[m, kv_heads, ...]``. Row ``i`` is
     at position ``m - n + i`` of the keys. ``mask`` is ``[n, m]``, True where a row attends, and
-    takes the place of ``causal``; ``rope`` is scale and theta; ``items`` is the length of the
-    prefix and the position in its item of each token behind it. Computed in ``dtype``, float32 if
-    None, and returned in it.
+    takes the place of ``causal``. ``rope`` is scale and theta; what it turns is rounded once, to
+    the dtype of queries, or keys of 8 bits to float16. ``items`` is the length of the prefix and
+    the position in its item of each token behind it. Computed in ``dtype``, float32 if None, and
+    returned in it.
     """
     dtype = dtype or torch.float32
     n, heads, _ = q.shape
@@ -45,13 +46,14 @@ def attention(
     keys, values = k.to(dtype), v.to(dtype)
     if rope is not None:
         keys = rotated_llama(keys, torch.arange(m, device=k.device), *rope)
+        keys = rounded(keys, torch.float16 if k.element_size() < q.element_size() == 2 else q.dtype)
     rows = max(1, _BLOCK // max(1, heads * m))
     outs, lses = [], []
     for begin in range(0, n, rows):
         index = torch.arange(begin, min(begin + rows, n), device=q.device)
         queries = q[begin : begin + rows].to(dtype)
         if rope is not None:
-            queries = rotated_llama(queries, index + (m - n), *rope)
+            queries = rounded(rotated_llama(queries, index + (m - n), *rope), q.dtype)
         grouped = queries.unflatten(1, (kv_heads, heads // kv_heads))
         scores = torch.einsum("nhgd,mhd->hgnm", grouped, keys).flatten(0, 1) * sm_scale
         if alibi_slopes is not None:
@@ -117,6 +119,11 @@ def visible(
     if window_left >= 0:
         seen = seen & (key >= position - window_left)
     return seen
+
+
+def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What products of 16 bits see of numbers that were turned."""
+    return x.to(dtype).to(x.dtype)
 
 
 def rotated_llama(

@@ -12,7 +12,7 @@ from typing import Any
 from precast._attention import refusals
 from precast._attention.batches import (
     CAUSAL,
-    Features,
+    DEFAULTS,
     attend,
     paged_requests,
     ragged_requests,
@@ -23,49 +23,6 @@ from precast._dispatch import Kernel
 from precast._mode import is_reference
 from precast._torch import torch
 from precast.page._cache import entries_of, halves
-
-
-def _features(
-    mask_mode: int,
-    packed_mask: torch.Tensor | None,
-    mask_indptr: torch.Tensor | None,
-    window_left: int,
-    pos_encoding: int,
-    alibi_slopes: torch.Tensor | None,
-    rope_scale: float,
-    rope_theta: float,
-    logits_soft_cap: float,
-    sm_scale: float,
-    out_scale: float,
-    qk_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    prefix_len: torch.Tensor | None,
-    token_pos: torch.Tensor | None,
-    token_pos_len: int,
-    max_item_len: torch.Tensor | None,
-    enable_pdl: bool,
-) -> Features:
-    """The arguments that both exports end with."""
-    return Features(
-        mask_mode,
-        packed_mask,
-        mask_indptr,
-        window_left,
-        pos_encoding,
-        alibi_slopes,
-        rope_scale,
-        rope_theta,
-        logits_soft_cap,
-        sm_scale,
-        out_scale,
-        qk_scale,
-        v_scale,
-        sinks,
-        prefix_len,
-        token_pos,
-        token_pos_len,
-    )
 
 
 def _write(
@@ -122,29 +79,9 @@ def _run_paged_into(
     keys, values = (entries_of(part, hnd) for part in halves(cache))
     refusals.check_outputs(q, values.shape[-1], out, lse, sinks)
     bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
-    features = _features(
-        mask_mode,
-        packed_mask,
-        mask_indptr,
-        window_left,
-        pos_encoding,
-        alibi_slopes,
-        rope_scale,
-        rope_theta,
-        logits_soft_cap,
-        sm_scale,
-        out_scale,
-        qk_scale,
-        v_scale,
-        sinks,
-        prefix_len,
-        token_pos,
-        token_pos_len,
-        max_item_len,
-        enable_pdl,
-    )
+    features = {name: value for name, value in locals().items() if name in DEFAULTS}
     requests = paged_requests(keys, values, bounds, kv_indptr, kv_indices, kv_last_page_len, kv_len)
-    _write(out, lse, attend(q, requests, features, values.shape[-1]))
+    _write(out, lse, attend(q, requests, values.shape[-1], features))
 
 
 def _run_ragged_into(
@@ -184,28 +121,9 @@ def _run_ragged_into(
     refusals.check_ragged(q, k, v, kv_indptr)
     refusals.check_outputs(q, v.shape[-1], out, lse, sinks)
     bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
-    features = _features(
-        mask_mode,
-        packed_mask,
-        mask_indptr,
-        window_left,
-        pos_encoding,
-        alibi_slopes,
-        rope_scale,
-        rope_theta,
-        logits_soft_cap,
-        sm_scale,
-        out_scale,
-        qk_scale,
-        v_scale,
-        sinks,
-        prefix_len,
-        token_pos,
-        token_pos_len,
-        max_item_len,
-        enable_pdl,
-    )
-    _write(out, lse, attend(q, ragged_requests(k, v, bounds, kv_indptr), features, v.shape[-1]))
+    features = {name: value for name, value in locals().items() if name in DEFAULTS}
+    requests = ragged_requests(k, v, bounds, kv_indptr)
+    _write(out, lse, attend(q, requests, v.shape[-1], features))
 
 
 def _plan_into(

@@ -109,6 +109,8 @@ class AttentionWrapper:
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = int_workspace_buffer
         self._pinned = None
+        # The plan lay in the workspace before.
+        self._plan_info = self._config = self._cached_q_data_type = None
 
     # -- plan -------------------------------------------------------------------------------------
 
@@ -129,7 +131,8 @@ class AttentionWrapper:
         words.check_heads(name, num_qo_heads, num_kv_heads)
         words.check_head_dims(name, head_dim_qk, head_dim_vo)
         words.check_dtypes(name, q, kv, o)
-        words.pos_encoding(name, pos_encoding_mode)
+        if words.pos_encoding(name, pos_encoding_mode) == words.ALIBI:
+            words.alibi_slopes(num_qo_heads, self.device)  # Not while a graph is captured.
         words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
         words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
@@ -145,16 +148,27 @@ class AttentionWrapper:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
-    def _copy_into(self, buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
-        """Fill a buffer of a CUDA graph, unless the caller has done so already."""
-        if values.data_ptr() == buffer.data_ptr() and values.numel() <= buffer.numel():
-            return
-        whole = values.numel() == buffer.numel()
-        # Why: what indices come from may change before a copy that nobody waits for.
-        waits = not (values.device == self.device or whole)
-        (buffer if whole else buffer[: values.numel()]).copy_(
-            values, non_blocking=non_blocking and not waits
-        )
+    def _fill(self, non_blocking: bool, *pairs: tuple[torch.Tensor | None, torch.Tensor]) -> None:
+        """Copy into buffers of a CUDA graph, but for what the caller has put there already.
+
+        One launch for all that is on the device, three of which would cost more than the plan.
+        """
+        buffers, given = [], []
+        for buffer, values in pairs:
+            assert buffer is not None
+            size = values.numel()
+            if values.data_ptr() == buffer.data_ptr() and size <= buffer.numel():
+                continue
+            whole = size == buffer.numel()
+            part = buffer if whole else buffer[:size]
+            if values.device == self.device and values.dtype is buffer.dtype:
+                buffers.append(part)
+                given.append(values)
+            else:
+                # Why: what indices come from may change before a copy that nobody waits for.
+                part.copy_(values, non_blocking=non_blocking and whole)
+        if buffers:
+            torch._foreach_copy_(buffers, given)
 
     def _choose_tile(
         self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False

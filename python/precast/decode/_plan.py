@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from precast._attention import kernels, tiles, words
-from precast._attention.batches import CAUSAL, NON_CAUSAL
+from precast._attention.batches import CAUSAL, NON_CAUSAL, tokens_of_pages
 from precast._attention.wrapper import AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -20,7 +20,6 @@ from precast.decode._checks import (
     check_unserved,
     merge_positional,
 )
-from precast.page import get_seq_lens
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
@@ -155,7 +154,8 @@ class DecodePlan(AttentionWrapper):
         *deprecated_positional_args
             The options by position, in FlashInfer's order; a ``DeprecationWarning``.
         pos_encoding_mode : str
-            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
+            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly in float32 and rounded
+            once, to the dtype of queries, or keys of 8 bits to float16) or ``ALIBI``.
         window_left : int
             A token sees itself and this many before it; -1 is all.
         window_right : int
@@ -242,16 +242,18 @@ class DecodePlan(AttentionWrapper):
             )
             self._config = config
         if not (indptr.is_cuda or last_page_len.is_cuda):
-            lens = get_seq_lens(indptr, last_page_len, page_size) if seq_lens is None else seq_lens
+            lens = (
+                tokens_of_pages(indptr, last_page_len, page_size) if seq_lens is None else seq_lens
+            )
             check_kv_len(lens, q_len_per_req)
             self._max_kv_len = int(lens.max()) if batch_size else 0
         if self._use_cuda_graph:
-            assert self._paged_kv_indptr_buf is not None
-            assert self._paged_kv_indices_buf is not None
-            assert self._paged_kv_last_page_len_buf is not None
-            self._copy_into(self._paged_kv_indptr_buf, indptr, non_blocking)
-            self._copy_into(self._paged_kv_last_page_len_buf, last_page_len, non_blocking)
-            self._copy_into(self._paged_kv_indices_buf, indices, non_blocking)
+            self._fill(
+                non_blocking,
+                (self._paged_kv_indptr_buf, indptr),
+                (self._paged_kv_last_page_len_buf, last_page_len),
+                (self._paged_kv_indices_buf, indices),
+            )
         else:
             self._paged_kv_indptr_buf = self._on_device(indptr, non_blocking)
             self._paged_kv_indices_buf = self._on_device(indices, non_blocking)

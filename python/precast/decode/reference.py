@@ -8,7 +8,6 @@ from precast._attention.batches import (
     CAUSAL,
     NON_CAUSAL,
     ROPE_LLAMA,
-    Features,
     attend,
     paged_requests,
     row_bounds,
@@ -36,7 +35,9 @@ def batch_decode_with_paged_kv_cache_reference(
     v_scale: float = 1.0,
     sinks: torch.Tensor | None = None,
     q_len_per_req: int = 1,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -57,11 +58,15 @@ def batch_decode_with_paged_kv_cache_reference(
         As for ``run``.
     sinks : torch.Tensor, optional
         As for ``run``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
-    tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32.
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32.
 
     Examples
     --------
@@ -74,18 +79,19 @@ def batch_decode_with_paged_kv_cache_reference(
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
     slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    features = Features(
-        mask_mode=CAUSAL if q_len_per_req > 1 else NON_CAUSAL,
-        window_left=window_left,
-        pos_encoding={"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        alibi_slopes=slopes,
-        rope_scale=rope_scale or 1.0,
-        rope_theta=rope_theta or 1e4,
-        logits_soft_cap=logits_soft_cap or 0.0,
-        sm_scale=softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
-        out_scale=v_scale,
-        sinks=sinks,
-    )
+    features = {
+        "mask_mode": CAUSAL if q_len_per_req > 1 else NON_CAUSAL,
+        "window_left": window_left,
+        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
+        "alibi_slopes": slopes,
+        "rope_scale": rope_scale or 1.0,
+        "rope_theta": rope_theta or 1e4,
+        "logits_soft_cap": logits_soft_cap or 0.0,
+        "sm_scale": softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
+        "out_scale": v_scale,
+        "sinks": sinks,
+    }
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
-    out, lse, _ = attend(q, requests, features, v.shape[-1])
-    return out.to(q.dtype), lse
+    out, lse, _ = attend(q, requests, v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out

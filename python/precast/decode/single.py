@@ -37,6 +37,7 @@ def single_decode_with_kv_cache_reference(
     rope_scale: float | None = None,
     rope_theta: float | None = None,
     return_lse: bool = False,
+    o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_decode_with_kv_cache` in plain PyTorch.
 
@@ -54,11 +55,13 @@ def single_decode_with_kv_cache_reference(
         As for the function.
     return_lse : bool
         As for the function.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32, if asked for.
+        The output and the base-2 log-sum-exp, float32, if asked for.
 
     Examples
     --------
@@ -82,7 +85,7 @@ def single_decode_with_kv_cache_reference(
         alibi_slopes=slopes,
         rope=rope,
     )
-    out = (out if v_scale is None else out * v_scale).squeeze(0).to(q.dtype)
+    out = (out if v_scale is None else out * v_scale).squeeze(0).to(o_dtype or q.dtype)
     return (out, lse.squeeze(0)) if return_lse else out
 
 

@@ -11,6 +11,7 @@ import functools
 from typing import Any, TypeAlias
 
 from precast._attention import running
+from precast._attention.batch_trace import paged_trace
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import check_q_len
@@ -19,6 +20,15 @@ from precast.decode.reference import batch_decode_with_paged_kv_cache_reference
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 Scale: TypeAlias = "float | torch.Tensor | None"
+
+
+_TRACE = paged_trace(
+    "batch_decode",
+    "Attention of the newest tokens of a batch over a paged KV cache.",
+    batch_decode_with_paged_kv_cache_reference,
+    lambda: BatchDecodeWithPagedKVCacheWrapper,
+    decode=True,
+)
 
 
 class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
@@ -140,7 +150,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     # -- run --------------------------------------------------------------------------------------
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     def run(
         self,
         q: torch.Tensor,

@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+from precast._attention.batches import tokens_of_pages
 from precast._torch import torch
-from precast.page import get_seq_lens
-from precast.quantization import segment_packbits
+from precast.quantization.packbits import segment_packbits
 
 
 def paged_sizes(
@@ -21,7 +21,7 @@ def paged_sizes(
             f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
     device = _common(qo_indptr, kv_indptr, kv_last_page_len)
-    lens = get_seq_lens(kv_indptr.to(device), kv_last_page_len.to(device), page_size)
+    lens = tokens_of_pages(kv_indptr.to(device), kv_last_page_len.to(device), page_size)
     return qo_indptr.to(device).diff().long() * lens
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from precast._attention import kernels, tiles, words
+from precast._attention.batches import tokens_of_pages
 from precast._attention.wrapper import dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
-from precast.page import get_seq_lens
 from precast.prefill._masks import paged_sizes
 from precast.prefill._plan import Dtype, PrefillPlan
 
@@ -181,7 +181,8 @@ class PagedPrefillPlan(PrefillPlan):
             Whether a query sees only itself and what is before it. The last query of a request is
             its last token.
         pos_encoding_mode : str
-            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
+            ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly in float32 and rounded
+            once, to the dtype of queries, or keys of 8 bits to float16) or ``ALIBI``.
         use_fp16_qk_reduction : bool
             Without effect: logits are summed in float32.
         sm_scale : float, optional
@@ -253,7 +254,7 @@ class PagedPrefillPlan(PrefillPlan):
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
         if not (paged_kv_indptr.is_cuda or paged_kv_last_page_len.is_cuda) and batch_size:
-            lens = get_seq_lens(paged_kv_indptr, paged_kv_last_page_len, page_size)
+            lens = tokens_of_pages(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self._max_kv_len = int(lens.max())
         if max_sequence_kv is not None:
             self._max_kv_len = max_sequence_kv
@@ -307,16 +308,16 @@ class PagedPrefillPlan(PrefillPlan):
         last_page_len: torch.Tensor,
         non_blocking: bool,
     ) -> None:
-        assert self._qo_indptr_buf is not None
-        assert self._paged_kv_indptr_buf is not None
         assert self._paged_kv_indices_buf is not None
-        assert self._paged_kv_last_page_len_buf is not None
         if indices.shape[0] > self._paged_kv_indices_buf.shape[0]:
             raise ValueError(
                 f"{self._name}: The length of paged_kv_indices exceeds the allocated buffer size: "
                 f"{indices.shape[0]} and {self._paged_kv_indices_buf.shape[0]}"
             )
-        self._copy_into(self._qo_indptr_buf, qo_indptr, non_blocking)
-        self._copy_into(self._paged_kv_indptr_buf, indptr, non_blocking)
-        self._copy_into(self._paged_kv_last_page_len_buf, last_page_len, non_blocking)
-        self._copy_into(self._paged_kv_indices_buf, indices, non_blocking)
+        self._fill(
+            non_blocking,
+            (self._qo_indptr_buf, qo_indptr),
+            (self._paged_kv_indptr_buf, indptr),
+            (self._paged_kv_last_page_len_buf, last_page_len),
+            (self._paged_kv_indices_buf, indices),
+        )

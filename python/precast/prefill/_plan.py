@@ -26,20 +26,17 @@ class PrefillPlan(AttentionWrapper):
     _masked = False
     _causal = False
 
-    def _keep_rows(
-        self, qo_indptr: torch.Tensor, batch_size: int, max_q_len: int | None
-    ) -> int | None:
+    def _keep_rows(self, qo_indptr: torch.Tensor, batch_size: int, max_q_len: int | None) -> None:
         """Queries of the batch and of its longest request, as far as the host knows them."""
-        self._max_q_len, self._qo_indptr_last, self._planned_rows = max_q_len, None, None
-        if not qo_indptr.is_cuda:
-            self._planned_rows = self._qo_indptr_last = int(qo_indptr[-1])
-            if max_q_len is None:
-                self._max_q_len = int(qo_indptr.diff().max()) if batch_size else 0
+        rows = None if qo_indptr.is_cuda else int(qo_indptr[-1])
         if self._use_cuda_graph:
-            self._check_frozen(batch_size)
-        return self._max_q_len
+            self._check_frozen(batch_size, rows)
+        if max_q_len is None and rows is not None:
+            max_q_len = int(qo_indptr.diff().max()) if batch_size else 0
+        self._planned_rows = self._qo_indptr_last = rows
+        self._max_q_len = max_q_len
 
-    def _check_frozen(self, batch_size: int) -> None:
+    def _check_frozen(self, batch_size: int, rows: int | None) -> None:
         """What CUDA graphs hold fast."""
         if batch_size != self._fixed_batch_size:
             raise ValueError(
@@ -47,7 +44,7 @@ class PrefillPlan(AttentionWrapper):
                 f"in cuda graph mode: it is {batch_size} and was {self._fixed_batch_size} when "
                 f"the wrapper was made"
             )
-        rows, most = self._qo_indptr_last, self._max_total_num_rows
+        most = self._max_total_num_rows
         if rows is not None and most is not None and rows > most:
             raise ValueError(
                 f"{self._name}: The total number of rows in qo_indptr {rows} in cuda graph mode "
@@ -92,7 +89,7 @@ class PrefillPlan(AttentionWrapper):
             return
         assert bytes_of is not None
         assert starts_of is not None
-        self._copy_into(bytes_of, bits, non_blocking)
+        self._fill(non_blocking, (bytes_of, bits))
         starts_of.copy_(starts, non_blocking=non_blocking)
 
     def _keep_items(

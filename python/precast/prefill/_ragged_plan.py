@@ -152,10 +152,9 @@ class RaggedPrefillPlan(PrefillPlan):
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         if self._use_cuda_graph:
-            assert self._qo_indptr_buf is not None
-            assert self._kv_indptr_buf is not None
-            self._copy_into(self._qo_indptr_buf, qo_indptr, non_blocking)
-            self._copy_into(self._kv_indptr_buf, kv_indptr, non_blocking)
+            self._fill(
+                non_blocking, (self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr)
+            )
         else:
             self._qo_indptr_buf = self._on_device(qo_indptr, non_blocking)
             self._kv_indptr_buf = self._on_device(kv_indptr, non_blocking)

@@ -11,6 +11,7 @@ import functools
 from typing import Any, TypeAlias
 
 from precast._attention import running
+from precast._attention.batch_trace import paged_trace
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.prefill._lse import Lse
@@ -19,6 +20,15 @@ from precast.prefill.reference import batch_prefill_with_paged_kv_cache_referenc
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 Scale: TypeAlias = "float | torch.Tensor | None"
+
+
+_TRACE = paged_trace(
+    "batch_prefill",
+    "Attention of a ragged batch of queries over a paged KV cache.",
+    batch_prefill_with_paged_kv_cache_reference,
+    lambda: BatchPrefillWithPagedKVCacheWrapper,
+    decode=False,
+)
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
@@ -129,7 +139,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         self._custom_mask_buf = custom_mask_buf
         self._mask_indptr_buf = mask_indptr_buf
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     def run(
         self,
         q: torch.Tensor,

@@ -11,6 +11,7 @@ import functools
 from typing import Any, TypeAlias
 
 from precast._attention import running
+from precast._attention.batch_trace import ragged_trace
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.prefill._lse import Lse
@@ -18,6 +19,14 @@ from precast.prefill._ragged_plan import RaggedPrefillPlan
 from precast.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
 
 Scale: TypeAlias = "float | torch.Tensor | None"
+
+
+_TRACE = ragged_trace(
+    "batch_prefill_ragged",
+    "Attention of a ragged batch of queries over ragged keys and values.",
+    batch_prefill_with_ragged_kv_cache_reference,
+    lambda: BatchPrefillWithRaggedKVCacheWrapper,
+)
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
@@ -110,7 +119,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         self._custom_mask_buf = custom_mask_buf
         self._mask_indptr_buf = mask_indptr_buf
 
-    @precast_api
+    @precast_api(trace=_TRACE)
     def run(
         self,
         q: torch.Tensor,

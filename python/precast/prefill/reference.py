@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._attention.batches import (
     ALIBI,
     CAUSAL,
@@ -10,7 +12,6 @@ from precast._attention.batches import (
     MULTI_ITEM,
     NON_CAUSAL,
     ROPE_LLAMA,
-    Features,
     attend,
     paged_requests,
     ragged_requests,
@@ -20,7 +21,7 @@ from precast._attention.words import get_alibi_slopes, softmax_scale
 from precast._torch import torch
 from precast.page._cache import Cache, entries_of, halves
 from precast.prefill._masks import paged_sizes, ragged_sizes
-from precast.quantization import segment_packbits_reference
+from precast.quantization.packbits import segment_packbits_reference
 
 
 def batch_prefill_with_paged_kv_cache_reference(
@@ -46,7 +47,9 @@ def batch_prefill_with_paged_kv_cache_reference(
     prefix_len_ptr: torch.Tensor | None = None,
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -75,11 +78,15 @@ def batch_prefill_with_paged_kv_cache_reference(
         As for ``plan``.
     token_pos_in_items_len : int
         As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
-    tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
     Examples
@@ -114,8 +121,9 @@ def batch_prefill_with_paged_kv_cache_reference(
     requests = paged_requests(
         k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     )
-    out, lse, _ = attend(q, requests, features, v.shape[-1])
-    return out.to(q.dtype), lse
+    out, lse, _ = attend(q, requests, v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -140,7 +148,9 @@ def batch_prefill_with_ragged_kv_cache_reference(
     prefix_len_ptr: torch.Tensor | None = None,
     token_pos_in_items_ptr: torch.Tensor | None = None,
     token_pos_in_items_len: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:class:`BatchPrefillWithRaggedKVCacheWrapper` in plain PyTorch: one plan and one run.
 
     Parameters
@@ -167,11 +177,15 @@ def batch_prefill_with_ragged_kv_cache_reference(
         As for ``plan``.
     token_pos_in_items_len : int
         As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
-    tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32. Rows of no request
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32. Rows of no request
         are zeros.
 
     Examples
@@ -202,8 +216,9 @@ def batch_prefill_with_ragged_kv_cache_reference(
         token_pos_in_items_len,
     )
     bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
-    out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), features, v.shape[-1])
-    return out.to(q.dtype), lse
+    out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def _features(
@@ -222,7 +237,7 @@ def _features(
     prefix_len_ptr: torch.Tensor | None,
     token_pos_in_items_ptr: torch.Tensor | None,
     token_pos_in_items_len: int,
-) -> Features:
+) -> dict[str, Any]:
     mode, bits, starts = CAUSAL if causal else NON_CAUSAL, None, None
     if custom_mask is not None:
         bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
@@ -231,20 +246,20 @@ def _features(
     if prefix_len_ptr is not None:
         mode = MULTI_ITEM
     slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    return Features(
-        mask_mode=mode,
-        packed_mask=bits,
-        mask_indptr=starts,
-        window_left=window_left,
-        pos_encoding={"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        alibi_slopes=slopes,
-        rope_scale=rope_scale or 1.0,
-        rope_theta=rope_theta or 1e4,
-        logits_soft_cap=logits_soft_cap or 0.0,
-        sm_scale=sm_scale,
-        out_scale=v_scale,
-        sinks=sinks,
-        prefix_len=prefix_len_ptr,
-        token_pos=None if token_pos_in_items_ptr is None else token_pos_in_items_ptr,
-        token_pos_len=token_pos_in_items_len,
-    )
+    return {
+        "mask_mode": mode,
+        "packed_mask": bits,
+        "mask_indptr": starts,
+        "window_left": window_left,
+        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
+        "alibi_slopes": slopes,
+        "rope_scale": rope_scale or 1.0,
+        "rope_theta": rope_theta or 1e4,
+        "logits_soft_cap": logits_soft_cap or 0.0,
+        "sm_scale": sm_scale,
+        "out_scale": v_scale,
+        "sinks": sinks,
+        "prefix_len": prefix_len_ptr,
+        "token_pos": None if token_pos_in_items_ptr is None else token_pos_in_items_ptr,
+        "token_pos_len": token_pos_in_items_len,
+    }

@@ -24,7 +24,7 @@ from precast.decorators import (
     supported_compute_capability,
 )
 from precast.prefill._trace import single_prefill_trace
-from precast.quantization import packbits
+from precast.quantization.packbits import packbits
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
@@ -45,6 +45,7 @@ def single_prefill_with_kv_cache_reference(
     return_lse: bool = False,
     k_scale: float | None = None,
     v_scale: float | None = None,
+    o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_prefill_with_kv_cache` in plain PyTorch.
 
@@ -66,11 +67,13 @@ def single_prefill_with_kv_cache_reference(
         As for the function.
     k_scale, v_scale : float, optional
         As for the function.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output, of the dtype of ``q``, and the base-2 log-sum-exp, float32, if asked for.
+        The output and the base-2 log-sum-exp, float32, if asked for.
 
     Examples
     --------
@@ -95,7 +98,7 @@ def single_prefill_with_kv_cache_reference(
         alibi_slopes=slopes,
         rope=rope,
     )
-    out = (out if v_scale is None else out * v_scale).to(q.dtype)
+    out = (out if v_scale is None else out * v_scale).to(o_dtype or q.dtype)
     return (out, lse) if return_lse else out
 
 

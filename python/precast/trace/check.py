@@ -27,15 +27,19 @@ def _parameters(parameters: Iterable[inspect.Parameter], template: TraceTemplate
     by_name = {parameter.name: parameter for parameter in parameters}
     there = f"the parameters are {', '.join(by_name)}"
     for name, param in template.input_params().items():
-        if param not in by_name:
+        if param.partition(".")[0] not in by_name:
             yield f"input {name!r} reads parameter {param!r}; {there}"
     for name, spec in template.outputs.items():
         if spec.param is not None and spec.param not in by_name:
             yield f"output {name!r} is written to parameter {spec.param!r}; {there}"
     for name in template.fixed.keys() - by_name.keys():
         yield f"parameter {name!r} is fixed; {there}"
-    read = {*template.input_params().values(), *template.fixed}
+    params = {param.partition(".")[0] for param in template.input_params().values()}
+    read = params | {*template.fixed}
+    several = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     for name, parameter in by_name.items():
+        if parameter.kind in several:
+            continue
         if parameter.default is parameter.empty and name not in read:
             yield (
                 f"parameter {name!r} has no default, and no input reads it; the inputs read "
@@ -102,7 +106,7 @@ def _dtypes(template: TraceTemplate) -> Iterator[str]:
 def _reference(template: TraceTemplate) -> Iterator[str]:
     parameters = inspect.signature(template.reference).parameters
     there = f"the parameters of {template.reference.__name__} are {', '.join(parameters)}"
-    given = {**template.input_params(), **{name: name for name in template.fixed}}
+    given = {**template.reference_params(), **{name: name for name in template.of_reference}}
     for name, param in given.items():
         if param not in parameters:
             yield f"input {name!r} is passed to the reference as {param!r}; {there}"

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from precast.trace.template import Const, Dtype, Scalar, TraceTemplate, products, spread
@@ -98,7 +99,11 @@ def make_inputs(
         if const.value is None and param in parameters and param not in made:
             made[param] = sizes[name]
     for name, param in template.input_params().items():
-        if param not in made:
+        if "." in param and isinstance(template.inputs[name], Scalar):
+            owner, _, attribute = param.partition(".")
+            given = _number(str(template.inputs[name].dtype))
+            setattr(made.setdefault(owner, SimpleNamespace()), attribute, given)
+        elif "." not in param and param not in made:
             number = template.inputs[name]
             sample = number.sample if isinstance(number, Scalar) else None
             default = defaults[param] if sample is None else sample
@@ -112,6 +117,10 @@ def make_inputs(
 
 
 def _put(made: dict[str, Any], param: str, item: int | None, tensor: torch.Tensor) -> None:
+    owner, _, attribute = param.partition(".")
+    if attribute:
+        setattr(made.setdefault(owner, SimpleNamespace()), attribute, tensor)
+        return
     made[param] = tensor if item is None else (*made.get(param, ()), tensor)
 
 

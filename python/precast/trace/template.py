@@ -95,7 +95,8 @@ class Tensor(NamedTuple):
         The axis of each dimension.
     param : str, optional
         The op's parameter. Default for an input: the one of the same name. For an output: the
-        parameter that it is written to, if there is one.
+        parameter that it is written to, if there is one. For an input of a method also
+        ``self.attribute``, of what the object was given before.
     dtype : str, optional
         The element type, where it is always the same. Default for an input: that of the call.
     dtype_from : str, optional
@@ -201,6 +202,9 @@ class TraceTemplate:
     fixed : mapping of str to object
         Arguments that are neither tensors nor numbers and the same in every call of the template,
         such as a layout; the reference takes them, too.
+    of_reference : mapping of str to object
+        The same for arguments of the reference that the op has not, such as what a method's object
+        was made with.
     fill : callable, optional
         Gives the tensors of :func:`make_inputs` values that mean something, or sizes that fit each
         other: indices. It gets the arguments by parameter, and changes them.
@@ -219,6 +223,7 @@ class TraceTemplate:
         tags: Sequence[str] = (),
         constraints: Sequence[str] = (),
         fixed: Mapping[str, object] | None = None,
+        of_reference: Mapping[str, object] | None = None,
         fill: Callable[[dict[str, Any]], None] | None = None,
     ) -> None:
         self.op_type = op_type
@@ -231,21 +236,26 @@ class TraceTemplate:
         self.tags = tuple(tags)
         self.constraints = tuple(constraints)
         self.fixed = dict(fixed or {})
+        self.of_reference = {**self.fixed, **(of_reference or {})}
         self.fill = fill
 
     def __repr__(self) -> str:
         return f"<TraceTemplate {self.name_prefix}>"
 
     def input_params(self) -> dict[str, str]:
-        """The op's parameter of each input."""
+        """The op's parameter of each input, or a path from one, such as ``self.attribute``."""
         return {name: spec.param or name for name, spec in self.inputs.items()}
+
+    def reference_params(self) -> dict[str, str]:
+        """The reference's parameter of each input; what is behind a path has the input's name."""
+        return {n: n if "." in param else param for n, param in self.input_params().items()}
 
     def values(self, arguments: Mapping[str, Any]) -> list[Any]:
         """What a call passes for each input."""
         return [
-            spec.of(arguments[spec.param or name])
+            spec.of(argument(arguments, spec.param or name))
             if isinstance(spec, Tensor)
-            else arguments[spec.param or name]
+            else argument(arguments, spec.param or name)
             for name, spec in self.inputs.items()
         ]
 
@@ -285,12 +295,12 @@ class TraceTemplate:
         reading = Reading({}, {}, {}, 0)
         for name, spec in self.input_tensors().items():
             param = spec.param or name
-            if param not in arguments:
+            if param.partition(".")[0] not in arguments:
                 raise ValueError(
                     f"{self!r}: input {name!r} reads parameter {param!r}, which the call does not "
                     f"have; it has {', '.join(arguments) or 'none'}"
                 )
-            value = spec.of(arguments[param])
+            value = spec.of(argument(arguments, param))
             if not (hasattr(value, "shape") and hasattr(value, "dtype")):
                 raise TypeError(
                     f"{self!r}: {param} must be a torch.Tensor, got {type(value).__name__}"
@@ -305,7 +315,7 @@ class TraceTemplate:
     def whole_numbers(self, arguments: Mapping[str, Any]) -> dict[str, int]:
         """The scalar inputs of a call that an axis may be computed from."""
         values = {
-            name: arguments.get(spec.param or name)
+            name: argument(arguments, spec.param or name, None)
             for name, spec in self.inputs.items()
             if isinstance(spec, Scalar)
         }
@@ -413,8 +423,20 @@ class TraceTemplate:
                 name: described(spec, spec.dtype or dtypes[str(spec.dtype_from)])
                 for name, spec in self.outputs.items()
             },
-            "reference": self_contained(self.reference, self.input_params(), self.fixed),
+            "reference": self_contained(self.reference, self.reference_params(), self.of_reference),
         }
+
+
+_REQUIRED = object()
+
+
+def argument(arguments: Mapping[str, Any], path: str, default: Any = _REQUIRED) -> Any:
+    """An argument of a call, or an attribute of one; KeyError if it is not there."""
+    param, *attributes = path.split(".")
+    value = arguments[param] if default is _REQUIRED else arguments.get(param, default)
+    for attribute in attributes:
+        value = getattr(value, attribute, None)
+    return value
 
 
 def _described(row: dict[str, Any], spec: Var | Const | Tensor | Scalar) -> dict[str, Any]:
