@@ -81,7 +81,7 @@ PY
   # The installed wheels are what is tested: away from the checkout, no source can stand in.
   rm -rf "$tree"
   mkdir -p "$tree/tests"
-  cp -r tests/gpu tests/peer "$tree/tests/"
+  cp -r tests/*.py tests/gpu tests/peer "$tree/tests/"
   cp -r benchmarks examples "$tree/"
   (cd "$tree" && "$python" -c 'import precast; print("precast", precast.__version__, precast.__file__)')
 }

@@ -298,15 +298,15 @@ struct Sampler {
   }
 
   // The first of the elements that equal `max`, in the units that maxima were just told in: a token
-  // that weighs 1.
+  // that weighs 1. None equals a maximum that is NaN; what is not finite makes no token valid.
   __device__ __forceinline__ Token first_of(float max) const {
     Token token = {-1, 1.0f, fabsf(max) < __int_as_float(0x7f800000)};
     int group = 0;
-    while (group < kGroups - 1 && !(pairs()[group].y == max)) ++group;
+    while (token.valid && group < kGroups - 1 && !(pairs()[group].y == max)) ++group;
     group -= cluster_rank() * groups;
     if (group < 0 || group >= groups) return token;
     int slab = group * row.p.slabs_of_group;
-    while (slab < row.count - 1 && !(slots[slab].y == max)) ++slab;
+    while (token.valid && slab < row.count - 1 && !(slots[slab].y == max)) ++slab;
     if (!row.has(slab)) return token;
     FirstEqual first = {max, 0, kPerLane};
     row.fold_slab(slab, first);

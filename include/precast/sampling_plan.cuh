@@ -14,7 +14,6 @@ namespace precast {
 
 struct SamplingPlan {
   bool on_chip;
-  bool one_copy;  // as of RowSource
   int ctas;       // of a cluster
   int threads;    // of a CTA
   size_t shared;  // dynamic bytes
@@ -25,8 +24,7 @@ inline int divide_up(int x, int y) { return (x + y - 1) / y; }
 // Rows stay on chip where they fit, three CTAs a multiprocessor. Many rows that are read but once
 // do not: the fewer CTAs a row has then, the less they wait for each other. `memory`: bytes of
 // shared memory that a CTA may have.
-inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool aligned,
-                                  bool reads_once) {
+inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory, bool reads_once) {
   constexpr int kSlabBytes = kSlab * sizeof(float);
   constexpr int kOwnBytes = 12 * 1024;  // of the kernel's own variables, and more
   const int most = kTargetHasClusters ? kMaxCtas : 1;
@@ -51,10 +49,9 @@ inline SamplingPlan plan_sampling(uint32_t rows, int slabs, int sms, int memory,
   constexpr int kMostWarps = kRowThreads / kWarpSize;
   int warps = divide_up(count, rows * plan.ctas > uint32_t(sms) ? 2 : 1);
   if (warps > kMostWarps) warps = kMostWarps;
-  plan.one_copy = walks && aligned;
   while (!plan.on_chip && warps > 1 && !fits(warps)) --warps;
   plan.threads = warps * kWarpSize;
-  plan.shared += size_t(plan.on_chip ? count : plan.one_copy ? 1 : warps) * kSlabBytes;
+  plan.shared += size_t(plan.on_chip ? count : warps) * kSlabBytes;
   return plan;
 }
 
@@ -108,9 +105,7 @@ cudaError_t launch_sampling(Params params, bool enable_pdl, cudaStream_t stream,
   if (status != cudaSuccess) return status;
   source.slabs = divide_up(source.vocab, kSlab);
   source.slabs_of_group = divide_up(source.slabs, kGroups);
-  const SamplingPlan plan =
-      plan_sampling(source.outputs, source.slabs, sms, memory, source.aligned, reads_once);
-  source.one_copy = plan.one_copy;
+  const SamplingPlan plan = plan_sampling(source.outputs, source.slabs, sms, memory, reads_once);
   return plan.on_chip ? launch_planned<kOnChip>(plan, params, memory, device, enable_pdl, stream)
                       : launch_planned<kWalking>(plan, params, memory, device, enable_pdl, stream);
 }

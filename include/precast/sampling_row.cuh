@@ -38,7 +38,7 @@ struct Row {
     const int most = groups_of_cta() * p.slabs_of_group;
     first = cluster_rank() * most;
     count = min(most, p.slabs - first);
-    copy = memory + (p.one_copy ? 0 : warp()) * kSlab + threadIdx.x % kWarpSize * 4;
+    copy = memory + threadIdx.x / kWarpSize * kSlab + threadIdx.x % kWarpSize * 4;
   }
 
   static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpSize; }

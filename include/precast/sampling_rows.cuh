@@ -10,6 +10,10 @@
 // Layout   source, out  [rows, vocab]  rows strided, elements contiguous
 // Threads  as sampling.cuh.
 // Traffic  reads and writes each row once, as long as it stays on chip.
+// Measured 2026-11-21 on an H200 in a CUDA graph, f32, rows of 128256, which a softmax of normal
+//          numbers of deviation 2.5 made; us for 64 and 256 rows:
+//          softmax 25.1, 71.7; top_p of 0.9 40.4, 114; top_k of 500 38.7, 108;
+//          mask of 50 31.5, 85.6. In some runs those of 256 rows take 1.5 times as long.
 #pragma once
 
 #include "precast/sampling.cuh"

@@ -55,7 +55,7 @@ __device__ __forceinline__ int gather(Row& row, SelectShared& s, uint32_t* own_c
   each_half(row, wants, [&](int, int, const float (&x)[kPerLane / 2]) {
     uint32_t hits = 0;
 #pragma unroll
-    for (int j = 0; j < kPerLane / 2; ++j) hits |= x[j] >= least && x[j] <= most ? 1u << j : 0;
+    for (int j = 0; j < kPerLane / 2; ++j) hits |= x[j] >= least && !(x[j] > most) ? 1u << j : 0;
 #pragma unroll 1
     for (; hits != 0; hits &= hits - 1) {
       const int hit = __ffs(hits) - 1;

@@ -40,7 +40,6 @@ struct RowSource {
   int slabs_of_group;
   bool wide_indices;  // int64, not int32
   bool aligned;       // rows start at 16-byte boundaries and hold whole vectors
-  bool one_copy;      // walked, all warps share the copy of a slab: only the last one is copied
 };
 
 // A number that may differ from row to row.

@@ -20,10 +20,11 @@ constexpr int kMostOfThread = 64;   // elements: a bit each
 
 #if defined(__CUDACC__)
 
-// A copy of 16 bytes to shared memory; the thread itself waits for all of its copies.
-__device__ __forceinline__ void start_copy(void* target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)),
-               "l"(source)
+// A copy of up to 16 bytes to shared memory, with zeros behind them; the thread itself waits for
+// all of its copies.
+__device__ __forceinline__ void start_copy(void* target, const void* source, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
+               "l"(source), "r"(bytes)
                : "memory");
 }
 
@@ -107,7 +108,11 @@ struct WholePart {
   __device__ __forceinline__ void start() const {
     const T* const source = window.base + int64_t(first) * kEach;
 #pragma unroll 4
-    for (int i = 0; i < mine; ++i) start_copy(&vec(i), source + int64_t(i) * step * kEach);
+    for (int i = 0; i < mine; ++i) {
+      const int number = first + i * step;
+      const int count = number < window.full ? kEach : window.lead + window.length - number * kEach;
+      start_copy(&vec(i), source + int64_t(i) * step * kEach, count * static_cast<int>(sizeof(T)));
+    }
   }
 
   // Which of the thread's elements lie in the window, a bit each.

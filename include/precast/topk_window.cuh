@@ -74,14 +74,15 @@ __device__ __forceinline__ Vec<T> load_once(const T* source) {
 }
 
 // The window of a row, and the part of this CTA: vectors at multiples of 16 bytes, the first and
-// the last of which may hold elements of neither: as vectors are aligned, they lie in the memory
-// that holds the row.
+// the last of which may hold elements of neither. Those before the window lie in the memory that
+// holds the row, as vectors are aligned; those behind it are not read, as that may end there.
 template <typename T>
 struct Window {
   const T* base;  // of vector 0
   int lead;       // elements of vector 0 before the window
   int length;
   int vecs;
+  int full;  // vectors that end in the window
   int from;  // vectors of this CTA
   int to;
 
@@ -97,6 +98,7 @@ struct Window {
     base = reinterpret_cast<const T*>(address & ~uint64_t(kVecBytes - 1));
     lead = static_cast<int>(first - base);
     vecs = (lead + length + Vec<T>::kSize - 1) / Vec<T>::kSize;
+    full = (lead + length) / Vec<T>::kSize;
     const int share = (vecs + ctas - 1) / ctas;
     from = min(static_cast<int>(cluster_rank()) * share, vecs);
     to = min(from + share, vecs);
@@ -112,12 +114,37 @@ struct Window {
     return from + (tile * Tile<T>::kVecs + j) * static_cast<int>(blockDim.x) + threadIdx.x;
   }
 
-  // A tile of a part that is not empty; behind its end its last vector again.
+  // A tile of a part that is not empty; behind its end another vector of the row again.
   __device__ __forceinline__ void load(int tile, Tile<T>& x) const {
+    const int last = min(to, full) - 1;
+    if (last >= 0) {
 #pragma unroll
-    for (int j = 0; j < Tile<T>::kVecs; ++j) {
-      x.vecs[j] = load_once(base + int64_t(min(vec(tile, j), to - 1)) * Vec<T>::kSize);
+      for (int j = 0; j < Tile<T>::kVecs; ++j) {
+        x.vecs[j] = load_once(base + int64_t(min(vec(tile, j), last)) * Vec<T>::kSize);
+      }
+    } else {
+      x = no_tile<T>();
     }
+    if (to > full && tile == tiles() - 1) {
+#pragma unroll
+      for (int j = 0; j < Tile<T>::kVecs; ++j) {
+        if (vec(tile, j) == full) x.vecs[j] = load_rest();
+      }
+    }
+  }
+
+  // The last vector, where it does not end in the window.
+  __device__ __forceinline__ Vec<T> load_rest() const {
+    constexpr int kEach = Vec<T>::kSize;
+    using Word = typename Keys<T>::Word;
+    const auto* const items = reinterpret_cast<const Word*>(base) + int64_t(full) * kEach;
+    const int count = lead + length - full * kEach;
+    uint32_t words[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (i < count) words[i * sizeof(T) / 4] |= uint32_t(items[i]) << i * sizeof(T) % 4 * 8;
+    }
+    return {make_uint4(words[0], words[1], words[2], words[3])};
   }
 
   // Asks for a tile in L2.
