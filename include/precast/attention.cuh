@@ -21,8 +21,8 @@
 //            64 x 16384   973.6  0.96   535.0  0.88
 //            256 x 4096   974.0  0.96   534.6  0.88
 //          Causal prefill, tiles of 128 rows, paged: 1 x 4096 323 TFLOP/s, 1 x 16384 343, 32 x 512
-//          199; ragged within 2 %. There the tensor cores wait: of a warp's time in the loop 12 % go
-//          to starting copies and 7 % to the barrier before them.
+//          199; ragged within 2 %. There the tensor cores wait: of a warp's time in the loop 12 %
+//          go to starting copies and 7 % to the barrier before them.
 #pragma once
 
 #include "precast/attention_products.cuh"
