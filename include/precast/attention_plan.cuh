@@ -87,7 +87,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
   // Of narrow tiles there are too few, and of any length.
   if (p.shape.tile_rows <= kNeverListed) return ScheduleMode::stream;
   const int64_t share = sums.cost * p.shape.heads / p.shape.ctas;
-  return sums.longest * kListBalance <= share ? ScheduleMode::list : ScheduleMode::stream;
+  return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
 }
 
 // Where CTA `cta` starts. `costs`: of one head up to each tile, [tiles + 1].

@@ -33,7 +33,7 @@ constexpr int kBlockCost = 4;
 constexpr int kTileCost = 4;
 // A CTA of a small batch takes no less.
 constexpr int kLeastCtaCost = 4;
-// Without a cut, when the longest tile is this small a part of what a CTA gets.
+// Without a cut, where the longest tile is at most so many times what a CTA gets.
 constexpr int kListBalance = 2;
 
 static_assert(kLeastCtaCost >= kBlockCost, "two cuts of a tile would fall on one block");
