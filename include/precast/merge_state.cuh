@@ -18,8 +18,9 @@
 // Traffic  reads each state once, writes the result once.
 // Source   Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1805.02867.
 // Measured 2026-11-21 on an H200, bf16, 32 heads of 128: two states of 16384 tokens 95.4 us, 4288
-//          GB/s, 0.98 of the elementwise ceiling of the same run, in place 96.2 us; of 64 tokens 1.7
-//          us; 32 states of 2048 tokens 132.9 us, 4232 GB/s; 64 states of one token 2.1 us.
+//          GB/s, 0.98 of the elementwise ceiling of the same run, in place 96.2 us; of 64
+//          tokens 1.7 us; 32 states of 2048 tokens 132.9 us, 4232 GB/s; 64 states of one token 2.1
+//          us.
 #pragma once
 
 #include "precast/core/launch.cuh"
