@@ -20,11 +20,10 @@ constexpr int kMostOfThread = 64;   // elements: a bit each
 
 #if defined(__CUDACC__)
 
-// A copy of up to 16 bytes to shared memory, with zeros behind them; the thread itself waits for
-// all of its copies.
-__device__ __forceinline__ void start_copy(void* target, const void* source, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(target)),
-               "l"(source), "r"(bytes)
+// A copy of 16 bytes to shared memory; the thread itself waits for all of its copies.
+__device__ __forceinline__ void start_copy(void* target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)),
+               "l"(source)
                : "memory");
 }
 
@@ -109,9 +108,11 @@ struct WholePart {
     const T* const source = window.base + int64_t(first) * kEach;
 #pragma unroll 4
     for (int i = 0; i < mine; ++i) {
-      const int number = first + i * step;
-      const int count = number < window.full ? kEach : window.lead + window.length - number * kEach;
-      start_copy(&vec(i), source + int64_t(i) * step * kEach, count * static_cast<int>(sizeof(T)));
+      if (first + i * step < window.full) {
+        start_copy(&vec(i), source + int64_t(i) * step * kEach);
+      } else {
+        vec(i) = window.load_rest();
+      }
     }
   }
 
