@@ -61,7 +61,7 @@ void check_rows(const Arg& arg, DType dtype, int rank, int64_t dim, bool is_outp
     aligned = aligned && (t.size(i) <= 1 || t.stride(i) * bytes_of(t) % kCopyBytes == 0);
   }
   PRECAST_CHECK(aligned, ValueError)
-      << arg.what() << " must have its address and strides in multiples of " << kCopyBytes
+      << arg.what() << " must have an address and strides that are a multiple of " << kCopyBytes
       << " bytes, got strides " << to_string(t.strides()) << "; call .clone()";
 }
 

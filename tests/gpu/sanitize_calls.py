@@ -8,6 +8,7 @@ row and CTA are partial where the operator allows it.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ def expected(
     function: Callable[..., Any], template: TraceTemplate, call: dict[str, Any]
 ) -> tuple[Any, ...] | None:
     """What the reference makes of a call, or None where it refuses it."""
-    call = copied(call, "cpu")
+    call = copied(call, template, "cpu")
     try:
         with precast.reference_mode():
             return template.results(call, function(**call))
@@ -52,19 +53,33 @@ def expected(
         return None
 
 
-def copied(call: dict[str, Any], device: str) -> dict[str, Any]:
+def copied(call: dict[str, Any], template: TraceTemplate, device: str) -> dict[str, Any]:
     """The same values in memory of their own, each tensor exactly as large as it must be."""
-    return {name: _mapped(value, lambda t: t.clone().to(device)) for name, value in call.items()}
+    return _moved(call, template, lambda t: t.clone().to(device))
 
 
-def shifted(call: dict[str, Any], device: str) -> dict[str, Any]:
+def shifted(call: dict[str, Any], template: TraceTemplate, device: str) -> dict[str, Any]:
     """The same, each tensor one element past an aligned address."""
 
     def place(tensor: torch.Tensor) -> torch.Tensor:
         memory = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=device)
         return memory[1:].view(tensor.shape).copy_(tensor)
 
-    return {name: _mapped(value, place) for name, value in call.items()}
+    return _moved(call, template, place)
+
+
+def _moved(
+    call: dict[str, Any], template: TraceTemplate, place: Callable[[torch.Tensor], torch.Tensor]
+) -> dict[str, Any]:
+    """An object of which a method is called is made anew, from what the template reads of it."""
+    moved = {name: _mapped(value, place) for name, value in call.items() if name != "self"}
+    if "self" in call:
+        paths = [path.split(".") for path in template.input_params().values() if "." in path]
+        read = {name: _mapped(getattr(call["self"], name), place) for _, name in paths}
+        moved["self"] = SimpleNamespace(**read)
+        assert template.fill is not None
+        template.fill(moved)
+    return moved
 
 
 def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:

@@ -352,7 +352,9 @@ def test_what_kernels_refuse(workspace: torch.Tensor, generator: torch.Generator
     wrapper = decode(workspace)
     wrapper.plan(*batch.table, *SHAPE, **PLAN)
     out = torch.full_like(batch.q, 7.0)
-    with pytest.raises(ValueError, match="must have its address and strides in multiples of 16"):
+    with pytest.raises(
+        ValueError, match="must have an address and strides that are a multiple of 16"
+    ):
         wrapper.run(torch.randn(2, HEADS, DIM + 1, device="cuda").to(BF16)[..., 1:], batch.cache)
     with pytest.raises(ValueError, match=r"paged_kv_cache.*last dimension must be 128"):
         wrapper.run(batch.q, batch.cache[..., :64], out=out)

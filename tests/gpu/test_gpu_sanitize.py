@@ -36,7 +36,7 @@ def test_a_call_stays_inside_its_tensors(
 ) -> None:
     for words, call in calls(function, template):
         want = expected(function, template, call)
-        there = copied(call, "cuda")
+        there = copied(call, template, "cuda")
         if want is None:
             assert words != "small"
             with pytest.raises(ValueError, match=function.__name__):
@@ -55,7 +55,7 @@ def test_a_call_on_addresses_without_alignment(
     for _, call in calls(function, template):
         if expected(function, template, call) is None:
             continue
-        there = shifted(call, "cuda")
+        there = shifted(call, template, "cuda")
         try:
             function(**there)
         except ValueError as error:

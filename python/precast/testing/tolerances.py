@@ -58,6 +58,16 @@ def tolerance_of_scales(rounded_to: torch.dtype) -> Tolerance:
     return Tolerance(tolerance(rounded_to).rtol, 0.0)
 
 
+def tolerance_of_attention(dtype: torch.dtype) -> Tolerance:
+    """For outputs of attention: probabilities are rounded to ``dtype`` before the last product.
+
+    Each is a unit in the last place off at most, so the weighted mean of values is as far off as
+    that much of the largest value, however small the mean is.
+    """
+    row = tolerance(dtype)
+    return row if dtype.itemsize > 2 else Tolerance(row.rtol, row.rtol)
+
+
 def assert_close(
     actual: torch.Tensor,
     expected: torch.Tensor,
