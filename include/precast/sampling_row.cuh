@@ -181,23 +181,6 @@ struct Row {
     }
   }
 
-  // Calls f(i, j, four) for each lane's fours of each slab of the warp.
-  template <typename F>
-  __device__ __forceinline__ void each_four(const F& f) {
-    float* at = copy;
-#pragma unroll 1
-    for (int i = warp(); i < count; i += warps()) {
-      if constexpr (!kOnChip) stage(p, data, edit, first + i, missing(), copy);
-#pragma unroll 2
-      for (int j = 0; j < kPerLane / 4; ++j) {
-        float4 y = *four_of(at, j);
-        if (!kOnChip && weighing.weighed) y = weights_of_logits(y, weighing);
-        f(i, j, y);
-      }
-      if constexpr (kOnChip) at += step();
-    }
-  }
-
   // Folds each slab of the warp: calls fold.add(y) for the lane's elements, in order, on a copy of
   // `fold`, and done(i, copy, k, other, both), where `other` is that of a second slab k, if there
   // are both: for the latency. Slabs that are not wanted(i) are taken for empty. `kWeighs`: logits
