@@ -81,6 +81,10 @@ class Case(NamedTuple):
         round otherwise, and of peers other ones.
     tidy : callable, optional
         From the results to what of them is the same in each call, where their order is not.
+    close : Tolerance, optional
+        Of the results, where their dtype's does not suit.
+    reads : bool
+        Whether it writes so little that the ceiling ``read`` is its own.
     """
 
     op: str
@@ -96,6 +100,8 @@ class Case(NamedTuple):
     whole: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None
     draws: bool = False
     tidy: Callable[[Any], Any] = lambda results: results
+    close: Tolerance | None = None
+    reads: bool = False
 
     @property
     def ours(self) -> Callable[..., Any]:
@@ -128,12 +134,13 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
     samples = bench_side_by_side(functions, args, rounds=settings.rounds)
     timings = {name: Timing.of_milliseconds(ms) for name, ms in samples.items()}
     cpu = {
-        name: bench_cpu_time(fn, args, blocks=cpu_blocks(timings[name].median))
+        name: bench_cpu_time(fn, args, **cpu_effort(timings[name].median))
         for name, fn in functions.items()
     }
     dtype = case.dtype or args[0].dtype
     matmul = measure_matmul_ceiling(dtype) if case.flops else None
-    ceiling = report.limit(case.bytes_moved, case.flops, ceilings.elementwise, matmul)
+    memory = ceilings.read if case.reads else ceilings.elementwise
+    ceiling = report.limit(case.bytes_moved, case.flops, memory, matmul)
     word = DTYPE_WORDS.get(str(dtype), str(dtype).removeprefix("torch."))
     expected = {}
     if case.parts is not None and "parts" in timings:
@@ -182,9 +189,10 @@ def able(
     return found
 
 
-def cpu_blocks(seconds_per_call: float) -> int:
-    """Samples of CPU time that keep a slow kernel's case under half a second."""
-    return max(3, min(50, int(0.5 / (200 * seconds_per_call))))
+def cpu_effort(seconds_per_call: float) -> dict[str, int]:
+    """Samples of CPU time, and calls of each, that keep a slow kernel's case near half a second."""
+    calls = max(10, min(200, int(0.125 / seconds_per_call)))
+    return {"blocks": max(3, min(50, int(0.5 / (calls * seconds_per_call)))), "calls": calls}
 
 
 def refcheck(case: Case, args: tuple[Any, ...], fn: Callable[..., Any] | None = None) -> None:
@@ -199,7 +207,9 @@ def refcheck(case: Case, args: tuple[Any, ...], fn: Callable[..., Any] | None = 
             wrong, count = int((mine != theirs).sum()), mine.numel()
             assert wrong <= 0.02 * count, f"{case.op}: result: {wrong} of {count} elements differ"
         else:
-            assert_close(mine, theirs, name=f"{case.op}: result")
+            limits = case.close
+            name = f"{case.op}: result"
+            assert_close(mine, theirs, name=name, **(limits._asdict() if limits else {}))
     for position, (mine, theirs) in enumerate(zip(actual, expected, strict=True)):
         if isinstance(mine, torch.Tensor):
             limits = case.tolerances.get(position)

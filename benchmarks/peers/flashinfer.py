@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +16,23 @@ PACKAGE = "flashinfer"
 BLACKWELL_ONLY = {"fp4_quantize", "nvfp4_quantize", "mxfp4_quantize", "mxfp8_quantize"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
+#: The same of all calls of a routine: its plans copy lengths to the host.
+PLANS_ON_HOST = {"attention_plan"}
+#: What makes a wrapper the kernel that runs on every architecture, and the faster one for decode.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "BatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
+    "BatchPrefillWithPagedKVCacheWrapper": {"backend": "fa2"},
+    "BatchPrefillWithRaggedKVCacheWrapper": {"backend": "fa2"},
+}
 
 
 def adapt(case: Any, family: str) -> Callable[..., Any] | None:
     if case.op in NOT_IN_GRAPHS:
         return None
     if case.op in BLACKWELL_ONLY and torch.cuda.get_device_capability() < (10, 0):
+        return None
+    if family in PLANS_ON_HOST and case.bind is not case.whole:
         return None
     for place in ("flashinfer", f"flashinfer.{family}"):
         try:
@@ -31,5 +43,6 @@ def adapt(case: Any, family: str) -> Callable[..., Any] | None:
             continue
         function = getattr(module, case.op, None)
         if callable(function):
-            return case.bind(function)
+            options = OPTIONS.get(case.op)
+            return case.bind(functools.partial(function, **options) if options else function)
     return None

@@ -6,11 +6,12 @@ from __future__ import annotations
 import importlib
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from precast.testing import Ceiling, Timing, report
 
@@ -29,6 +30,18 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         where = getattr(sys.modules[name], "__file__", None) or ""
         if where.startswith(str(BENCHMARKS)):
             del sys.modules[name]
+
+
+@pytest.fixture
+def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arguments of the cases are made on the CPU, where the references run."""
+    for name in ("randn", "empty"):
+        real = getattr(torch, name)
+
+        def make(*args: Any, real: Callable = real, **keywords: Any) -> torch.Tensor:
+            return real(*args, **{**keywords, "device": "cpu"})
+
+        monkeypatch.setattr(torch, name, make)
 
 
 def timing(us: float, spread: float = 0.1) -> Timing:

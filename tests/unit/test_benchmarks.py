@@ -7,21 +7,27 @@ import csv
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, timing
+from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, on_cpu, timing
 from fake_device import FakeDevice
 
 import precast
 from precast._dispatch import KERNELS
 from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
-__all__ = ["benchmarks"]
+__all__ = ["benchmarks", "on_cpu"]
 FAMILIES = sorted({kernel.op for kernel in KERNELS.values()})
+FUNCTIONS = {kernel.function: kernel.op for kernel in KERNELS.values()}
+#: Their kernels are those of a wrapper of prefill.
+WRAPPERS = {
+    "BatchDecodeWithPagedKVCacheWrapper": "attention",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": "attention_plan",
+}
+MEASURED = {**FUNCTIONS, **WRAPPERS}
 
 
 @pytest.fixture
@@ -29,22 +35,9 @@ def run(benchmarks: Any) -> Any:
     return benchmarks("run")
 
 
-@pytest.fixture
-def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Arguments of the cases are made on the CPU, where the references run."""
-    for name in ("randn", "empty"):
-        real = getattr(torch, name)
-
-        def make(*args: Any, real: Callable = real, **keywords: Any) -> torch.Tensor:
-            return real(*args, **{**keywords, "device": "cpu"})
-
-        monkeypatch.setattr(torch, name, make)
-
-
 def few_rows(op: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Less to compute; other ops than those on rows have tensors that must fit each other."""
-    kernel = next(kernel for kernel in KERNELS.values() if kernel.function == op)
-    if not kernel.op.startswith(("activation", "norm", "scale")):
+    if not FUNCTIONS.get(op, "").startswith(("activation", "norm", "scale")):
         return args
     rows = args[0].shape[0]  # column-major scales have columns for them, and stay as they are
     return tuple(
@@ -87,7 +80,8 @@ def test_every_function_is_measured_and_checked(
     """Each public function of a family, against its reference, which can also fail."""
     harness = benchmarks("_harness")
     cases = list(benchmarks(f"bench_{family}").cases(torch.bfloat16))
-    assert {case.op for case in cases} == {k.function for k in KERNELS.values() if k.op == family}
+    named = {case.op for case in cases} - {*WRAPPERS}
+    assert named == {k.function for k in KERNELS.values() if k.op == family}
     assert len({(case.op, case.shape) for case in cases}) == len(cases)
     smallest = min((c for c in cases if c.op == cases[0].op), key=lambda c: c.bytes_moved)
     args = few_rows(smallest.op, smallest.make())
@@ -125,13 +119,10 @@ def _flat(returned: Any) -> tuple[Any, ...]:
     return returned if isinstance(returned, tuple) else (returned,)
 
 
-FUNCTIONS = {kernel.function: kernel.op for kernel in KERNELS.values()}
-
-
-@pytest.mark.parametrize("op", sorted(FUNCTIONS))
+@pytest.mark.parametrize("op", sorted(MEASURED))
 def test_eager_torch_computes_the_same(op: str, benchmarks: Any, on_cpu: None) -> None:
     """Otherwise the peers `torch` and `compile` would be measured at something else."""
-    cases = benchmarks(f"bench_{FUNCTIONS[op]}").cases(torch.bfloat16)
+    cases = benchmarks(f"bench_{MEASURED[op]}").cases(torch.bfloat16)
     case = min((c for c in cases if c.op == op), key=lambda c: c.bytes_moved)
     args = few_rows(op, case.make())
     ours, theirs = (rotation.rotate(args, copies=2)[1].args for _ in range(2))
@@ -197,7 +188,7 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     harness, device = benchmarks("_harness"), FakeDevice(monkeypatch)
     matmul = ceiling("matmul", 800.0, "TFLOP/s")
     monkeypatch.setattr(harness, "measure_matmul_ceiling", lambda dtype: matmul)
-    monkeypatch.setattr(harness, "bench_cpu_time", lambda fn, args, blocks: timing(3.0))
+    monkeypatch.setattr(harness, "bench_cpu_time", lambda fn, args, **effort: timing(3.0))
     case = harness.Case(
         "scale",
         "[8]",
@@ -226,6 +217,9 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     heavy = case._replace(flops=6 * 10**9)
     record = harness.measure(heavy, "scale", ceilings, settings).record()
     assert (record["ceiling"], record["share"]) == ("matmul", 0.75)
+    read = ceilings._replace(read=ceiling("read", 5000.0))
+    record = harness.measure(case._replace(reads=True), "scale", read, settings).record()
+    assert (record["ceiling"], record["share"]) == ("read", 0.4)
     truths = case._replace(make=lambda: (torch.ones(8, dtype=torch.bool),))
     record = harness.measure(truths, "scale", ceilings, settings).record()
     assert record["dtype"] == "bool"  # no axis of a module has this type
@@ -279,7 +273,7 @@ def test_everything_by_default_and_a_failure_stops_nothing(
 ) -> None:
     assert run.main(["--json", str(tmp_path), "--csv", str(tmp_path), "--peers", "torch"]) == 1
     assert {family for family, *_ in measured} == set(FAMILIES)
-    assert {op for _, op, *_ in measured} == set(FUNCTIONS)
+    assert {op for _, op, *_ in measured} == set(MEASURED)
     first = {f: getattr(benchmarks(f"bench_{f}"), "DTYPES", run.DTYPES)[0] for f in FAMILIES}
     names = {f"{family}_{dtype}.json" for family, dtype in first.items()}
     assert {path.name for path in tmp_path.glob("*.json")} == names
@@ -329,7 +323,8 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
         ),
         (
             ["--peers", "nope"],
-            "--peers: unknown nope; legal: flashinfer, parts, compile, torch, none",
+            "--peers: unknown nope; legal: fa3, flashinfer, flashinfer_cuda_cores, parts, compile, "
+            "cudnn, torch, none",
         ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
         (["--op", "nope"], "no case has what --op and --shape ask for"),
@@ -416,7 +411,8 @@ def test_a_peer_is_found_when_its_adapter_and_its_package_are_there(
     (tmp_path / "made_up.py").write_text(adapter.replace("flashinfer", "made_up_kernels"))
     monkeypatch.setattr(peers, "__path__", [*peers.__path__, str(tmp_path)])
     peers.names.cache_clear()
-    assert peers.names() == ("flashinfer", "made_up", "parts", "compile", "torch")
+    libraries = ("fa3", "flashinfer", "flashinfer_cuda_cores", "made_up", "parts")
+    assert peers.names() == (*libraries, "compile", "cudnn", "torch")
     case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0), None)
     wanted = ["made_up", "torch"]
     assert not peers.is_installed("made_up")

@@ -70,6 +70,9 @@ def test_cpu_time_counts_the_calls() -> None:
     assert len(calls) == 6 * 200
     assert waits == [200 * n for n in range(7)]
     assert 0 < timing.median < 1e-4
+    calls.clear()
+    bench_cpu_time(call, (1, 2), blocks=2, calls=7, synchronize=lambda: None)
+    assert len(calls) == 3 * 7
 
 
 # -- rotation -------------------------------------------------------------------------------------

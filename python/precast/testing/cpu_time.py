@@ -19,6 +19,7 @@ def bench_cpu_time(
     kwargs: Mapping[str, Any] | None = None,
     *,
     blocks: int = 50,
+    calls: int = _BLOCK,
     synchronize: Callable[[], None] | None = None,
 ) -> Timing:
     """CPU time of one call, in seconds: what an engine pays in Python and in the driver.
@@ -28,7 +29,9 @@ def bench_cpu_time(
     fn, args, kwargs
         The call. Take tensors so small that the GPU is faster than the launches.
     blocks : int
-        Samples; each is the mean of 200 calls in a row, with the GPU idle at its start.
+        Samples; each is the mean of some calls in a row, with the GPU idle at its start.
+    calls : int
+        How many; fewer than 200 for kernels so slow that nobody waits for the CPU.
     synchronize : callable, optional
         Waits for the device between samples; default ``torch.cuda.synchronize``.
     """
@@ -41,8 +44,8 @@ def bench_cpu_time(
     for _ in range(blocks + 1):
         synchronize()
         start = time.perf_counter_ns()
-        for _ in range(_BLOCK):
+        for _ in range(calls):
             fn(*args, **kwargs)
-        samples.append((time.perf_counter_ns() - start) * 1e-6 / _BLOCK)
+        samples.append((time.perf_counter_ns() - start) * 1e-6 / calls)
     synchronize()
     return Timing.of_milliseconds(samples[1:])

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batches of attention: their arguments, how a library's wrapper is called, plain PyTorch."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch.nn import functional
+
+from precast.testing import attention_flops_with_actual_seq_lens
+
+PAGE = 16
+#: Always enough for FlashInfer's plans of these batches, and more than ours need.
+WORKSPACE_BYTES = 384 << 20
+
+Arguments = tuple[Any, ...]
+Function = Callable[..., Any]
+
+
+class Batch(NamedTuple):
+    """Tokens of queries and of the KV cache of each request."""
+
+    queries: Sequence[int]
+    lengths: Sequence[int]
+    qo_heads: int = 32
+    kv_heads: int = 8
+    dim: int = 128
+    dtype: torch.dtype = torch.bfloat16
+    kv_dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def causal(self) -> bool:
+        return max(self.queries) > 1
+
+    @property
+    def uniform(self) -> bool:
+        return len({*self.queries}) == len({*self.lengths}) == 1
+
+    @property
+    def bytes_moved(self) -> int:
+        """Keys and values of each request once, queries, outputs."""
+        cache = 2 * sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize
+        return self.dim * (cache + 2 * sum(self.queries) * self.qo_heads * self.dtype.itemsize)
+
+    @property
+    def flops(self) -> int:
+        dims = self.dim, self.dim, self.qo_heads
+        return attention_flops_with_actual_seq_lens(self.queries, self.lengths, *dims, self.causal)
+
+    @property
+    def label(self) -> str:
+        """What is not usual of heads, head size and dtype."""
+        parts = [f"{self.qo_heads}/{self.kv_heads}"]
+        parts += [f"d{self.dim}"] * (self.dim != 128)
+        parts += ["e4m3 KV"] * (self.kv_dtype.itemsize == 1)
+        return " ".join(parts)
+
+    # -- arguments --------------------------------------------------------------------------------
+
+    def decode(self) -> Arguments:
+        """Queries, keys and values in pages, the table of pages in three."""
+        pages = [-(-n // PAGE) for n in self.lengths]
+        shape = sum(pages), PAGE, self.kv_heads, self.dim
+        q = self._queries()
+        indptr = _starts(pages, q.device)
+        last = [n - (p - 1) * PAGE for n, p in zip(self.lengths, pages, strict=True)]
+        last_page_len = torch.tensor(last, dtype=torch.int32, device=q.device)
+        indices = torch.randperm(sum(pages), device=q.device).int()
+        return q, *self._cache(shape), indptr, indices, last_page_len
+
+    def paged(self) -> Arguments:
+        """The same, and where the queries of each request start."""
+        q, k, v, *table = self.decode()
+        return q, k, v, _starts(self.queries, q.device), *table
+
+    def ragged(self) -> Arguments:
+        """Queries, keys and values one request behind the other, where those of each start."""
+        q = self._queries()
+        bounds = _starts(self.queries, q.device), _starts(self.lengths, q.device)
+        return q, *self._cache((sum(self.lengths), self.kv_heads, self.dim)), *bounds
+
+    def _queries(self) -> torch.Tensor:
+        shape = sum(self.queries), self.qo_heads, self.dim
+        return torch.randn(*shape, device="cuda").to(self.dtype)
+
+    def _cache(self, shape: tuple[int, ...]) -> list[torch.Tensor]:
+        return [torch.randn(*shape, device="cuda").to(self.kv_dtype) for _ in range(2)]
+
+    # -- calls ------------------------------------------------------------------------------------
+
+    def run_decode(self, wrapper: Function) -> Function:
+        """Runs of a decode wrapper, planned at the first, as layers of a model share a plan."""
+        planned = None
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *table: torch.Tensor) -> Any:
+            nonlocal planned
+            if planned is None:
+                planned = wrapper(workspace(q), "NHD")
+                self.plan_decode(planned, *table)
+            return planned.run(q, (k, v))
+
+        return call
+
+    def run_paged(self, wrapper: Function) -> Function:
+        """The same of a prefill wrapper; engines have its lengths on the host."""
+        planned = None
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *table: torch.Tensor) -> Any:
+            nonlocal planned
+            if planned is None:
+                planned = wrapper(workspace(q), "NHD")
+                self.plan_paged(planned, *on_host(table))
+            return planned.run(q, (k, v))
+
+        return call
+
+    def run_ragged(self, wrapper: Function) -> Function:
+        planned = None
+
+        def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *bounds: torch.Tensor) -> Any:
+            nonlocal planned
+            if planned is None:
+                planned = wrapper(workspace(q), "NHD")
+                heads = self.qo_heads, self.kv_heads, self.dim
+                planned.plan(*on_host(bounds), *heads, causal=self.causal, **self._dtypes)
+            return planned.run(q, k, v)
+
+        return call
+
+    def plan_decode(self, wrapper: Any, *table: torch.Tensor) -> None:
+        wrapper.plan(*table, self.qo_heads, self.kv_heads, self.dim, PAGE, **self._dtypes)
+
+    def plan_paged(self, wrapper: Any, *table: torch.Tensor, **bounds: int) -> None:
+        heads = self.qo_heads, self.kv_heads, self.dim, PAGE
+        wrapper.plan(*table, *heads, causal=self.causal, **self._dtypes, **bounds)
+
+    @property
+    def _dtypes(self) -> dict[str, torch.dtype]:
+        return {"q_data_type": self.dtype, "kv_data_type": self.kv_dtype}
+
+    # -- plain PyTorch ----------------------------------------------------------------------------
+
+    def eager_decode(self, q: Any, k: Any, v: Any, indptr: Any, indices: Any, last: Any) -> Any:
+        k, v = (_pages(cache, indices, q.dtype) for cache in (k, v))
+        return self._sdpa(q, k, v)
+
+    def eager_paged(self, q: Any, k: Any, v: Any, bounds: Any, *table: Any) -> Any:
+        return self.eager_decode(q, k, v, *table)
+
+    def eager_ragged(self, q: Any, k: Any, v: Any, *bounds: Any) -> Any:
+        return self._sdpa(q, k, v)
+
+    def _sdpa(self, q: Any, k: Any, v: Any) -> Any:
+        """Of requests that have as many queries, and tokens, each."""
+        q, k, v = (x.unflatten(0, (len(self.queries), -1)).transpose(1, 2) for x in (q, k, v))
+        n, m = self.queries[0], self.lengths[0]
+        mask = None
+        if self.causal and n != m:  # That of torch is aligned to the top left.
+            mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
+        out = functional.scaled_dot_product_attention(
+            q,
+            k[:, :, :m],
+            v[:, :, :m],
+            attn_mask=mask,
+            is_causal=self.causal and mask is None,
+            enable_gqa=self.qo_heads != self.kv_heads,
+        )
+        return out.transpose(1, 2).flatten(0, 1)
+
+
+def on_host(table: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Lengths on the host; the pages, which nobody there reads, where they are."""
+    return [t if i == 2 else t.cpu() for i, t in enumerate(table)]
+
+
+def workspace(like: torch.Tensor) -> torch.Tensor:
+    return torch.empty(WORKSPACE_BYTES, dtype=torch.uint8, device=like.device)
+
+
+def zipf(requests: int = 64, longest: int = 32768, shortest: int = 128) -> list[int]:
+    """Lengths like those of a server: few very long ones; the same in every run."""
+    lengths = [max(shortest, round(longest / (i + 1) ** 1.1)) for i in range(requests)]
+    random.Random(3).shuffle(lengths)
+    return lengths
+
+
+def _starts(counts: Sequence[int], device: torch.device) -> torch.Tensor:
+    starts = [*itertools.accumulate(counts, initial=0)]
+    return torch.tensor(starts, dtype=torch.int32, device=device)
+
+
+def _pages(cache: torch.Tensor, indices: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Tokens in their order; torch has no indexing of 8-bit floats everywhere."""
+    raw = cache.view(torch.uint8) if cache.itemsize == 1 else cache
+    return raw[indices.long()].view(cache.dtype).to(dtype).flatten(0, 1)

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Benchmarks of attention: wrappers of every library plan once, and what the harness has for it."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from bench_support import benchmarks, on_cpu
+
+import precast
+from precast.testing import Tolerance
+
+__all__ = ["benchmarks", "on_cpu"]
+
+
+# -- the harness ----------------------------------------------------------------------------------
+
+
+def test_results_may_have_a_tolerance_of_their_own(benchmarks: Any) -> None:
+    harness = benchmarks("_harness")
+    x = torch.tensor([1.0, 0.001], dtype=torch.bfloat16)
+    case = harness.Case("scale", "[2]", 8, tuple, lambda fn: lambda x: fn(x, 3.0))
+    errors = iter([0.005, 0.0] * 2)
+
+    def off(x: torch.Tensor) -> torch.Tensor:
+        return 3.0 * x + next(errors)
+
+    with pytest.raises(AssertionError, match="scale: result: 1 of 2 elements differ"):
+        harness.refcheck(case, (x,), off)
+    harness.refcheck(case._replace(close=Tolerance(0.01, 0.01)), (x,), off)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "effort"),
+    [(2e-6, (50, 200)), (1e-4, (25, 200)), (1e-3, (4, 125)), (25e-3, (3, 10))],
+)
+def test_slow_kernels_are_called_less_often(
+    seconds: float, effort: tuple[int, int], benchmarks: Any
+) -> None:
+    found = benchmarks("_harness").cpu_effort(seconds)
+    assert (found["blocks"], found["calls"]) == effort
+
+
+# -- peers ----------------------------------------------------------------------------------------
+
+
+class Planned:
+    """A wrapper of a library that keeps what it is given."""
+
+    made: ClassVar[list[Any]] = []
+
+    def __init__(self, workspace: torch.Tensor, *layout: Any, **options: Any) -> None:
+        self.options, self.plans, self.runs = options, 0, 0
+        self.made.append(self)
+
+    def plan(self, *args: Any, **options: Any) -> None:
+        self.plans += 1
+
+    def run(self, q: torch.Tensor, *cache: Any, **options: Any) -> torch.Tensor:
+        self.runs += 1
+        return q
+
+
+def _first(benchmarks: Any, family: str, op: str, shape: str = "") -> Any:
+    cases = benchmarks(f"bench_{family}").cases(torch.bfloat16)
+    return next(case for case in cases if case.op == op and shape in case.shape)
+
+
+@pytest.mark.parametrize(
+    ("family", "op", "peer", "options"),
+    [
+        ("attention", "BatchDecodeWithPagedKVCacheWrapper", "", {"use_tensor_cores": True}),
+        (
+            "attention",
+            "BatchDecodeWithPagedKVCacheWrapper",
+            "_cuda_cores",
+            {"use_tensor_cores": False},
+        ),
+        ("attention", "BatchPrefillWithRaggedKVCacheWrapper", "", {"backend": "fa2"}),
+        ("attention", "BatchPrefillWithPagedKVCacheWrapper", "", {"backend": "fa2"}),
+        ("attention_plan", "BatchPrefillWithPagedKVCacheWrapper", "", {"backend": "fa2"}),
+    ],
+)
+def test_wrappers_of_flashinfer_have_options_and_plan_once(
+    family: str,
+    op: str,
+    peer: str,
+    options: dict[str, Any],
+    benchmarks: Any,
+    on_cpu: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """But where the plan is what is measured: then each time, and outside of graphs."""
+    module = ModuleType("flashinfer")
+    setattr(module, op, Planned)
+    monkeypatch.setitem(sys.modules, "flashinfer", module)
+    Planned.made.clear()
+    case = _first(benchmarks, family, op)
+    adapt = benchmarks(f"peers.flashinfer{peer}").adapt
+    if family == "attention_plan":
+        assert adapt(case, family) is None
+        case = case._replace(bind=case.whole)
+    call, args = adapt(case, family), case.make()
+    for _ in range(3):
+        assert call(*args) is args[0]
+    (wrapper,) = Planned.made
+    assert wrapper.options == options
+    assert (wrapper.plans, wrapper.runs) == (3 if family == "attention_plan" else 1, 3)
+
+
+def test_a_shared_prefix_is_merged_by_the_library_of_the_wrapper(benchmarks: Any) -> None:
+    shared = _first(benchmarks, "attention", "BatchPrefillWithPagedKVCacheWrapper", "shared")
+    library = benchmarks("bench_attention").library
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper
+    assert library(wrapper) is library(partial(wrapper, backend="fa2")) is precast
+    assert shared.bind(wrapper)
+    assert shared.reads
+
+
+def test_fa3_and_cudnn_take_what_they_can(
+    benchmarks: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: dict[str, Any] = {}
+    module = ModuleType("fa3_fwd_interface")
+
+    def with_cache(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> Any:
+        called.update(options, shapes=[tuple(x.shape) for x in (q, k, v)])
+        return q
+
+    module.flash_attn_with_kvcache = with_cache  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fa3_fwd_interface", module)
+    adapt = benchmarks("peers.fa3").adapt
+    op = "BatchDecodeWithPagedKVCacheWrapper"
+    case = _first(benchmarks, "attention", op, "b16 1024")
+    adapt(case, "attention")(*case.make())
+    assert called["shapes"] == [(16, 1, 32, 128), *[(16, 1024, 8, 128)] * 2]
+    assert called["cache_seqlens"].tolist() == [1024] * 16
+    case = _first(benchmarks, "attention", op, "Zipf")
+    case = case._replace(make=benchmarks("_attention").Batch([1, 1], [16, 32]).decode)
+    with pytest.raises(ValueError, match="no dense cache has these lengths"):
+        adapt(case, "attention")(*case.make())
+
+    cudnn = benchmarks("peers.cudnn").adapt
+    assert cudnn(case, "attention") is None
+    assert cudnn(_first(benchmarks, "attention", "BatchPrefillWithRaggedKVCacheWrapper"), "x")
+    assert adapt(_first(benchmarks, "scale", "scale"), "scale") is None
