@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 from functools import partial
+from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import pytest
 import torch
-from bench_support import benchmarks, on_cpu
+from bench_support import BENCHMARKS, benchmarks, on_cpu
 
 import precast
 from precast.testing import Tolerance
@@ -149,3 +150,19 @@ def test_fa3_and_cudnn_take_what_they_can(
     assert cudnn(case, "attention") is None
     assert cudnn(_first(benchmarks, "attention", "BatchPrefillWithRaggedKVCacheWrapper"), "x")
     assert adapt(_first(benchmarks, "scale", "scale"), "scale") is None
+
+
+@pytest.mark.parametrize(
+    "path", sorted((BENCHMARKS / "testlists").glob("*.txt")), ids=lambda path: path.stem
+)
+def test_lists_name_what_is_there(path: Path, benchmarks: Any) -> None:
+    run = benchmarks("run")
+
+    def error(message: str) -> NoReturn:
+        raise AssertionError(message)
+
+    options = run.parser().parse_args(["--testlist", str(path)])
+    jobs = [job for line in run.command_lines(options, error) for job in run.jobs_of(line, error)]
+    assert all(job.cases for job in jobs)
+    if path.stem == "attention":
+        assert {job.routine for job in jobs} == {"attention", "attention_plan", "merge_state"}
