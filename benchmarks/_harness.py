@@ -190,9 +190,9 @@ def able(
 
 
 def cpu_effort(seconds_per_call: float) -> dict[str, int]:
-    """Samples of CPU time, and calls of each, that keep a slow kernel's case near half a second."""
-    calls = max(10, min(200, int(0.125 / seconds_per_call)))
-    return {"blocks": max(3, min(50, int(0.5 / (calls * seconds_per_call)))), "calls": calls}
+    """Samples of CPU time, and calls of each, that take about a fifth of a second together."""
+    calls = max(3, min(200, int(0.05 / seconds_per_call)))
+    return {"blocks": max(3, min(50, int(0.2 / (calls * seconds_per_call)))), "calls": calls}
 
 
 def refcheck(case: Case, args: tuple[Any, ...], fn: Callable[..., Any] | None = None) -> None:
