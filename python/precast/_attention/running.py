@@ -154,7 +154,9 @@ def scores(
         sm_scale, qk_factor, out_scale, v_factor = scales_of(
             w._name, sm_scale, q_scale, k_scale, v_scale
         )
-    positions = words.pos_encoding(w._name, w._pos_encoding_mode)
+    positions = words.POS_ENCODINGS.get(w._pos_encoding_mode)
+    if positions is None:
+        positions = words.pos_encoding(w._name, w._pos_encoding_mode)  # Which refuses it.
     return (
         mask_mode,
         w._custom_mask_buf if mask_mode == CUSTOM else None,
@@ -233,11 +235,14 @@ def outputs(
     return_lse: bool,
 ) -> Result:
     """The caller's outputs, checked, or new ones."""
-    shape = (*q.shape[:-1], w._head_dim_vo)
-    if out is None:
-        out = q.new_empty(shape, dtype=w._cached_o_data_type)
+    dtype, dim = w._cached_o_data_type, w._head_dim_vo
+    shape = (*q.shape[:-1], dim)
+    if out is not None:
+        words.check_shape_dtype_device(out, shape, dtype, q.device, "out")
+    elif q.dtype is dtype and q.shape[-1] == dim and q.is_contiguous():
+        out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
     else:
-        words.check_shape_dtype_device(out, shape, w._cached_o_data_type, q.device, "out")
+        out = q.new_empty(shape, dtype=dtype)
     if not return_lse:
         return out, None
     if lse is None:
