@@ -76,3 +76,27 @@ def test_fewer_pages_than_the_buffer_has(workspace):
     wrapper, held = buffered("BatchDecodeWithPagedKVCacheWrapper", TABLE, workspace)
     wrapper.plan(TABLE[0], TABLE[1][:3], TABLE[2], 4, 2, 64, 8, q_data_type="float32")
     assert held[1].tolist() == [4, 1, 0, -7]
+
+
+def test_rows_of_no_request_are_0(workspace):
+    """Under CUDA graphs a later plan may have fewer queries than the first."""
+    kind = "BatchPrefillWithPagedKVCacheWrapper"
+    tables, page = TABLES[kind]
+    wrapper, _ = buffered(kind, tables, workspace)
+    wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
+    cache = torch.randn(8, 2, 8, 2, 64)
+    assert wrapper._pads
+    plain = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    plain.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
+    assert not plain._pads, "the host knows that there are none"
+    wrapper._planned_rows = None  # As of lengths on the device.
+    out = wrapper.run(torch.randn(7, 4, 64), cache)
+    assert out[:4].all(-1).all()
+    assert not out[4:].any()
+
+
+def test_a_plan_says_which_backend_it_is_for(workspace):
+    wrapper = precast.BatchDecodeWithPagedKVCacheWrapper(workspace)
+    assert wrapper._backend == "auto"
+    wrapper.plan(*TABLE, 4, 2, 64, 8, q_data_type="float32")
+    assert wrapper._backend == "fa2"

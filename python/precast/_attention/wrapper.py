@@ -21,6 +21,10 @@ class AttentionWrapper:
     """Workspaces and what a plan keeps; names of attributes are those that engines know."""
 
     _name = "AttentionWrapper"
+    #: Whether a new output may have rows that no request has; those are 0.
+    _pads = False
+    #: 0: keys and values are not in pages.
+    _page_size = 0
 
     def __init__(
         self,
@@ -36,6 +40,7 @@ class AttentionWrapper:
         words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._hnd = words.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
+        self._head_at, self._entry_at = (-3, -2) if self._hnd else (-2, -3)
         self.device = float_workspace_buffer.device
         self._device_key = (float_workspace_buffer.get_device(),)
         self._float_workspace_buffer = float_workspace_buffer
@@ -142,6 +147,7 @@ class AttentionWrapper:
         words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
         words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
+        self._backend = "fa2"
         self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
         self._head_dim_vo = head_dim_vo
         self._run_key = (q, kv, head_dim_qk, head_dim_vo, *self._device_key)

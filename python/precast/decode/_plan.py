@@ -317,6 +317,7 @@ class DecodePlan(AttentionWrapper):
         )
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
+        self._page_size = page_size
         self._q_len_per_req = q_len_per_req
         self._planned_rows = batch_size * q_len_per_req
         if self._qo_indptr_of != (batch_size, q_len_per_req):

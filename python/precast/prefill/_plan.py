@@ -158,6 +158,7 @@ class PrefillPlan(AttentionWrapper):
         )
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
+        self._page_size = page_size
 
     def _keep(
         self,

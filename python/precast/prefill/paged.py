@@ -208,7 +208,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         -------
         torch.Tensor or tuple of torch.Tensor
             The output, and the log-sum-exp if asked for. A query that sees nothing has output 0
-            and, without sinks, log-sum-exp minus infinity.
+            and, without sinks, log-sum-exp minus infinity. Where the host does not know how many
+            queries there are, rows of a new output that belong to no request are 0.
 
         Raises
         ------
@@ -220,8 +221,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         NotImplementedError
             An argument for other backends.
         ValueError
-            Dtypes, or a number of queries, that are not those of :meth:`plan`; a shape, dtype,
-            device or strides other than above.
+            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
+            dtype, device or strides other than above.
 
         Notes
         -----

@@ -187,7 +187,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         NotImplementedError
             An argument for other backends.
         ValueError
-            Dtypes, or a number of queries, that are not those of :meth:`plan`; a shape, dtype,
+            Dtypes, heads or a number of queries that are not those of :meth:`plan`; a shape, dtype,
             device or strides other than above.
 
         Notes
