@@ -7,15 +7,15 @@ a test whose module is neither prebuilt nor can be compiled here is skipped.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib.util
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from flashinfer_modules import compiled
 
 import precast
 from precast.testing import assert_close
@@ -27,20 +27,6 @@ pytestmark = pytest.mark.skipif(
 
 F16, BF16, E4M3 = torch.float16, torch.bfloat16, torch.float8_e4m3fn
 I32 = torch.int32
-
-
-@contextlib.contextmanager
-def compiled() -> Iterator[None]:
-    """Around what FlashInfer may have to compile."""
-    try:
-        yield
-    except FileNotFoundError as error:  # ninja
-        pytest.skip(f"FlashInfer cannot compile here: {error}")
-    except RuntimeError as error:
-        said = str(error).lower()
-        if not any(word in said for word in ("ninja", "nvcc", "jit compilation is disabled")):
-            raise
-        pytest.skip(f"FlashInfer cannot compile here: {str(error)[:200]}")
 
 
 @pytest.fixture

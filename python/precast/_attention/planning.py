@@ -49,7 +49,19 @@ def fill_and_plan_into(
     int_workspace: torch.Tensor,
     float_workspace: torch.Tensor,
     batch_size: int,
-    *options: object,
+    q_len_per_req: int,
+    page_size: int,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    kv_bytes: int,
+    tile_rows: int,
+    causal: bool,
+    window_left: int,
+    fixed_split_size: int,
+    disable_split_kv: bool,
+    enable_pdl: bool,
 ) -> None:
     """Copies of the tables."""
     export = "fill_and_plan"
