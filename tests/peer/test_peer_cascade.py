@@ -22,6 +22,7 @@ def compare(
     name: str,
     mine: tuple[torch.Tensor, ...],
     theirs: tuple[torch.Tensor, ...],
+    *,
     tolerance: Tolerance | None = None,
 ) -> None:
     rtol, atol = (2 * tolerance.rtol, 2 * tolerance.atol) if tolerance else (None, None)
@@ -43,7 +44,8 @@ def test_merges(dim: int, dtype: torch.dtype, generator: torch.Generator) -> Non
         compare("pair", precast.merge_state(*pair), flashinfer.merge_state(*pair))
         # Where states are more than tokens, theirs rounds partial sums to the dtype of v.
         many = tolerance_of_attention(dtype) if count > tokens else None
-        compare("states", precast.merge_states(v, s), flashinfer.merge_states(v, s), many)
+        merged = precast.merge_states(v, s), flashinfer.merge_states(v, s)
+        compare("states", *merged, tolerance=many)
         mask = torch.rand(tokens, device=v.device, generator=generator) < 0.5
         for mask_of_call in (None, mask):
             made = []
