@@ -74,29 +74,81 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const Request
 // The least int32 of a workspace for a plan of `batch` requests without any.
 int64_t least_ints(const PlanParams& p) { return plan_room(p.shape, 0); }
 
+// Params of a plan that goes into workspaces.
+PlanParams params_into(const char* op, const LengthTensors& lengths, const Request& r,
+                       const TensorView& int_workspace, const TensorView& float_workspace) {
+  const Arg indptr = {op, "kv_indptr", lengths.kv_indptr};
+  const Arg ints = {op, "int_workspace", int_workspace};
+  const Arg floats = {op, "float_workspace", float_workspace};
+  check_cuda(indptr);
+  PlanParams p =
+      params_of(op, lengths, r, multiprocessors(op, lengths.kv_indptr.device().device_id));
+  p.plan_ints = check_workspace(ints, indptr) / 4;
+  if (p.plan_ints > 0x7fffffff) p.plan_ints = 0x7fffffff;
+  p.slots = check_workspace(floats, indptr) / slot_bytes(r.tile_rows, r.heads.head_dim_vo);
+  PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
+      << op << ": int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
+      << r.batch_size << " requests, got " << 4 * p.plan_ints;
+  p.plan = static_cast<int32_t*>(data_of(int_workspace));
+  return p;
+}
+
 void plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
           OptionalTensor kv_len, TensorView int_workspace, TensorView float_workspace,
           int64_t batch_size, int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
           int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes,
           int64_t tile_rows, bool causal, int64_t window_left, int64_t fixed_split_size,
           bool disable_split_kv, bool enable_pdl) {
-  const Arg indptr = PRECAST_ARG("plan", kv_indptr);
-  const Arg ints = PRECAST_ARG("plan", int_workspace);
-  const Arg floats = PRECAST_ARG("plan", float_workspace);
-  check_cuda(indptr);
   const Request request = {
       batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
       head_dim_qk, kv_bytes,         tile_rows,       causal,
       window_left, fixed_split_size, disable_split_kv};
-  const int sms = multiprocessors("plan", kv_indptr.device().device_id);
-  PlanParams p = params_of("plan", {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, request, sms);
-  p.plan_ints = check_workspace(ints, indptr) / 4;
-  if (p.plan_ints > 0x7fffffff) p.plan_ints = 0x7fffffff;
-  p.slots = check_workspace(floats, indptr) / slot_bytes(tile_rows, head_dim_vo);
-  PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
-      << "plan: int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
-      << batch_size << " requests, got " << 4 * p.plan_ints;
-  p.plan = static_cast<int32_t*>(data_of(int_workspace));
+  const PlanParams p = params_into("plan", {qo_indptr, kv_indptr, kv_last_page_len, kv_len},
+                                   request, int_workspace, float_workspace);
+  launch_on(PRECAST_ARG("plan", kv_indptr),
+            [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
+}
+
+// The copy of a table into a buffer, if there are both.
+TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table,
+                  const char* buffer_name, const OptionalTensor& buffer) {
+  if (!table.has_value() || !buffer.has_value()) return {};
+  const TensorView &from = table.value(), &to = buffer.value();
+  for (const Arg& arg : {Arg{with.op, name, from}, Arg{with.op, buffer_name, to}}) {
+    check_same_device(arg, with);
+    check_numbers(arg, kInt32, arg.tensor.numel());
+  }
+  PRECAST_CHECK(to.numel() >= from.numel(), ValueError)
+      << with.op << ": " << buffer_name << " must have at least the " << from.numel()
+      << " elements of " << name << ", got shape " << to_string(to.shape());
+  return {static_cast<const int32_t*>(data_of(from)), static_cast<int32_t*>(data_of(to)),
+          from.numel()};
+}
+
+// plan(), and copies of what it reads and of the pages into the buffers of a CUDA graph; a buffer
+// that is None is filled already.
+void fill_and_plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
+                   OptionalTensor kv_indices, OptionalTensor qo_indptr_buffer,
+                   OptionalTensor kv_indptr_buffer, OptionalTensor kv_last_page_len_buffer,
+                   OptionalTensor kv_indices_buffer, TensorView int_workspace,
+                   TensorView float_workspace, int64_t batch_size, int64_t q_len_per_req,
+                   int64_t page_size, int64_t num_qo_heads, int64_t num_kv_heads,
+                   int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes, int64_t tile_rows,
+                   bool causal, int64_t window_left, int64_t fixed_split_size,
+                   bool disable_split_kv, bool enable_pdl) {
+  const Request request = {
+      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
+      head_dim_qk, kv_bytes,         tile_rows,       causal,
+      window_left, fixed_split_size, disable_split_kv};
+  const Arg indptr = PRECAST_ARG("fill_and_plan", kv_indptr);
+  const OptionalTensor no_kv_len, kv_starts = kv_indptr;
+  PlanParams p = params_into(indptr.op, {qo_indptr, kv_indptr, kv_last_page_len, no_kv_len},
+                             request, int_workspace, float_workspace);
+  p.copies[0] = copy_of(indptr, "qo_indptr", qo_indptr, "qo_indptr_buffer", qo_indptr_buffer);
+  p.copies[1] = copy_of(indptr, "kv_indptr", kv_starts, "kv_indptr_buffer", kv_indptr_buffer);
+  p.copies[2] = copy_of(indptr, "kv_last_page_len", kv_last_page_len, "kv_last_page_len_buffer",
+                        kv_last_page_len_buffer);
+  p.copies[3] = copy_of(indptr, "kv_indices", kv_indices, "kv_indices_buffer", kv_indices_buffer);
   launch_on(indptr, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
 }
 
@@ -137,6 +189,7 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
 }  // namespace
 
 PRECAST_EXPORT(plan, plan)
+PRECAST_EXPORT(fill_and_plan, fill_and_plan)
 PRECAST_EXPORT(workspace_size, workspace_size)
 
 }  // namespace precast

@@ -61,6 +61,16 @@ struct Lengths {
   }
 };
 
+// A table that the launch of a plan copies, too: under CUDA graphs lengths and pages of a batch go
+// into buffers that stay where they are.
+struct TableCopy {
+  const int32_t* from;
+  int32_t* to;
+  int64_t count;  // 0: nothing is copied
+};
+
+constexpr int kTableCopies = 4;  // qo_indptr, kv_indptr, last_page_len, indices
+
 struct PlanParams {
   ScheduleShape shape;
   Lengths lengths;
@@ -69,6 +79,7 @@ struct PlanParams {
   int64_t slots;      // room of the float workspace
   int32_t chunk;      // tokens of a part in list mode, a multiple of a block; 0: none asked for
   bool whole;         // no tile is cut
+  TableCopy copies[kTableCopies];
 };
 
 constexpr int kNeverListed = 16;  // rows of a tile

@@ -2,8 +2,9 @@
 // Writes the plan of an attention kernel on the device, so that no length comes to the host.
 //
 // Layout   attention_plan.cuh
-// Threads  one CTA. A thread takes a request, then a tile, then a CTA of the attention kernel, and
-//          so on in rounds; sums over requests and tiles are scans of the CTA.
+// Threads  the first CTA plans. A thread takes a request, then a tile, then a CTA of the attention
+//          kernel, and so on in rounds; sums over requests and tiles are scans of the CTA. Others,
+//          if there are any, copy tables meanwhile: the first reads what they copy from.
 // Traffic  12 bytes a request and the plan: what counts is latency. Batches of up to kFewTiles
 //          keep what they search in shared memory.
 // Measured 2026-11-21 on an H200, one graph node: 4.2 us for one request, 4.8 us for 64, 5.2 us for
@@ -251,20 +252,45 @@ class DevicePlan {
   LineSums sums_;
 };
 
+constexpr int kNumbersPerCta = 4 * kPlanThreads;
+constexpr int64_t kMostCopyingCtas = 128;
+
+// The share of CTA `cta` of `ctas` that copy.
+__device__ inline void copy_tables(const PlanParams& p, uint32_t cta, uint32_t ctas) {
+  const int64_t step = int64_t(ctas) * kPlanThreads;
+#pragma unroll
+  for (int table = 0; table < kTableCopies; ++table) {
+    const TableCopy copy = p.copies[table];
+#pragma unroll 4
+    for (int64_t i = int64_t(cta) * kPlanThreads + threadIdx.x; i < copy.count; i += step) {
+      copy.to[i] = copy.from[i];
+    }
+  }
+}
+
 __global__ __launch_bounds__(kPlanThreads,
                              1) void AttentionPlanKernel(const __grid_constant__ PlanParams p) {
   __shared__ PlanShared shared;
   allow_next_grid();
   wait_for_previous_grid();
-  DevicePlan(p, shared).write();
+  if (blockIdx.x > 0) {
+    copy_tables(p, blockIdx.x - 1, gridDim.x - 1);
+  } else {
+    DevicePlan(p, shared).write();
+  }
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the plan on `stream`. `p.plan_ints` must hold the layout for no tiles.
+// Launches the plan and its copies on `stream`. `p.plan_ints` must hold the layout for no tiles.
 inline cudaError_t launch_attention_plan(const PlanParams& p, bool enable_pdl,
                                          cudaStream_t stream) {
-  return launch(AttentionPlanKernel, dim3(1), dim3(kPlanThreads), enable_pdl, stream, p);
+  int64_t most = 0;
+  for (const TableCopy& copy : p.copies) most = copy.count > most ? copy.count : most;
+  const int64_t copying = (most + kNumbersPerCta - 1) / kNumbersPerCta;
+  const dim3 grid(1 +
+                  static_cast<unsigned>(copying < kMostCopyingCtas ? copying : kMostCopyingCtas));
+  return launch(AttentionPlanKernel, grid, dim3(kPlanThreads), enable_pdl, stream, p);
 }
 
 #endif

@@ -20,6 +20,9 @@ from precast.manifest_writer import SECONDS_NAME, write_manifest
 
 ELEMENTWISE = ("activation", "scale")
 ELEMENTWISE_BYTES = 150 * 1024
+ATTENTION_BYTES = 4 << 20
+ATTENTION_FAMILY_BYTES = 40 << 20  # of the profile core, for one architecture
+ATTENTION_SECONDS = 45
 
 
 def _write(built: Built, root: Path) -> None:
@@ -65,6 +68,19 @@ def test_no_kernel_uses_local_memory(built: Built, file_name: str) -> None:
 )
 def test_elementwise_modules_are_small(built: Built, file_name: str) -> None:
     assert (built.provider / file_name).stat().st_size <= ELEMENTWISE_BYTES
+
+
+@pytest.mark.parametrize(
+    "file_name", [name for name in CI_MODULES if Path(name).name.startswith("attention__")]
+)
+def test_attention_is_small_and_compiles_soon(built: Built, file_name: str) -> None:
+    """The module that CI builds is as large as any: others are to be at most twice that."""
+    size = (built.provider / file_name).stat().st_size
+    assert 2 * size <= ATTENTION_BYTES
+    planned = [axes for op, axes in PLAN.aot_axes("core") if op == "attention"]
+    assert planned
+    assert len(planned) * 2 * size <= ATTENTION_FAMILY_BYTES
+    assert json.loads((built.tree / SECONDS_NAME).read_text())[file_name] <= ATTENTION_SECONDS
 
 
 def test_include_scan_finds_what_the_compilers_read(built: Built) -> None:

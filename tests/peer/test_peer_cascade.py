@@ -11,14 +11,22 @@ import torch
 
 import precast
 from precast.testing import assert_close
+from precast.testing.tolerances import Tolerance, tolerance_of_attention
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("flashinfer") is None, reason="flashinfer is not installed"
 )
 
 
-def compare(name: str, mine: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]) -> None:
-    assert_close(mine[0], theirs[0], name=f"{name}: v")
+def compare(
+    name: str,
+    mine: tuple[torch.Tensor, ...],
+    theirs: tuple[torch.Tensor, ...],
+    *,
+    tolerance: Tolerance | None = None,
+) -> None:
+    rtol, atol = (2 * tolerance.rtol, 2 * tolerance.atol) if tolerance else (None, None)
+    assert_close(mine[0], theirs[0], name=f"{name}: v", rtol=rtol, atol=atol)
     assert_close(mine[1], theirs[1], name=f"{name}: s", rtol=1e-5, atol=1e-5)
 
 
@@ -34,7 +42,10 @@ def test_merges(dim: int, dtype: torch.dtype, generator: torch.Generator) -> Non
         s[0, 0, 0] = -math.inf  # of one state alone: of several FlashInfer's differ
         pair = [t[:, i].contiguous() for i in (0, 1) for t in (v, s)]
         compare("pair", precast.merge_state(*pair), flashinfer.merge_state(*pair))
-        compare("states", precast.merge_states(v, s), flashinfer.merge_states(v, s))
+        # Where states are more than tokens, theirs rounds partial sums to the dtype of v.
+        many = tolerance_of_attention(dtype) if count > tokens else None
+        merged = precast.merge_states(v, s), flashinfer.merge_states(v, s)
+        compare("states", *merged, tolerance=many)
         mask = torch.rand(tokens, device=v.device, generator=generator) < 0.5
         for mask_of_call in (None, mask):
             made = []

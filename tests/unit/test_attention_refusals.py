@@ -341,8 +341,26 @@ def test_shapes_of_caches():
         planned().run(q, cache[:, :1])
     with pytest.raises(ValueError, match="must have head_dim 64 as q, got 32"):
         planned().run(q, cache[..., :32])
-    with pytest.raises(ValueError, match="a multiple of the 3 heads"):
-        planned().run(q, torch.randn(8, 2, 8, 3, 64))
+    for shape in ((8, 2, 8, 3, 64), (8, 2, 16, 2, 64), (8, 2, 2, 8, 64)):
+        with pytest.raises(ValueError, match="must have 2 heads and pages of 8 tokens as in plan"):
+            planned().run(q, torch.randn(shape))
+    with pytest.raises(ValueError, match=r"q must have 4 heads as in plan\(\), got shape"):
+        planned().run(torch.randn(2, 2, 64), cache)
+    for wrong_q, wrong_cache in ((q[:, 0, 0], cache), (q, cache[0, 0, 0])):
+        with pytest.raises(ValueError, match="must have at least 3 dimensions, got shape"):
+            planned().run(wrong_q, wrong_cache)
+
+
+def test_heads_of_a_ragged_run():
+    wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace())
+    wrapper.plan(ROWS, ROWS * 2, 4, 2, 64, **F32)
+    q, k = torch.randn(4, 4, 64), torch.randn(8, 2, 64)
+    with pytest.raises(ValueError, match="k must have 2 heads as in plan"):
+        wrapper.run(q, k.repeat(1, 2, 1), k.repeat(1, 2, 1))
+    with pytest.raises(ValueError, match="q must have 4 heads as in plan"):
+        wrapper.run(q[:, :2], k, k)
+    with pytest.raises(ValueError, match="q must have at least 3 dimensions"):
+        wrapper.run(q[:, 0, 0], k, k)
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ PARAMETERS = {
     "BatchPrefillWithPagedKVCacheWrapper": (
         "float_workspace_buffer kv_layout use_cuda_graph qo_indptr_buf paged_kv_indptr_buf "
         "paged_kv_indices_buf paged_kv_last_page_len_buf custom_mask_buf mask_indptr_buf backend "
-        "jit_args jit_kwargs"
+        "jit_args jit_kwargs variant_owns_mask"
     ),
     "BatchPrefillWithPagedKVCacheWrapper.plan": (
         "self qo_indptr paged_kv_indptr paged_kv_indices paged_kv_last_page_len num_qo_heads "

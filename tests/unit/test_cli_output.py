@@ -67,7 +67,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(tmp_path):
     assert "norm__dtype_bf16 on compute capability 9.0" in text
 
 
-@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("columns", [60, 180])
 def test_a_narrow_terminal_loses_no_word(tmp_path, columns):
     root = write_provider(tmp_path / "provider", core_specs("sm90a"))
     text, _, _ = on_terminal(

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -59,8 +60,18 @@ def _template(
     )
 
 
-def _wrapper(call: dict[str, Any], kv_layout: str, cls: Any, *lengths: Any, **plan: Any) -> None:
-    """A planned wrapper in the place of its attributes; those alone where there is no memory."""
+def _wrapper(
+    call: dict[str, Any],
+    kv_layout: str,
+    cls: Any,
+    lengths: Mapping[str, torch.Tensor],
+    sizes: tuple[int, ...],
+    in_graph: bool,
+) -> None:
+    """A planned wrapper in the place of its attributes; those alone where there is no memory.
+
+    One for CUDA graphs copies ``lengths`` into buffers, which are arguments of those names.
+    """
     state, q = call["self"], call["q"]
     state._kv_layout = kv_layout
     if q.is_meta:
@@ -71,13 +82,11 @@ def _wrapper(call: dict[str, Any], kv_layout: str, cls: Any, *lengths: Any, **pl
         if name in ("_sm_scale", "_window_left", "_logits_soft_cap", "_causal")
     }
     size = _WORKSPACE if q.is_cuda else 64
-    wrapper = cls(torch.empty(size, dtype=torch.uint8, device=q.device), kv_layout)
-    dtype = {"q_data_type": q.dtype}
-    if q.is_cuda:
-        wrapper.plan(*lengths, **options, **dtype, **plan)
-    else:
-        with reference_mode():
-            wrapper.plan(*lengths, **options, **dtype, **plan)
+    buffers = {name: torch.zeros_like(table) for name, table in lengths.items()}
+    held: dict[str, Any] = {"use_cuda_graph": True, **buffers} if in_graph else {}
+    wrapper = cls(torch.empty(size, dtype=torch.uint8, device=q.device), kv_layout, **held)
+    with contextlib.nullcontext() if q.is_cuda else reference_mode():
+        wrapper.plan(*lengths.values(), *sizes, **options, q_data_type=q.dtype)
     call["self"] = wrapper
 
 
@@ -156,15 +165,16 @@ def _paged(
         part = cache[0] if isinstance(cache, tuple) else cache[:, 0]
         page_size = part.shape[2 if layout == "HND" else 1]
         indices = state._paged_kv_indices_buf
-        lengths = [
-            _indptr(indices.numel(), state._paged_kv_indptr_buf),
-            (torch.arange(indices.numel(), device=q.device) % part.shape[0]).int(),
-            torch.full_like(state._paged_kv_last_page_len_buf, page_size),
-        ]
-        if not decode:
-            lengths.insert(0, _indptr(q.shape[0], state._qo_indptr_buf))
-        heads = q.shape[1], part.shape[1 if layout == "HND" else 2]
-        _wrapper(call, layout, cls(), *lengths, *heads, q.shape[2], page_size)
+        suffix = "buffer" if decode else "buf"
+        lengths = {} if decode else {"qo_indptr_buf": _indptr(q.shape[0], state._qo_indptr_buf)}
+        lengths[f"paged_kv_indptr_{suffix}"] = _indptr(indices.numel(), state._paged_kv_indptr_buf)
+        pages = torch.arange(indices.numel(), device=q.device) % part.shape[0]
+        lengths[f"paged_kv_indices_{suffix}"] = pages.int()
+        lengths[f"paged_kv_last_page_len_{suffix}"] = torch.full_like(
+            state._paged_kv_last_page_len_buf, page_size
+        )
+        sizes = q.shape[1], part.shape[1 if layout == "HND" else 2], q.shape[2], page_size
+        _wrapper(call, layout, cls(), lengths, sizes, in_graph=lse)
 
     return _template(
         name + ("_packed" if packed else ""),
@@ -220,11 +230,12 @@ def _ragged(
     def fill(call: dict[str, Any]) -> None:
         state, q, k = call["self"], call["q"], call["k"]
         count, heads = (k.shape[1], k.shape[0]) if layout == "HND" else k.shape[:2]
-        lengths = (
-            _indptr(q.shape[0], state._qo_indptr_buf),
-            _indptr(count, state._kv_indptr_buf),
-        )
-        _wrapper(call, layout, cls(), *lengths, q.shape[1], heads, q.shape[2])
+        lengths = {
+            "qo_indptr_buf": _indptr(q.shape[0], state._qo_indptr_buf),
+            "kv_indptr_buf": _indptr(count, state._kv_indptr_buf),
+        }
+        sizes = q.shape[1], heads, q.shape[2]
+        _wrapper(call, layout, cls(), lengths, sizes, in_graph=lse)
 
     return _template(
         name,

@@ -1,15 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of the modules ``attention`` and ``attention_plan``, and what they are by reference.
-
-A plan divides the work of a batch among the SMs. References divide nothing, so the reference of a
-plan writes nothing that is read.
-"""
+"""The exports of the modules ``attention`` and ``attention_plan``, and their references."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from precast._attention import refusals
+from precast._attention import planning, refusals
 from precast._attention.batches import (
     CAUSAL,
     DEFAULTS,
@@ -126,55 +122,6 @@ def _run_ragged_into(
     _write(out, lse, attend(q, requests, v.shape[-1], features))
 
 
-def _plan_into(
-    qo_indptr: torch.Tensor | None,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None,
-    kv_len: torch.Tensor | None,
-    int_workspace: torch.Tensor,
-    float_workspace: torch.Tensor,
-    batch_size: int,
-    q_len_per_req: int,
-    page_size: int,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    kv_bytes: int,
-    tile_rows: int,
-    causal: bool,
-    window_left: int,
-    fixed_split_size: int,
-    disable_split_kv: bool,
-    enable_pdl: bool,
-) -> None:
-    refusals.check_lengths("plan", qo_indptr, kv_indptr, kv_last_page_len, kv_len, batch_size)
-
-
-def _workspace_size_into(
-    qo_indptr: torch.Tensor | None,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None,
-    kv_len: torch.Tensor | None,
-    sizes: torch.Tensor,
-    batch_size: int,
-    q_len_per_req: int,
-    page_size: int,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
-    kv_bytes: int,
-    tile_rows: int,
-    causal: bool,
-    window_left: int,
-    fixed_split_size: int,
-    disable_split_kv: bool,
-    sm_count: int,
-) -> None:
-    sizes.zero_()
-
-
 _SCORES = (
     "int tile_rows, bool plan_causal, int plan_window_left, int q_len_per_req, int mask_mode, "
     "Tensor? packed_mask, Tensor? mask_indptr, int window_left, int pos_encoding, "
@@ -265,15 +212,29 @@ single_prefill = Kernel(
     public=_single_prefill_call,
     name="single_prefill_with_kv_cache",
 )
+_PLANNED = (
+    "int batch_size, int q_len_per_req, int page_size, int num_qo_heads, int num_kv_heads, "
+    "int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, bool causal, int window_left, "
+    "int fixed_split_size, bool disable_split_kv, "
+)
 plan = Kernel(
     "attention_plan",
     "plan",
     schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor(a!) int_workspace, Tensor(b!) float_workspace, int batch_size, int q_len_per_req, "
-    "int page_size, int num_qo_heads, int num_kv_heads, int head_dim_qk, int head_dim_vo, "
-    "int kv_bytes, int tile_rows, bool causal, int window_left, int fixed_split_size, "
-    "bool disable_split_kv, bool enable_pdl) -> ()",
-    reference=_plan_into,
+    f"Tensor(a!) int_workspace, Tensor(b!) float_workspace, {_PLANNED}bool enable_pdl) -> ()",
+    reference=planning.plan_into,
+    key=lambda qo_indptr, kv_indptr, *others: (kv_indptr.get_device(),),
+    public=lambda *args: None,
+    function="BatchPrefillWithPagedKVCacheWrapper",
+)
+fill_and_plan = Kernel(
+    "attention_plan",
+    "fill_and_plan",
+    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_indices, "
+    "Tensor(a!)? qo_indptr_buffer, Tensor(b!)? kv_indptr_buffer, "
+    "Tensor(c!)? kv_last_page_len_buffer, Tensor(d!)? kv_indices_buffer, "
+    f"Tensor(e!) int_workspace, Tensor(f!) float_workspace, {_PLANNED}bool enable_pdl) -> ()",
+    reference=planning.fill_and_plan_into,
     key=lambda qo_indptr, kv_indptr, *others: (kv_indptr.get_device(),),
     public=lambda *args: None,
     function="BatchPrefillWithPagedKVCacheWrapper",
@@ -282,10 +243,8 @@ workspace_size = Kernel(
     "attention_plan",
     "workspace_size",
     schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor(a!) sizes, int batch_size, int q_len_per_req, int page_size, int num_qo_heads, "
-    "int num_kv_heads, int head_dim_qk, int head_dim_vo, int kv_bytes, int tile_rows, bool causal, "
-    "int window_left, int fixed_split_size, bool disable_split_kv, int sm_count) -> ()",
-    reference=_workspace_size_into,
+    f"Tensor(a!) sizes, {_PLANNED}int sm_count) -> ()",
+    reference=planning.workspace_size_into,
     key=lambda *args: (0,),
     public=lambda *args: None,
     function="BatchPrefillWithPagedKVCacheWrapper",

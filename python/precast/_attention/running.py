@@ -48,9 +48,14 @@ def run_paged(
             v_cache = None if v_cache is None else v_cache.unsqueeze(page)
         if q.dtype is not w._cached_q_data_type or k_cache.dtype is not w._cached_kv_data_type:
             raise_dtype(w, q, k_cache)
-        if w._planned_rows is not None and q.shape[0] != w._planned_rows:
-            w._check_rows(q.shape[0])
-    except AttributeError:
+        shape, entries = q.shape, k_cache.shape
+        if w._planned_rows is not None and shape[0] != w._planned_rows:
+            w._check_rows(shape[0])
+        if entries[w._head_at] != w._num_kv_heads or entries[w._entry_at] != w._page_size:
+            raise_cache(w, k_cache)
+        if shape[1] != w._num_qo_heads:
+            raise_heads(w, "q", q, w._num_qo_heads)
+    except (AttributeError, IndexError):
         check_tensors(w, q, k_cache, v_cache)
         raise
     result, lse = outputs(w, q, out, lse, return_lse)
@@ -106,7 +111,11 @@ def run_ragged(
             raise_dtype(w, q, k)
         if w._planned_rows is not None and q.shape[0] != w._planned_rows:
             w._check_rows(q.shape[0])
-    except AttributeError:
+        if k.shape[0 if w._hnd else 1] != w._num_kv_heads:
+            raise_heads(w, "k", k, w._num_kv_heads)
+        if q.shape[1] != w._num_qo_heads:
+            raise_heads(w, "q", q, w._num_qo_heads)
+    except (AttributeError, IndexError):
         check_tensors(w, q, k, v)
         raise
     if w._hnd:
@@ -154,7 +163,9 @@ def scores(
         sm_scale, qk_factor, out_scale, v_factor = scales_of(
             w._name, sm_scale, q_scale, k_scale, v_scale
         )
-    positions = words.pos_encoding(w._name, w._pos_encoding_mode)
+    positions = words.POS_ENCODINGS.get(w._pos_encoding_mode)
+    if positions is None:
+        positions = words.pos_encoding(w._name, w._pos_encoding_mode)  # Which refuses it.
     return (
         mask_mode,
         w._custom_mask_buf if mask_mode == CUSTOM else None,
@@ -208,6 +219,29 @@ def check_tensors(w: Any, q: object, k: object, v: object) -> None:
                 f"{w._name}.run: keys and values must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
             )
+    for name, tensor in (("q", q), ("paged_kv_cache" if w._page_size else "k", k)):
+        assert isinstance(tensor, torch.Tensor)
+        if tensor.dim() < 3:
+            raise ValueError(
+                f"{w._name}.run: {name} must have at least 3 dimensions, got shape "
+                f"{[*tensor.shape]}"
+            )
+
+
+def raise_heads(w: Any, name: str, tensor: torch.Tensor, planned: int) -> None:
+    """Say that a number of heads is not that of the plan."""
+    raise ValueError(
+        f"{w._name}.run: {name} must have {planned} heads as in plan(), got shape {[*tensor.shape]}"
+    )
+
+
+def raise_cache(w: Any, k_cache: torch.Tensor) -> None:
+    """Say that heads or the size of pages are not those of the plan."""
+    raise ValueError(
+        f"{w._name}.run: paged_kv_cache must have {w._num_kv_heads} heads and pages of "
+        f"{w._page_size} tokens as in plan(), in layout {w._kv_layout}, got shape "
+        f"{[*k_cache.shape]}"
+    )
 
 
 def raise_dtype(w: Any, q: torch.Tensor, k: torch.Tensor) -> None:
@@ -233,11 +267,16 @@ def outputs(
     return_lse: bool,
 ) -> Result:
     """The caller's outputs, checked, or new ones."""
-    shape = (*q.shape[:-1], w._head_dim_vo)
-    if out is None:
-        out = q.new_empty(shape, dtype=w._cached_o_data_type)
+    dtype, dim = w._cached_o_data_type, w._head_dim_vo
+    shape = (*q.shape[:-1], dim)
+    if out is not None:
+        words.check_shape_dtype_device(out, shape, dtype, q.device, "out")
+    elif w._pads:
+        out = q.new_zeros(shape, dtype=dtype)
+    elif q.dtype is dtype and q.shape[-1] == dim and q.is_contiguous():
+        out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
     else:
-        words.check_shape_dtype_device(out, shape, w._cached_o_data_type, q.device, "out")
+        out = q.new_empty(shape, dtype=dtype)
     if not return_lse:
         return out, None
     if lse is None:

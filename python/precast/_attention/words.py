@@ -126,6 +126,15 @@ def check_no_jit(name: str, jit_args: object, jit_kwargs: object = None) -> None
         )
 
 
+def check_no_variant(name: str, variant_owns_mask: bool) -> None:
+    """Raise for a mask that code of the caller would make."""
+    if variant_owns_mask:
+        raise ValueError(
+            f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "
+            f"to plan() as custom_mask"
+        )
+
+
 def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
     """The dtype of a name such as ``"float16"``; a dtype is itself.
 

@@ -3,18 +3,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeAlias
 
 from precast._attention import tiles, words
 from precast._attention.cached_module import CachedModule
 from precast._torch import torch
 from precast.errors import PlanMismatchError
 
+#: Of a buffer and what belongs into it.
+Table: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor]"
+
+#: Tables that ``plan`` begins with.
+PLAN_TABLES = 4
+
 
 class AttentionWrapper:
     """Workspaces and what a plan keeps; names of attributes are those that engines know."""
 
     _name = "AttentionWrapper"
+    #: Whether a new output may have rows that no request has; those are 0.
+    _pads = False
+    #: 0: keys and values are not in pages.
+    _page_size = 0
 
     def __init__(
         self,
@@ -30,6 +40,7 @@ class AttentionWrapper:
         words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         self._hnd = words.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
+        self._head_at, self._entry_at = (-3, -2) if self._hnd else (-2, -3)
         self.device = float_workspace_buffer.device
         self._device_key = (float_workspace_buffer.get_device(),)
         self._float_workspace_buffer = float_workspace_buffer
@@ -136,6 +147,7 @@ class AttentionWrapper:
         words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
         words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
         self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
+        self._backend = "fa2"
         self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
         self._head_dim_vo = head_dim_vo
         self._run_key = (q, kv, head_dim_qk, head_dim_vo, *self._device_key)
@@ -148,27 +160,43 @@ class AttentionWrapper:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
-    def _fill(self, non_blocking: bool, *pairs: tuple[torch.Tensor | None, torch.Tensor]) -> None:
-        """Copy into buffers of a CUDA graph, but for what the caller has put there already.
+    def _placed(
+        self, non_blocking: bool, buffer: torch.Tensor | None, table: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Where a plan reads a table, and the buffer of a CUDA graph that it copies it into.
 
-        One launch for all that is on the device, three of which would cost more than the plan.
+        The buffer is None if the table is in it: the caller has put it there, or it is copied now,
+        from the host.
         """
-        buffers, given = [], []
-        for buffer, values in pairs:
-            assert buffer is not None
-            size = values.numel()
-            if values.data_ptr() == buffer.data_ptr() and size <= buffer.numel():
-                continue
-            whole = size == buffer.numel()
-            part = buffer if whole else buffer[:size]
-            if values.device == self.device and values.dtype is buffer.dtype:
-                buffers.append(part)
-                given.append(values)
-            else:
-                # Why: what indices come from may change before a copy that nobody waits for.
-                part.copy_(values, non_blocking=non_blocking and whole)
-        if buffers:
-            torch._foreach_copy_(buffers, given)
+        assert buffer is not None
+        if table.dtype is torch.int32 and table.device == self.device and table.is_contiguous():
+            there = table.data_ptr() == buffer.data_ptr() and table.numel() <= buffer.numel()
+            return table, None if there else buffer
+        whole = table.numel() == buffer.numel()
+        part = buffer if whole else buffer[: table.numel()]
+        # Why: what indices come from may change before a copy that nobody waits for.
+        part.copy_(table, non_blocking=non_blocking and whole)
+        return part, None
+
+    def _tables(
+        self,
+        non_blocking: bool,
+        qo_indptr: Table | None,
+        kv_indptr: Table,
+        kv_last_page_len: Table | None = None,
+        kv_indices: Table | None = None,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """What ``plan`` begins with, or ``fill_and_plan``: under CUDA graphs, each table with its
+        buffer. One launch copies and plans; copies of their own would take longer than the plan.
+        """
+        placed = [
+            (None, None) if pair is None else self._placed(non_blocking, *pair)
+            for pair in (qo_indptr, kv_indptr, kv_last_page_len, kv_indices)
+        ]
+        (qo, qo_into), (kv, kv_into), (last, last_into), (indices, indices_into) = placed
+        if qo_into is kv_into is last_into is indices_into is None:
+            return qo, kv, last, None
+        return qo, kv, last, indices, qo_into, kv_into, last_into, indices_into
 
     def _choose_tile(
         self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL, NON_CAUSAL, tokens_of_pages
-from precast._attention.wrapper import AttentionWrapper, dtypes_of
+from precast._attention.wrapper import PLAN_TABLES, AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import (
@@ -226,8 +226,10 @@ class DecodePlan(AttentionWrapper):
             q_len_per_req,
             is_causal,
         )
-        if config != self._config or self._use_cuda_graph:
+        is_new = config != self._config
+        if is_new or self._use_cuda_graph:
             check_plan(self, batch_size, indices, fixed_split_size, q_len_per_req)
+        if is_new:
             check_unserved(self._name, window_right, is_causal, q_len_per_req)
             self._config = None
             self._configure(
@@ -248,19 +250,28 @@ class DecodePlan(AttentionWrapper):
             check_kv_len(lens, q_len_per_req)
             self._max_kv_len = int(lens.max()) if batch_size else 0
         if self._use_cuda_graph:
-            self._fill(
+            tables = self._tables(
                 non_blocking,
+                None,
                 (self._paged_kv_indptr_buf, indptr),
                 (self._paged_kv_last_page_len_buf, last_page_len),
                 (self._paged_kv_indices_buf, indices),
             )
         else:
-            self._paged_kv_indptr_buf = self._on_device(indptr, non_blocking)
+            indptr = self._paged_kv_indptr_buf = self._on_device(indptr, non_blocking)
+            last_page_len = self._on_device(last_page_len, non_blocking)
+            self._paged_kv_last_page_len_buf = last_page_len
             self._paged_kv_indices_buf = self._on_device(indices, non_blocking)
-            self._paged_kv_last_page_len_buf = self._on_device(last_page_len, non_blocking)
+            tables = None, indptr, last_page_len, None
         self._block_tables = block_tables
         self._launch_plan(
-            batch_size, page_size, window_left, fixed_split_size, disable_split_kv, q_len_per_req
+            tables,
+            batch_size,
+            page_size,
+            window_left,
+            fixed_split_size,
+            disable_split_kv,
+            q_len_per_req,
         )
         self._keep(
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
@@ -273,6 +284,7 @@ class DecodePlan(AttentionWrapper):
 
     def _launch_plan(
         self,
+        tables: tuple[torch.Tensor | None, ...],
         batch_size: int,
         page_size: int,
         window_left: int,
@@ -283,11 +295,9 @@ class DecodePlan(AttentionWrapper):
         tile_rows = self._choose_tile(q_len_per_req)
         causal = q_len_per_req > 1
         self._mask_mode = CAUSAL if causal else NON_CAUSAL
-        kernels.plan[self._device_key](
-            None,
-            self._paged_kv_indptr_buf,
-            self._paged_kv_last_page_len_buf,
-            None,
+        export = kernels.plan if len(tables) == PLAN_TABLES else kernels.fill_and_plan
+        export[self._device_key](
+            *tables,
             self._int_workspace_buffer,
             self._float_workspace_buffer,
             batch_size,
@@ -307,6 +317,7 @@ class DecodePlan(AttentionWrapper):
         )
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
+        self._page_size = page_size
         self._q_len_per_req = q_len_per_req
         self._planned_rows = batch_size * q_len_per_req
         if self._qo_indptr_of != (batch_size, q_len_per_req):

@@ -220,8 +220,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         NotImplementedError
             An argument for other backends.
         ValueError
-            Dtypes, or a number of queries, that are not those of :meth:`plan`; a shape, dtype,
-            device or strides other than above.
+            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
+            dtype, device or strides other than above.
 
         Notes
         -----

@@ -253,6 +253,7 @@ class PagedPrefillPlan(PrefillPlan):
             self._configure(*config)
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
+        self._pads = self._use_cuda_graph or self._planned_rows is None
         if not (paged_kv_indptr.is_cuda or paged_kv_last_page_len.is_cuda) and batch_size:
             lens = tokens_of_pages(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self._max_kv_len = int(lens.max())
@@ -265,20 +266,27 @@ class PagedPrefillPlan(PrefillPlan):
         self._keep_items(
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
-        tables = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
         if self._use_cuda_graph:
-            self._fill_buffers(qo_indptr, *tables, non_blocking)
+            self._check_indices(paged_kv_indices)
+            tables = self._tables(
+                non_blocking,
+                (self._qo_indptr_buf, qo_indptr),
+                (self._paged_kv_indptr_buf, paged_kv_indptr),
+                (self._paged_kv_last_page_len_buf, paged_kv_last_page_len),
+                (self._paged_kv_indices_buf, paged_kv_indices),
+            )
         else:
-            self._qo_indptr_buf = self._on_device(qo_indptr, non_blocking)
-            (
-                self._paged_kv_indptr_buf,
-                self._paged_kv_indices_buf,
-                self._paged_kv_last_page_len_buf,
-            ) = (self._on_device(table, non_blocking) for table in tables)
+            qo_indptr, indptr, last_page_len = (
+                self._on_device(table, non_blocking)
+                for table in (qo_indptr, paged_kv_indptr, paged_kv_last_page_len)
+            )
+            self._qo_indptr_buf, self._paged_kv_indptr_buf = qo_indptr, indptr
+            self._paged_kv_last_page_len_buf = last_page_len
+            self._paged_kv_indices_buf = self._on_device(paged_kv_indices, non_blocking)
+            tables = qo_indptr, indptr, last_page_len, None
         self._block_tables = block_tables
         self._launch_plan(
-            self._paged_kv_indptr_buf,
-            self._paged_kv_last_page_len_buf,
+            tables,
             batch_size,
             page_size,
             head_dim_qk,
@@ -300,24 +308,10 @@ class PagedPrefillPlan(PrefillPlan):
 
     begin_forward = plan
 
-    def _fill_buffers(
-        self,
-        qo_indptr: torch.Tensor,
-        indptr: torch.Tensor,
-        indices: torch.Tensor,
-        last_page_len: torch.Tensor,
-        non_blocking: bool,
-    ) -> None:
+    def _check_indices(self, indices: torch.Tensor) -> None:
         assert self._paged_kv_indices_buf is not None
         if indices.shape[0] > self._paged_kv_indices_buf.shape[0]:
             raise ValueError(
                 f"{self._name}: The length of paged_kv_indices exceeds the allocated buffer size: "
                 f"{indices.shape[0]} and {self._paged_kv_indices_buf.shape[0]}"
             )
-        self._fill(
-            non_blocking,
-            (self._qo_indptr_buf, qo_indptr),
-            (self._paged_kv_indptr_buf, indptr),
-            (self._paged_kv_last_page_len_buf, last_page_len),
-            (self._paged_kv_indices_buf, indices),
-        )

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from precast._attention import kernels
 from precast._attention.batches import CAUSAL, CUSTOM, MULTI_ITEM, NON_CAUSAL
-from precast._attention.wrapper import AttentionWrapper
+from precast._attention.wrapper import PLAN_TABLES, AttentionWrapper
 from precast._torch import torch
 from precast.prefill._masks import byte_bounds, packed
 
@@ -89,7 +89,10 @@ class PrefillPlan(AttentionWrapper):
             return
         assert bytes_of is not None
         assert starts_of is not None
-        self._fill(non_blocking, (bytes_of, bits))
+        if bits.data_ptr() != bytes_of.data_ptr():
+            # Why: what a part comes from may change before a copy that nobody waits for.
+            whole = bits.numel() == bytes_of.numel()
+            bytes_of[: bits.numel()].copy_(bits, non_blocking=non_blocking and whole)
         starts_of.copy_(starts, non_blocking=non_blocking)
 
     def _keep_items(
@@ -120,8 +123,7 @@ class PrefillPlan(AttentionWrapper):
 
     def _launch_plan(
         self,
-        kv_indptr: torch.Tensor | None,
-        kv_last_page_len: torch.Tensor | None,
+        tables: tuple[torch.Tensor | None, ...],
         batch_size: int,
         page_size: int,
         head_dim_qk: int,
@@ -134,11 +136,9 @@ class PrefillPlan(AttentionWrapper):
         tile_rows = self._choose_tile(self._max_q_len, self._qo_indptr_last, invariant)
         items = self._prefix_len_ptr is not None
         causal = items or (causal and not self._masked)
-        kernels.plan[self._device_key](
-            self._qo_indptr_buf,
-            kv_indptr,
-            kv_last_page_len,
-            None,
+        export = kernels.plan if len(tables) == PLAN_TABLES else kernels.fill_and_plan
+        export[self._device_key](
+            *tables,
             self._int_workspace_buffer,
             self._float_workspace_buffer,
             batch_size,
@@ -158,6 +158,7 @@ class PrefillPlan(AttentionWrapper):
         )
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
+        self._page_size = page_size
 
     def _keep(
         self,

@@ -152,15 +152,15 @@ class RaggedPrefillPlan(PrefillPlan):
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
         )
         if self._use_cuda_graph:
-            self._fill(
+            tables = self._tables(
                 non_blocking, (self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr)
             )
         else:
-            self._qo_indptr_buf = self._on_device(qo_indptr, non_blocking)
-            self._kv_indptr_buf = self._on_device(kv_indptr, non_blocking)
+            self._qo_indptr_buf = qo_indptr = self._on_device(qo_indptr, non_blocking)
+            self._kv_indptr_buf = kv_indptr = self._on_device(kv_indptr, non_blocking)
+            tables = qo_indptr, kv_indptr, None, None
         self._launch_plan(
-            self._kv_indptr_buf,
-            None,
+            tables,
             batch_size,
             0,
             head_dim_qk,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeAlias
 
-from precast._attention import running
+from precast._attention import running, words
 from precast._attention.batch_trace import paged_trace
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -65,6 +65,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         ``auto`` or ``fa2``, which are the same.
     jit_args, jit_kwargs : None
         There is no code to add: kernels are compiled ahead of time.
+    variant_owns_mask : bool
+        False; it says that such code masks.
 
     Raises
     ------
@@ -75,7 +77,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
     NotImplementedError
         ``jit_args``.
     ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer.
+        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
+        ``variant_owns_mask``.
 
     Examples
     --------
@@ -109,10 +112,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         backend: str = "auto",
         jit_args: list[Any] | None = None,
         jit_kwargs: dict[str, Any] | None = None,
+        variant_owns_mask: bool = False,
     ) -> None:
         super().__init__(
             float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs
         )
+        words.check_no_variant(self._name, variant_owns_mask)
         if use_cuda_graph:
             buffers = {
                 "qo_indptr_buf": qo_indptr_buf,
@@ -203,7 +208,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         -------
         torch.Tensor or tuple of torch.Tensor
             The output, and the log-sum-exp if asked for. A query that sees nothing has output 0
-            and, without sinks, log-sum-exp minus infinity.
+            and, without sinks, log-sum-exp minus infinity. Where the host does not know how many
+            queries there are, rows of a new output that belong to no request are 0.
 
         Raises
         ------
@@ -215,8 +221,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         NotImplementedError
             An argument for other backends.
         ValueError
-            Dtypes, or a number of queries, that are not those of :meth:`plan`; a shape, dtype,
-            device or strides other than above.
+            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
+            dtype, device or strides other than above.
 
         Notes
         -----

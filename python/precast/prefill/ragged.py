@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any, TypeAlias
 
-from precast._attention import running
+from precast._attention import running, words
 from precast._attention.batch_trace import ragged_trace
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -54,6 +54,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         ``auto`` or ``fa2``, which are the same.
     jit_args, jit_kwargs : None
         There is no code to add: kernels are compiled ahead of time.
+    variant_owns_mask : bool
+        False; it says that such code masks.
 
     Raises
     ------
@@ -64,7 +66,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
     NotImplementedError
         ``jit_args``.
     ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer.
+        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
+        ``variant_owns_mask``.
 
     Examples
     --------
@@ -95,10 +98,12 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         backend: str = "auto",
         jit_args: list[Any] | None = None,
         jit_kwargs: dict[str, Any] | None = None,
+        variant_owns_mask: bool = False,
     ) -> None:
         super().__init__(
             float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs
         )
+        words.check_no_variant(self._name, variant_owns_mask)
         if use_cuda_graph:
             for name, buffer in (
                 ("qo_indptr_buf", qo_indptr_buf),
@@ -182,7 +187,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         NotImplementedError
             An argument for other backends.
         ValueError
-            Dtypes, or a number of queries, that are not those of :meth:`plan`; a shape, dtype,
+            Dtypes, heads or a number of queries that are not those of :meth:`plan`; a shape, dtype,
             device or strides other than above.
 
         Notes

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tables that the launch of a plan copies into the buffers of a CUDA graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import precast
+from precast.loader import get_function, loader
+
+I32 = torch.int32
+GUARD = -7
+#: batch_size, q_len_per_req, page_size, heads, KV heads, both head dimensions, bytes of an element,
+#: rows of a tile (of 16 a plan has one order), causal, window_left, fixed_split_size,
+#: disable_split_kv, enable_pdl.
+REST = (0, 16, 8, 2, 128, 128, 2, 16, True, -1, -1, False, True)
+NAMES = ["qo_indptr", "kv_indptr", "kv_last_page_len", "kv_indices"]
+
+
+def function(export: str) -> Any:
+    return get_function(loader.load("attention_plan", {}, torch.cuda.current_device()), export)
+
+
+def tables(batch: int, indices: int, generator: torch.Generator) -> list[torch.Tensor]:
+    def drawn(count: int, low: int, high: int) -> torch.Tensor:
+        return torch.randint(
+            low, high, (count,), device="cuda", generator=generator, dtype=torch.int64
+        )
+
+    def starts(counts: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.pad(counts.cumsum(0), (1, 0)).to(I32)
+
+    return [
+        starts(drawn(batch, 0, 90)),
+        starts(drawn(batch, 1, 40)),
+        drawn(batch, 1, 17).to(I32),
+        drawn(indices, 0, 1 << 30).to(I32),
+    ]
+
+
+def workspaces() -> list[torch.Tensor]:
+    """Filled, so that what a plan leaves alone is the same of two plans."""
+    return [torch.full((size,), 1, dtype=torch.uint8, device="cuda") for size in (8 << 20, 1 << 26)]
+
+
+def planned(given: list[torch.Tensor]) -> torch.Tensor:
+    ints, floats = workspaces()
+    batch = given[2].numel()
+    function("plan")(*given[:3], None, ints, floats, batch, *REST)
+    return ints
+
+
+@pytest.mark.parametrize(
+    ("batch", "indices"), [(1, 1), (3, 0), (64, 5), (64, 2048), (64, 100_003), (700, 3_000_001)]
+)
+def test_all_tables(batch: int, indices: int, generator: torch.Generator) -> None:
+    given = tables(batch, indices, generator)
+    more = [0, 0, 0, 5]  # Buffers of pages are longer than what is copied.
+    buffers = [
+        torch.full((t.numel() + n,), GUARD, dtype=I32, device="cuda") for t, n in zip(given, more)
+    ]
+    ints, floats = workspaces()
+    function("fill_and_plan")(*given, *buffers, ints, floats, batch, *REST)
+    assert torch.equal(ints, planned(given))
+    for name, table, buffer in zip(NAMES, given, buffers):
+        assert torch.equal(buffer[: table.numel()], table), name
+        assert (buffer[table.numel() :] == GUARD).all(), name
+
+
+@pytest.mark.parametrize("filled", range(4))
+def test_a_table_that_is_in_its_place(filled: int, generator: torch.Generator) -> None:
+    given = tables(33, 4000, generator)
+    buffers: list[Any] = [torch.full_like(table, GUARD) for table in given]
+    buffers[filled] = None
+    ints, floats = workspaces()
+    function("fill_and_plan")(*given, *buffers, ints, floats, 33, *REST)
+    assert torch.equal(ints, planned(given))
+    for table, buffer in zip(given, buffers):
+        assert buffer is None or torch.equal(buffer, table)
+
+
+def test_refusals(generator: torch.Generator) -> None:
+    given = tables(4, 9, generator)
+    buffers = [torch.full_like(table, GUARD) for table in given]
+    ints, floats = workspaces()
+
+    def refused(words: str, position: int, value: Any) -> None:
+        arguments = [*given, *buffers, ints, floats, 4, *REST]
+        arguments[position] = value
+        with pytest.raises(ValueError, match=f"fill_and_plan: {words}"):
+            function("fill_and_plan")(*arguments)
+        assert all((buffer == GUARD).all() for buffer in buffers)
+        assert (ints == 1).all()
+
+    refused("kv_indices_buffer must have at least the 9 elements", 7, buffers[3][:8])
+    refused("kv_last_page_len_buffer must be int32, got int64", 6, buffers[2].long())
+    refused("kv_indices must be on cuda", 3, given[3].cpu())
+    refused("qo_indptr_buffer must be on cuda", 4, buffers[0].cpu())
+    refused("kv_indices must be contiguous", 3, torch.zeros(9, 2, dtype=I32, device="cuda")[:, 0])
+    refused(r"kv_indptr must have shape \[5\], got \[4\]", 1, given[1][:4])
+    refused("int_workspace must have at least", 8, ints[:256])
+
+
+@pytest.mark.parametrize("where", ["cuda", "cpu"])
+@pytest.mark.parametrize("kind", ["decode", "paged", "ragged"])
+def test_buffers_of_wrappers(kind: str, where: str, generator: torch.Generator) -> None:
+    """Planned twice, the second time for less; what is behind the copies stays."""
+    space = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    batch = 5
+    big, small = tables(batch, 300, generator), tables(batch, 40, generator)
+    if kind == "decode":
+        big[0] = small[0] = torch.arange(batch + 1, device="cuda", dtype=I32)
+    buffers = [torch.full_like(table, GUARD) for table in big]
+    sizes, options = (8, 2, 128), {"q_data_type": torch.bfloat16}
+    chosen = [0, 1] if kind == "ragged" else [1, 3, 2] if kind == "decode" else [0, 1, 3, 2]
+    held = [buffers[i] for i in chosen]
+    if kind == "decode":
+        wrapper: Any = precast.BatchDecodeWithPagedKVCacheWrapper(space, "NHD", True, True, *held)
+    elif kind == "paged":
+        wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", True, *held)
+    else:
+        wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(space, "NHD", True, *held)
+    for given in (big, small):
+        if given is small:
+            small[0] = torch.minimum(small[0], big[0])  # Not more rows than in the first plan.
+        page = () if kind == "ragged" else (16,)
+        wrapper.plan(*(given[i].to(where) for i in chosen), *sizes, *page, **options)
+        torch.cuda.synchronize()
+        for i in chosen:
+            assert torch.equal(buffers[i][: given[i].numel()], given[i])
+    if kind != "ragged":
+        assert torch.equal(buffers[3][40:], big[3][40:])
