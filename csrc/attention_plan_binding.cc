@@ -2,6 +2,7 @@
 // tvm-ffi entry points of plans of attention: on the device, on the host, and what they take.
 #include "attention_checks.h"
 #include "ffi_export.h"
+#include "memory_checks.h"
 
 namespace precast {
 
@@ -93,6 +94,7 @@ void plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last
   p.plan_ints = check_workspace(ints, indptr) / 4;
   if (p.plan_ints > 0x7fffffff) p.plan_ints = 0x7fffffff;
   p.slots = check_workspace(floats, indptr) / slot_bytes(tile_rows, head_dim_vo);
+  check_memory_apart(TensorMemory(floats), TensorMemory(ints));
   PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
       << "plan: int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
       << batch_size << " requests, got " << 4 * p.plan_ints;

@@ -116,8 +116,8 @@ class DevicePlan {
     }
     sums_.requests = static_cast<int32_t>(carry & ((1 << kCountBits) - 1));
     sums_.tiles = static_cast<int32_t>(carry >> kCountBits);
-    // More queries than the workspace has room for: more than q has, for run() would refuse so small
-    // a workspace. Nothing is planned.
+    // More queries than the workspace has room for: more than q has, for run() would refuse so
+    // small a workspace. Nothing is planned.
     if (plan_room(p_.shape, sums_.tiles) > p_.plan_ints) {
       sums_.requests = sums_.tiles = 0;
     }
