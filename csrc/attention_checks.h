@@ -2,15 +2,11 @@
 // What the bindings of attention share: optional tensors, workspaces, lengths.
 #pragma once
 
-#include <tvm/ffi/optional.h>
-
 #include "precast/attention_plan.cuh"
 #include "precast/attention_tile.cuh"
 #include "tvm_ffi_utils.h"
 
 namespace precast {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // The memory of an optional tensor, or null.
 template <typename T>

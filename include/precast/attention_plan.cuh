@@ -10,6 +10,7 @@
 #pragma once
 
 #include "precast/attention_schedule.cuh"
+#include "precast/attention_tile.cuh"
 
 #if !defined(__CUDACC_RTC__)
 #include <algorithm>
@@ -74,7 +75,6 @@ struct PlanParams {
   bool whole;         // no tile is cut
 };
 
-constexpr int kNeverListed = 16;  // rows of a tile
 // Costs of a head below this times heads and CTAs fit 64 bits.
 constexpr int64_t kMostStreamed = int64_t(1) << 36;
 
@@ -90,7 +90,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
   if (p.whole || p.chunk > 0 || sums.cost > kMostStreamed) return ScheduleMode::list;
   if (p.slots < 2 * int64_t(p.shape.ctas)) return ScheduleMode::list;  // no room for parts
   // Of narrow tiles there are too few, and of any length.
-  if (p.shape.tile_rows <= kNeverListed) return ScheduleMode::stream;
+  if (p.shape.tile_rows <= kNarrowRows) return ScheduleMode::stream;
   const int64_t share = sums.cost * p.shape.heads / p.shape.ctas;
   return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
 }
