@@ -17,11 +17,6 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source, 
                : "memory");
 }
 
-// The same without a condition, and without a wish for what lies beside it.
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
-}
-
 // Closes the group of the copies started since the last one; a group may be empty.
 __device__ __forceinline__ void close_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
@@ -32,6 +27,11 @@ __device__ __forceinline__ void close_copies() {
 template <int kOpen>
 __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
+}
+
+// Starts a copy without a condition, and without a wish for what lies beside it.
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
 // Waits for all copies of the thread, whether in groups or not.
