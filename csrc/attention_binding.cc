@@ -3,9 +3,9 @@
 #include <cmath>
 
 #include "attention_checks.h"
+#include "attention_tensors.h"
 #include "ffi_export.h"
 #include "memory_checks.h"
-#include "precast/attention_params.cuh"
 
 namespace precast {
 
@@ -44,80 +44,96 @@ struct Call {
   const OptionalTensor& max_item_len;
 };
 
-constexpr int64_t kCopyBytes = 16;  // what kernels load and store at once
+// No tensor that is written shares memory with another of the call.
+void check_memory(const Call& c, const Arg& keys, const Arg& values) {
+  const Arg q = {c.op, "q", c.q}, out = {c.op, "out", c.out};
+  const Arg ints = {c.op, "int_workspace", c.int_workspace};
+  const Arg floats = {c.op, "float_workspace", c.float_workspace};
+  const TensorMemory results(out), partials(floats);
+  const TensorMemory read[] = {q, keys, values, ints};
+  check_elements_apart(results);
+  for (const TensorMemory& other : read) check_memory_apart(results, other);
+  check_memory_apart(results, partials);
+  check_memory_apart(partials, read[3]);
+  if (!c.lse.has_value()) return;
+  const TensorView& view = c.lse.value();
+  const Arg lse = {c.op, "lse", view};
+  const TensorMemory sums(lse);
+  for (const TensorMemory& other : read) check_memory_apart(sums, other);
+  check_memory_apart(sums, partials);
+  check_memory_apart(sums, results);
+}
 
-int64_t bytes_of(const TensorView& tensor) { return (tensor.dtype().bits + 7) / 8; }
-
-// Rows of `dim` elements that kernels can load 16 bytes at a time.
-void check_rows(const Arg& arg, DType dtype, int rank, int64_t dim, bool is_output) {
-  const TensorView& t = arg.tensor;
-  check_dtype(arg, dtype);
-  check_rank(arg, rank, rank);
-  PRECAST_CHECK(t.size(-1) == dim, ValueError) << arg.what() << "'s last dimension must be " << dim
-                                               << ", got shape " << to_string(t.shape());
-  check_columns(arg, is_output);
-  bool aligned = reinterpret_cast<uint64_t>(data_of(t)) % kCopyBytes == 0;
-  for (int i = 0; i < rank - 1; ++i) {
-    aligned = aligned && (t.size(i) <= 1 || t.stride(i) * bytes_of(t) % kCopyBytes == 0);
+// Masks, positions and scales.
+void fill_scores(AttentionParams& p, const Call& c, const Arg& q, int64_t batch) {
+  PRECAST_CHECK(c.mask_mode >= 0 && c.mask_mode <= 3, ValueError)
+      << c.op << ": mask_mode must be 0 to 3, got " << c.mask_mode;
+  PRECAST_CHECK(c.pos_encoding >= 0 && c.pos_encoding <= 2, ValueError)
+      << c.op << ": pos_encoding must be 0 to 2, got " << c.pos_encoding;
+  PRECAST_CHECK(!c.plan_causal || c.mask_mode % 2 == 1, ValueError)
+      << c.op << ": mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
+      << c.mask_mode << "; plan again with causal=False";
+  const int64_t planned = c.plan_window_left;
+  PRECAST_CHECK(planned < 0 || (c.window_left >= 0 && c.window_left <= planned), ValueError)
+      << c.op << ": window_left must be 0 to " << planned << " as plan() had it, got "
+      << c.window_left << "; plan again with the wider window";
+  p.mask = static_cast<AttentionMask>(c.mask_mode);
+  p.positions = static_cast<PositionEncoding>(c.pos_encoding);
+  if (p.mask == AttentionMask::custom) {
+    check_given(c.op, "packed_mask", c.packed_mask, "a custom mask");
+    check_given(c.op, "mask_indptr", c.mask_indptr, "a custom mask");
+    check_optional(c.op, "mask_indptr", c.mask_indptr, q, kInt32, batch + 1);
+    const TensorView& view = c.packed_mask.value();
+    const Arg mask = {c.op, "packed_mask", view};
+    check_same_device(mask, q);
+    check_rank(mask, 1, 1);
+    check_numbers(mask, kUint8, view.size(0));
+    p.packed_mask = static_cast<const uint8_t*>(data_of(view));
+    p.mask_bytes = view.size(0);
+    p.mask_indptr = data_or_null<const int32_t>(c.mask_indptr);
   }
-  PRECAST_CHECK(aligned, ValueError)
-      << arg.what() << " must have an address and strides that are a multiple of " << kCopyBytes
-      << " bytes, got strides " << to_string(t.strides()) << "; call .clone()";
-}
-
-// Bytes from one index of a dimension to the next; 0 where there is but one.
-int64_t step_of(const TensorView& tensor, int dim) {
-  return tensor.size(dim) <= 1 ? 0 : tensor.stride(dim) * bytes_of(tensor);
-}
-
-// Keys or values with their dimensions: -1 for one that the tensor does not have.
-AttentionCache cache_of(const Arg& arg, int page, int entry, int head, int half, int half_dim) {
-  const TensorView& t = arg.tensor;
-  const auto step = [&](int dim) { return dim < 0 ? int64_t(0) : step_of(t, dim); };
-  constexpr int64_t kMost = int64_t(1) << 36;
-  PRECAST_CHECK(step(page) >= 0 && step(page) < kMost && step(entry) >= 0 && step(entry) < kMost,
-                ValueError)
-      << arg.what() << " must have strides from 0 to 2^36 bytes, got " << to_string(t.strides());
-  const char* data = static_cast<const char*>(data_of(t));
-  if (half > 0) data += t.stride(half_dim) * bytes_of(t);
-  return AttentionCache(data, step(page), step(entry), step(head));
-}
-
-void check_sizes(const Arg& arg, const Arg& like, std::initializer_list<int> dims) {
-  for (int dim : dims) {
-    PRECAST_CHECK(arg.tensor.size(dim) == like.tensor.size(dim), ValueError)
-        << arg.what() << " must have the pages, entries and heads of " << like.name << ", got "
-        << to_string(arg.tensor.shape()) << " for " << to_string(like.tensor.shape());
+  if (p.mask == AttentionMask::items) {
+    check_given(c.op, "prefix_len", c.prefix_len, "multi-item scoring");
+    check_given(c.op, "token_pos", c.token_pos, "multi-item scoring");
+    PRECAST_CHECK(c.token_pos_len >= 0 && c.token_pos_len <= 0x7fffffff, ValueError)
+        << c.op << ": token_pos_len must not be negative, got " << c.token_pos_len;
+    check_wide_numbers(c.op, "prefix_len", c.prefix_len, q, 32, batch);
+    check_wide_numbers(c.op, "token_pos", c.token_pos, q, 16, batch * c.token_pos_len);
+    // These kernels have no use for it.
+    check_wide_numbers(c.op, "max_item_len", c.max_item_len, q, 16, batch);
+    p.prefix_len = data_or_null<const uint32_t>(c.prefix_len);
+    p.token_pos = data_or_null<const uint16_t>(c.token_pos);
+    p.token_pos_len = static_cast<int32_t>(c.token_pos_len);
   }
-}
-
-void check_memory(const Arg& out, const Arg& q, std::initializer_list<Arg> inputs) {
-  const TensorMemory memory(out);
-  check_elements_apart(memory);
-  check_memory_apart(memory, q);
-  for (const Arg& input : inputs) check_memory_apart(memory, input);
-}
-
-// A pointer to numbers that only `mode` needs, which then must be there.
-void check_given(const char* op, const char* name, const OptionalTensor& tensor,
-                 const char* reason) {
-  PRECAST_CHECK(tensor.has_value(), ValueError)
-      << op << ": " << reason << " needs " << name << ", got None";
-}
-
-void check_wide_numbers(const char* op, const char* name, const OptionalTensor& tensor,
-                        const Arg& with, int bits, int64_t least) {
-  if (!tensor.has_value()) return;
-  const TensorView& view = tensor.value();
-  const Arg arg = {op, name, view};
-  const DLDataType dtype = view.dtype();
-  check_same_device(arg, with);
-  PRECAST_CHECK((dtype.code == kDLInt || dtype.code == kDLUInt) && dtype.bits == bits, ValueError)
-      << arg.what() << " must be uint" << bits << " or int" << bits << ", got " << to_string(dtype);
-  check_contiguous(arg);
-  PRECAST_CHECK(view.numel() >= least, ValueError)
-      << arg.what() << " must have at least " << least << " elements, got shape "
-      << to_string(view.shape());
+  if (p.positions == PositionEncoding::rope) {
+    PRECAST_CHECK(c.rope_scale > 0 && c.rope_theta > 0, ValueError)
+        << c.op << ": rope_scale and rope_theta must be positive, got " << c.rope_scale << " and "
+        << c.rope_theta;
+    p.rope_inverse_scale = static_cast<float>(1.0 / c.rope_scale);
+    p.rope_log2_theta = static_cast<float>(std::log2(c.rope_theta));
+  }
+  if (p.positions == PositionEncoding::alibi) {
+    check_given(c.op, "alibi_slopes", c.alibi_slopes, "ALiBi");
+    check_optional(c.op, "alibi_slopes", c.alibi_slopes, q, kFloat32, c.q.size(1));
+    p.alibi_slopes = data_or_null<const float>(c.alibi_slopes);
+  }
+  check_optional(c.op, "sinks", c.sinks, q, kFloat32, c.q.size(1));
+  for (const auto& [name, scale] :
+       {std::pair<const char*, const OptionalTensor*>{"qk_scale", &c.qk_scale},
+        {"v_scale", &c.v_scale}}) {
+    if (!scale->has_value()) continue;
+    const TensorView& view = scale->value();
+    check_one_number({c.op, name, view}, q);
+  }
+  p.scale = static_cast<float>(c.sm_scale);
+  p.out_scale = static_cast<float>(c.out_scale);
+  p.qk_scale = data_or_null<const float>(c.qk_scale);
+  p.v_scale = data_or_null<const float>(c.v_scale);
+  p.window_left = c.window_left < 0            ? -1
+                  : c.window_left > 0x7fffffff ? 0x7fffffff
+                                               : static_cast<int32_t>(c.window_left);
+  p.sinks = data_or_null<const float>(c.sinks);
+  p.soft_cap = c.logits_soft_cap > 0 ? static_cast<float>(c.logits_soft_cap) : 0.0f;
 }
 
 // Everything but keys and values. False if there is nothing to do.
@@ -158,58 +174,16 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   const Arg ints = {c.op, "int_workspace", c.int_workspace};
   const Arg floats = {c.op, "float_workspace", c.float_workspace};
   const int64_t room = check_workspace(ints, q) / 4;
-  check_workspace(floats, q);
+  const int64_t float_bytes = check_workspace(floats, q);
   const int64_t tiles = tokens * shape.group / shape.tile_rows + batch;
   PRECAST_CHECK(room >= plan_room(shape, tiles), ValueError)
       << ints.what() << " must have at least " << 4 * plan_room(shape, tiles) << " bytes for "
       << tokens << " queries of " << batch << " requests, got " << 4 * room;
   p.schedule.plan = static_cast<int32_t*>(data_of(c.int_workspace));
   p.partials = static_cast<float*>(data_of(c.float_workspace));
+  p.slots = float_bytes / slot_bytes(c.tile_rows, attention_head_dim_vo);
 
-  PRECAST_CHECK(c.mask_mode >= 0 && c.mask_mode <= 3, ValueError)
-      << c.op << ": mask_mode must be 0 to 3, got " << c.mask_mode;
-  PRECAST_CHECK(c.pos_encoding >= 0 && c.pos_encoding <= 2, ValueError)
-      << c.op << ": pos_encoding must be 0 to 2, got " << c.pos_encoding;
-  p.mask = static_cast<AttentionMask>(c.mask_mode);
-  p.positions = static_cast<PositionEncoding>(c.pos_encoding);
-  if (p.mask == AttentionMask::custom) {
-    check_given(c.op, "packed_mask", c.packed_mask, "a custom mask");
-    check_given(c.op, "mask_indptr", c.mask_indptr, "a custom mask");
-    check_optional(c.op, "mask_indptr", c.mask_indptr, q, kInt32, batch + 1);
-    const TensorView& view = c.packed_mask.value();
-    const Arg mask = {c.op, "packed_mask", view};
-    check_same_device(mask, q);
-    check_rank(mask, 1, 1);
-    check_numbers(mask, kUint8, view.size(0));
-    p.packed_mask = static_cast<const uint8_t*>(data_of(view));
-    p.mask_indptr = data_or_null<const int32_t>(c.mask_indptr);
-  }
-  if (p.mask == AttentionMask::items) {
-    check_given(c.op, "prefix_len", c.prefix_len, "multi-item scoring");
-    check_given(c.op, "token_pos", c.token_pos, "multi-item scoring");
-    PRECAST_CHECK(c.token_pos_len >= 0 && c.token_pos_len <= 0x7fffffff, ValueError)
-        << c.op << ": token_pos_len must not be negative, got " << c.token_pos_len;
-    check_wide_numbers(c.op, "prefix_len", c.prefix_len, q, 32, batch);
-    check_wide_numbers(c.op, "token_pos", c.token_pos, q, 16, batch * c.token_pos_len);
-    check_wide_numbers(c.op, "max_item_len", c.max_item_len, q, 16, batch);
-    p.prefix_len = data_or_null<const uint32_t>(c.prefix_len);
-    p.token_pos = data_or_null<const uint16_t>(c.token_pos);
-    p.token_pos_len = static_cast<int32_t>(c.token_pos_len);
-    p.max_item_len = data_or_null<const uint16_t>(c.max_item_len);
-  }
-  if (p.positions == PositionEncoding::alibi) {
-    check_given(c.op, "alibi_slopes", c.alibi_slopes, "ALiBi");
-    check_optional(c.op, "alibi_slopes", c.alibi_slopes, q, kFloat32, heads);
-    p.alibi_slopes = data_or_null<const float>(c.alibi_slopes);
-  }
-  check_optional(c.op, "sinks", c.sinks, q, kFloat32, heads);
-  for (const auto& [name, scale] :
-       {std::pair<const char*, const OptionalTensor*>{"qk_scale", &c.qk_scale},
-        {"v_scale", &c.v_scale}}) {
-    if (!scale->has_value()) continue;
-    const TensorView& view = scale->value();
-    check_one_number({c.op, name, view}, q);
-  }
+  fill_scores(p, c, q, batch);
 
   p.q = data_of(c.q);
   p.q_rows = static_cast<int32_t>(tokens);
@@ -220,17 +194,6 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   p.out = data_of(c.out);
   p.out_stride = tokens > 1 ? c.out.stride(0) : 0;
   p.out_head_stride = heads > 1 ? c.out.stride(1) : 0;
-  p.scale = static_cast<float>(c.sm_scale);
-  p.out_scale = static_cast<float>(c.out_scale);
-  p.qk_scale = data_or_null<const float>(c.qk_scale);
-  p.v_scale = data_or_null<const float>(c.v_scale);
-  p.window_left = c.window_left < 0            ? -1
-                  : c.window_left > 0x7fffffff ? 0x7fffffff
-                                               : static_cast<int32_t>(c.window_left);
-  p.sinks = data_or_null<const float>(c.sinks);
-  p.soft_cap = c.logits_soft_cap > 0 ? static_cast<float>(c.logits_soft_cap) : 0.0f;
-  p.rope_inverse_scale = static_cast<float>(1.0 / c.rope_scale);
-  p.rope_log2_theta = static_cast<float>(std::log2(c.rope_theta));
   return tokens > 0 && batch > 0 && heads > 0;
 }
 
@@ -259,7 +222,8 @@ void launch_call(const Arg& q, AttentionParams& p, bool enable_pdl) {
   launch_on(q, [&](cudaStream_t stream) { return attention(p, enable_pdl, stream); });
 }
 
-// Lengths are in the plan, so that qo_indptr, kv_last_page_len and kv_len are not read again.
+// Lengths are in the plan: qo_indptr, kv_last_page_len and kv_len are for references, which have
+// none.
 void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hnd,
                OptionalTensor qo_indptr, TensorView kv_indptr, TensorView kv_indices,
                OptionalTensor kv_last_page_len, OptionalTensor kv_len, TensorView int_workspace,
@@ -293,6 +257,9 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
   check_same_device(indices, queries);
   check_rank(indices, 1, 1);
   check_numbers(indices, kInt32, kv_indices.size(0));
+  check_optional("run_paged", "qo_indptr", qo_indptr, queries, kInt32, batch + 1);
+  check_optional("run_paged", "kv_last_page_len", kv_last_page_len, queries, kInt32, batch);
+  check_optional("run_paged", "kv_len", kv_len, queries, kInt32, batch);
   const int64_t pages = k_cache.size(0), page_size = k_cache.size(entry);
   constexpr int64_t kMost = 0x7fffffff;
   PRECAST_CHECK(page_size > 0 && pages <= kMost / page_size && kv_indices.size(0) <= kMost,
@@ -308,7 +275,7 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
       logits_soft_cap, sm_scale,    out_scale,        qk_scale,        v_scale,    sinks,
       prefix_len,      token_pos,   token_pos_len,    max_item_len};
   if (!fill(p, call, batch, k_cache.size(head))) return;
-  check_memory(PRECAST_ARG("run_paged", out), queries, {keys, values});
+  check_memory(call, keys, values);
   p.k = cache_of(keys, 0, entry, head, 0, 1);
   p.v = cache_of(values, 0, entry, head, both, 1);
   p.pages = static_cast<const int32_t*>(data_of(kv_indices));
@@ -340,6 +307,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, OptionalTensor qo_indp
       << values.what() << " must have the tokens and heads of k, got " << to_string(v.shape())
       << " for " << to_string(k.shape());
   const int64_t batch = batch_of(PRECAST_ARG("run_ragged", kv_indptr), queries);
+  check_optional("run_ragged", "qo_indptr", qo_indptr, queries, kInt32, batch + 1);
   PRECAST_CHECK(k.size(0) <= 0x7fffffff, ValueError)
       << keys.what() << " must have at most 2^31 - 1 tokens, got shape " << to_string(k.shape());
 
@@ -351,7 +319,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, OptionalTensor qo_indp
       logits_soft_cap, sm_scale,    out_scale,        qk_scale,        v_scale,    sinks,
       prefix_len,      token_pos,   token_pos_len,    max_item_len};
   if (!fill(p, call, batch, k.size(1))) return;
-  check_memory(PRECAST_ARG("run_ragged", out), queries, {keys, values});
+  check_memory(call, keys, values);
   p.k = cache_of(keys, 0, -1, 1, 0, 0);
   p.v = cache_of(values, 0, -1, 1, 0, 0);
   p.page_size = Divisor(1);

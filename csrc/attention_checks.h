@@ -2,15 +2,11 @@
 // What the bindings of attention share: optional tensors, workspaces, lengths.
 #pragma once
 
-#include <tvm/ffi/optional.h>
-
 #include "precast/attention_plan.cuh"
 #include "precast/attention_tile.cuh"
 #include "tvm_ffi_utils.h"
 
 namespace precast {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // The memory of an optional tensor, or null.
 template <typename T>
@@ -36,6 +32,29 @@ PRECAST_ONE_COPY void check_optional(const char* op, const char* name, const Opt
   const Arg arg = {op, name, view};
   check_same_device(arg, with);
   check_numbers(arg, dtype, count);
+}
+
+// Numbers that only some mode needs, which then must be there; `reason` names it.
+PRECAST_ONE_COPY void check_given(const char* op, const char* name, const OptionalTensor& tensor,
+                                  const char* reason) {
+  PRECAST_CHECK(tensor.has_value(), ValueError)
+      << op << ": " << reason << " needs " << name << ", got None";
+}
+
+PRECAST_ONE_COPY void check_wide_numbers(const char* op, const char* name,
+                                         const OptionalTensor& tensor, const Arg& with, int bits,
+                                         int64_t least) {
+  if (!tensor.has_value()) return;
+  const TensorView& view = tensor.value();
+  const Arg arg = {op, name, view};
+  const DLDataType dtype = view.dtype();
+  check_same_device(arg, with);
+  PRECAST_CHECK((dtype.code == kDLInt || dtype.code == kDLUInt) && dtype.bits == bits, ValueError)
+      << arg.what() << " must be uint" << bits << " or int" << bits << ", got " << to_string(dtype);
+  check_contiguous(arg);
+  PRECAST_CHECK(view.numel() >= least, ValueError)
+      << arg.what() << " must have at least " << least << " elements, got shape "
+      << to_string(view.shape());
 }
 
 // Bytes of a contiguous buffer of bytes that starts at a multiple of 16.

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of merge_state, merge_state_in_place and merge_states.
-#include <tvm/ffi/optional.h>
-
 #include "ffi_export.h"
 #include "memory_checks.h"
 #include "precast/merge_state.cuh"
@@ -14,8 +12,6 @@ cudaError_t merge_state(const MergeStateParams& params, bool enable_pdl, cudaStr
 cudaError_t merge_states(const MergeStatesParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // Outputs of attention and their logarithms, which have every dimension of theirs but the last.
 struct State {

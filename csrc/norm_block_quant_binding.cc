@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the norm with fp8 output by groups of columns.
-#include <tvm/ffi/optional.h>
-
 #include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/rmsnorm_block_quant.cuh"
@@ -14,8 +12,6 @@ cudaError_t fused_add_rmsnorm_fp8_block_quant(const RmsNormBlockQuantParams& par
                                               bool enable_pdl, cudaStream_t stream);
 
 namespace {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 constexpr int64_t kScaleRowsMultiple = 4;  // 16 bytes of fp32, which TMA wants
 

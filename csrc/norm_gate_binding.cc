@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the norms with an activation behind them.
-#include <tvm/ffi/optional.h>
-
 #include "ffi_export.h"
 #include "norm_checks.h"
 #include "precast/rmsnorm_gate.cuh"
@@ -17,8 +15,6 @@ cudaError_t rmsnorm_sigmoid_gate(const RmsNormGateParams& params, bool enable_pd
                                  cudaStream_t stream);
 
 namespace {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, TensorView out,
                                OptionalTensor block_scale, bool enable_pdl) {

@@ -2,14 +2,10 @@
 // The arguments of ops that append to a paged KV cache: checks, and what kernels get of them.
 #pragma once
 
-#include <tvm/ffi/optional.h>
-
 #include "memory_checks.h"
 #include "precast/core/paged.cuh"
 
 namespace precast {
-
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 // A 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
 PRECAST_ONE_COPY Index check_index(const Arg& arg, const Arg& with, int64_t count) {

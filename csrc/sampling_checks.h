@@ -11,8 +11,6 @@
 
 namespace precast {
 
-using OptionalTensor = tvm::ffi::Optional<TensorView>;
-
 // `arg` is 2-D, [rows, vocab], with contiguous elements.
 PRECAST_ONE_COPY void check_vocab_rows(const Arg& arg, bool is_output) {
   check_rank(arg, 2, 2);

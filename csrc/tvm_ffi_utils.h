@@ -11,6 +11,7 @@
 #include <tvm/ffi/error.h>
 #include <tvm/ffi/extra/c_env_api.h>
 #include <tvm/ffi/function.h>
+#include <tvm/ffi/optional.h>
 
 #include <initializer_list>
 #include <string>
@@ -38,6 +39,7 @@
 namespace precast {
 
 using tvm::ffi::TensorView;
+using OptionalTensor = tvm::ffi::Optional<TensorView>;
 
 struct Arg {
   const char* op;

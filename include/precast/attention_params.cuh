@@ -29,7 +29,8 @@ struct AttentionCache {
 struct AttentionParams {
   ScheduleParams schedule;
   float* partials = nullptr;  // slots of attention_slot_floats()
-  const void* q = nullptr;    // [q_rows, heads, head_dim_qk]
+  int64_t slots = 0;
+  const void* q = nullptr;  // [q_rows, heads, head_dim_qk]
   int32_t q_rows = 0;
   int64_t q_stride = 0, q_head_stride = 0;
   AttentionCache k, v;
@@ -57,12 +58,12 @@ struct AttentionParams {
   float rope_inverse_scale = 1.0f;
   float rope_log2_theta = 0.0f;
   const unsigned char* packed_mask =
-      nullptr;                           // of a request [q_len, kv_len] bits, from mask_indptr on
-  const int32_t* mask_indptr = nullptr;  // [batch + 1] bytes
-  const uint32_t* prefix_len = nullptr;  // [batch], of multi-item scoring
+      nullptr;  // of a request [q_len, kv_len] bits, from mask_indptr on
+  int64_t mask_bytes = 0;
+  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes
+  const uint32_t* prefix_len = nullptr;       // [batch], of multi-item scoring
   const unsigned short* token_pos = nullptr;  // [batch, token_pos_len]
   int32_t token_pos_len = 0;
-  const unsigned short* max_item_len = nullptr;  // [batch]
 };
 
 }  // namespace precast

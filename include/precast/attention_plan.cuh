@@ -6,12 +6,11 @@
 // Layout   qo_indptr  [batch + 1]  or a fixed number of queries a request
 //          kv_indptr  [batch + 1]  pages with last_page_len [batch] or kv_len [batch]; or tokens
 //          plan       int32        header, counters, starts, requests, items
-// Threads  one CTA: requests, then tiles, then CTAs of the attention kernel, one a thread and
-// round. Traffic  12 bytes a request, and the plan; what counts is latency. Source
-// attention_schedule.cuh.
+// Source   attention_schedule.cuh
 #pragma once
 
 #include "precast/attention_schedule.cuh"
+#include "precast/attention_tile.cuh"
 
 #if !defined(__CUDACC_RTC__)
 #include <algorithm>
@@ -21,7 +20,11 @@
 
 namespace precast {
 
-// The lengths of a batch. Whatever they hold, no length of a plan is negative or past the pages.
+// No request has more tokens. Why: sums of a few such numbers stay below 2^31.
+constexpr int32_t kMostTokens = 1 << 30;
+
+// The lengths of a batch. Whatever they hold, the plan's are neither negative nor past the pages or
+// kMostTokens, and packed rows are fewer than 2^31.
 struct Lengths {
   const int32_t* qo_indptr;      // or null
   const int32_t* kv_indptr;      // or null: kv_start is 0
@@ -30,12 +33,13 @@ struct Lengths {
   int32_t q_len_per_req;         // without qo_indptr
   int32_t page_size;             // 0: kv_indptr counts tokens
 
-  PRECAST_HOST_DEVICE PlannedRequest request(int32_t number) const {
+  PRECAST_HOST_DEVICE PlannedRequest request(int32_t number, int32_t group) const {
     PlannedRequest to = {};
     to.request = number;
     if (qo_indptr != nullptr) {
       to.q_begin = qo_indptr[number];
-      to.q_len = qo_indptr[number + 1] - to.q_begin;
+      const int64_t q_len = int64_t(qo_indptr[number + 1]) - to.q_begin;
+      to.q_len = to.q_begin < 0 || q_len < 0 ? 0 : static_cast<int32_t>(q_len);
     } else {
       to.q_begin = number * q_len_per_req;
       to.q_len = q_len_per_req;
@@ -54,9 +58,9 @@ struct Lengths {
     }
     if (kv_len != nullptr) length = kv_len[number];
     if (length > room) length = room;
-    if (length > 0x7fffffff) length = 0x7fffffff;
+    if (length > kMostTokens) length = kMostTokens;
     to.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
-    if (to.q_len < 0) to.q_len = 0;
+    if (int64_t(to.q_len) * group > 0x7fffffff) to.q_len = 0x7fffffff / group;
     return to;
   }
 };
@@ -82,7 +86,8 @@ struct PlanParams {
   TableCopy copies[kTableCopies];
 };
 
-constexpr int kNeverListed = 16;  // rows of a tile
+// Costs of a head below this times heads and CTAs fit 64 bits.
+constexpr int64_t kMostStreamed = int64_t(1) << 36;
 
 // What is known once all tiles are.
 struct LineSums {
@@ -93,10 +98,10 @@ struct LineSums {
 };
 
 PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const LineSums& sums) {
-  if (p.whole || p.chunk > 0) return ScheduleMode::list;
+  if (p.whole || p.chunk > 0 || sums.cost > kMostStreamed) return ScheduleMode::list;
   if (p.slots < 2 * int64_t(p.shape.ctas)) return ScheduleMode::list;  // no room for parts
   // Of narrow tiles there are too few, and of any length.
-  if (p.shape.tile_rows <= kNeverListed) return ScheduleMode::stream;
+  if (p.shape.tile_rows <= kNarrowRows) return ScheduleMode::stream;
   const int64_t share = sums.cost * p.shape.heads / p.shape.ctas;
   return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
 }
@@ -196,6 +201,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   const int64_t cost = sums.cost * p.shape.heads;
   PlanHeader header = {};
   header.mode = mode;
+  header.shape = p.shape;
   header.requests = sums.requests;
   header.tiles = sums.tiles;
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
@@ -218,8 +224,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
 
 #if !defined(__CUDACC_RTC__)
 
-// -- On the host
-// -----------------------------------------------------------------------------------
+// -- On the host ----------------------------------------------------------------------------------
 
 // `chunk_kept` is false if there is no room for chunks as short as asked for.
 struct HostPlan {
@@ -240,7 +245,7 @@ inline HostPlan plan_on_host(PlanParams p) {
   std::vector<int64_t> costs = {0};
   LineSums sums;
   for (int32_t i = 0; i < shape.batch; ++i) {
-    PlannedRequest request = p.lengths.request(i);
+    PlannedRequest request = p.lengths.request(i, shape.group);
     if (request.q_len == 0) continue;
     request.tiles_before = sums.tiles;
     requests.push_back(request);

@@ -93,22 +93,32 @@ class DevicePlan {
  private:
   // Those with queries, one behind another.
   __device__ void plan_requests() {
+    // Sums of tiles in the high bits, over those of requests, never get past them: so many tiles
+    // have no room, and more count as so many.
+    constexpr int kCountBits = 25;
+    const int64_t most = p_.plan_ints / (kItemInts + 2);
+    static_assert((int64_t(0x7fffffff) / (kItemInts + 2)) * (kPlanThreads + 1) <
+                      int64_t(1) << (63 - kCountBits),
+                  "they fit");
     int64_t carry = 0;
     for (int32_t base = 0; base < p_.shape.batch; base += kPlanThreads) {
       const int32_t number = base + threadIdx.x;
       PlannedRequest request = {};
-      if (number < p_.shape.batch) request = p_.lengths.request(number);
+      if (number < p_.shape.batch) request = p_.lengths.request(number, p_.shape.group);
       const bool counts = request.q_len > 0;
+      const int64_t tiles = min(int64_t(tiles_of(p_.shape, request.q_len)), most);
       int64_t total;
-      const int64_t before =
-          carry + sum_before(pair_of(counts, tiles_of(p_.shape, request.q_len)), total, shared_);
-      request.tiles_before = high_of(before);
-      if (counts) requests_[low_of(before)] = request;
+      const int64_t before = carry + sum_before(counts | tiles << kCountBits, total, shared_);
+      const int32_t place = static_cast<int32_t>(before & ((1 << kCountBits) - 1));
+      request.tiles_before = static_cast<int32_t>(before >> kCountBits);
+      if (counts) requests_[place] = request;
       carry += total;
+      carry -= max(int64_t(0), (carry >> kCountBits) - most) << kCountBits;
     }
-    sums_.requests = low_of(carry);
-    sums_.tiles = high_of(carry);
-    // The binding of the attention kernel refuses so many queries.
+    sums_.requests = static_cast<int32_t>(carry & ((1 << kCountBits) - 1));
+    sums_.tiles = static_cast<int32_t>(carry >> kCountBits);
+    // More queries than the workspace has room for: more than q has, for run() would refuse so
+    // small a workspace. Nothing is planned.
     if (plan_room(p_.shape, sums_.tiles) > p_.plan_ints) {
       sums_.requests = sums_.tiles = 0;
     }

@@ -27,7 +27,8 @@ struct ProductType<Q, e5m2> {
 };
 
 // What widened numbers are to be multiplied by: below compute capability 8.9 e4m3 becomes f16 by
-// moving its bits, and exponents then count from 15 instead of 7.
+// moving its bits, and exponents then count from 15 instead of 7. There NaN comes out as 480, with
+// its sign: to tell it apart would cost the loop more than the conversion.
 template <typename KV>
 struct Widened {
   static constexpr float kScale = 1.0f;

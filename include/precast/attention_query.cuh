@@ -43,7 +43,8 @@ struct TokenLimits {
   __device__ __forceinline__ TokenLimits(const AttentionParams& p, const Piece& piece,
                                          int32_t query) {
     const int32_t position = piece.kv_len - piece.q_len + query;
-    begin = p.window_left >= 0 ? position - p.window_left : 0;
+    // Never negative: a difference of it and a token must not overflow.
+    begin = p.window_left >= 0 && position > p.window_left ? position - p.window_left : 0;
     end = piece.kv_end;
     if (p.mask == AttentionMask::causal && position < end) end = position + 1;
   }
@@ -71,7 +72,7 @@ struct AttentionQueue {
     work.value_column = work.piece.kv_head % Tile::kParts * Tile::kDimV;
     work.first_row = work.piece.tile * Tile::kRows;
     // A plan that is made on the device may have more queries than there are.
-    const int32_t queries = min(work.piece.q_len, p.q_rows - work.piece.q_begin);
+    const int32_t queries = max(0, min(work.piece.q_len, p.q_rows - work.piece.q_begin));
     const int32_t rows = queries * static_cast<int32_t>(p.group.value) - work.first_row;
     work.rows = max(0, min(rows, Tile::kRows));
     const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
@@ -81,6 +82,8 @@ struct AttentionQueue {
 
   template <typename Tile>
   __device__ void start(const AttentionParams& p) {
+    exists[0] = false;
+    if (!is_planned(p.schedule, p.slots)) return;
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
     take<Tile>(p, 0);
@@ -137,6 +140,11 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Att
   close_copies();
 }
 
+// x between -most and most; NaN stays what it is.
+__device__ __forceinline__ float within(float x, float most) {
+  return fabsf(x) > most ? copysignf(most, x) : x;
+}
+
 // Sixteen numbers as the product with keys of 8 bits takes them: the fragments of those hold four
 // neighbouring columns, so pairs 0, 2, 4, 6 come before pairs 1, 3, 5, 7. The numbers become f16,
 // which has more digits than bf16.
@@ -147,8 +155,7 @@ __device__ __forceinline__ void order_queries(uint4& low, uint4& high) {
 #pragma unroll
     for (uint32_t& pair : pairs) {
       const float2 x = unpack_pair(bf16(), pair);
-      pair = pack_pair(f16(), fminf(fmaxf(x.x, -65504.0f), 65504.0f),
-                       fminf(fmaxf(x.y, -65504.0f), 65504.0f));
+      pair = pack_pair(f16(), within(x.x, 65504.0f), within(x.y, 65504.0f));
     }
   }
   low = make_uint4(pairs[0], pairs[2], pairs[4], pairs[6]);

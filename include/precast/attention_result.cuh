@@ -25,9 +25,11 @@ struct RowEnd {
       total = total * scale + weight_of(sink, most);
       top = most;
     }
-    factor = total > 0.0f ? scale * p.out_scale * fast_reciprocal(total) : 0.0f;
+    // Why not total > 0: NaN is to remain.
+    const bool is_empty = total == 0.0f;
+    factor = is_empty ? 0.0f : scale * p.out_scale * fast_reciprocal(total);
     if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
-    lse = total > 0.0f ? top + __log2f(total) : negative_infinity();
+    lse = is_empty ? negative_infinity() : top + __log2f(total);
   }
 };
 

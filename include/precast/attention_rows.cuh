@@ -14,10 +14,6 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-constexpr float kLog2E = 1.4426950408889634f;
-
-__device__ __forceinline__ float negative_infinity() { return __int_as_float(0xff800000); }
-
 // The largest of the four lanes that share a row.
 __device__ __forceinline__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));

@@ -28,7 +28,7 @@ namespace precast {
 
 constexpr int kKvBlock = 64;  // tokens; pieces start at multiples
 
-// Costs count quarters of a block. Why: what a tile takes besides is less than a block.
+// Costs count quarters of a block; what a tile takes besides is about as much as a block.
 constexpr int kBlockCost = 4;
 constexpr int kTileCost = 4;
 // A CTA of a small batch takes no less.
@@ -52,7 +52,7 @@ struct ScheduleShape {
 };
 
 // At the start of a plan.
-struct PlanHeader {
+struct alignas(16) PlanHeader {
   ScheduleMode mode;
   int32_t requests;       // with queries
   int32_t tiles;          // of one head
@@ -65,8 +65,10 @@ struct PlanHeader {
   int32_t ints;           // length of the plan
   int32_t total_cost[2];  // low, high
   int32_t unused[4];
+  ScheduleShape shape;  // what the plan is for
+  int32_t unused_end;
 };
-constexpr int kHeaderInts = 16;
+constexpr int kHeaderInts = 24;
 static_assert(sizeof(PlanHeader) == 4 * kHeaderInts, "kHeaderInts");
 
 // A request with queries.
@@ -101,8 +103,7 @@ struct alignas(16) ListItem {
 constexpr int kItemInts = 4;
 static_assert(sizeof(ListItem) == 4 * kItemInts, "kItemInts");
 
-// -- The parts of a plan
-// ---------------------------------------------------------------------------
+// -- The parts of a plan --------------------------------------------------------------------------
 
 PRECAST_HOST_DEVICE constexpr int64_t align_ints(int64_t ints) { return (ints + 3) / 4 * 4; }
 
@@ -122,8 +123,18 @@ struct ScheduleParams {
   ScheduleShape shape;
 };
 
-// -- Tiles
-// -----------------------------------------------------------------------------------------
+// Whether a plan is for a call of that shape with room for `slots` partial results. Of another one
+// a kernel must not take a piece: heads and tiles that there are not, counters of another plan.
+PRECAST_HOST_DEVICE inline bool is_planned(const ScheduleParams& params, int64_t slots) {
+  const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(params.plan);
+  const ScheduleShape &a = header.shape, &b = params.shape;
+  const int32_t differ = (a.batch ^ b.batch) | (a.ctas ^ b.ctas) | (a.heads ^ b.heads) |
+                         (a.group ^ b.group) | (a.tile_rows ^ b.tile_rows) |
+                         (a.window_left ^ b.window_left) | (a.causal ^ b.causal);
+  return differ == 0 && header.slots <= slots;
+}
+
+// -- Tiles ----------------------------------------------------------------------------------------
 
 PRECAST_HOST_DEVICE constexpr int32_t least(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
@@ -162,8 +173,7 @@ PRECAST_HOST_DEVICE constexpr int64_t cost_of(TokenRange tokens) {
   return int64_t(tokens.blocks()) * kBlockCost + kTileCost;
 }
 
-// -- Cuts of the line
-// ------------------------------------------------------------------------------
+// -- Cuts of the line -----------------------------------------------------------------------------
 
 struct Cuts {
   int64_t total;  // cost of the line
@@ -202,8 +212,7 @@ PRECAST_HOST_DEVICE constexpr TileCut cut_tile(const Cuts& cuts, int64_t before,
           cuts.first_at(until) - first + 1};
 }
 
-// -- List
-// ------------------------------------------------------------------------------------------
+// -- List -----------------------------------------------------------------------------------------
 
 // The parts of a tile in chunks of `chunk` tokens, a multiple of a block; 0: one part. Chunks start
 // at multiples of their size, so that a token's part does not depend on the window.
@@ -219,8 +228,7 @@ PRECAST_HOST_DEVICE constexpr TokenRange part_of(TokenRange tokens, int32_t chun
           least(begin + chunk, tokens.end)};
 }
 
-// -- What kernels walk
-// -----------------------------------------------------------------------------
+// -- What kernels walk ----------------------------------------------------------------------------
 
 // Tokens [kv_begin, kv_end) of tile `tile` of a request and head.
 struct Piece {
@@ -238,7 +246,7 @@ struct Piece {
   }
 };
 
-// What CTA `cta` has to do, piece by piece. Every thread of it walks alike.
+// What CTA `cta` has to do, piece by piece. One thread of it walks.
 class PieceIterator {
  public:
   PRECAST_HOST_DEVICE PieceIterator(const ScheduleParams& params, int32_t cta)
@@ -275,7 +283,7 @@ class PieceIterator {
   PRECAST_HOST_DEVICE bool next_in_line(Piece& piece) {
     const bool ends_here =
         at_.index == end_index_ && at_.head == end_head_ && at_.tile == end_tile_;
-    if (ends_here && at_.block == end_block_) return false;
+    if (ends_here ? at_.block >= end_block_ : is_behind_end()) return false;
     const TokenRange tokens = tokens_of(params_.shape, at_.q_len, at_.kv_len, at_.tile);
     piece.request = at_.request;
     piece.kv_head = at_.head;
@@ -317,6 +325,12 @@ class PieceIterator {
     at_.q_len = next.q_len;
     at_.kv_start = next.kv_start;
     at_.kv_len = next.kv_len;
+  }
+
+  // Why: a walk ends whatever the plan holds, even where it comes past the end.
+  PRECAST_HOST_DEVICE bool is_behind_end() const {
+    if (at_.index != end_index_) return at_.index > end_index_;
+    return at_.head != end_head_ ? at_.head > end_head_ : at_.tile > end_tile_;
   }
 
   PRECAST_HOST_DEVICE bool ends_at_request() const {

@@ -27,6 +27,7 @@ struct Visibility {
   int32_t position;           // of the query
   const unsigned char* bits;  // custom: the request's mask
   int64_t first_bit;          // of the query's row
+  int64_t bits_end;           // of the whole mask; what is not there hides
   int32_t prefix;             // items: tokens of the prefix
   int32_t item_begin;         // the first token of its own item
 
@@ -38,7 +39,9 @@ struct Visibility {
     end = limits.end;
     position = piece.kv_len - piece.q_len + query;
     if (mask == AttentionMask::custom) {
-      bits = p.packed_mask + p.mask_indptr[piece.request];
+      const int64_t from = p.mask_indptr[piece.request];
+      bits = p.packed_mask + from;
+      bits_end = from < 0 ? 0 : (p.mask_bytes - from) * 8;
       first_bit = int64_t(query) * piece.kv_len;
     } else if (mask == AttentionMask::items) {
       if (position < end) end = position + 1;
@@ -56,7 +59,7 @@ struct Visibility {
     if (token < begin || token >= end) return false;
     if (mask == AttentionMask::custom) {
       const int64_t bit = first_bit + token;
-      return bits[bit >> 3] >> (bit & 7) & 1;
+      return bit < bits_end && bits[bit >> 3] >> (bit & 7) & 1;
     }
     return mask != AttentionMask::items || token < prefix || token >= item_begin;
   }

@@ -130,7 +130,7 @@ struct AttentionTile {
   static constexpr int kTeamThreads = kThreads / kTeams;
 
   // Two CTAs an SM where each of them can have a ring of two stages (narrow: three); of one CTA as
-  // many stages as fit, at most six.
+  // many stages as fit, at most kMostStages.
   static constexpr int kLeastStages = kNarrow ? 3 : 2;
   static constexpr int stages_in(int bytes) {
     return (bytes - kStaticBytes - kFixedBytes) / (kTeams * kStageBytes);

@@ -2,6 +2,7 @@
 // What the lanes of a warp fold of the elements of a slab, and what is told of slabs and groups.
 #pragma once
 
+#include "precast/core/math.cuh"
 #include "precast/sampling_select.cuh"
 
 namespace precast {
@@ -14,13 +15,6 @@ __device__ __forceinline__ float reaches(float x, float floor) {
   float one;
   asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(floor));
   return one;
-}
-
-// NaN if one is.
-__device__ __forceinline__ float max_or_nan(float x, float y) {
-  float z;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
-  return z;
 }
 
 // NaN stays.

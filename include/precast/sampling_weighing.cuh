@@ -28,7 +28,7 @@ __device__ __forceinline__ float4 weights_of_logits(float4 x, const Weighing& w)
 
 // exp2((x - max) * factor) is the weight at this temperature; at 0 only the maxima have one.
 __device__ __forceinline__ float factor_of(float temperature) {
-  return fminf(__fdiv_rn(1.4426950408889634f, temperature), 3.402823466e38f);
+  return fminf(__fdiv_rn(kLog2E, temperature), 3.402823466e38f);
 }
 
 // What is done to a slab's elements as they were read, before they are weighed.

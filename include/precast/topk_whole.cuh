@@ -10,6 +10,8 @@
 // 28 with k 2048 13.4 and 15.7. 1024 threads took up to 0.9 us more than 512.
 #pragma once
 
+#include "precast/core/cp_async.cuh"
+#include "precast/core/shared_address.cuh"
 #include "precast/topk_order.cuh"
 #include "precast/topk_part.cuh"
 
@@ -19,17 +21,6 @@ constexpr int kWholeThreads = 512;  // of a CTA
 constexpr int kMostOfThread = 64;   // elements: a bit each
 
 #if defined(__CUDACC__)
-
-// A copy of 16 bytes to shared memory; the thread itself waits for all of its copies.
-__device__ __forceinline__ void start_copy(void* target, const void* source) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared_address(target)),
-               "l"(source)
-               : "memory");
-}
-
-__device__ __forceinline__ void wait_for_copies() {
-  asm volatile("cp.async.wait_all;" ::: "memory");
-}
 
 // The larger ones, as words of elements; NaN if one is.
 __device__ __forceinline__ uint32_t larger(f32, uint32_t a, uint32_t b) {
@@ -109,7 +100,7 @@ struct WholePart {
 #pragma unroll 4
     for (int i = 0; i < mine; ++i) {
       if (first + i * step < window.full) {
-        start_copy(&vec(i), source + int64_t(i) * step * kEach);
+        copy_async(shared_address(&vec(i)), source + int64_t(i) * step * kEach);
       } else {
         vec(i) = window.load_rest();
       }
@@ -130,7 +121,7 @@ struct WholePart {
   // Waits, and puts -inf in place of elements outside the window, all in the first or last vector.
   __device__ __forceinline__ void finish() const {
     constexpr uint32_t kAll = (1u << kEach) - 1;
-    wait_for_copies();
+    wait_for_all_copies();
     if (mine == 0) return;
     const uint64_t bits = present();
     const uint32_t of_first = bits & kAll, of_last = bits >> (mine - 1) * kEach & kAll;

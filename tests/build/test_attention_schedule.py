@@ -3,7 +3,8 @@
 
 ``attention_schedule.cpp`` runs them through the same functions as the kernels: every tile is
 covered once, in parts whose slots and counters agree; CTAs have equal shares; and where parts are
-asked for that do not depend on the batch, they do not.
+asked for that do not depend on the batch, they do not. ``attention_limits.cpp`` has lengths that
+are garbage, and plans of other calls.
 """
 
 from __future__ import annotations
@@ -17,22 +18,24 @@ from build_support import ROOT, run
 from precast.jit.toolchain import find_toolchain
 
 SOURCE = Path(__file__).with_name("attention_schedule.cpp")
+LIMITS = SOURCE.with_name("attention_limits.cpp")
+SANITIZED = "-fsanitize=undefined", "-fno-sanitize-recover=all"
 HEADERS = ROOT / "include"
 CASES = 3000
 
 
-def compiled(folder: Path, *flags: str, include: Path = HEADERS) -> Path:
-    program = folder / "attention_schedule"
+def compiled(folder: Path, *flags: str, include: Path = HEADERS, source: Path = SOURCE) -> Path:
+    program = folder / source.stem
     compiler = find_toolchain().host_compiler
     words = ["-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", f"-I{include}", *flags]
-    run([compiler, *words, "-o", program, SOURCE])
+    run([compiler, *words, "-o", program, source])
     return program
 
 
 def test_random_batches(tmp_path: Path) -> None:
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
-    program = compiled(tmp_path, "-fsanitize=undefined", "-fno-sanitize-recover=all")
+    program = compiled(tmp_path, *SANITIZED)
     said = run([program, CASES, seed]).splitlines()[-1]
     words = said.replace(",", "").replace(":", "").split()
     streams, lists, cuts = (int(words[words.index(w) - 1]) for w in ("streams", "lists", "with"))
@@ -57,17 +60,47 @@ BROKEN = {
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_the_program_sees_what_is_broken(what: str, tmp_path: Path) -> None:
-    right, wrong = BROKEN[what]
-    include = tmp_path / "include"
-    for header in HEADERS.glob("precast/attention_[ps]*.cuh"):
+    include = broken(tmp_path, *BROKEN[what])
+    program = compiled(tmp_path, "-w", "-O0", include=include)
+    assert "case" in run(["timeout", "60", program, CASES, 1], fails=True)
+
+
+def broken(folder: Path, right: str, wrong: str) -> Path:
+    """The headers, with one of them changed."""
+    include, found = folder / "include", 0
+    for header in HEADERS.glob("precast/attention_[pst]*.cuh"):
         text = header.read_text()
         copy = include / header.relative_to(HEADERS)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        if header.name == "attention_schedule.cuh":
-            assert text.count(right) == 1, f"{right!r} is not in {header.name} once"
-            text = text.replace(right, wrong)
-        copy.write_text(text)
+        found += text.count(right)
+        copy.write_text(text.replace(right, wrong))
+    assert found == 1, f"{right!r} is not in the headers once"
     core = include / "precast" / "core"
     core.symlink_to(HEADERS / "precast" / "core")
-    program = compiled(tmp_path, "-w", "-O0", include=include)
-    assert "case" in run(["timeout", "60", program, CASES, 1], fails=True)
+    return include
+
+
+def test_limits(tmp_path: Path) -> None:
+    run([compiled(tmp_path, *SANITIZED, source=LIMITS)])
+
+
+# What keeps garbage from doing harm, taken away piece by piece.
+LOST = {
+    "the shape": ("return differ == 0 && ", "return "),
+    "the slots": ("&& header.slots <= slots", ""),
+    "the end": (
+        "ends_here ? at_.block >= end_block_ : is_behind_end()",
+        "ends_here && at_.block == end_block_",
+    ),
+    "the most tokens": ("kMostTokens = 1 << 30", "kMostTokens = 0x7fffffff"),
+    "costs that fit": (" || sums.cost > kMostStreamed", ""),
+    "the first query": ("to.q_begin < 0 || q_len < 0 ?", "q_len < 0 ?"),
+    "packed rows": ("if (int64_t(to.q_len) * group > 0x7fffffff)", "if (group == 0)"),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+def test_what_is_lost_shows(what: str, tmp_path: Path) -> None:
+    include = broken(tmp_path, *LOST[what])
+    program = compiled(tmp_path, "-w", *SANITIZED, include=include, source=LIMITS)
+    run(["timeout", "60", program], fails=True)

@@ -18,7 +18,7 @@ import torch
 from precast.loader import get_function, loader
 
 BLOCK = 64
-HEADER, START, REQUEST, ITEM = 16, 12, 8, 4  # int32 of each
+HEADER, START, REQUEST, ITEM = 24, 12, 8, 4  # int32 of each
 
 
 def function(export: str) -> Callable[..., None]:

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "precast/core/cluster.cuh"
+#include "precast/core/shared_address.cuh"
 
 namespace precast {
 
@@ -19,10 +20,6 @@ __device__ __forceinline__ void cluster_barrier(int ctas) {
   }
   cluster_arrive();
   cluster_wait();
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* target) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(target));
 }
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900

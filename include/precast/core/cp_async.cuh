@@ -29,6 +29,16 @@ __device__ __forceinline__ void wait_for_copies() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
 }
 
+// Starts a copy without a condition, and without a wish for what lies beside it.
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
+}
+
+// Waits for all copies of the thread, whether in groups or not.
+__device__ __forceinline__ void wait_for_all_copies() {
+  asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 #endif  // __CUDACC__
 
 }  // namespace precast

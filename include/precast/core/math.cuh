@@ -1,13 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation functions in fp32, with the fast exponential and division: relative error below 2e-5
-// where the result exceeds 1e-36, far under the rounding of a 16-bit output.
+// Small words of arithmetic, and activation functions in fp32, with the fast exponential and
+// division: relative error below 2e-5 where the result exceeds 1e-36, far under the rounding of a
+// 16-bit output.
 #pragma once
 
 #include "precast/core/types.cuh"
 
 namespace precast {
 
+constexpr float kLog2E = 1.4426950408889634f;
+
 #if defined(__CUDACC__)
+
+__device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
+
+// The larger one; NaN if one is.
+__device__ __forceinline__ float max_or_nan(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
 
 __device__ __forceinline__ float fast_exp2(float x) {
   float y;
@@ -24,7 +36,7 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
 // 1 / (1 + exp(-x)), 0 below -88. Why not __expf() and __fdividef(): they guard subnormal numbers,
 // which nobody sees here, by as many instructions again; norms with SiLU were held up by them.
 __device__ __forceinline__ float sigmoid(float x) {
-  return fast_reciprocal(1.0f + fast_exp2(-1.4426950408889634f * x));  // log2(e)
+  return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
 }
 
 // x / (1 + exp(-x)); below -88 the exponential is infinite and the quotient 0, as it should

@@ -10,16 +10,12 @@
 // All 32 lanes call. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
 
+#include "precast/core/shared_address.cuh"
 #include "precast/core/types.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
-
-// The address of shared memory that PTX wants.
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 // Four 8 x 8 matrices of 16-bit numbers: lane l gives the address of row l % 8 of matrix l / 8, 16
 // bytes, and gets of each matrix row l / 4, columns 2 (l % 4) and the next.

@@ -84,13 +84,6 @@ __device__ __forceinline__ uint32_t block_max(uint32_t x, uint32_t (&scratch)[kM
   return warp_max(lane < blockDim.x / kWarpSize ? scratch[lane] : 0u);
 }
 
-// The larger one; NaN if one is.
-__device__ __forceinline__ float max_or_nan(float a, float b) {
-  float larger;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
-  return larger;
-}
-
 // -- scales ---------------------------------------------------------------------------------------
 
 template <typename Q>

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Addresses of shared memory as PTX wants them.
+#pragma once
+
+#include "precast/core/types.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+#endif  // __CUDACC__
+
+}  // namespace precast
