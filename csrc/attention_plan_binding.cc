@@ -87,7 +87,7 @@ PlanParams params_into(const char* op, const LengthTensors& lengths, const Reque
   p.plan_ints = check_workspace(ints, indptr) / 4;
   if (p.plan_ints > 0x7fffffff) p.plan_ints = 0x7fffffff;
   p.slots = check_workspace(floats, indptr) / slot_bytes(r.tile_rows, r.heads.head_dim_vo);
-  check_memory_apart(TensorMemory(float_workspace), TensorMemory(int_workspace));
+  check_memory_apart(TensorMemory(floats), TensorMemory(ints));
   PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
       << op << ": int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
       << r.batch_size << " requests, got " << 4 * p.plan_ints;
