@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _attention import PAGE, Arguments, Batch, Function, workspace, zipf
+from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zipf
 from _harness import Case, script
 
 from precast.testing.tolerances import tolerance_of_attention
@@ -138,7 +138,8 @@ def _cascade(dtype: torch.dtype) -> Case:
             if not planned:
                 planned.extend(wrapper(workspace(q), "NHD") for _ in range(2))
                 for level, table in zip(planned, (tables[:4], tables[4:]), strict=True):
-                    level.plan(*table, 32, 8, 128, PAGE, q_data_type=dtype, kv_data_type=dtype)
+                    heads = 32, 8, 128, PAGE
+                    level.plan(*on_host(table), *heads, q_data_type=dtype, kv_data_type=dtype)
             out, lse = planned[1].run(q, (shared_k, shared_v), return_lse=True)
             merge(out, lse, *planned[0].run(q, (k, v), return_lse=True))
             return out, lse
