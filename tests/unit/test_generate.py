@@ -159,3 +159,25 @@ def test_the_program_answers_each_prompt_at_each_temperature(
     assert out.count("  [5 tokens, decode steps ") == 4
     assert "prefill: 62 tokens in" in out
     assert "decode:  16 tokens in" in out
+
+
+@pytest.mark.parametrize("option", ["--max-new-tokens", "--slots"])
+@pytest.mark.parametrize("number", ["0", "-3"])
+def test_the_program_refuses_what_never_ends(
+    option: str,
+    number: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["generate.py", f"{option}={number}"])
+    with pytest.raises(SystemExit):
+        generate.main()
+    assert f"argument {option}: must be at least 1, got {number}" in capsys.readouterr().err
+
+
+def test_the_engine_refuses_what_never_ends(file: GgufModel, engine: Engine) -> None:
+    with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
+        run(engine, Request(prompt(1, 3), 0))
+    with pytest.raises(ValueError, match="slots must be at least 1, got 0"):
+        Engine(Llama(file, CPU, torch.float32), slots=0)
+    assert Request(prompt(1, 3), 2, output=[1, 2, 3]).done
