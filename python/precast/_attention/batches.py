@@ -97,6 +97,11 @@ def tokens_of_pages(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
     """``[batch]``: how many tokens each request has."""
+    if kv_indptr.shape[0] != kv_last_page_len.shape[0] + 1:
+        raise ValueError(
+            f"indptr of pages must have one element more than last_page_len, got "
+            f"{kv_indptr.shape[0]} and {kv_last_page_len.shape[0]}"
+        )
     return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from precast._attention import kernels
+from precast._attention.batches import NON_CAUSAL
 from precast._torch import torch
+from precast.errors import PlanMismatchError
 
 if TYPE_CHECKING:
     from precast._attention.wrapper import AttentionWrapper
@@ -75,6 +77,7 @@ class CachedModule:
         *dtypes: torch.Tensor,
     ) -> list[int]:
         wrapper: Any = self._wrapper
+        self._check(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo)
         tile_rows = wrapper._choose_tile(1)
         kernels.plan[wrapper._device_key](
             None,
@@ -98,6 +101,9 @@ class CachedModule:
             False,
             True,
         )
+        wrapper._batch_size = wrapper._planned_rows = batch_size
+        wrapper._q_len_per_req, wrapper._mask_mode = 1, NON_CAUSAL
+        wrapper._page_size = page_size
         return [tile_rows, 0, window_left]
 
     def _plan_prefill(
@@ -124,6 +130,7 @@ class CachedModule:
         uniform_q_len: int = 0,
     ) -> list[int]:
         wrapper: Any = self._wrapper
+        self._check(num_qo_heads, num_kv_heads, head_dim_qk, head_dim_vo)
         q_len = uniform_q_len or None
         if q_len is None and not qo_indptr.is_cuda:
             q_len = int((qo_indptr[1:] - qo_indptr[:-1]).max()) if batch_size else 0
@@ -151,4 +158,21 @@ class CachedModule:
             disable_split_kv,
             True,
         )
+        wrapper._batch_size = batch_size
+        wrapper._planned_rows = None  # Rows may be a bound.
+        if wrapper._page_size:  # Without pages engines say 1.
+            wrapper._page_size = page_size
         return [tile_rows, int(causal), window_left]
+
+    def _check(self, num_qo_heads: int, num_kv_heads: int, *head_dims: int) -> None:
+        """Heads are those of plan(), which has chosen the kernels."""
+        wrapper: Any = self._wrapper
+        if wrapper._cached_q_data_type is None:
+            raise PlanMismatchError("_cached_module.plan: there is no plan. Fix: call plan() first")
+        planned = wrapper._num_qo_heads, wrapper._num_kv_heads, *wrapper._run_key[2:4]
+        given = num_qo_heads, num_kv_heads, *head_dims
+        if given != planned:
+            raise PlanMismatchError(
+                f"_cached_module.plan: query heads, KV heads and head dimensions must be "
+                f"{[*planned]} as in plan(), got {[*given]}. Fix: call plan()"
+            )

@@ -73,8 +73,20 @@ def _run_paged_into(
     cache = k_cache if v_cache is None else (k_cache, v_cache)
     refusals.check_paged(q, cache, hnd, kv_indptr, kv_indices, kv_last_page_len, kv_len)
     keys, values = (entries_of(part, hnd) for part in halves(cache))
-    refusals.check_outputs(q, values.shape[-1], out, lse, sinks)
-    bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
+    workspaces = {"int_workspace": int_workspace, "float_workspace": float_workspace}
+    caches = (
+        {"paged_kv_cache": k_cache}
+        if v_cache is None
+        else {"paged_kv_cache[0]": k_cache, "paged_kv_cache[1]": v_cache}
+    )
+    refusals.check_outputs(
+        "run_paged", q, values.shape[-1], out, lse, sinks, **caches, **workspaces
+    )
+    refusals.check_plan("run_paged", plan_causal, mask_mode, plan_window_left, window_left)
+    refusals.check_rope("run_paged", pos_encoding, rope_scale, rope_theta)
+    batch = kv_indptr.numel() - 1
+    refusals.check_items("run_paged", mask_mode, prefix_len, token_pos, token_pos_len, batch)
+    bounds = row_bounds(qo_indptr, q_len_per_req, batch)
     features = {name: value for name, value in locals().items() if name in DEFAULTS}
     requests = paged_requests(keys, values, bounds, kv_indptr, kv_indices, kv_last_page_len, kv_len)
     _write(out, lse, attend(q, requests, values.shape[-1], features))
@@ -115,8 +127,13 @@ def _run_ragged_into(
     enable_pdl: bool,
 ) -> None:
     refusals.check_ragged(q, k, v, kv_indptr)
-    refusals.check_outputs(q, v.shape[-1], out, lse, sinks)
-    bounds = row_bounds(qo_indptr, q_len_per_req, kv_indptr.numel() - 1)
+    workspaces = {"int_workspace": int_workspace, "float_workspace": float_workspace}
+    refusals.check_outputs("run_ragged", q, v.shape[-1], out, lse, sinks, k=k, v=v, **workspaces)
+    refusals.check_plan("run_ragged", plan_causal, mask_mode, plan_window_left, window_left)
+    refusals.check_rope("run_ragged", pos_encoding, rope_scale, rope_theta)
+    batch = kv_indptr.numel() - 1
+    refusals.check_items("run_ragged", mask_mode, prefix_len, token_pos, token_pos_len, batch)
+    bounds = row_bounds(qo_indptr, q_len_per_req, batch)
     features = {name: value for name, value in locals().items() if name in DEFAULTS}
     requests = ragged_requests(k, v, bounds, kv_indptr)
     _write(out, lse, attend(q, requests, v.shape[-1], features))

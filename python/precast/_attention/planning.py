@@ -8,6 +8,7 @@ plan writes nothing that is read.
 from __future__ import annotations
 
 from precast._attention import refusals
+from precast._reference_checks import check_memory_apart
 from precast._torch import torch
 
 
@@ -35,6 +36,7 @@ def plan_into(
 ) -> None:
     """Nothing but refusals."""
     refusals.check_lengths("plan", qo_indptr, kv_indptr, kv_last_page_len, kv_len, batch_size)
+    check_memory_apart("plan", "float_workspace", float_workspace, int_workspace, "int_workspace")
 
 
 def fill_and_plan_into(
@@ -66,6 +68,7 @@ def fill_and_plan_into(
     """Copies of the tables."""
     export = "fill_and_plan"
     refusals.check_lengths(export, qo_indptr, kv_indptr, kv_last_page_len, None, batch_size)
+    check_memory_apart(export, "float_workspace", float_workspace, int_workspace, "int_workspace")
     for name, table, buffer in (
         ("qo_indptr", qo_indptr, qo_indptr_buffer),
         ("kv_indptr", kv_indptr, kv_indptr_buffer),

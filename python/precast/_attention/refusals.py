@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from precast._attention.batches import CAUSAL, MULTI_ITEM, ROPE_LLAMA
 from precast._attention.words import check_head_dims
 from precast._reference_checks import (
     check_device_and_dtype,
@@ -120,15 +121,64 @@ def check_ragged(
     check_lengths(export, None, kv_indptr, None, None, kv_indptr.numel() - 1)
 
 
+def check_plan(
+    export: str, plan_causal: bool, mask_mode: int, plan_window_left: int, window_left: int
+) -> None:
+    """A plan for some of the tokens serves no run that sees more."""
+    if plan_causal and mask_mode not in (CAUSAL, MULTI_ITEM):
+        raise ValueError(
+            f"{export}: mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
+            f"{mask_mode}; plan again with causal=False"
+        )
+    if plan_window_left >= 0 and not 0 <= window_left <= plan_window_left:
+        raise ValueError(
+            f"{export}: window_left must be 0 to {plan_window_left} as plan() had it, got "
+            f"{window_left}; plan again with the wider window"
+        )
+
+
+def check_rope(export: str, pos_encoding: int, rope_scale: float, rope_theta: float) -> None:
+    """What positions are divided by."""
+    if pos_encoding == ROPE_LLAMA and not (rope_scale > 0 and rope_theta > 0):
+        raise ValueError(
+            f"{export}: rope_scale and rope_theta must be positive, got {rope_scale} and "
+            f"{rope_theta}"
+        )
+
+
+def check_items(
+    export: str,
+    mask_mode: int,
+    prefix_len: torch.Tensor | None,
+    token_pos: torch.Tensor | None,
+    token_pos_len: int,
+    batch: int,
+) -> None:
+    """Of multi-item scoring: a prefix and as many places for each request."""
+    if mask_mode != MULTI_ITEM:
+        return
+    for name, tensor, least in (
+        ("prefix_len", prefix_len, batch),
+        ("token_pos", token_pos, batch * token_pos_len),
+    ):
+        if tensor is None:
+            raise ValueError(f"{export}: multi-item scoring needs {name}, got None")
+        if tensor.numel() < least:
+            raise ValueError(
+                f"{export}: {name} must have at least {least} elements, got shape {[*tensor.shape]}"
+            )
+
+
 def check_outputs(
+    export: str,
     q: torch.Tensor,
     head_dim_vo: int,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     sinks: torch.Tensor | None,
+    **others: torch.Tensor | None,
 ) -> None:
-    """What is written, and the sinks."""
-    export = "run"
+    """What is written, and the sinks; ``others`` are read or written, too."""
     for name, tensor, shape, dtype in (
         ("out", out, (*q.shape[:2], head_dim_vo), q.dtype),
         ("lse", lse, tuple(q.shape[:2]), torch.float32),
@@ -142,4 +192,8 @@ def check_outputs(
     for name, tensor in (("out", out), ("lse", lse)):
         if tensor is not None:
             check_elements_apart(export, name, tensor)
-            check_memory_apart(export, name, tensor, q, "q")
+            for other_name, other in {"q": q, **others}.items():
+                if other is not None:
+                    check_memory_apart(export, name, tensor, other, other_name)
+    if lse is not None:
+        check_memory_apart(export, "lse", lse, out, "out")

@@ -209,12 +209,11 @@ def pair(w: Any, paged_kv_cache: tuple[Any, ...]) -> tuple[torch.Tensor, torch.T
 
 def check_tensors(w: Any, q: object, k: object, v: object) -> None:
     """Say what is no tensor, or that there is no plan; called when a call has failed already."""
-    if w._plan_info is None:
-        raise PlanMismatchError(f"{w._name}.run: there is no plan. Fix: call plan() first")
+    check_planned(w)
     if not isinstance(q, torch.Tensor):
         raise TypeError(f"{w._name}.run: q must be a torch.Tensor, got {type(q).__name__}")
-    for part in (k, v):
-        if part is not None and not isinstance(part, torch.Tensor):
+    for part in (k,) if v is None else (k, v):
+        if not isinstance(part, torch.Tensor):
             raise CacheLayoutError(
                 f"{w._name}.run: keys and values must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
@@ -226,6 +225,12 @@ def check_tensors(w: Any, q: object, k: object, v: object) -> None:
                 f"{w._name}.run: {name} must have at least 3 dimensions, got shape "
                 f"{[*tensor.shape]}"
             )
+
+
+def check_planned(w: Any) -> None:
+    """Say that there is no plan, if there is none."""
+    if w._plan_info is None:
+        raise PlanMismatchError(f"{w._name}.run: there is no plan. Fix: call plan() first")
 
 
 def raise_heads(w: Any, name: str, tensor: torch.Tensor, planned: int) -> None:
@@ -246,8 +251,7 @@ def raise_cache(w: Any, k_cache: torch.Tensor) -> None:
 
 def raise_dtype(w: Any, q: torch.Tensor, k: torch.Tensor) -> None:
     """Say which dtype is not that of the plan."""
-    if w._plan_info is None:
-        check_tensors(w, q, k, None)
+    check_planned(w)
     for name, tensor, option, planned in (
         ("q", q, "q_data_type", w._cached_q_data_type),
         ("k", k, "kv_data_type", w._cached_kv_data_type),
@@ -314,6 +318,8 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
 
 def check_window(w: Any, window_left: int | None) -> None:
     """A run has the window of its plan."""
+    if window_left is not None:
+        check_planned(w)
     if window_left is not None and window_left != w._window_left:
         raise PlanMismatchError(
             f"{w._name}.run: window_left must be {w._window_left} as in plan(), got {window_left}"

@@ -9,6 +9,7 @@ from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL
 from precast._attention.running import scales_of
 from precast._dispatch import Kernel
+from precast._reference_checks import check_rank
 from precast._torch import torch, torch_ops
 from precast.utils import get_device_sm_count
 
@@ -40,6 +41,10 @@ def run_single(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
     name = kernel.name
+    if not q.dim() == k.dim() == v.dim() == 3:
+        for argument, tensor in (("q", q), ("k", k), ("v", v)):
+            check_rank(name, argument, tensor, 3, 3)
+    words.check_rope(name, rope_scale, rope_theta)
     positions = words.pos_encoding(name, pos_encoding_mode)
     if words.check_kv_layout(name, kv_layout):
         k, v = k.transpose(0, 1), v.transpose(0, 1)

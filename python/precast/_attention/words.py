@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from enum import Enum
 
 from precast._torch import torch
@@ -193,6 +194,33 @@ def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
         )
 
 
+def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) -> None:
+    """Raise if both share memory: partial results would be written over the plan."""
+    starts = floats.data_ptr(), ints.data_ptr()
+    if (
+        floats.device == ints.device
+        and starts[0] < starts[1] + ints.numel()
+        and starts[1] < starts[0] + floats.numel()
+    ):
+        raise ValueError(
+            f"{name}: int_workspace_buffer must not overlap float_workspace_buffer's memory. Fix: "
+            f"pass two buffers"
+        )
+
+
+def check_rope(name: str, rope_scale: float | None, rope_theta: float | None) -> None:
+    """Raise unless both are positive, where they are given."""
+    for option, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: {option} must be positive, got {value}")
+
+
+def check_page_size(name: str, page_size: int) -> None:
+    """Raise for pages without tokens."""
+    if page_size < 1:
+        raise ValueError(f"{name}: page_size must be >= 1, got {page_size}")
+
+
 def check_shape_dtype_device(
     x: torch.Tensor,
     expected_shape: tuple[int, ...],
@@ -216,6 +244,24 @@ def check_shape_dtype_device(
 _cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes a part of a CUDA graph."""
+    if device.type != "cuda" or torch.compiler.is_compiling():
+        return False
+    return bool(torch.cuda.is_current_stream_capturing())
+
+
+def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A buffer that is made once, but for those of a CUDA graph: their memory is the graph's."""
+    key = (name, device)
+    buffer = _cache_buf.get(key)
+    if buffer is None:
+        buffer = make()
+        if not is_capturing(device):
+            _cache_buf[key] = buffer
+    return buffer
+
+
 def _ceil_pow2(x: int) -> int:
     """The least power of two that is not below ``x``."""
     return 1 << (x - 1).bit_length()
@@ -223,12 +269,10 @@ def _ceil_pow2(x: int) -> int:
 
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     """``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
-    size = _ceil_pow2(seq_len)
-    key = (f"range_{size}", torch.device(device))
-    buffer = _cache_buf.get(key)
-    if buffer is None:
-        buffer = _cache_buf[key] = torch.arange(size, device=device, dtype=torch.int32)
-    return buffer[:seq_len]
+    size, device = _ceil_pow2(seq_len), torch.device(device)
+    return _kept(
+        f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
+    )[:seq_len]
 
 
 def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -261,18 +305,17 @@ def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> 
     tensor([0.0625, 0.0039, 0.2500])
     """
     n = 1 << (n_heads.bit_length() - 1)
-    exponents = [-8.0 * (i + 1) / n for i in range(n)]
-    exponents += [-4.0 * (2 * i + 1) / n for i in range(n_heads - n)]
-    return torch.tensor([2.0**e for e in exponents], dtype=torch.float32, device=device)
+    # Made on the device: a CUDA graph that is captured takes no copy from the host.
+    heads = torch.arange(n_heads, dtype=torch.float64, device=device)
+    exponents = torch.where(heads < n, -8.0 * (heads + 1) / n, -4.0 * (2 * (heads - n) + 1) / n)
+    return torch.exp2(exponents).float()
 
 
 def alibi_slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
     """The slopes, kept for the process."""
-    key = (f"alibi_slopes_{num_qo_heads}", device)
-    slopes = _cache_buf.get(key)
-    if slopes is None:
-        slopes = _cache_buf[key] = get_alibi_slopes(num_qo_heads, device)
-    return slopes
+    return _kept(
+        f"alibi_slopes_{num_qo_heads}", device, lambda: get_alibi_slopes(num_qo_heads, device)
+    )
 
 
 def softmax_scale(sm_scale: float | None, head_dim: int) -> float:

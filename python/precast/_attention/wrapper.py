@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._attention import tiles, words
+from precast._attention import kernels, tiles, words
 from precast._attention.cached_module import CachedModule
 from precast._torch import torch
 from precast.errors import PlanMismatchError
@@ -55,6 +55,7 @@ class AttentionWrapper:
         self._jit_module = None
         self._cached_module: CachedModule | None = None
         self._plan_info: list[int] | None = None
+        self._overwritten = False
         self._config: tuple[Any, ...] | None = None
         self._run_key: tuple[Any, ...] = ()
         self._cached_q_data_type: Any = None
@@ -113,17 +114,22 @@ class AttentionWrapper:
         Raises
         ------
         ValueError
-            An address that is no multiple of 16 bytes.
+            An address that is no multiple of 16 bytes; buffers that overlap.
         """
         words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         words.check_workspace(self._name, "int_workspace_buffer", int_workspace_buffer)
+        words.check_workspaces_apart(self._name, float_workspace_buffer, int_workspace_buffer)
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = int_workspace_buffer
         self._pinned = None
-        # The plan lay in the workspace before.
-        self._plan_info = self._config = self._cached_q_data_type = None
+        self._forget_plan()  # It lay in the workspace before.
 
     # -- plan -------------------------------------------------------------------------------------
+
+    def _forget_plan(self) -> None:
+        """From now on a run says that there is no plan."""
+        self._plan_info = self._config = self._cached_q_data_type = None
+        self._overwritten = True
 
     def _configure(
         self,
@@ -210,6 +216,57 @@ class AttentionWrapper:
         else:
             self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
         return self._tile_rows
+
+    def _check_split(
+        self,
+        lengths: tuple[torch.Tensor | None, ...],
+        batch_size: int,
+        q_len_per_req: int,
+        page_size: int,
+        head_dim_qk: int,
+        tile_rows: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int,
+        disable_split_kv: bool,
+    ) -> None:
+        """Raise if lengths on the host need more room for parts of this size than there is."""
+        heads = self._num_qo_heads, self._num_kv_heads
+        needed = kernels.workspace_bytes(
+            self.device,
+            *lengths,
+            batch_size,
+            q_len_per_req,
+            page_size,
+            *heads,
+            head_dim_qk,
+            self._head_dim_vo,
+            self._cached_kv_data_type.itemsize,
+            tile_rows,
+            causal,
+            window_left,
+            fixed_split_size,
+            disable_split_kv,
+        )
+        buffers = {
+            "float_workspace_buffer": self._float_workspace_buffer,
+            "int_workspace_buffer": self._int_workspace_buffer,
+        }
+        for (name, buffer), size in zip(buffers.items(), needed):
+            if buffer.numel() < size:
+                raise ValueError(
+                    f"{self._name}.plan: {name} must have at least {size} bytes for "
+                    f"fixed_split_size={fixed_split_size}, got {buffer.numel()}: with longer parts "
+                    f"results would depend on the batch. Fix: pass a larger one to "
+                    f"reset_workspace_buffer()"
+                )
+
+    def _check_positions(
+        self, pos_encoding_mode: str, rope_scale: float | None, rope_theta: float | None
+    ) -> None:
+        """Raise for options of forward() that plan() would refuse."""
+        words.pos_encoding(self._name, pos_encoding_mode)
+        words.check_rope(self._name, rope_scale, rope_theta)
 
     def _check_rows(self, tokens: int) -> None:
         """Raise, for there are not as many queries as planned."""

@@ -58,7 +58,7 @@ def merge_positional(
         f"Passing optional arguments to {name}.plan() positionally is deprecated; pass them as "
         f"keyword arguments instead",
         DeprecationWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
     return options
 

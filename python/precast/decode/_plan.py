@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 from precast._attention import kernels, tiles, words
 from precast._attention.batches import CAUSAL, NON_CAUSAL, tokens_of_pages
+from precast._attention.replan import all_or_nothing
 from precast._attention.wrapper import PLAN_TABLES, AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -77,7 +78,8 @@ class DecodePlan(AttentionWrapper):
         -----
         Nothing on the device is allocated or changed. Lengths on the device are waited for. A
         float workspace that is too small for other lengths costs time, not results: then less is
-        divided among SMs.
+        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
+        in the batch decide: take what the largest batch needs.
         """
         batch = len(last_page_len)
         _, kv, _ = dtypes_of(q_data_type or data_type or "float16", kv_data_type, o_data_type)
@@ -105,6 +107,7 @@ class DecodePlan(AttentionWrapper):
         )
 
     @precast_api
+    @all_or_nothing
     def plan(
         self,
         indptr: torch.Tensor,
@@ -176,7 +179,9 @@ class DecodePlan(AttentionWrapper):
             For other backends; the pages above are what counts.
         fixed_split_size : int, optional
             Pages of a part of a request that one CTA takes. With it the bits of a result do not
-            depend on the rest of the batch. Default: what balances the work.
+            depend on the rest of the batch, if the workspaces are as large as
+            :meth:`workspace_size` says. Lengths on the host that need more are refused; those on
+            the device cannot be, and make all parts longer. Default: what balances the work.
         disable_split_kv : bool
             One CTA takes all of a request and KV head; the same promise.
         q_len_per_req : int
@@ -212,6 +217,9 @@ class DecodePlan(AttentionWrapper):
             )
             return
         batch_size = last_page_len.shape[0]
+        words.check_page_size(f"{self._name}.plan", page_size)
+        if rope_scale is not None or rope_theta is not None:
+            words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
         config = (
             num_qo_heads,
             num_kv_heads,
@@ -243,12 +251,27 @@ class DecodePlan(AttentionWrapper):
                 o_data_type,
             )
             self._config = config
+        self._max_kv_len = None
         if not (indptr.is_cuda or last_page_len.is_cuda):
-            lens = (
-                tokens_of_pages(indptr, last_page_len, page_size) if seq_lens is None else seq_lens
-            )
+            lens = seq_lens
+            if lens is None or lens.is_cuda:  # Nothing is waited for.
+                lens = tokens_of_pages(indptr, last_page_len, page_size)
             check_kv_len(lens, q_len_per_req)
             self._max_kv_len = int(lens.max()) if batch_size else 0
+            if fixed_split_size is not None and fixed_split_size > 0:
+                self._check_split(
+                    (None, indptr, last_page_len),
+                    batch_size,
+                    q_len_per_req,
+                    page_size,
+                    head_dim,
+                    self._choose_tile(q_len_per_req),
+                    q_len_per_req > 1,
+                    window_left,
+                    fixed_split_size,
+                    disable_split_kv,
+                )
+        self._overwritten = self._use_cuda_graph
         if self._use_cuda_graph:
             tables = self._tables(
                 non_blocking,
@@ -315,6 +338,7 @@ class DecodePlan(AttentionWrapper):
             disable_split_kv,
             True,
         )
+        self._overwritten = True
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
         self._page_size = page_size
@@ -332,7 +356,9 @@ class DecodePlan(AttentionWrapper):
             self._qo_indptr_buf.copy_(indptr)
         else:
             self._qo_indptr_buf = indptr
-        self._qo_indptr_of = (batch_size, q_len_per_req)
+        # Of a graph that is captured the numbers are not there yet.
+        known = not words.is_capturing(self.device)
+        self._qo_indptr_of = (batch_size, q_len_per_req) if known else (0, 0)
 
     def _keep(
         self,

@@ -77,6 +77,7 @@ def fast_decode_plan(
     With lengths on the device it launches one kernel and waits for nothing.
     """
     wrapper: Any = self
+    given = wrapper._cached_o_data_type is not wrapper._cached_q_data_type
     batch_size = last_page_len.shape[0]
     if wrapper._use_cuda_graph:
         check_plan(wrapper, batch_size, indices, fixed_split_size, q_len_per_req)
@@ -97,7 +98,7 @@ def fast_decode_plan(
         logits_soft_cap=logits_soft_cap,
         q_data_type=q_data_type or data_type or "float16",
         kv_data_type=kv_data_type or data_type,
-        o_data_type=wrapper._cached_o_data_type,
+        o_data_type=wrapper._cached_o_data_type if given else None,
         sm_scale=sm_scale,
         rope_scale=rope_scale,
         rope_theta=rope_theta,

@@ -14,6 +14,7 @@ from precast._attention.formula import attention
 from precast._attention.single import run_single
 from precast._attention.words import get_alibi_slopes, softmax_scale
 from precast._dispatch import check_tensors
+from precast._reference_checks import check_rank
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._trace import single_decode_trace
@@ -132,7 +133,7 @@ def single_decode_with_kv_cache(
     use_tensor_cores : bool
         Without effect: the kernel uses them.
     q_scale, k_scale : float or torch.Tensor, optional
-        Multiply ``sm_scale``. A tensor on the device is one float32 and is read there.
+        Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
     v_scale : float or torch.Tensor, optional
         Multiplies the output in float32, before it is rounded.
     window_left : int
@@ -177,6 +178,8 @@ def single_decode_with_kv_cache(
     tensor([1.5850, 1.5850])
     """
     try:
+        if q.dim() != 2:
+            check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
         out, lse = run_single(
             kernels.single_decode,
             q.unsqueeze(0),

@@ -184,7 +184,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         *args
             None: there is no code to pass them to.
         q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one float32 and is read there.
+            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
         v_scale : float or torch.Tensor, optional
             Multiplies the output in float32, before it is rounded.
         out, lse : torch.Tensor, optional
@@ -213,7 +213,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         Raises
         ------
         precast.errors.PlanMismatchError
-            Another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
+            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
         precast.errors.CacheLayoutError
             A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
             ``ValueError``).
@@ -276,6 +276,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     ) -> torch.Tensor:
         """:meth:`run`, with options that :meth:`plan` has now, too."""
         self._check_wider(window_left)
+        self._check_positions(pos_encoding_mode, rope_scale, rope_theta)
         self._keep(
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )
@@ -297,6 +298,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
         self._check_wider(window_left)
+        self._check_positions(pos_encoding_mode, rope_scale, rope_theta)
         self._keep(
             pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
         )

@@ -36,6 +36,15 @@ def ragged_sizes(qo_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> torch.Tens
     return qo_indptr.to(device).diff().long() * kv_indptr.to(device).diff()
 
 
+def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
+    """Raise for a mask, or a buffer of one, that ends before the last pair."""
+    if mask.numel() < needed:
+        raise ValueError(
+            f"{name}: {argument} must have at least {needed} elements for all queries and keys, "
+            f"got {mask.numel()}"
+        )
+
+
 def _common(*tensors: torch.Tensor) -> torch.device:
     """The GPU that one of them is on; lengths go there, and never the other way."""
     return next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)

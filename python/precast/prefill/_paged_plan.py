@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from precast._attention import kernels, tiles, words
 from precast._attention.batches import tokens_of_pages
+from precast._attention.replan import all_or_nothing
 from precast._attention.wrapper import dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
@@ -72,7 +73,8 @@ class PagedPrefillPlan(PrefillPlan):
         -----
         Nothing on the device is allocated or changed. Lengths on the device are waited for. A
         float workspace that is too small for other lengths costs time, not results: then less is
-        divided among SMs.
+        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
+        in the batch decide: take what the largest batch needs.
         """
         name = f"{self._name}.workspace_size"
         vo = head_dim_qk if head_dim_vo is None else head_dim_vo
@@ -83,7 +85,7 @@ class PagedPrefillPlan(PrefillPlan):
         longest = max_token_per_sequence or uniform_q_len
         if longest is None and batch_size and not qo_indptr.is_cuda:
             longest = int(qo_indptr.diff().max())
-        invariant = disable_split_kv or fixed_split_size is not None
+        invariant = disable_split_kv or (fixed_split_size or -1) > 0
         masked = custom_mask is not None or packed_custom_mask is not None
         items = prefix_len_ptr is not None
         tile_rows = tiles.largest(vo)
@@ -114,6 +116,7 @@ class PagedPrefillPlan(PrefillPlan):
         )
 
     @precast_api
+    @all_or_nothing
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -217,7 +220,9 @@ class PagedPrefillPlan(PrefillPlan):
             A bound of the tokens of a request, for who reads ``_max_kv_len``.
         fixed_split_size : int, optional
             Pages of a part of a request that one CTA takes. With it the bits of a result do not
-            depend on the rest of the batch. Default: what balances the work.
+            depend on the rest of the batch, if the workspaces are as large as
+            :meth:`workspace_size` says. Lengths on the host that need more are refused; those on
+            the device cannot be, and make all parts longer. Default: what balances the work.
         disable_split_kv : bool
             One CTA takes all the tokens of some queries; the same promise.
         uniform_q_len : int, optional
@@ -237,6 +242,9 @@ class PagedPrefillPlan(PrefillPlan):
         Lengths on the device stay there: nothing is copied to the host or waited for.
         """
         batch_size = qo_indptr.shape[0] - 1
+        words.check_page_size(f"{self._name}.plan", page_size)
+        if rope_scale is not None or rope_theta is not None:
+            words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
         vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         config = (
             num_qo_heads,
@@ -254,6 +262,7 @@ class PagedPrefillPlan(PrefillPlan):
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
         self._pads = self._use_cuda_graph or self._planned_rows is None
+        self._max_kv_len = None
         if not (paged_kv_indptr.is_cuda or paged_kv_last_page_len.is_cuda) and batch_size:
             lens = tokens_of_pages(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self._max_kv_len = int(lens.max())
@@ -262,6 +271,16 @@ class PagedPrefillPlan(PrefillPlan):
         sizes = None
         if custom_mask is not None or packed_custom_mask is not None:
             sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, page_size)
+        self._check_split_of(
+            (qo_indptr, paged_kv_indptr, paged_kv_last_page_len),
+            batch_size,
+            page_size,
+            head_dim_qk,
+            prefix_len_ptr is not None or (causal and sizes is None),
+            window_left,
+            fixed_split_size,
+            disable_split_kv,
+        )
         self._keep_mask(custom_mask, packed_custom_mask, sizes, non_blocking)
         self._keep_items(
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr

@@ -12,7 +12,7 @@ from precast._attention import kernels
 from precast._attention.batches import CAUSAL, CUSTOM, MULTI_ITEM, NON_CAUSAL
 from precast._attention.wrapper import PLAN_TABLES, AttentionWrapper
 from precast._torch import torch
-from precast.prefill._masks import byte_bounds, packed
+from precast.prefill._masks import byte_bounds, check_mask_size, packed
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
@@ -77,6 +77,8 @@ class PrefillPlan(AttentionWrapper):
                     )
             assert bytes_of is not None
             assert starts_of is not None
+        self._check_mask(custom_mask, packed_custom_mask, sizes)
+        self._overwritten = self._use_cuda_graph
         if packed_custom_mask is not None:
             bits, starts = packed_custom_mask, byte_bounds(sizes)
         else:
@@ -95,6 +97,56 @@ class PrefillPlan(AttentionWrapper):
             bytes_of[: bits.numel()].copy_(bits, non_blocking=non_blocking and whole)
         starts_of.copy_(starts, non_blocking=non_blocking)
 
+    def _check_mask(
+        self,
+        custom_mask: torch.Tensor | None,
+        packed_custom_mask: torch.Tensor | None,
+        sizes: torch.Tensor,
+    ) -> None:
+        """A mask for all pairs, and a buffer for it; lengths on the device are not waited for."""
+        name = f"{self._name}.plan"
+        needed = None
+        if not sizes.is_cuda:
+            needed = int(((sizes + 7) // 8).sum())
+            if packed_custom_mask is not None:
+                check_mask_size(name, "packed_custom_mask", packed_custom_mask, needed)
+            elif custom_mask is not None:
+                check_mask_size(name, "custom_mask", custom_mask, int(sizes.sum()))
+        if self._use_cuda_graph and self._custom_mask_buf is not None:
+            if packed_custom_mask is not None:
+                needed = packed_custom_mask.numel()
+            if needed is not None:
+                check_mask_size(name, "custom_mask_buf", self._custom_mask_buf, needed)
+
+    def _check_split_of(
+        self,
+        lengths: tuple[torch.Tensor | None, ...],
+        batch_size: int,
+        page_size: int,
+        head_dim_qk: int,
+        causal: bool,
+        window_left: int,
+        fixed_split_size: int | None,
+        disable_split_kv: bool,
+    ) -> None:
+        """Room for parts of a fixed size, if all lengths are on the host."""
+        if fixed_split_size is None or fixed_split_size <= 0:
+            return
+        if any(tensor is not None and tensor.is_cuda for tensor in lengths):
+            return
+        self._check_split(
+            lengths,
+            batch_size,
+            0,
+            page_size,
+            head_dim_qk,
+            self._choose_tile(self._max_q_len, self._qo_indptr_last, True),
+            causal,
+            window_left,
+            fixed_split_size,
+            disable_split_kv,
+        )
+
     def _keep_items(
         self,
         prefix_len_ptr: torch.Tensor | None,
@@ -105,6 +157,8 @@ class PrefillPlan(AttentionWrapper):
         """Where items begin, in the integers that the kernels read."""
         if prefix_len_ptr is None:
             self._prefix_len_ptr = self._token_pos_in_items_ptr = self._max_item_len_ptr = None
+            self._token_pos_in_items_len = 0
+            self._overwritten = self._use_cuda_graph  # What comes next writes buffers.
             return
         if token_pos_in_items_ptr is None:
             raise ValueError(
@@ -114,8 +168,10 @@ class PrefillPlan(AttentionWrapper):
         self._prefix_len_ptr = self._as(prefix_len_ptr, torch.uint32)
         self._token_pos_in_items_ptr = self._as(token_pos_in_items_ptr, torch.uint16)
         self._token_pos_in_items_len = token_pos_in_items_len or token_pos_in_items_ptr.numel()
-        if max_item_len_ptr is not None:
-            self._max_item_len_ptr = self._as(max_item_len_ptr, torch.uint16)
+        self._max_item_len_ptr = (
+            None if max_item_len_ptr is None else self._as(max_item_len_ptr, torch.uint16)
+        )
+        self._overwritten = self._use_cuda_graph
 
     def _as(self, numbers: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         numbers = numbers.to(self.device)
@@ -132,7 +188,7 @@ class PrefillPlan(AttentionWrapper):
         fixed_split_size: int | None,
         disable_split_kv: bool,
     ) -> None:
-        invariant = disable_split_kv or fixed_split_size is not None
+        invariant = disable_split_kv or (fixed_split_size or -1) > 0
         tile_rows = self._choose_tile(self._max_q_len, self._qo_indptr_last, invariant)
         items = self._prefix_len_ptr is not None
         causal = items or (causal and not self._masked)
@@ -156,6 +212,7 @@ class PrefillPlan(AttentionWrapper):
             disable_split_kv,
             True,
         )
+        self._overwritten = True
         self._plan_info = [tile_rows, int(causal), window_left]
         self._batch_size = batch_size
         self._page_size = page_size
@@ -194,6 +251,7 @@ class PrefillPlan(AttentionWrapper):
         """Options of forward() in the place of those of the plan."""
         free = self._masked or self._prefix_len_ptr is not None
         self._check_wider(window_left, None if free else causal)
+        self._check_positions(pos_encoding_mode, rope_scale, rope_theta)
         self._keep(
             causal,
             pos_encoding_mode,

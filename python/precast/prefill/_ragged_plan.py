@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from precast._attention import words
+from precast._attention.replan import all_or_nothing
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.prefill._masks import ragged_sizes
@@ -15,6 +17,7 @@ class RaggedPrefillPlan(PrefillPlan):
     _kv_indptr_buf: torch.Tensor | None
 
     @precast_api
+    @all_or_nothing
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -88,7 +91,9 @@ class RaggedPrefillPlan(PrefillPlan):
             Likewise.
         fixed_split_size : int, optional
             Tokens of a part of a request that one CTA takes. With it the bits of a result do not
-            depend on the rest of the batch. Default: what balances the work.
+            depend on the rest of the batch, if the float workspace has room for all parts. Lengths
+            on the host that need more are refused, in words that say how much; those on the device
+            cannot be, and make all parts longer. Default: what balances the work.
         disable_split_kv : bool
             One CTA takes all the tokens of some queries; the same promise.
         seq_lens, seq_lens_q : torch.Tensor, optional
@@ -125,6 +130,8 @@ class RaggedPrefillPlan(PrefillPlan):
                 f"{self._name}.plan: kv_indptr must have length {batch_size + 1} as qo_indptr, got "
                 f"{kv_indptr.shape[0]}"
             )
+        if rope_scale is not None or rope_theta is not None:
+            words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
         vo = head_dim_qk if head_dim_vo is None else head_dim_vo
         config = (
             num_qo_heads,
@@ -141,12 +148,23 @@ class RaggedPrefillPlan(PrefillPlan):
             self._configure(*config)
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
+        self._max_kv_len = None
         if not kv_indptr.is_cuda and batch_size:
             self._max_kv_len = int(kv_indptr.diff().max())
         if max_sequence_kv is not None:
             self._max_kv_len = max_sequence_kv
         masked = custom_mask is not None or packed_custom_mask is not None
         sizes = ragged_sizes(qo_indptr, kv_indptr) if masked else None
+        self._check_split_of(
+            (qo_indptr, kv_indptr, None),
+            batch_size,
+            0,
+            head_dim_qk,
+            prefix_len_ptr is not None or (causal and not masked),
+            window_left,
+            fixed_split_size,
+            disable_split_kv,
+        )
         self._keep_mask(custom_mask, packed_custom_mask, sizes, non_blocking)
         self._keep_items(
             prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr

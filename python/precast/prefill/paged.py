@@ -181,7 +181,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         *args
             None: there is no code to pass them to.
         q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one float32 and is read there.
+            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
         v_scale : float or torch.Tensor, optional
             Multiplies the output in float32, before it is rounded.
         out, lse : torch.Tensor, optional
@@ -214,7 +214,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         Raises
         ------
         precast.errors.PlanMismatchError
-            Another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
+            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
         precast.errors.CacheLayoutError
             A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
             ``ValueError``).

@@ -156,7 +156,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         *args
             None: there is no code to pass them to.
         q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one float32 and is read there.
+            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
         v_scale : float or torch.Tensor, optional
             Multiplies the output in float32, before it is rounded.
         o_scale : float, optional
@@ -184,6 +184,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
 
         Raises
         ------
+        precast.errors.PlanMismatchError
+            No plan (an ``AssertionError`` and a ``ValueError``).
         NotImplementedError
             An argument for other backends.
         ValueError

@@ -23,6 +23,7 @@ from precast.decorators import (
     served_by,
     supported_compute_capability,
 )
+from precast.prefill._masks import check_mask_size
 from precast.prefill._trace import single_prefill_trace
 from precast.quantization.packbits import packbits
 
@@ -100,6 +101,23 @@ def single_prefill_with_kv_cache_reference(
     )
     out = (out if v_scale is None else out * v_scale).to(o_dtype or q.dtype)
     return (out, lse) if return_lse else out
+
+
+def _check_mask(
+    qo_len: int,
+    kv_len: int,
+    custom_mask: torch.Tensor | None,
+    packed_custom_mask: torch.Tensor | None,
+) -> None:
+    """A mask has a bit for every pair of a query and a key."""
+    name, pairs = "single_prefill_with_kv_cache", qo_len * kv_len
+    if packed_custom_mask is not None:
+        check_mask_size(name, "packed_custom_mask", packed_custom_mask, (pairs + 7) // 8)
+    elif custom_mask is not None and custom_mask.numel() != pairs:
+        raise ValueError(
+            f"{name}: custom_mask must have {pairs} elements, {qo_len} queries by {kv_len} keys, "
+            f"got shape {[*custom_mask.shape]}"
+        )
 
 
 @supported_compute_capability([])
@@ -202,7 +220,7 @@ def single_prefill_with_kv_cache(
     kv_cache_sf : None
         Of keys and values of 4 bits, which are not supported.
     k_scale : float or torch.Tensor, optional
-        Multiplies ``sm_scale``. A tensor on the device is one float32 and is read there.
+        Multiplies ``sm_scale``. A tensor on the device is one positive float32 and is read there.
     v_scale : float or torch.Tensor, optional
         Multiplies the output in float32, before it is rounded.
 
@@ -252,6 +270,8 @@ def single_prefill_with_kv_cache(
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
     try:
         mask_mode = CAUSAL if causal else NON_CAUSAL
+        if custom_mask is not None or packed_custom_mask is not None:
+            _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
         if custom_mask is not None and packed_custom_mask is None:
             packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
         if packed_custom_mask is not None:
