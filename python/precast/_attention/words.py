@@ -215,12 +215,6 @@ def check_rope(name: str, rope_scale: float | None, rope_theta: float | None) ->
             raise ValueError(f"{name}: {option} must be positive, got {value}")
 
 
-def check_page_size(name: str, page_size: int) -> None:
-    """Raise for pages without tokens."""
-    if page_size < 1:
-        raise ValueError(f"{name}: page_size must be >= 1, got {page_size}")
-
-
 def check_shape_dtype_device(
     x: torch.Tensor,
     expected_shape: tuple[int, ...],

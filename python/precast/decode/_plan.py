@@ -217,7 +217,8 @@ class DecodePlan(AttentionWrapper):
             )
             return
         batch_size = last_page_len.shape[0]
-        words.check_page_size(f"{self._name}.plan", page_size)
+        if page_size < 1:
+            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {page_size}")
         if rope_scale is not None or rope_theta is not None:
             words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
         config = (

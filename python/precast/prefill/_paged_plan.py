@@ -242,7 +242,8 @@ class PagedPrefillPlan(PrefillPlan):
         Lengths on the device stay there: nothing is copied to the host or waited for.
         """
         batch_size = qo_indptr.shape[0] - 1
-        words.check_page_size(f"{self._name}.plan", page_size)
+        if page_size < 1:
+            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {page_size}")
         if rope_scale is not None or rope_theta is not None:
             words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
         vo = head_dim_qk if head_dim_vo is None else head_dim_vo
