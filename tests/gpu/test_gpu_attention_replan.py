@@ -158,6 +158,21 @@ def test_lengths_beside_are_not_waited_for(
     close(wrapper.run(batch.q, batch.cache), batch.expected())
 
 
+@pytest.mark.parametrize("rows_on_device", [False, True])
+def test_masks_of_lengths_on_the_host_are_not_waited_for(
+    workspace: torch.Tensor, generator: torch.Generator, rows_on_device: bool
+) -> None:
+    batch = Batch([70, 900], generator)
+    tables = on_host(batch)
+    rows = torch.arange(3, dtype=I32, device="cuda" if rows_on_device else "cpu")
+    mask = torch.ones(970, dtype=torch.bool, device="cuda")
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    wrapper.plan(rows, *tables, *SHAPE, custom_mask=mask, **PLAN)
+    with no_waiting():
+        wrapper.plan(rows, *tables, *SHAPE, custom_mask=mask, **PLAN)
+    close(wrapper.run(batch.q, batch.cache), batch.expected())
+
+
 def test_short_masks_reach_no_kernel(generator: torch.Generator) -> None:
     q = torch.randn(300, HEADS, DIM, device="cuda", generator=generator).to(BF16)
     k = torch.randn(300, KV_HEADS, DIM, device="cuda", generator=generator).to(BF16)

@@ -223,6 +223,11 @@ def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_refused():
             wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, **options, **F32)
         assert attributes(wrapper) == before
     assert torch.equal(wrapper.run(q, kv), want)
+    with pytest.raises(ValueError, match=r"mask_indptr_buf must have shape \[3\], got \[4\]"):
+        starts = wrapper._mask_indptr_buf
+        wrapper._mask_indptr_buf = torch.zeros(4, dtype=I32)
+        wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, **F32)
+    wrapper._mask_indptr_buf = starts
     # One that is too long is as good as its beginning.
     wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask.repeat(2), **F32)
     assert torch.equal(wrapper.run(q, kv), want)

@@ -199,8 +199,8 @@ def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) 
     starts = floats.data_ptr(), ints.data_ptr()
     if (
         floats.device == ints.device
-        and starts[0] < starts[1] + ints.numel()
-        and starts[1] < starts[0] + floats.numel()
+        and starts[0] < starts[1] + ints.nbytes
+        and starts[1] < starts[0] + floats.nbytes
     ):
         raise ValueError(
             f"{name}: int_workspace_buffer must not overlap float_workspace_buffer's memory. Fix: "
@@ -240,18 +240,19 @@ _cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
 
 def is_capturing(device: torch.device) -> bool:
     """Whether what is launched now becomes a part of a CUDA graph."""
-    if device.type != "cuda" or torch.compiler.is_compiling():
-        return False
-    return bool(torch.cuda.is_current_stream_capturing())
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
 def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """A buffer that is made once, but for those of a CUDA graph: their memory is the graph's."""
+    """A buffer that is made once, but for those of a CUDA graph: their memory is the graph's.
+
+    Compiled code may become one.
+    """
     key = (name, device)
     buffer = _cache_buf.get(key)
     if buffer is None:
         buffer = make()
-        if not is_capturing(device):
+        if not (torch.compiler.is_compiling() or is_capturing(device)):
             _cache_buf[key] = buffer
     return buffer
 

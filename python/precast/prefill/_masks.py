@@ -13,6 +13,7 @@ def paged_sizes(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
     page_size: int,
+    non_blocking: bool = False,
 ) -> torch.Tensor:
     """``[batch]``, int64: how many pairs of a query and a key each request has."""
     if qo_indptr.shape != kv_indptr.shape:
@@ -20,20 +21,21 @@ def paged_sizes(
             f"The length of qo_indptr and paged_kv_indptr should be the same, got "
             f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
-    device = _common(qo_indptr, kv_indptr, kv_last_page_len)
-    lens = tokens_of_pages(kv_indptr.to(device), kv_last_page_len.to(device), page_size)
-    return qo_indptr.to(device).diff().long() * lens
+    rows, pages, last = _together(non_blocking, qo_indptr, kv_indptr, kv_last_page_len)
+    return rows.diff().long() * tokens_of_pages(pages, last, page_size)
 
 
-def ragged_sizes(qo_indptr: torch.Tensor, kv_indptr: torch.Tensor) -> torch.Tensor:
+def ragged_sizes(
+    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, non_blocking: bool = False
+) -> torch.Tensor:
     """The same for keys one behind the other."""
     if qo_indptr.shape != kv_indptr.shape:
         raise ValueError(
             f"The length of qo_indptr and kv_indptr should be the same, got "
             f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
-    device = _common(qo_indptr, kv_indptr)
-    return qo_indptr.to(device).diff().long() * kv_indptr.to(device).diff()
+    rows, tokens = _together(non_blocking, qo_indptr, kv_indptr)
+    return rows.diff().long() * tokens.diff()
 
 
 def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
@@ -45,9 +47,10 @@ def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -
         )
 
 
-def _common(*tensors: torch.Tensor) -> torch.device:
-    """The GPU that one of them is on; lengths go there, and never the other way."""
-    return next((tensor.device for tensor in tensors if tensor.is_cuda), tensors[0].device)
+def _together(non_blocking: bool, *lengths: torch.Tensor) -> list[torch.Tensor]:
+    """All on the GPU that one of them is on; lengths go there, and never the other way."""
+    device = next((tensor.device for tensor in lengths if tensor.is_cuda), lengths[0].device)
+    return [tensor.to(device, non_blocking=non_blocking) for tensor in lengths]
 
 
 def byte_bounds(sizes: torch.Tensor) -> torch.Tensor:
@@ -60,7 +63,8 @@ def packed(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The bits of a mask and where those of each request start; waits for nothing."""
     flat = custom_mask.contiguous().view(-1)
-    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(flat.device)
+    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    bounds = bounds.to(flat.device, non_blocking=True)  # Nobody else writes them.
     if into is None:
         most = (flat.numel() + 7 * sizes.numel()) // 8
         into = torch.empty(most, dtype=torch.uint8, device=flat.device)

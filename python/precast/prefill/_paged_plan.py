@@ -271,7 +271,8 @@ class PagedPrefillPlan(PrefillPlan):
             self._max_kv_len = max_sequence_kv
         sizes = None
         if custom_mask is not None or packed_custom_mask is not None:
-            sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, page_size)
+            lengths = qo_indptr, paged_kv_indptr, paged_kv_last_page_len
+            sizes = paged_sizes(*lengths, page_size, non_blocking)
         self._check_split_of(
             (qo_indptr, paged_kv_indptr, paged_kv_last_page_len),
             batch_size,

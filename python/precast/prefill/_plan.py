@@ -113,6 +113,11 @@ class PrefillPlan(AttentionWrapper):
             elif custom_mask is not None:
                 check_mask_size(name, "custom_mask", custom_mask, int(sizes.sum()))
         if self._use_cuda_graph and self._custom_mask_buf is not None:
+            starts, bounds = self._mask_indptr_buf, sizes.shape[0] + 1
+            if starts is not None and starts.shape != (bounds,):
+                raise ValueError(
+                    f"{name}: mask_indptr_buf must have shape [{bounds}], got {[*starts.shape]}"
+                )
             if packed_custom_mask is not None:
                 needed = packed_custom_mask.numel()
             if needed is not None:

@@ -154,7 +154,7 @@ class RaggedPrefillPlan(PrefillPlan):
         if max_sequence_kv is not None:
             self._max_kv_len = max_sequence_kv
         masked = custom_mask is not None or packed_custom_mask is not None
-        sizes = ragged_sizes(qo_indptr, kv_indptr) if masked else None
+        sizes = ragged_sizes(qo_indptr, kv_indptr, non_blocking) if masked else None
         self._check_split_of(
             (qo_indptr, kv_indptr, None),
             batch_size,

@@ -270,7 +270,8 @@ def single_prefill_with_kv_cache(
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
     try:
         mask_mode = CAUSAL if causal else NON_CAUSAL
-        if custom_mask is not None or packed_custom_mask is not None:
+        masked = custom_mask is not None or packed_custom_mask is not None
+        if masked and q.dim() == k.dim() == 3:
             _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
         if custom_mask is not None and packed_custom_mask is None:
             packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
