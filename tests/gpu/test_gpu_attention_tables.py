@@ -148,7 +148,8 @@ def test_rows_of_no_request_in_a_graph(generator: torch.Generator) -> None:
 
     first, later = table(5, 7), table(3, 4)
     buffers = [torch.zeros_like(t) for t in first]
-    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(space, "NHD", True, *buffers)
+    kind: Any = precast.BatchPrefillWithPagedKVCacheWrapper
+    wrapper = kind(space, "NHD", True, *buffers)
     sizes, options = (8, 2, 64, 16), {"causal": True, "q_data_type": torch.bfloat16}
     wrapper.plan(*first, *sizes, **options)
     wrapper.run(q, cache)
@@ -158,7 +159,7 @@ def test_rows_of_no_request_in_a_graph(generator: torch.Generator) -> None:
     wrapper.plan(*later, *sizes, **options)
     out.fill_(torch.nan)
     graph.replay()
-    plain = precast.BatchPrefillWithPagedKVCacheWrapper(space)
+    plain = kind(space)
     plain.plan(*later, *sizes, **options)
     torch.testing.assert_close(out[:7], plain.run(q[:7], cache), rtol=1e-2, atol=1e-2)
     assert not out[7:].any()
