@@ -139,7 +139,8 @@ def close(mine: Any, theirs: Any, scale: float = 1.0) -> None:
     # Twice, for both round.
     rtol, atol = (2 * x for x in tolerance_of_attention(mine[0].dtype))
     assert_close(mine[0], theirs[0], rtol=rtol, atol=atol * scale)
-    assert_close(mine[1], theirs[1], name="lse", rtol=1e-3, atol=1e-3)
+    # Theirs is of probabilities that are rounded, which tells where there are few.
+    assert_close(mine[1], theirs[1], name="lse", rtol=1e-3, atol=1e-3 + rtol / 4)
 
 
 LENS = [1, 16, 17, 700, 64, 3001, 255, 128]
@@ -317,7 +318,6 @@ def test_pages_of_a_prefill(
         {"pos_encoding_mode": "ALIBI"},
         {"sm_scale": 0.02},
         {"disable_split_kv": True},
-        {"fixed_split_size": 32},
     ],
     ids=str,
 )
@@ -326,6 +326,15 @@ def test_scores_of_a_prefill(
 ) -> None:
     batch = Batch(generator, LENS, Q_LENS)
     compare(KINDS[kind](batch, {"causal": True, **plan}, {}), workspaces)
+
+
+@pytest.mark.parametrize(("kind", "size"), [("paged", 32), ("ragged", 512)])
+def test_parts_of_a_size(
+    kind: str, size: int, workspaces: list[torch.Tensor], generator: torch.Generator
+) -> None:
+    """In pages, or in tokens where there are none."""
+    batch = Batch(generator, LENS, Q_LENS)
+    compare(KINDS[kind](batch, {"causal": True, "fixed_split_size": size}, {}), workspaces)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -364,13 +373,22 @@ def test_several_items(workspaces: list[torch.Tensor], generator: torch.Generato
     compare(paged(batch, plan, {}), workspaces)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_scales_of_a_prefill(
-    kind: str, workspaces: list[torch.Tensor], generator: torch.Generator
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
+def test_scales_of_a_paged_prefill(
+    kv_dtype: torch.dtype, workspaces: list[torch.Tensor], generator: torch.Generator
 ) -> None:
-    batch = Batch(generator, LENS, Q_LENS)
+    batch = Batch(generator, LENS, Q_LENS, kv_dtype=kv_dtype)
     run = {"q_scale": 0.5, "k_scale": 1.5, "v_scale": 3.0}
-    compare(KINDS[kind](batch, {"causal": True}, run), workspaces, scale=3.0)
+    compare(paged(batch, {"causal": True}, run), workspaces, scale=3.0)
+
+
+def test_scales_of_a_ragged_prefill(
+    workspaces: list[torch.Tensor], generator: torch.Generator
+) -> None:
+    """Theirs ignores scales of keys and values of 16 bits, and that of queries in any case."""
+    batch = Batch(generator, LENS, Q_LENS, kv_dtype=E4M3)
+    run = {"k_scale": 1.5, "v_scale": 3.0}
+    compare(ragged(batch, {"causal": True}, run), workspaces, scale=3.0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -85,14 +85,15 @@ def test_rows_of_no_request_are_0(workspace):
     wrapper, _ = buffered(kind, tables, workspace)
     wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
     cache = torch.randn(8, 2, 8, 2, 64)
-    assert wrapper._pads
-    plain = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
-    plain.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
-    assert not plain._pads, "the host knows that there are none"
     wrapper._planned_rows = None  # As of lengths on the device.
     out = wrapper.run(torch.randn(7, 4, 64), cache)
     assert out[:4].all(-1).all()
     assert not out[4:].any()
+    wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32", uniform_q_len=2)
+    assert not wrapper._pads, "there are none"
+    plain = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    plain.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
+    assert not plain._pads
 
 
 def test_a_plan_says_which_backend_it_is_for(workspace):

@@ -11,7 +11,7 @@ from precast._torch import torch
 from precast.errors import PlanMismatchError
 
 #: Of a buffer and what belongs into it.
-Table: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor]"
+Table: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None]"
 
 #: Tables that ``plan`` begins with.
 PLAN_TABLES = 4
@@ -167,42 +167,45 @@ class AttentionWrapper:
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
     def _placed(
-        self, non_blocking: bool, buffer: torch.Tensor | None, table: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Where a plan reads a table, and the buffer of a CUDA graph that it copies it into.
+        self, non_blocking: bool, buffer: torch.Tensor | None, table: torch.Tensor | None
+    ) -> Table:
+        """The buffer of a CUDA graph that a plan copies a table into, and where it reads it.
 
         The buffer is None if the table is in it: the caller has put it there, or it is copied now,
         from the host.
         """
         assert buffer is not None
+        assert table is not None
         if table.dtype is torch.int32 and table.device == self.device and table.is_contiguous():
             there = table.data_ptr() == buffer.data_ptr() and table.numel() <= buffer.numel()
-            return table, None if there else buffer
+            return None if there else buffer, table
         whole = table.numel() == buffer.numel()
         part = buffer if whole else buffer[: table.numel()]
         # Why: what indices come from may change before a copy that nobody waits for.
         part.copy_(table, non_blocking=non_blocking and whole)
-        return part, None
+        return None, part
 
     def _tables(
         self,
         non_blocking: bool,
-        qo_indptr: Table | None,
-        kv_indptr: Table,
-        kv_last_page_len: Table | None = None,
-        kv_indices: Table | None = None,
+        qo: Table,
+        kv: Table,
+        last: Table = (None, None),
+        indices: Table = (None, None),
     ) -> tuple[torch.Tensor | None, ...]:
         """What ``plan`` begins with, or ``fill_and_plan``: under CUDA graphs, each table with its
         buffer. One launch copies and plans; copies of their own would take longer than the plan.
         """
-        placed = [
-            (None, None) if pair is None else self._placed(non_blocking, *pair)
-            for pair in (qo_indptr, kv_indptr, kv_last_page_len, kv_indices)
-        ]
-        (qo, qo_into), (kv, kv_into), (last, last_into), (indices, indices_into) = placed
-        if qo_into is kv_into is last_into is indices_into is None:
-            return qo, kv, last, None
-        return qo, kv, last, indices, qo_into, kv_into, last_into, indices_into
+        if qo[1] is not None:
+            qo = self._placed(non_blocking, *qo)
+        kv = self._placed(non_blocking, *kv)
+        if last[1] is not None:
+            last = self._placed(non_blocking, *last)
+        if indices[1] is not None:
+            indices = self._placed(non_blocking, *indices)
+        if qo[0] is kv[0] is last[0] is indices[0] is None:
+            return qo[1], kv[1], last[1], None
+        return qo[1], kv[1], last[1], indices[1], qo[0], kv[0], last[0], indices[0]
 
     def _choose_tile(
         self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False

@@ -276,7 +276,7 @@ class DecodePlan(AttentionWrapper):
         if self._use_cuda_graph:
             tables = self._tables(
                 non_blocking,
-                None,
+                (None, None),
                 (self._paged_kv_indptr_buf, indptr),
                 (self._paged_kv_last_page_len_buf, last_page_len),
                 (self._paged_kv_indices_buf, indices),

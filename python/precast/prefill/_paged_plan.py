@@ -262,8 +262,9 @@ class PagedPrefillPlan(PrefillPlan):
             self._configure(*config)
             self._config = config
         self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
-        self._pads = self._use_cuda_graph or self._planned_rows is None
         self._max_kv_len = None
+        # A graph may run by a later plan with fewer queries, but not where all have as many.
+        self._pads = self._use_cuda_graph and not uniform_q_len
         if not (paged_kv_indptr.is_cuda or paged_kv_last_page_len.is_cuda) and batch_size:
             lens = tokens_of_pages(paged_kv_indptr, paged_kv_last_page_len, page_size)
             self._max_kv_len = int(lens.max())

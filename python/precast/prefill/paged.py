@@ -208,8 +208,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         -------
         torch.Tensor or tuple of torch.Tensor
             The output, and the log-sum-exp if asked for. A query that sees nothing has output 0
-            and, without sinks, log-sum-exp minus infinity. Where the host does not know how many
-            queries there are, rows of a new output that belong to no request are 0.
+            and, without sinks, log-sum-exp minus infinity. With ``use_cuda_graph``, rows of a new
+            output that belong to no request are 0, unless :meth:`plan` had ``uniform_q_len``.
 
         Raises
         ------
