@@ -25,6 +25,16 @@ struct ScheduleShape {
   bool causal;
 };
 
+// A shape as numbers that are compared at once.
+struct alignas(16) ShapeWords {
+  int32_t words[8];
+
+  ShapeWords() = default;
+  PRECAST_HOST_DEVICE constexpr explicit ShapeWords(const ScheduleShape& shape)
+      : words{shape.batch,     shape.ctas,        shape.heads,  shape.group,
+              shape.tile_rows, shape.window_left, shape.causal, 0} {}
+};
+
 // At the start of a plan.
 struct alignas(16) PlanHeader {
   ScheduleMode mode;
@@ -39,8 +49,7 @@ struct alignas(16) PlanHeader {
   int32_t ints;           // length of the plan
   int32_t total_cost[2];  // low, high
   int32_t unused[4];
-  ScheduleShape shape;  // what the plan is for
-  int32_t unused_end;
+  ShapeWords shape;  // what the plan is for
 };
 constexpr int kHeaderInts = 24;
 static_assert(sizeof(PlanHeader) == 4 * kHeaderInts, "kHeaderInts");
@@ -99,11 +108,11 @@ struct ScheduleParams {
 // a kernel must not take a piece: heads and tiles that there are not, counters of another plan.
 PRECAST_HOST_DEVICE inline bool is_planned(const ScheduleParams& params, int64_t slots) {
   const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(params.plan);
-  const ScheduleShape &a = header.shape, &b = params.shape;
-  const int32_t differ = (a.batch ^ b.batch) | (a.ctas ^ b.ctas) | (a.heads ^ b.heads) |
-                         (a.group ^ b.group) | (a.tile_rows ^ b.tile_rows) |
-                         (a.window_left ^ b.window_left) | (a.causal ^ b.causal);
-  return differ == 0 && header.slots <= slots;
+  const ShapeWords planned = header.shape, wanted(params.shape);
+  const bool fits = header.slots <= slots;
+  int32_t differ = 0;
+  for (int i = 0; i < 8; ++i) differ |= planned.words[i] ^ wanted.words[i];
+  return fits & (differ == 0);  // Why: no branch waits for a load.
 }
 
 }  // namespace precast

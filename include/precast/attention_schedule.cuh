@@ -230,8 +230,9 @@ class PieceIterator {
 
   // Why: a walk ends whatever the plan holds, even where it comes past the end.
   PRECAST_HOST_DEVICE bool is_behind_end() const {
-    if (at_.index != end_index_) return at_.index > end_index_;
-    return at_.head != end_head_ ? at_.head > end_head_ : at_.tile > end_tile_;
+    const int64_t at = int64_t(at_.head) << 32 | at_.tile;
+    const int64_t end = int64_t(end_head_) << 32 | end_tile_;
+    return (at_.index > end_index_) | ((at_.index == end_index_) & (at > end));
   }
 
   PRECAST_HOST_DEVICE bool ends_at_request() const {
