@@ -185,6 +185,8 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
 
   fill_scores(p, c, q, batch);
 
+  check_span(q);
+  check_span(out);
   p.q = data_of(c.q);
   p.q_rows = static_cast<int32_t>(tokens);
   p.q_stride = tokens > 1 ? c.q.stride(0) : 0;

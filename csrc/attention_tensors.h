@@ -33,6 +33,17 @@ PRECAST_ONE_COPY void check_rows(const Arg& arg, DType dtype, int rank, int64_t 
       << " bytes, got strides " << to_string(t.strides()) << "; call .clone()";
 }
 
+// Queries and outputs [tokens, heads, dim]: kernels count steps of 16 bytes to a row in 32 bits.
+PRECAST_ONE_COPY void check_span(const Arg& arg) {
+  const TensorView& t = arg.tensor;
+  if (t.numel() == 0) return;
+  int64_t elements = t.size(2);
+  for (int i = 0; i < 2; ++i) elements += (t.size(i) - 1) * t.stride(i);
+  PRECAST_CHECK(elements * bytes_of(t) <= int64_t(1) << 36, ValueError)
+      << arg.what() << " must lie within 2^36 bytes, got shape " << to_string(t.shape())
+      << " and strides " << to_string(t.strides()) << "; call on parts of it";
+}
+
 // Bytes from one index of a dimension to the next; 0 where there is but one.
 PRECAST_ONE_COPY int64_t step_of(const TensorView& tensor, int dim) {
   return tensor.size(dim) <= 1 ? 0 : tensor.stride(dim) * bytes_of(tensor);

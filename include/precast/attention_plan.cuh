@@ -201,7 +201,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   const int64_t cost = sums.cost * p.shape.heads;
   PlanHeader header = {};
   header.mode = mode;
-  header.shape = p.shape;
+  header.shape = ShapeWords(p.shape);
   header.requests = sums.requests;
   header.tiles = sums.tiles;
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);

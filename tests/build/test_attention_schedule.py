@@ -86,8 +86,8 @@ def test_limits(tmp_path: Path) -> None:
 
 # What keeps garbage from doing harm, taken away piece by piece.
 LOST = {
-    "the shape": ("return differ == 0 && ", "return "),
-    "the slots": ("&& header.slots <= slots", ""),
+    "the shape": ("return fits & (differ == 0);", "return fits;"),
+    "the slots": ("header.slots <= slots;", "true;"),
     "the end": (
         "ends_here ? at_.block >= end_block_ : is_behind_end()",
         "ends_here && at_.block == end_block_",
