@@ -25,6 +25,7 @@
 //          go to starting copies and 7 % to the barrier before them.
 #pragma once
 
+#include "precast/attention_ahead.cuh"
 #include "precast/attention_products.cuh"
 #include "precast/attention_result.cuh"
 #include "precast/attention_rope.cuh"
@@ -189,6 +190,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   __shared__ AttentionShared<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "there is room");
   allow_next_grid();
+  if constexpr (Tile::kNarrow) prefetch_first_tokens<Tile, KV>(p);
   wait_for_previous_grid();
   Attention<Tile, Q, KV>(p, attention_memory, shared).run();
 }

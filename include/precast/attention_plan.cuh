@@ -90,6 +90,17 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
   return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
 }
 
+// CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that they
+// take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles.
+PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, const LineSums& sums) {
+  const int64_t tiles = int64_t(sums.tiles) * shape.heads, ctas = shape.ctas;
+  if (tiles == 0 || sums.longest * sums.tiles != sums.cost) return shape.ctas;
+  const int64_t of_cta = (tiles + ctas - 1) / ctas;
+  int64_t even = tiles % of_cta == 0 ? tiles / of_cta : 0;
+  if (tiles <= ctas) even = ctas / tiles * tiles;
+  return even * 8 >= ctas * 7 ? static_cast<int32_t>(even) : shape.ctas;
+}
+
 // Where CTA `cta` starts. `costs`: of one head up to each tile, [tiles + 1].
 PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const Cuts& cuts,
                                              const PlannedRequest* requests, const LineSums& sums,
@@ -190,7 +201,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
   if (mode == ScheduleMode::stream) {
-    header.used_ctas = static_cast<int32_t>(Cuts(cost, p.shape.ctas).ctas);
+    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p.shape, sums)).ctas);
     header.slots = 2 * header.used_ctas;
     header.ints = static_cast<int32_t>(layout.rest);
   } else {
@@ -276,7 +287,7 @@ inline HostPlan plan_on_host(PlanParams p) {
     std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
   }
   if (mode == ScheduleMode::stream) {
-    const Cuts cuts(sums.cost * shape.heads, shape.ctas);
+    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(shape, sums));
     for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
       const CtaStart start = start_of(shape, cuts, requests.data(), sums, costs.data(), cta);
       std::memcpy(plan + layout.starts + int64_t(cta) * kStartInts, &start, sizeof start);
