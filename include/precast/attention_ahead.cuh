@@ -19,12 +19,14 @@ __device__ __forceinline__ uint32_t guess_word(const int32_t* word) {
   return value;
 }
 
-// Prefetches a token's row of keys and of values each. Why not in the first warp: it reads the plan.
+// Prefetches a token's row of keys and of values each. Why not in the first warp: it reads the
+// plan.
 template <typename Tile, typename KV>
 __device__ __forceinline__ void prefetch_first_tokens(const AttentionParams& p) {
   const uint32_t place = threadIdx.x - 32;
   if (!may_overlap_previous_grid() || place >= kKvBlock) return;
-  const int32_t* start = p.schedule.plan + PlanLayout(p.schedule.shape.batch, p.schedule.shape.ctas).starts;
+  const int32_t* start =
+      p.schedule.plan + PlanLayout(p.schedule.shape.batch, p.schedule.shape.ctas).starts;
   const CtaStart& at = reinterpret_cast<const CtaStart*>(start)[blockIdx.x];
   const uint32_t part = guess_word(&at.head), token = guess_word(&at.block) * kKvBlock + place;
   const uint32_t kv_start = guess_word(&at.kv_start), kv_len = guess_word(&at.kv_len);

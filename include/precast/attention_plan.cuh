@@ -73,6 +73,10 @@ struct PlanParams {
 
 constexpr int kNeverListed = 16;  // rows of a tile
 
+// How a line of tiles of one length is shared.
+constexpr int kLongShare = 256 * kBlockCost;
+constexpr int kManyParts = 20;
+
 // What is known once all tiles are.
 struct LineSums {
   int64_t cost = 0;     // of one head
@@ -90,15 +94,23 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
   return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
 }
 
-// CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that they
-// take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles.
+// CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that
+// they take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles. Long
+// shares lose more by the CTAs that are left out. Half as many parts where the last CTA of a tile
+// would take longer to merge them than each takes to read its tokens.
 PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, const LineSums& sums) {
   const int64_t tiles = int64_t(sums.tiles) * shape.heads, ctas = shape.ctas;
   if (tiles == 0 || sums.longest * sums.tiles != sums.cost) return shape.ctas;
-  const int64_t of_cta = (tiles + ctas - 1) / ctas;
-  int64_t even = tiles % of_cta == 0 ? tiles / of_cta : 0;
-  if (tiles <= ctas) even = ctas / tiles * tiles;
-  return even * 8 >= ctas * 7 ? static_cast<int32_t>(even) : shape.ctas;
+  const int64_t share = sums.cost * shape.heads / ctas;
+  if (share > kLongShare) return shape.ctas;
+  if (tiles > ctas) {
+    const int64_t of_cta = (tiles + ctas - 1) / ctas, even = tiles / of_cta;
+    return even * of_cta == tiles && even * 8 >= ctas * 7 ? least(even, ctas) : shape.ctas;
+  }
+  const int64_t parts = ctas / tiles;
+  const bool halves = parts > kManyParts && share <= int64_t(2) * shape.group;
+  if (halves) return least(parts / 2 * tiles, ctas);
+  return parts * tiles * 8 >= ctas * 7 ? least(parts * tiles, ctas) : shape.ctas;
 }
 
 // Where CTA `cta` starts. `costs`: of one head up to each tile, [tiles + 1].

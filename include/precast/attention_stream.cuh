@@ -243,8 +243,8 @@ class TokenStream {
   uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
   CopyPolicy<Tile::kNarrow> policy_;  // the tokens of other tiles are read by many CTAs
-  int stage_ = 0;    // that is consumed next
-  int loading_ = 0;  // stages from it on that are loaded, or under way
+  int stage_ = 0;                     // that is consumed next
+  int loading_ = 0;                   // stages from it on that are loaded, or under way
   // What is loaded.
   const uint4* base_[kSplit ? 1 : 2];
   uint32_t page_start_ = 0;
