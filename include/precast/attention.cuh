@@ -13,18 +13,19 @@
 // Traffic  reads keys and values once for every tile of packed queries: once in decode.
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and the merge of parts.
-// Measured 2026-11-21 on an H200 whose read ceiling was 4573 GB/s, bf16, 32 query and 8 KV heads of
+// Measured 2026-11-21 on an H200 whose read ceiling was 4671 GB/s, bf16, 32 query and 8 KV heads of
 //          128, pages of 16. Decode, us and share of the ceiling; beside it with KV of e4m3:
-//            1 x 1024       6.9           6.9
-//            1 x 8192      14.8
-//            64 x 4096    251.5  0.93   142.0  0.83
-//            64 x 16384   973.6  0.96   535.0  0.88
-//            256 x 4096   974.0  0.96   534.6  0.88
+//            1 x 1024       6.7           6.9
+//            1 x 8192      14.1          11.3
+//            64 x 4096    242.8  0.95   130.8  0.88
+//            64 x 16384   949.5  0.97   511.8  0.90
+//            256 x 4096   948.9  0.97   509.6  0.90
 //          Causal prefill, tiles of 128 rows, paged: 1 x 4096 323 TFLOP/s, 1 x 16384 343, 32 x 512
 //          199; ragged within 2 %. There the tensor cores wait: of a warp's time in the loop 12 %
 //          go to starting copies and 7 % to the barrier before them.
 #pragma once
 
+#include "precast/attention_ahead.cuh"
 #include "precast/attention_products.cuh"
 #include "precast/attention_result.cuh"
 #include "precast/attention_rope.cuh"
@@ -189,6 +190,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   __shared__ AttentionShared<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "there is room");
   allow_next_grid();
+  if constexpr (Tile::kNarrow) prefetch_first_tokens<Tile, KV>(p);
   wait_for_previous_grid();
   Attention<Tile, Q, KV>(p, attention_memory, shared).run();
 }

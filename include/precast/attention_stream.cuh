@@ -216,12 +216,12 @@ class TokenStream {
 #pragma unroll
         for (int j = 0; j < kKeyChunks / kLanes; ++j) {
           copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes,
-                     exists);
+                     exists, policy_);
         }
 #pragma unroll
         for (int j = 0; j < kValueChunks / kLanes; ++j) {
           copy_async(stage + later<typename Tile::ValueRows>(value_target(), i, j), v + j * kLanes,
-                     exists);
+                     exists, policy_);
         }
       }
       side_ ^= 1;
@@ -242,8 +242,9 @@ class TokenStream {
   int team_;
   uint32_t row_, lane_;
   uint32_t key_target_, value_target_;
-  int stage_ = 0;    // that is consumed next
-  int loading_ = 0;  // stages from it on that are loaded, or under way
+  CopyPolicy<Tile::kNarrow> policy_;  // the tokens of other tiles are read by many CTAs
+  int stage_ = 0;                     // that is consumed next
+  int loading_ = 0;                   // stages from it on that are loaded, or under way
   // What is loaded.
   const uint4* base_[kSplit ? 1 : 2];
   uint32_t page_start_ = 0;

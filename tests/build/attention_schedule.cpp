@@ -80,9 +80,10 @@ Batch random_batch(Random& random) {
   const int most_q =
       std::min(pick_of(random, {1, 20, 300, 2000}), most_tiles * shape.tile_rows / shape.group + 1);
   const int most_kv = pick_of(random, {0, 60, 1000, 8000, 100000});
+  const int same_kv = pick(random, 0, 3) == 0 ? length(random, most_kv) : -1;
   for (int i = 0; i < shape.batch; ++i) {
     const int q_len = decode ? p.lengths.q_len_per_req : length(random, most_q);
-    const int kv_len = length(random, most_kv);
+    const int kv_len = same_kv >= 0 ? same_kv : length(random, most_kv);
     batch.q_lens.push_back(q_len);
     batch.kv_lens.push_back(kv_len);
     batch.qo_indptr.push_back(batch.qo_indptr.back() + q_len);
@@ -232,6 +233,25 @@ void check_plan(const Batch& batch, HostPlan& plan) {
       // A cut moves by half a block, and over the constant of a tile; a later part has one, too.
       CHECK(work[cta] <= share + 1 + 2 * kTileCost + kBlockCost + 1, "CTA %d has %lld of %lld", cta,
             (long long)work[cta], (long long)share);
+    }
+    // Tiles of a length that divide the CTAs, or the other way round: none has parts of two.
+    const int64_t count = tiles.size(), used = plan.header.used_ctas;
+    bool same = count > 0;
+    for (const auto& [key, pieces] : tiles) {
+      same = same &&
+             cost_of({pieces[0].second.kv_begin, pieces.back().second.kv_end}) * count == whole;
+    }
+    const bool divides = used % std::max<int64_t>(count, 1) == 0 || count % used == 0;
+    // Few CTAs are left out, shares are short, and there is enough for all.
+    const bool may = count > 0 && count <= shape.ctas && shape.ctas % count * 8 <= shape.ctas &&
+                     whole / shape.ctas <= kLongShare && whole / kLeastCtaCost >= shape.ctas;
+    if (same && may) CHECK(divides, "%lld CTAs for %lld tiles", (long long)used, (long long)count);
+    same = same && divides;
+    for (const auto& [key, pieces] : tiles) {
+      if (!same || pieces.size() == 1) continue;
+      for (const auto& [cta, piece] : pieces) {
+        CHECK(work[cta] == cost_of({piece.kv_begin, piece.kv_end}), "CTA %d has two pieces", cta);
+      }
     }
   }
 }

@@ -17,6 +17,31 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source, 
                : "memory");
 }
 
+// How copies are kept in L2: as other reads, or as what is read once, which leaves it first.
+template <bool kReadOnce>
+struct CopyPolicy {};
+template <>
+struct CopyPolicy<true> {
+  uint64_t word;
+
+  __device__ __forceinline__ CopyPolicy() {
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(word));
+  }
+};
+
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists,
+                                           const CopyPolicy<false>&) {
+  copy_async(target, source, exists);
+}
+
+__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists,
+                                           const CopyPolicy<true>& policy) {
+  asm volatile(
+      "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(target),
+      "l"(source), "r"(exists ? 16 : 0), "l"(policy.word)
+      : "memory");
+}
+
 // Closes the group of the copies started since the last one; a group may be empty.
 __device__ __forceinline__ void close_copies() {
   asm volatile("cp.async.commit_group;" ::: "memory");
