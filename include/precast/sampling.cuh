@@ -12,7 +12,8 @@
 // Layout   source       [rows, vocab]  f32, f16 or bf16; rows strided, elements contiguous
 //          indices      [outputs]      int32 or int64: the row of each output
 //          out          [outputs]      int32 or int64
-//          valid        [outputs]      bool: false for a row with NaN or without any mass
+//          valid        [outputs]      bool: false for a row with NaN or without any mass, and for
+//                                      an index outside of the rows, which has token 0
 // Threads  a cluster of 1 to 8 CTAs a row, slabs of 1024 elements by warps (sampling_row.cuh).
 // Traffic  reads each row once; rows that do not stay on chip (sampling_plan.cuh), once a pass.
 // top_p    The first draw ignores top_p and counts if its token is in the set, which the mass above
@@ -89,10 +90,11 @@ enum class Step : int { top_k, weigh, total, total_of_top_k, draw, judge, top_p 
 
 // By the warp that has it.
 __device__ __forceinline__ void store_token(const SampleParams& p, uint32_t output,
-                                            const Token& token) {
+                                            const Token& token, bool has_row) {
   if (token.id < 0 || threadIdx.x % kWarpSize != 0) return;
-  store_index(p.out, p.wide_out, output, token.valid ? token.id : 0);
-  if (p.valid != nullptr) p.valid[output] = token.valid;
+  const bool valid = token.valid && has_row;
+  store_index(p.out, p.wide_out, output, valid ? token.id : 0);
+  if (p.valid != nullptr) p.valid[output] = valid;
 }
 
 template <bool kTopK, typename T, bool kOnChip, typename Edit, typename Extras>
@@ -105,8 +107,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   int64_t number = 0;
   row.start(p.logits);
   sampler.begin([&] {
-    number = row_of(row.p, output);
-    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
+    number = sampler.choose_row(output);
     row.edit.start(number);
   });
   sampler.roll(p.random, output);
@@ -225,7 +226,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
     token.valid = token.valid && is_row && is_mass(all);
     extras.finish(output, token, all);
   }
-  store_token(p, output, token);
+  store_token(p, output, token, sampler.s.has_row);
 }
 
 template <typename T, bool kOnChip, bool kTopK>
@@ -250,10 +251,7 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
   const uint32_t output = cluster_number();
   int64_t number = 0;
   row.start(p.logits);
-  sampler.begin([&] {
-    number = row_of(row.p, output);
-    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
-  });
+  sampler.begin([&] { number = sampler.choose_row(output); });
   sampler.roll(p.random, output);
   const float min_p = fminf(p.min_p[number], 1.0f);
   const float temperature = p.logits ? p.temperature[number] : 1.0f;
@@ -270,7 +268,7 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
   sampler.exchange_masses();
   Token token = sampler.draw(0);
   token.valid = token.valid && is_row;
-  store_token(p, output, token);
+  store_token(p, output, token, shared.has_row);
 }
 
 #endif  // __CUDACC__

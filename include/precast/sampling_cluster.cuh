@@ -38,6 +38,7 @@ struct RowShared {
     float2 listed[kGroups][kListed];  // of the first CTA: weight and place
   };
   float2 drawn;         // its weight
+  bool has_row;         // the output's index is that of a row
   uint4 words[kDraws];  // random ones
 };
 
@@ -105,6 +106,17 @@ struct Sampler {
     wait_for_previous_grid();
     choose();
     row.fetch(copied());
+  }
+
+  // The row of an output, from its first element on; the first row in place of one that is not
+  // there. Returns its number.
+  __device__ __forceinline__ int64_t choose_row(uint32_t output) {
+    const int64_t wanted = row_of(row.p, output);
+    const bool has_row = static_cast<uint64_t>(wanted) < row.p.rows;
+    if (threadIdx.x == 0) s.has_row = has_row;  // why: a register is dearer
+    const int64_t number = has_row ? wanted : 0;
+    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
+    return number;
   }
 
   __device__ __forceinline__ uint64_t* copied() const { return &s.copied[row.warp()]; }
