@@ -4,7 +4,8 @@
 //   w[v] = p[v], or exp((x[v] - max(x)) / temperature)
 //   kept = {v: w[v] >= k-th largest, and w[v] >= min_p * max(w),
 //              and the mass of what is larger than w[v] is below top_p * mass}
-//   out  = v of kept with probability w[v] / (sum of w over kept)
+//   out  = v of kept with probability w[v] / (sum of w over kept); at temperature 0 the first
+//          of the largest
 //
 // Elements as large as the smallest that is kept are kept, too. The mass for top_p is that of the
 // k largest, or of all (joint).
@@ -74,8 +75,6 @@ inline bool reads_once(const SampleParams& p) {
 
 // What else is wanted of a row: nothing.
 struct NoExtras {
-  static constexpr bool kGreedyAtZero = false;
-
   __device__ __forceinline__ void start(float) {}
   __device__ __forceinline__ bool wants_maxima() const { return false; }
   __device__ __forceinline__ bool wants_total() const { return false; }
@@ -117,16 +116,13 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   float min_p = fminf(p.min_p[number], 1.0f);
   float temperature = p.logits ? p.temperature[number] : 1.0f;
   bool limits_mass = top_p < 1.0f;
-  bool greedy = false;
-  if constexpr (Extras::kGreedyAtZero) {
-    extras.start(temperature);
-    if (temperature == 0.0f) {
-      greedy = true;
-      temperature = 1.0f;
-      min_p = 0.0f;
-      k = 0;
-      limits_mass = false;
-    }
+  extras.start(temperature);
+  const bool greedy = temperature == 0.0f;
+  if (greedy) {
+    temperature = 1.0f;
+    min_p = 0.0f;
+    k = 0;
+    limits_mass = false;
   }
   if (k > 0) list.start();
   sampler.arrive();
@@ -256,17 +252,21 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
   const float min_p = fminf(p.min_p[number], 1.0f);
   const float temperature = p.logits ? p.temperature[number] : 1.0f;
   sampler.arrive();
+  Token token = {-1, 0.0f, false};
   bool is_row = true;
   if (p.logits || min_p > 0.0f) {
     sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, false);
     sampler.has_tops = true;
     const float max = sampler.max();
     is_row = p.logits ? fabsf(max) < __int_as_float(0x7f800000) : is_mass(max);
+    if (temperature == 0.0f) token = sampler.first_of(max);
     if (p.logits) row.weigh(max, factor_of(temperature));
     row.cut(min_p * (p.logits ? 1.0f : max));
   }
-  sampler.exchange_masses();
-  Token token = sampler.draw(0);
+  if (temperature != 0.0f) {
+    sampler.exchange_masses();
+    token = sampler.draw(0);
+  }
   token.valid = token.valid && is_row;
   store_token(p, output, token, shared.has_row);
 }

@@ -148,8 +148,6 @@ struct TopShared {
 // The log probabilities. The n largest logits are collected before they are weighed, by two counts
 // of each slab: what exceeds the n-th largest, and what equals it.
 struct LogProbs {
-  static constexpr bool kGreedyAtZero = true;
-
   const FusedParams& p;
   TopShared& s;
   float temperature;
