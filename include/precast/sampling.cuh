@@ -143,7 +143,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
     if (told) {
       sampler.exchange_masses_and_maxima(by_slab);
     } else {
-      sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, by_slab);
+      sampler.exchange_tops(no_tops<kTopK && !kOnChip>(), by_slab);
     }
     sampler.has_tops = true;
     max = sampler.max();

@@ -168,7 +168,7 @@ struct LogProbs {
     if (p.top_count == 0) return;
     collect(sampler, p, s, max);
     ++sampler.exchanges;
-    sampler.has_tops = false;
+    sampler.has_tops = sampler.has_seconds = false;
   }
 
   // Why not inline: it is long, and seldom wanted.
