@@ -11,6 +11,8 @@ namespace precast {
 // csrc/sampling.cu
 extern const DType sampling_dtype;
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream);
+
+// csrc/sampling_rows.cu
 cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream);
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream);
 
