@@ -23,9 +23,10 @@
 //          four rounds leave open, the exact threshold settles (sampling_select.cuh).
 // top_k    The first CTA goes on alone with a list of what small k may keep (sampling_list.cuh);
 //          large k have their threshold selected.
-// Measured 2026-11-21 on an H200, f32, rows of 128256, batch 64 and 256, in us: plain 15.0 and
-//          35.1, min_p 0.1 16.3 and 41.1, top_p 0.9 23.1 and 58.3, top_k 50 29.6 and 63.2, both
-//          30.1 and 66.2; 256 rows are read from memory in 29.9.
+// Measured 2026-11-21 on an H200, f32, rows of 128256, batch 64 and 256, in us: plain 15.5 and
+//          35.9, min_p 0.1 16.5 and 41.6, top_p 0.9 22.6 and 57.3, top_k 50 28.3 and 55.6, both
+//          29.8 and 58.0; 256 rows are read from memory in 29.9. bf16: plain 10.9 and 21.5, min_p
+//          14.9 and 41.1, top_p 22.0 and 59.6, top_k 23.3 and 40.2, both 24.9 and 42.1.
 #pragma once
 
 #include "precast/sampling_list_draw.cuh"
