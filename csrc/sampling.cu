@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one sampling module: PRECAST_DTYPE is f32, f16 or bf16.
+// The kernels of one sampling module that draw from rows: PRECAST_DTYPE is f32, f16 or bf16.
 #include "precast/sampling.cuh"
-#include "precast/sampling_chain.cuh"
 #include "precast/sampling_plan.cuh"
-#include "precast/sampling_rows.cuh"
 
 #if !defined(PRECAST_DTYPE)
 #error "csrc/sampling.cu: define the module's element type, -DPRECAST_DTYPE=f32"
@@ -25,16 +23,6 @@ cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_
   }
   return launch_sampling<PlainKernel<PRECAST_DTYPE, true>, PlainKernel<PRECAST_DTYPE, false>>(
       params, enable_pdl, stream, reads_once(params));
-}
-
-cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling<RowOpKernel<PRECAST_DTYPE, true>, RowOpKernel<PRECAST_DTYPE, false>>(
-      params, enable_pdl, stream);
-}
-
-cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling<ChainKernel<PRECAST_DTYPE, true>, ChainKernel<PRECAST_DTYPE, false>>(
-      params, enable_pdl, stream);
 }
 
 }  // namespace precast

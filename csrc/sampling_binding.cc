@@ -11,6 +11,8 @@ namespace precast {
 // csrc/sampling.cu
 extern const DType sampling_dtype;
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream);
+
+// csrc/sampling_rows.cu
 cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream);
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream);
 
@@ -85,14 +87,15 @@ void sample_from_probs_export(TensorView probs, OptionalTensor indices, Optional
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
 
-void sample_from_logits_export(TensorView logits, OptionalTensor indices, OptionalTensor top_k_arr,
-                               int64_t top_k, OptionalTensor top_p_arr, double top_p,
-                               OptionalTensor min_p_arr, double min_p,
-                               OptionalTensor temperature_arr, double temperature, bool joint,
-                               OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
-                               int64_t offset, TensorView out, OptionalTensor valid,
-                               bool enable_pdl) {
-  const char* op = "sampling_from_logits";
+// For the function `op`.
+void draw_from_logits(const char* op, TensorView logits, const OptionalTensor& indices,
+                      const OptionalTensor& top_k_arr, int64_t top_k,
+                      const OptionalTensor& top_p_arr, double top_p,
+                      const OptionalTensor& min_p_arr, double min_p,
+                      const OptionalTensor& temperature_arr, double temperature, bool joint,
+                      const OptionalTensor& seed_arr, int64_t seed,
+                      const OptionalTensor& offset_arr, int64_t offset, TensorView out,
+                      const OptionalTensor& valid, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, logits);
   const Arg to = PRECAST_ARG(op, out);
   SampleParams params = {};
@@ -108,6 +111,29 @@ void sample_from_logits_export(TensorView logits, OptionalTensor indices, Option
   params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
   if (params.source.outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
+}
+
+void sample_from_logits_export(TensorView logits, OptionalTensor indices, OptionalTensor top_k_arr,
+                               int64_t top_k, OptionalTensor top_p_arr, double top_p,
+                               OptionalTensor min_p_arr, double min_p,
+                               OptionalTensor temperature_arr, double temperature, bool joint,
+                               OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
+                               int64_t offset, TensorView out, OptionalTensor valid,
+                               bool enable_pdl) {
+  draw_from_logits("sampling_from_logits", logits, indices, top_k_arr, top_k, top_p_arr, top_p,
+                   min_p_arr, min_p, temperature_arr, temperature, joint, seed_arr, seed,
+                   offset_arr, offset, out, valid, enable_pdl);
+}
+
+// What `sample` calls where only tokens are asked for.
+void sample_tokens_export(TensorView logits, OptionalTensor temperature_arr, double temperature,
+                          OptionalTensor top_k_arr, int64_t top_k, OptionalTensor top_p_arr,
+                          double top_p, OptionalTensor min_p_arr, double min_p, bool joint,
+                          OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
+                          int64_t offset, TensorView out, OptionalTensor valid, bool enable_pdl) {
+  draw_from_logits("sample", logits, {}, top_k_arr, top_k, top_p_arr, top_p, min_p_arr, min_p,
+                   temperature_arr, temperature, joint, seed_arr, seed, offset_arr, offset, out,
+                   valid, enable_pdl);
 }
 
 // Rows in, rows of `out_dtype` out.
@@ -275,6 +301,7 @@ PRECAST_EXPORT(chain_speculative_sampling, chain_export)
 PRECAST_EXPORT(softmax, softmax_export)
 PRECAST_EXPORT(sample_from_probs, sample_from_probs_export)
 PRECAST_EXPORT(sample_from_logits, sample_from_logits_export)
+PRECAST_EXPORT(sample_tokens, sample_tokens_export)
 PRECAST_EXPORT(top_k_renorm_probs, top_k_renorm_probs_export)
 PRECAST_EXPORT(top_p_renorm_probs, top_p_renorm_probs_export)
 PRECAST_EXPORT(top_k_mask_logits, top_k_mask_logits_export)

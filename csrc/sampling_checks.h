@@ -36,7 +36,7 @@ PRECAST_ONE_COPY RowSource source_of(const Arg& arg) {
   RowSource source = {};
   source.data = data_of(arg.tensor);
   source.stride = arg.tensor.stride(0);
-  source.outputs = static_cast<uint32_t>(arg.tensor.size(0));
+  source.outputs = source.rows = static_cast<uint32_t>(arg.tensor.size(0));
   source.vocab = static_cast<int>(arg.tensor.size(1));
   source.aligned = rows_are_vectors(arg.tensor);
   return source;

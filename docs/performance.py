@@ -13,7 +13,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +28,8 @@ PAGE, PICTURES, README = "docs/performance.md", "docs/img", "README.md"
 PREFIX = "performance-"
 
 _BLOCK = re.compile(r"(<!-- performance:begin .*?-->\n).*?(<!-- performance:end -->)", re.DOTALL)
+#: Of a run of more shapes those with this vocabulary, that of Llama 3, have bars.
+MOST_BARS, VOCABULARY = 60, " 128256]"
 #: What of `startup` README.md shows.
 HEADLINES = (
     "import, without torch",
@@ -83,17 +85,27 @@ def pictures(results: Mapping[str, Mapping[str, Run]]) -> list[Picture]:
         ops = [run for run in runs.values() if run.measures_ops and run.records]
         peers = tuple(dict.fromkeys(peer for run in ops for peer in peers_of(run.records)))
         for run in ops:
-            stamp = _stamp(run, peers)
+            short = with_few_bars(run)
+            of_bars, of_all = _stamp(short, peers), _stamp(run, peers)
 
-            def bars(path: Path, run: Run = run, stamp: str = stamp, peers: tuple = peers) -> None:
-                plots.save_bars(run, path, peers, stamp)
+            def bars(path: Path, run: Run = short, stamp: str = of_bars, to: tuple = peers) -> None:
+                plots.save_bars(run, path, to, stamp)
 
-            def roofline(path: Path, run: Run = run, stamp: str = stamp) -> None:
+            def roofline(path: Path, run: Run = run, stamp: str = of_all) -> None:
                 plots.save_roofline(run, path, stamp)
 
-            for kind, draw in (("bars", bars), ("roofline", roofline)):
-                found.append(Picture(_picture(gpu, run, kind), stamp, draw))
+            found.append(Picture(_picture(gpu, run, "bars"), of_bars, bars))
+            found.append(Picture(_picture(gpu, run, "roofline"), of_all, roofline))
     return found
+
+
+def with_few_bars(run: Run) -> Run:
+    """The run, or of very many shapes those of one vocabulary, of each op that has them."""
+    if len(run.records) <= MOST_BARS:
+        return run
+    ops = {record["op"] for record in run.records if VOCABULARY in record["shape"]}
+    few = [r for r in run.records if r["op"] not in ops or VOCABULARY in r["shape"]]
+    return replace(run, records=few)
 
 
 def _picture(gpu: str, run: Run, kind: str) -> str:
@@ -119,7 +131,8 @@ def page(results: Mapping[str, Mapping[str, Run]]) -> str:
 def _ops(gpu: str, run: Run) -> Iterator[str]:
     yield f"### {run.name.replace('_', ', ')}\n"
     yield _circumstances(run)
-    for kind, text in (("bars", "speed of each shape beside its peers"), ("roofline", "roofline")):
+    shapes = "each shape" if with_few_bars(run) is run else "shapes of one vocabulary"
+    for kind, text in (("bars", f"speed of {shapes} beside its peers"), ("roofline", "roofline")):
         if run.records:
             path = Path(_picture(gpu, run, kind)).relative_to(Path(PAGE).parent)
             yield f"![{run.name}: {text}]({path})\n"

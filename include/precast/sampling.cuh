@@ -4,7 +4,8 @@
 //   w[v] = p[v], or exp((x[v] - max(x)) / temperature)
 //   kept = {v: w[v] >= k-th largest, and w[v] >= min_p * max(w),
 //              and the mass of what is larger than w[v] is below top_p * mass}
-//   out  = v of kept with probability w[v] / (sum of w over kept)
+//   out  = v of kept with probability w[v] / (sum of w over kept); at temperature 0 the first
+//          of the largest
 //
 // Elements as large as the smallest that is kept are kept, too. The mass for top_p is that of the
 // k largest, or of all (joint).
@@ -12,7 +13,8 @@
 // Layout   source       [rows, vocab]  f32, f16 or bf16; rows strided, elements contiguous
 //          indices      [outputs]      int32 or int64: the row of each output
 //          out          [outputs]      int32 or int64
-//          valid        [outputs]      bool: false for a row with NaN or without any mass
+//          valid        [outputs]      bool: false for a row with NaN or without any mass, and for
+//                                      an index outside of the rows, which has token 0
 // Threads  a cluster of 1 to 8 CTAs a row, slabs of 1024 elements by warps (sampling_row.cuh).
 // Traffic  reads each row once; rows that do not stay on chip (sampling_plan.cuh), once a pass.
 // top_p    The first draw ignores top_p and counts if its token is in the set, which the mass above
@@ -21,9 +23,10 @@
 //          four rounds leave open, the exact threshold settles (sampling_select.cuh).
 // top_k    The first CTA goes on alone with a list of what small k may keep (sampling_list.cuh);
 //          large k have their threshold selected.
-// Measured 2026-11-21 on an H200, f32, rows of 128256, batch 64 and 256, in us: plain 15.0 and
-//          35.1, min_p 0.1 16.3 and 41.1, top_p 0.9 23.1 and 58.3, top_k 50 29.6 and 63.2, both
-//          30.1 and 66.2; 256 rows are read from memory in 29.9.
+// Measured 2026-11-21 on an H200, f32, rows of 128256, batch 64 and 256, in us: plain 15.5 and
+//          35.9, min_p 0.1 16.5 and 41.6, top_p 0.9 22.6 and 57.3, top_k 50 28.3 and 55.6, both
+//          29.8 and 58.0; 256 rows are read from memory in 29.9. bf16: plain 10.9 and 21.5, min_p
+//          14.9 and 41.1, top_p 22.0 and 59.6, top_k 23.3 and 40.2, both 24.9 and 42.1.
 #pragma once
 
 #include "precast/sampling_list_draw.cuh"
@@ -73,8 +76,6 @@ inline bool reads_once(const SampleParams& p) {
 
 // What else is wanted of a row: nothing.
 struct NoExtras {
-  static constexpr bool kGreedyAtZero = false;
-
   __device__ __forceinline__ void start(float) {}
   __device__ __forceinline__ bool wants_maxima() const { return false; }
   __device__ __forceinline__ bool wants_total() const { return false; }
@@ -89,10 +90,11 @@ enum class Step : int { top_k, weigh, total, total_of_top_k, draw, judge, top_p 
 
 // By the warp that has it.
 __device__ __forceinline__ void store_token(const SampleParams& p, uint32_t output,
-                                            const Token& token) {
+                                            const Token& token, bool has_row) {
   if (token.id < 0 || threadIdx.x % kWarpSize != 0) return;
-  store_index(p.out, p.wide_out, output, token.valid ? token.id : 0);
-  if (p.valid != nullptr) p.valid[output] = token.valid;
+  const bool valid = token.valid && has_row;
+  store_index(p.out, p.wide_out, output, valid ? token.id : 0);
+  if (p.valid != nullptr) p.valid[output] = valid;
 }
 
 template <bool kTopK, typename T, bool kOnChip, typename Edit, typename Extras>
@@ -105,8 +107,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   int64_t number = 0;
   row.start(p.logits);
   sampler.begin([&] {
-    number = row_of(row.p, output);
-    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
+    number = sampler.choose_row(output);
     row.edit.start(number);
   });
   sampler.roll(p.random, output);
@@ -116,16 +117,13 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
   float min_p = fminf(p.min_p[number], 1.0f);
   float temperature = p.logits ? p.temperature[number] : 1.0f;
   bool limits_mass = top_p < 1.0f;
-  bool greedy = false;
-  if constexpr (Extras::kGreedyAtZero) {
-    extras.start(temperature);
-    if (temperature == 0.0f) {
-      greedy = true;
-      temperature = 1.0f;
-      min_p = 0.0f;
-      k = 0;
-      limits_mass = false;
-    }
+  extras.start(temperature);
+  const bool greedy = temperature == 0.0f;
+  if (greedy) {
+    temperature = 1.0f;
+    min_p = 0.0f;
+    k = 0;
+    limits_mass = false;
   }
   if (k > 0) list.start();
   sampler.arrive();
@@ -146,7 +144,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
     if (told) {
       sampler.exchange_masses_and_maxima(by_slab);
     } else {
-      sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, by_slab);
+      sampler.exchange_tops(no_tops<kTopK && !kOnChip>(), by_slab);
     }
     sampler.has_tops = true;
     max = sampler.max();
@@ -225,7 +223,7 @@ __device__ __forceinline__ void sample_row(Sampler<T, kOnChip, Edit>& sampler, L
     token.valid = token.valid && is_row && is_mass(all);
     extras.finish(output, token, all);
   }
-  store_token(p, output, token);
+  store_token(p, output, token, sampler.s.has_row);
 }
 
 template <typename T, bool kOnChip, bool kTopK>
@@ -250,27 +248,28 @@ __global__ __launch_bounds__(kDrawThreads<kOnChip>) void PlainKernel(
   const uint32_t output = cluster_number();
   int64_t number = 0;
   row.start(p.logits);
-  sampler.begin([&] {
-    number = row_of(row.p, output);
-    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
-  });
+  sampler.begin([&] { number = sampler.choose_row(output); });
   sampler.roll(p.random, output);
   const float min_p = fminf(p.min_p[number], 1.0f);
   const float temperature = p.logits ? p.temperature[number] : 1.0f;
   sampler.arrive();
+  Token token = {-1, 0.0f, false};
   bool is_row = true;
   if (p.logits || min_p > 0.0f) {
     sampler.exchange_tops(FoldMaxOrNan{-__int_as_float(0x7f800000)}, false);
     sampler.has_tops = true;
     const float max = sampler.max();
     is_row = p.logits ? fabsf(max) < __int_as_float(0x7f800000) : is_mass(max);
+    if (temperature == 0.0f) token = sampler.first_of(max);
     if (p.logits) row.weigh(max, factor_of(temperature));
     row.cut(min_p * (p.logits ? 1.0f : max));
   }
-  sampler.exchange_masses();
-  Token token = sampler.draw(0);
+  if (temperature != 0.0f) {
+    sampler.exchange_masses();
+    token = sampler.draw(0);
+  }
   token.valid = token.valid && is_row;
-  store_token(p, output, token);
+  store_token(p, output, token, shared.has_row);
 }
 
 #endif  // __CUDACC__

@@ -38,6 +38,7 @@ struct RowShared {
     float2 listed[kGroups][kListed];  // of the first CTA: weight and place
   };
   float2 drawn;         // its weight
+  bool has_row;         // the output's index is that of a row
   uint4 words[kDraws];  // random ones
 };
 
@@ -57,19 +58,23 @@ struct Token {
 // nobody reads those of the one before.
 template <typename T, bool kOnChip, typename Edit = NoEdit>
 struct Sampler {
+  static constexpr bool kIsOnChip = kOnChip;
+
   RowShared& s;
   float* maxima;  // of all slabs, where they were told
   float2* slots;  // of the CTA's slabs
+  int* places;    // of the slabs' maxima, where the seconds are told
   Row<T, kOnChip, Edit> row;
   int ctas;
   int groups;  // of the CTA
   uint32_t exchanges = 0;
-  uint32_t drawn = 0;     // how often a weight was told
-  bool has_tops = false;  // the slots' second numbers are the slabs' maxima, or NaN
+  uint32_t drawn = 0;        // how often a weight was told
+  bool has_tops = false;     // the slots' second numbers are the slabs' maxima, or NaN
+  bool has_seconds = false;  // and the first ones their second largest
 
   // Numbers ahead of the row in the CTA's dynamic shared memory.
   static __host__ __device__ __forceinline__ int numbers_ahead(int slabs_of_group, int groups) {
-    return (kGroups * slabs_of_group + 2 * groups * slabs_of_group + 31) / 32 * 32;
+    return (kGroups * slabs_of_group + 3 * groups * slabs_of_group + 31) / 32 * 32;
   }
 
   // `memory`: the CTA's dynamic shared memory.
@@ -78,6 +83,7 @@ struct Sampler {
       : s(shared),
         maxima(memory),
         slots(reinterpret_cast<float2*>(memory + kGroups * source.slabs_of_group)),
+        places(reinterpret_cast<int*>(slots + groups_of_cta() * source.slabs_of_group)),
         row(source, edit, memory + numbers_ahead(source.slabs_of_group, groups_of_cta())),
         ctas(cluster_size()),
         groups(groups_of_cta()) {}
@@ -105,6 +111,17 @@ struct Sampler {
     wait_for_previous_grid();
     choose();
     row.fetch(copied());
+  }
+
+  // The row of an output, from its first element on; the first row in place of one that is not
+  // there. Returns its number.
+  __device__ __forceinline__ int64_t choose_row(uint32_t output) {
+    const int64_t wanted = row_of(row.p, output);
+    const bool has_row = static_cast<uint64_t>(wanted) < row.p.rows;
+    if (threadIdx.x == 0) s.has_row = has_row;  // why: a register is dearer
+    const int64_t number = has_row ? wanted : 0;
+    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
+    return number;
   }
 
   __device__ __forceinline__ uint64_t* copied() const { return &s.copied[row.warp()]; }
@@ -190,7 +207,15 @@ struct Sampler {
     }
     const auto put_top = [&](int i, const Fold& fold) {
       const float max = warp_max(fold.max);
-      put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
+      if constexpr (Fold::kHasSecond) {
+        const uint32_t votes = __ballot_sync(0xffffffffu, fold.max == max);
+        const float other = warp_max(fold.max == max ? fold.second : fold.max);
+        const int from = __ffs(votes) - 1, at = __shfl_sync(0xffffffffu, fold.at, from);
+        put(i, (votes & (votes - 1)) != 0 ? max : other, max);
+        if (lane == 0) places[i] = ((row.first + i) * kWarpSize + from) * kPerLane + at;
+      } else {
+        put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
+      }
       if (!by_slab || lane >= ctas) return;
       float* target = maxima + row.first + i;
       if (ctas == 1) {
@@ -208,6 +233,7 @@ struct Sampler {
             if (both) put_top(k, other);
           });
     });
+    has_seconds = Fold::kHasSecond;
     if (by_slab && ctas > 1) wait_for_bytes(&s.maxima_told, 0);
   }
 

@@ -36,6 +36,7 @@ struct FoldCutMass {
 };
 
 struct FoldMassAndMax {
+  static constexpr bool kHasSecond = false;
   float mass, max;
   __device__ __forceinline__ void add(float x) {
     mass += positive_part(x);
@@ -44,16 +45,42 @@ struct FoldMassAndMax {
 };
 
 struct FoldMax {
+  static constexpr bool kHasSecond = false;
   float max;
   static constexpr float mass = 0.0f;
   __device__ __forceinline__ void add(float x) { max = fmaxf(max, x); }
 };
 
 struct FoldMaxOrNan {
+  static constexpr bool kHasSecond = false;
   float max;
   static constexpr float mass = 0.0f;
   __device__ __forceinline__ void add(float x) { max = max_or_nan(max, x); }
 };
+
+// The largest, the first of its places, and the second largest.
+struct FoldTopTwo {
+  static constexpr bool kHasSecond = true;
+  float max, second;
+  int at, seen;
+  static constexpr float mass = 0.0f;
+  __device__ __forceinline__ void add(float x) {
+    second = fmaxf(second, fminf(max, x));
+    if (x > max) at = seen;
+    max = max_or_nan(max, x);
+    ++seen;
+  }
+};
+
+template <bool kTwo>
+__device__ __forceinline__ auto no_tops() {
+  const float none = -__int_as_float(0x7f800000);
+  if constexpr (kTwo) {
+    return FoldTopTwo{none, none, 0, 0};
+  } else {
+    return FoldMaxOrNan{none};
+  }
+}
 
 struct FoldFixedMass {
   float floor, scale;

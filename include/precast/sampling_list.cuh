@@ -3,6 +3,9 @@
 //
 // At least k elements reach the k-th largest of the slabs' maxima, and seldom many more. They are
 // collected by groups, each with its place.
+//
+// Where rows do not stay on chip, the pass before told the place of each slab's largest element and
+// its second largest: slabs of which but one element may be kept, most of them, are not read again.
 #pragma once
 
 #include "precast/sampling_cluster.cuh"
@@ -110,7 +113,12 @@ struct List {
     float* at = row.copy;
 #pragma unroll 1
     for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
-      if (!(sampler.maxima[row.first + i] >= least)) continue;
+      const float top = sampler.maxima[row.first + i];
+      if (!(top >= least)) continue;
+      if (!Sampler::kIsOnChip && sampler.has_seconds && sampler.slots[i].x < least) {
+        if (lane() == 0) keep(top, sampler.places[i]);
+        continue;
+      }
       float y[kPerLane];
       row.load(row.first + i, at, y);
       each_from(least, y, row.first + i, keep);

@@ -51,7 +51,10 @@ struct Row {
     return weighing.logits ? -__int_as_float(0x7f800000) : 0.0f;
   }
 
-  static constexpr bool kCopies = kOnChip && sizeof(T) == 4 && kArchHasBulkCopy;
+  static constexpr bool kCopies = kOnChip && kArchHasBulkCopy;
+
+  // Elements of 16 bits are copied to the second half of their slab's place, and spread from there.
+  static constexpr int kCopyAt = sizeof(T) == 4 ? 0 : kSlab / 2;
 
   // Brings the row on chip: starts to, and waits. `copied` is the warp's own, and initialised.
   __device__ __forceinline__ void fetch(uint64_t* copied) {
@@ -65,7 +68,7 @@ struct Row {
         float* to = copy;
 #pragma unroll 1
         for (int i = warp(); i < count; i += warps(), to += step()) {
-          start_bulk_copy(to, data + (first + i) * kSlab, bytes_of(first + i), copied);
+          start_bulk_copy(to + kCopyAt, data + (first + i) * kSlab, bytes_of(first + i), copied);
         }
       }
     } else {
@@ -76,6 +79,7 @@ struct Row {
   __device__ __forceinline__ void arrive(uint64_t* copied) {
     if (!kCopies || !p.aligned) return;
     if (warp() < count) wait_for_bytes(copied, 0);
+    if constexpr (sizeof(T) == 2) spread();
     const bool edits = Edit::kChanges && edit.is_active();
     if (!edits && (first + count) * kSlab <= p.vocab) return;
     float* at = copy;
@@ -90,6 +94,25 @@ struct Row {
         }
       }
       if (edits) edit_copy(edit, first + i, at);
+    }
+  }
+
+  __device__ __forceinline__ void spread() const {
+    float* at = copy;
+#pragma unroll 1
+    for (int i = warp(); i < count; i += warps(), at += step()) {
+      const float* slab = at - threadIdx.x % kWarpSize * 4;
+      const uint2* from = reinterpret_cast<const uint2*>(slab + kCopyAt) + threadIdx.x % kWarpSize;
+      uint2 raw[kPerLane / 4];
+#pragma unroll
+      for (int j = 0; j < kPerLane / 4; ++j) raw[j] = from[j * kWarpSize];
+      __syncwarp();  // what follows is written over what others read
+#pragma unroll
+      for (int j = 0; j < kPerLane / 4; ++j) {
+        float y[4];
+        unpack_four<T>(raw[j], y);
+        *four_of(at, j) = make_float4(y[0], y[1], y[2], y[3]);
+      }
     }
   }
 

@@ -75,13 +75,10 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
   auto& row = sampler.row;
   const int ctas = sampler.ctas, vocab = p.source.vocab;
   const uint32_t output = cluster_number();
-  int64_t number = 0;
   row.start(p.op == RowOp::softmax || p.op == RowOp::mask);
-  sampler.begin([&] {
-    number = row_of(p.source, output);
-    row.data = static_cast<const T*>(p.source.data) + number * p.source.stride;
-  });
-  const float parameter = p.number[number];
+  sampler.begin(
+      [&] { row.data = static_cast<const T*>(p.source.data) + output * p.source.stride; });
+  const float parameter = p.number[output];
   if (p.op != RowOp::softmax) clear_bins(s.select);
   sampler.arrive();
   const bool by_mass = p.op == RowOp::top_p;
@@ -90,7 +87,7 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
     sampler.exchange_masses_and_maxima();
   } else {
     sampler.exchange_maxima(p.op != RowOp::softmax);
-    if (p.op != RowOp::softmax) k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[number];
+    if (p.op != RowOp::softmax) k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[output];
   }
   const float max = sampler.max();
   float total = sampler.total(), least = -__int_as_float(0x7f800000);

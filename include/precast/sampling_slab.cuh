@@ -35,6 +35,7 @@ struct RowSource {
   const void* indices;  // [outputs], or null: output i reads row i
   int64_t stride;       // elements
   uint32_t outputs;
+  uint32_t rows;
   int vocab;
   int slabs;
   int slabs_of_group;
@@ -69,6 +70,7 @@ __device__ __forceinline__ void store_index(void* indices, bool wide, int64_t at
   }
 }
 
+// The row of an output, or a number that is none's.
 __device__ __forceinline__ int64_t row_of(const RowSource& p, uint32_t output) {
   return p.indices == nullptr ? output : load_index(p.indices, p.wide_indices, output);
 }

@@ -132,6 +132,27 @@ def test_indices(draw: Draw, dtype: torch.dtype, generator: torch.Generator) -> 
     same_tokens(draw, x, indices=indices, seed=seeds, offset=seeds * 4)
 
 
+@every_draw
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_an_index_of_no_row_has_no_token(draw: Draw, dtype: torch.dtype) -> None:
+    rows = 50
+    x = torch.eye(rows, 3000, device="cuda").roll(1, 1)  # of row i the token i + 1
+    legal = torch.arange(200, device="cuda") % rows
+    for wrong in (-1, rows, -rows, 1 << 20, -(1 << 31), (1 << 31) - 1, 1 << 40, -(1 << 62)):
+        if dtype == torch.int32 and abs(wrong) > 1 << 31:
+            continue
+        indices = legal.to(dtype)
+        indices[::7] = wrong
+        tokens, valid = draw(x, indices=indices, return_valid=True, **RANDOM)
+        assert torch.equal(valid, indices != wrong)
+        assert torch.equal(tokens, (legal.to(dtype) + 1) * valid)
+        parameters = {"indices": indices, **RANDOM}
+        heated = 100 * x
+        assert torch.equal(precast.sampling_from_logits(heated, **parameters), tokens)
+        filtered = precast.top_k_top_p_sampling_from_logits(heated, 5, 0.9, **parameters)
+        assert torch.equal(filtered, tokens)
+
+
 def test_parameters_by_row(generator: torch.Generator) -> None:
     for size in (900, 50000):
         x = rows_of_all_kinds(size, torch.float32, generator)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from sampling_calls import DTYPES, RANDOM, both, share
+from sampling_calls import DTYPES, RANDOM, both, different, share
 from sampling_support import kept
 
 import precast
@@ -86,6 +86,40 @@ def test_requests_of_every_kind(size: int, dtype: torch.dtype, generator: torch.
         if name == "output_counts":
             more["frequency_penalty"], more["presence_penalty"] = 0.1, 0.2
         check(x, least, **more)
+
+
+@dtypes
+@pytest.mark.parametrize("rows", [1, 9, 70, 300])
+@pytest.mark.parametrize("size", [1, 33, 4099, 32000, 128256, 600000])
+def test_tokens_alone_are_those_of_the_larger_kernel(
+    size: int, rows: int, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    """Bit for bit, whichever kernel draws: with a mask that forbids nothing, with logarithms."""
+    if rows * size > 1 << 26:
+        pytest.skip("more of the same")
+    x, given = requests(rows, size, dtype, generator)
+    x[0, : size // 2] = x[0].max()  # equal ones, of which greedy takes the first
+    x[rows // 2, size // 2] = INF if rows % 2 else torch.nan
+    x[rows // 3] = -INF
+    filters = {name: given[name] for name in ("temperature", "top_k", "top_p", "min_p")}
+    seeds = torch.arange(rows, device="cuda")
+    all_allowed = {"bitmask": torch.full_like(given["bitmask"], -1)}
+    calls: list[dict[str, Any]] = [
+        RANDOM,
+        {"temperature": 0.0, **RANDOM},
+        {"temperature": 0.6, "top_k": 50, "top_p": 0.9, **RANDOM},
+        {"temperature": 1.7, "top_k": 400, "min_p": 0.01, **RANDOM},
+        {"top_p": 0.8, **RANDOM},
+        {"min_p": 0.1, **RANDOM},
+        {**filters, **RANDOM},
+        {**filters, "filter_apply_order": "joint", "seed": seeds, "offset": seeds * 4},
+    ]
+    for call in calls:
+        tokens, *_, valid = precast.sample(x, **call, return_valid=True)
+        for more in (all_allowed, {"return_logprobs": True}, {"top_logprobs": 2}):
+            again = precast.sample(x, **call, **more, return_valid=True)
+            assert torch.equal(tokens, again.tokens), (call, more, different(tokens, again.tokens))
+            assert torch.equal(valid, again.valid), (call, more)
 
 
 @pytest.mark.parametrize("size", [1, 2, 33, 1023, 1024, 32000, 151936, 262144])

@@ -70,9 +70,19 @@ def test_page_shows_every_picture_and_no_other() -> None:
     assert shown == {picture.path for picture in PERFORMANCE.pictures(COMMITTED)}
     for path in shown:
         text = (ROOT / path).read_text(encoding="utf-8")
-        assert len(text) < 400_000, path
+        assert len(text) < 200_000, path
         run = next(r for r in COMMITTED["nvidia-h200"].values() if r.name in text)
         assert f"{run.name}: {run.gpu}, commit {run.commit}, {run.date:%Y-%m-%d}" in text
+
+
+def test_runs_of_very_many_shapes_have_the_bars_of_one_vocabulary() -> None:
+    runs = [run for run in COMMITTED["nvidia-h200"].values() if run.measures_ops]
+    for run in runs:
+        few = PERFORMANCE.with_few_bars(run).records
+        assert len(few) <= PERFORMANCE.MOST_BARS, run.name
+        assert [record for record in run.records if record in few] == few
+        assert {record["op"] for record in few} == {record["op"] for record in run.records}
+    assert any(PERFORMANCE.with_few_bars(run) is not run for run in runs)
 
 
 # -- the generator --------------------------------------------------------------------------------

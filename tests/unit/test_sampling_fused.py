@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import precast
+from precast._dispatch import Kernel
+from precast.sampling._fused_kernels import sample_kernel, tokens_kernel
 
 RANDOM = {"seed": 3, "offset": 4}
 INF = math.inf
@@ -124,6 +126,49 @@ def test_what_is_not_asked_for_is_none() -> None:
     assert out.tokens.dtype == torch.int32
     assert out[1:] == (None, None, None, None)
     assert precast.sample(torch.zeros(0, 5), return_valid=True).valid.shape == (0,)
+
+
+#: What asks for more than tokens, and what does not.
+MORE: dict[str, dict[str, Any]] = {
+    "prompt_mask": {"prompt_mask": torch.zeros(4, 1, dtype=torch.int32)},
+    "output_counts": {"output_counts": torch.zeros(4, 5, dtype=torch.int32)},
+    "bitmask": {"bitmask": torch.full((4, 1), 31, dtype=torch.int32)},
+    "return_logprobs": {"return_logprobs": True},
+    "top_logprobs": {"top_logprobs": 1},
+}
+PLAIN: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "filters": {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.1},
+    "by_row": {"temperature": torch.arange(4) * 0.5, "top_k": torch.arange(4).int()},
+    "greedy": {"temperature": 0.0},
+    "joint": {"top_k": 2, "top_p": 0.5, "filter_apply_order": "joint"},
+    "no_penalty": {"repetition_penalty": 1, "frequency_penalty": 0.0, "presence_penalty": 0},
+    "valid": {"return_valid": True},
+    "seeds": {"seed": torch.arange(4), "offset": torch.arange(4)},
+}
+
+
+@pytest.mark.parametrize("name", [*MORE, *PLAIN])
+def test_tokens_alone_are_drawn_by_the_smaller_kernel(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
+    called: list[str] = []
+    for kernel in (sample_kernel, tokens_kernel):
+
+        def call(*args: Any, kernel: Kernel = kernel, run: Any = kernel.reference) -> None:
+            called.append(f"{kernel.op}.{kernel.export}")
+            run(*args)
+
+        monkeypatch.setattr(kernel, "reference", call)
+    given = {**RANDOM, **(MORE | PLAIN)[name]}
+    out = precast.sample(x, **given)
+    assert called == ["sampling.sample_tokens" if name in PLAIN else "sampling_fused.sample"]
+    all_allowed = {**given, "bitmask": torch.full((4, 1), 31, dtype=torch.int32)}
+    again = precast.sample(x, **all_allowed)
+    assert called[1:] == ["sampling_fused.sample"]
+    assert torch.equal(out.tokens, again.tokens)
+    assert (out.valid is None) == ("return_valid" not in given)
 
 
 def test_each_row_has_its_own_parameters() -> None:

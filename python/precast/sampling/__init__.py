@@ -31,8 +31,8 @@ Thresholds are exact, that of top-p up to 2^-31 of the mass a token: nothing els
 infinity, or minus infinity alone. Their token is 0, and not valid where ``return_valid`` asks.
 
 **Indices.** ``indices`` are ``[outputs]``, int32 or int64: the row that each output draws from. The
-tokens have their dtype, and are int32 without them. That there is such a row is not checked on a
-GPU, where what lies behind the rows would be read; reference mode raises an ``IndexError``.
+tokens have their dtype, and are int32 without them. Where there is no such row, the token is 0 and
+not valid: a call does not wait for the GPU to refuse it. Reference mode raises an ``IndexError``.
 
 **Random numbers** are those of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011) by a seed, an offset and, but for the case below, the position of the output; 24

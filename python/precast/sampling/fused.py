@@ -3,20 +3,19 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from precast._dispatch import Kernel, check_tensors
+from precast._dispatch import check_tensors
 from precast._reference_checks import check_rank
 from precast._torch import torch, torch_ops
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by
-from precast.sampling._arguments import Real, Whole, given, heat, is_joint, real, refuse_nan, whole
-from precast.sampling._filters import parameter, weights_of_logits
-from precast.sampling._formula import chosen
-from precast.sampling._fused_checks import MOST_TOP_LOGPROBS, check_sample
-from precast.sampling._fused_formula import penalized, top_of, with_mask
+from precast.sampling._arguments import Real, Whole, heat, is_joint, real, refuse_nan, whole
+from precast.sampling._fused_checks import MOST_TOP_LOGPROBS
+from precast.sampling._fused_kernels import sample_kernel, tokens_kernel
+from precast.sampling._fused_reference import sample_reference as sample_reference
+from precast.sampling._fused_reference import sampled_tokens
 from precast.sampling._fused_trace import sample_trace
-from precast.sampling._masses import row_sums
 from precast.sampling._random import random_arguments
 
 
@@ -40,187 +39,6 @@ class Sampled(NamedTuple):
     top_tokens: torch.Tensor | None = None
     top_logprobs: torch.Tensor | None = None
     valid: torch.Tensor | None = None
-
-
-def sample_reference(
-    logits: torch.Tensor,
-    temperature: torch.Tensor | float = 1.0,
-    top_k: torch.Tensor | int = 0,
-    top_p: torch.Tensor | float = 1.0,
-    min_p: torch.Tensor | float = 0.0,
-    repetition_penalty: torch.Tensor | float = 1.0,
-    frequency_penalty: torch.Tensor | float = 0.0,
-    presence_penalty: torch.Tensor | float = 0.0,
-    prompt_mask: torch.Tensor | None = None,
-    output_counts: torch.Tensor | None = None,
-    bitmask: torch.Tensor | None = None,
-    filter_apply_order: str = "top_k_first",
-    seed: torch.Tensor | int = 0,
-    offset: torch.Tensor | int = 0,
-    top_logprobs: int = 0,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`sample` in plain PyTorch, tokens too but where ``exp`` rounds.
-
-    Parameters
-    ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16, any device.
-    temperature, top_p, min_p : torch.Tensor or float
-        A number, or ``[rows]``.
-    top_k : torch.Tensor or int
-        A number, or ``[rows]``.
-    repetition_penalty, frequency_penalty, presence_penalty : torch.Tensor or float
-        A number, or ``[rows]``.
-    prompt_mask, bitmask : torch.Tensor, optional
-        ``[rows, ceil(vocabulary / 32)]``, int32.
-    output_counts : torch.Tensor, optional
-        ``[rows, vocabulary]``, int32.
-    filter_apply_order : str
-        ``"top_k_first"`` or ``"joint"``.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
-    top_logprobs : int
-        How many of the likeliest tokens.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Tokens, their log-probabilities, the likeliest tokens, theirs, and validity.
-
-    Examples
-    --------
-    >>> import torch
-    >>> sample_reference(torch.tensor([[0.0, 2.0, 1.0]]), temperature=0.0)[0].tolist()
-    [1]
-    """
-    x = penalized(
-        *(logits, repetition_penalty, frequency_penalty, presence_penalty),
-        *(prompt_mask, output_counts),
-    )
-    x = with_mask(x, bitmask)
-    heat = parameter(temperature, x.shape[0], torch.float32, x.device)
-    greedy = heat == 0
-    heat = heat.masked_fill(greedy, 1)
-    weights = weights_of_logits(x, heat)
-    joint = filter_apply_order == "joint"
-    tokens, valid = chosen(weights, None, top_k, top_p, min_p, joint, seed, offset)
-    first = (x == x.amax(dim=1, keepdim=True)).to(torch.int32).argmax(dim=1)
-    tokens = torch.where(greedy[:, 0] & valid, first, tokens)
-    scale = 1 / heat
-    logs = (x - x.max(dim=1, keepdim=True).values) * scale - row_sums(weights)[:, None].log()
-    logs = logs.masked_fill(~valid[:, None], torch.nan)
-    top_tokens, top_logs = top_of(x, logs, valid, top_logprobs)
-    return (
-        tokens.to(torch.int32),
-        logs.gather(1, tokens[:, None])[:, 0],
-        top_tokens,
-        top_logs,
-        valid,
-    )
-
-
-def sampled_tokens(
-    logits: torch.Tensor,
-    temperature: torch.Tensor | float = 1.0,
-    top_k: torch.Tensor | int = 0,
-    top_p: torch.Tensor | float = 1.0,
-    min_p: torch.Tensor | float = 0.0,
-    repetition_penalty: torch.Tensor | float = 1.0,
-    frequency_penalty: torch.Tensor | float = 0.0,
-    presence_penalty: torch.Tensor | float = 0.0,
-    prompt_mask: torch.Tensor | None = None,
-    output_counts: torch.Tensor | None = None,
-    bitmask: torch.Tensor | None = None,
-    filter_apply_order: str = "top_k_first",
-    seed: torch.Tensor | int = 0,
-    offset: torch.Tensor | int = 0,
-) -> torch.Tensor:
-    """The tokens alone, which is what a trace describes."""
-    penalties = repetition_penalty, frequency_penalty, presence_penalty
-    masks = prompt_mask, output_counts, bitmask
-    filters = temperature, top_k, top_p, min_p
-    rest = filter_apply_order, seed, offset
-    return sample_reference(logits, *filters, *penalties, *masks, *rest)[0]
-
-
-def _into(
-    logits: torch.Tensor,
-    temperature_arr: torch.Tensor | None,
-    temperature: float,
-    top_k_arr: torch.Tensor | None,
-    top_k: int,
-    top_p_arr: torch.Tensor | None,
-    top_p: float,
-    min_p_arr: torch.Tensor | None,
-    min_p: float,
-    joint: bool,
-    repetition_arr: torch.Tensor | None,
-    repetition: float,
-    frequency_arr: torch.Tensor | None,
-    frequency: float,
-    presence_arr: torch.Tensor | None,
-    presence: float,
-    prompt_mask: torch.Tensor | None,
-    output_counts: torch.Tensor | None,
-    bitmask: torch.Tensor | None,
-    seed_arr: torch.Tensor | None,
-    seed: int,
-    offset_arr: torch.Tensor | None,
-    offset: int,
-    out: torch.Tensor,
-    logprobs: torch.Tensor | None,
-    top_tokens: torch.Tensor | None,
-    top_logprobs: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    enable_pdl: bool,
-) -> None:
-    check_sample(**locals())
-    results = sample_reference(
-        logits,
-        given(temperature_arr, temperature),
-        given(top_k_arr, top_k),
-        given(top_p_arr, top_p),
-        given(min_p_arr, min_p),
-        given(repetition_arr, repetition),
-        given(frequency_arr, frequency),
-        given(presence_arr, presence),
-        prompt_mask,
-        output_counts,
-        bitmask,
-        "joint" if joint else "top_k_first",
-        given(seed_arr, seed),
-        given(offset_arr, offset),
-        0 if top_tokens is None else top_tokens.shape[1],
-    )
-    for target, result in zip((out, logprobs, top_tokens, top_logprobs, valid), results):
-        if target is not None:
-            target.copy_(result)
-
-
-def _public(logits: Any, *args: Any) -> tuple[Any, ...]:
-    numbers = [given(args[i], args[i + 1]) for i in (0, 2, 4, 6, 9, 11, 13)]
-    joint, (prompt_mask, output_counts, bitmask) = args[8], args[15:18]
-    random = given(args[18], args[19]), given(args[20], args[21])
-    _, logprobs, top_tokens, _, valid, enable_pdl = args[22:]
-    top = 0 if top_tokens is None or not top_tokens.dim() else top_tokens.shape[1]
-    order = "joint" if joint is True else "top_k_first"
-    outputs = logprobs is not None, top, valid is not None, False, enable_pdl
-    return logits, *numbers, prompt_mask, output_counts, bitmask, order, None, *random, *outputs
-
-
-_sample = Kernel(
-    "sampling_fused",
-    "sample",
-    schema="(Tensor logits, Tensor? temperature_arr, float temperature, Tensor? top_k_arr, "
-    "SymInt top_k, Tensor? top_p_arr, float top_p, Tensor? min_p_arr, float min_p, bool joint, "
-    "Tensor? repetition_arr, float repetition, Tensor? frequency_arr, float frequency, "
-    "Tensor? presence_arr, float presence, Tensor? prompt_mask, Tensor? output_counts, "
-    "Tensor? bitmask, Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, "
-    "Tensor(a!) out, Tensor(b!)? logprobs, Tensor(c!)? top_tokens, Tensor(d!)? top_logprobs, "
-    "Tensor(e!)? valid, bool enable_pdl) -> ()",
-    reference=_into,
-    public=_public,
-)
 
 
 @precast_api(trace=sample_trace(sampled_tokens))
@@ -359,27 +177,41 @@ def sample(
             torch.empty(top, dtype=f32, device=device) if top_logprobs else None,
             torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
         )
-        args = (
-            logits,
+        filters = (
             *heat("sample", temperature),
             *whole(top_k),
             *real(top_p),
             *real(min_p),
             joint,
+        )
+        random = random_arguments("sample", logits, generator, seed, offset)
+        enable_pdl = enable_pdl is not False
+        masked = prompt_mask is not None or output_counts is not None or bitmask is not None
+        if not (masked or return_logprobs or top_logprobs):
+            # The penalties are none, or have been refused.
+            tokens_args = logits, *filters, *random, result.tokens, result.valid, enable_pdl
+            if torch.compiler.is_compiling():
+                torch_ops.sample_tokens(*tokens_args)
+            else:
+                tokens_kernel[logits.dtype, logits.get_device()](*tokens_args)
+            return result
+        args = (
+            logits,
+            *filters,
             *real(repetition_penalty),
             *real(frequency_penalty),
             *real(presence_penalty),
             prompt_mask,
             output_counts,
             bitmask,
-            *random_arguments("sample", logits, generator, seed, offset),
+            *random,
             *result,
-            enable_pdl is not False,
+            enable_pdl,
         )
         if torch.compiler.is_compiling():
             torch_ops.sample(*args)
         else:
-            _sample[logits.dtype, logits.get_device()](*args)
+            sample_kernel[logits.dtype, logits.get_device()](*args)
     except (AttributeError, TypeError, IndexError):
         check_tensors("sample", logits=logits)
         check_rank("sample", "logits", logits, 2, 2)
