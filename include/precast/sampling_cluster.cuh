@@ -134,7 +134,7 @@ struct Sampler {
 
   // Tells all CTAs the sum over each group of the pairs that pass() puts in the slots.
   template <typename Sum, typename Pass>
-  __device__ __forceinline__ void exchange(const Pass& pass) {
+  __device__ __forceinline__ void exchange(const Pass& pass, const Sum& sums = {}) {
     ++exchanges;
     uint64_t* told = &s.told[turn()];
     const int lane = threadIdx.x % kWarpSize;
@@ -144,7 +144,7 @@ struct Sampler {
 #pragma unroll 1
     for (int group = row.warp(); group < groups; group += row.warps()) {
       const int first = group * row.p.slabs_of_group;
-      const float2 sum = Sum::over(slots + first, min(row.p.slabs_of_group, row.count - first));
+      const float2 sum = sums.over(slots + first, min(row.p.slabs_of_group, row.count - first));
       float2* target = &s.pairs[turn()][cluster_rank() * groups + group];
       if (ctas == 1) {
         *target = sum;

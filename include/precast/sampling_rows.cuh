@@ -69,6 +69,63 @@ __device__ __forceinline__ void store_row(Out* out, const RowOpParams& p, Row& r
   });
 }
 
+// Of a slab or a group: its mass where its largest element weighs 1, and that element.
+struct MassAtMax {
+  float factor;
+
+  __device__ __forceinline__ float weight(float max, float other) const {
+    return max == other ? 1.0f : fast_exp2((max - other) * factor);
+  }
+
+  __device__ __forceinline__ float2 over(const float2* slots, int count) const {
+    const int lane = threadIdx.x % kWarpSize;
+    float max = -__int_as_float(0x7f800000), mass = 0.0f;
+    for (int i = lane; i < count; i += kWarpSize) max = fmaxf(max, slots[i].y);
+    max = warp_max(max);
+    for (int i = lane; i < count; i += kWarpSize) mass += slots[i].x * weight(slots[i].y, max);
+    return {warp_sum(mass), max};
+  }
+};
+
+// Why masses by the maximum of each slab: the row's own would take one exchange more. The weights
+// that are written are by the row's own, so that equal logits have equal shares, and larger ones no
+// smaller ones.
+template <typename T, bool kOnChip>
+__device__ __forceinline__ void softmax_row(Sampler<T, kOnChip>& sampler, const RowOpParams& p,
+                                            f32* out, float temperature) {
+  const float infinity = __int_as_float(0x7f800000);
+  auto& row = sampler.row;
+  const MassAtMax masses = {factor_of(temperature)};
+  sampler.template exchange<MassAtMax>(
+      [&] {
+        float* at = row.copy;
+#pragma unroll 1
+        for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
+          float y[kPerLane], max = -infinity, mass = 0.0f;
+          row.load(row.first + i, at, y);
+#pragma unroll
+          for (int j = 0; j < kPerLane; ++j) max = fmaxf(max, y[j]);
+          max = warp_max(max);
+          const float one = max == -infinity ? 0.0f : max;
+#pragma unroll
+          for (int j = 0; j < kPerLane; ++j) mass += fast_exp2((y[j] - one) * masses.factor);
+          sampler.put(i, warp_sum(mass), max);
+        }
+      },
+      masses);
+  const float max = sampler.max();
+  float total = 0.0f;
+#pragma unroll
+  for (int i = 0; i < kGroups; ++i) {
+    const float2 pair = sampler.pairs()[i];
+    total += pair.x * masses.weight(pair.y, max);
+  }
+  const float inverse = __frcp_rn(total);  // infinite for a row of minus infinities: 0 times it
+  row.weigh(max, masses.factor);
+  store_row(out, p, row,
+            [&](float x) { return (kOnChip ? weight_of_logit(x, row.weighing) : x) * inverse; });
+}
+
 template <typename T, bool kOnChip>
 __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, const RowOpParams& p) {
   auto& s = sampler.s;
@@ -81,45 +138,41 @@ __device__ __forceinline__ void transform_row(Sampler<T, kOnChip>& sampler, cons
   const float parameter = p.number[output];
   if (p.op != RowOp::softmax) clear_bins(s.select);
   sampler.arrive();
+  if (p.op == RowOp::softmax) {
+    softmax_row(sampler, p, static_cast<f32*>(p.out) + output * p.out_stride, parameter);
+    return;
+  }
   const bool by_mass = p.op == RowOp::top_p;
   int k = vocab;
   if (by_mass) {
     sampler.exchange_masses_and_maxima();
   } else {
-    sampler.exchange_maxima(p.op != RowOp::softmax);
-    if (p.op != RowOp::softmax) k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[output];
+    sampler.exchange_maxima(true);
+    k = p.top_k_values == nullptr ? p.top_k : p.top_k_values[output];
   }
-  const float max = sampler.max();
-  float total = sampler.total(), least = -__int_as_float(0x7f800000);
+  const float max = sampler.max(), infinity = __int_as_float(0x7f800000);
+  float total = sampler.total(), least = -infinity;
   if (by_mass ? parameter < 1.0f : k > 0 && k < vocab) {
     least = select(row, s.select, ctas, by_mass ? needed_mass(parameter) : k, max, by_mass,
                    mass_scale(total), sampler.maxima, true);
   }
+  float inverse = 1.0f, floor = least, cut = -infinity;
   if (p.op == RowOp::mask) {
     if (ctas > 1) cluster_arrive_relaxed();  // others may still read this CTA's memory
-    store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row,
-              [&](float y) { return y < least ? -__int_as_float(0x7f800000) : y; });
-    if (ctas > 1) cluster_wait();
-    return;
-  }
-  if (p.op == RowOp::softmax) {
-    row.weigh(max, factor_of(parameter));
   } else {
     row.cut(least);
+    if (!by_mass || parameter < 1.0f) {
+      sampler.exchange_masses();
+      total = sampler.total();
+    }
+    // A row with a NaN is NaN throughout: its total is, and nothing is below the floor.
+    inverse = total == 0.0f ? 0.0f : __frcp_rn(total);
+    floor = total == total ? row.weighing.floor : -infinity;
+    cut = 0.0f;
   }
-  if (!by_mass || parameter < 1.0f) {
-    sampler.exchange_masses();
-    total = sampler.total();
-  }
-  // A row with a NaN is NaN throughout: its total is, and nothing is below the floor.
-  const float inverse = total == 0.0f ? 0.0f : __frcp_rn(total);
-  const float floor = total == total ? row.weighing.floor : -__int_as_float(0x7f800000);
-  const auto share = [&](float y) { return y < floor ? 0.0f : y * inverse; };
-  if (p.op == RowOp::softmax) {
-    store_row(static_cast<f32*>(p.out) + output * p.out_stride, p, row, share);
-  } else {
-    store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row, share);
-  }
+  store_row(static_cast<T*>(p.out) + output * p.out_stride, p, row,
+            [=](float y) { return y < floor ? cut : y * inverse; });
+  if (p.op == RowOp::mask && ctas > 1) cluster_wait();
 }
 
 template <typename T, bool kOnChip>
