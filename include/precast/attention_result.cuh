@@ -229,7 +229,7 @@ template <typename Tile, typename Q>
 __device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
                                          int32_t* ticket, int32_t& arrived) {
   constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kMany = Tile::kNarrow ? 20 : 4;
+  constexpr int kMany = 20;  // loads in flight of a thread, which has 32 columns of a wide tile
   __syncthreads();
   if (threadIdx.x == 0) {
     arrived = take_ticket(ticket);
