@@ -25,8 +25,9 @@ DECODES = (
     *((64, 1024), (64, 4096), (64, 16384), (256, 1024), (256, 4096)),
 )
 PREFILLS = ((1, 1024), (1, 4096), (1, 8192), (1, 16384), (1, 32768), (8, 2048), (32, 512))
-#: Of other heads and head sizes.
-FEW_DECODES, FEW_PREFILLS = ((1, 8192), (64, 4096)), ((1, 4096), (1, 16384), (8, 2048))
+#: Of other heads, of other head sizes.
+MORE_PREFILLS = ((1, 4096), (1, 16384), (8, 2048))
+FEW_DECODES, FEW_PREFILLS = ((1, 8192), (64, 4096)), ((1, 4096), (8, 2048))
 #: Requests, tokens that they share, tokens of their own.
 SHARED = (32, 8192, 256)
 DECODE, PAGED = "BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"
@@ -106,7 +107,7 @@ def _decodes(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _prefills(dtype: torch.dtype) -> Iterator[Case]:
-    kinds = [(32, 8, 128, PREFILLS), (64, 8, 128, FEW_PREFILLS)]
+    kinds = [(32, 8, 128, PREFILLS), (64, 8, 128, MORE_PREFILLS)]
     kinds += [(32, 8, dim, FEW_PREFILLS) for dim in (64, 256)]
     for *sizes, rows in kinds:
         for count, tokens in rows:
