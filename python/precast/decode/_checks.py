@@ -107,6 +107,11 @@ def check_plan(
             f"{w._name}: q_len_per_req is part of the frozen cudagraph shape: this wrapper was "
             f"planned with {frozen}, got {q_len_per_req}. Fix: a wrapper for each q_len_per_req"
         )
+    check_graph(w, batch_size, indices)
+
+
+def check_graph(w: Any, batch_size: int, indices: torch.Tensor) -> None:
+    """Sizes that CUDA graphs hold fast."""
     if batch_size != w._fixed_batch_size:
         raise ValueError(
             f"{w._name}: the batch size should be fixed in cudagraph mode: it is {batch_size} and "

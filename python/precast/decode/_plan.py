@@ -15,6 +15,7 @@ from precast._attention.wrapper import PLAN_TABLES, AttentionWrapper, dtypes_of
 from precast._torch import torch
 from precast.api_logging import precast_api
 from precast.decode._checks import (
+    check_graph,
     check_kv_len,
     check_plan,
     check_rows,
@@ -235,10 +236,8 @@ class DecodePlan(AttentionWrapper):
             q_len_per_req,
             is_causal,
         )
-        is_new = config != self._config
-        if is_new or self._use_cuda_graph:
+        if config != self._config:
             check_plan(self, batch_size, indices, fixed_split_size, q_len_per_req)
-        if is_new:
             check_unserved(self._name, window_right, is_causal, q_len_per_req)
             self._config = None
             self._configure(
@@ -252,6 +251,8 @@ class DecodePlan(AttentionWrapper):
                 o_data_type,
             )
             self._config = config
+        elif self._use_cuda_graph:
+            check_graph(self, batch_size, indices)
         self._max_kv_len = None
         if not (indptr.is_cuda or last_page_len.is_cuda):
             lens = seq_lens
