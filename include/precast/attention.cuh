@@ -83,7 +83,8 @@ class Attention {
     __syncthreads();
     int slot = 0, buffer = 0;
     while (true) {
-      const int next = slot == 2 ? 0 : slot + 1, last = next == 2 ? 0 : next + 1;
+      const int next = (slot + 1) % AttentionQueue::kSlots;
+      const int last = (slot + 2) % AttentionQueue::kSlots;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
       stream.follow(goes_on ? next : -1);
@@ -98,8 +99,12 @@ class Attention {
         merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, shared_.ticket);
       }
       if (!goes_on) return;
-      if constexpr (!Tile::kNarrow) wait_for_copies<0>();
-      __syncthreads();
+      if constexpr (Tile::kNarrow) {
+        __syncthreads();
+      } else {
+        wait_for_copies<0>();
+        __syncwarp();
+      }
       slot = next;
     }
   }
@@ -135,9 +140,18 @@ class Attention {
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      const uint32_t keys = stream.wait();
-      typename States::Scores scores = {};
-      typename States::Weights weights;
+      const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+      const bool is_seen =
+          token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
+      if (!Tile::kNarrow && !Tile::kGeneral && !is_seen) {
+        stream.load_beside();
+        stream.look_ahead();
+        attend_parts(work, token, keys, values, operands, states);
+        stream.publish_beside();
+        continue;
+      }
+      typename States::template Scores<Tile::kTokens> scores = {};
+      typename States::template Weights<Tile::kTokens> weights;
       if (turns_keys()) {
         multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
       } else {
@@ -145,14 +159,20 @@ class Attention {
       }
       if constexpr (Tile::kGeneral) {
         logits_of_scores<Tile>(p_, work, token, scale_, scores);
-      } else if (token < work.seen_begin || token + Tile::kTokens > work.seen_end) {
+      } else if (!is_seen) {
         limit_scores<Tile>(p_, work, token, scores);
       }
-      states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
-      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes, lanes_.values);
+      const float scale = Tile::kGeneral ? 1.0f : scale_;
+      stream.load_beside();
+      states.see(scores, scale);
+      stream.look_ahead();
+      states.template weigh<T>(scores, scale, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+      stream.publish_beside();
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish();
+    if constexpr (!Tile::kNarrow) __syncthreads();  // the last stage is free for results
 
     if constexpr (Tile::kNarrow) {
       // The next queries are behind fewer groups of copies than stream.wait() leaves open.
@@ -165,9 +185,30 @@ class Attention {
       __syncthreads();
       merge_teams<Tile, Q>(p_, work, rings_, results);
     } else if (work.piece.parts == 1) {
-      write_rows<Tile, Q>(p_, work, states);
+      write_rows<Tile, Q>(p_, work, states, rings_ + stream.free_stage());
     } else {
       write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
+    }
+  }
+
+  // A group of tokens not all of which are seen by all rows of the tile: in parts, without those
+  // that no row of the warp sees. Why: of short prompts such groups are a large share.
+  __device__ __forceinline__ void attend_parts(const AttentionWork& work, int32_t first,
+                                               uint32_t keys, uint32_t values,
+                                               const QueryOperands<Tile>& operands,
+                                               States& states) {
+    constexpr int kPart = Tile::kTokens < 32 ? Tile::kTokens : 32;
+    const TokenLimits limits = limits_of_warp<Tile>(p_, work);
+    const int32_t end = min(limits.end - first, Tile::kTokens);
+    for (int32_t at = max(limits.begin - first, 0) / kPart * kPart; at < end; at += kPart) {
+      typename States::template Scores<kPart> scores = {};
+      typename States::template Weights<kPart> weights;
+      multiply_keys<Tile, Q, KV>(scores, keys + at * Tile::KeyRows::kStride, lanes_.keys, operands);
+      limit_scores<Tile>(p_, work, first + at, scores);
+      states.see(scores, scale_);
+      states.template weigh<T>(scores, scale_, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights,
+                                   values + at * Tile::ValueRows::kStride, lanes_.values);
     }
   }
 

@@ -49,10 +49,10 @@ struct TokenLimits {
   }
 };
 
-// The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in
-// registers: the wide tile has none left.
+// The pieces of a CTA, in shared memory: the one in use, the two behind it, and the one before,
+// whose results some warps may still be writing. Why not in registers: the wide tile has none left.
 struct AttentionQueue {
-  static constexpr int kSlots = 3;
+  static constexpr int kSlots = 4;
 
   AttentionWork works[kSlots];
   bool exists[kSlots];
