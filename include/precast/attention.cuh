@@ -38,7 +38,7 @@ namespace precast {
 
 template <typename Tile>
 struct AttentionShared {
-  AttentionQueue queue;
+  AttentionQueue<Tile> queue;
   TeamResults<Tile> results;
   int32_t ticket;
 };
@@ -68,8 +68,9 @@ class Attention {
   }
 
   __device__ __forceinline__ void run() {
-    AttentionQueue& queue = shared_.queue;
-    if (threadIdx.x == 0) queue.template start<Tile>(p_);
+    using Queue = AttentionQueue<Tile>;
+    Queue& queue = shared_.queue;
+    if (threadIdx.x == 0) queue.start(p_);
     __syncthreads();
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
@@ -78,18 +79,18 @@ class Attention {
     stream.follow(0);
     copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
-    if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
+    if (threadIdx.x == 0) queue.take(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
     __syncthreads();
     int slot = 0, buffer = 0;
     while (true) {
-      const int next = (slot + 1) % AttentionQueue::kSlots;
-      const int last = (slot + 2) % AttentionQueue::kSlots;
+      const int next = (slot + 1) % Queue::kSlots;
+      const int last = (slot + 2) % Queue::kSlots;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
       stream.follow(goes_on ? next : -1);
       stream.fill();
-      if (threadIdx.x == 0 && goes_on) queue.template take<Tile>(p_, last);
+      if (threadIdx.x == 0 && goes_on) queue.take(p_, last);
       unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
       if (Tile::kNarrow) buffer ^= 1;
       unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;

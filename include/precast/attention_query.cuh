@@ -49,10 +49,12 @@ struct TokenLimits {
   }
 };
 
-// The pieces of a CTA, in shared memory: the one in use, the two behind it, and the one before,
-// whose results some warps may still be writing. Why not in registers: the wide tile has none left.
+// The pieces of a CTA, in shared memory: the one in use, the two behind it, and, but for the narrow
+// tile, the one before, whose results some warps may still be writing. Why not in registers: the
+// wide tile has none left.
+template <typename Tile>
 struct AttentionQueue {
-  static constexpr int kSlots = 4;
+  static constexpr int kSlots = Tile::kNarrow ? 3 : 4;
 
   AttentionWork works[kSlots];
   bool exists[kSlots];
@@ -62,7 +64,6 @@ struct AttentionQueue {
   __device__ PieceIterator& pieces() { return *reinterpret_cast<PieceIterator*>(iterator); }
 
   // One thread calls, for the slots 0, 1 and so on; its CTA sees the piece after a barrier.
-  template <typename Tile>
   __device__ void take(const AttentionParams& p, int slot) {
     AttentionWork& work = works[slot];
     exists[slot] = pieces().next(work.piece);
@@ -79,11 +80,10 @@ struct AttentionQueue {
     work.seen_end = TokenLimits(p, work.piece, first.query).end;
   }
 
-  template <typename Tile>
   __device__ void start(const AttentionParams& p) {
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
-    take<Tile>(p, 0);
+    take(p, 0);
   }
 };
 

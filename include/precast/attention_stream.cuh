@@ -64,7 +64,7 @@ class TokenStream {
   static constexpr bool kLoadsBeside = !Tile::kNarrow && Tile::kStages > 1;
 
   // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionQueue& queue,
+  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionQueue<Tile>& queue,
                                          uint32_t ring, uint32_t table, int team)
       : p_(p), queue_(queue), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
@@ -283,7 +283,7 @@ class TokenStream {
   }
 
   const AttentionParams& p_;
-  const AttentionQueue& queue_;
+  const AttentionQueue<Tile>& queue_;
   uint32_t ring_;
   uint32_t table_;  // [2, kTokens, keys and values] addresses
   int team_;
