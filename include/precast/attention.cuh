@@ -144,13 +144,6 @@ class Attention {
       const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
       const bool is_seen =
           token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
-      if (!Tile::kNarrow && !Tile::kGeneral && !is_seen) {
-        stream.load_beside();
-        stream.look_ahead();
-        attend_parts(work, token, keys, values, operands, states);
-        stream.publish_beside();
-        continue;
-      }
       typename States::template Scores<Tile::kTokens> scores = {};
       typename States::template Weights<Tile::kTokens> weights;
       if (turns_keys()) {
@@ -189,27 +182,6 @@ class Attention {
       write_rows<Tile, Q>(p_, work, states, rings_ + stream.free_stage());
     } else {
       write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
-    }
-  }
-
-  // A group of tokens not all of which are seen by all rows of the tile: in parts, without those
-  // that no row of the warp sees. Why: of short prompts such groups are a large share.
-  __device__ __forceinline__ void attend_parts(const AttentionWork& work, int32_t first,
-                                               uint32_t keys, uint32_t values,
-                                               const QueryOperands<Tile>& operands,
-                                               States& states) {
-    constexpr int kPart = Tile::kTokens < 32 ? Tile::kTokens : 32;
-    const TokenLimits limits = limits_of_warp<Tile>(p_, work);
-    const int32_t end = min(limits.end - first, Tile::kTokens);
-    for (int32_t at = max(limits.begin - first, 0) / kPart * kPart; at < end; at += kPart) {
-      typename States::template Scores<kPart> scores = {};
-      typename States::template Weights<kPart> weights;
-      multiply_keys<Tile, Q, KV>(scores, keys + at * Tile::KeyRows::kStride, lanes_.keys, operands);
-      limit_scores<Tile>(p_, work, first + at, scores);
-      states.see(scores, scale_);
-      states.template weigh<T>(scores, scale_, weights);
-      multiply_values<Tile, Q, KV>(states.sums, weights,
-                                   values + at * Tile::ValueRows::kStride, lanes_.values);
     }
   }
 

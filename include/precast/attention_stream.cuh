@@ -265,10 +265,10 @@ class TokenStream {
 
   // The group from next_ on, if there is one, is under way; on to the one behind it.
   __device__ __forceinline__ void count_load() {
-    const int loads = next_ < end_ ? 1 : 0;
-    loading_ += loads;
-    side_ ^= loads;
-    next_ += loads * kStep;
+    if (next_ >= end_) return;
+    ++loading_;
+    side_ ^= 1;
+    next_ += kStep;
     if (next_ >= end_ && waiting_ >= 0) take_piece();
     find_pages();
   }
