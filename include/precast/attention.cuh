@@ -151,13 +151,14 @@ class Attention {
       } else {
         multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
       }
+      const typename Stream::Sources sources = stream.sources();
       if constexpr (Tile::kGeneral) {
         logits_of_scores<Tile>(p_, work, token, scale_, scores);
       } else if (!is_seen) {
         limit_scores<Tile>(p_, work, token, scores);
       }
       const float scale = Tile::kGeneral ? 1.0f : scale_;
-      stream.load_beside();
+      stream.load_beside(sources);
       states.see(scores, scale);
       stream.look_ahead();
       states.template weigh<T>(scores, scale, weights);

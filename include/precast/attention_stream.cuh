@@ -13,8 +13,6 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
-
 // 0 if it does not exist; without a branch.
 __device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
   uint32_t value = 0;
@@ -115,11 +113,22 @@ class TokenStream {
     return stage;
   }
 
-  // Once after each wait(): starts the copies that wait() did not.
-  __device__ __forceinline__ void load_beside() {
+  // Once after each wait(): starts the copies that wait() did not, of rows looked up before.
+  struct Sources {
+    uint64_t rows[kLoadsBeside ? kRounds : 1][2];  // addresses of keys and values
+  };
+  __device__ __forceinline__ Sources sources() const {
+    Sources from;
     if constexpr (kLoadsBeside) {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(i);
+      for (int i = 0; i < kRounds; ++i) find_rows(from.rows[i], i);
+    }
+    return from;
+  }
+  __device__ __forceinline__ void load_beside(const Sources& from) {
+    if constexpr (kLoadsBeside) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) load_rows(from.rows[i], i);
     }
   }
 
@@ -242,13 +251,22 @@ class TokenStream {
     }
   }
 
-  // The rows of round i of the group from next_ on; zeros for those that do not exist.
-  __device__ __forceinline__ void load_rows(int i) {
-    const uint32_t stage = next_number() * Tile::kStageBytes;
+  // A thread's row of round i.
+  __device__ __forceinline__ int row_of_round(int i) const {
     const int row = static_cast<int>(row_) + i * kRowsAtOnce;
+    return Tile::kTokens % kRowsAtOnce == 0 ? row : min(row, Tile::kTokens - 1);
+  }
+
+  // The addresses of the keys and values of that row, of the group from next_ on.
+  __device__ __forceinline__ void find_rows(uint64_t (&rows)[2], int i) const {
+    load_addresses(rows, side() + row_of_round(i) * 16);
+  }
+
+  // Starts to copy that row; zeros if it does not exist.
+  __device__ __forceinline__ void load_rows(const uint64_t (&rows)[2], int i) {
+    const uint32_t stage = next_number() * Tile::kStageBytes;
+    const int row = row_ + i * kRowsAtOnce;
     if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) return;
-    uint64_t rows[2];  // addresses of keys and values
-    load_addresses(rows, side() + row * 16);
     const bool exists = next_ + row < end_;
     const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
@@ -275,8 +293,11 @@ class TokenStream {
 
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
+      uint64_t rows[kRounds][2];
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(i);
+      for (int i = 0; i < kRounds; ++i) find_rows(rows[i], i);
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) load_rows(rows[i], i);
       count_load();
     }
     close_copies();
