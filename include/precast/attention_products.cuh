@@ -75,7 +75,7 @@ struct ProductLanes {
       : keys(Tile::kFp8 ? rows_first<typename Tile::KeyRows>()
                         : chunks_first<typename Tile::KeyRows>()),
         values(rows_first<typename Tile::ValueRows>()) {
-    keep(keys);
+    if constexpr (Tile::kRowTiles == 1) keep(keys);  // the wide tile has no register to spare
     keep(values);
   }
 };

@@ -226,7 +226,8 @@ class TokenStream {
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
     const uint32_t to = side() + thread() % Tile::kTokens * 16;
-    const bool is_v = takes_values();
+    uint32_t is_v = takes_values();
+    keep(is_v);  // else two strides occupy registers
     store_address(to + (is_v ? 8 : 0),
                   base_[0] + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
                               entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
