@@ -142,8 +142,7 @@ class Attention {
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
       const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
-      const bool is_seen =
-          token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
+      const bool is_seen = token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
       typename States::template Scores<Tile::kTokens> scores = {};
       typename States::template Weights<Tile::kTokens> weights;
       if (turns_keys()) {

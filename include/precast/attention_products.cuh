@@ -80,8 +80,8 @@ struct ProductLanes {
   }
 };
 
-// scores += queries [16 kRowTiles, kDimK] x keys [8 kEights, kDimK]^T. `query(step, tile)` gives the
-// operand of 16 columns.
+// scores += queries [16 kRowTiles, kDimK] x keys [8 kEights, kDimK]^T. `query(step, tile)` gives
+// the operand of 16 columns.
 template <typename Tile, typename Q, typename KV, typename Queries, int kEights>
 __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][kEights][4],
                                               uint32_t keys, int lane, const Queries& queries) {
@@ -134,9 +134,9 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][k
   }
 }
 
-// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kDimV]; the weights are operands of 16
-// tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of 16:
-// value_column().
+// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kDimV]; the weights are operands
+// of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of
+// 16: value_column().
 template <typename Tile, typename Q, typename KV, int kSteps>
 __device__ __forceinline__ void multiply_values(
     float (&sums)[Tile::kRowTiles][Tile::kDimV / 8][4],

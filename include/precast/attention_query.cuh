@@ -107,8 +107,8 @@ struct QueryRowsOfWarp {
   }
 };
 
-// Where the rows of a warp are in the queries or the results, in steps of 16 bytes from their start:
-// each lane finds a row for its warp.
+// Where the rows of a warp are in the queries or the results, in steps of 16 bytes from their
+// start: each lane finds a row for its warp.
 template <typename Tile>
 struct WarpRows {
   static constexpr uint32_t kAbsent = 0xffffffffu;

@@ -144,8 +144,8 @@ __device__ __forceinline__ void store_if(bool exists, uint4* to, const uint4& x)
       : "memory");
 }
 
-// The rows of this warp, of a whole tile, by way of the stage, which all warps have left. Why: lanes
-// then write 16 bytes of a row side by side, and not four bytes of eight rows.
+// The rows of this warp, of a whole tile, by way of the stage, which all warps have left. Why:
+// lanes then write 16 bytes of a row side by side, and not four bytes of eight rows.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
                                            const RowStates<Tile>& states, unsigned char* stage) {
@@ -181,8 +181,8 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {
         const int place = (i + j) * 32 + lane;
-        bits[j] = load_shared(shared_address(rows) + place / kChunks * kStride +
-                              place % kChunks * 16);
+        bits[j] =
+            load_shared(shared_address(rows) + place / kChunks * kStride + place % kChunks * 16);
       }
 #pragma unroll
       for (int j = 0; j < kMany; ++j) {

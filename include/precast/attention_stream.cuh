@@ -62,8 +62,9 @@ class TokenStream {
   static constexpr bool kLoadsBeside = !Tile::kNarrow && Tile::kStages > 1;
 
   // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionQueue<Tile>& queue,
-                                         uint32_t ring, uint32_t table, int team)
+  __device__ __forceinline__ TokenStream(const AttentionParams& p,
+                                         const AttentionQueue<Tile>& queue, uint32_t ring,
+                                         uint32_t table, int team)
       : p_(p), queue_(queue), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
     lane_ = thread() % kLanes;
@@ -118,7 +119,7 @@ class TokenStream {
     uint64_t rows[kLoadsBeside ? kRounds : 1][2];  // addresses of keys and values
   };
   __device__ __forceinline__ Sources sources() const {
-    Sources from;
+    Sources from = {};
     if constexpr (kLoadsBeside) {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) find_rows(from.rows[i], i);
