@@ -20,9 +20,14 @@
 //            64 x 4096    251.5  0.93   142.0  0.83
 //            64 x 16384   973.6  0.96   535.0  0.88
 //            256 x 4096   974.0  0.96   534.6  0.88
-//          Causal prefill, tiles of 128 rows, paged: 1 x 4096 323 TFLOP/s, 1 x 16384 343, 32 x 512
-//          199; ragged within 2 %. There the tensor cores wait: of a warp's time in the loop 12 %
-//          go to starting copies and 7 % to the barrier before them.
+//          Causal prefill, TFLOP/s, paged and ragged; beside it FlashInfer's fa2 in the same run:
+//            1 x 1024, tiles of 64 rows      202  208     160  174
+//            1 x 4096, 128 rows from here    362  372     271  297
+//            1 x 16384                       396  380     332  342
+//            1 x 32768                       390  398     353  379
+//            8 x 2048                        331  338     302  320
+//            32 x 512                        230  243     243  261
+//          There power bounds: mma.sync alone reaches 628 at 1.38 GHz.
 #pragma once
 
 #include "precast/attention_products.cuh"
@@ -150,14 +155,13 @@ class Attention {
       } else {
         multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
       }
-      const typename Stream::Sources sources = stream.sources();
       if constexpr (Tile::kGeneral) {
         logits_of_scores<Tile>(p_, work, token, scale_, scores);
       } else if (!is_seen) {
         limit_scores<Tile>(p_, work, token, scores);
       }
       const float scale = Tile::kGeneral ? 1.0f : scale_;
-      stream.load_beside(sources);
+      stream.load_beside();
       states.see(scores, scale);
       stream.look_ahead();
       states.template weigh<T>(scores, scale, weights);

@@ -75,7 +75,7 @@ struct ProductLanes {
       : keys(Tile::kFp8 ? rows_first<typename Tile::KeyRows>()
                         : chunks_first<typename Tile::KeyRows>()),
         values(rows_first<typename Tile::ValueRows>()) {
-    if constexpr (Tile::kRowTiles == 1) keep(keys);  // the wide tile has no register to spare
+    keep(keys);
     keep(values);
   }
 };
@@ -87,25 +87,22 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][k
                                               uint32_t keys, int lane, const Queries& queries) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
-  constexpr int kSteps = Tile::kDimK / 16, kPairs = kEights / 2;
+  constexpr int kSteps = Tile::kDimK / 16;
   if constexpr (!Tile::kFp8) {
     uint32_t operands[2][Tile::kRowTiles][4];
     queries.load(operands[0], 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
       const auto& a = operands[step % 2];
-      uint32_t b[kPairs][4];
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
-        load_matrices(b[pair], keys + Rows::later(lane, 2 * step) + pair * 16 * Rows::kStride);
-      }
-      if (step + 1 < kSteps) queries.load(operands[(step + 1) % 2], step + 1);
+      for (int pair = 0; pair < kEights / 2; ++pair) {
+        uint32_t b[4];
+        load_matrices(b, keys + Rows::later(lane, 2 * step) + pair * 16 * Rows::kStride);
+        if (pair == 0 && step + 1 < kSteps) queries.load(operands[(step + 1) % 2], step + 1);
 #pragma unroll
-      for (int m = 0; m < Tile::kRowTiles; ++m) {
-#pragma unroll
-        for (int pair = 0; pair < kPairs; ++pair) {
-          multiply_add<T>(scores[m][2 * pair], a[m], b[pair][0], b[pair][1]);
-          multiply_add<T>(scores[m][2 * pair + 1], a[m], b[pair][2], b[pair][3]);
+        for (int m = 0; m < Tile::kRowTiles; ++m) {
+          multiply_add<T>(scores[m][2 * pair], a[m], b[0], b[1]);
+          multiply_add<T>(scores[m][2 * pair + 1], a[m], b[2], b[3]);
         }
       }
     }
@@ -120,7 +117,7 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][k
       const int from =
           is_pair ? Rows::later(lane, step) : Rows::offset(threadIdx.x % 16, 0) + step * 16;
 #pragma unroll
-      for (int pair = 0; pair < kPairs; ++pair) {
+      for (int pair = 0; pair < kEights / 2; ++pair) {
         uint32_t b[4];
         load_matrices(b, keys + from + pair * 16 * Rows::kStride);
 #pragma unroll
@@ -149,23 +146,15 @@ __device__ __forceinline__ void multiply_values(
 #pragma unroll
   for (int step = 0; step < kSteps; ++step) {
     if constexpr (!Tile::kFp8) {
-      constexpr int kColumns = Tile::kDimV / 16, kMany = common_divisor(kColumns, 4);
 #pragma unroll
-      for (int column = 0; column < kColumns; column += kMany) {
-        uint32_t b[kMany][4];
-#pragma unroll
-        for (int i = 0; i < kMany; ++i) {
-          load_matrices_transposed(
-              b[i], values + Rows::later(lane, 2 * (column + i)) + step * 16 * Rows::kStride);
-        }
+      for (int column = 0; column < Tile::kDimV / 16; ++column) {
+        uint32_t b[4];
+        load_matrices_transposed(
+            b, values + Rows::later(lane, 2 * column) + step * 16 * Rows::kStride);
 #pragma unroll
         for (int m = 0; m < Tile::kRowTiles; ++m) {
-#pragma unroll
-          for (int i = 0; i < kMany; ++i) {
-            float(&even)[4] = sums[m][2 * (column + i)], (&odd)[4] = sums[m][2 * (column + i) + 1];
-            multiply_add<T>(even, weights[m][step], b[i][0], b[i][1]);
-            multiply_add<T>(odd, weights[m][step], b[i][2], b[i][3]);
-          }
+          multiply_add<T>(sums[m][2 * column], weights[m][step], b[0], b[1]);
+          multiply_add<T>(sums[m][2 * column + 1], weights[m][step], b[2], b[3]);
         }
       }
     } else {

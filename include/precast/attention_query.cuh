@@ -107,28 +107,6 @@ struct QueryRowsOfWarp {
   }
 };
 
-// Where the rows of a warp are in the queries or the results, in steps of 16 bytes from their
-// start: each lane finds a row for its warp.
-template <typename Tile>
-struct WarpRows {
-  static constexpr uint32_t kAbsent = 0xffffffffu;
-
-  uint32_t own;
-
-  // Strides in elements of 2 bytes.
-  __device__ __forceinline__ WarpRows(const AttentionParams& p, const AttentionWork& work,
-                                      int64_t stride, int64_t head_stride) {
-    const int row = QueryRowsOfWarp<Tile>::first() + threadIdx.x % QueryRowsOfWarp<Tile>::kRows;
-    const AttentionRow at(p, work, row);
-    const int64_t offset = (work.piece.q_begin + at.query) * stride + at.head * head_stride;
-    own = row < work.rows ? static_cast<uint32_t>(offset / 8) : kAbsent;
-  }
-
-  __device__ __forceinline__ uint32_t of(int row) const {
-    return __shfl_sync(0xffffffffu, own, row);
-  }
-};
-
 // Starts to copy the rows to shared memory, and closes the group. Rows that do not exist are zeros.
 template <typename Tile>
 __device__ __forceinline__ void copy_queries(const AttentionParams& p, const AttentionWork& work,
@@ -136,16 +114,25 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Att
   using Rows = QueryRowsOfWarp<Tile>;
   constexpr int kChunks = Tile::kDimK / 8;
   constexpr int kAll = Rows::kRows * kChunks;
-  const WarpRows<Tile> rows(p, work, p.q_stride, p.q_head_stride);
-#pragma unroll 8
+  // A lane finds one row for its warp.
+  const int lane = threadIdx.x % 32, own = Rows::first() + lane % Rows::kRows;
+  const char* row_of_lane = nullptr;
+  if (own < work.rows) {
+    const AttentionRow at(p, work, own);
+    row_of_lane =
+        static_cast<const char*>(p.q) +
+        2 * (int64_t(work.piece.q_begin + at.query) * p.q_stride + at.head * p.q_head_stride);
+  }
+#pragma unroll 4
   for (int first = 0; first < kAll; first += Rows::kLoaders) {
     const int i = first + threadIdx.x % Rows::kLoaders;
     const int row = i / kChunks, chunk = i % kChunks;
-    const uint32_t source = rows.of(row % 32);
+    const char* const source = reinterpret_cast<const char*>(
+        __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row_of_lane), row % 32));
     if (kAll % Rows::kLoaders != 0 && i >= kAll) continue;
-    const bool exists = source != WarpRows<Tile>::kAbsent;
+    const bool exists = source != nullptr;
     copy_async(target + Tile::QueryRows::offset(Rows::first() + row, chunk),
-               static_cast<const uint4*>(p.q) + (exists ? source + chunk : 0u), exists);
+               exists ? source + chunk * 16 : p.q, exists);
   }
   close_copies();
 }

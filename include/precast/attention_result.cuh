@@ -123,75 +123,50 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
   }
 }
 
-__device__ __forceinline__ uint4 load_shared(uint32_t from) {
-  uint4 x;
-  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
-               : "r"(from)
-               : "memory");
-  return x;
-}
-
-// Without a branch, so that stores follow each other.
-__device__ __forceinline__ void store_if(bool exists, uint4* to, const uint4& x) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.u32 p, %5, 0;\n"
-      "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n"
-      "}" ::"l"(to),
-      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(exists ? 1u : 0u)
-      : "memory");
-}
-
-// The rows of this warp, of a whole tile, by way of the stage, which all warps have left. Why:
-// lanes then write 16 bytes of a row side by side, and not four bytes of eight rows.
+// The rows of this warp, of a whole tile, by way of shared memory, whose stage all warps have left.
+// Why: lanes then write 16 bytes of a row side by side, and not four bytes of eight rows.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
                                            const RowStates<Tile>& states, unsigned char* stage) {
-  constexpr int kRows = QueryRowsOfWarp<Tile>::kRows;
+  using Rows = QueryRowsOfWarp<Tile>;
   constexpr int kChunks = Tile::kDimV / 8;
   constexpr int kStride = (kChunks | 1) * 16;
-  // Rows that fit at a time.
-  constexpr int kFit = Tile::kStageBytes / (Tile::kWarps * kStride);
-  constexpr int kAtOnce = kFit >= kRows ? kRows : kFit >= 16 ? 16 : 8;
-  static_assert(kFit >= kAtOnce, "they fit");
+  constexpr int kAtOnce = Tile::kWarps * 16 * kStride <= Tile::kStageBytes ? 16 : 8;
+  static_assert(Tile::kWarps * kAtOnce * kStride <= Tile::kStageBytes, "they fit");
   const int lane = threadIdx.x % 32;
   unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
-  const WarpRows<Tile> places(p, work, p.out_stride, p.out_head_stride);
-  uint4* const out = static_cast<uint4*>(p.out) + work.value_column / 8;
+  // A lane finds one row for its warp.
+  const int own = Rows::first() + lane % Rows::kRows;
+  Q* row_found = nullptr;
+  if (own < work.rows) row_found = output_of<Q>(p, work, AttentionRow(p, work, own));
 #pragma unroll
-  for (int first = 0; first < kRows; first += 8) {
-    const int m = first / 16, half = first / 8 % 2, row = row_of_lane<Tile>(m, half);
-    const AttentionRow at(p, work, row);
-    const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
-    if (lane % 4 == 0 && row < work.rows) write_lse(p, work, at, end.lse);
-    unsigned char* const target = rows + (first % kAtOnce + lane / 4) * kStride;
-    for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-      *reinterpret_cast<uint32_t*>(target + column * 2) =
-          pack_pair(Q(), x * end.factor, y * end.factor);
-    });
-    if ((first + 8) % kAtOnce != 0) continue;
-    __syncwarp();
-    constexpr int kAll = kAtOnce * kChunks / 32;
-    constexpr int kMany = common_divisor(kAll, 8);  // loads before the first store
+  for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
-    for (int i = 0; i < kAll; i += kMany) {
-      uint4 bits[kMany];
+    for (int half = 0; half < 2; ++half) {
+      const int row = row_of_lane<Tile>(m, half);
+      const AttentionRow at(p, work, row);
+      const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
+      unsigned char* const target = rows + (lane / 4 + (kAtOnce == 16 ? half * 8 : 0)) * kStride;
+      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+        *reinterpret_cast<uint32_t*>(target + column * 2) =
+            pack_pair(Q(), x * end.factor, y * end.factor);
+      });
+      if (lane % 4 == 0 && row < work.rows) write_lse(p, work, at, end.lse);
+      if (kAtOnce == 16 && half == 0) continue;
+      __syncwarp();
+      const int first = m * 16 + (kAtOnce == 16 ? 0 : half * 8);
 #pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        const int place = (i + j) * 32 + lane;
-        bits[j] =
-            load_shared(shared_address(rows) + place / kChunks * kStride + place % kChunks * 16);
+      for (int begin = 0; begin < kAtOnce * kChunks; begin += 32) {
+        const int i = begin + lane, place = i / kChunks % kAtOnce, chunk = i % kChunks;
+        Q* const out = reinterpret_cast<Q*>(
+            __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row_found), first + place));
+        const uint4 bits = *reinterpret_cast<const uint4*>(rows + place * kStride + chunk * 16);
+        if (out != nullptr && i < kAtOnce * kChunks) {
+          *reinterpret_cast<uint4*>(out + chunk * 8) = bits;
+        }
       }
-#pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        const int place = (i + j) * 32 + lane;
-        const uint32_t to = places.of(first + 8 - kAtOnce + place / kChunks);
-        store_if(to != WarpRows<Tile>::kAbsent, out + to + place % kChunks, bits[j]);
-      }
+      __syncwarp();
     }
-    __syncwarp();
   }
 }
 

@@ -147,17 +147,6 @@ __device__ __forceinline__ int row_of_lane(int m, int half) {
   return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 
-// The tokens that some row of this warp sees; none if it has no row.
-template <typename Tile>
-__device__ __forceinline__ TokenLimits limits_of_warp(const AttentionParams& p,
-                                                      const AttentionWork& work) {
-  const int first = QueryRowsOfWarp<Tile>::first();
-  const int last = min(first + QueryRowsOfWarp<Tile>::kRows, work.rows) - 1;
-  TokenLimits limits(p, work.piece, AttentionRow(p, work, first).query);
-  limits.end = last < first ? 0 : TokenLimits(p, work.piece, AttentionRow(p, work, last).query).end;
-  return limits;
-}
-
 // Scores of tokens that a row does not see by causal mask and window become -inf. `first`: token of
 // the group's first score.
 template <typename Tile, int kEights>

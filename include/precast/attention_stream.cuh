@@ -13,6 +13,8 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
+constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
+
 // 0 if it does not exist; without a branch.
 __device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
   uint32_t value = 0;
@@ -114,22 +116,11 @@ class TokenStream {
     return stage;
   }
 
-  // Once after each wait(): starts the copies that wait() did not, of rows looked up before.
-  struct Sources {
-    uint64_t rows[kLoadsBeside ? kRounds : 1][2];  // addresses of keys and values
-  };
-  __device__ __forceinline__ Sources sources() const {
-    Sources from = {};
+  // Once after each wait(): starts the copies that wait() did not.
+  __device__ __forceinline__ void load_beside() {
     if constexpr (kLoadsBeside) {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) find_rows(from.rows[i], i);
-    }
-    return from;
-  }
-  __device__ __forceinline__ void load_beside(const Sources& from) {
-    if constexpr (kLoadsBeside) {
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(from.rows[i], i);
+      for (int i = 0; i < kRounds; ++i) load_rows(i);
     }
   }
 
@@ -179,7 +170,8 @@ class TokenStream {
 
   // The half of the table for the group that is loaded next.
   __device__ __forceinline__ uint32_t side() const {
-    return table_ + (Tile::kStages == 2 ? next_number() : side_) * (Tile::kTokens * 16);
+    return table_ +
+           (Tile::kStages == 2 && !kLoadsBeside ? next_number() : side_) * (Tile::kTokens * 16);
   }
 
   // The stage that is loaded next.
@@ -227,8 +219,7 @@ class TokenStream {
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
     const uint32_t to = side() + thread() % Tile::kTokens * 16;
-    uint32_t is_v = takes_values();
-    keep(is_v);  // else two strides occupy registers
+    const bool is_v = takes_values();
     store_address(to + (is_v ? 8 : 0),
                   base_[0] + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
                               entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
@@ -253,22 +244,13 @@ class TokenStream {
     }
   }
 
-  // A thread's row of round i.
-  __device__ __forceinline__ int row_of_round(int i) const {
-    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
-    return Tile::kTokens % kRowsAtOnce == 0 ? row : min(row, Tile::kTokens - 1);
-  }
-
-  // The addresses of the keys and values of that row, of the group from next_ on.
-  __device__ __forceinline__ void find_rows(uint64_t (&rows)[2], int i) const {
-    load_addresses(rows, side() + row_of_round(i) * 16);
-  }
-
-  // Starts to copy that row; zeros if it does not exist.
-  __device__ __forceinline__ void load_rows(const uint64_t (&rows)[2], int i) {
+  // The rows of round i of the group from next_ on; zeros for those that do not exist.
+  __device__ __forceinline__ void load_rows(int i) {
     const uint32_t stage = next_number() * Tile::kStageBytes;
-    const int row = row_ + i * kRowsAtOnce;
+    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
     if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) return;
+    uint64_t rows[2];  // addresses of keys and values
+    load_addresses(rows, side() + row * 16);
     const bool exists = next_ + row < end_;
     const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
@@ -285,9 +267,9 @@ class TokenStream {
 
   // The group from next_ on, if there is one, is under way; on to the one behind it.
   __device__ __forceinline__ void count_load() {
+    side_ ^= 1;
     if (next_ >= end_) return;
     ++loading_;
-    side_ ^= 1;
     next_ += kStep;
     if (next_ >= end_ && waiting_ >= 0) take_piece();
     find_pages();
@@ -295,11 +277,8 @@ class TokenStream {
 
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
-      uint64_t rows[kRounds][2];
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) find_rows(rows[i], i);
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(rows[i], i);
+      for (int i = 0; i < kRounds; ++i) load_rows(i);
       count_load();
     }
     close_copies();

@@ -28,8 +28,6 @@ constexpr int attention_value_parts(int head_dim_vo) {
 // Why: the sums of 32 rows of more columns do not fit the registers of a warp.
 constexpr bool has_wide_tile(int head_dim_vo) { return head_dim_vo <= 128; }
 
-constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
-
 // A slot of partial results: sums [rows, value_dim], then of each row maximum and denominator.
 constexpr int64_t attention_slot_floats(int rows, int value_dim) {
   return int64_t(rows) * (value_dim + 2);
