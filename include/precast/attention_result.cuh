@@ -132,7 +132,8 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
   constexpr int kChunks = Tile::kDimV / 8;
   constexpr int kStride = (kChunks | 1) * 16;
   constexpr int kAtOnce = Tile::kWarps * 16 * kStride <= Tile::kStageBytes ? 16 : 8;
-  static_assert(Tile::kWarps * kAtOnce * kStride <= Tile::kStageBytes, "they fit");
+  // Not so with keys of 8 bits and head_dim 512.
+  constexpr bool kFits = Tile::kWarps * kAtOnce * kStride <= Tile::kStageBytes;
   const int lane = threadIdx.x % 32;
   unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
   // A lane finds one row for its warp.
@@ -146,12 +147,21 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
       const int row = row_of_lane<Tile>(m, half);
       const AttentionRow at(p, work, row);
       const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
+      if (lane % 4 == 0 && row < work.rows) write_lse(p, work, at, end.lse);
+      if constexpr (!kFits) {
+        Q* const out = output_of<Q>(p, work, at);
+        for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
+          if (row >= work.rows) return;
+          *reinterpret_cast<uint32_t*>(out + column) =
+              pack_pair(Q(), x * end.factor, y * end.factor);
+        });
+        continue;
+      }
       unsigned char* const target = rows + (lane / 4 + (kAtOnce == 16 ? half * 8 : 0)) * kStride;
       for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
         *reinterpret_cast<uint32_t*>(target + column * 2) =
             pack_pair(Q(), x * end.factor, y * end.factor);
       });
-      if (lane % 4 == 0 && row < work.rows) write_lse(p, work, at, end.lse);
       if (kAtOnce == 16 && half == 0) continue;
       __syncwarp();
       const int first = m * 16 + (kAtOnce == 16 ? 0 : half * 8);
