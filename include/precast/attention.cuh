@@ -20,9 +20,14 @@
 //            64 x 4096    242.8  0.95   130.8  0.88
 //            64 x 16384   949.5  0.97   511.8  0.90
 //            256 x 4096   948.9  0.97   509.6  0.90
-//          Causal prefill, tiles of 128 rows, paged: 1 x 4096 323 TFLOP/s, 1 x 16384 343, 32 x 512
-//          199; ragged within 2 %. There the tensor cores wait: of a warp's time in the loop 12 %
-//          go to starting copies and 7 % to the barrier before them.
+//          Causal prefill, TFLOP/s, paged and ragged; beside it FlashInfer's fa2 in the same run:
+//            1 x 1024, tiles of 64 rows      202  208     160  174
+//            1 x 4096, 128 rows from here    362  372     271  297
+//            1 x 16384                       396  380     332  342
+//            1 x 32768                       390  398     353  379
+//            8 x 2048                        331  338     302  320
+//            32 x 512                        230  243     243  261
+//          There power bounds: mma.sync alone reaches 628 at 1.38 GHz.
 #pragma once
 
 #include "precast/attention_ahead.cuh"
@@ -39,7 +44,7 @@ namespace precast {
 
 template <typename Tile>
 struct AttentionShared {
-  AttentionQueue queue;
+  AttentionQueue<Tile> queue;
   TeamResults<Tile> results;
   int32_t ticket;
 };
@@ -69,8 +74,9 @@ class Attention {
   }
 
   __device__ __forceinline__ void run() {
-    AttentionQueue& queue = shared_.queue;
-    if (threadIdx.x == 0) queue.template start<Tile>(p_);
+    using Queue = AttentionQueue<Tile>;
+    Queue& queue = shared_.queue;
+    if (threadIdx.x == 0) queue.start(p_);
     __syncthreads();
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
@@ -79,17 +85,18 @@ class Attention {
     stream.follow(0);
     copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
-    if (threadIdx.x == 0) queue.template take<Tile>(p_, 1);
+    if (threadIdx.x == 0) queue.take(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
     __syncthreads();
     int slot = 0, buffer = 0;
     while (true) {
-      const int next = slot == 2 ? 0 : slot + 1, last = next == 2 ? 0 : next + 1;
+      const int next = (slot + 1) % Queue::kSlots;
+      const int last = (slot + 2) % Queue::kSlots;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
       stream.follow(goes_on ? next : -1);
       stream.fill();
-      if (threadIdx.x == 0 && goes_on) queue.template take<Tile>(p_, last);
+      if (threadIdx.x == 0 && goes_on) queue.take(p_, last);
       unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
       if (Tile::kNarrow) buffer ^= 1;
       unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;
@@ -99,8 +106,12 @@ class Attention {
         merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, shared_.ticket);
       }
       if (!goes_on) return;
-      if constexpr (!Tile::kNarrow) wait_for_copies<0>();
-      __syncthreads();
+      if constexpr (Tile::kNarrow) {
+        __syncthreads();
+      } else {
+        wait_for_copies<0>();
+        __syncwarp();
+      }
       slot = next;
     }
   }
@@ -136,9 +147,10 @@ class Attention {
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      const uint32_t keys = stream.wait();
-      typename States::Scores scores = {};
-      typename States::Weights weights;
+      const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+      const bool is_seen = token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
+      typename States::template Scores<Tile::kTokens> scores = {};
+      typename States::template Weights<Tile::kTokens> weights;
       if (turns_keys()) {
         multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
       } else {
@@ -146,14 +158,20 @@ class Attention {
       }
       if constexpr (Tile::kGeneral) {
         logits_of_scores<Tile>(p_, work, token, scale_, scores);
-      } else if (token < work.seen_begin || token + Tile::kTokens > work.seen_end) {
+      } else if (!is_seen) {
         limit_scores<Tile>(p_, work, token, scores);
       }
-      states.template add<T>(scores, Tile::kGeneral ? 1.0f : scale_, weights);
-      multiply_values<Tile, Q, KV>(states.sums, weights, keys + Tile::kKeyBytes, lanes_.values);
+      const float scale = Tile::kGeneral ? 1.0f : scale_;
+      stream.load_beside();
+      states.see(scores, scale);
+      stream.look_ahead();
+      states.template weigh<T>(scores, scale, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+      stream.publish_beside();
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish();
+    if constexpr (!Tile::kNarrow) __syncthreads();  // the last stage is free for results
 
     if constexpr (Tile::kNarrow) {
       // The next queries are behind fewer groups of copies than stream.wait() leaves open.
@@ -166,7 +184,7 @@ class Attention {
       __syncthreads();
       merge_teams<Tile, Q>(p_, work, rings_, results);
     } else if (work.piece.parts == 1) {
-      write_rows<Tile, Q>(p_, work, states);
+      write_rows<Tile, Q>(p_, work, states, rings_ + stream.free_stage());
     } else {
       write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
     }

@@ -81,24 +81,25 @@ struct ProductLanes {
   }
 };
 
-// scores += queries [16 kRowTiles, kDimK] x keys [kTokens, kDimK]^T. `query(step, tile)` gives the
-// operand of 16 columns.
-template <typename Tile, typename Q, typename KV, typename Queries>
-__device__ __forceinline__ void multiply_keys(
-    float (&scores)[Tile::kRowTiles][Tile::kTokens / 8][4], uint32_t keys, int lane,
-    const Queries& queries) {
+// scores += queries [16 kRowTiles, kDimK] x keys [8 kEights, kDimK]^T. `query(step, tile)` gives
+// the operand of 16 columns.
+template <typename Tile, typename Q, typename KV, typename Queries, int kEights>
+__device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][kEights][4],
+                                              uint32_t keys, int lane, const Queries& queries) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   constexpr int kSteps = Tile::kDimK / 16;
   if constexpr (!Tile::kFp8) {
+    uint32_t operands[2][Tile::kRowTiles][4];
+    queries.load(operands[0], 0);
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {
-      uint32_t a[Tile::kRowTiles][4];
-      queries.load(a, step);
+      const auto& a = operands[step % 2];
 #pragma unroll
-      for (int pair = 0; pair < Tile::kTokens / 16; ++pair) {
+      for (int pair = 0; pair < kEights / 2; ++pair) {
         uint32_t b[4];
         load_matrices(b, keys + Rows::later(lane, 2 * step) + pair * 16 * Rows::kStride);
+        if (pair == 0 && step + 1 < kSteps) queries.load(operands[(step + 1) % 2], step + 1);
 #pragma unroll
         for (int m = 0; m < Tile::kRowTiles; ++m) {
           multiply_add<T>(scores[m][2 * pair], a[m], b[0], b[1]);
@@ -117,7 +118,7 @@ __device__ __forceinline__ void multiply_keys(
       const int from =
           is_pair ? Rows::later(lane, step) : Rows::offset(threadIdx.x % 16, 0) + step * 16;
 #pragma unroll
-      for (int pair = 0; pair < Tile::kTokens / 16; ++pair) {
+      for (int pair = 0; pair < kEights / 2; ++pair) {
         uint32_t b[4];
         load_matrices(b, keys + from + pair * 16 * Rows::kStride);
 #pragma unroll
@@ -134,17 +135,17 @@ __device__ __forceinline__ void multiply_keys(
   }
 }
 
-// sums += weights [16 kRowTiles, kTokens] x values [kTokens, kDimV]; the weights are operands of 16
-// tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of 16:
-// value_column().
-template <typename Tile, typename Q, typename KV>
+// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kDimV]; the weights are operands
+// of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of
+// 16: value_column().
+template <typename Tile, typename Q, typename KV, int kSteps>
 __device__ __forceinline__ void multiply_values(
     float (&sums)[Tile::kRowTiles][Tile::kDimV / 8][4],
-    const uint32_t (&weights)[Tile::kRowTiles][Tile::kTokens / 16][4], uint32_t values, int lane) {
+    const uint32_t (&weights)[Tile::kRowTiles][kSteps][4], uint32_t values, int lane) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::ValueRows;
 #pragma unroll
-  for (int step = 0; step < Tile::kTokens / 16; ++step) {
+  for (int step = 0; step < kSteps; ++step) {
     if constexpr (!Tile::kFp8) {
 #pragma unroll
       for (int column = 0; column < Tile::kDimV / 16; ++column) {

@@ -50,10 +50,12 @@ struct TokenLimits {
   }
 };
 
-// The pieces of a CTA, in shared memory: the one in use and the two behind it. Why not in
-// registers: the wide tile has none left.
+// The pieces of a CTA, in shared memory: the one in use, the two behind it, and, but for the narrow
+// tile, the one before, whose results some warps may still be writing. Why not in registers: the
+// wide tile has none left.
+template <typename Tile>
 struct AttentionQueue {
-  static constexpr int kSlots = 3;
+  static constexpr int kSlots = Tile::kNarrow ? 3 : 4;
 
   AttentionWork works[kSlots];
   bool exists[kSlots];
@@ -63,7 +65,6 @@ struct AttentionQueue {
   __device__ PieceIterator& pieces() { return *reinterpret_cast<PieceIterator*>(iterator); }
 
   // One thread calls, for the slots 0, 1 and so on; its CTA sees the piece after a barrier.
-  template <typename Tile>
   __device__ void take(const AttentionParams& p, int slot) {
     AttentionWork& work = works[slot];
     exists[slot] = pieces().next(work.piece);
@@ -80,14 +81,13 @@ struct AttentionQueue {
     work.seen_end = TokenLimits(p, work.piece, first.query).end;
   }
 
-  template <typename Tile>
   __device__ void start(const AttentionParams& p) {
     // Loads of both are under way at once: what another call's plan says is read, but not followed.
     const bool planned = is_planned(p.schedule, p.slots);
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
     exists[0] = false;
-    if (planned) take<Tile>(p, 0);
+    if (planned) take(p, 0);
   }
 };
 

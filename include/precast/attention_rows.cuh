@@ -35,8 +35,9 @@ __device__ __forceinline__ float weight_of(float x, float top) {
 template <typename Tile>
 struct RowStates {
   static constexpr int kRowTiles = Tile::kRowTiles;
-  static constexpr int kTokens = Tile::kTokens;
+  template <int kTokens>
   using Scores = float[kRowTiles][kTokens / 8][4];
+  template <int kTokens>
   using Weights = uint32_t[kRowTiles][kTokens / 16][4];
 
   static constexpr float kSlack = 8.0f;
@@ -61,10 +62,9 @@ struct RowStates {
     }
   }
 
-  // Takes in a group: scores times `scale` (> 0) are logits in base 2. Gives the weights of the
-  // tokens as operands of the product with values; T is their type.
-  template <typename T>
-  __device__ __forceinline__ void add(Scores& scores, float scale, Weights& weights) {
+  // A group's scores: times `scale` (> 0) they are logits in base 2. Brings the maxima near them.
+  template <int kEights>
+  __device__ __forceinline__ void see(const float (&scores)[kRowTiles][kEights][4], float scale) {
     float most[kRowTiles][2];  // of this lane
     bool grows = false;
 #pragma unroll
@@ -73,7 +73,7 @@ struct RowStates {
       for (int half = 0; half < 2; ++half) {
         most[m][half] = fmaxf(scores[m][0][2 * half], scores[m][0][2 * half + 1]);
 #pragma unroll
-        for (int n = 1; n < kTokens / 8; ++n) {
+        for (int n = 1; n < kEights; ++n) {
           most[m][half] =
               fmaxf(most[m][half], fmaxf(scores[m][n][2 * half], scores[m][n][2 * half + 1]));
         }
@@ -82,6 +82,13 @@ struct RowStates {
       }
     }
     if (__any_sync(0xffffffffu, grows)) raise(most);
+  }
+
+  // Takes in that group. Gives the weights of its tokens as operands of the product with values; T
+  // is their type.
+  template <typename T, int kEights>
+  __device__ __forceinline__ void weigh(const float (&scores)[kRowTiles][kEights][4], float scale,
+                                        uint32_t (&weights)[kRowTiles][kEights / 2][4]) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
@@ -89,7 +96,7 @@ struct RowStates {
         const float shift = top[m][half] == negative_infinity() ? 0.0f : -top[m][half];
         float sum = 0.0f;
 #pragma unroll
-        for (int n = 0; n < kTokens / 8; ++n) {
+        for (int n = 0; n < kEights; ++n) {
           const float x = fast_exp2(fmaf(scores[m][n][2 * half], scale, shift));
           const float y = fast_exp2(fmaf(scores[m][n][2 * half + 1], scale, shift));
           sum += x + y;
@@ -138,10 +145,10 @@ __device__ __forceinline__ int row_of_lane(int m, int half) {
 
 // Scores of tokens that a row does not see by causal mask and window become -inf. `first`: token of
 // the group's first score.
-template <typename Tile>
+template <typename Tile, int kEights>
 __device__ __forceinline__ void limit_scores(const AttentionParams& p, const AttentionWork& work,
                                              int32_t first,
-                                             typename RowStates<Tile>::Scores& scores) {
+                                             float (&scores)[Tile::kRowTiles][kEights][4]) {
   first += threadIdx.x % 4 * 2;
 #pragma unroll
   for (int m = 0; m < Tile::kRowTiles; ++m) {
@@ -151,7 +158,7 @@ __device__ __forceinline__ void limit_scores(const AttentionParams& p, const Att
       const TokenLimits limits(p, work.piece, row.query);
       const int32_t begin = limits.begin - first, end = limits.end - first;
 #pragma unroll
-      for (int i = 0; i < Tile::kTokens / 4; ++i) {
+      for (int i = 0; i < 2 * kEights; ++i) {
         const int token = i / 2 * 8 + i % 2;
         float& score = scores[m][i / 2][half * 2 + i % 2];
         if (token < begin || token >= end) score = negative_infinity();

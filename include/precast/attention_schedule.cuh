@@ -41,9 +41,14 @@ PRECAST_HOST_DEVICE constexpr int32_t least(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
 }
 
+// Of numbers that are not negative. Why: the device has no division, and in 32 bits it is short.
+PRECAST_HOST_DEVICE constexpr int32_t quotient(int64_t x, int32_t y) {
+  return static_cast<int32_t>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y));
+}
+
+// Packed rows of a request are less than 2^31.
 PRECAST_HOST_DEVICE constexpr int32_t tiles_of(const ScheduleShape& shape, int32_t q_len) {
-  return static_cast<int32_t>((int64_t(q_len) * shape.group + shape.tile_rows - 1) /
-                              shape.tile_rows);
+  return quotient(int64_t(q_len) * shape.group + shape.tile_rows - 1, shape.tile_rows);
 }
 
 // The tokens that some row of a tile sees; begin is a multiple of a block. Both 0 if there are
@@ -63,8 +68,8 @@ PRECAST_HOST_DEVICE constexpr TokenRange tokens_of(const ScheduleShape& shape, i
   const int64_t rows = int64_t(q_len) * shape.group;
   const int64_t shift = int64_t(kv_len) - q_len;  // a query's position, less its number
   int64_t begin = 0, end = kv_len;
-  if (shape.causal) end = shift + ((end_row < rows ? end_row : rows) - 1) / shape.group + 1;
-  if (shape.window_left >= 0) begin = shift + first_row / shape.group - shape.window_left;
+  if (shape.causal) end = shift + quotient((end_row < rows ? end_row : rows) - 1, shape.group) + 1;
+  if (shape.window_left >= 0) begin = shift + quotient(first_row, shape.group) - shape.window_left;
   if (begin < 0) begin = 0;
   if (begin >= end) return {0, 0};
   return {static_cast<int32_t>(begin / kKvBlock * kKvBlock), static_cast<int32_t>(end)};
@@ -119,7 +124,7 @@ PRECAST_HOST_DEVICE constexpr TileCut cut_tile(const Cuts& cuts, int64_t before,
 // at multiples of their size, so that a token's part does not depend on the window.
 PRECAST_HOST_DEVICE constexpr int32_t parts_of(TokenRange tokens, int32_t chunk) {
   if (chunk == 0 || tokens.begin >= tokens.end) return 1;
-  return (tokens.end - 1) / chunk - tokens.begin / chunk + 1;
+  return quotient(tokens.end - 1, chunk) - quotient(tokens.begin, chunk) + 1;
 }
 
 PRECAST_HOST_DEVICE constexpr TokenRange part_of(TokenRange tokens, int32_t chunk, int32_t part) {
@@ -241,17 +246,17 @@ class PieceIterator {
 
   PRECAST_HOST_DEVICE bool next_item(Piece& piece) {
     const int32_t ctas = params_.shape.ctas;
-    const int64_t round = int64_t(round_++) * ctas;
+    const int32_t round = round_++ * ctas;
     // Every other round the other way round. Why: the list is sorted, so that the CTA with the
     // longest item of a round gets the shortest of the next.
-    const int64_t item = round + (round_ % 2 == 1 ? cta_ : ctas - 1 - cta_);
-    if (item >= int64_t(header_->items) * params_.shape.heads) return false;
-    const int32_t number = static_cast<int32_t>(item / params_.shape.heads);
+    const int32_t item = round + (round_ % 2 == 1 ? cta_ : ctas - 1 - cta_);
+    if (item >= header_->items * params_.shape.heads) return false;
+    const int32_t number = quotient(item, params_.shape.heads);
     const ListItem& of =
         reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
     const PlannedRequest& at = request(of.index);
     piece.request = at.request;
-    piece.kv_head = static_cast<int32_t>(item - int64_t(number) * params_.shape.heads);
+    piece.kv_head = item - number * params_.shape.heads;
     piece.tile = of.tile;
     piece.q_begin = at.q_begin;
     piece.q_len = at.q_len;

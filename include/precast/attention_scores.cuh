@@ -67,10 +67,9 @@ struct Visibility {
 
 // Scores become logits in base 2. `first`: token of the group's first score.
 template <typename Tile>
-__device__ __forceinline__ void logits_of_scores(const AttentionParams& p,
-                                                 const AttentionWork& work, int32_t first,
-                                                 float scale,
-                                                 typename RowStates<Tile>::Scores& scores) {
+__device__ __forceinline__ void logits_of_scores(
+    const AttentionParams& p, const AttentionWork& work, int32_t first, float scale,
+    typename RowStates<Tile>::template Scores<Tile::kTokens>& scores) {
   first += threadIdx.x % 4 * 2;
   const bool has_slopes = p.positions == PositionEncoding::alibi;
   const float inverse_cap = p.soft_cap > 0.0f ? 1.0f / p.soft_cap : 0.0f;

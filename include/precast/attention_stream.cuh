@@ -15,9 +15,18 @@ namespace precast {
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-__device__ __forceinline__ uint32_t load_page(const int32_t* page) {
-  uint32_t value;
-  asm volatile("ld.global.u32 %0, [%1];" : "=r"(value) : "l"(page) : "memory");
+// 0 if it does not exist; without a branch.
+__device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
+  uint32_t value = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %2, 0;\n"
+      "@p ld.global.u32 %0, [%1];\n"
+      "}"
+      : "+r"(value)
+      : "l"(page), "r"(exists ? 1u : 0u)
+      : "memory");
   return value;
 }
 
@@ -50,10 +59,14 @@ class TokenStream {
 
  public:
   static constexpr int kStep = Tile::kTeams * Tile::kTokens;
+  // Whether copies start beside the products: load_beside() and publish_beside(). Why: started all
+  // at once in front of them they held up the warps for a fifth of the time of the wide tile.
+  static constexpr bool kLoadsBeside = !Tile::kNarrow && Tile::kStages > 1;
 
   // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p, const AttentionQueue& queue,
-                                         uint32_t ring, uint32_t table, int team)
+  __device__ __forceinline__ TokenStream(const AttentionParams& p,
+                                         const AttentionQueue<Tile>& queue, uint32_t ring,
+                                         uint32_t table, int team)
       : p_(p), queue_(queue), ring_(ring), table_(table), team_(team) {
     row_ = thread() / kLanes;
     lane_ = thread() % kLanes;
@@ -80,10 +93,11 @@ class TokenStream {
       barrier();
       load();
     }
+    if constexpr (kLoadsBeside) publish_rows();
   }
 
   // Waits for the next group of tokens, and starts to load into the stage that the one before has
-  // left. Returns the address of its keys; its values follow.
+  // left, if not beside the products. Returns the address of its keys; its values follow.
   __device__ __forceinline__ uint32_t wait() {
     if constexpr (Tile::kStages == 1) {
       publish_rows();
@@ -93,18 +107,42 @@ class TokenStream {
       barrier();
     } else {
       wait_for_copies<Tile::kStages - 2>();
-      publish_rows();
+      if constexpr (!kLoadsBeside) publish_rows();
       barrier();
-      load();
+      if constexpr (!kLoadsBeside) load();
     }
-    --loading_;
     const uint32_t stage = ring_ + stage_ * Tile::kStageBytes;
-    stage_ = stage_ + 1 == Tile::kStages ? 0 : stage_ + 1;
+    if constexpr (!kLoadsBeside) leave_stage();
     return stage;
   }
 
-  // Between pieces: bytes from the ring's start to a stage that nothing is loaded into.
-  __device__ __forceinline__ int free_stage() const { return next_number() * Tile::kStageBytes; }
+  // Once after each wait(): starts the copies that wait() did not.
+  __device__ __forceinline__ void load_beside() {
+    if constexpr (kLoadsBeside) {
+#pragma unroll
+      for (int i = 0; i < kRounds; ++i) load_rows(i);
+    }
+  }
+
+  // Then.
+  __device__ __forceinline__ void look_ahead() {
+    if constexpr (kLoadsBeside) {
+      count_load();
+      close_copies();
+      leave_stage();
+    }
+  }
+
+  // Once between look_ahead() and the next wait(), where the look-up has had time.
+  __device__ __forceinline__ void publish_beside() {
+    if constexpr (kLoadsBeside) publish_rows();
+  }
+
+  // Between pieces: bytes from the ring's start to a stage that nothing is loaded into before the
+  // next wait().
+  __device__ __forceinline__ int free_stage() const {
+    return (stage_ == 0 ? Tile::kStages - 1 : stage_ - 1) * Tile::kStageBytes;
+  }
 
  private:
   static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kTeamThreads; }
@@ -121,13 +159,19 @@ class TokenStream {
     return kSplit && thread() >= Tile::kTokens;
   }
 
+  __device__ __forceinline__ void leave_stage() {
+    --loading_;
+    stage_ = stage_ + 1 == Tile::kStages ? 0 : stage_ + 1;
+  }
+
   __device__ __forceinline__ uint32_t value_target() const {
     return kAlike ? key_target_ + Tile::kKeyBytes : value_target_;
   }
 
   // The half of the table for the group that is loaded next.
   __device__ __forceinline__ uint32_t side() const {
-    return table_ + (Tile::kStages == 2 ? next_number() : side_) * (Tile::kTokens * 16);
+    return table_ +
+           (Tile::kStages == 2 && !kLoadsBeside ? next_number() : side_) * (Tile::kTokens * 16);
   }
 
   // The stage that is loaded next.
@@ -138,6 +182,11 @@ class TokenStream {
 
   // Goes on to the piece that waits.
   __device__ __forceinline__ void begin() {
+    take_piece();
+    find_pages();
+  }
+
+  __device__ __forceinline__ void take_piece() {
     const AttentionWork& work = queue_.works[waiting_];
     next_ = work.piece.kv_begin + team_ * Tile::kTokens;
     end_ = work.piece.kv_end;
@@ -148,24 +197,25 @@ class TokenStream {
     base_[0] = takes_values() ? v : k;
     if constexpr (!kSplit) base_[1] = v;
     waiting_ = -1;
-    find_pages();
   }
 
   // Starts to look up the pages of the group from next_ on.
   __device__ __forceinline__ void find_pages() {
-    if (thread() >= kLookUps) return;
+    if (kLookUps < Tile::kTeamThreads && thread() >= kLookUps) return;
     const uint32_t token = next_ + thread() % Tile::kTokens;
     const uint32_t page = p_.page_size.divide(token);
     page_ = page_start_ + page;
     entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
-    page_ = exists ? load_page(p_.pages + page_) : 0;
+    page_ = load_page(p_.pages + page_, exists);
   }
 
-  // Those pages become addresses in the table. Why not at once: the look-up takes long.
+  // Those pages become addresses in the table. Why not at once: the look-up takes long. Where there
+  // is nothing to load, what it writes is not used.
   __device__ __forceinline__ void publish_rows() {
-    if (next_ >= end_ || thread() >= kLookUps) return;
+    if (!kLoadsBeside && next_ >= end_) return;
+    if (kLookUps < Tile::kTeamThreads && thread() >= kLookUps) return;
     // Why: a page that is not in the cache must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
     const uint32_t to = side() + thread() % Tile::kTokens * 16;
@@ -194,49 +244,49 @@ class TokenStream {
     }
   }
 
+  // The rows of round i of the group from next_ on; zeros for those that do not exist.
+  __device__ __forceinline__ void load_rows(int i) {
+    const uint32_t stage = next_number() * Tile::kStageBytes;
+    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
+    if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) return;
+    uint64_t rows[2];  // addresses of keys and values
+    load_addresses(rows, side() + row * 16);
+    const bool exists = next_ + row < end_;
+    const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
+    const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
+#pragma unroll
+    for (int j = 0; j < kKeyChunks / kLanes; ++j) {
+      copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes, exists,
+                 policy_);
+    }
+#pragma unroll
+    for (int j = 0; j < kValueChunks / kLanes; ++j) {
+      copy_async(stage + later<typename Tile::ValueRows>(value_target(), i, j), v + j * kLanes,
+                 exists, policy_);
+    }
+  }
+
+  // The group from next_ on, if there is one, is under way; on to the one behind it.
+  __device__ __forceinline__ void count_load() {
+    side_ ^= 1;
+    if (next_ >= end_) return;
+    ++loading_;
+    next_ += kStep;
+    if (next_ >= end_ && waiting_ >= 0) take_piece();
+    find_pages();
+  }
+
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
-      const uint32_t stage = next_number() * Tile::kStageBytes;
-      const uint32_t table = side();
-      ++loading_;
-      uint64_t rows[kRounds][2];  // addresses of keys and values
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        const int own = static_cast<int>(row_) + i * kRowsAtOnce;
-        const int row = Tile::kTokens % kRowsAtOnce == 0 ? own : min(own, Tile::kTokens - 1);
-        load_addresses(rows[i], table + row * 16);
-      }
-#pragma unroll
-      for (int i = 0; i < kRounds; ++i) {
-        const int row = row_ + i * kRowsAtOnce;
-        if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) break;
-        const bool exists = next_ + row < end_;
-        const uint4* k = reinterpret_cast<const uint4*>(rows[i][0]) + lane_;
-        const uint4* v = reinterpret_cast<const uint4*>(rows[i][1]) + lane_;
-#pragma unroll
-        for (int j = 0; j < kKeyChunks / kLanes; ++j) {
-          copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes,
-                     exists, policy_);
-        }
-#pragma unroll
-        for (int j = 0; j < kValueChunks / kLanes; ++j) {
-          copy_async(stage + later<typename Tile::ValueRows>(value_target(), i, j), v + j * kLanes,
-                     exists, policy_);
-        }
-      }
-      side_ ^= 1;
-      next_ += kStep;
-      if (next_ < end_) {
-        find_pages();
-      } else if (waiting_ >= 0) {
-        begin();
-      }
+      for (int i = 0; i < kRounds; ++i) load_rows(i);
+      count_load();
     }
     close_copies();
   }
 
   const AttentionParams& p_;
-  const AttentionQueue& queue_;
+  const AttentionQueue<Tile>& queue_;
   uint32_t ring_;
   uint32_t table_;  // [2, kTokens, keys and values] addresses
   int team_;

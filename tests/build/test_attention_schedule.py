@@ -48,7 +48,10 @@ BROKEN = {
     "the number of parts": ("cuts.first_at(until) - first + 1", "cuts.first_at(until) - first"),
     "the first CTA": ("/ kBlockCost) + 1, first - 1,", "/ kBlockCost) + 1, first,"),
     "slots": ("piece.slot_skip = 1;", "piece.slot_skip = 0;"),
-    "the window": ("first_row / shape.group - shape.window_left", "first_row - shape.window_left"),
+    "the window": (
+        "quotient(first_row, shape.group) - shape.window_left",
+        "first_row - shape.window_left",
+    ),
     "chunks": ("int64_t(tokens.begin / chunk) + part", "int64_t(part)"),
     "the order of a round": ("ctas - 1 - cta_", "cta_ + 1"),
     "balance": (
