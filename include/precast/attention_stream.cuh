@@ -116,9 +116,12 @@ class TokenStream {
     return stage;
   }
 
-  // Once after each wait(): starts the copies that wait() did not.
+  // Once after each wait(): starts the copies that wait() did not. Behind the last group these are
+  // zeros into a stage that is not read; of three stages it would be the same one twice, with the
+  // first copies still under way.
   __device__ __forceinline__ void load_beside() {
     if constexpr (kLoadsBeside) {
+      if (Tile::kStages > 2 && next_ >= end_) return;
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) load_rows(i);
     }
