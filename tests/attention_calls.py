@@ -326,6 +326,10 @@ def problem(
             return f"{name} has shape {[*actual.shape]}, not {[*right.shape]}: {case}"
         a, b = actual.double(), right.double()
         limit = table[case.dtype] * (1 + b.abs())
+        if case.pos_encoding_mode == "ROPE_LLAMA" and case.dtype != torch.float32:
+            # Turned queries and keys are rounded to 16 bits: where the angles' last bits differ
+            # some are rounded the other way, which a large scale of scores makes visible.
+            limit = 2 * limit
         fits = (a == b) | ((a - b).abs() <= limit)  # Infinities are equal.
         if not bool(fits.all()):
             at = tuple((~fits).nonzero()[0].tolist())
