@@ -28,8 +28,8 @@ PAGE, PICTURES, README = "docs/performance.md", "docs/img", "README.md"
 PREFIX = "performance-"
 
 _BLOCK = re.compile(r"(<!-- performance:begin .*?-->\n).*?(<!-- performance:end -->)", re.DOTALL)
-#: Of a run of more shapes those with this vocabulary, that of Llama 3, have bars.
-MOST_BARS, VOCABULARY = 60, " 128256]"
+#: Of a run of more shapes those of Llama 3 have bars: its vocabulary, its heads of 128 elements.
+MOST_BARS, USUAL = 60, re.compile(r" 128256\]$|^32/8 (?!d\d)")
 #: What of `startup` README.md shows.
 HEADLINES = (
     "import, without torch",
@@ -100,11 +100,12 @@ def pictures(results: Mapping[str, Mapping[str, Run]]) -> list[Picture]:
 
 
 def with_few_bars(run: Run) -> Run:
-    """The run, or of very many shapes those of one vocabulary, of each op that has them."""
+    """The run, or of very many shapes those of one model, of each op that has them."""
     if len(run.records) <= MOST_BARS:
         return run
-    ops = {record["op"] for record in run.records if VOCABULARY in record["shape"]}
-    few = [r for r in run.records if r["op"] not in ops or VOCABULARY in r["shape"]]
+    usual = [r for r in run.records if USUAL.search(r["shape"])]
+    ops = {record["op"] for record in usual}
+    few = [r for r in run.records if r["op"] not in ops or r in usual]
     return replace(run, records=few)
 
 
@@ -131,7 +132,7 @@ def page(results: Mapping[str, Mapping[str, Run]]) -> str:
 def _ops(gpu: str, run: Run) -> Iterator[str]:
     yield f"### {run.name.replace('_', ', ')}\n"
     yield _circumstances(run)
-    shapes = "each shape" if with_few_bars(run) is run else "shapes of one vocabulary"
+    shapes = "each shape" if with_few_bars(run) is run else "the shapes of one model"
     for kind, text in (("bars", f"speed of {shapes} beside its peers"), ("roofline", "roofline")):
         if run.records:
             path = Path(_picture(gpu, run, kind)).relative_to(Path(PAGE).parent)

@@ -75,7 +75,7 @@ def test_page_shows_every_picture_and_no_other() -> None:
         assert f"{run.name}: {run.gpu}, commit {run.commit}, {run.date:%Y-%m-%d}" in text
 
 
-def test_runs_of_very_many_shapes_have_the_bars_of_one_vocabulary() -> None:
+def test_runs_of_very_many_shapes_have_the_bars_of_one_model() -> None:
     runs = [run for run in COMMITTED["nvidia-h200"].values() if run.measures_ops]
     for run in runs:
         few = PERFORMANCE.with_few_bars(run).records
