@@ -7,6 +7,8 @@
 #
 # Everything stays under build/demo. A second run does again what depends on the sources.
 #
+# PROFILE         what to build, or what the given bundle holds (ci: a slice of every op, minutes on
+#                 two processors; core: what serving needs; of a bundle: core)
 # PYTHON          the interpreter to start from; its torch is used if it is new enough (python3)
 # TORCH           what pip installs otherwise (torch==2.13.0)
 # EXAMPLE_WHEELS  a folder with the packages of the example, for a machine without a network
@@ -25,6 +27,7 @@ if [ -n "$bundle" ]; then
   [ -f "$bundle/install.sh" ] || die "$bundle is no bundle. Fix: precast bundle -o $bundle --arch CC"
   bundle=$(realpath "$bundle")
 fi
+profile=${PROFILE:-$([ -n "$bundle" ] && echo core || echo ci)}
 # The environment decides nothing that this script decides.
 for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
@@ -82,14 +85,14 @@ if [ -n "$bundle" ]; then
 else
   PYTHONPATH=$PWD/python compiler || echo "no CUDA compiler here: pip brings the toolkit from PyPI"
   # pip shows the compilers' progress when it is asked for everything; the rest goes to the log.
-  PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
+  PRECAST_PROFILE=$profile PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
     --config-settings "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
     tee "$work/log/modules.txt" |
     awk '/\[[0-9]+\/[0-9]+\]/ { sub(/^ +/, ""); print "   " substr($0, 1, 110); fflush() }' ||
     { tail -n 40 "$work/log/modules.txt" >&2; die "the build failed: $work/log/modules.txt"; }
   ls -sh "$work"/wheels/precast_jit_cache-*.whl
 fi
-note "wheel of the modules for $arch"
+note "wheel of the modules of profile $profile for $arch"
 
 step "offline bundle"
 if [ -n "$bundle" ]; then
@@ -125,9 +128,9 @@ note "installed offline"
 step "precast doctor"
 # Without a GPU it says what a GPU of the target would load.
 if [ -n "$has_gpu" ]; then
-  precast doctor --profile core
+  precast doctor --profile "$profile"
 else
-  precast doctor --profile core --arch "${arch%[af]}"
+  precast doctor --profile "$profile" --arch "${arch%[af]}"
 fi
 note "precast doctor"
 
