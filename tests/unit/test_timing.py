@@ -13,6 +13,7 @@ from precast.testing import (
     bench_gpu_time_with_cudagraph,
     bench_side_by_side,
 )
+from precast.testing.timing import Graph, replay
 
 
 @pytest.mark.parametrize("use_cuda_graph", [False, True])
@@ -52,3 +53,30 @@ def test_side_by_side_keeps_functions_apart(monkeypatch: pytest.MonkeyPatch) -> 
     samples = bench_side_by_side(functions, (torch.ones(25),), rounds=4)
     assert samples["slow"] == pytest.approx([3.0] * 4)
     assert samples["fast"] == pytest.approx([0.01] * 4)
+
+
+def test_side_by_side_goes_round_in_changing_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice(monkeypatch)
+    names = ["hot", "warm", "cold"]
+    begun: list[tuple[float, str]] = []
+    enqueue = Graph.enqueue
+
+    def watched(graph: Graph) -> object:
+        begun.append((device.now, names[graph.calls - 1]))
+        return enqueue(graph)
+
+    monkeypatch.setattr(Graph, "enqueue", watched)
+    graphs = {}
+    for calls, name in enumerate(names, 1):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            device.kernel(6.0)(torch.ones(1))
+        graphs[name] = Graph(graph, calls, 0.0, [])
+    samples = replay(graphs, 20)
+
+    orders = [tuple(name for _, name in begun[i : i + 3]) for i in range(0, len(begun), 3)]
+    assert [at for at, _ in begun] == [6.0 * i for i in range(63)]
+    assert all(sorted(order) == sorted(names) for order in orders)
+    assert {order[0] for order in orders} == set(names)
+    assert len(set(orders)) == 6
+    assert samples == {"hot": [6.0] * 20, "warm": [3.0] * 20, "cold": [2.0] * 20}

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import math
+import random
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -176,7 +177,9 @@ def bench_side_by_side(
     """Milliseconds of one call of each function, measured in alternation on the same copies.
 
     Clocks and temperature drift during a run; replays in turn give every function the same share
-    of that, so that a ratio of two medians is a property of the functions.
+    of that, so that a ratio of two medians is a property of the functions. Each round has an order
+    of its own: whoever always ran behind the function that heats the chip most would always find
+    the lowest clock.
 
     Parameters
     ----------
@@ -216,12 +219,14 @@ class Graph(NamedTuple):
 
 
 def replay(graphs: Mapping[str, Graph], rounds: int) -> dict[str, list[float]]:
-    """Replay graphs in turn; milliseconds of one call for each graph and round.
+    """Replay graphs in turn, each round in a random order; milliseconds of one call by graph.
 
     All replays are queued before the first is waited for, so that the GPU never waits for the CPU
     between an event and the graph that follows it. One more round, dropped, fills the queue.
     """
-    queued = [(name, graphs[name].enqueue()) for _ in range(rounds + 1) for name in graphs]
+    orders, names = random.Random(0), list(graphs)
+    rounds_of_names = [orders.sample(names, len(names)) for _ in range(rounds + 1)]
+    queued = [(name, graphs[name].enqueue()) for order in rounds_of_names for name in order]
     torch.cuda.synchronize()
     samples: dict[str, list[float]] = {name: [] for name in graphs}
     for name, (start, end) in queued[len(graphs) :]:
