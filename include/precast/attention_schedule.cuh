@@ -150,6 +150,10 @@ struct Piece {
   PRECAST_HOST_DEVICE constexpr int32_t slot(int32_t i) const {
     return first_slot + i * slot_step - (i > 0 ? slot_skip : 0);
   }
+
+  // The tile's counters, from `counter` on: in stream mode one of each CTA but the last, which may
+  // begin another tile.
+  PRECAST_HOST_DEVICE constexpr int32_t counters() const { return slot_skip > 0 ? parts - 1 : 1; }
 };
 
 // What CTA `cta` has to do, piece by piece. One thread of it walks.
