@@ -83,13 +83,14 @@ struct PlanParams {
   int64_t slots;      // room of the float workspace
   int32_t chunk;      // tokens of a part in list mode, a multiple of a block; 0: none asked for
   bool whole;         // no tile is cut
+  int32_t kv_bytes;   // of an element of keys and values
   TableCopy copies[kTableCopies];
 };
 
 // Costs of a head below this times heads and CTAs fit 64 bits.
 constexpr int64_t kMostStreamed = int64_t(1) << 36;
 
-// How a line of tiles of one length is shared.
+// How a line of tiles of one length is shared: parts are many of keys and values of 16 bits.
 constexpr int kLongShare = 256 * kBlockCost;
 constexpr int kManyParts = 20;
 
@@ -112,9 +113,10 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
 
 // CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that
 // they take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles. Long
-// shares lose more by the CTAs that are left out. Half as many parts where the last CTA of a tile
-// would take longer to merge them than each takes to read its tokens.
-PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, const LineSums& sums) {
+// shares lose more by the CTAs that are left out. Half as many parts, and again, where the last CTA
+// of a tile would take longer to merge them than each takes to read its tokens.
+PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const PlanParams& p, const LineSums& sums) {
+  const ScheduleShape& shape = p.shape;
   const int64_t tiles = int64_t(sums.tiles) * shape.heads, ctas = shape.ctas;
   if (tiles == 0 || sums.longest * sums.tiles != sums.cost) return shape.ctas;
   const int64_t share = sums.cost * shape.heads / ctas;
@@ -123,9 +125,14 @@ PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, cons
     const int64_t of_cta = (tiles + ctas - 1) / ctas, even = tiles / of_cta;
     return even * of_cta == tiles && even * 8 >= ctas * 7 ? least(even, ctas) : shape.ctas;
   }
-  const int64_t parts = ctas / tiles;
-  const bool halves = parts > kManyParts && share <= int64_t(2) * shape.group;
-  if (halves) return least(parts / 2 * tiles, ctas);
+  int64_t parts = ctas / tiles;
+  const int many = p.kv_bytes == 1 ? kManyParts / 2 : kManyParts;
+  int halves = 0;
+  while (parts > many && share << halves <= int64_t(2) * shape.group) {
+    parts /= 2;
+    ++halves;
+  }
+  if (halves > 0) return least(parts * tiles, ctas);
   return parts * tiles * 8 >= ctas * 7 ? least(parts * tiles, ctas) : shape.ctas;
 }
 
@@ -134,23 +141,22 @@ PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const C
                                              const PlannedRequest* requests, const LineSums& sums,
                                              const int64_t* costs, int32_t cta) {
   CtaStart start = {};
-  start.index = sums.requests;
+  start.head = shape.heads;
   start.parts = 1;
   const int64_t cut = cuts.at(cta);
   if (cut >= cuts.total) return start;
+  start.head = static_cast<int32_t>(cut / sums.cost);
+  int64_t before = start.head * sums.cost;
   int32_t low = 0, high = sums.requests;  // the last request that starts at or before the cut
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (costs[requests[middle].tiles_before] * shape.heads <= cut ? low : high) = middle;
+    (before + costs[requests[middle].tiles_before] <= cut ? low : high) = middle;
   }
   PlannedRequest at = requests[low];
   start.index = low;
   const int32_t tiles = tiles_of(shape, at.q_len);
   const int64_t* line = costs + at.tiles_before;  // [tiles + 1]
-  const int64_t head_cost = line[tiles] - line[0];
-  int64_t before = line[0] * shape.heads;
-  start.head = static_cast<int32_t>((cut - before) / head_cost);
-  before += start.head * head_cost;
+  before += line[0];
   low = 0;
   high = tiles;
   while (high - low > 1) {
@@ -164,11 +170,11 @@ PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const C
   if (in_tile.block > 0 && in_tile.block == blocks) {
     if (++start.tile == tiles) {
       start.tile = 0;
-      if (++start.head == shape.heads) {
-        start.head = 0;
-        if (++start.index == sums.requests) return start;
-        at = requests[start.index];
+      if (++start.index == sums.requests) {
+        start.index = 0;
+        if (++start.head == shape.heads) return start;
       }
+      at = requests[start.index];
     }
   } else {
     start.block = in_tile.block;
@@ -230,7 +236,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
   if (mode == ScheduleMode::stream) {
-    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p.shape, sums)).ctas);
+    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p, sums)).ctas);
     header.slots = 2 * header.used_ctas;
     header.ints = static_cast<int32_t>(layout.rest);
   } else {
@@ -315,7 +321,7 @@ inline HostPlan plan_on_host(PlanParams p) {
     std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
   }
   if (mode == ScheduleMode::stream) {
-    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(shape, sums));
+    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(p, sums));
     for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
       const CtaStart start = start_of(shape, cuts, requests.data(), sums, costs.data(), cta);
       std::memcpy(plan + layout.starts + int64_t(cta) * kStartInts, &start, sizeof start);
