@@ -63,7 +63,6 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const Request
   p.lengths.q_len_per_req = static_cast<int32_t>(r.q_len_per_req);
   p.lengths.page_size = static_cast<int32_t>(r.page_size);
   p.whole = r.disable_split_kv;
-  p.kv_bytes = static_cast<int32_t>(r.kv_bytes);
   if (r.fixed_split_size > 0) {
     const int64_t page = r.page_size > 0 ? r.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;

@@ -31,8 +31,8 @@
 #pragma once
 
 #include "precast/attention_ahead.cuh"
+#include "precast/attention_merge.cuh"
 #include "precast/attention_products.cuh"
-#include "precast/attention_result.cuh"
 #include "precast/attention_rope.cuh"
 #include "precast/attention_scores.cuh"
 #include "precast/attention_stream.cuh"

@@ -83,14 +83,13 @@ struct PlanParams {
   int64_t slots;      // room of the float workspace
   int32_t chunk;      // tokens of a part in list mode, a multiple of a block; 0: none asked for
   bool whole;         // no tile is cut
-  int32_t kv_bytes;   // of an element of keys and values
   TableCopy copies[kTableCopies];
 };
 
 // Costs of a head below this times heads and CTAs fit 64 bits.
 constexpr int64_t kMostStreamed = int64_t(1) << 36;
 
-// How a line of tiles of one length is shared: parts are many of keys and values of 16 bits.
+// How a line of tiles of one length is shared.
 constexpr int kLongShare = 256 * kBlockCost;
 constexpr int kManyParts = 20;
 
@@ -113,10 +112,9 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const L
 
 // CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that
 // they take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles. Long
-// shares lose more by the CTAs that are left out. Half as many parts, and again, where the last CTA
-// of a tile would take longer to merge them than each takes to read its tokens.
-PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const PlanParams& p, const LineSums& sums) {
-  const ScheduleShape& shape = p.shape;
+// shares lose more by the CTAs that are left out. Half as many parts where the last CTA of a tile
+// would take longer to merge them than each takes to read its tokens.
+PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, const LineSums& sums) {
   const int64_t tiles = int64_t(sums.tiles) * shape.heads, ctas = shape.ctas;
   if (tiles == 0 || sums.longest * sums.tiles != sums.cost) return shape.ctas;
   const int64_t share = sums.cost * shape.heads / ctas;
@@ -125,14 +123,9 @@ PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const PlanParams& p, const LineS
     const int64_t of_cta = (tiles + ctas - 1) / ctas, even = tiles / of_cta;
     return even * of_cta == tiles && even * 8 >= ctas * 7 ? least(even, ctas) : shape.ctas;
   }
-  int64_t parts = ctas / tiles;
-  const int many = p.kv_bytes == 1 ? kManyParts / 2 : kManyParts;
-  int halves = 0;
-  while (parts > many && share << halves <= int64_t(2) * shape.group) {
-    parts /= 2;
-    ++halves;
-  }
-  if (halves > 0) return least(parts * tiles, ctas);
+  const int64_t parts = ctas / tiles;
+  const bool halves = parts > kManyParts && share <= int64_t(2) * shape.group;
+  if (halves) return least(parts / 2 * tiles, ctas);
   return parts * tiles * 8 >= ctas * 7 ? least(parts * tiles, ctas) : shape.ctas;
 }
 
@@ -236,7 +229,7 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
   if (mode == ScheduleMode::stream) {
-    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p, sums)).ctas);
+    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p.shape, sums)).ctas);
     header.slots = 2 * header.used_ctas;
     header.ints = static_cast<int32_t>(layout.rest);
   } else {
@@ -321,7 +314,7 @@ inline HostPlan plan_on_host(PlanParams p) {
     std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
   }
   if (mode == ScheduleMode::stream) {
-    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(p, sums));
+    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(shape, sums));
     for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
       const CtaStart start = start_of(shape, cuts, requests.data(), sums, costs.data(), cta);
       std::memcpy(plan + layout.starts + int64_t(cta) * kStartInts, &start, sizeof start);

@@ -177,7 +177,7 @@ class DevicePlan {
   }
 
   __device__ void plan_stream() {
-    const Cuts cuts(sums_.cost * p_.shape.heads, ctas_of_line(p_, sums_));
+    const Cuts cuts(sums_.cost * p_.shape.heads, ctas_of_line(p_.shape, sums_));
     CtaStart* starts = reinterpret_cast<CtaStart*>(p_.plan + layout_.starts);
     for (int32_t cta = threadIdx.x; cta <= p_.shape.ctas; cta += kPlanThreads) {
       starts[cta] = start_of(p_.shape, cuts, requests_, sums_, costs_, cta);

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the rows of a piece to results: teams of a CTA are merged in shared memory; a whole tile is
-// written; parts of a tile go to slots of the workspace, and the CTA that arrives last merges them,
-// in the order of the parts whoever comes last.
+// written; parts of a tile go to slots of the workspace (attention_merge.cuh).
 #pragma once
 
 #include "precast/attention_rows.cuh"
@@ -205,30 +204,6 @@ struct MergedColumns {
       sums.w = fmaf(x[i].w, weight, sums.w);
     }
   }
-
-  // The weights of up to 64 parts more, of which lane i has the ends of parts i and 32 + i.
-  __device__ __forceinline__ void weigh(float2 low, float2 high, float (&weights)[2]) {
-    float most = fmaxf(low.x, high.x);
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
-    most = fmaxf(most, end.x);
-    weights[0] = weight_of(low.x, most);
-    weights[1] = weight_of(high.x, most);
-    float total = fmaf(low.y, weights[0], high.y * weights[1]);
-#pragma unroll
-    for (int i = 16; i > 0; i /= 2) total += __shfl_xor_sync(0xffffffffu, total, i);
-    const float old = weight_of(end.x, most);
-    end = make_float2(most, fmaf(end.y, old, total));
-    sums = make_float4(sums.x * old, sums.y * old, sums.z * old, sums.w * old);
-  }
-
-  // One of them.
-  __device__ __forceinline__ void add(float4 x, float weight) {
-    sums.x = fmaf(x.x, weight, sums.x);
-    sums.y = fmaf(x.y, weight, sums.y);
-    sums.z = fmaf(x.z, weight, sums.z);
-    sums.w = fmaf(x.w, weight, sums.w);
-  }
 };
 
 // Writes four columns of a row, and with the first of them its lse.
@@ -271,156 +246,6 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
       if (column == 0) slot.ends[row] = merged.end;
     }
   }
-}
-
-// Adds to a word of the plan's counters and gives what was there. What the CTA wrote before a
-// barrier is visible to who adds later, and to its CTA after a barrier.
-__device__ __forceinline__ uint32_t add_to_counter(int32_t* counter, uint32_t x) {
-  uint32_t value;
-  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
-               : "=r"(value)
-               : "l"(counter), "r"(x)
-               : "memory");
-  return value;
-}
-
-__device__ __forceinline__ uint32_t load_counter(const int32_t* counter) {
-  uint32_t value;
-  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
-  return value;
-}
-
-// The parts of a row are merged by a warp, 128 columns at once.
-template <typename Tile>
-constexpr int kRowBlocks = (Tile::kDimV + 127) / 128;
-
-// Merges block `number` of the tile's: its row is number / kRowBlocks. A lane knows the weights of
-// two parts in 64, and has four columns of all.
-template <typename Tile, typename Q>
-__device__ __forceinline__ void merge_block(const AttentionParams& p, const AttentionWork& work,
-                                            int number) {
-  constexpr int kMany = Tile::kRowTiles > 1 ? 20 : 36;  // loads in flight of a thread
-  const int32_t parts = work.piece.parts;
-  const int lane = threadIdx.x % 32;
-  const int row = number / kRowBlocks<Tile>, column = number % kRowBlocks<Tile> * 128 + lane * 4;
-  const bool has_columns = Tile::kDimV % 128 == 0 || column < Tile::kDimV;
-  // Slots count 16 bytes here; the first part's is in no line with the others'.
-  constexpr uint32_t kSlot = kSlotFloats<Tile> / 4;
-  const uint32_t first = work.piece.slot(0) * kSlot, step = work.piece.slot_step * kSlot;
-  const uint32_t before_second = work.piece.slot(1) * kSlot - step;
-  const auto bytes_to = [&](int32_t part) {
-    return uint64_t(part == 0 ? first : before_second + part * step) * 16;
-  };
-  const PartialRows at = PartialRows::at<Tile>(p.partials);
-  const char* const sums =
-      reinterpret_cast<const char*>(at.sums + PartialRows::place<Tile>(row, column));
-  const char* const row_ends = reinterpret_cast<const char*>(at.ends + row);
-  const auto end_of = [&](int32_t part) {
-    return part < parts ? __ldcg(reinterpret_cast<const float2*>(row_ends + bytes_to(part)))
-                        : make_float2(negative_infinity(), 0.0f);
-  };
-  MergedColumns merged;
-  for (int32_t begin = 0; begin < parts; begin += 64) {
-    const float2 low = end_of(begin + lane), high = end_of(begin + 32 + lane);
-    float weights[2];
-    for (int32_t from = 0; from < 64 && begin + from < parts; from += kMany) {
-      float4 x[kMany];
-#pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        const int32_t part = begin + from + j;
-        x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        if (from + j < 64 && part < parts && has_columns) {
-          x[j] = __ldcg(reinterpret_cast<const float4*>(sums + bytes_to(part)));
-        }
-      }
-      if (from == 0) merged.weigh(low, high, weights);
-#pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        const int i = from + j;
-        if (j % 4 == 0 && (i >= 64 || begin + i >= parts)) break;
-        merged.add(x[j], __shfl_sync(0xffffffffu, i < 32 ? weights[0] : weights[1], i % 32));
-      }
-    }
-  }
-  if (has_columns) write_merged<Q>(p, work, row, column, merged);
-}
-
-// Of the CTA, in shared memory.
-struct MergeShared {
-  uint32_t word;   // from thread 0 to all
-  uint32_t began;  // clock() at the start of the CTA's work
-};
-
-// A counter's lower half counts CTAs that have written their part, the upper those that have left.
-constexpr uint32_t kArrived = 1, kLeft = 1 << 16, kArrivedMask = kLeft - 1;
-
-// Tells that this CTA's part is written. True if all are; the CTA waits for that, if it may, no
-// longer than it has worked: the others need not even be on the device. One thread calls.
-__device__ __forceinline__ bool await_parts(int32_t* counter, uint32_t parts, bool may_wait,
-                                            uint32_t began) {
-  uint32_t arrived = add_to_counter(counter, kArrived) + 1;
-  const uint32_t now = clock(), most = now - began;
-  while (may_wait && (arrived & kArrivedMask) < parts && uint32_t(clock()) - now < most) {
-    __nanosleep(64);
-    arrived = load_counter(counter);
-  }
-  return (arrived & kArrivedMask) == parts;
-}
-
-// Merges the parts of a tile together with all other CTAs that have one and are still there: each
-// takes chunks of the tile by a counter, until there are none left. The last to write its part is
-// there in any case. Who leaves last sets both counters back.
-template <typename Tile, typename Q>
-__device__ __forceinline__ void merge_together(const AttentionParams& p, const AttentionWork& work,
-                                               int32_t* counters, bool may_wait,
-                                               MergeShared& shared) {
-  const uint32_t parts = work.piece.parts, blocks = work.rows * kRowBlocks<Tile>;
-  constexpr uint32_t kNone = ~0u / Tile::kWarps;
-  uint32_t chunk = kNone;
-  if (threadIdx.x == 0 && await_parts(counters, parts, may_wait, shared.began)) {
-    chunk = atomicAdd(counters + 1, 1);
-  }
-  while (true) {
-    if (threadIdx.x == 0) {
-      shared.word = chunk;
-      // The next one: it comes while this one is merged.
-      if (chunk != kNone) chunk = atomicAdd(counters + 1, 1);
-    }
-    __syncthreads();
-    const uint32_t first = shared.word * Tile::kWarps, block = first + threadIdx.x / 32;
-    __syncthreads();
-    if (first >= blocks) break;
-    if (block < blocks) merge_block<Tile, Q>(p, work, block);
-  }
-  if (threadIdx.x == 0 && add_to_counter(counters, kLeft) / kLeft == parts - 1) {
-    counters[0] = 0;
-    counters[1] = 0;
-  }
-}
-
-// Merges the parts of a tile once all are written; sets its counters back. Of a narrow tile the CTA
-// does it that is the last to have written one. All threads of the CTA call; `is_last_piece`: of
-// the CTA.
-template <typename Tile, typename Q>
-__device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
-                                         int32_t* counters, bool is_last_piece,
-                                         MergeShared& shared) {
-  const uint32_t parts = work.piece.parts;
-  __syncthreads();
-  if constexpr (!Tile::kNarrow) {
-    if (work.piece.counters() > 1) {
-      merge_together<Tile, Q>(p, work, counters, is_last_piece, shared);
-      return;
-    }
-  }
-  if (threadIdx.x == 0) {
-    shared.word = add_to_counter(counters, kArrived);
-    if (shared.word == parts - 1) *counters = 0;
-  }
-  __syncthreads();
-  if (shared.word != parts - 1) return;
-  const int blocks = work.rows * kRowBlocks<Tile>;
-  for (int i = threadIdx.x / 32; i < blocks; i += Tile::kWarps) merge_block<Tile, Q>(p, work, i);
 }
 
 #endif  // __CUDACC__
