@@ -69,25 +69,35 @@ struct MergeShared {
   uint32_t began;  // clock() at the start of the CTA's work
 };
 
-// A counter's lower half counts CTAs that have written their part, the upper those that have left.
-constexpr uint32_t kArrived = 1, kLeft = 1 << 16, kArrivedMask = kLeft - 1;
+// The first counter of a tile has three counts of CTAs: that have written their part, that did not
+// wait for the others, and that have left. The second one is of chunks of the tile.
+constexpr int kCountBits = 10;
+constexpr uint32_t kMostParts = (1 << kCountBits) - 1;
+constexpr uint32_t kArrived = 1, kGone = kArrived << kCountBits, kLeft = kGone << kCountBits;
 
-// Tells that this CTA's part is written. True if all are; the CTA waits for that, if it may, no
-// longer than it has worked: the others need not even be on the device. One thread calls.
-__device__ __forceinline__ bool await_parts(int32_t* counter, uint32_t parts, bool may_wait,
-                                            uint32_t began) {
-  uint32_t arrived = add_to_counter(counter, kArrived) + 1;
+// Tells that this CTA's part is written. Gives the counter once all are, or 0 if this CTA is not to
+// wait for that: if it has more to do, or has waited for as long as it had worked, for the others
+// need not even be on the device. One thread calls.
+__device__ __forceinline__ uint32_t await_parts(int32_t* counter, uint32_t parts, bool may_wait,
+                                                uint32_t began) {
+  const auto all_there = [&](uint32_t counts) { return (counts & kMostParts) == parts; };
+  const uint32_t own = may_wait ? kArrived : kArrived + kGone;
+  uint32_t counts = add_to_counter(counter, own) + own;
   const uint32_t now = clock(), most = now - began;
-  while (may_wait && (arrived & kArrivedMask) < parts && uint32_t(clock()) - now < most) {
-    __nanosleep(64);
-    arrived = load_counter(counter);
+  while (may_wait && !all_there(counts)) {
+    if (uint32_t(clock()) - now < most) {
+      __nanosleep(64);
+    } else if (atomicCAS(reinterpret_cast<uint32_t*>(counter), counts, counts + kGone) == counts) {
+      return 0;
+    }
+    counts = load_counter(counter);
   }
-  return (arrived & kArrivedMask) == parts;
+  return all_there(counts) ? counts : 0;
 }
 
-// Merges the parts of a tile together with all other CTAs that have one and are still there: each
-// takes chunks of the tile by a counter, until there are none left. The last to write its part is
-// there in any case. Who leaves last sets both counters back.
+// Merges the parts of a tile together with all other CTAs that have one and are still there, in
+// chunks. If all of them are, a CTA's chunks follow from its part; if not, from a counter. The last
+// to write its part is there in any case. Who leaves last sets both counters back.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void merge_together(const AttentionParams& p, const AttentionWork& work,
                                                int32_t* counters, bool may_wait,
@@ -95,15 +105,19 @@ __device__ __forceinline__ void merge_together(const AttentionParams& p, const A
   constexpr int kColumns = Tile::kDimV / 4;
   const uint32_t parts = work.piece.parts, items = work.rows * kColumns;
   constexpr uint32_t kNone = ~0u / Tile::kThreads;
+  const auto take = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
   uint32_t chunk = kNone;
-  if (threadIdx.x == 0 && await_parts(counters, parts, may_wait, shared.began)) {
-    chunk = atomicAdd(counters + 1, 1);
+  bool follows = false;
+  if (threadIdx.x == 0) {
+    const uint32_t counts = await_parts(counters, parts, may_wait, shared.began);
+    follows = (counts / kGone & kMostParts) == 0;
+    if (counts != 0) chunk = follows ? work.piece.part : take();
   }
   while (true) {
     if (threadIdx.x == 0) {
       shared.word = chunk;
       // The next one: it comes while this one is merged.
-      if (chunk != kNone) chunk = atomicAdd(counters + 1, 1);
+      if (chunk != kNone) chunk = follows ? chunk + parts : take();
     }
     __syncthreads();
     const uint32_t i = shared.word * Tile::kThreads + threadIdx.x;
@@ -127,7 +141,7 @@ __device__ __noinline__ void merge_parts(const AttentionParams& p, const Attenti
   const uint32_t parts = work.piece.parts;
   __syncthreads();
   if constexpr (!Tile::kNarrow) {
-    if (work.piece.counters() > 1) {
+    if (work.piece.counters() > 1 && parts <= kMostParts) {
       merge_together<Tile, Q>(p, work, counters, is_last_piece, shared);
       return;
     }

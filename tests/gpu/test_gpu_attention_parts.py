@@ -10,11 +10,11 @@ import torch
 from test_gpu_attention import BF16, DIM, HEADS, I32, PLAN, SHAPE, WORKSPACE, Batch, close
 
 import precast
+from precast._attention import tiles
 
-GROUP = SHAPE[0] // SHAPE[1]
 HEADER = 24  # int32 of a plan before its counters
 CTAS = 17  # the word of it that says how many there are
-#: Queries of each request, whose tiles have 64 and 128 rows, and tokens.
+#: Queries and tokens of each request.
 CASES = (
     ([32], [8192]),
     ([16], [9000]),
@@ -57,16 +57,21 @@ def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tile_rows", [tiles.MIDDLE, tiles.WIDE])
 @pytest.mark.parametrize("q_lens, lens", CASES)
 def test_parts_are_merged(
     workspace: torch.Tensor,
     generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
     q_lens: list[int],
     lens: list[int],
+    tile_rows: int,
     causal: bool,
 ) -> None:
+    monkeypatch.setattr(tiles, "choose", lambda *_: tile_rows)
     batch = Rows(q_lens, lens, generator)
     wrapper = batch.planned(workspace, causal)
+    assert wrapper._plan_info[0] == tile_rows
     plan, counters = plan_of(wrapper)
     assert not counters.any()
     before = plan.clone()
