@@ -31,8 +31,8 @@
 #pragma once
 
 #include "precast/attention_ahead.cuh"
+#include "precast/attention_merge.cuh"
 #include "precast/attention_products.cuh"
-#include "precast/attention_result.cuh"
 #include "precast/attention_rope.cuh"
 #include "precast/attention_scores.cuh"
 #include "precast/attention_stream.cuh"
@@ -46,7 +46,7 @@ template <typename Tile>
 struct AttentionShared {
   AttentionQueue<Tile> queue;
   TeamResults<Tile> results;
-  int32_t ticket;
+  MergeShared merge;
 };
 
 // A CTA at its pieces. All threads of the CTA call everything alike.
@@ -76,7 +76,10 @@ class Attention {
   __device__ __forceinline__ void run() {
     using Queue = AttentionQueue<Tile>;
     Queue& queue = shared_.queue;
-    if (threadIdx.x == 0) queue.start(p_);
+    if (threadIdx.x == 0) {
+      shared_.merge.began = clock();
+      queue.start(p_);
+    }
     __syncthreads();
     if (!queue.exists[0]) return;
     unsigned char* table = rings_ - (Tile::kTeams - team_) * Tile::kTableBytes;
@@ -103,7 +106,8 @@ class Attention {
       order(work, queries);
       attend(work, goes_on ? &queue.works[next] : nullptr, stream, queries, next_queries);
       if (work.piece.parts > 1) {
-        merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, shared_.ticket);
+        merge_parts<Tile, Q>(p_, work, queue.counters + work.piece.counter, !goes_on,
+                             shared_.merge);
       }
       if (!goes_on) return;
       if constexpr (Tile::kNarrow) {

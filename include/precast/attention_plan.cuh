@@ -134,23 +134,22 @@ PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const C
                                              const PlannedRequest* requests, const LineSums& sums,
                                              const int64_t* costs, int32_t cta) {
   CtaStart start = {};
-  start.index = sums.requests;
+  start.head = shape.heads;
   start.parts = 1;
   const int64_t cut = cuts.at(cta);
   if (cut >= cuts.total) return start;
+  start.head = static_cast<int32_t>(cut / sums.cost);
+  int64_t before = start.head * sums.cost;
   int32_t low = 0, high = sums.requests;  // the last request that starts at or before the cut
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (costs[requests[middle].tiles_before] * shape.heads <= cut ? low : high) = middle;
+    (before + costs[requests[middle].tiles_before] <= cut ? low : high) = middle;
   }
   PlannedRequest at = requests[low];
   start.index = low;
   const int32_t tiles = tiles_of(shape, at.q_len);
   const int64_t* line = costs + at.tiles_before;  // [tiles + 1]
-  const int64_t head_cost = line[tiles] - line[0];
-  int64_t before = line[0] * shape.heads;
-  start.head = static_cast<int32_t>((cut - before) / head_cost);
-  before += start.head * head_cost;
+  before += line[0];
   low = 0;
   high = tiles;
   while (high - low > 1) {
@@ -164,11 +163,11 @@ PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const C
   if (in_tile.block > 0 && in_tile.block == blocks) {
     if (++start.tile == tiles) {
       start.tile = 0;
-      if (++start.head == shape.heads) {
-        start.head = 0;
-        if (++start.index == sums.requests) return start;
-        at = requests[start.index];
+      if (++start.index == sums.requests) {
+        start.index = 0;
+        if (++start.head == shape.heads) return start;
       }
+      at = requests[start.index];
     }
   } else {
     start.block = in_tile.block;

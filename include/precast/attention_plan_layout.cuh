@@ -67,8 +67,8 @@ static_assert(sizeof(PlannedRequest) == 4 * kRequestInts, "kRequestInts");
 
 // Where a CTA starts in the line, and the CTA before ends.
 struct alignas(16) CtaStart {
-  int32_t index;  // of the planned request; their number at the end of the line
-  int32_t head, tile;
+  int32_t index;             // of the planned request
+  int32_t head, tile;        // head: the number of heads at the end of the line
   int32_t block;             // of the tile, > 0 if the tile began in a CTA before
   int32_t first_cta, parts;  // of that tile
   int32_t request, q_begin, q_len, kv_start, kv_len;

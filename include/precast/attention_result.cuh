@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From the rows of a piece to results: teams of a CTA are merged in shared memory; a whole tile is
-// written; parts of a tile go to slots of the workspace, and the CTA that arrives last merges them,
-// in the order of the parts whoever comes last.
+// written; parts of a tile go to slots of the workspace (attention_merge.cuh).
 #pragma once
 
 #include "precast/attention_rows.cuh"
@@ -246,64 +245,6 @@ __device__ __forceinline__ void merge_teams(const AttentionParams& p, const Atte
       *reinterpret_cast<float4*>(slot.sums + place) = merged.sums;
       if (column == 0) slot.ends[row] = merged.end;
     }
-  }
-}
-
-// Adds one and gives what was there. What the CTA wrote before a barrier is visible to who takes a
-// later ticket, and to its CTA after a barrier.
-__device__ __forceinline__ int32_t take_ticket(int32_t* ticket) {
-  int32_t value;
-  asm volatile("atom.add.acq_rel.gpu.global.s32 %0, [%1], 1;"
-               : "=r"(value)
-               : "l"(ticket)
-               : "memory");
-  return value;
-}
-
-// Merges the parts of a tile, if this CTA is the last to have written one; sets the ticket back.
-// All threads of the CTA call; `arrived` is shared.
-template <typename Tile, typename Q>
-__device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
-                                         int32_t* ticket, int32_t& arrived) {
-  constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kMany = 20;  // loads in flight of a thread, which has 32 columns of a wide tile
-  __syncthreads();
-  if (threadIdx.x == 0) {
-    arrived = take_ticket(ticket);
-    if (arrived == work.piece.parts - 1) *ticket = 0;
-  }
-  __syncthreads();
-  if (arrived != work.piece.parts - 1) return;
-  const int32_t parts = work.piece.parts, rows = work.rows;
-  // Slots count 16 bytes here; the first part's is in no line with the others'.
-  constexpr uint32_t kSlot = kSlotFloats<Tile> / 4;
-  const uint32_t first = work.piece.slot(0) * kSlot, step = work.piece.slot_step * kSlot;
-  const uint32_t before_second = work.piece.slot(1) * kSlot - step;
-  for (int i = threadIdx.x; i < rows * kColumns; i += Tile::kThreads) {
-    const int row = i / kColumns, column = i % kColumns * 4;
-    const int place = PartialRows::place<Tile>(row, column);
-    MergedColumns merged;
-    const PartialRows at = PartialRows::at<Tile>(p.partials);
-    const char* const sums = reinterpret_cast<const char*>(at.sums + place);
-    const char* const row_ends = reinterpret_cast<const char*>(at.ends + row);
-    uint32_t next = before_second;
-    for (int32_t done = 0; done < parts; done += kMany) {
-      float4 x[kMany];
-      float2 ends[kMany];
-#pragma unroll
-      for (int j = 0; j < kMany; ++j) {
-        const uint64_t bytes = uint64_t(done + j == 0 ? first : next) * 16;
-        const bool exists = done + j < parts;
-        x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        ends[j] = make_float2(negative_infinity(), 0.0f);
-        if (exists) x[j] = __ldcg(reinterpret_cast<const float4*>(sums + bytes));
-        if (exists) ends[j] = __ldcg(reinterpret_cast<const float2*>(row_ends + bytes));
-        next += step;
-        keep(next);
-      }
-      merged.add(x, ends);
-    }
-    write_merged<Q>(p, work, row, column, merged);
   }
 }
 

@@ -4,7 +4,9 @@
 // The queries of a request that read one KV head are packed rows: row = query * group + head of the
 // group. `tile_rows` of them are a tile; its tokens are what its rows may see, from the window of
 // its first query to the causal end of its last. Tiles of all requests and heads lie behind one
-// another: request by request, head by head. A tile costs its blocks of 64 tokens and a constant.
+// another: head by head, request by request, so that CTAs which read a token's heads, neighbours in
+// memory, are at work on them at about the same time. A tile costs its blocks of 64 tokens and a
+// constant.
 //
 //   stream  CTA w of W takes the w-th of W equal parts of that line: the end of a tile that began
 //           before, whole tiles, the start of one that goes on. Ragged lengths need nothing else. A
@@ -150,6 +152,10 @@ struct Piece {
   PRECAST_HOST_DEVICE constexpr int32_t slot(int32_t i) const {
     return first_slot + i * slot_step - (i > 0 ? slot_skip : 0);
   }
+
+  // The tile's counters, from `counter` on: in stream mode one of each CTA but the last, which may
+  // begin another tile.
+  PRECAST_HOST_DEVICE constexpr int32_t counters() const { return slot_skip > 0 ? parts - 1 : 1; }
 };
 
 // What CTA `cta` has to do, piece by piece. One thread of it walks.
@@ -220,11 +226,11 @@ class PieceIterator {
   PRECAST_HOST_DEVICE void advance() {
     if (++at_.tile < tiles_of(params_.shape, at_.q_len)) return;
     at_.tile = 0;
-    if (++at_.head < params_.shape.heads) return;
-    at_.head = 0;
-    ++at_.index;
-    // Why: what lies behind the last tile of this CTA need not be read.
-    if (at_.index > end_index_ || (at_.index == end_index_ && ends_at_request())) return;
+    if (++at_.index >= header_->requests) {
+      at_.index = 0;
+      ++at_.head;
+    }
+    if (is_behind_end() || is_at_end()) return;
     const PlannedRequest& next = request(at_.index);
     at_.request = next.request;
     at_.q_begin = next.q_begin;
@@ -235,13 +241,15 @@ class PieceIterator {
 
   // Why: a walk ends whatever the plan holds, even where it comes past the end.
   PRECAST_HOST_DEVICE bool is_behind_end() const {
-    const int64_t at = int64_t(at_.head) << 32 | at_.tile;
-    const int64_t end = int64_t(end_head_) << 32 | end_tile_;
-    return (at_.index > end_index_) | ((at_.index == end_index_) & (at > end));
+    const int64_t at = int64_t(at_.index) << 32 | at_.tile;
+    const int64_t end = int64_t(end_index_) << 32 | end_tile_;
+    return (at_.head > end_head_) | ((at_.head == end_head_) & (at > end));
   }
 
-  PRECAST_HOST_DEVICE bool ends_at_request() const {
-    return end_head_ == 0 && end_tile_ == 0 && end_block_ == 0;
+  // At a tile of which the next CTA takes all.
+  PRECAST_HOST_DEVICE bool is_at_end() const {
+    return at_.head == end_head_ && at_.index == end_index_ && at_.tile == end_tile_ &&
+           end_block_ == 0;
   }
 
   PRECAST_HOST_DEVICE bool next_item(Piece& piece) {

@@ -124,7 +124,7 @@ void huge_tokens() {
 
 // Costs of more than a line of CTAs can be cut into.
 void huge_batches() {
-  constexpr int kBatch = 1 << 11;
+  constexpr int kBatch = (1 << 11) + 2;
   std::vector<int32_t> kv(kBatch + 1);
   for (int i = 0; i <= kBatch; ++i) kv[i] = i % 2 == 0 ? 0 : kMost;
   const PlanParams p =

@@ -156,10 +156,13 @@ void check_plan(const Batch& batch, HostPlan& plan) {
         const int slot = piece.slot(piece.part);
         CHECK(slot >= 0 && slot < plan.header.slots, "slot %d", slot);
         CHECK(slots.insert(slot).second, "slot %d twice", slot);
-        CHECK(&pieces.counters()[piece.counter] >= plan.ints.data() &&
-                  &pieces.counters()[piece.counter] < plan.ints.data() + plan.ints.size(),
+        const int32_t* own = &pieces.counters()[piece.counter];
+        CHECK(own >= plan.ints.data() &&
+                  own + piece.counters() <= plan.ints.data() + plan.ints.size(),
               "counter %d", piece.counter);
-        CHECK(pieces.counters()[piece.counter] == 0, "counter %d is not 0", piece.counter);
+        for (int i = 0; i < piece.counters(); ++i) {
+          CHECK(own[i] == 0, "counter %d is not 0", piece.counter + i);
+        }
       }
       tiles[{piece.request, piece.kv_head, piece.tile}].push_back({cta, piece});
     }
@@ -192,7 +195,9 @@ void check_plan(const Batch& batch, HostPlan& plan) {
       }
       if (list && plan.header.chunk == 0) CHECK(first.parts == 1, "%d parts", first.parts);
     }
-    if (first.parts > 1) CHECK(counters.insert(first.counter).second, "counter of two tiles");
+    for (int i = 0; first.parts > 1 && i < first.counters(); ++i) {
+      CHECK(counters.insert(first.counter + i).second, "counter of two tiles");
+    }
     // The range holds what rows see, and no block besides.
     const int begin = first.kv_begin, end = pieces.back().second.kv_end;
     const int64_t end_row = std::min<int64_t>((int64_t(first.tile) + 1) * shape.tile_rows,

@@ -48,6 +48,7 @@ BROKEN = {
     "the number of parts": ("cuts.first_at(until) - first + 1", "cuts.first_at(until) - first"),
     "the first CTA": ("/ kBlockCost) + 1, first - 1,", "/ kBlockCost) + 1, first,"),
     "slots": ("piece.slot_skip = 1;", "piece.slot_skip = 0;"),
+    "counters": ("slot_skip > 0 ? parts - 1 : 1", "slot_skip > 0 ? parts : 1"),
     "the window": (
         "quotient(first_row, shape.group) - shape.window_left",
         "first_row - shape.window_left",

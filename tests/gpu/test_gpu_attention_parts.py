@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention on a GPU of tiles that are cut into parts, which their CTAs merge together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from test_gpu_attention import BF16, DIM, HEADS, I32, PLAN, SHAPE, WORKSPACE, Batch, close
+
+import precast
+from precast._attention import tiles
+
+HEADER = 24  # int32 of a plan before its counters
+CTAS = 17  # the word of it that says how many there are
+#: Queries and tokens of each request.
+CASES = (
+    ([32], [8192]),
+    ([16], [9000]),
+    ([32], [1]),
+    ([33, 32], [5000, 1700]),
+    ([1, 20, 3], [900, 6000, 0]),
+    ([100], [4096]),
+)
+
+
+class Rows(Batch):
+    """Requests with several queries each."""
+
+    def __init__(self, q_lens: list[int], lens: list[int], generator: torch.Generator) -> None:
+        super().__init__(lens, generator)
+        self.rows = torch.tensor([0, *q_lens]).cumsum(0).to(I32)
+        shape = sum(q_lens), HEADS, DIM
+        self.q = torch.randn(shape, device="cuda", generator=generator).to(BF16)
+
+    def planned(self, workspace: torch.Tensor, causal: bool = False) -> Any:
+        wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+        self.plan(wrapper, causal)
+        return wrapper
+
+    def plan(self, wrapper: Any, causal: bool = False) -> None:
+        host = [table.cpu() for table in self.table]
+        wrapper.plan(self.rows, *host, *SHAPE, causal=causal, **PLAN)
+
+
+@pytest.fixture
+def workspace() -> torch.Tensor:
+    """May hold anything."""
+    return torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device="cuda")
+
+
+def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """The plan, and of it the counters."""
+    plan = wrapper._int_workspace_buffer.view(I32)
+    return plan, plan[HEADER : HEADER + int(plan[CTAS])]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("tile_rows", [tiles.MIDDLE, tiles.WIDE])
+@pytest.mark.parametrize("q_lens, lens", CASES)
+def test_parts_are_merged(
+    workspace: torch.Tensor,
+    generator: torch.Generator,
+    monkeypatch: pytest.MonkeyPatch,
+    q_lens: list[int],
+    lens: list[int],
+    tile_rows: int,
+    causal: bool,
+) -> None:
+    monkeypatch.setattr(tiles, "choose", lambda *_: tile_rows)
+    batch = Rows(q_lens, lens, generator)
+    wrapper = batch.planned(workspace, causal)
+    assert wrapper._plan_info[0] == tile_rows
+    plan, counters = plan_of(wrapper)
+    assert not counters.any()
+    before = plan.clone()
+    want = wrapper.reference(
+        batch.q.float(), batch.cache, batch.rows.cuda(), *batch.table, causal=causal
+    )
+    for _ in range(3):
+        workspace.fill_(0xFF)
+        out, lse = wrapper.run_return_lse(batch.q, batch.cache)
+        close(out, want[0])
+        torch.testing.assert_close(lse, want[1], rtol=1e-3, atol=2e-3)
+        assert torch.equal(plan, before)
+
+
+def test_the_same_bits_beside_other_kernels(
+    workspace: torch.Tensor, generator: torch.Generator
+) -> None:
+    """Whose CTAs keep some of the parts' off the device: nobody may wait for them for ever."""
+    batch = Rows([32], [8192], generator)
+    wrapper = batch.planned(workspace)
+    plan, counters = plan_of(wrapper)
+    assert plan[0] == 0, "no tile is cut"
+    out, lse = wrapper.run_return_lse(batch.q, batch.cache)
+    side = torch.cuda.Stream()
+    factors = torch.randn(2, 1024, 4096, device="cuda", generator=generator).to(BF16)
+    differ = torch.zeros((), dtype=torch.int64, device="cuda")
+    torch.cuda.synchronize()
+    for i in range(200):
+        if i % 2 == 0:
+            with torch.cuda.stream(side):
+                factors[0] @ factors[1].T
+        again = wrapper.run_return_lse(batch.q, batch.cache)
+        differ += (again[0] != out).sum() + (again[1] != lse).sum()
+    torch.cuda.synchronize()
+    assert differ == 0
+    assert not counters.any()
+
+
+def test_counters_are_ready_for_the_next_run(
+    workspace: torch.Tensor, generator: torch.Generator
+) -> None:
+    """Of a graph, with plans between its replays."""
+    batches = [Rows([32], [n], generator) for n in (8192, 64, 5000, 0, 9000)]
+    first = batches[0]
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(
+        workspace,
+        use_cuda_graph=True,
+        qo_indptr_buf=torch.zeros(2, dtype=I32, device="cuda"),
+        paged_kv_indptr_buf=torch.zeros(2, dtype=I32, device="cuda"),
+        paged_kv_indices_buf=torch.zeros(600, dtype=I32, device="cuda"),
+        paged_kv_last_page_len_buf=torch.zeros(1, dtype=I32, device="cuda"),
+    )
+    first.plan(wrapper)
+    out = torch.empty_like(first.q)
+    wrapper.run(first.q, first.cache, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(5):
+            wrapper.run(first.q, first.cache, out=out)
+    for batch in (*batches, *reversed(batches)):
+        batch.plan(wrapper)
+        want = wrapper.reference(
+            first.q.float(), first.cache, first.rows.cuda(), *batch.table, causal=False
+        )
+        for _ in range(4):
+            out.fill_(torch.nan)
+            graph.replay()
+            close(out, want[0])
+        assert not plan_of(wrapper)[1].any()
