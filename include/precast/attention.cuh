@@ -173,20 +173,16 @@ class Attention {
         limit_scores<Tile>(p_, work, token + first_token, scores);
       }
       const float scale = Tile::kGeneral ? 1.0f : scale_;
-      stream.load_beside();
-      states.see(scores, scale);
-      stream.look_ahead();
-      states.template weigh<T>(scores, scale, weights);
       if constexpr (Tile::kPaired) {
-        constexpr int kHalf = Tile::kWarpTokens * Tile::ValueRows::kStride;
-        const uint32_t own = values + WarpShare<Tile>::half() * kHalf;
-        pair_.send(weights, states.top);
-        multiply_values<Tile, Q, KV>(states.sums, weights, own, lanes_.values);
-        float top[2][2];
-        pair_.receive(weights, top);
-        states.template agree<T>(top, weights);
-        multiply_values<Tile, Q, KV>(states.sums, weights, 2 * values + kHalf - own, lanes_.values);
+        states.see(scores, scale);
+        stream.template load_beside<0, 2>();
+        states.template weigh<T>(scores, scale, weights);
+        multiply_values_by_pairs(states, weights, values, stream);
       } else {
+        stream.load_beside();
+        states.see(scores, scale);
+        stream.look_ahead();
+        states.template weigh<T>(scores, scale, weights);
         multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
       }
       stream.publish_beside();
@@ -212,8 +208,27 @@ class Attention {
     }
   }
 
+  // The weights of this warp's tokens and then of the other's, times the values of its columns.
+  // Copies in two parts, for the queue of them stops the warp.
+  __device__ __forceinline__ void multiply_values_by_pairs(
+      States& states, typename States::template Weights<Tile::kWarpTokens>& weights,
+      uint32_t values, Stream& stream) {
+    constexpr uint32_t kOthers = Tile::kWarpTokens * Tile::ValueRows::kStride;
+    const bool is_second = WarpShare<Tile>::half() != 0;
+    float top[2][2];
+    pair_.send(weights, states.top);
+    stream.template load_beside<1, 2>();
+    stream.look_ahead();
+    multiply_values<Tile, Q, KV>(states.sums, weights, values + (is_second ? kOthers : 0),
+                                 lanes_.values);
+    pair_.receive(weights, top);
+    states.template agree<T>(top, weights);
+    multiply_values<Tile, Q, KV>(states.sums, weights, values + (is_second ? 0 : kOthers),
+                                 lanes_.values);
+  }
+
   const AttentionParams& p_;
-  // Shared memory: queries, turns of RoPE, tables of rows, rings.
+  // Shared memory: queries, turns of RoPE, what pairs exchange, tables of rows, rings.
   unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
   RopeTurns* turns_;
   WarpPair<Tile> pair_;

@@ -135,9 +135,9 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][k
   }
 }
 
-// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kWarpDimV]; the weights are operands
-// of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of
-// 16: value_column().
+// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kWarpDimV]; the weights are
+// operands of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd
+// columns of 16: value_column().
 template <typename Tile, typename Q, typename KV, int kSteps>
 __device__ __forceinline__ void multiply_values(
     float (&sums)[Tile::kRowTiles][Tile::kWarpDimV / 8][4],
