@@ -12,23 +12,21 @@ from precast.utils import get_compute_capability, get_device_sm_count
 #: One token of a request, some, and a prefill; the last not of every ``head_dim_vo``.
 NARROW, MIDDLE, WIDE = 16, 64, 128
 
-#: An SM needs this many wide tiles, or it waits for the last ones too long.
+#: An SM needs this many wide tiles, or it waits for the last ones too long; not so of heads of 256,
+#: whose wide tiles are the faster however few.
 _WIDE_TILES_PER_SM = 6
-
-
-def _has_wide(head_dim_vo: int, device: torch.device) -> bool:
-    if head_dim_vo <= 128 or head_dim_vo > 256:
-        return head_dim_vo <= 128
-    # 128 queries take 66 KB of shared memory, of which the others have 99 KB.
-    if device.type != "cuda":
-        return False
-    capability = get_compute_capability(device)
-    return (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
 
 
 def largest(head_dim_vo: int, device: torch.device) -> int:
     """The largest tile that there is."""
-    return WIDE if _has_wide(head_dim_vo, device) else MIDDLE
+    if head_dim_vo <= 128:
+        return WIDE
+    if head_dim_vo > 256 or device.type != "cuda":
+        return MIDDLE
+    # Its queries take 66 KB of shared memory: too many where a CTA has 99 KB.
+    capability = get_compute_capability(device)
+    roomy = (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
+    return WIDE if roomy else MIDDLE
 
 
 def choose(
@@ -47,4 +45,4 @@ def choose(
         return MIDDLE
     sms = get_device_sm_count(device) if device.type == "cuda" else 0
     few = tokens * num_qo_heads < _WIDE_TILES_PER_SM * WIDE * sms
-    return MIDDLE if few else largest(head_dim_vo, device)
+    return MIDDLE if few and head_dim_vo <= 128 else largest(head_dim_vo, device)
