@@ -6,8 +6,10 @@ A choice of speed alone: every kernel is right for every length.
 
 from __future__ import annotations
 
+import functools
+
 from precast._torch import torch
-from precast.utils import get_compute_capability, get_device_sm_count
+from precast.utils import device_index, get_device_sm_count
 
 #: One token of a request, some, and a prefill; the last not of every ``head_dim_vo``.
 NARROW, MIDDLE, WIDE = 16, 64, 128
@@ -17,16 +19,23 @@ NARROW, MIDDLE, WIDE = 16, 64, 128
 _WIDE_TILES_PER_SM = 6
 
 
+@functools.cache
+def _has_room(index: int) -> bool:
+    """Whether a CTA can have more than 99 KB of shared memory."""
+    # Of the ways to ask, TorchDynamo takes this one for a constant.
+    properties = torch.cuda.get_device_properties(index)
+    capability = int(properties.major), int(properties.minor)
+    return (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
+
+
 def largest(head_dim_vo: int, device: torch.device) -> int:
     """The largest tile that there is."""
     if head_dim_vo <= 128:
         return WIDE
-    if head_dim_vo > 256 or device.type != "cuda":
-        return MIDDLE
-    # Its queries take 66 KB of shared memory: too many where a CTA has 99 KB.
-    capability = get_compute_capability(device)
-    roomy = (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
-    return WIDE if roomy else MIDDLE
+    # Of heads of 256 the queries of a wide tile take 66 KB of shared memory.
+    if head_dim_vo <= 256 and device.type == "cuda" and _has_room(device_index(device)):
+        return WIDE
+    return MIDDLE
 
 
 def choose(
