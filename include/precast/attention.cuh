@@ -65,6 +65,7 @@ class Attention {
       : p_(p),
         queries_(memory),
         turns_(reinterpret_cast<RopeTurns*>(memory + Tile::kQueryBuffers * Tile::kQueryBytes)),
+        pair_(shared_address(memory + Tile::kQueryBuffers * Tile::kQueryBytes + Tile::kTurnBytes)),
         rings_(memory + Tile::kFixedBytes),
         shared_(shared),
         team_(Tile::kNarrow ? threadIdx.x / 32 : 0) {
@@ -114,7 +115,7 @@ class Attention {
         __syncthreads();
       } else {
         wait_for_copies<0>();
-        __syncwarp();
+        QueryRowsOfWarp<Tile>::barrier();
       }
       slot = next;
     }
@@ -143,38 +144,55 @@ class Attention {
                                          unsigned char* next_queries) {
     const QueryOperands<Tile> operands(shared_address(queries));
     const auto copy_next = [&] {
-      __syncwarp();
+      if constexpr (Tile::kNarrow) {
+        __syncwarp();
+      } else {
+        QueryRowsOfWarp<Tile>::barrier();
+      }
       if (next != nullptr) copy_queries<Tile>(p_, *next, shared_address(next_queries));
     };
     if constexpr (kCopiesEarly) copy_next();
+    const int first_token = WarpShare<Tile>::first_token();
+    const uint32_t first_value_column = WarpShare<Tile>::first_column() * sizeof(KV);
     const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens;
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+      uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+      if constexpr (Tile::kPaired) {
+        keys += first_token * Tile::KeyRows::kStride;
+        values += first_value_column;
+      }
       const bool is_seen = token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
-      typename States::template Scores<Tile::kTokens> scores = {};
-      typename States::template Weights<Tile::kTokens> weights;
+      typename States::template Scores<Tile::kWarpTokens> scores = {};
+      typename States::template Weights<Tile::kWarpTokens> weights;
       if (turns_keys()) {
-        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token + first_token);
       } else {
         multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
       }
       if constexpr (Tile::kGeneral) {
-        logits_of_scores<Tile>(p_, work, token, scale_, scores);
+        logits_of_scores<Tile>(p_, work, token + first_token, scale_, scores);
       } else if (!is_seen) {
-        limit_scores<Tile>(p_, work, token, scores);
+        limit_scores<Tile>(p_, work, token + first_token, scores);
       }
       const float scale = Tile::kGeneral ? 1.0f : scale_;
-      stream.load_beside();
-      states.see(scores, scale);
-      stream.look_ahead();
-      states.template weigh<T>(scores, scale, weights);
-      multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+      if constexpr (Tile::kPaired) {
+        states.see(scores, scale);
+        stream.template load_beside<0, 2>();
+        states.template weigh<T>(scores, scale, weights);
+        multiply_values_by_pairs(states, weights, values, stream);
+      } else {
+        stream.load_beside();
+        states.see(scores, scale);
+        stream.look_ahead();
+        states.template weigh<T>(scores, scale, weights);
+        multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+      }
       stream.publish_beside();
     }
     if constexpr (!kCopiesEarly) copy_next();
-    states.finish();
+    states.finish(pair_);
     if constexpr (!Tile::kNarrow) __syncthreads();  // the last stage is free for results
 
     if constexpr (Tile::kNarrow) {
@@ -194,10 +212,30 @@ class Attention {
     }
   }
 
+  // The weights of this warp's tokens and then of the other's, times the values of its columns.
+  // Copies in two parts, for the queue of them stops the warp.
+  __device__ __forceinline__ void multiply_values_by_pairs(
+      States& states, typename States::template Weights<Tile::kWarpTokens>& weights,
+      uint32_t values, Stream& stream) {
+    constexpr uint32_t kOthers = Tile::kWarpTokens * Tile::ValueRows::kStride;
+    const bool is_second = WarpShare<Tile>::half() != 0;
+    float top[2][2];
+    pair_.send(weights, states.top);
+    stream.template load_beside<1, 2>();
+    stream.look_ahead();
+    multiply_values<Tile, Q, KV>(states.sums, weights, values + (is_second ? kOthers : 0),
+                                 lanes_.values);
+    pair_.receive(weights, top);
+    states.template agree<T>(top, weights);
+    multiply_values<Tile, Q, KV>(states.sums, weights, values + (is_second ? 0 : kOthers),
+                                 lanes_.values);
+  }
+
   const AttentionParams& p_;
-  // Shared memory: queries, turns of RoPE, tables of rows, rings.
+  // Shared memory: queries, turns of RoPE, what pairs exchange, tables of rows, rings.
   unsigned char* queries_;  // [kQueryBuffers, kQueryBytes]
   RopeTurns* turns_;
+  WarpPair<Tile> pair_;
   unsigned char* rings_;  // [kTeams, kStages, keys and values]
   AttentionShared<Tile>& shared_;
   ProductLanes<Tile> lanes_;

@@ -135,12 +135,12 @@ __device__ __forceinline__ void multiply_keys(float (&scores)[Tile::kRowTiles][k
   }
 }
 
-// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kDimV]; the weights are operands
-// of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd columns of
-// 16: value_column().
+// sums += weights [16 kRowTiles, 16 kSteps] x values [16 kSteps, kWarpDimV]; the weights are
+// operands of 16 tokens each. Of values of 8 bits, sums 2 i and 2 i + 1 are the even and the odd
+// columns of 16: value_column().
 template <typename Tile, typename Q, typename KV, int kSteps>
 __device__ __forceinline__ void multiply_values(
-    float (&sums)[Tile::kRowTiles][Tile::kDimV / 8][4],
+    float (&sums)[Tile::kRowTiles][Tile::kWarpDimV / 8][4],
     const uint32_t (&weights)[Tile::kRowTiles][kSteps][4], uint32_t values, int lane) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::ValueRows;
@@ -148,7 +148,7 @@ __device__ __forceinline__ void multiply_values(
   for (int step = 0; step < kSteps; ++step) {
     if constexpr (!Tile::kFp8) {
 #pragma unroll
-      for (int column = 0; column < Tile::kDimV / 16; ++column) {
+      for (int column = 0; column < Tile::kWarpDimV / 16; ++column) {
         uint32_t b[4];
         load_matrices_transposed(
             b, values + Rows::later(lane, 2 * column) + step * 16 * Rows::kStride);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void multiply_values(
         }
       }
     } else {
-      constexpr int kColumns = Tile::kDimV / 16;
+      constexpr int kColumns = Tile::kWarpDimV / 16;
 #pragma unroll
       for (int column = 0; column < kColumns; column += 2) {
         const bool is_pair = column + 1 < kColumns;

@@ -3,6 +3,7 @@
 // shared memory.
 #pragma once
 
+#include "precast/attention_pair.cuh"
 #include "precast/attention_params.cuh"
 #include "precast/attention_tile.cuh"
 #include "precast/core/cp_async.cuh"
@@ -93,11 +94,11 @@ struct AttentionQueue {
 
 // Queries in shared memory. The rows of the narrow tile are all warps', and the next piece's are
 // copied while this one's are in use; else a warp has rows of its own, and may overwrite them as
-// soon as it has used them.
+// soon as it has used them. Of a pair each warp brings half of the rows.
 template <typename Tile>
 struct QueryRowsOfWarp {
   static constexpr int kLoaders = Tile::kNarrow ? Tile::kThreads : 32;
-  static constexpr int kRows = 16 * Tile::kRowTiles;
+  static constexpr int kRows = Tile::kPaired ? 16 : 16 * Tile::kRowTiles;
 
   static __device__ __forceinline__ int first() {
     return Tile::kNarrow ? 0 : threadIdx.x / 32 * kRows;
@@ -105,6 +106,8 @@ struct QueryRowsOfWarp {
   static __device__ __forceinline__ void barrier() {
     if constexpr (Tile::kNarrow) {
       __syncthreads();
+    } else if constexpr (Tile::kPaired) {
+      WarpPair<Tile>::barrier();
     } else {
       __syncwarp();
     }
@@ -187,7 +190,7 @@ struct QueryOperands {
   static constexpr bool kHeld = !Tile::kGeneral && Tile::kRowTiles == 1 && Tile::kDimK <= 128;
 
   __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
-    rows_ = queries + QueryRowsOfWarp<Tile>::first() * Tile::QueryRows::kStride;
+    rows_ = queries + WarpShare<Tile>::first_row() * Tile::QueryRows::kStride;
     lane_ = rows_first<typename Tile::QueryRows>();
     keep(lane_);
     if constexpr (kHeld) {

@@ -48,11 +48,11 @@ __device__ __forceinline__ void write_lse(const AttentionParams& p, const Attent
 
 // Calls put(column, x, y) for each pair of neighbouring columns that this lane holds of a row.
 template <typename Tile, typename Put>
-__device__ __forceinline__ void for_columns(const float (&sums)[Tile::kDimV / 8][4], int half,
+__device__ __forceinline__ void for_columns(const float (&sums)[Tile::kWarpDimV / 8][4], int half,
                                             const Put& put) {
   const int q = threadIdx.x % 4;
 #pragma unroll
-  for (int c = 0; c < Tile::kDimV / 16; ++c) {
+  for (int c = 0; c < Tile::kWarpDimV / 16; ++c) {
     const float* even = sums[2 * c] + 2 * half;
     const float* odd = sums[2 * c + 1] + 2 * half;
     if constexpr (Tile::kFp8) {
@@ -107,6 +107,7 @@ struct TeamResults {
 template <typename Tile>
 __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int32_t rows,
                                               const PartialRows& target) {
+  const int first_column = WarpShare<Tile>::first_column();
 #pragma unroll
   for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
@@ -114,10 +115,10 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
       const int row = row_of_lane<Tile>(m, half);
       if (row >= rows) continue;
       for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        const int place = PartialRows::place<Tile>(row, column);
+        const int place = PartialRows::place<Tile>(row, first_column + column);
         *reinterpret_cast<float2*>(target.sums + place) = make_float2(x, y);
       });
-      if (threadIdx.x % 4 == 0) {
+      if (threadIdx.x % 4 == 0 && first_column == 0) {
         target.ends[row] = make_float2(states.top[m][half], states.total[m][half]);
       }
     }
@@ -129,8 +130,8 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
 template <typename Tile, typename Q>
 __device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
                                            const RowStates<Tile>& states, unsigned char* stage) {
-  using Rows = QueryRowsOfWarp<Tile>;
-  constexpr int kChunks = Tile::kDimV / 8;
+  using Share = WarpShare<Tile>;
+  constexpr int kChunks = Tile::kWarpDimV / 8;
   constexpr int kStride = (kChunks | 1) * 16;
   constexpr int kAtOnce = Tile::kWarps * 16 * kStride <= Tile::kStageBytes ? 16 : 8;
   // Not so with keys of 8 bits and head_dim 512.
@@ -138,9 +139,11 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
   const int lane = threadIdx.x % 32;
   unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
   // A lane finds one row for its warp.
-  const int own = Rows::first() + lane % Rows::kRows;
+  const int own = Share::first_row() + lane % Share::kRows;
   Q* row_found = nullptr;
-  if (own < work.rows) row_found = output_of<Q>(p, work, AttentionRow(p, work, own));
+  if (own < work.rows) {
+    row_found = output_of<Q>(p, work, AttentionRow(p, work, own)) + Share::first_column();
+  }
 #pragma unroll
   for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
@@ -148,9 +151,9 @@ __device__ __forceinline__ void write_rows(const AttentionParams& p, const Atten
       const int row = row_of_lane<Tile>(m, half);
       const AttentionRow at(p, work, row);
       const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
-      if (lane % 4 == 0 && row < work.rows) write_lse(p, work, at, end.lse);
+      if (lane % 4 == 0 && Share::half() == 0 && row < work.rows) write_lse(p, work, at, end.lse);
       if constexpr (!kFits) {
-        Q* const out = output_of<Q>(p, work, at);
+        Q* const out = output_of<Q>(p, work, at) + Share::first_column();
         for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
           if (row >= work.rows) return;
           *reinterpret_cast<uint32_t*>(out + column) =

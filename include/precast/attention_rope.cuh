@@ -97,7 +97,7 @@ __device__ __forceinline__ float2 load_key_pair(uint32_t keys, int row, int colu
 // multiply_keys() with keys that it turns on the way; `first` is the position of the first.
 template <typename Tile, typename Q, typename KV, typename Queries>
 __device__ __forceinline__ void multiply_turned_keys(
-    float (&scores)[Tile::kRowTiles][Tile::kTokens / 8][4], uint32_t keys, const Queries& queries,
+    float (&scores)[Tile::kRowTiles][Tile::kWarpTokens / 8][4], uint32_t keys, const Queries& queries,
     const RopeTurns* turns, int32_t first) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
@@ -113,7 +113,7 @@ __device__ __forceinline__ void multiply_turned_keys(
     uint32_t a[Tile::kRowTiles][4];
     queries.load(a, step);
 #pragma unroll
-    for (int n = 0; n < Tile::kTokens / 8; ++n) {
+    for (int n = 0; n < Tile::kWarpTokens / 8; ++n) {
       const int column = step * 16 + (Tile::kFp8 ? 4 * q : 2 * q);
       const uint32_t b0 = operand(n * 8 + g, column);
       const uint32_t b1 = operand(n * 8 + g, column + (Tile::kFp8 ? 2 : 8));

@@ -42,7 +42,7 @@ struct RowStates {
 
   static constexpr float kSlack = 8.0f;
 
-  float sums[kRowTiles][Tile::kDimV / 8][4];
+  float sums[kRowTiles][Tile::kWarpDimV / 8][4];
   float top[kRowTiles][2];    // of logits in base 2
   float total[kRowTiles][2];  // this lane's tokens alone, until finish()
 
@@ -50,7 +50,7 @@ struct RowStates {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int n = 0; n < Tile::kDimV / 8; ++n) {
+      for (int n = 0; n < Tile::kWarpDimV / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) sums[m][n][i] = 0.0f;
       }
@@ -107,13 +107,41 @@ struct RowStates {
     }
   }
 
+  // Takes the other warp's maxima, if they differ; what it gave as weights is then to be brought to
+  // the new ones, too. Maxima of pairs are whole numbers, so that costs no digits.
+  template <typename T, int kSteps>
+  __device__ __forceinline__ void agree(const float (&others)[kRowTiles][2],
+                                        uint32_t (&weights)[kRowTiles][kSteps][4]) {
+    bool differs = false;
+#pragma unroll
+    for (int i = 0; i < 2 * kRowTiles; ++i) differs |= top[i / 2][i % 2] != others[i / 2][i % 2];
+    if (!__any_sync(0xffffffffu, differs)) return;
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float old = top[m][half];
+        top[m][half] = fmaxf(old, others[m][half]);
+        scale_row(m, half, weight_of(old, top[m][half]));
+        const float factor = weight_of(others[m][half], top[m][half]);
+#pragma unroll
+        for (int n = 0; n < 2 * kSteps; ++n) {
+          uint32_t& pair = weights[m][n / 2][n % 2 * 2 + half];
+          const float2 x = unpack_pair(T(), pair);
+          pair = pack_pair(T(), x.x * factor, x.y * factor);
+        }
+      }
+    }
+  }
+
   // The denominators of whole rows.
-  __device__ __forceinline__ void finish() {
+  __device__ __forceinline__ void finish(const WarpPair<Tile>& pair) {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) total[m][half] = quad_sum(total[m][half]);
     }
+    if constexpr (Tile::kPaired) pair.add(total);
   }
 
  private:
@@ -124,22 +152,25 @@ struct RowStates {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float old = top[m][half], found = quad_max(most[m][half]);
-        if (found > old + kSlack) top[m][half] = found;
-        const float factor = weight_of(old, top[m][half]);
-        total[m][half] *= factor;
-#pragma unroll
-        for (int n = 0; n < Tile::kDimV / 8; ++n) {
-          sums[m][n][2 * half] *= factor;
-          sums[m][n][2 * half + 1] *= factor;
-        }
+        if (found > old + kSlack) top[m][half] = Tile::kPaired ? ceilf(found) : found;
+        scale_row(m, half, weight_of(old, top[m][half]));
       }
+    }
+  }
+
+  __device__ __forceinline__ void scale_row(int m, int half, float factor) {
+    total[m][half] *= factor;
+#pragma unroll
+    for (int n = 0; n < Tile::kWarpDimV / 8; ++n) {
+      sums[m][n][2 * half] *= factor;
+      sums[m][n][2 * half + 1] *= factor;
     }
   }
 };
 
 template <typename Tile>
 __device__ __forceinline__ int row_of_lane(int m, int half) {
-  const int warp = Tile::kNarrow ? 0 : threadIdx.x / 32;
+  const int warp = Tile::kNarrow ? 0 : threadIdx.x / (Tile::kPaired ? 64 : 32);
   return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 

@@ -69,7 +69,7 @@ struct Visibility {
 template <typename Tile>
 __device__ __forceinline__ void logits_of_scores(
     const AttentionParams& p, const AttentionWork& work, int32_t first, float scale,
-    typename RowStates<Tile>::template Scores<Tile::kTokens>& scores) {
+    typename RowStates<Tile>::template Scores<Tile::kWarpTokens>& scores) {
   first += threadIdx.x % 4 * 2;
   const bool has_slopes = p.positions == PositionEncoding::alibi;
   const float inverse_cap = p.soft_cap > 0.0f ? 1.0f / p.soft_cap : 0.0f;
@@ -83,7 +83,7 @@ __device__ __forceinline__ void logits_of_scores(
       const Visibility visible(p, work.piece, row.query);
       const float slope = has_slopes ? load_scalar(p.alibi_slopes + row.head) : 0.0f;
 #pragma unroll
-      for (int i = 0; i < Tile::kTokens / 4; ++i) {
+      for (int i = 0; i < Tile::kWarpTokens / 4; ++i) {
         const int32_t token = first + i / 2 * 8 + i % 2;
         float& score = scores[m][i / 2][half * 2 + i % 2];
         float x = score * scale;

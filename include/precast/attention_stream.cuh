@@ -116,14 +116,15 @@ class TokenStream {
     return stage;
   }
 
-  // Once after each wait(): starts the copies that wait() did not. Behind the last group these are
-  // zeros into a stage that is not read; of three stages it would be the same one twice, with the
-  // first copies still under way.
+  // Once after each wait(), part by part: starts the copies that wait() did not. Behind the last
+  // group these are zeros into a stage that is not read; of three stages it would be the same one
+  // twice, with the first copies still under way.
+  template <int kPart = 0, int kParts = 1>
   __device__ __forceinline__ void load_beside() {
     if constexpr (kLoadsBeside) {
       if (Tile::kStages > 2 && next_ >= end_) return;
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(i);
+      for (int i = kPart * kRounds / kParts; i < (kPart + 1) * kRounds / kParts; ++i) load_rows(i);
     }
   }
 

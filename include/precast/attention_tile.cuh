@@ -5,7 +5,9 @@
 //           fourth group of tokens; the warps never wait for each other before the tile's end.
 //   middle  64 rows, 16 a warp.
 //   wide    128 rows, 32 a warp: two m16 tiles share each fragment of keys and values, and that
-//           halves the reads of shared memory, which bound the middle tile.
+//           halves the reads of shared memory, which bound the middle tile. Of heads of 256 the
+//           sums of 32 rows do not fit the registers of a warp: there eight warps share the rows by
+//           twos (attention_pair.cuh).
 // In the middle and the wide tile the CTA is one team: all warps read the same tokens.
 #pragma once
 
@@ -25,9 +27,6 @@ constexpr int attention_value_parts(int head_dim_vo) {
   return head_dim_vo > kMostValueDim ? (head_dim_vo + kMostValueDim - 1) / kMostValueDim : 1;
 }
 
-// Why: the sums of 32 rows of more columns do not fit the registers of a warp.
-constexpr bool has_wide_tile(int head_dim_vo) { return head_dim_vo <= 128; }
-
 // A slot of partial results: sums [rows, value_dim], then of each row maximum and denominator.
 constexpr int64_t attention_slot_floats(int rows, int value_dim) {
   return int64_t(rows) * (value_dim + 2);
@@ -41,6 +40,11 @@ constexpr int kSharedOfCta = PRECAST_SM >= 120                      ? 99 * 1024
                              : PRECAST_SM == 80 || PRECAST_SM == 87 ? 163 * 1024
                                                                     : 99 * 1024;
 constexpr int kSharedOfSm = kSharedOfCta + 1024;
+
+// Queries of 256 columns take 66 KB of shared memory.
+constexpr bool has_wide_tile(int head_dim_vo) {
+  return head_dim_vo <= 128 || (head_dim_vo == 256 && kSharedOfCta > 128 * 1024);
+}
 
 // A row of shared memory in chunks of 16 bytes, so laid out that eight rows' chunks of one column
 // lie in eight different groups of banks: by an odd distance of rows, or without padding by XOR
@@ -99,20 +103,24 @@ struct AttentionTile {
   static constexpr int kDimK = kDimQ;
   static constexpr int kParts = attention_value_parts(kDimAll);
   static constexpr int kDimV = kDimAll / kParts;
-  static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;  // m16 tiles of a warp
+  static constexpr bool kPaired = kRows == kWideRows && kDimV > 128;  // two warps share rows
+  static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;        // m16 tiles of a warp
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
   static constexpr bool kPadded = !kNarrow && kDimK + kDimV <= 512;
-  using KeyRows = SharedRows<kDimK * kKvBytes, kPadded>;
-  using ValueRows = SharedRows<kDimV * kKvBytes, kPadded>;
+  using KeyRows = SharedRows<kDimK * kKvBytes, kPadded && !kPaired>;
+  using ValueRows = SharedRows<kDimV * kKvBytes, kPadded && !kPaired>;
   using QueryRows = SharedRows<kDimK * 2, kPadded>;
 
-  static constexpr int kMostWarps = 4;
+  static constexpr int kMostWarps = kPaired ? 8 : 4;
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
   static constexpr int kTokens = kNarrow                ? (kFp8 ? 32 : 16)
                                  : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
-                                 : kDimK + kDimV <= 512 ? 32
-                                                        : 16;
+                                 : kDimK + kDimV <= 512
+                                     ? (kPaired && (kFp8 || kSharedOfCta > 224 * 1024) ? 64 : 32)
+                                     : 16;
+  static constexpr int kWarpTokens = kPaired ? kTokens / 2 : kTokens;  // that a warp scores
+  static constexpr int kWarpDimV = kPaired ? kDimV / 2 : kDimV;        // columns of its sums
   static constexpr int kKeyBytes = kTokens * KeyRows::kStride;
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
@@ -120,8 +128,11 @@ struct AttentionTile {
   static constexpr int kStaticBytes = kNarrow ? 1024 : 768;  // room for AttentionShared
   static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
   static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
-  static constexpr int kFixedBytes =
-      kQueryBuffers * kQueryBytes + kTurnBytes + (kNarrow ? kMostWarps : 1) * kTableBytes;
+  // What a warp gives the other of its pair: numbers of rows, weights of its tokens.
+  static constexpr int kWarpPairBytes = 512 + kRowTiles * kWarpTokens / 16 * 512;
+  static constexpr int kPairBytes = kPaired ? kMostWarps * kWarpPairBytes : 0;
+  static constexpr int kFixedBytes = kQueryBuffers * kQueryBytes + kTurnBytes + kPairBytes +
+                                     (kNarrow ? kMostWarps : 1) * kTableBytes;
 
   static constexpr int kWarps =
       kNarrow && kStaticBytes + kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
@@ -136,7 +147,7 @@ struct AttentionTile {
     return (bytes - kStaticBytes - kFixedBytes) / (kTeams * kStageBytes);
   }
   static constexpr bool kTwoCtas =
-      stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kDimV * kRowTiles <= 256;
+      stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kWarpDimV * kRowTiles <= 256;
   static constexpr int kMostStages = kNarrow ? 6 : 3;
   static constexpr int kFit = stages_in(kTwoCtas ? kSharedOfSm / 2 - 1024 : kSharedOfCta);
   static constexpr int kStages = kFit < kMostStages ? kFit : kMostStages;

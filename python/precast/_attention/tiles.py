@@ -6,20 +6,36 @@ A choice of speed alone: every kernel is right for every length.
 
 from __future__ import annotations
 
+import functools
+
 from precast._torch import torch
-from precast.utils import get_device_sm_count
+from precast.utils import device_index, get_device_sm_count
 
-#: One token of a request, some, and a prefill; the last only up to a ``head_dim_vo``.
+#: One token of a request, some, and a prefill; the last not of every ``head_dim_vo``.
 NARROW, MIDDLE, WIDE = 16, 64, 128
-_WIDE_HEAD_DIM = 128
 
-#: An SM needs this many wide tiles, or it waits for the last ones too long.
+#: An SM needs this many wide tiles, or it waits for the last ones too long; not so of heads of 256,
+#: whose wide tiles are the faster however few.
 _WIDE_TILES_PER_SM = 6
 
 
-def largest(head_dim_vo: int) -> int:
+@functools.cache
+def _has_room(index: int) -> bool:
+    """Whether a CTA can have more than 99 KB of shared memory."""
+    # Of the ways to ask, TorchDynamo takes this one for a constant.
+    properties = torch.cuda.get_device_properties(index)
+    capability = int(properties.major), int(properties.minor)
+    return (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
+
+
+def largest(head_dim_vo: int, device: torch.device) -> int:
     """The largest tile that there is."""
-    return WIDE if head_dim_vo <= _WIDE_HEAD_DIM else MIDDLE
+    if head_dim_vo <= 128:
+        return WIDE
+    # Of heads of 256 the queries of a wide tile take 66 KB of shared memory.
+    if head_dim_vo <= 256 and device.type == "cuda" and _has_room(device_index(device)):
+        return WIDE
+    return MIDDLE
 
 
 def choose(
@@ -38,4 +54,4 @@ def choose(
         return MIDDLE
     sms = get_device_sm_count(device) if device.type == "cuda" else 0
     few = tokens * num_qo_heads < _WIDE_TILES_PER_SM * WIDE * sms
-    return MIDDLE if few else largest(head_dim_vo)
+    return MIDDLE if few and head_dim_vo <= 128 else largest(head_dim_vo, device)

@@ -215,7 +215,7 @@ class AttentionWrapper:
             return self._tile_rows
         heads = self._num_qo_heads, self._num_kv_heads
         if batch_invariant:
-            self._tile_rows = tiles.largest(self._head_dim_vo)
+            self._tile_rows = tiles.largest(self._head_dim_vo, self.device)
         else:
             self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
         return self._tile_rows

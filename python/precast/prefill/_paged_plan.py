@@ -88,7 +88,7 @@ class PagedPrefillPlan(PrefillPlan):
         invariant = disable_split_kv or (fixed_split_size or -1) > 0
         masked = custom_mask is not None or packed_custom_mask is not None
         items = prefix_len_ptr is not None
-        tile_rows = tiles.largest(vo)
+        tile_rows = tiles.largest(vo, self.device)
         if self._use_cuda_graph and self._tile_rows:
             tile_rows = self._tile_rows
         elif not invariant:
