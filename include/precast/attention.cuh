@@ -58,6 +58,9 @@ class Attention {
   // Whether the next piece's queries may be copied as soon as a piece begins, rather than after its
   // tokens.
   static constexpr bool kCopiesEarly = Tile::kNarrow || QueryOperands<Tile>::kHeld;
+  // Whether a last group of few tokens is taken as half a group: of short prompts it is a large
+  // share.
+  static constexpr bool kHalves = !Tile::kNarrow && !Tile::kGeneral && Tile::kTokens >= 32;
 
  public:
   __device__ __forceinline__ Attention(const AttentionParams& p, unsigned char* memory,
@@ -85,18 +88,17 @@ class Attention {
     stream.follow(0);
     copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
-    if (threadIdx.x == 0) queue.take(p_, 1);
+    if (threadIdx.x < Queue::kAtOnce) queue.take(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
     __syncthreads();
-    int slot = 0, buffer = 0;
+    int number = 0, buffer = 0;
     while (true) {
-      const int next = (slot + 1) % Queue::kSlots;
-      const int last = (slot + 2) % Queue::kSlots;
+      const int slot = number % Queue::kSlots, next = (number + 1) % Queue::kSlots;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
       stream.follow(goes_on ? next : -1);
       stream.fill();
-      if (threadIdx.x == 0 && goes_on) queue.take(p_, last);
+      if (threadIdx.x < Queue::kAtOnce && goes_on) queue.take(p_, number + 2);
       unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
       if (Tile::kNarrow) buffer ^= 1;
       unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;
@@ -112,7 +114,7 @@ class Attention {
         wait_for_copies<0>();
         __syncwarp();
       }
-      slot = next;
+      ++number;
     }
   }
 
@@ -147,27 +149,13 @@ class Attention {
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
-      const bool is_seen = token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
-      typename States::template Scores<Tile::kTokens> scores = {};
-      typename States::template Weights<Tile::kTokens> weights;
-      if (turns_keys()) {
-        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
-      } else {
-        multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
+      if constexpr (kHalves) {
+        if (work.piece.kv_end - token <= Tile::kTokens / 2) {
+          attend_group<Tile::kTokens / 2>(work, token, stream, operands, states);
+          continue;
+        }
       }
-      if constexpr (Tile::kGeneral) {
-        logits_of_scores<Tile>(p_, work, token, scale_, scores);
-      } else if (!is_seen) {
-        limit_scores<Tile>(p_, work, token, scores);
-      }
-      const float scale = Tile::kGeneral ? 1.0f : scale_;
-      stream.load_beside();
-      states.see(scores, scale);
-      stream.look_ahead();
-      states.template weigh<T>(scores, scale, weights);
-      multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
-      stream.publish_beside();
+      attend_group<Tile::kTokens>(work, token, stream, operands, states);
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish();
@@ -188,6 +176,35 @@ class Attention {
     } else {
       write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
     }
+  }
+
+  // The next group of tokens, of which kTokens, from `token` on, may be seen.
+  template <int kTokens>
+  __device__ __forceinline__ void attend_group(const AttentionWork& work, int32_t token,
+                                               Stream& stream, const QueryOperands<Tile>& operands,
+                                               States& states) {
+    const uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+    const bool is_seen = token >= work.seen_begin && token + kTokens <= work.seen_end;
+    typename States::template Scores<kTokens> scores = {};
+    typename States::template Weights<kTokens> weights;
+    bool is_multiplied = false;
+    if constexpr (Tile::kGeneral) {
+      is_multiplied = turns_keys();
+      if (is_multiplied) multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+    }
+    if (!is_multiplied) multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
+    if constexpr (Tile::kGeneral) {
+      logits_of_scores<Tile>(p_, work, token, scale_, scores);
+    } else if (!is_seen) {
+      limit_scores<Tile>(p_, work, token, scores);
+    }
+    const float scale = Tile::kGeneral ? 1.0f : scale_;
+    stream.load_beside();
+    states.see(scores, scale);
+    stream.look_ahead();
+    states.template weigh<T>(scores, scale, weights);
+    multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+    stream.publish_beside();
   }
 
   const AttentionParams& p_;
