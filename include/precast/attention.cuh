@@ -58,6 +58,10 @@ class Attention {
   // Whether the next piece's queries may be copied as soon as a piece begins, rather than after its
   // tokens.
   static constexpr bool kCopiesEarly = Tile::kNarrow || QueryOperands<Tile>::kHeld;
+  // Whether a last group of few tokens is taken as half a group: of short prompts it is a large
+  // share.
+  static constexpr bool kHalves =
+      !Tile::kNarrow && !Tile::kPaired && !Tile::kGeneral && Tile::kTokens >= 32;
 
  public:
   __device__ __forceinline__ Attention(const AttentionParams& p, unsigned char* memory,
@@ -89,18 +93,17 @@ class Attention {
     stream.follow(0);
     copy_queries<Tile>(p_, queue.works[0], shared_address(queries_));
     stream.fill();
-    if (threadIdx.x == 0) queue.take(p_, 1);
+    if (threadIdx.x < Queue::kAtOnce) queue.take(p_, 1);
     wait_for_copies<Tile::kStages - 1>();
     __syncthreads();
-    int slot = 0, buffer = 0;
+    int number = 0, buffer = 0;
     while (true) {
-      const int next = (slot + 1) % Queue::kSlots;
-      const int last = (slot + 2) % Queue::kSlots;
+      const int slot = number % Queue::kSlots, next = (number + 1) % Queue::kSlots;
       const bool goes_on = queue.exists[next];
       const AttentionWork& work = queue.works[slot];
       stream.follow(goes_on ? next : -1);
       stream.fill();
-      if (threadIdx.x == 0 && goes_on) queue.take(p_, last);
+      if (threadIdx.x < Queue::kAtOnce && goes_on) queue.take(p_, number + 2);
       unsigned char* queries = queries_ + buffer * Tile::kQueryBytes;
       if (Tile::kNarrow) buffer ^= 1;
       unsigned char* next_queries = queries_ + buffer * Tile::kQueryBytes;
@@ -117,7 +120,7 @@ class Attention {
         wait_for_copies<0>();
         QueryRowsOfWarp<Tile>::barrier();
       }
-      slot = next;
+      ++number;
     }
   }
 
@@ -152,44 +155,17 @@ class Attention {
       if (next != nullptr) copy_queries<Tile>(p_, *next, shared_address(next_queries));
     };
     if constexpr (kCopiesEarly) copy_next();
-    const int first_token = WarpShare<Tile>::first_token();
-    const uint32_t first_value_column = WarpShare<Tile>::first_column() * sizeof(KV);
     const int32_t begin = work.piece.kv_begin + team_ * Tile::kTokens;
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
-      if constexpr (Tile::kPaired) {
-        keys += first_token * Tile::KeyRows::kStride;
-        values += first_value_column;
+      if constexpr (kHalves) {
+        if (work.piece.kv_end - token <= Tile::kTokens / 2) {
+          attend_group<Tile::kTokens / 2>(work, token, stream, operands, states);
+          continue;
+        }
       }
-      const bool is_seen = token >= work.seen_begin && token + Tile::kTokens <= work.seen_end;
-      typename States::template Scores<Tile::kWarpTokens> scores = {};
-      typename States::template Weights<Tile::kWarpTokens> weights;
-      if (turns_keys()) {
-        multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token + first_token);
-      } else {
-        multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
-      }
-      if constexpr (Tile::kGeneral) {
-        logits_of_scores<Tile>(p_, work, token + first_token, scale_, scores);
-      } else if (!is_seen) {
-        limit_scores<Tile>(p_, work, token + first_token, scores);
-      }
-      const float scale = Tile::kGeneral ? 1.0f : scale_;
-      if constexpr (Tile::kPaired) {
-        states.see(scores, scale);
-        stream.template load_beside<0, 2>();
-        states.template weigh<T>(scores, scale, weights);
-        multiply_values_by_pairs(states, weights, values, stream);
-      } else {
-        stream.load_beside();
-        states.see(scores, scale);
-        stream.look_ahead();
-        states.template weigh<T>(scores, scale, weights);
-        multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
-      }
-      stream.publish_beside();
+      attend_group<Tile::kTokens>(work, token, stream, operands, states);
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish(pair_);
@@ -210,6 +186,49 @@ class Attention {
     } else {
       write_partial<Tile>(states, work.rows, slot_of<Tile>(p_, work.piece));
     }
+  }
+
+  // The next group of tokens, of which kTokens, from `token` on, may be seen.
+  template <int kTokens>
+  __device__ __forceinline__ void attend_group(const AttentionWork& work, int32_t token,
+                                               Stream& stream, const QueryOperands<Tile>& operands,
+                                               States& states) {
+    constexpr int kOwn = Tile::kPaired ? Tile::kWarpTokens : kTokens;  // that the warp scores
+    uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+    const bool is_seen = token >= work.seen_begin && token + kTokens <= work.seen_end;
+    if constexpr (Tile::kPaired) {
+      const int first = WarpShare<Tile>::first_token();
+      token += first;
+      keys += first * Tile::KeyRows::kStride;
+      values += WarpShare<Tile>::first_column() * sizeof(KV);
+    }
+    typename States::template Scores<kOwn> scores = {};
+    typename States::template Weights<kOwn> weights;
+    bool is_multiplied = false;
+    if constexpr (Tile::kGeneral) {
+      is_multiplied = turns_keys();
+      if (is_multiplied) multiply_turned_keys<Tile, Q, KV>(scores, keys, operands, turns_, token);
+    }
+    if (!is_multiplied) multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
+    if constexpr (Tile::kGeneral) {
+      logits_of_scores<Tile>(p_, work, token, scale_, scores);
+    } else if (!is_seen) {
+      limit_scores<Tile>(p_, work, token, scores);
+    }
+    const float scale = Tile::kGeneral ? 1.0f : scale_;
+    if constexpr (Tile::kPaired) {
+      states.see(scores, scale);
+      stream.template load_beside<0, 2>();
+      states.template weigh<T>(scores, scale, weights);
+      multiply_values_by_pairs(states, weights, values, stream);
+    } else {
+      stream.load_beside();
+      states.see(scores, scale);
+      stream.look_ahead();
+      states.template weigh<T>(scores, scale, weights);
+      multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
+    }
+    stream.publish_beside();
   }
 
   // The weights of this warp's tokens and then of the other's, times the values of its columns.

@@ -53,33 +53,59 @@ struct TokenLimits {
 
 // The pieces of a CTA, in shared memory: the one in use, the two behind it, and, but for the narrow
 // tile, the one before, whose results some warps may still be writing. Why not in registers: the
-// wide tile has none left.
+// wide tile has none left. Of a list, kAtOnce pieces are found at once, by as many threads: to find
+// one takes as long as half a group of tokens, and all warps wait for it.
 template <typename Tile>
 struct AttentionQueue {
-  static constexpr int kSlots = Tile::kNarrow ? 3 : 4;
+  static constexpr int kAtOnce = Tile::kNarrow ? 1 : 4;
+  static constexpr int kSlots = Tile::kNarrow ? 3 : 8;
 
   AttentionWork works[kSlots];
+  const uint4* first[Tile::kNarrow ? 1 : kSlots]
+                    [2];  // keys and values of the head: page or token 0
   bool exists[kSlots];
   int32_t* counters;
   alignas(16) unsigned char iterator[sizeof(PieceIterator)];  // shared memory has no constructors
 
   __device__ PieceIterator& pieces() { return *reinterpret_cast<PieceIterator*>(iterator); }
 
-  // One thread calls, for the slots 0, 1 and so on; its CTA sees the piece after a barrier.
-  __device__ void take(const AttentionParams& p, int slot) {
+  // The first kAtOnce threads call, for the pieces 1, 2 and so on; their CTA sees them after a
+  // barrier.
+  __device__ void take(const AttentionParams& p, int number) {
+    if constexpr (kAtOnce > 1) {
+      if (pieces().is_list()) {
+        if (number % kAtOnce != 1) return;
+        number += threadIdx.x;
+        exists[number % kSlots] = pieces().item_of_round(number, works[number % kSlots].piece);
+        if (exists[number % kSlots]) complete(p, number % kSlots);
+        return;
+      }
+    }
+    if (threadIdx.x == 0) take_next(p, number % kSlots);
+  }
+
+  __device__ void take_next(const AttentionParams& p, int slot) {
+    exists[slot] = pieces().next(works[slot].piece);
+    if (exists[slot]) complete(p, slot);
+  }
+
+  __device__ void complete(const AttentionParams& p, int slot) {
     AttentionWork& work = works[slot];
-    exists[slot] = pieces().next(work.piece);
-    if (!exists[slot]) return;
     work.head = work.piece.kv_head / Tile::kParts;
     work.value_column = work.piece.kv_head % Tile::kParts * Tile::kDimV;
     work.first_row = work.piece.tile * Tile::kRows;
+    if constexpr (!Tile::kNarrow) {
+      first[slot][0] = static_cast<const uint4*>(p.k.data) + work.head * p.k.head_stride;
+      first[slot][1] = static_cast<const uint4*>(p.v.data) + work.head * p.v.head_stride +
+                       work.value_column * Tile::kKvBytes / 16;
+    }
     // A plan that is made on the device may have more queries than there are.
     const int32_t queries = max(0, min(work.piece.q_len, p.q_rows - work.piece.q_begin));
     const int32_t rows = queries * static_cast<int32_t>(p.group.value) - work.first_row;
     work.rows = max(0, min(rows, Tile::kRows));
-    const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
-    work.seen_begin = TokenLimits(p, work.piece, last.query).begin;
-    work.seen_end = TokenLimits(p, work.piece, first.query).end;
+    const AttentionRow top(p, work, 0), bottom(p, work, work.rows - 1);
+    work.seen_begin = TokenLimits(p, work.piece, bottom.query).begin;
+    work.seen_end = TokenLimits(p, work.piece, top.query).end;
   }
 
   __device__ void start(const AttentionParams& p) {
@@ -88,7 +114,7 @@ struct AttentionQueue {
     pieces() = PieceIterator(p.schedule, blockIdx.x);
     counters = pieces().counters();
     exists[0] = false;
-    if (planned) take(p, 0);
+    if (planned) take_next(p, 0);
   }
 };
 
@@ -114,6 +140,30 @@ struct QueryRowsOfWarp {
   }
 };
 
+// Where the rows of a warp are in queries or results, in steps of 16 bytes from their start. Each
+// lane finds one row for its warp.
+class WarpRows {
+ public:
+  static constexpr uint32_t kAbsent = 0xffffffffu;
+
+  // `count` rows from `first` on; strides in numbers of 2 bytes.
+  __device__ __forceinline__ WarpRows(const AttentionParams& p, const AttentionWork& work,
+                                      int first, int count, int64_t stride, int64_t head_stride) {
+    const int row = first + threadIdx.x % 32 % count;
+    const AttentionRow at(p, work, row);
+    const int64_t place = int64_t(work.piece.q_begin + at.query) * stride + at.head * head_stride;
+    own_ = row < work.rows ? static_cast<uint32_t>(place / 8) : kAbsent;
+  }
+
+  // All lanes call. `row` counts from the warp's first.
+  __device__ __forceinline__ uint32_t of(int row) const {
+    return __shfl_sync(0xffffffffu, own_, row);
+  }
+
+ private:
+  uint32_t own_;
+};
+
 // Starts to copy the rows to shared memory, and closes the group. Rows that do not exist are zeros.
 template <typename Tile>
 __device__ __forceinline__ void copy_queries(const AttentionParams& p, const AttentionWork& work,
@@ -121,25 +171,16 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Att
   using Rows = QueryRowsOfWarp<Tile>;
   constexpr int kChunks = Tile::kDimK / 8;
   constexpr int kAll = Rows::kRows * kChunks;
-  // A lane finds one row for its warp.
-  const int lane = threadIdx.x % 32, own = Rows::first() + lane % Rows::kRows;
-  const char* row_of_lane = nullptr;
-  if (own < work.rows) {
-    const AttentionRow at(p, work, own);
-    row_of_lane =
-        static_cast<const char*>(p.q) +
-        2 * (int64_t(work.piece.q_begin + at.query) * p.q_stride + at.head * p.q_head_stride);
-  }
-#pragma unroll 4
+  const WarpRows rows(p, work, Rows::first(), Rows::kRows, p.q_stride, p.q_head_stride);
+#pragma unroll 8
   for (int first = 0; first < kAll; first += Rows::kLoaders) {
     const int i = first + threadIdx.x % Rows::kLoaders;
     const int row = i / kChunks, chunk = i % kChunks;
-    const char* const source = reinterpret_cast<const char*>(
-        __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row_of_lane), row % 32));
+    const uint32_t source = rows.of(row % 32);
     if (kAll % Rows::kLoaders != 0 && i >= kAll) continue;
-    const bool exists = source != nullptr;
+    const bool exists = source != WarpRows::kAbsent;
     copy_async(target + Tile::QueryRows::offset(Rows::first() + row, chunk),
-               exists ? source + chunk * 16 : p.q, exists);
+               static_cast<const uint4*>(p.q) + (exists ? source + chunk : 0u), exists);
   }
   close_copies();
 }

@@ -125,62 +125,93 @@ __device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int
   }
 }
 
+// Without a branch, so that stores stand side by side.
+__device__ __forceinline__ void store_if(bool exists, uint4* to, const uint4& x) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.u32 p, %5, 0;\n"
+      "@p st.global.v4.u32 [%0], {%1, %2, %3, %4};\n"
+      "}" ::"l"(to),
+      "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w), "r"(exists ? 1u : 0u)
+      : "memory");
+}
+
 // The rows of this warp, of a whole tile, by way of shared memory, whose stage all warps have left.
 // Why: lanes then write 16 bytes of a row side by side, and not four bytes of eight rows.
 template <typename Tile, typename Q>
 __device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
                                            const RowStates<Tile>& states, unsigned char* stage) {
   using Share = WarpShare<Tile>;
-  constexpr int kChunks = Tile::kWarpDimV / 8;
-  constexpr int kStride = (kChunks | 1) * 16;
-  constexpr int kAtOnce = Tile::kWarps * 16 * kStride <= Tile::kStageBytes ? 16 : 8;
-  // Not so with keys of 8 bits and head_dim 512.
-  constexpr bool kFits = Tile::kWarps * kAtOnce * kStride <= Tile::kStageBytes;
+  using Staged = SharedRows<Tile::kWarpDimV * 2, false>;
+  constexpr int kChunks = Staged::kChunks;
+  constexpr int kStride = Staged::kStride;
+  // Rows of a warp that the stage takes at a time; less than 8 with keys of 8 bits and head_dim
+  // 512, which goes without.
+  constexpr int kFit = Tile::kStageBytes / (Tile::kWarps * kStride);
+  constexpr int kAtOnce = kFit >= Share::kRows ? Share::kRows : kFit >= 16 ? 16 : 8;
   const int lane = threadIdx.x % 32;
-  unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
-  // A lane finds one row for its warp.
-  const int own = Share::first_row() + lane % Share::kRows;
-  Q* row_found = nullptr;
-  if (own < work.rows) {
-    row_found = output_of<Q>(p, work, AttentionRow(p, work, own)) + Share::first_column();
-  }
+  float factors[Share::kRows / 8];
+  if (p.lse == nullptr && p.sinks == nullptr) {  // which head a row is of does not matter
 #pragma unroll
-  for (int m = 0; m < Tile::kRowTiles; ++m) {
+    for (int i = 0; i < Share::kRows / 8; ++i) {
+      factors[i] = RowEnd(p, 0, states.top[i / 2][i % 2], states.total[i / 2][i % 2]).factor;
+    }
+  } else {
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const int row = row_of_lane<Tile>(m, half);
+    for (int i = 0; i < Share::kRows / 8; ++i) {
+      const int m = i / 2, half = i % 2, row = row_of_lane<Tile>(m, half);
       const AttentionRow at(p, work, row);
       const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
+      factors[i] = end.factor;
       if (lane % 4 == 0 && Share::half() == 0 && row < work.rows) write_lse(p, work, at, end.lse);
-      if constexpr (!kFits) {
-        Q* const out = output_of<Q>(p, work, at) + Share::first_column();
-        for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-          if (row >= work.rows) return;
-          *reinterpret_cast<uint32_t*>(out + column) =
-              pack_pair(Q(), x * end.factor, y * end.factor);
-        });
-        continue;
-      }
-      unsigned char* const target = rows + (lane / 4 + (kAtOnce == 16 ? half * 8 : 0)) * kStride;
-      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        *reinterpret_cast<uint32_t*>(target + column * 2) =
-            pack_pair(Q(), x * end.factor, y * end.factor);
-      });
-      if (kAtOnce == 16 && half == 0) continue;
-      __syncwarp();
-      const int first = m * 16 + (kAtOnce == 16 ? 0 : half * 8);
-#pragma unroll
-      for (int begin = 0; begin < kAtOnce * kChunks; begin += 32) {
-        const int i = begin + lane, place = i / kChunks % kAtOnce, chunk = i % kChunks;
-        Q* const out = reinterpret_cast<Q*>(
-            __shfl_sync(0xffffffffu, reinterpret_cast<uint64_t>(row_found), first + place));
-        const uint4 bits = *reinterpret_cast<const uint4*>(rows + place * kStride + chunk * 16);
-        if (out != nullptr && i < kAtOnce * kChunks) {
-          *reinterpret_cast<uint4*>(out + chunk * 8) = bits;
-        }
-      }
-      __syncwarp();
     }
+  }
+  if constexpr (kFit < 8) {
+#pragma unroll
+    for (int i = 0; i < Share::kRows / 8; ++i) {
+      const int row = row_of_lane<Tile>(i / 2, i % 2);
+      if (row >= work.rows) continue;
+      Q* const out = output_of<Q>(p, work, AttentionRow(p, work, row)) + Share::first_column();
+      for_columns<Tile>(states.sums[i / 2], i % 2, [&](int column, float x, float y) {
+        *reinterpret_cast<uint32_t*>(out + column) = pack_pair(Q(), x * factors[i], y * factors[i]);
+      });
+    }
+    return;
+  }
+  unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
+  const WarpRows places(p, work, Share::first_row(), Share::kRows, p.out_stride, p.out_head_stride);
+  uint4* const out = static_cast<uint4*>(p.out) + (work.value_column + Share::first_column()) / 8;
+#pragma unroll
+  for (int i = 0; i < Share::kRows / 8; ++i) {
+    const int row = i * 8 % kAtOnce + lane / 4;
+    for_columns<Tile>(states.sums[i / 2], i % 2, [&](int column, float x, float y) {
+      unsigned char* const target = rows + Staged::offset(row, column / 8) + column % 8 * 2;
+      *reinterpret_cast<uint32_t*>(target) = pack_pair(Q(), x * factors[i], y * factors[i]);
+    });
+    if ((i + 1) * 8 % kAtOnce != 0) continue;
+    __syncwarp();
+    constexpr int kRounds = (kAtOnce * kChunks + 31) / 32;
+    constexpr int kMany = kRounds < 8 ? kRounds : 8;  // loads before the first store
+#pragma unroll
+    for (int begin = 0; begin < kRounds; begin += kMany) {
+      uint4 bits[kMany];
+      uint32_t to[kMany];
+#pragma unroll
+      for (int j = 0; j < kMany; ++j) {
+        const int place = (begin + j) * 32 + lane, row = place / kChunks;
+        to[j] = places.of((i + 1) * 8 - kAtOnce + row % kAtOnce);
+        if (row >= kAtOnce) to[j] = WarpRows::kAbsent;
+        bits[j] =
+            *reinterpret_cast<const uint4*>(rows + Staged::offset(row % kAtOnce, place % kChunks));
+      }
+#pragma unroll
+      for (int j = 0; j < kMany; ++j) {
+        const int place = (begin + j) * 32 + lane;
+        store_if(to[j] != WarpRows::kAbsent, out + to[j] + place % kChunks, bits[j]);
+      }
+    }
+    __syncwarp();
   }
 }
 

@@ -147,14 +147,23 @@ struct RowStates {
  private:
   // Brings rows to new maxima, each row by its own tokens alone.
   __device__ __forceinline__ void raise(const float (&most)[kRowTiles][2]) {
+    float factors[kRowTiles][2];
+    bool is_first = true;
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         const float old = top[m][half], found = quad_max(most[m][half]);
         if (found > old + kSlack) top[m][half] = Tile::kPaired ? ceilf(found) : found;
-        scale_row(m, half, weight_of(old, top[m][half]));
+        factors[m][half] = weight_of(old, top[m][half]);
+        is_first &= old == negative_infinity();
       }
+    }
+    if (__all_sync(0xffffffffu, is_first)) return;  // there are no sums yet
+#pragma unroll
+    for (int m = 0; m < kRowTiles; ++m) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) scale_row(m, half, factors[m][half]);
     }
   }
 

@@ -184,7 +184,41 @@ class PieceIterator {
 
   // False at the end.
   PRECAST_HOST_DEVICE bool next(Piece& piece) {
-    return is_list_ ? next_item(piece) : next_in_line(piece);
+    return is_list_ ? item_of_round(round_++, piece) : next_in_line(piece);
+  }
+
+  // Whether the pieces are the items of a list: then any of them can be had at once.
+  PRECAST_HOST_DEVICE bool is_list() const { return is_list_; }
+
+  // The piece that next() would give after `round` others. False behind the end.
+  PRECAST_HOST_DEVICE bool item_of_round(int32_t round, Piece& piece) const {
+    const int32_t ctas = params_.shape.ctas;
+    // Every other round the other way round. Why: the list is sorted, so that the CTA with the
+    // longest item of a round gets the shortest of the next.
+    const int32_t item = round * ctas + (round % 2 == 0 ? cta_ : ctas - 1 - cta_);
+    if (item >= header_->items * params_.shape.heads) return false;
+    const int32_t number = quotient(item, params_.shape.heads);
+    const ListItem& of =
+        reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
+    const PlannedRequest& at = request(of.index);
+    piece.request = at.request;
+    piece.kv_head = item - number * params_.shape.heads;
+    piece.tile = of.tile;
+    piece.q_begin = at.q_begin;
+    piece.q_len = at.q_len;
+    piece.kv_start = at.kv_start;
+    piece.kv_len = at.kv_len;
+    const TokenRange tokens = tokens_of(params_.shape, at.q_len, at.kv_len, of.tile);
+    const TokenRange part = part_of(tokens, header_->chunk, of.part);
+    piece.kv_begin = part.begin;
+    piece.kv_end = part.end;
+    piece.part = of.part;
+    piece.parts = parts_of(tokens, header_->chunk);
+    piece.counter = (at.tiles_before + of.tile) * params_.shape.heads + piece.kv_head;
+    piece.first_slot = of.slot * params_.shape.heads + piece.kv_head;
+    piece.slot_step = params_.shape.heads;
+    piece.slot_skip = 0;
+    return true;
   }
 
  private:
@@ -250,37 +284,6 @@ class PieceIterator {
   PRECAST_HOST_DEVICE bool is_at_end() const {
     return at_.head == end_head_ && at_.index == end_index_ && at_.tile == end_tile_ &&
            end_block_ == 0;
-  }
-
-  PRECAST_HOST_DEVICE bool next_item(Piece& piece) {
-    const int32_t ctas = params_.shape.ctas;
-    const int32_t round = round_++ * ctas;
-    // Every other round the other way round. Why: the list is sorted, so that the CTA with the
-    // longest item of a round gets the shortest of the next.
-    const int32_t item = round + (round_ % 2 == 1 ? cta_ : ctas - 1 - cta_);
-    if (item >= header_->items * params_.shape.heads) return false;
-    const int32_t number = quotient(item, params_.shape.heads);
-    const ListItem& of =
-        reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
-    const PlannedRequest& at = request(of.index);
-    piece.request = at.request;
-    piece.kv_head = item - number * params_.shape.heads;
-    piece.tile = of.tile;
-    piece.q_begin = at.q_begin;
-    piece.q_len = at.q_len;
-    piece.kv_start = at.kv_start;
-    piece.kv_len = at.kv_len;
-    const TokenRange tokens = tokens_of(params_.shape, at.q_len, at.kv_len, of.tile);
-    const TokenRange part = part_of(tokens, header_->chunk, of.part);
-    piece.kv_begin = part.begin;
-    piece.kv_end = part.end;
-    piece.part = of.part;
-    piece.parts = parts_of(tokens, header_->chunk);
-    piece.counter = (at.tiles_before + of.tile) * params_.shape.heads + piece.kv_head;
-    piece.first_slot = of.slot * params_.shape.heads + piece.kv_head;
-    piece.slot_step = params_.shape.heads;
-    piece.slot_skip = 0;
-    return true;
   }
 
   ScheduleParams params_;

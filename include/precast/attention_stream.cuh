@@ -194,12 +194,15 @@ class TokenStream {
     const AttentionWork& work = queue_.works[waiting_];
     next_ = work.piece.kv_begin + team_ * Tile::kTokens;
     end_ = work.piece.kv_end;
-    page_start_ = work.piece.kv_start;
-    const uint4* k = static_cast<const uint4*>(p_.k.data) + work.head * p_.k.head_stride;
-    const uint4* v = static_cast<const uint4*>(p_.v.data) + work.head * p_.v.head_stride +
-                     work.value_column / kPerChunk;
-    base_[0] = takes_values() ? v : k;
-    if constexpr (!kSplit) base_[1] = v;
+    current_ = waiting_;
+    if constexpr (Tile::kNarrow) {
+      page_start_ = work.piece.kv_start;
+      const uint4* k = static_cast<const uint4*>(p_.k.data) + work.head * p_.k.head_stride;
+      const uint4* v = static_cast<const uint4*>(p_.v.data) + work.head * p_.v.head_stride +
+                       work.value_column / kPerChunk;
+      base_[0] = takes_values() ? v : k;
+      base_[1] = v;
+    }
     waiting_ = -1;
   }
 
@@ -208,7 +211,7 @@ class TokenStream {
     if (kLookUps < Tile::kTeamThreads && thread() >= kLookUps) return;
     const uint32_t token = next_ + thread() % Tile::kTokens;
     const uint32_t page = p_.page_size.divide(token);
-    page_ = page_start_ + page;
+    page_ = (Tile::kNarrow ? page_start_ : queue_.works[current_].piece.kv_start) + page;
     entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
@@ -225,11 +228,18 @@ class TokenStream {
     const uint32_t to = side() + thread() % Tile::kTokens * 16;
     const bool is_v = takes_values();
     store_address(to + (is_v ? 8 : 0),
-                  base_[0] + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
-                              entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
+                  base(is_v) + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
+                                entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
     if constexpr (!kSplit) {
-      store_address(to + 8, base_[1] + (page * p_.v.page_stride + entry * p_.v.entry_stride));
+      store_address(to + 8, base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride));
     }
+  }
+
+  // Page or token 0 of what this thread looks up. Why not in registers but for the narrow tile: the
+  // wide one has none left.
+  __device__ __forceinline__ const uint4* base(bool is_v) const {
+    if constexpr (Tile::kNarrow) return base_[is_v && !kSplit];
+    return queue_.first[current_][is_v];
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
@@ -300,7 +310,8 @@ class TokenStream {
   int stage_ = 0;                     // that is consumed next
   int loading_ = 0;                   // stages from it on that are loaded, or under way
   // What is loaded.
-  const uint4* base_[kSplit ? 1 : 2];
+  int current_ = 0;  // its slot
+  const uint4* base_[2];
   uint32_t page_start_ = 0;
   int32_t next_ = 0, end_ = 0;
   uint32_t page_ = 0, entry_ = 0;  // of this thread's token, of the group from next_ on

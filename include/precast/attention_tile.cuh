@@ -94,9 +94,10 @@ __device__ __forceinline__ int chunks_first() {
 // What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all
 // that changes scores (attention_scores.cuh, attention_rope.cuh), else causal mask and window
 // alone.
-template <int kKvBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
+template <int kBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
+  static constexpr int kKvBytes = kBytes;
   static constexpr bool kFp8 = kKvBytes == 1;
   static constexpr bool kNarrow = kTileRows == kNarrowRows;
   static constexpr int kRows = kTileRows;
@@ -107,10 +108,11 @@ struct AttentionTile {
   static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;        // m16 tiles of a warp
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
-  static constexpr bool kPadded = !kNarrow && kDimK + kDimV <= 512;
-  using KeyRows = SharedRows<kDimK * kKvBytes, kPadded && !kPaired>;
-  using ValueRows = SharedRows<kDimV * kKvBytes, kPadded && !kPaired>;
-  using QueryRows = SharedRows<kDimK * 2, kPadded>;
+  // Rows of keys and values are not padded where that is not needed: cp.async takes twice as long
+  // to write rows that do not begin at multiples of 128 bytes. Queries come once a piece.
+  using KeyRows = SharedRows<kDimK * kKvBytes, false>;
+  using ValueRows = SharedRows<kDimV * kKvBytes, false>;
+  using QueryRows = SharedRows<kDimK * 2, !kNarrow && kDimK + kDimV <= 512>;
 
   static constexpr int kMostWarps = kPaired ? 8 : 4;
   // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
@@ -125,7 +127,7 @@ struct AttentionTile {
   static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
   static constexpr int kQueryBytes = kRows * QueryRows::kStride;
   static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
-  static constexpr int kStaticBytes = kNarrow ? 1024 : 768;  // room for AttentionShared
+  static constexpr int kStaticBytes = kNarrow ? 1024 : 1152;  // room for AttentionShared
   static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
   static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
   // What a warp gives the other of its pair: numbers of rows, weights of its tokens.
