@@ -25,7 +25,7 @@ def _has_room(index: int) -> bool:
     # Of the ways to ask, TorchDynamo takes this one for a constant.
     properties = torch.cuda.get_device_properties(index)
     capability = int(properties.major), int(properties.minor)
-    return (9, 0) <= capability < (12, 0) or capability in ((8, 0), (8, 7))
+    return (9, 0) <= capability < (12, 0) or capability == (8, 0)
 
 
 def largest(head_dim_vo: int, device: torch.device) -> int:
