@@ -163,9 +163,9 @@ class Walk:
                     break
                 block, tile = 0, tile + 1
                 if tile * self.shape.tile_rows >= rows:
-                    tile, head = 0, head + 1
-                if head == self.shape.heads:
-                    head, index = 0, index + 1
+                    tile, index = 0, index + 1
+                if index == self.count:
+                    index, head = 0, head + 1
 
 
 def check(walk: Walk) -> None:
