@@ -238,7 +238,7 @@ class TokenStream {
   // wide one has none left.
   __device__ __forceinline__ const uint4* base(bool is_v) const {
     if constexpr (Tile::kNarrow) return base_[is_v && !kSplit];
-    return queue_.first[current_][is_v];
+    return is_v ? queue_.works[current_].values : queue_.works[current_].keys;
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
