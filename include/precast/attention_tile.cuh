@@ -104,8 +104,8 @@ struct AttentionTile {
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
   // Rows of keys and values are not padded where that is not needed: cp.async takes twice as long
-  // to write rows that do not begin at multiples of 128 bytes. With heads of 64 the arithmetic costs
-  // more than that. Queries come once a piece.
+  // to write rows that do not begin at multiples of 128 bytes. With heads of 64 the arithmetic
+  // costs more than that. Queries come once a piece.
   static constexpr bool kPadsTokens = !kNarrow && kDimK + kDimV <= 128;
   using KeyRows = SharedRows<kDimK * kKvBytes, kPadsTokens>;
   using ValueRows = SharedRows<kDimV * kKvBytes, kPadsTokens>;
