@@ -51,6 +51,15 @@ struct TokenLimits {
   }
 };
 
+// A piece in the queue, with the first row of its head's keys and values: page or token 0. The
+// narrow tile has registers for those.
+template <bool kIsNarrow>
+struct QueuedWork : AttentionWork {
+  const uint4 *keys, *values;
+};
+template <>
+struct QueuedWork<true> : AttentionWork {};
+
 // The pieces of a CTA, in shared memory: the one in use, the two behind it, and, but for the narrow
 // tile, the one before, whose results some warps may still be writing. Why not in registers: the
 // wide tile has none left. Of a list, kAtOnce pieces are found at once, by as many threads: to find
@@ -60,9 +69,7 @@ struct AttentionQueue {
   static constexpr int kAtOnce = Tile::kNarrow ? 1 : 4;
   static constexpr int kSlots = Tile::kNarrow ? 3 : 8;
 
-  AttentionWork works[kSlots];
-  const uint4* first[Tile::kNarrow ? 1 : kSlots]
-                    [2];  // keys and values of the head: page or token 0
+  QueuedWork<Tile::kNarrow> works[kSlots];
   bool exists[kSlots];
   int32_t* counters;
   alignas(16) unsigned char iterator[sizeof(PieceIterator)];  // shared memory has no constructors
@@ -90,22 +97,22 @@ struct AttentionQueue {
   }
 
   __device__ void complete(const AttentionParams& p, int slot) {
-    AttentionWork& work = works[slot];
+    QueuedWork<Tile::kNarrow>& work = works[slot];
     work.head = work.piece.kv_head / Tile::kParts;
     work.value_column = work.piece.kv_head % Tile::kParts * Tile::kDimV;
     work.first_row = work.piece.tile * Tile::kRows;
     if constexpr (!Tile::kNarrow) {
-      first[slot][0] = static_cast<const uint4*>(p.k.data) + work.head * p.k.head_stride;
-      first[slot][1] = static_cast<const uint4*>(p.v.data) + work.head * p.v.head_stride +
-                       work.value_column * Tile::kKvBytes / 16;
+      work.keys = static_cast<const uint4*>(p.k.data) + work.head * p.k.head_stride;
+      work.values = static_cast<const uint4*>(p.v.data) + work.head * p.v.head_stride +
+                    work.value_column * Tile::kKvBytes / 16;
     }
     // A plan that is made on the device may have more queries than there are.
     const int32_t queries = max(0, min(work.piece.q_len, p.q_rows - work.piece.q_begin));
     const int32_t rows = queries * static_cast<int32_t>(p.group.value) - work.first_row;
     work.rows = max(0, min(rows, Tile::kRows));
-    const AttentionRow top(p, work, 0), bottom(p, work, work.rows - 1);
-    work.seen_begin = TokenLimits(p, work.piece, bottom.query).begin;
-    work.seen_end = TokenLimits(p, work.piece, top.query).end;
+    const AttentionRow first(p, work, 0), last(p, work, work.rows - 1);
+    work.seen_begin = TokenLimits(p, work.piece, last.query).begin;
+    work.seen_end = TokenLimits(p, work.piece, first.query).end;
   }
 
   __device__ void start(const AttentionParams& p) {

@@ -238,8 +238,11 @@ class TokenStream {
   // Page or token 0 of what this thread looks up. Why not in registers but for the narrow tile: the
   // wide one has none left.
   __device__ __forceinline__ const uint4* base(bool is_v) const {
-    if constexpr (Tile::kNarrow) return base_[is_v && !kSplit];
-    return queue_.first[current_][is_v];
+    if constexpr (Tile::kNarrow) {
+      return base_[is_v && !kSplit];
+    } else {
+      return is_v ? queue_.works[current_].values : queue_.works[current_].keys;
+    }
   }
 
   // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of

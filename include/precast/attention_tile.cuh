@@ -109,9 +109,11 @@ struct AttentionTile {
   static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
 
   // Rows of keys and values are not padded where that is not needed: cp.async takes twice as long
-  // to write rows that do not begin at multiples of 128 bytes. Queries come once a piece.
-  using KeyRows = SharedRows<kDimK * kKvBytes, false>;
-  using ValueRows = SharedRows<kDimV * kKvBytes, false>;
+  // to write rows that do not begin at multiples of 128 bytes. With heads of 64 the arithmetic
+  // costs more than that. Queries come once a piece.
+  static constexpr bool kPadsTokens = !kNarrow && kDimK + kDimV <= 128;
+  using KeyRows = SharedRows<kDimK * kKvBytes, kPadsTokens>;
+  using ValueRows = SharedRows<kDimV * kKvBytes, kPadsTokens>;
   using QueryRows = SharedRows<kDimK * 2, !kNarrow && kDimK + kDimV <= 512>;
 
   static constexpr int kMostWarps = kPaired ? 8 : 4;
