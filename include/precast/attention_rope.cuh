@@ -97,8 +97,8 @@ __device__ __forceinline__ float2 load_key_pair(uint32_t keys, int row, int colu
 // multiply_keys() with keys that it turns on the way; `first` is the position of the first.
 template <typename Tile, typename Q, typename KV, typename Queries>
 __device__ __forceinline__ void multiply_turned_keys(
-    float (&scores)[Tile::kRowTiles][Tile::kWarpTokens / 8][4], uint32_t keys, const Queries& queries,
-    const RopeTurns* turns, int32_t first) {
+    float (&scores)[Tile::kRowTiles][Tile::kWarpTokens / 8][4], uint32_t keys,
+    const Queries& queries, const RopeTurns* turns, int32_t first) {
   using T = typename ProductType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
