@@ -231,28 +231,31 @@ __device__ __forceinline__ void order_queries(unsigned char* queries) {
 }
 
 // The operands of a warp's queries: from shared memory each time, or held in registers where they
-// leave room.
+// leave room, if only for some steps.
 template <typename Tile>
 struct QueryOperands {
   static constexpr int kSteps = Tile::kDimK / 16;
   static constexpr bool kHeld = !Tile::kGeneral && Tile::kRowTiles == 1 && Tile::kDimK <= 128;
+  static constexpr bool kHeldInPart = !Tile::kGeneral && Tile::kPaired && !Tile::kFp8;
+  static constexpr int kHeldSteps = kHeld ? kSteps : kHeldInPart ? 4 : 0;
 
   __device__ __forceinline__ explicit QueryOperands(uint32_t queries) {
     rows_ = queries + WarpShare<Tile>::first_row() * Tile::QueryRows::kStride;
     lane_ = rows_first<typename Tile::QueryRows>();
     keep(lane_);
-    if constexpr (kHeld) {
 #pragma unroll
-      for (int step = 0; step < kSteps; ++step) load_matrices(held_[step], address(0, step));
+    for (int step = 0; step < kHeldSteps; ++step) {
+#pragma unroll
+      for (int m = 0; m < Tile::kRowTiles; ++m) load_matrices(held_[step][m], address(m, step));
     }
   }
 
   __device__ __forceinline__ void load(uint32_t (&a)[Tile::kRowTiles][4], int step) const {
 #pragma unroll
     for (int m = 0; m < Tile::kRowTiles; ++m) {
-      if constexpr (kHeld) {
+      if (step < kHeldSteps) {
 #pragma unroll
-        for (int i = 0; i < 4; ++i) a[m][i] = held_[step][i];
+        for (int i = 0; i < 4; ++i) a[m][i] = held_[step][m][i];
       } else {
         load_matrices(a[m], address(m, step));
       }
@@ -266,7 +269,7 @@ struct QueryOperands {
 
   uint32_t rows_;
   uint32_t lane_;
-  uint32_t held_[kHeld ? kSteps : 1][4];
+  uint32_t held_[kHeldSteps > 0 ? kHeldSteps : 1][Tile::kRowTiles][4];
 };
 
 #endif  // __CUDACC__
