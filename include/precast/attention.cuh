@@ -193,7 +193,7 @@ class Attention {
   __device__ __forceinline__ void attend_group(const AttentionWork& work, int32_t token,
                                                Stream& stream, const QueryOperands<Tile>& operands,
                                                States& states) {
-    constexpr int kOwn = Tile::kPaired ? Tile::kWarpTokens : kTokens;  // that the warp scores
+    constexpr int kScored = Tile::kPaired ? Tile::kWarpTokens : kTokens;  // that the warp scores
     uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
     const bool is_seen = token >= work.seen_begin && token + kTokens <= work.seen_end;
     if constexpr (Tile::kPaired) {
@@ -202,8 +202,8 @@ class Attention {
       keys += first * Tile::KeyRows::kStride;
       values += WarpShare<Tile>::first_column() * sizeof(KV);
     }
-    typename States::template Scores<kOwn> scores = {};
-    typename States::template Weights<kOwn> weights;
+    typename States::template Scores<kScored> scores = {};
+    typename States::template Weights<kScored> weights;
     bool is_multiplied = false;
     if constexpr (Tile::kGeneral) {
       is_multiplied = turns_keys();
