@@ -179,7 +179,7 @@ __device__ __forceinline__ void copy_queries(const AttentionParams& p, const Att
   constexpr int kChunks = Tile::kDimK / 8;
   constexpr int kAll = Rows::kRows * kChunks;
   const WarpRows rows(p, work, Rows::first(), Rows::kRows, p.q_stride, p.q_head_stride);
-#pragma unroll 8
+#pragma unroll 4
   for (int first = 0; first < kAll; first += Rows::kLoaders) {
     const int i = first + threadIdx.x % Rows::kLoaders;
     const int row = i / kChunks, chunk = i % kChunks;
