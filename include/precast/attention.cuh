@@ -13,20 +13,20 @@
 // Traffic  reads keys and values once for every tile of packed queries: once in decode.
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and the merge of parts.
-// Measured 2026-11-22 on an H200 where torch read 4304 GB/s, bf16, 32 query and 8 KV heads of 128,
+// Measured 2026-11-22 on an H200 where torch read 4380 GB/s, bf16, 32 query and 8 KV heads of 128,
 //          pages of 16. Decode, us and share of that ceiling; beside it with KV of e4m3:
 //            1 x 1024       6.9           6.9
-//            1 x 8192      13.4          11.1
-//            64 x 4096    249.4  1.00   137.8  0.91
-//            64 x 16384   972.9  1.03   535.2  0.93
-//            256 x 4096   972.2  1.03   535.7  0.93
+//            1 x 8192      13.4          11.3
+//            64 x 4096    242.3  1.01   130.9  0.94
+//            64 x 16384   938.0  1.05   506.8  0.97
+//            256 x 4096   941.6  1.04   511.3  0.96
 //          Causal prefill, TFLOP/s, paged and ragged; beside it times FlashInfer's fa2:
-//            1 x 1024, tiles of 64 rows      201  202    1.38  1.19
-//            1 x 4096, 128 rows from here    370  346    1.34  1.21
-//            1 x 16384                       383  358    1.14  1.03
-//            1 x 32768                       384  354    1.12  1.05
-//            8 x 2048                        327  313    1.12  1.00
-//            32 x 512                        226  225    1.09  0.91
+//            1 x 1024, tiles of 64 rows      220  223    1.51  1.30
+//            1 x 4096, 128 rows from here    365  344    1.33  1.20
+//            1 x 16384                       376  352    1.10  1.03
+//            1 x 32768                       373  348    1.06  0.96
+//            8 x 2048                        336  315    1.14  1.00
+//            32 x 512                        253  244    1.21  0.97
 //          There power bounds: mma.sync alone reaches 628 at 1.38 GHz.
 #pragma once
 
