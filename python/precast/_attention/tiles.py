@@ -20,7 +20,7 @@ _WIDE_TILES_PER_SM = 6
 
 @functools.cache
 def _has_room(index: int) -> bool:
-    """Whether a CTA can have more than 99 KB of shared memory."""
+    """Whether what is built for this GPU may use more than 99 KB of shared memory."""
     # Of the ways to ask, TorchDynamo takes this one for a constant.
     properties = torch.cuda.get_device_properties(index)
     capability = int(properties.major), int(properties.minor)
