@@ -58,9 +58,9 @@ class Attention {
   // Whether the next piece's queries may be copied as soon as a piece begins, rather than after its
   // tokens.
   static constexpr bool kCopiesEarly = Tile::kNarrow || QueryOperands<Tile>::kHeld;
-  // Whether a last group of few tokens is taken as half a group: of short prompts it is a large
-  // share.
-  static constexpr bool kHalves =
+  // Whether groups that some row does not see whole are taken apart from the others, whose loop
+  // then holds nothing of masks.
+  static constexpr bool kHasEdges =
       !Tile::kNarrow && !Tile::kPaired && !Tile::kGeneral && Tile::kTokens >= 32;
 
  public:
@@ -159,13 +159,22 @@ class Attention {
 
     States states;
     for (int32_t token = begin; token < work.piece.kv_end; token += Stream::kStep) {
-      if constexpr (kHalves) {
-        if (work.piece.kv_end - token <= Tile::kTokens / 2) {
-          attend_group<Tile::kTokens / 2>(work, token, stream, operands, states);
-          continue;
+      if constexpr (kHasEdges) {
+        if (token >= work.seen_begin) {
+          int32_t groups = (work.seen_end - token) / Tile::kTokens;
+          if (groups > 0) {
+            // Why `token` stays behind: the loop has no register for it.
+            do {
+              attend_group(work, token, stream, operands, states);
+            } while (--groups > 0);
+            token = work.seen_end / Tile::kTokens * Tile::kTokens;
+            if (token >= work.piece.kv_end) break;
+          }
         }
+        attend_edge(work, token, stream, operands, states);
+      } else {
+        attend_group(work, token, stream, operands, states);
       }
-      attend_group<Tile::kTokens>(work, token, stream, operands, states);
     }
     if constexpr (!kCopiesEarly) copy_next();
     states.finish(pair_);
@@ -188,14 +197,14 @@ class Attention {
     }
   }
 
-  // The next group of tokens, of which kTokens, from `token` on, may be seen.
-  template <int kTokens>
+  // The next group of tokens, from `token` on; where there are edges, one that all rows see whole.
   __device__ __forceinline__ void attend_group(const AttentionWork& work, int32_t token,
                                                Stream& stream, const QueryOperands<Tile>& operands,
                                                States& states) {
-    constexpr int kScored = Tile::kPaired ? Tile::kWarpTokens : kTokens;  // that the warp scores
+    constexpr int kScored = Tile::kWarpTokens;
     uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
-    const bool is_seen = token >= work.seen_begin && token + kTokens <= work.seen_end;
+    const bool is_seen =
+        kHasEdges || (token >= work.seen_begin && token + Tile::kTokens <= work.seen_end);
     if constexpr (Tile::kPaired) {
       const int first = WarpShare<Tile>::first_token();
       token += first;
@@ -203,7 +212,6 @@ class Attention {
       values += WarpShare<Tile>::first_column() * sizeof(KV);
     }
     typename States::template Scores<kScored> scores = {};
-    typename States::template Weights<kScored> weights;
     bool is_multiplied = false;
     if constexpr (Tile::kGeneral) {
       is_multiplied = turns_keys();
@@ -217,6 +225,7 @@ class Attention {
     }
     const float scale = Tile::kGeneral ? 1.0f : scale_;
     if constexpr (Tile::kPaired) {
+      typename States::template Weights<kScored> weights;
       states.see(scores, scale);
       stream.template load_beside<0, 2>();
       states.template weigh<T>(scores, scale, weights);
@@ -224,11 +233,49 @@ class Attention {
     } else {
       stream.load_beside();
       states.see(scores, scale);
-      stream.look_ahead();
+      weigh_and_multiply<kScored>(states, scores, scale, values, [&] { stream.look_ahead(); });
+    }
+    stream.publish_beside();
+  }
+
+  // The same where some row does not see all of the group: by halves, of which often the second has
+  // no token that any row sees. Of short prompts that is a large share.
+  __device__ __forceinline__ void attend_edge(const AttentionWork& work, int32_t token,
+                                              Stream& stream, const QueryOperands<Tile>& operands,
+                                              States& states) {
+    constexpr int kScored = Tile::kTokens / 2;
+    uint32_t keys = stream.wait(), values = keys + Tile::kKeyBytes;
+    stream.load_beside();
+    stream.look_ahead();
+#pragma unroll 1
+    for (int half = 0; half < 2; ++half) {
+      typename States::template Scores<kScored> scores = {};
+      multiply_keys<Tile, Q, KV>(scores, keys, lanes_.keys, operands);
+      const bool is_seen = token >= work.seen_begin && token + kScored <= work.seen_end;
+      if (!is_seen) limit_scores<Tile>(p_, work, token, scores);
+      states.see(scores, scale_);
+      weigh_and_multiply<kScored>(states, scores, scale_, values, [] {});
+      token += kScored;
+      if (token >= work.piece.kv_end) break;
+      keys += kScored * Tile::KeyRows::kStride;
+      values += kScored * Tile::ValueRows::kStride;
+    }
+    stream.publish_beside();
+  }
+
+  // Weights, from scores, times values. `beside` is called once.
+  template <int kScored, typename Beside>
+  __device__ __forceinline__ void weigh_and_multiply(
+      States& states, const typename States::template Scores<kScored>& scores, float scale,
+      uint32_t values, const Beside& beside) {
+    if constexpr (States::kSumsByProduct) {
+      weigh_values<Tile, T>(states, scores, scale, values, lanes_.values, beside);
+    } else {
+      typename States::template Weights<kScored> weights;
+      beside();
       states.template weigh<T>(scores, scale, weights);
       multiply_values<Tile, Q, KV>(states.sums, weights, values, lanes_.values);
     }
-    stream.publish_beside();
   }
 
   // The weights of this warp's tokens and then of the other's, times the values of its columns.

@@ -188,6 +188,15 @@ PRECAST_HOST_DEVICE constexpr int32_t length_step(int64_t cost, int64_t longest)
   return kLengthSteps - 1 - static_cast<int32_t>(cost * (kLengthSteps - 1) / longest);
 }
 
+// Items of a list of whole tiles whose heads are taken one after another: half as many as CTAs, so
+// that two heads are at work at a time, whose keys and values stay in L2 while many CTAs read them.
+// Four heads make two rounds, one of them the other way round, and CTAs have equal shares of them.
+// 0: heads side by side, as they are in memory; so of narrow tiles, which read tokens once.
+PRECAST_HOST_DEVICE constexpr int32_t block_of_list(const ScheduleShape& shape) {
+  const bool is_even = shape.heads % 4 == 0 && shape.ctas % 2 == 0;
+  return is_even && shape.tile_rows > kNarrowRows ? shape.ctas / 2 : 0;
+}
+
 // Items and slots of one head in chunks, and whether they fit.
 struct ListSums {
   int64_t items = 0;
@@ -235,7 +244,9 @@ PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMod
   } else {
     header.used_ctas = least(list.items * p.shape.heads, p.shape.ctas);
     header.chunk = chunk;
+    header.block = chunk == 0 ? block_of_list(p.shape) : 0;
     header.items = static_cast<int32_t>(list.items);
+    if (header.block > 0) header.in_blocks = header.items / header.block * header.block;
     header.items_at = static_cast<int32_t>(layout.rest);
     header.counters_at = static_cast<int32_t>(layout.rest + list.items * kItemInts);
     header.slots = static_cast<int32_t>(list.slots * p.shape.heads);

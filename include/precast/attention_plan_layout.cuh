@@ -48,7 +48,9 @@ struct alignas(16) PlanHeader {
   int32_t slots;          // of the float workspace that the plan uses
   int32_t ints;           // length of the plan
   int32_t total_cost[2];  // low, high
-  int32_t unused[4];
+  int32_t block;          // list: items whose heads are taken one after another
+  int32_t in_blocks;      // list: items that are in such blocks
+  int32_t unused[2];
   ShapeWords shape;  // what the plan is for
 };
 constexpr int kHeaderInts = 24;

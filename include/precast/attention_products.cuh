@@ -186,6 +186,42 @@ __device__ __forceinline__ void multiply_values(
   }
 }
 
+// The same of 16-bit values, with weights that are made of scores a step ahead of the product that
+// takes them: all at once they would need registers that there are not. Their sums are products,
+// too, with ones. `beside` is called while the first exponentials are under way.
+template <typename Tile, typename T, typename States, int kEights, typename Beside>
+__device__ __forceinline__ void weigh_values(States& states,
+                                             const float (&scores)[Tile::kRowTiles][kEights][4],
+                                             float scale, uint32_t values, int lane,
+                                             const Beside& beside) {
+  using Rows = typename Tile::ValueRows;
+  constexpr int kSteps = kEights / 2;
+  const uint32_t ones = pack_pair(T(), 1.0f, 1.0f);
+  uint32_t weights[2][Tile::kRowTiles][4];
+  states.template weigh_step<T>(scores, scale, 0, weights[0]);
+  beside();
+#pragma unroll
+  for (int step = 0; step < kSteps; ++step) {
+    const auto& a = weights[step % 2];
+    if (step + 1 < kSteps) {
+      states.template weigh_step<T>(scores, scale, step + 1, weights[(step + 1) % 2]);
+    }
+#pragma unroll
+    for (int column = 0; column < Tile::kWarpDimV / 16; ++column) {
+      uint32_t b[4];
+      load_matrices_transposed(b,
+                               values + Rows::later(lane, 2 * column) + step * 16 * Rows::kStride);
+#pragma unroll
+      for (int m = 0; m < Tile::kRowTiles; ++m) {
+        multiply_add<T>(states.sums[m][2 * column], a[m], b[0], b[1]);
+        multiply_add<T>(states.sums[m][2 * column + 1], a[m], b[2], b[3]);
+      }
+    }
+#pragma unroll
+    for (int m = 0; m < Tile::kRowTiles; ++m) multiply_add<T>(states.products[m], a[m], ones, ones);
+  }
+}
+
 #endif  // __CUDACC__
 
 }  // namespace precast

@@ -41,10 +41,15 @@ struct RowStates {
   using Weights = uint32_t[kRowTiles][kTokens / 16][4];
 
   static constexpr float kSlack = 8.0f;
+  // Whether weights, rounded as the product with values takes them, are summed by a product with
+  // ones: then none of them is held in fp32.
+  static constexpr bool kSumsByProduct =
+      kRowTiles > 1 && !Tile::kPaired && !Tile::kGeneral && !Tile::kFp8;
 
   float sums[kRowTiles][Tile::kWarpDimV / 8][4];
-  float top[kRowTiles][2];    // of logits in base 2
-  float total[kRowTiles][2];  // this lane's tokens alone, until finish()
+  float top[kRowTiles][2];                            // of logits in base 2
+  float total[kRowTiles][2];                          // this lane's tokens alone, until finish()
+  float products[kRowTiles][kSumsByProduct ? 4 : 1];  // accumulators of totals, until finish()
 
   __device__ __forceinline__ RowStates() {
 #pragma unroll
@@ -59,6 +64,8 @@ struct RowStates {
         top[m][half] = negative_infinity();
         total[m][half] = 0.0f;
       }
+#pragma unroll
+      for (float& product : products[m]) product = 0.0f;
     }
   }
 
@@ -93,7 +100,7 @@ struct RowStates {
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float shift = top[m][half] == negative_infinity() ? 0.0f : -top[m][half];
+        const float shift = shift_of(m, half);
         float sum = 0.0f;
 #pragma unroll
         for (int n = 0; n < kEights; ++n) {
@@ -104,6 +111,21 @@ struct RowStates {
         }
         total[m][half] += sum;
       }
+    }
+  }
+
+  // The same of tokens 16 `step` on alone, without a sum of them.
+  template <typename T, int kEights>
+  __device__ __forceinline__ void weigh_step(const float (&scores)[kRowTiles][kEights][4],
+                                             float scale, int step,
+                                             uint32_t (&weights)[kRowTiles][4]) const {
+#pragma unroll
+    for (int i = 0; i < 4 * kRowTiles; ++i) {
+      const int m = i / 4, half = i % 2;
+      const float shift = shift_of(m, half);
+      const float* const pair = scores[m][2 * step + i % 4 / 2] + 2 * half;
+      weights[m][i % 4] = pack_pair(T(), fast_exp2(fmaf(pair[0], scale, shift)),
+                                    fast_exp2(fmaf(pair[1], scale, shift)));
     }
   }
 
@@ -139,12 +161,19 @@ struct RowStates {
 #pragma unroll
     for (int m = 0; m < kRowTiles; ++m) {
 #pragma unroll
-      for (int half = 0; half < 2; ++half) total[m][half] = quad_sum(total[m][half]);
+      for (int half = 0; half < 2; ++half) {
+        total[m][half] = kSumsByProduct ? products[m][2 * half] : quad_sum(total[m][half]);
+      }
     }
     if constexpr (Tile::kPaired) pair.add(total);
   }
 
  private:
+  // What is added to logits of a row.
+  __device__ __forceinline__ float shift_of(int m, int half) const {
+    return top[m][half] == negative_infinity() ? 0.0f : -top[m][half];
+  }
+
   // Brings rows to new maxima, each row by its own tokens alone.
   __device__ __forceinline__ void raise(const float (&most)[kRowTiles][2]) {
     float factors[kRowTiles][2];
@@ -169,6 +198,7 @@ struct RowStates {
 
   __device__ __forceinline__ void scale_row(int m, int half, float factor) {
     total[m][half] *= factor;
+    if constexpr (kSumsByProduct) products[m][2 * half] *= factor;
 #pragma unroll
     for (int n = 0; n < Tile::kWarpDimV / 8; ++n) {
       sums[m][n][2 * half] *= factor;

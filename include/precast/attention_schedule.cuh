@@ -14,7 +14,8 @@
 //           takes first, so two slots a CTA are enough.
 //   list    CTA w takes items w, w + W, ... of a list: whole tiles, the longest first, or chunks of
 //           a fixed number of tokens. What an item holds depends on its request alone, so results
-//           do not depend on the rest of the batch.
+//           do not depend on the rest of the batch. Items times heads: where tiles are many, all
+//           items of a block for one head after another, else all heads of an item.
 //
 // The plan (attention_plan.cuh) writes where each CTA starts; kernels walk from there.
 //
@@ -192,17 +193,30 @@ class PieceIterator {
 
   // The piece that next() would give after `round` others. False behind the end.
   PRECAST_HOST_DEVICE bool item_of_round(int32_t round, Piece& piece) const {
-    const int32_t ctas = params_.shape.ctas;
-    // Every other round the other way round. Why: the list is sorted, so that the CTA with the
-    // longest item of a round gets the shortest of the next.
-    const int32_t item = round * ctas + (round % 2 == 0 ? cta_ : ctas - 1 - cta_);
-    if (item >= header_->items * params_.shape.heads) return false;
-    const int32_t number = quotient(item, params_.shape.heads);
+    const int32_t ctas = params_.shape.ctas, heads = params_.shape.heads;
+    // Every other round the other way round, and every two rounds from an eighth of the CTAs on.
+    // Why: the list is sorted, so that the CTA with the longest item of a round gets the shortest
+    // of the next, and what is in the middle of one is at the end of a later one.
+    const int32_t moved = cta_ + round / 2 * (ctas / 8);
+    const int32_t place = moved - quotient(moved, ctas) * ctas;
+    const int32_t item = round * ctas + (round % 2 == 0 ? place : ctas - 1 - place);
+    if (item >= header_->items * heads) return false;
+    const int32_t block = header_->block, in_blocks = header_->in_blocks;
+    int32_t number;
+    if (item < in_blocks * heads) {
+      const int32_t first = quotient(item, block * heads) * block, rest = item - first * heads;
+      piece.kv_head = quotient(rest, block);
+      number = first + rest - piece.kv_head * block;
+    } else {
+      const int32_t rest = item - in_blocks * heads;
+      number = quotient(rest, heads);
+      piece.kv_head = rest - number * heads;
+      number += in_blocks;
+    }
     const ListItem& of =
         reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
     const PlannedRequest& at = request(of.index);
     piece.request = at.request;
-    piece.kv_head = item - number * params_.shape.heads;
     piece.tile = of.tile;
     piece.q_begin = at.q_begin;
     piece.q_len = at.q_len;

@@ -123,8 +123,14 @@ class TokenStream {
   __device__ __forceinline__ void load_beside() {
     if constexpr (kLoadsBeside) {
       if (Tile::kStages > 2 && next_ >= end_) return;
+      constexpr int kBegin = kPart * kRounds / kParts, kEnd = (kPart + 1) * kRounds / kParts;
+      uint64_t rows[2][2];
+      load_addresses(rows[0], entry_of(kBegin));
 #pragma unroll
-      for (int i = kPart * kRounds / kParts; i < (kPart + 1) * kRounds / kParts; ++i) load_rows(i);
+      for (int i = kBegin; i < kEnd; ++i) {
+        if (i + 1 < kEnd) load_addresses(rows[(i + 1 - kBegin) % 2], entry_of(i + 1));
+        copy_rows(i, rows[(i - kBegin) % 2]);
+      }
     }
   }
 
@@ -261,13 +267,17 @@ class TokenStream {
     }
   }
 
-  // The rows of round i of the group from next_ on; zeros for those that do not exist.
-  __device__ __forceinline__ void load_rows(int i) {
+  // Where the table has the addresses of this thread's row in round i; without one, of another.
+  __device__ __forceinline__ uint32_t entry_of(int i) const {
+    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
+    return side() + (Tile::kTokens % kRowsAtOnce == 0 ? row : min(row, Tile::kTokens - 1)) * 16;
+  }
+
+  // Copies the row of round i of the group from next_ on; zeros if it does not exist.
+  __device__ __forceinline__ void copy_rows(int i, const uint64_t (&rows)[2]) {
     const uint32_t stage = next_number() * Tile::kStageBytes;
     const int row = static_cast<int>(row_) + i * kRowsAtOnce;
     if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) return;
-    uint64_t rows[2];  // addresses of keys and values
-    load_addresses(rows, side() + row * 16);
     const bool exists = next_ + row < end_;
     const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
@@ -296,7 +306,11 @@ class TokenStream {
   __device__ __forceinline__ void load() {
     if (next_ < end_) {
 #pragma unroll
-      for (int i = 0; i < kRounds; ++i) load_rows(i);
+      for (int i = 0; i < kRounds; ++i) {
+        uint64_t rows[2];  // addresses of keys and values
+        load_addresses(rows, entry_of(i));
+        copy_rows(i, rows);
+      }
       count_load();
     }
     close_copies();

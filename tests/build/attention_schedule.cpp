@@ -230,6 +230,15 @@ void check_plan(const Batch& batch, HostPlan& plan) {
   for (const auto& [key, pieces] : tiles) {
     whole += cost_of({pieces[0].second.kv_begin, pieces.back().second.kv_end});
   }
+  if (list && plan.header.chunk == 0) {
+    int64_t longest = 0, most = 0;
+    for (const auto& [key, pieces] : tiles) {
+      longest = std::max(longest, cost_of({pieces[0].second.kv_begin, pieces[0].second.kv_end}));
+    }
+    for (int64_t cost : work) most = std::max(most, cost);
+    CHECK(most <= whole / shape.ctas + 4 * longest, "%lld of %lld", (long long)most,
+          (long long)whole / shape.ctas);
+  }
   if (!list) {
     CHECK(whole == (int64_t(plan.header.total_cost[1]) << 32 | uint32_t(plan.header.total_cost[0])),
           "cost %lld", (long long)whole);
@@ -301,6 +310,33 @@ void check_room(Random& random, Batch& batch) {
   check_plan(batch, plan);
 }
 
+// A long causal prompt: CTAs have as much to do each, and two heads at a time but for the rest.
+void check_long_prompt() {
+  const int32_t length = 16384, qo_indptr[] = {0, length}, heads = 8;
+  PlanParams p = {};
+  p.shape = {1, 264, heads, 4, kWideRows, -1, true};
+  p.lengths = {qo_indptr, qo_indptr, nullptr, nullptr, 0, 0};
+  HostPlan plan = plan_on_host(p);
+  const int block = plan.header.block, in_blocks = plan.header.in_blocks;
+  CHECK(block == 132 && in_blocks == 396, "%d items in blocks of %d", in_blocks, block);
+  int64_t most = 0, all = 0;
+  for (int cta = 0; cta < p.shape.ctas; ++cta) {
+    PieceIterator pieces({plan.ints.data(), p.shape}, cta);
+    Piece piece = {};
+    int64_t cost = 0;
+    for (int round = 0; pieces.next(piece); ++round) {
+      const int pair = round % (heads / 2);
+      if (round < in_blocks / block * heads / 2) {
+        CHECK(piece.kv_head / 2 == pair, "round %d: head %d", round, piece.kv_head);
+      }
+      cost += cost_of({piece.kv_begin, piece.kv_end});
+    }
+    most = std::max(most, cost);
+    all += cost;
+  }
+  CHECK(most * p.shape.ctas <= all + all / 100, "%lld of %lld", (long long)most, (long long)all);
+}
+
 }  // namespace
 
 int main(int count, char** words) {
@@ -317,6 +353,7 @@ int main(int count, char** words) {
     if (!failed) check_alone(random, batch);
     if (!failed) check_room(random, batch);
   }
+  if (!failed) check_long_prompt();
   std::printf("%d cases of seed %u: %d streams, %d lists, %d with cuts\n", number, seed, modes[0],
               modes[1], cut);
   return failed ? 1 : 0;

@@ -54,11 +54,10 @@ BROKEN = {
         "first_row - shape.window_left",
     ),
     "chunks": ("int64_t(tokens.begin / chunk) + part", "int64_t(part)"),
-    "the order of a round": ("ctas - 1 - cta_", "cta_ + 1"),
-    "balance": (
-        "return cta >= ctas ? total : total * cta / ctas;",
-        "return cta < ctas / 2 ? 0 : total;",
-    ),
+    "the order of a round": ("ctas - 1 - place", "place + 1"),
+    "the heads of a block": ("number = first + rest - piece", "number = rest - piece"),
+    "what follows the blocks": ("number += in_blocks;", ""),
+    "blocks": ("is_even && shape.tile_rows > kNarrowRows", "false"),
 }
 
 
