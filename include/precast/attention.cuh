@@ -13,21 +13,22 @@
 // Traffic  reads keys and values once for every tile of packed queries: once in decode.
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and the merge of parts.
-// Measured 2026-11-22 on an H200 where torch read 4380 GB/s, bf16, 32 query and 8 KV heads of 128,
+// Measured 2026-11-22 on an H200 where torch read 4305 GB/s, bf16, 32 query and 8 KV heads of 128,
 //          pages of 16. Decode, us and share of that ceiling; beside it with KV of e4m3:
-//            1 x 1024       6.9           6.9
-//            1 x 8192      13.4          11.3
-//            64 x 4096    242.3  1.01   130.9  0.94
-//            64 x 16384   938.0  1.05   506.8  0.97
-//            256 x 4096   941.6  1.04   511.3  0.96
+//            1 x 1024       6.8           6.9
+//            1 x 8192      13.4          11.1
+//            64 x 4096    247.9  1.01   135.9  0.92
+//            64 x 16384   963.0  1.04   526.7  0.95
+//            256 x 4096   964.5  1.04   532.8  0.94
 //          Causal prefill, TFLOP/s, paged and ragged; beside it times FlashInfer's fa2:
-//            1 x 1024, tiles of 64 rows      220  223    1.51  1.30
-//            1 x 4096, 128 rows from here    365  344    1.33  1.20
-//            1 x 16384                       376  352    1.10  1.03
-//            1 x 32768                       373  348    1.06  0.96
-//            8 x 2048                        336  315    1.14  1.00
-//            32 x 512                        253  244    1.21  0.97
-//          There power bounds: mma.sync alone reaches 628 at 1.38 GHz.
+//            1 x 1024, tiles of 64 rows      226  228    1.55  1.34
+//            1 x 4096, 128 rows from here    382  359    1.39  1.27
+//            1 x 16384                       395  366    1.16  1.06
+//            1 x 32768                       387  361    1.12  1.03
+//            8 x 2048                        350  328    1.18  1.05
+//            32 x 512                        251  246    1.20  0.98
+//          There matrix units are busy for 55 to 58 % of the time: registers allow two warps a
+//          scheduler, which often are both at something else.
 #pragma once
 
 #include "precast/attention_ahead.cuh"
