@@ -89,14 +89,24 @@ class Loader:
             bindings.sort(key=_preference)
 
     def _bind_provider(self, provider: Provider, manifest: Manifest) -> None:
-        archs, modules = self.document["archs"], self.document["modules"]
+        modules = self.document["modules"]
         major = f"cu{manifest.cuda_major}"
         for row in manifest.modules:
             planned = modules.get(row.name, {}).get("fingerprints", {}).get(major, {})
             if planned.get(row.arch) == row.fingerprint:
-                for capability in archs[row.arch]["serves"]:
+                for capability in self._served(row):
                     bindings = self.table.setdefault((row.name, capability), [])
                     bindings.append(_Binding(provider, row))
+
+    def _served(self, row: ModuleRow) -> list[str]:
+        """The capabilities of the devices that take this module."""
+        archs = self.document["archs"]
+        serves: list[str] = archs.get(row.arch, {}).get("serves", [])
+        op = self.document["ops"].get(row.name.partition("__")[0], {})
+        if not op.get("own_target"):
+            return serves
+        better = [a for a in op["archs"] if _number(a) > _number(row.arch)]
+        return [c for c in serves if not any(c in archs[a]["serves"] for a in better)]
 
     # -- resolution -------------------------------------------------------------------------------
 
@@ -148,7 +158,7 @@ class Loader:
             if not rows:
                 steps.append(Step(provider.source, provider.title, False, f"does not hold {name}"))
             for row in rows:
-                serves = self.document["archs"].get(row.arch, {}).get("serves", [])
+                serves = self._served(row)
                 wanted = planned.get(f"cu{manifest.cuda_major}", {}).get(row.arch)
                 if row.arch in bound:
                     continue
@@ -282,9 +292,13 @@ def _why(resolution: Resolution) -> str:
 
 def _preference(binding: _Binding) -> tuple[bool, int, int]:
     """A developer's build tree first, then the nearest target, then the newest CUDA."""
-    arch = int("".join(filter(str.isdigit, binding.row.arch)))
     built = binding.provider.source == "PRECAST_KERNEL_DIR"
-    return not built, -arch, -_manifest(binding.provider).cuda_major
+    return not built, -_number(binding.row.arch), -_manifest(binding.provider).cuda_major
+
+
+def _number(arch: str) -> int:
+    """90 of ``sm90a``."""
+    return int("".join(filter(str.isdigit, arch)))
 
 
 def _manifest(provider: Provider) -> Manifest:

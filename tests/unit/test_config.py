@@ -110,6 +110,12 @@ MISTAKES = {
         "[axes]\na__b = [1]",
         ["axes.a__b: bad axis name", "one '_'"],
     ),
+    "a flag of no truth": (
+        SCALE,
+        'exports = ["scale"]',
+        'exports = ["scale"]\nown_target = 1',
+        ["own_target: got 1", "true or false"],
+    ),
     "aot outside its axis": (
         SCALE,
         'dtype = ["f32"]',

@@ -8,9 +8,10 @@ import os
 import shutil
 import threading
 import time
+from functools import partial
 
 import pytest
-from loader_support import BF16, FakeModule, messages, resolve
+from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
 from precast import loader
@@ -247,6 +248,24 @@ def test_frozen_and_forbidden_still_load_what_is_cached(world):
     precast.freeze()
     world.patch.setenv("PRECAST_JIT", "error")
     assert world.loader().load("norm", BF16, 0).path == cached
+
+
+def test_shapes_that_follow_from_the_target_come_from_a_device_s_own_alone(world):
+    """A plan for the shared memory of 8.0 fits no kernel of 8.6."""
+    world.patch.setattr(world, "specs", partial(world.specs, ops=("attention_plan",)))
+    file = "attention_plan.so"
+    root = world.provide("p", "8.0")
+    world.loader()
+    assert resolve({}, "8.0", "attention_plan").path == root / "sm80" / file
+    for capability in ("8.6", "8.7", "8.9"):
+        found = resolve({}, capability, "attention_plan")
+        assert found.path is None
+        assert f"sm80 serves 8.0, not {capability}" in refusals(found)[0]
+    root = world.provide("q", "8.6")
+    world.loader()
+    for capability in ("8.6", "8.7"):
+        assert resolve({}, capability, "attention_plan").path == root / "sm86" / file
+    assert resolve({}, "8.9", "attention_plan").path is None
 
 
 def test_an_unknown_gpu_is_told_so_and_gets_no_extra_that_does_not_exist(world):

@@ -86,6 +86,7 @@ class OpConfig:
     archs: tuple[str, ...]
     axes: Mapping[str, tuple[AxisValue, ...]]
     aot: tuple[AotBlock, ...]
+    own_target: bool = False
     cuda_flags: tuple[str, ...] = ()
 
 
@@ -272,6 +273,7 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
             _read_block(Table(top.file, block, f"aot[{i}]"), axes, build)
             for i, block in enumerate(blocks)
         ),
+        own_target=top.flag("own_target", False),
         cuda_flags=top.texts("cuda_flags", ()),
     )
 

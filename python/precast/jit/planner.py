@@ -251,7 +251,11 @@ class Plan:
                 for arch in self.build.archs.values()
             },
             "ops": {
-                op.name: {"axes": {k: list(v) for k, v in op.axes.items()}, "archs": list(op.archs)}
+                op.name: {
+                    "axes": {k: list(v) for k, v in op.axes.items()},
+                    "archs": list(op.archs),
+                    "own_target": op.own_target,
+                }
                 for op in self.config.ops.values()
             },
             "modules": modules,

@@ -50,6 +50,12 @@ class Table:
                 raise self.fail(key, f"{item!r} stands twice", "each value once")
         return tuple(value)
 
+    def flag(self, key: str, default: bool) -> bool:
+        value = self.data.get(key, default)
+        if not isinstance(value, bool):
+            raise self.fail(key, f"got {value!r}", "true or false")
+        return value
+
     def filled(self, key: str) -> tuple[str, ...]:
         values = self.texts(key)
         if not values:
