@@ -102,7 +102,8 @@ class Loader:
         """The capabilities of the devices that take this module."""
         archs = self.document["archs"]
         serves: list[str] = archs.get(row.arch, {}).get("serves", [])
-        op = self.document["ops"].get(row.name.partition("__")[0], {})
+        planned = self.document["modules"].get(row.name)
+        op = self.document["ops"][planned["op"]] if planned else {}
         if not op.get("own_target"):
             return serves
         better = [a for a in op["archs"] if _number(a) > _number(row.arch)]

@@ -343,6 +343,7 @@ int main(int count, char** words) {
   const int cases = count > 1 ? std::atoi(words[1]) : 1000;
   const unsigned seed = count > 2 ? std::strtoul(words[2], nullptr, 10) : 1;
   int modes[2] = {}, cut = 0;
+  check_long_prompt();
   for (number = 0; number < cases && !failed; ++number) {
     Random random(seed * 1000003u + number);
     Batch batch = random_batch(random);
@@ -353,7 +354,6 @@ int main(int count, char** words) {
     if (!failed) check_alone(random, batch);
     if (!failed) check_room(random, batch);
   }
-  if (!failed) check_long_prompt();
   std::printf("%d cases of seed %u: %d streams, %d lists, %d with cuts\n", number, seed, modes[0],
               modes[1], cut);
   return failed ? 1 : 0;

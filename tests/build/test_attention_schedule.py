@@ -58,6 +58,11 @@ BROKEN = {
     "the heads of a block": ("number = first + rest - piece", "number = rest - piece"),
     "what follows the blocks": ("number += in_blocks;", ""),
     "blocks": ("is_even && shape.tile_rows > kNarrowRows", "false"),
+    "balance": (
+        "return cta >= ctas ? total : total * cta / ctas;",
+        "return cta < ctas / 2 ? 0 : total;",
+    ),
+    "balance of a list": ("ctas - 1 - place)", "place)"),
 }
 
 
