@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.loader import get_function, load_library, loader
 
 
@@ -41,7 +41,7 @@ def refusal(module: Any, export: str) -> str:
 
     A function that calculates on the CPU refuses their dtype.
     """
-    schema = torch._C.parse_schema(export + KERNELS[export].schema)
+    schema = torch._C.parse_schema(export + kernels()[export].schema)
     values = {
         "Tensor": torch.ones(2, 16),
         "Optional[Tensor]": None,

@@ -28,7 +28,7 @@ from torch.nn.functional import linear, silu
 from torch.utils.benchmark import Timer
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.loader import loader
 
 PROMPT = "<|im_start|>user\nWhy is the sky blue at noon, and red at dusk?<|im_end|>\n"
@@ -99,7 +99,7 @@ def served_by(export: str, device: torch.device) -> str:
     """The library that serves an export for bf16, and where it came from."""
     if device.type == "cpu":
         return "PyTorch reference"
-    found = loader.resolution(KERNELS[export].op, {"dtype": "bf16"}, device.index)
+    found = loader.resolution(kernels()[export].op, {"dtype": "bf16"}, device.index)
     assert found.path is not None
     source = next(step.source for step in found.steps if step.accepted)
     return f"{found.path.parent.name}/{found.path.name} ({source})"

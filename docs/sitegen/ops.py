@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import precast
 from precast import errors
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast._names import module_name
 from precast.jit.config import OpConfig
 from precast.loader import plan
@@ -51,10 +51,10 @@ def definition(module: ModuleType, name: str) -> str:
 
 
 def exported() -> list[Public]:
-    """Functions and classes that ``precast`` itself exports, in the order of ``__init__``."""
+    """Functions and classes that ``precast`` itself exports, in the order of its stub."""
     return [
         Public(name, definition(precast, name))
-        for name, value in vars(precast).items()
+        for name, value in ((name, getattr(precast, name)) for name in precast.__all__)
         if not name.startswith("_")
         and (inspect.isroutine(value) or inspect.isclass(value))
         and value.__module__.startswith("precast.")
@@ -64,8 +64,8 @@ def exported() -> list[Public]:
 
 def family(public: Public) -> str | None:
     """The op that a function belongs to; None for what runs no kernel."""
-    if public.name in KERNELS:
-        return KERNELS[public.name].op
+    if public.name in kernels():
+        return kernels()[public.name].op
     # An op made of other ops' kernels, or of none: by the module that it stands in.
     module = public.path.split(".")[1].lstrip("_")
     if module in _packages():
@@ -75,7 +75,7 @@ def family(public: Public) -> str | None:
 
 def _packages() -> dict[str, str]:
     """The op of wrappers and of what helps them, by the package that they stand in."""
-    functions = [(getattr(precast, kernel.function), kernel.op) for kernel in KERNELS.values()]
+    functions = [(getattr(precast, kernel.function), kernel.op) for kernel in kernels().values()]
     ops = {op for function, op in functions if inspect.isclass(function)}
     found: dict[str, str] = {}
     for function, op in functions:

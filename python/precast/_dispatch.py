@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast import _mode
+from precast._lazy import import_all
 
 # Words of the axes for torch dtypes; keyed by name, because torch is not imported here.
 DTYPE_WORDS = {
@@ -21,8 +22,17 @@ DTYPE_WORDS = {
     "torch.int8": "i8",
 }
 
-#: Every kernel of the library by its name, which is that of its export but where several share one.
+#: The kernels of the ops that are imported, by name, which is that of the export but where several
+#: share one.
 KERNELS: dict[str, Kernel] = {}
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the library by its name, after an import of all ops."""
+    import precast
+
+    import_all(precast)
+    return dict(KERNELS)
 
 
 class Kernel(dict[tuple[Any, ...], Callable[..., None]]):

@@ -17,7 +17,7 @@ import torch
 
 import precast
 from precast import SfLayout
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.quantization import (
     fp4_quantize_reference,
     mxfp4_quantize_reference,
@@ -83,7 +83,7 @@ class Quantize:
         if self.name == "fp4_quantize":
             middle = (False, int(layout), False)
         given = (x, g) if self.scaled else (x,)
-        kernel = KERNELS[self.name]
+        kernel = kernels()[self.name]
         kernel[x.dtype, x.get_device()](*given, out.view, scales.view, *middle, *tail)
         want = self.reference(x.cpu(), g.cpu(), int(layout))
         same_bits(scales.view, want[1], f"{self.name}: scales")

@@ -12,7 +12,7 @@ from block_calls import LAYOUTS, Buffer, global_scale, numbers, same_bits
 
 import precast
 from precast import SfLayout
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.quantization import (
     block_scale_interleave_reference,
     e2m1_and_ufp8sf_scale_to_float_reference,
@@ -119,7 +119,7 @@ def test_nothing_is_written_outside(generator: torch.Generator) -> None:
     scales = data(13, 6, generator=generator)
     g = torch.ones(1, device="cuda")
     out = Buffer(13, 96, dtype=BF16)
-    KERNELS["nvfp4_kv_dequantize"][BF16, 0](packed, scales, g, out.view, True)
+    kernels()["nvfp4_kv_dequantize"][BF16, 0](packed, scales, g, out.view, True)
     same_numbers(out.view, nvfp4_kv_dequantize_reference(packed.cpu(), scales.cpu(), g.cpu()))
     out.check()
 
@@ -221,7 +221,7 @@ def test_interleave(
     want = block_scale_interleave_reference(scales.cpu())
     same_bits(precast.block_scale_interleave(scales), want)
     out = Buffer(want.numel(), dtype=dtype)
-    KERNELS["block_scale_interleave"][dtype, 0](scales, out.view, True)
+    kernels()["block_scale_interleave"][dtype, 0](scales, out.view, True)
     same_bits(out.view, want)
     out.check()
     shifted = torch.empty(scales.numel() + 1, dtype=dtype, device="cuda")[1:].view(rows, columns)
@@ -243,7 +243,7 @@ def test_interleave_of_much(
     scales = data(*shape, generator=generator).to(dtype)
     want = block_scale_interleave_reference(scales.cpu())
     out = Buffer(want.numel(), dtype=dtype)
-    KERNELS["block_scale_interleave"][dtype, 0](scales, out.view, True)
+    kernels()["block_scale_interleave"][dtype, 0](scales, out.view, True)
     same_bits(out.view, want)
     out.check()
 

@@ -12,7 +12,7 @@ import torch
 from block_calls import Buffer, same_bits
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 
 ORDERS = ("big", "little")
 orders = pytest.mark.parametrize("order", ORDERS)
@@ -41,7 +41,7 @@ def test_counts(count: int, order: str, generator: torch.Generator) -> None:
         x = bits(count, generator, offset)
         same_bits(precast.packbits(x, order), packed(x, order))
         out = Buffer((count + 7) // 8)
-        KERNELS["packbits"][(0,)](x, out.view, order == "little", True)
+        kernels()["packbits"][(0,)](x, out.view, order == "little", True)
         same_bits(out.view, packed(x, order))
         out.check()
 
@@ -60,7 +60,7 @@ def test_any_value_but_zero_is_true(
 def test_an_output_at_an_odd_address(generator: torch.Generator) -> None:
     x = bits(4099, generator)
     memory = torch.zeros(600, dtype=torch.uint8, device="cuda")
-    KERNELS["packbits"][(0,)](x, memory[1:514], False, True)
+    kernels()["packbits"][(0,)](x, memory[1:514], False, True)
     same_bits(memory[1:514], packed(x, "big"))
     assert not memory[514:].any()
     assert memory[0] == 0

@@ -13,7 +13,7 @@ from build_support import CI_MODULES, PLAN, Built, run, spec_of
 
 import precast
 from precast import elf
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.loader import get_function, load_library
 from precast.manifest_writer import SYSTEM_LIBRARIES
 
@@ -41,7 +41,7 @@ def _function(built: Built, file_name: str, export: str) -> Any:
 
 def _types(export: str) -> list[tuple[str, str]]:
     """Type and name of each argument, from the schema: ``("Tensor", "input")``."""
-    arguments = KERNELS[export].schema.partition("(")[2].rpartition(") ->")[0]
+    arguments = kernels()[export].schema.partition("(")[2].rpartition(") ->")[0]
     words = [text.split() for text in arguments.split(", ")]
     return [(re.sub(r"\(.*\)", "", kind), name) for kind, name in words]
 
@@ -56,7 +56,7 @@ def _arguments(export: str, dtype: torch.dtype, *shape: int) -> list[Any]:
 
 def test_every_export_has_a_kernel() -> None:
     assert precast.__version__
-    assert {kernel.export for kernel in KERNELS.values()} == {
+    assert {kernel.export for kernel in kernels().values()} == {
         export for op in PLAN.config.ops.values() for export in op.exports
     }
 
@@ -71,7 +71,7 @@ def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> Non
     first = next(name for kind, name in _types(export) if kind == "Tensor")
     arguments = _arguments(export, dtype, 4, 64)
     # Where several public functions share an export, it says its own name.
-    name = f"({KERNELS[export].function}|{export})"
+    name = f"({kernels()[export].function}|{export})"
     first = PUBLIC_NAMES.get(first, first)
     with pytest.raises(ValueError, match=rf"{name}: {first} must be a CUDA tensor, got cpu"):
         function(*arguments)

@@ -19,7 +19,7 @@ import torch
 from cli_support import PACKAGES
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.api_logging import _destination, precast_api, public_api
 from precast.errors import EnvironmentVariableError
 
@@ -66,7 +66,7 @@ def bodies(text: str) -> list[str]:
 # -- the public API -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted({kernel.function for kernel in KERNELS.values()}))
+@pytest.mark.parametrize("name", sorted({kernel.function for kernel in kernels().values()}))
 def test_every_public_op_is_marked(name):
     function = getattr(precast, name)
     function = function.run if inspect.isclass(function) else function

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.errors import DtypeRuntimeError, OutputShapeError
 
 BF16 = torch.bfloat16
@@ -43,7 +43,7 @@ OPTIONAL = {
 #: Activations, norms and scale; the others have tests of their own.
 ROWWISE = [
     name
-    for name, kernel in KERNELS.items()
+    for name, kernel in kernels().items()
     if kernel.op.startswith(("activation", "norm", "scale"))
 ]
 

@@ -16,13 +16,13 @@ from bench_support import BENCHMARKS, RESULTS, benchmarks, ceiling, on_cpu, timi
 from fake_device import FakeDevice
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.testing import Ceilings, Tolerance, report, rotation, tolerance
 
 __all__ = ["benchmarks", "on_cpu"]
-FAMILIES = sorted({kernel.op for kernel in KERNELS.values()})
+FAMILIES = sorted({kernel.op for kernel in kernels().values()})
 #: A function with kernels of two families is measured with the one that has its name.
-FUNCTIONS = {k.function: KERNELS.get(k.function, k).op for k in KERNELS.values()}
+FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in kernels().values()}
 #: Their kernels are those of a wrapper of prefill.
 WRAPPERS = {
     "BatchDecodeWithPagedKVCacheWrapper": "attention",
@@ -82,8 +82,8 @@ def test_every_function_is_measured_and_checked(
     harness = benchmarks("_harness")
     cases = list(benchmarks(f"bench_{family}").cases(torch.bfloat16))
     named = {case.op for case in cases} - {*WRAPPERS}
-    kernels = [k for k in KERNELS.values() if KERNELS.get(k.function, k).op == k.op == family]
-    assert named == {k.function for k in kernels}
+    own = [k for k in kernels().values() if kernels().get(k.function, k).op == k.op == family]
+    assert named == {k.function for k in own}
     assert len({(case.op, case.shape) for case in cases}) == len(cases)
     smallest = min((c for c in cases if c.op == cases[0].op), key=lambda c: c.bytes_moved)
     args = few_rows(smallest.op, smallest.make())

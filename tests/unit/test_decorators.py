@@ -391,7 +391,7 @@ def test_the_loader_refuses_a_gpu_that_the_op_does_not_exist_for(world, tree):
     old = text[text.index("archs = [") : text.index("]", text.index("archs = [")) + 1]
     toml.write_text(text.replace(old, 'archs = ["sm90a"]'))
     from precast import loader
-    from precast._dispatch import KERNELS
+    from precast._dispatch import kernels
     from precast.jit.planner import Plan
 
     hopper_only = Plan.load(tree)
@@ -401,7 +401,7 @@ def test_the_loader_refuses_a_gpu_that_the_op_does_not_exist_for(world, tree):
     op = backend_requirement({}, common_check=served_by("norm"))(precast.rmsnorm)
     assert op.is_compute_capability_supported(90)
     assert not op.is_compute_capability_supported(80)
-    kernel = KERNELS["rmsnorm"]
+    kernel = kernels()["rmsnorm"]
     with pytest.raises(BackendSupportedError, match=r"norm does not support .* 8\.0") as caught:
         kernel[torch.bfloat16, 1]  # a GPU of 8.0
     assert isinstance(caught.value, UnsupportedConfigError)

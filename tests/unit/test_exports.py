@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import precast
-from precast._dispatch import KERNELS
+from precast._dispatch import kernels
 from precast.loader import plan
 from precast.trace import make_inputs, registered
 
@@ -19,14 +19,14 @@ EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in 
 
 
 def test_the_exports_are_the_kernels():
-    assert {(kernel.op, kernel.export) for kernel in KERNELS.values()} == set(EXPORTS)
-    assert {export for _, export in EXPORTS} <= KERNELS.keys()
-    assert [(name, kernel.name) for name, kernel in KERNELS.items() if name != kernel.name] == []
+    assert {(kernel.op, kernel.export) for kernel in kernels().values()} == set(EXPORTS)
+    assert {export for _, export in EXPORTS} <= kernels().keys()
+    assert [(name, kernel.name) for name, kernel in kernels().items() if name != kernel.name] == []
 
 
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", kernels())
 def test_a_kernel_has_a_public_function_with_a_docstring_and_a_reference(name):
-    function = getattr(precast, KERNELS[name].function)
+    function = getattr(precast, kernels()[name].function)
     if inspect.isclass(function):  # Its methods call kernels.
         function, reference = function.run, function.reference
     else:
@@ -49,7 +49,7 @@ def _leaves(value):
     return value if isinstance(value, tuple) else (value,)
 
 
-@pytest.mark.parametrize("kernel", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
 def test_schema_reference_and_public_signature_agree(kernel):
     schema = torch._C.parse_schema(f"precast::{kernel.name}{kernel.schema}")
     names = [argument.name for argument in schema.arguments]
@@ -79,14 +79,14 @@ def test_schema_reference_and_public_signature_agree(kernel):
     [
         pytest.param(function, template, id=template.name_prefix)
         for function, template in registered()
-        if any(k.public for k in KERNELS.values() if k.function == function.__name__)
+        if any(k.public for k in kernels().values() if k.function == function.__name__)
     ],
 )
 def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, template, monkeypatch):
     """The export's arguments, as those of the public function again: nothing changes places."""
     given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
     passed = []
-    for kernel in KERNELS.values():
+    for kernel in kernels().values():
         if kernel.public is not None and kernel.function == function.__name__:
 
             def reference(*args, kernel=kernel, run=kernel.reference):

@@ -31,7 +31,8 @@ def hook(event, args):
 sys.addaudithook(hook)
 import precast, precast.jit
 heavy = sorted({"torch", "tvm_ffi", "numpy", "filelock", "platformdirs", "packaging", "subprocess",
-                "rich", "tomllib", "precast.cli"} & set(sys.modules))
+                "rich", "tomllib", "ast", "inspect", "precast.cli", "precast.norm", "precast.trace",
+                "precast.decorators", "precast._dispatch"} & set(sys.modules))
 print(seen, heavy)
 """
 
@@ -98,6 +99,6 @@ def test_import_is_quick(installed, tmp_path):
     report = python("-X", "importtime", "-c", "import precast", **environment).stderr
     assert re.search(r"\| +precast\n", report)
     assert not re.search(r"\| +(torch|tvm_ffi)\n", report)
-    # 20-40 ms; the time of the CPU, because a busy machine makes the time of the clock any number.
+    # 30-60 ms; the time of the CPU, because a busy machine makes the time of the clock any number.
     code = "from time import process_time as t; start = t(); import precast; print(t() - start)"
     assert min(float(python("-c", code, **environment).stdout) for _ in range(3)) < 0.15

@@ -119,8 +119,8 @@ def test_only_the_new_files_and_the_line_of_init(trees: tuple[Path, dict[str, by
     after = _contents(root)
     assert set(after) - set(before) == NEW_FILES
     changed = {name for name in before if after[name] != before[name]}
-    assert changed == {"python/precast/__init__.py"}
-    old, new = (c["python/precast/__init__.py"].decode().splitlines() for c in (before, after))
+    assert changed == {"python/precast/__init__.pyi"}
+    old, new = (c["python/precast/__init__.pyi"].decode().splitlines() for c in (before, after))
     assert [line for line in new if line not in old] == ["from precast.shift import shift as shift"]
 
 

@@ -40,6 +40,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
 from precast import _env
+from precast._lazy import import_all
 from precast.errors import EnvironmentVariableError
 
 __all__ = ["precast_api", "public_api"]
@@ -50,7 +51,13 @@ _public: dict[str, Callable[..., Any]] = {}
 
 
 def public_api() -> dict[str, Callable[..., Any]]:
-    """Every function that :func:`precast_api` decorated, by ``module.qualname``."""
+    """Every function that :func:`precast_api` decorated, all ops among them, by their names.
+
+    A name is ``module.qualname``.
+    """
+    import precast
+
+    import_all(precast)
     return dict(_public)
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from precast._lazy import import_all
 from precast.trace.template import Reading, TraceTemplate
 
 if TYPE_CHECKING:
@@ -86,7 +87,10 @@ def register(function: Callable[..., Any], trace: Trace) -> None:
 
 
 def registered() -> list[tuple[Callable[..., Any], TraceTemplate]]:
-    """Every (function, template) pair."""
+    """Every (function, template) pair, after an import of all ops."""
+    import precast
+
+    import_all(precast)
     return [(row.function, template) for row in _traced.values() for template in row.templates]
 
 

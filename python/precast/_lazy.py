@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Packages whose public names are imported at their first use.
+
+Such a package lists its names once, in ``__init__.pyi``, which type checkers and editors read too::
+
+    from precast.norm import rmsnorm as rmsnorm
+
+and has the two functions that PEP 562 asks for made in its ``__init__.py``::
+
+    __getattr__, __dir__ = lazy_package(__name__, __file__)
+
+A name that was read once is an attribute like any other. Submodules are imported the same way.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.util
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package, by its ``__name__`` and ``__file__``."""
+    package = sys.modules[name]
+    package.__class__ = _Package
+
+    @functools.cache
+    def homes() -> dict[str, str]:
+        """The module of every public name, in the order of the stub."""
+        import ast
+
+        stub = ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8"))
+        lines = [line for line in stub.body if isinstance(line, ast.ImportFrom)]
+        return {alias.name: str(line.module) for line in lines for alias in line.names}
+
+    def get(attribute: str) -> Any:
+        if attribute == "__all__":
+            return list(homes())
+        if attribute.startswith("_"):
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        submodule = f"{name}.{attribute}"
+        if attribute in homes():
+            value = getattr(importlib.import_module(homes()[attribute]), attribute)
+        elif importlib.util.find_spec(submodule) is not None:
+            value = importlib.import_module(submodule)
+        else:
+            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
+        setattr(package, attribute, value)
+        return value
+
+    return get, lambda: sorted({*vars(package), *homes()})
+
+
+def import_all(package: types.ModuleType) -> None:
+    """Import every public name, so that whatever they register is registered."""
+    for name in package.__all__:
+        getattr(package, name)
+
+
+class _Package(types.ModuleType):
+    """Keeps a public function where a submodule has its name, whichever is imported first."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, types.ModuleType):
+            function = vars(value).get(name)
+            if isinstance(function, types.FunctionType) and name in self.__all__:
+                value = function
+        super().__setattr__(name, value)
