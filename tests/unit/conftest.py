@@ -7,7 +7,7 @@ import dataclasses
 import importlib
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -19,6 +19,18 @@ def _hermetic(clean_environment: pytest.MonkeyPatch) -> None:
     from precast.jit import policy
 
     clean_environment.setattr(policy, "_frozen", False)
+
+
+@pytest.fixture
+def reference_mode() -> Iterator[None]:
+    """References in place of kernels, and the same random numbers each time."""
+    import torch
+
+    import precast
+
+    torch.manual_seed(0)
+    with precast.reference_mode():
+        yield
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -46,12 +45,6 @@ ROWWISE = [
     for name, kernel in kernels().items()
     if kernel.op.startswith(("activation", "norm", "scale"))
 ]
-
-
-@pytest.fixture
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
 
 
 def sound(export: str) -> dict[str, object]:

@@ -30,10 +30,7 @@ WRAPPERS = (
 wrappers = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda w: w.__name__)
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode():
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def workspace():

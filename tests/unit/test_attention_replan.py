@@ -27,12 +27,7 @@ import precast
 from precast._attention import kernels
 from precast.errors import PlanMismatchError
 
-
-@pytest.fixture(autouse=True)
-def _reference_mode():
-    torch.manual_seed(4)
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 # -- a refused plan -------------------------------------------------------------------------------

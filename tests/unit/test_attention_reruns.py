@@ -25,12 +25,7 @@ import precast
 from precast._attention import kernels, words
 from precast.errors import CacheLayoutError, PlanMismatchError
 
-
-@pytest.fixture(autouse=True)
-def _reference_mode():
-    torch.manual_seed(4)
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 # -- runs of another shape ------------------------------------------------------------------------

@@ -10,10 +10,7 @@ from precast._attention import kernels
 I32 = torch.int32
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode():
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 @pytest.fixture

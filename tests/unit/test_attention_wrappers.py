@@ -17,11 +17,7 @@ from precast.prefill import single_prefill_with_kv_cache_reference
 I32 = torch.int32
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode():
-    torch.manual_seed(3)
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 @pytest.fixture

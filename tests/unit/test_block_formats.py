@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,10 +29,7 @@ SIZES = [(1, 1), (3, 5), (8, 4), (127, 3), (128, 4), (129, 9), (300, 20)]
 BF16 = torch.bfloat16
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def draw(*shape: int, seed: int = 0, dtype: torch.dtype = BF16, spread: float = 4.0) -> Any:

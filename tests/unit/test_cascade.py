@@ -18,10 +18,7 @@ DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20}
 
 
-@pytest.fixture(autouse=True)
-def reference_mode():
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def attention(scores: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -16,8 +16,6 @@ from generate import PAGE_SIZE, Engine, NewToken, Request, Transcript
 from gguf_model import GgufModel
 from llama import Llama
 
-import precast
-
 CPU = torch.device("cpu")
 
 
@@ -27,8 +25,8 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> GgufModel:
 
 
 @pytest.fixture(autouse=True)
-def _reference() -> Iterator[None]:
-    with precast.reference_mode(), torch.inference_mode():
+def _inference(reference_mode: None) -> Iterator[None]:
+    with torch.inference_mode():
         yield
 
 

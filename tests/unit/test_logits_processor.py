@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 import torch
 from sampling_support import LEAST_P_VALUE, p_value, shares
 
-import precast
 from precast.logits_processor import (
     CompileError,
     LegalizationError,
@@ -60,10 +59,7 @@ RANDOM = {"seed": 11, "offset": 0}
 PARAMETERS: dict[str, Any] = {"temperature": 0.7, "top_k": 12, "top_p": 0.6, "min_p": 0.05}
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def logits(rows: int = 400, size: int = 300) -> torch.Tensor:

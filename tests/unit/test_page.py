@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,10 +23,7 @@ PAGES, HEADS, DIM = 11, 3, 16
 Cache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def random_bits(*shape: int, dtype: torch.dtype) -> torch.Tensor:

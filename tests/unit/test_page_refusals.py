@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,10 +16,7 @@ BF16 = torch.bfloat16
 PAGES, HEADS, DIM = 11, 3, 16
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def sound(op: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,10 +17,7 @@ PAGES, SIZE, HEADS, DIM, LENGTH = 7, 4, 3, 32, 10
 LENS = (9, 0, 10)
 
 
-@pytest.fixture(autouse=True)
-def _reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def sound(packed: bool = False, hnd: bool = False, dims: tuple[int, int] = (DIM, DIM)) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -20,10 +19,7 @@ TYPES = pytest.mark.parametrize("dtype", [E4M3, E5M2, I8], ids=["e4m3", "e5m2", 
 LARGEST = {E4M3: 448.0, E5M2: 57344.0, I8: 127.0}
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def draw(*shape: int, dtype: torch.dtype = torch.bfloat16, seed: int = 0) -> torch.Tensor:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -16,10 +15,7 @@ from precast.errors import OutputShapeError
 E4M3 = torch.float8_e4m3fn
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def draw(*shape: int) -> torch.Tensor:

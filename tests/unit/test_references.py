@@ -33,10 +33,7 @@ def draw(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
     return (3 * torch.randn(shape, generator=generator)).to(dtype)
 
 
-@pytest.fixture(autouse=True)
-def reference_mode():
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

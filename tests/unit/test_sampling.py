@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -34,10 +34,7 @@ RANDOM = {"seed": 3, "offset": 4}
 Draw = Callable[..., torch.Tensor]
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def function_of(filters: dict[str, Any]) -> tuple[str, dict[str, Any]]:

@@ -15,11 +15,10 @@ from precast.sampling._formula import chosen
 
 
 @pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
+def _one_thread(reference_mode: None) -> Iterator[None]:
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # Small steps: threads would wait for each other.
-    with precast.reference_mode():
-        yield
+    yield
     torch.set_num_threads(threads)
 
 

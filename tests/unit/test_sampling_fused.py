@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,10 +17,7 @@ RANDOM = {"seed": 3, "offset": 4}
 INF = math.inf
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def packed(rows: list[list[int]], size: int) -> torch.Tensor:

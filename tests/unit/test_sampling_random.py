@@ -31,10 +31,7 @@ KNOWN = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def words(text: str) -> tuple[torch.Tensor, ...]:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -17,10 +17,7 @@ NAN, INF = math.nan, math.inf
 RANDOM = {"seed": 3, "offset": 4}
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 # -- temperatures ---------------------------------------------------------------------------------

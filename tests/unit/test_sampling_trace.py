@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -27,10 +26,7 @@ SEEDS = {"seed": AT + 7, "offset": torch.tensor([8])}
 JOINT = {"filter_apply_order": "joint"}
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def logits() -> torch.Tensor:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +17,7 @@ from precast.topk._checks import MOST_CHOSEN, MOST_COLUMNS
 NAN = float("nan")
 
 
-@pytest.fixture(autouse=True)
-def reference_mode() -> Iterator[None]:
-    with precast.reference_mode():
-        yield
+pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
 def largest(row: list[float], k: int, tie_break: int = 0) -> list[int]:
