@@ -30,4 +30,13 @@ if [ $# -eq 0 ]; then
 fi
 
 step "tests"
-python -m pytest "${@:-tests}"
+if [ $# -gt 0 ]; then
+  python -m pytest "$@"
+else
+  # A process for each core; a file stays in one of them, which makes its fixtures once.
+  workers=$(nproc)
+  python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
+    --ignore=tests/gpu --ignore=tests/peer tests
+  # What times a GPU, or counts its memory, has it alone.
+  python -m pytest tests/gpu tests/peer
+fi
