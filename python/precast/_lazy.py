@@ -41,12 +41,10 @@ def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[
     def get(attribute: str) -> Any:
         if attribute == "__all__":
             return list(homes())
-        if attribute.startswith("_"):
-            raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        submodule = f"{name}.{attribute}"
-        if attribute in homes():
+        public, submodule = not attribute.startswith("_"), f"{name}.{attribute}"
+        if public and attribute in homes():
             value = getattr(importlib.import_module(homes()[attribute]), attribute)
-        elif importlib.util.find_spec(submodule) is not None:
+        elif public and importlib.util.find_spec(submodule) is not None:
             value = importlib.import_module(submodule)
         else:
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
