@@ -8,6 +8,7 @@ C++ library) is covered in the fingerprint by versions.
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from collections.abc import Iterable, Sequence
@@ -18,6 +19,15 @@ _INCLUDE = re.compile(rb"^[ \t]*#[ \t]*include[ \t]*([<\"])([^>\"\n]+)[>\"]", re
 
 def include_closure(sources: Iterable[Path], folders: Sequence[Path]) -> list[Path]:
     """All files that ``sources`` include from ``folders``, the sources first."""
+
+    @functools.cache
+    def locate(name: bytes, *beside: Path) -> Path | None:
+        for folder in (*beside, *folders):
+            candidate = folder / os.fsdecode(name)
+            if candidate.is_file():
+                return candidate.resolve()
+        return None
+
     found: dict[Path, None] = {}
     todo = [source.resolve() for source in sources]
     while todo:
@@ -26,10 +36,7 @@ def include_closure(sources: Iterable[Path], folders: Sequence[Path]) -> list[Pa
             continue
         found[path] = None
         for quote, name in _INCLUDE.findall(path.read_bytes()):
-            beside = [path.parent] if quote == b'"' else []
-            for folder in [*beside, *folders]:
-                candidate = (folder / os.fsdecode(name)).resolve()
-                if candidate.is_file():
-                    todo.append(candidate)
-                    break
+            included = locate(name, path.parent) if quote == b'"' else locate(name)
+            if included is not None:
+                todo.append(included)
     return list(found)

@@ -219,7 +219,7 @@ class Plan:
     def document(self) -> dict[str, Any]:
         """The plan as plain data: what the core wheel ships and the loader binds at import."""
         modules: dict[str, dict[str, Any]] = {}
-        contents: dict[str, list[tuple[str, str]]] = {}  # of each op, read once
+        contents: dict[str, str] = {}  # of each op, read once
         for major in self.build.cuda:
             for spec in self.modules(cuda_major=major):
                 if self.build.archs[spec.arch.name].cuda[0] > major:

@@ -102,24 +102,18 @@ class JitSpec:
         """sha256 over the canonical spec and the contents of all that it is compiled from."""
         return self.fingerprint_of(self.contents())
 
-    def contents(self) -> list[tuple[str, str]]:
-        """Name and sha256 of every file that it is compiled from: those of its op."""
+    def contents(self) -> str:
+        """Name and sha256 of every file that it is compiled from, those of its op, as JSON."""
         files = include_closure(
             [*(self.source_path(s) for s in self.sources), self.root / self.version_script],
             self.include_folders,
         )
-        return sorted((self._portable(path), _sha256(path)) for path in files)
+        bases = [folder.resolve() for folder in (self.root, *self.include_paths)]
+        return _json(sorted((_portable(path, bases), _sha256(path)) for path in files))
 
-    def fingerprint_of(self, contents: list[tuple[str, str]]) -> str:
+    def fingerprint_of(self, contents: str) -> str:
         """:attr:`fingerprint`, for a caller that has read the op's files for another spec."""
-        text = json.dumps([self.canonical(), contents], sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()
-
-    def _portable(self, path: Path) -> str:
-        for base in (self.root.resolve(), *(p.resolve() for p in self.include_paths)):
-            if path.is_relative_to(base):
-                return path.relative_to(base).as_posix()
-        return path.name
+        return hashlib.sha256(f"[{_json(self.canonical())},{contents}]".encode()).hexdigest()
 
     # -- commands ---------------------------------------------------------------------------------
 
@@ -232,6 +226,19 @@ class JitSpec:
         for export in self.exports:
             get_function(module, export)
         return module
+
+
+def _json(value: object) -> str:
+    """One text for one value."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"))
+
+
+def _portable(path: Path, bases: list[Path]) -> str:
+    """The path of a file below one of ``bases``, without what is this machine's."""
+    for base in bases:
+        if path.is_relative_to(base):
+            return path.relative_to(base).as_posix()
+    return path.name
 
 
 def _sha256(path: Path) -> str:
