@@ -29,7 +29,6 @@ WRAPPERS = (
 )
 wrappers = pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda w: w.__name__)
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

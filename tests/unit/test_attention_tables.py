@@ -9,7 +9,6 @@ from precast._attention import kernels
 
 I32 = torch.int32
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

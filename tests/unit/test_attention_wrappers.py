@@ -16,7 +16,6 @@ from precast.prefill import single_prefill_with_kv_cache_reference
 
 I32 = torch.int32
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -28,7 +28,6 @@ ONE = torch.ones(1)
 SIZES = [(1, 1), (3, 5), (8, 4), (127, 3), (128, 4), (129, 9), (300, 20)]
 BF16 = torch.bfloat16
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -18,7 +18,6 @@ ONE = torch.ones(1)
 Q, S = torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
 LINEAR = SfLayout.layout_linear
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -17,7 +17,6 @@ INF = math.inf
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 ROUNDING = {torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20}
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

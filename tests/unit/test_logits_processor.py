@@ -58,7 +58,6 @@ LOGITS, PROBS = TensorType.LOGITS, TensorType.PROBS
 RANDOM = {"seed": 11, "offset": 0}
 PARAMETERS: dict[str, Any] = {"temperature": 0.7, "top_k": 12, "top_p": 0.6, "min_p": 0.05}
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

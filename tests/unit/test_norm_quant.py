@@ -16,7 +16,6 @@ from precast.errors import UnsupportedConfigError
 BF16, E4M3, E5M2 = torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2
 EPS = 1e-5
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -22,7 +22,6 @@ PAGES, HEADS, DIM = 11, 3, 16
 
 Cache = torch.Tensor | tuple[torch.Tensor, torch.Tensor]
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

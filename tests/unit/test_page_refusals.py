@@ -15,7 +15,6 @@ from precast.errors import CacheLayoutError
 BF16 = torch.bfloat16
 PAGES, HEADS, DIM = 11, 3, 16
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

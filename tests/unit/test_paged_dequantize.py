@@ -16,7 +16,6 @@ BF16 = torch.bfloat16
 PAGES, SIZE, HEADS, DIM, LENGTH = 7, 4, 3, 32, 10
 LENS = (9, 0, 10)
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

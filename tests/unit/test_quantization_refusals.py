@@ -14,7 +14,6 @@ from precast.errors import OutputShapeError
 
 E4M3 = torch.float8_e4m3fn
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

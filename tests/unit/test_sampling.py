@@ -33,7 +33,6 @@ RANDOM = {"seed": 3, "offset": 4}
 
 Draw = Callable[..., torch.Tensor]
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -16,7 +16,6 @@ from precast.sampling._fused_kernels import sample_kernel, tokens_kernel
 RANDOM = {"seed": 3, "offset": 4}
 INF = math.inf
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

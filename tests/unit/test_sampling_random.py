@@ -30,7 +30,6 @@ KNOWN = [
     ),
 ]
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -16,7 +16,6 @@ import precast
 NAN, INF = math.nan, math.inf
 RANDOM = {"seed": 3, "offset": 4}
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -25,7 +25,6 @@ RANDOM = {"seed": 3, "offset": 4}
 SEEDS = {"seed": AT + 7, "offset": torch.tensor([8])}
 JOINT = {"filter_apply_order": "joint"}
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 

@@ -16,7 +16,6 @@ from precast.topk._checks import MOST_CHOSEN, MOST_COLUMNS
 
 NAN = float("nan")
 
-
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
