@@ -23,7 +23,7 @@ from typing import Any
 import torch
 
 import precast
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
 from precast.api_logging import precast_api
 from precast.decorators import backend_requirement, served_by, supported_compute_capability
 from precast.testing import report

@@ -22,7 +22,7 @@ import peers
 import torch
 
 import precast
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
 from precast.testing import Timing, bench_cpu_time, environment, report
 
 OTHER = "flashinfer"
@@ -52,7 +52,7 @@ print(time.perf_counter() - start)
 BUILD = """
 import os, time, torch
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
-from precast.loader import loader, plan
+from precast._runtime.loader import loader, plan
 capability = "{{}}.{{}}".format(*torch.cuda.get_device_capability())
 axes = {{"dtype": "{word}"}}
 major = loader.resolve("{op}", axes, capability).cuda_major

@@ -26,11 +26,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "python"))
-from precast import elf  # noqa: E402
-from precast.jit.planner import Plan  # noqa: E402
-from precast.jit.spec import JitSpec  # noqa: E402
-from precast.manifest import MANIFEST_NAME, ModuleRow, read_manifest  # noqa: E402
-from precast.manifest_writer import module_problems, unplanned  # noqa: E402
+from precast._plan.planner import Plan  # noqa: E402
+from precast._plan.spec import JitSpec  # noqa: E402
+from precast._runtime import elf  # noqa: E402
+from precast._runtime.manifest import MANIFEST_NAME, ModuleRow, read_manifest  # noqa: E402
+from precast._runtime.manifest_writer import module_problems, unplanned  # noqa: E402
 
 CORE_BYTES = 5 * 10**6
 MODULES_SOFT_BYTES = 250 * 10**6

@@ -45,7 +45,7 @@ environment() {
 compiler() {
   python -c '
 from precast.errors import ToolchainError
-from precast.jit.toolchain import find_toolkit
+from precast._jit.toolchain import find_toolkit
 try:
     print(f"compiler: {find_toolkit()}")
 except ToolchainError:
@@ -141,7 +141,7 @@ note "MLP block: $(tail -n 1 "$work/log/mlp_block.txt")"
 
 step "JIT: one module deleted from a copy of the cache"
 installed=$(python -c '
-from precast.loader import loader
+from precast._runtime.loader import loader
 print(next(p.root for p in loader.providers if p.source == "provider"))')
 rm -rf "$work/cache" "$work/jit-cache"
 cp -r "$installed" "$work/cache"

@@ -27,9 +27,9 @@ TEMPLATE = ROOT / "python" / "precast_jit_cache"
 sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import images  # noqa: E402
 
-from precast._names import provider_name  # noqa: E402
+from precast._base.names import provider_name  # noqa: E402
+from precast._plan.planner import Plan  # noqa: E402
 from precast.errors import UnsupportedConfigError  # noqa: E402
-from precast.jit.planner import Plan  # noqa: E402
 
 
 def make_provider(cuda: int, arch: str, folder: Path) -> str:

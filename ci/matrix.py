@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import images  # noqa: E402
 
-from precast._names import provider_name  # noqa: E402
-from precast.jit.planner import Plan  # noqa: E402
+from precast._base.names import provider_name  # noqa: E402
+from precast._plan.planner import Plan  # noqa: E402
 
 
 def rows(

@@ -33,9 +33,9 @@ sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 import matrix  # noqa: E402
 from check_wheel import check_wheel  # noqa: E402
 
-from precast._version import __version__  # noqa: E402
-from precast.jit.planner import Plan  # noqa: E402
-from precast.manifest import MANIFEST_NAME  # noqa: E402
+from precast._base.version import __version__  # noqa: E402
+from precast._plan.planner import Plan  # noqa: E402
+from precast._runtime.manifest import MANIFEST_NAME  # noqa: E402
 
 SUMS = "SHA256SUMS"
 #: The newest symbols that a manylinux_2_28 system has for certain (PEP 600, auditwheel's policy).

@@ -51,7 +51,7 @@ elsewhere=${elsewhere//,/} # nvcc splits folders at commas
 mkdir -p "$elsewhere/tmp" "$elsewhere/home" "$elsewhere/site"
 read -r nvcc ffi < <(PYTHONPATH=python "$python" -c '
 import sys
-from precast.jit.toolchain import find_toolchain
+from precast._jit.toolchain import find_toolchain
 tools = find_toolchain(cuda_major=int(sys.argv[1]))
 print(tools.toolkit.nvcc, tools.tvm_ffi_include.parent)' "$cuda")
 ln -s "$(dirname "$(dirname "$nvcc")")" "$elsewhere/toolkit"

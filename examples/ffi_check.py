@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
-from precast._dispatch import kernels
-from precast.loader import get_function, load_library, loader
+from precast._op.dispatch import kernels
+from precast._runtime.loader import get_function, load_library, loader
 
 
 def check_libraries() -> int:

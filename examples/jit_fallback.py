@@ -14,7 +14,7 @@ import torch
 from ffi_check import refusal
 
 import precast
-from precast.loader import load_library, loader, plan
+from precast._runtime.loader import load_library, loader, plan
 
 OP, EXPORT, AXES = "activation", "silu_and_mul", {"dtype": "bf16"}
 

@@ -28,8 +28,8 @@ from torch.nn.functional import linear, silu
 from torch.utils.benchmark import Timer
 
 import precast
-from precast._dispatch import kernels
-from precast.loader import loader
+from precast._op.dispatch import kernels
+from precast._runtime.loader import loader
 
 PROMPT = "<|im_start|>user\nWhy is the sky blue at noon, and red at dusk?<|im_end|>\n"
 DTYPE = torch.bfloat16

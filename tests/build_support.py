@@ -22,11 +22,11 @@ from pathlib import Path
 import filelock
 import pytest
 
-from precast.jit.hermetic import IGNORED_VARIABLES
-from precast.jit.planner import Plan
-from precast.jit.spec import JitSpec
-from precast.jit.toolchain import Toolchain, find_toolchain
-from precast.manifest import Manifest, read_manifest
+from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.toolchain import Toolchain, find_toolchain
+from precast._plan.planner import Plan
+from precast._plan.spec import JitSpec
+from precast._runtime.manifest import Manifest, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 PROFILE = "ci"

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import precast
-from precast.jit.toolchain import Toolchain
+from precast._jit.toolchain import Toolchain
 
 PACKAGES = str(Path(precast.__file__).resolve().parents[1])
 CONFIGURED = ("PRECAST_", "CUDA_", "CXX", "MAX_JOBS", "XDG_CACHE_HOME", "PYTHONPATH")

@@ -14,10 +14,10 @@ from typing import NamedTuple
 
 import precast
 from precast import errors
-from precast._dispatch import kernels
-from precast._names import module_name
-from precast.jit.config import OpConfig
-from precast.loader import plan
+from precast._base.names import module_name
+from precast._op.dispatch import kernels
+from precast._plan.config import OpConfig
+from precast._runtime.loader import plan
 from sitegen import markup
 
 FOLDER = "reference"
@@ -129,7 +129,7 @@ def _op_page(op: str, functions: list[Public]) -> str:
         parts.append("## References\n")
         parts.append(
             "The same operations in plain PyTorch: what the tests compare with, and what "
-            "[reference mode][precast._mode.reference_mode] runs.\n"
+            "[reference mode][precast._op.mode.reference_mode] runs.\n"
         )
         parts += [_entry(path, path.rpartition(".")[2], level=3) for path in references]
     return "\n".join(parts)

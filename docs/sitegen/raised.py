@@ -17,8 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
-from precast import _env, errors
-from precast.loader import plan
+from precast import errors
+from precast._base import env as _env
+from precast._runtime.loader import plan
 from sitegen import ROOT, markup
 
 #: Stands for the temporary folder of an example in the message that is shown.
@@ -66,7 +67,7 @@ def _raises(name: str) -> Callable[[Callable[[Path], object]], Callable[[Path], 
 
 @_raises("ConfigError")
 def _config(folder: Path) -> None:
-    from precast.jit.config import load_config
+    from precast._plan.config import load_config
 
     for part in ("aot_configs", "csrc"):
         shutil.copytree(ROOT / part, folder / part)
@@ -93,7 +94,7 @@ def _missing_build(folder: Path) -> None:
 
 @_raises("MissingKernelError")
 def _missing_kernel(folder: Path) -> None:
-    from precast import loader
+    from precast._runtime import loader
 
     os.environ["PRECAST_JIT"] = "error"
     with (
@@ -112,7 +113,7 @@ def _unsupported(folder: Path) -> None:
 
 @_raises("UnsupportedTargetError")
 def _unsupported_target(folder: Path) -> None:
-    from precast.jit.planner import Plan
+    from precast._plan.planner import Plan
 
     for part in ("aot_configs", "csrc", "include"):
         shutil.copytree(ROOT / part, folder / part)
@@ -123,7 +124,7 @@ def _unsupported_target(folder: Path) -> None:
 
 @_raises("ToolchainError")
 def _toolchain(folder: Path) -> None:
-    from precast.jit import toolchain
+    from precast._jit import toolchain
 
     with (
         mock.patch.object(toolchain, "_system_homes", lambda: iter(())),
@@ -134,8 +135,8 @@ def _toolchain(folder: Path) -> None:
 
 @_raises("CompileError")
 def _compile(folder: Path) -> None:
-    from precast.jit import compiler
-    from precast.jit.spec import Command
+    from precast._jit import compiler
+    from precast._plan.spec import Command
 
     nvcc = folder / "cuda-12.1" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
@@ -143,13 +144,13 @@ def _compile(folder: Path) -> None:
         "#!/bin/sh\necho \"nvcc fatal   : Unsupported gpu architecture 'compute_100f'\"\nexit 1\n"
     )
     nvcc.chmod(0o755)
-    argv = [str(nvcc), "-O3", "-gencode=arch=compute_100f,code=sm_100f", "-c", "csrc/norm.cu"]
+    argv = [str(nvcc), "-O3", "-gencode=arch=compute_100f,code=sm_100f", "-c", "csrc/norm/norm.cu"]
     compiler.run([Command("cuda", argv, folder / "norm.cu.o")], folder, "norm__dtype_bf16")
 
 
 @_raises("CacheDirectoryError")
 def _cache(folder: Path) -> None:
-    from precast.jit import env
+    from precast._jit import env
 
     (folder / "cache").write_text("a file is in the way")
     os.environ["PRECAST_CACHE_DIR"] = str(folder / "cache")
@@ -158,7 +159,7 @@ def _cache(folder: Path) -> None:
 
 @_raises("LoadError")
 def _load(folder: Path) -> None:
-    from precast import loader
+    from precast._runtime import loader
 
     library = folder / "sm90a" / "norm__dtype_bf16.so"
     library.parent.mkdir()

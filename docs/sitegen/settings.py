@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 
-from precast import _env
-from precast.jit import keys
+from precast._base import env as _env
+from precast._plan import keys
 from sitegen import markup
 
 _DEFAULT = re.compile(r"\s*\(default: ([^()]*(?:\([^()]*\)[^()]*)*)\)")

@@ -4,8 +4,8 @@
 ``__init__.pyi`` lists the public names.
 """
 
-from precast import loader as loader  # Reads the manifests and binds the plan to them.
-from precast._lazy import lazy_package
-from precast._version import __version__ as __version__
+from precast._base.lazy import lazy_package
+from precast._base.version import __version__ as __version__
+from precast._runtime import loader as loader  # Reads the manifests and binds the plan to them.
 
 __getattr__, __dir__ = lazy_package(__name__, __file__)

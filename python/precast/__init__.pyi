@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name, one line an op; each is imported at its first use."""
 
-from precast import loader as loader
-from precast._mode import reference_mode as reference_mode
-from precast._version import __version__ as __version__
+from precast._base.version import __version__ as __version__
+from precast._jit.policy import freeze as freeze
+from precast._op.mode import reference_mode as reference_mode
+from precast._ops.elementwise.scale import scale as scale
+from precast._runtime import loader as loader
+from precast._runtime.preload import preload as preload
 from precast.activation import gelu_and_mul as gelu_and_mul
 from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul
 from precast.activation import silu_and_mul as silu_and_mul
@@ -19,7 +22,6 @@ from precast.decode import (
 )
 from precast.decode import fast_decode_plan as fast_decode_plan
 from precast.decode import single_decode_with_kv_cache as single_decode_with_kv_cache
-from precast.jit.policy import freeze as freeze
 from precast.norm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast.norm import fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant
 from precast.norm import fused_add_rmsnorm_quant as fused_add_rmsnorm_quant
@@ -57,7 +59,6 @@ from precast.prefill import single_prefill_with_kv_cache as single_prefill_with_
 from precast.prefill import (
     single_prefill_with_kv_cache_return_lse as single_prefill_with_kv_cache_return_lse,
 )
-from precast.preload import preload as preload
 from precast.quantization import SfLayout as SfLayout
 from precast.quantization import block_scale_interleave as block_scale_interleave
 from precast.quantization import dequantize_fp8 as dequantize_fp8
@@ -124,7 +125,6 @@ from precast.sampling import top_k_top_p_sampling_from_logits as top_k_top_p_sam
 from precast.sampling import top_k_top_p_sampling_from_probs as top_k_top_p_sampling_from_probs
 from precast.sampling import top_p_renorm_probs as top_p_renorm_probs
 from precast.sampling import top_p_sampling_from_probs as top_p_sampling_from_probs
-from precast.scale import scale as scale
 from precast.topk import TopKTieBreak as TopKTieBreak
 from precast.topk import top_k as top_k
 from precast.topk import top_k_page_table_transform as top_k_page_table_transform

@@ -10,18 +10,18 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, TypeAlias
 
-from precast._attention.words import MaskMode as MaskMode
-from precast._attention.words import PosEncodingMode as PosEncodingMode
-from precast._attention.words import TensorLayout as TensorLayout
-from precast._attention.words import _cache_buf as _cache_buf
-from precast._attention.words import _ceil_pow2 as _ceil_pow2
-from precast._attention.words import _get_range_buf as _get_range_buf
-from precast._attention.words import canonicalize_torch_dtype as canonicalize_torch_dtype
-from precast._attention.words import get_alibi_slopes as get_alibi_slopes
-from precast._torch import torch
-from precast.decorators import backend_requirement as backend_requirement
-from precast.decorators import supported_compute_capability as supported_compute_capability
-from precast.errors import BackendSupportedError as BackendSupportedError
+from precast._base.errors import BackendSupportedError as BackendSupportedError
+from precast._base.torch import torch
+from precast._op.decorators import backend_requirement as backend_requirement
+from precast._op.decorators import supported_compute_capability as supported_compute_capability
+from precast._ops.attention.enums import MaskMode as MaskMode
+from precast._ops.attention.enums import PosEncodingMode as PosEncodingMode
+from precast._ops.attention.enums import TensorLayout as TensorLayout
+from precast._ops.attention.enums import _cache_buf as _cache_buf
+from precast._ops.attention.enums import _ceil_pow2 as _ceil_pow2
+from precast._ops.attention.enums import _get_range_buf as _get_range_buf
+from precast._ops.attention.enums import canonicalize_torch_dtype as canonicalize_torch_dtype
+from precast._ops.attention.enums import get_alibi_slopes as get_alibi_slopes
 
 __all__ = [
     "device_support_pdl",

@@ -16,12 +16,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 sys.path.insert(0, str(ROOT / "python"))
 try:
-    from precast import _env
-    from precast._version import __version__
+    from precast._base import env as _env
+    from precast._base.version import __version__
+    from precast._jit.plan_files import target_archs
+    from precast._jit.toolchain import find_toolkit
+    from precast._plan.planner import Plan
     from precast.errors import ToolchainError
-    from precast.jit.__main__ import target_archs
-    from precast.jit.planner import Plan
-    from precast.jit.toolchain import find_toolkit
 finally:
     sys.path.pop(0)
 

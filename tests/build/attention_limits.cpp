@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <set>
 
-#include "precast/attention_plan.cuh"
+#include "precast/attention/plan.cuh"
 
 using namespace precast;
 

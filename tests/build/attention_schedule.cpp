@@ -8,7 +8,7 @@
 #include <set>
 #include <tuple>
 
-#include "precast/attention_plan.cuh"
+#include "precast/attention/plan.cuh"
 
 using namespace precast;
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from build_support import ROOT, run
 
-from precast.jit.toolchain import find_toolchain
+from precast._jit.toolchain import find_toolchain
 
 SOURCE = Path(__file__).with_name("attention_schedule.cpp")
 LIMITS = SOURCE.with_name("attention_limits.cpp")

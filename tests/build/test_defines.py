@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from build_support import OPS, PLAN, run
 
-from precast.jit.toolchain import find_toolchain
+from precast._jit.toolchain import find_toolchain
 
 CASES = [
     (op, source, define)

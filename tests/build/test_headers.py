@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from build_support import OPS, PLAN, ROOT, Built, run
 
-from precast import elf
-from precast.jit.config import Arch
-from precast.jit.toolchain import find_toolchain
+from precast._runtime import elf
+from precast._plan.config import Arch
+from precast._jit.toolchain import find_toolchain
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(p.relative_to(INCLUDE).as_posix() for p in INCLUDE.rglob("*.cuh"))

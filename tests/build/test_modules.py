@@ -10,13 +10,14 @@ from pathlib import Path
 import pytest
 from build_support import CI_MODULES, PLAN, ROOT, Built, configure, run, spec_of
 
-from precast import aot, elf
+from precast import aot
+from precast._runtime import elf
 from precast.errors import ProviderError
-from precast.jit.__main__ import target_archs
-from precast.jit.includes import include_closure
-from precast.jit.toolchain import device_capabilities
-from precast.manifest import MANIFEST_NAME
-from precast.manifest_writer import SECONDS_NAME, write_manifest
+from precast._jit.plan_files import target_archs
+from precast._plan.includes import include_closure
+from precast._jit.toolchain import device_capabilities
+from precast._runtime.manifest import MANIFEST_NAME
+from precast._runtime.manifest_writer import SECONDS_NAME, write_manifest
 
 ELEMENTWISE = ("activation", "scale")
 ELEMENTWISE_BYTES = 150 * 1024
@@ -169,7 +170,7 @@ def test_text_instead_of_a_library_fails(built: Built, copy: Path) -> None:
 
 
 def test_foreign_library_is_not_allowed(built: Built) -> None:
-    from precast.manifest_writer import module_problems
+    from precast._runtime.manifest_writer import module_problems
 
     spec = built.specs[0]
     path = built.library(spec)
@@ -183,7 +184,7 @@ def test_foreign_library_is_not_allowed(built: Built) -> None:
 
 
 def test_nothing_to_build_for_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("precast.jit.__main__.device_capabilities", list)
+    monkeypatch.setattr("precast._jit.plan_files.device_capabilities", list)
     with pytest.raises(ValueError, match=r'PRECAST_CUDA_ARCH_LIST="8\.0 9\.0a"'):
         target_archs(PLAN, "")
     if not device_capabilities():

@@ -21,7 +21,7 @@ from build_support import (
 )
 
 from precast import aot
-from precast.jit.toolchain import find_toolchain
+from precast._jit.toolchain import find_toolchain
 
 ALL_ARCHS = " ".join(PLAN.build.archs)
 # What CMake would add if it were asked to; nothing of it may reach a command.

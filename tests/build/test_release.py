@@ -18,7 +18,7 @@ from ci_support import script
 from wheel_support import respoil
 
 import precast
-from precast.manifest import MANIFEST_NAME
+from precast._runtime.manifest import MANIFEST_NAME
 
 release_check = script("release_check")
 MODULES = "precast_jit_cache_cu13_sm80"

@@ -12,14 +12,15 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from precast import aot, elf
+from precast import aot
+from precast._runtime import elf
 from precast.errors import CompileError
-from precast.jit.planner import Plan
-from precast.jit.toolchain import Toolchain, find_toolchain
-from precast.manifest import MANIFEST_NAME
+from precast._plan.planner import Plan
+from precast._jit.toolchain import Toolchain, find_toolchain
+from precast._runtime.manifest import MANIFEST_NAME
 
 MODULE = "sm80/scale__dtype_f32.so"
-KERNEL = "include/precast/scale.cuh"
+KERNEL = "include/precast/elementwise/scale.cuh"
 
 
 def _build(tree: Path, out: Path) -> Path:
@@ -105,7 +106,7 @@ def _device_code(library: Path, folder: Path) -> bytes:
     return cubin.read_bytes()
 
 
-@pytest.mark.parametrize("file", ["csrc/scale.cu", "csrc/scale_binding.cc"])
+@pytest.mark.parametrize("file", ["csrc/elementwise/scale.cu", "csrc/elementwise/scale_binding.cc"])
 def test_the_time_of_a_build_is_refused(tree: Path, tmp_path: Path, file: str) -> None:
     _insert(tree, file, "namespace precast {", "extern const char* const built = __TIME__;\n")
     with pytest.raises(CompileError, match="might prevent reproducible builds"):

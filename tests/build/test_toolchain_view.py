@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from build_support import PACKAGE, PLAN, ROOT, configure, run
 
-from precast.jit.toolchain import Toolkit, find_toolchain, view_directory
-from precast.manifest import read_manifest
+from precast._jit.toolchain import Toolkit, find_toolchain, view_directory
+from precast._runtime.manifest import read_manifest
 
 
 def _pip_layout(home: Path, *libraries: str) -> Toolkit:

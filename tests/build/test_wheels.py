@@ -20,7 +20,7 @@ from ci_support import script
 from wheel_support import pip_wheel, respoil
 
 import precast
-from precast.manifest import MANIFEST_NAME, read_manifest
+from precast._runtime.manifest import MANIFEST_NAME, read_manifest
 
 
 check_wheel = script("check_wheel")
@@ -71,9 +71,9 @@ def test_core_wheel_works_alone(core: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(core) as archive:
         archive.extractall(tmp_path)
     code = (
-        "import json, precast, precast.loader as l\n"
-        "from precast.jit.planner import Plan\n"
-        "from precast.jit.env import source_root\n"
+        "import json, precast, precast._runtime.loader as l\n"
+        "from precast._plan.planner import Plan\n"
+        "from precast._jit.env import source_root\n"
         "assert l.loader.document == json.loads(json.dumps(Plan.load(source_root()).document))\n"
         "print(source_root())"
     )
@@ -132,7 +132,7 @@ def test_checks_refuse_spoilt_wheels(
     assert f"{manifest.modules[0].name}.so: not planned" in out
     assert "planned for core, not there" in problems(modules, "LICENSE", b"", "core")
     assert "is not the plan of this checkout" in problems(core, "data/plan.json", b"{}")
-    assert "csrc/scale.cu is missing or differs" in problems(core, "csrc/scale.cu", b"")
+    assert "csrc/elementwise/scale.cu is missing or differs" in problems(core, "csrc/elementwise/scale.cu", b"")
     out = problems(sm80, MANIFEST_NAME, few.dump().encode())
     assert "sm80/scale__dtype_f32.so: planned for ci, not there" in out
     newest = check_wheel.check_wheel(modules, PLAN, PROFILE, max_glibc="2.2")
@@ -190,7 +190,7 @@ def test_providers_come_and_go_in_any_order(sm80: Path, tmp_path: Path) -> None:
 
     def installed() -> dict[str, str]:
         code = (
-            "from precast.providers import find_providers\n"
+            "from precast._runtime.providers import find_providers\n"
             "for p in find_providers(): print(p.manifest.distribution, p.root)"
         )
         env = {**os.environ, "PYTHONPATH": str(ROOT / "python")}

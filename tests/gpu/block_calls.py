@@ -17,14 +17,14 @@ import torch
 
 import precast
 from precast import SfLayout
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
+from precast._ops.quantize._formats import scale_shape
 from precast.quantization import (
     fp4_quantize_reference,
     mxfp4_quantize_reference,
     mxfp8_quantize_reference,
     nvfp4_quantize_reference,
 )
-from precast.quantization._formats import scale_shape
 
 LAYOUTS = list(SfLayout)
 FILL = 0xA5

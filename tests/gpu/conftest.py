@@ -22,7 +22,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header() -> list[str]:
     import precast
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
     providers = ", ".join(provider.label for provider in loader.providers) or "none"
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(autouse=True, scope="session")
 def _kernels_not_references() -> None:
-    from precast._mode import is_reference
+    from precast._op.mode import is_reference
 
     assert not is_reference(), "unset PRECAST_REFERENCE: the gpu tests are about the kernels"
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from precast._attention import kernels
+from precast._ops.attention import kernels
 
 BF16, I32 = torch.bfloat16, torch.int32
 DIM = 128

@@ -10,7 +10,7 @@ import torch
 from test_gpu_attention import BF16, DIM, HEADS, I32, PLAN, SHAPE, WORKSPACE, Batch, close
 
 import precast
-from precast._attention import tiles
+from precast._ops.attention import heuristics as tiles
 
 HEADER = 24  # int32 of a plan before its counters
 CTAS = 17  # the word of it that says how many there are

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from precast.loader import get_function, loader
+from precast._runtime.loader import get_function, loader
 
 BLOCK = 64
 HEADER, START, REQUEST, ITEM = 24, 12, 8, 4  # int32 of each

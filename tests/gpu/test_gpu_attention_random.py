@@ -17,8 +17,8 @@ import torch
 from attention_calls import WORKSPACE_BYTES, call, expected, make, problem
 from attention_cases import Case, Space, draw
 
-from precast._dispatch import DTYPE_WORDS
-from precast.loader import loader
+from precast._op.dispatch import DTYPE_WORDS
+from precast._runtime.loader import loader
 
 SHARDS, CASES = 50, 100
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))

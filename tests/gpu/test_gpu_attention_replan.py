@@ -24,7 +24,7 @@ from test_gpu_attention import (
 )
 
 import precast
-from precast._attention import words
+from precast._ops.attention import enums as words
 from precast.errors import PlanMismatchError
 
 

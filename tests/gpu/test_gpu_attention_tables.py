@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import precast
-from precast.loader import get_function, loader
+from precast._runtime.loader import get_function, loader
 
 I32 = torch.int32
 GUARD = -7

@@ -12,7 +12,8 @@ from block_calls import LAYOUTS, Buffer, global_scale, numbers, same_bits
 
 import precast
 from precast import SfLayout
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
+from precast._ops.quantize._formats import scale_shape
 from precast.quantization import (
     block_scale_interleave_reference,
     e2m1_and_ufp8sf_scale_to_float_reference,
@@ -20,7 +21,6 @@ from precast.quantization import (
     mxfp8_dequantize_reference,
     nvfp4_kv_dequantize_reference,
 )
-from precast.quantization._formats import scale_shape
 
 BF16 = torch.bfloat16
 LINEAR = SfLayout.layout_linear
@@ -109,7 +109,7 @@ def test_every_number_with_every_scale(layout: SfLayout) -> None:
 
 
 def _placed(scales: torch.Tensor, layout: SfLayout) -> torch.Tensor:
-    from precast.quantization._formats import place_scales
+    from precast._ops.quantize._formats import place_scales
 
     return place_scales(scales.cpu(), int(layout)).cuda()
 

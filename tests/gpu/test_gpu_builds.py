@@ -12,7 +12,7 @@ import torch
 from gpu_cases import CASES, DTYPES, OpCase, grid, grid_id
 from op_case import same_bits
 
-from precast.loader import load_library, loader, plan
+from precast._runtime.loader import load_library, loader, plan
 from precast.testing.rotation import clone
 
 MODULES = sorted(

@@ -39,7 +39,7 @@ def test_the_capability_of_the_tensors_decides() -> None:
 
 @pytest.mark.parametrize("warm", [False, True])
 def test_torch_compile_knows_the_capability(warm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("precast._requirement._of_device", {})
+    monkeypatch.setattr("precast._op.requirement._of_device", {})
 
     @supported_compute_capability([capability()])
     def check(x: torch.Tensor, backend: str) -> bool:

@@ -12,7 +12,7 @@ import torch
 from block_calls import Buffer, same_bits
 
 import precast
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
 
 ORDERS = ("big", "little")
 orders = pytest.mark.parametrize("order", ORDERS)

@@ -22,7 +22,7 @@ from page_cases import (
 )
 
 import precast
-from precast.loader import load_library, loader, plan
+from precast._runtime.loader import load_library, loader, plan
 
 BF16 = torch.bfloat16
 needs_40_gb = pytest.mark.skipif(
@@ -261,7 +261,7 @@ def test_jit_equals_prebuilt(
     op: str, axes: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same machine code: what is not computed differently cannot come out differently."""
-    from precast import elf
+    from precast._runtime import elf
 
     device = torch.cuda.current_device()
     loader.load(op, axes, device)

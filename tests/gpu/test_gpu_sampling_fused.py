@@ -11,6 +11,7 @@ from sampling_calls import DTYPES, RANDOM, both, different, share
 from sampling_support import kept
 
 import precast
+from precast._ops.sampling._fused_formula import unpacked
 from precast.logits_processor import (
     LogitsPipe,
     MinP,
@@ -21,7 +22,6 @@ from precast.logits_processor import (
     TopK,
     TopP,
 )
-from precast.sampling._fused_formula import unpacked
 
 INF = torch.inf
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])

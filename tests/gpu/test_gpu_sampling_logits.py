@@ -11,7 +11,7 @@ import torch
 from sampling_calls import DTYPES, RANDOM, both, cells, rows_of_all_kinds, share
 
 import precast
-from precast._dispatch import kernels
+from precast._op.dispatch import kernels
 
 INF = torch.inf
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from jit_support import environment, fake_toolkit, namespace, write_tiny
 
+from precast._jit.toolchain import Toolchain, find_toolchain
 from precast.errors import ToolchainError
-from precast.jit.toolchain import Toolchain, find_toolchain
 
 
 @pytest.fixture(scope="session")

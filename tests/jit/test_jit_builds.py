@@ -10,7 +10,7 @@ import sys
 
 from jit_support import ONE_FILE, compiles, environment, failure, run, success, worker_command
 
-from precast.jit.toolchain import find_toolchain
+from precast._jit.toolchain import find_toolchain
 
 
 def test_compile_then_hit_then_a_changed_header_compiles_again(tiny, cache, real):
@@ -117,7 +117,7 @@ def test_headers_of_another_cuda(tiny, cache, toolchain, tmp_path):
     if done.returncode == 0:  # Another toolkit of this machine was good enough, and was taken.
         assert str(home) not in done.stdout
         verdict = (
-            "from precast.jit.toolchain import candidates, unsuitable; "
+            "from precast._jit.toolchain import candidates, unsuitable; "
             "print(unsuitable(next(candidates())))"
         )
         assert run([sys.executable, "-c", verdict], env).stdout.strip() == reason

@@ -16,8 +16,8 @@ from pathlib import Path
 import filelock
 from jit_support import compiles, run, success, worker_command
 
-from precast._trust import check_contents
-from precast.jit import cache as jit_cache
+from precast._base.trust import check_contents
+from precast._jit import cache as jit_cache
 
 #: Kills of a compile by quick fake compilers, and by the real ones.
 KILLS, REAL_KILLS = 50, 4

@@ -26,8 +26,8 @@ SCRIPT = """
 import json, sys
 import precast
 from precast.jit import gen_jit_spec
-from precast.jit.toolchain import find_toolchain
-from precast.loader import get_function, load_library, plan
+from precast._jit.toolchain import find_toolchain
+from precast._runtime.loader import get_function, load_library, plan
 folder = sys.argv[1]
 tiny = gen_jit_spec("tiny", [f"{folder}/tiny.cu", f"{folder}/tiny_binding.cc"],
                     extra_include_paths=[f"{folder}/inc"], exports=["tiny_answer"], arch="9.0a")

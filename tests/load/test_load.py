@@ -12,10 +12,10 @@ import torch
 from build_support import CI_MODULES, PLAN, Built, run, spec_of
 
 import precast
-from precast import elf
-from precast._dispatch import kernels
-from precast.loader import get_function, load_library
-from precast.manifest_writer import SYSTEM_LIBRARIES
+from precast._op.dispatch import kernels
+from precast._runtime import elf
+from precast._runtime.loader import get_function, load_library
+from precast._runtime.manifest_writer import SYSTEM_LIBRARIES
 
 DTYPES = {
     "f16": torch.float16,

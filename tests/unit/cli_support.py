@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO
 
 import precast
-from precast.jit.spec import JitSpec
-from precast.loader import plan
-from precast.manifest import Manifest, ModuleRow
+from precast._plan.spec import JitSpec
+from precast._runtime.loader import plan
+from precast._runtime.manifest import Manifest, ModuleRow
 
 PACKAGES = str(Path(precast.__file__).resolve().parents[1])
 

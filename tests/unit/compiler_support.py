@@ -6,9 +6,9 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from precast.jit import cache
-from precast.jit.spec import Command, JitSpec
-from precast.jit.toolchain import Toolchain, Toolkit
+from precast._jit import cache
+from precast._jit.toolchain import Toolchain, Toolkit
+from precast._plan.spec import Command, JitSpec
 
 TOOLCHAIN = Toolchain(
     Toolkit("test", Path("nvcc"), (13, 0), "13.0.88", Path(), Path()),

@@ -16,7 +16,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def _hermetic(clean_environment: pytest.MonkeyPatch) -> None:
-    from precast.jit import policy
+    from precast._jit import policy
 
     clean_environment.setattr(policy, "_frozen", False)
 
@@ -47,11 +47,11 @@ def make(tree, tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("COUNT", str(tmp_path / "count"))
     from compiler_support import TOOLCHAIN, ShellSpec
 
-    from precast.jit import compiler
-    from precast.jit.planner import Plan
+    from precast._jit import compiler
+    from precast._plan.planner import Plan
 
     monkeypatch.setattr(compiler, "find_toolchain", lambda *args: TOOLCHAIN)
-    monkeypatch.setattr("precast.jit.toolchain.find_toolchain", lambda *args: TOOLCHAIN)
+    monkeypatch.setattr("precast._jit.toolchain.find_toolchain", lambda *args: TOOLCHAIN)
     base = Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0")
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
 

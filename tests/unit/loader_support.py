@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 from cli_support import write_provider
 
-from precast import cudart, loader, providers
+from precast._jit import toolchain
+from precast._jit.cache import META_NAME, Meta, module_folder
+from precast._jit.env import cache_dir
+from precast._plan.spec import JitSpec
+from precast._runtime import cudart, loader, providers
 from precast.errors import ToolchainError
-from precast.jit import toolchain
-from precast.jit.cache import META_NAME, Meta, module_folder
-from precast.jit.env import cache_dir
-from precast.jit.spec import JitSpec
 
 BF16 = {"dtype": "bf16"}
 

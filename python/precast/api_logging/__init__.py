@@ -39,9 +39,9 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeVar, overload
 
-from precast import _env
-from precast._lazy import import_all
-from precast.errors import EnvironmentVariableError
+from precast._base import env as _env
+from precast._base.errors import EnvironmentVariableError
+from precast._base.lazy import import_all
 
 __all__ = ["precast_api", "public_api"]
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast._torch import torch
+from precast._base.torch import torch
 from precast.api_logging import _destination
 from precast.api_logging._describe import describe, is_capturing, statistics, tensors_of
 from precast.api_logging._dump import Dump, Recorder
@@ -176,7 +176,7 @@ class _Call:
 
     def _written(self) -> list[str]:
         """The arguments that are known to be written, from the schema of the op's kernel."""
-        from precast._dispatch import KERNELS
+        from precast._op.dispatch import KERNELS
 
         kernel = KERNELS.get(self.name.rpartition(".")[2])
         if kernel is None or not self.name.startswith("precast."):

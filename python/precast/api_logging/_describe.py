@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from precast._torch import torch
+from precast._base.torch import torch
 from precast.api_logging._encoding import item_path
 from precast.api_logging._memory import opaque
 

@@ -10,8 +10,8 @@ import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast import _env
-from precast.errors import EnvironmentVariableError
+from precast._base import env as _env
+from precast._base.errors import EnvironmentVariableError
 
 _FORMAT = "[%(asctime)s.%(msecs)03d] %(message)s"
 

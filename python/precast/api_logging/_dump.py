@@ -30,9 +30,9 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from precast import _env
-from precast._torch import torch
-from precast._version import __version__
+from precast._base import env as _env
+from precast._base.torch import torch
+from precast._base.version import __version__
 from precast.api_logging import _encoding
 from precast.api_logging._describe import tensors_of
 from precast.api_logging._memory import (

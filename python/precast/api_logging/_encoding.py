@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from precast._torch import torch
-from precast.errors import MissingPackageError
+from precast._base.errors import MissingPackageError
+from precast._base.torch import torch
 
 
 class UnknownValueError(ValueError):

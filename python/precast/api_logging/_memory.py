@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from precast._torch import torch
+from precast._base.torch import torch
 
 #: Allocations of torch on a GPU start at multiples of this; a copy starts at the same remainder.
 ALIGNMENT = 512

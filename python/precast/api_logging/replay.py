@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._torch import torch
+from precast._base.errors import DumpError, MissingPackageError
+from precast._base.torch import torch
 from precast.api_logging import _encoding, public_api
 from precast.api_logging._describe import tensors_of
 from precast.api_logging._dump import CALL, INPUTS, OUTCOME, OUTPUTS, SCHEMA, replaying
 from precast.api_logging._memory import Block, View, dense, place, same_bits, view_of
-from precast.errors import DumpError, MissingPackageError
 
 if TYPE_CHECKING:
     from precast.utils import Device
@@ -331,7 +331,7 @@ def _split(
 
 @contextlib.contextmanager
 def _mode(reference: bool) -> Any:
-    from precast._mode import reference_mode
+    from precast._op.mode import reference_mode
 
     token = replaying.set(True)
     try:

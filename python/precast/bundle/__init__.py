@@ -18,11 +18,11 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from precast._base.errors import BundleError
 from precast.bundle._closure import Log, Pip, close
 from precast.bundle._files import readme, script
 from precast.bundle._target import Target, this_target
 from precast.bundle._wheel import Wheel
-from precast.errors import BundleError
 
 __all__ = ["Bundle", "Target", "local_wheels", "make_bundle", "this_target"]
 

@@ -18,9 +18,9 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from precast._base.errors import BundleError
 from precast.bundle._target import Target
 from precast.bundle._wheel import Wheel
-from precast.errors import BundleError
 
 _MAX_ROUNDS = 25
 

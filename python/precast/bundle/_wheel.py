@@ -20,9 +20,9 @@ from packaging.tags import Tag
 from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel_filename
 from packaging.version import Version
 
-from precast.errors import BundleError
-from precast.manifest import MANIFEST_NAME, Manifest, read_manifest
-from precast.providers import ENTRY_POINT_GROUP
+from precast._base.errors import BundleError
+from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
+from precast._runtime.providers import ENTRY_POINT_GROUP
 
 _PLAN = "precast/data/plan.json"
 

@@ -48,19 +48,19 @@ def _argcomplete() -> Any:
 
 
 def profiles(**_: object) -> Sequence[str]:
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     return list(plan().build.profiles)
 
 
 def ops(**_: object) -> Sequence[str]:
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     return list(loader.document["ops"])
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     functions = (name for op in plan().config.ops.values() for name in op.exports)
     return list(dict.fromkeys([*ops(), *functions]))
@@ -68,7 +68,7 @@ def ops_and_functions(**_: object) -> Sequence[str]:
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
     """``KEY=VALUE`` of the op that the line names, without the keys it has already."""
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     word = getattr(parsed_args, "op", None)
     given = {text.partition("=")[0] for text in getattr(parsed_args, "axes", None) or ()}
@@ -83,18 +83,18 @@ def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
 
 
 def capabilities(**_: object) -> Sequence[str]:
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     return [c for row in loader.document["archs"].values() for c in row["serves"]]
 
 
 def targets(**_: object) -> Sequence[str]:
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     return [row["target"] for row in loader.document["archs"].values()]
 
 
 def cuda_majors(**_: object) -> Sequence[str]:
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     return list(loader.document["cuda"])

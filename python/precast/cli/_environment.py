@@ -83,7 +83,7 @@ def gpu_rows(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 
 def packages(has_gpu: bool, optional: bool = False) -> list[dict[str, Any]]:
     """precast, Python and what precast depends on; ``optional``: the extras too, if installed."""
-    from precast._version import __version__
+    from precast._base.version import __version__
 
     here = Path(__file__).resolve().parents[1]
     extras = [_package(name) for name in _OPTIONAL] if optional else []
@@ -142,7 +142,7 @@ def _torch_cuda() -> str | None:
 def _tvm_ffi() -> dict[str, Any]:
     from packaging.version import Version
 
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     row = _package("apache-tvm-ffi")
     low, high = loader.document["tvm_ffi"]["min"], loader.document["tvm_ffi"]["max_exclusive"]
@@ -159,8 +159,8 @@ def _tvm_ffi() -> dict[str, Any]:
 
 def driver(no_gpu: str | None) -> dict[str, Any]:
     """Version of the driver and the newest CUDA that it runs."""
-    from precast.cudart import driver_cuda_version
-    from precast.loader import loader
+    from precast._runtime.cudart import driver_cuda_version
+    from precast._runtime.loader import loader
 
     cuda, version = driver_cuda_version(), driver_version()
     row: dict[str, Any] = {"version": version, "cuda": None if cuda is None else list(cuda)}
@@ -184,8 +184,8 @@ def driver(no_gpu: str | None) -> dict[str, Any]:
 
 def compilers() -> list[dict[str, Any]]:
     """Every nvcc found, in the order JIT asks, and the host compiler."""
-    from precast.errors import ToolchainError
-    from precast.jit import toolchain
+    from precast._base.errors import ToolchainError
+    from precast._jit import toolchain
 
     rows: list[dict[str, Any]] = []
     for toolkit in toolchain.candidates():
@@ -237,8 +237,8 @@ def _no_compiler(name: str, reason: str) -> dict[str, Any]:
 
 def providers() -> list[dict[str, Any]]:
     """Every provider that the loader found."""
-    from precast.loader import loader
-    from precast.providers import provider_problem
+    from precast._runtime.loader import loader
+    from precast._runtime.providers import provider_problem
 
     rows = []
     for provider in loader.providers:
@@ -269,8 +269,8 @@ def providers() -> list[dict[str, Any]]:
 
 def jit() -> dict[str, Any]:
     """What happens to a module that is not prebuilt."""
-    from precast import _env
-    from precast.jit import env, policy
+    from precast._base import env as _env
+    from precast._jit import env, policy
 
     refusal = policy.refusal()
     effect = f"never compiles ({refusal})" if refusal else "compiles"

@@ -9,13 +9,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from precast import _env
-from precast._names import provider_extra, provider_name
+from precast._base import env as _env
+from precast._base.names import provider_extra, provider_name
 from precast.cli import _state
 from precast.cli._output import UnableError, UsageError
 
 if TYPE_CHECKING:
-    from precast.jit.config import Arch
+    from precast._plan.config import Arch
 
 #: Machines that cache wheels are built for.
 MACHINES = ("x86_64", "aarch64")
@@ -53,8 +53,8 @@ class Choice(NamedTuple):
 
 
 def this_machine() -> Machine:
+    from precast._runtime.cudart import driver_cuda_version
     from precast.cli._environment import torch
-    from precast.cudart import driver_cuda_version
 
     return Machine(driver_cuda_version(), torch(has_gpu=False).get("cuda"))
 
@@ -64,7 +64,7 @@ def suitable_majors(machine: Machine, least: int) -> list[int]:
 
     The same major as torch's needs no second CUDA runtime in the environment.
     """
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     newest = None if machine.driver is None else machine.driver[0]
     majors = [m for m in plan().build.cuda if m >= least and (newest is None or m <= newest)]
@@ -83,8 +83,8 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
     UsageError
         If there are no modules of the CUDA major that is wanted.
     """
-    from precast._version import __version__
-    from precast.loader import plan
+    from precast._base.version import __version__
+    from precast._runtime.loader import plan
 
     build = plan().build
     if not build.accepted(capability):
@@ -101,7 +101,7 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
 
 
 def _choice(capability: str, arch: Arch, machine: Machine, wanted: int | None) -> Choice:
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     rows = {major: row for major, row in plan().build.cuda.items() if major >= arch.cuda[0]}
     driver = "" if machine.driver is None else f"CUDA {machine.driver[0]}.{machine.driver[1]}"
@@ -161,7 +161,7 @@ def platform_problem(any_libc: bool = False) -> str | None:
 
 def fits_already(capability: str, wanted: int | None = None) -> bool:
     """Whether every module of the core profile comes prebuilt, for its very target, already."""
-    from precast.loader import loader, plan
+    from precast._runtime.loader import loader, plan
 
     rows = _state.profile_outcomes(_env.PROFILE.default, [capability])
     rows = [row for row in rows if row.state != "unsupported"]

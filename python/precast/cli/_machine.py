@@ -31,9 +31,9 @@ CUDA_VARIABLES = (
 
 def precast_facts() -> dict[str, Any]:
     """Version, place, and the plan by its hash: equal hashes load equal modules."""
-    from precast._version import __version__
-    from precast.jit.planner import checkout_root
-    from precast.loader import loader
+    from precast._base.version import __version__
+    from precast._plan.planner import checkout_root
+    from precast._runtime.loader import loader
 
     text = json.dumps(loader.document, sort_keys=True, separators=(",", ":"))
     plan = hashlib.sha256(text.encode()).hexdigest()
@@ -50,7 +50,7 @@ def precast_facts() -> dict[str, Any]:
 
 def system() -> dict[str, Any]:
     """The operating system and the hardware without the GPUs."""
-    from precast.jit.jobs import available_cores, available_memory
+    from precast._jit.jobs import available_cores, available_memory
 
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
@@ -116,7 +116,7 @@ def settings() -> dict[str, str]:
 
     Of a variable that only looks like one of precast's, the name: its value is nobody's business.
     """
-    from precast import _env
+    from precast._base import env as _env
 
     known = {row.name for row in _env.REGISTRY} | set(CUDA_VARIABLES)
     return {
@@ -130,7 +130,7 @@ def unknown_settings() -> list[str]:
     """Texts about variables that look like precast's, but that nothing reads."""
     import difflib
 
-    from precast import _env
+    from precast._base import env as _env
 
     known = [row.name for row in _env.REGISTRY]
     texts = []
@@ -144,8 +144,8 @@ def unknown_settings() -> list[str]:
 
 def cache_state() -> dict[str, Any]:
     """The JIT cache of this user in numbers."""
+    from precast._jit.env import cache_dir
     from precast.cli import cache
-    from precast.jit.env import cache_dir
 
     rows = cache.judged()
     states = [row.state for row in rows]

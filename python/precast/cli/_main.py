@@ -8,7 +8,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from precast import errors
+from precast._base import errors
 from precast.cli._output import UnableError, UsageError
 from precast.cli._parser import build_parser, cure, parse
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import NoReturn
 
-from precast._version import __version__
+from precast._base.version import __version__
 from precast.cli._output import JSON_SCHEMA, HelpFormatter, UsageError
 
 #: How errors of the planner and of this package name a word that does not exist.

@@ -108,9 +108,9 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
     UnsupportedConfigError, ConfigError
         If the op, an axis or a value does not exist.
     """
-    from precast._names import module_name
-    from precast.errors import UnsupportedConfigError
-    from precast.loader import loader, plan
+    from precast._base.errors import UnsupportedConfigError
+    from precast._base.names import module_name
+    from precast._runtime.loader import loader, plan
 
     checked = plan().axes(op, axes)
     name = module_name(op, checked)
@@ -167,7 +167,7 @@ def profile_outcomes(
     ConfigError
         If the profile or the op does not exist.
     """
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     if op is not None:
         plan().config.op(op)
@@ -177,9 +177,9 @@ def profile_outcomes(
 
 def fixes(rows: Iterable[Outcome]) -> list[str]:
     """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
-    from precast._version import __version__
+    from precast._base.version import __version__
+    from precast._runtime.loader import loader, plan
     from precast.cli import _fit
-    from precast.loader import loader, plan
 
     commands: list[str] = []
     extras: list[str] = []

@@ -68,11 +68,12 @@ def _jobs(text: str) -> int:
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast import _env, aot
-    from precast.jit.__main__ import target_archs
-    from precast.jit.toolchain import find_toolchain
-    from precast.loader import plan
-    from precast.manifest_writer import slowest
+    from precast._base import env as _env
+    from precast._jit.plan_files import target_archs
+    from precast._jit.toolchain import find_toolchain
+    from precast._runtime import aot
+    from precast._runtime.loader import plan
+    from precast._runtime.manifest_writer import slowest
 
     try:
         archs = target_archs(plan(), " ".join(args.arch or ()) or _env.CUDA_ARCH_LIST())

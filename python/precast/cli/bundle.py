@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from precast._progress import spinner
+from precast._base.progress import spinner
 from precast.cli import _completers, _output
 
 EXIT_CODES = (0, 2, 3)
@@ -80,9 +80,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast._version import __version__
+    from precast._base.version import __version__
+    from precast._runtime.loader import plan
     from precast.bundle import Target, local_wheels, make_bundle, this_target
-    from precast.loader import plan
 
     try:
         archs = [arch.name for arch in plan().archs(" ".join(args.arch))]

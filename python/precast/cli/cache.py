@@ -17,12 +17,12 @@ import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from precast._progress import steps
+from precast._base.progress import steps
 from precast.cli import _output
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
-    from precast.jit.cache import Entry
+    from precast._jit.cache import Entry
 
 EXIT_CODES = (0, 2, 3)
 JSON = {
@@ -84,7 +84,7 @@ def run(args: argparse.Namespace) -> int:
     doomed = rows if args.action == "clear" else _to_prune(rows, args.older_than, args.max_size)
     if args.action == "clear" and doomed and not args.dry_run and not args.yes:
         _confirm(len(doomed))
-    from precast.jit import cache
+    from precast._jit import cache
 
     if not args.dry_run:
         for row in doomed:
@@ -106,7 +106,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _info(rows: list[Row], as_json: bool) -> int:
-    from precast.jit.env import cache_dir
+    from precast._jit.env import cache_dir
 
     size = sum(row.entry.size for row in rows)
     if as_json:
@@ -135,7 +135,7 @@ def _info(rows: list[Row], as_json: bool) -> int:
 
 
 def _as_json(row: Row) -> dict[str, object]:
-    from precast.jit import cache
+    from precast._jit import cache
 
     return {**cache.as_json(row.entry), "state": row.state, "reason": row.reason}
 
@@ -145,7 +145,7 @@ def _as_json(row: Row) -> dict[str, object]:
 
 def judged() -> list[Row]:
     """Every build in the cache, and whether this precast would use it."""
-    from precast.jit import cache
+    from precast._jit import cache
 
     entries = list(cache.entries())
     rows = []
@@ -158,10 +158,10 @@ def judged() -> list[Row]:
 
 def _judge(entry: Entry) -> tuple[str, str]:
     """``ok``, ``stale`` or ``damaged``, and why."""
-    from precast._trust import check_contents
-    from precast.errors import ConfigError, UnsupportedConfigError
-    from precast.jit import cache
-    from precast.loader import plan
+    from precast._base.errors import ConfigError, UnsupportedConfigError
+    from precast._base.trust import check_contents
+    from precast._jit import cache
+    from precast._runtime.loader import plan
 
     meta = entry.meta
     if meta is None:
@@ -229,7 +229,7 @@ def _size(text: str) -> int:
 
 
 def _confirm(count: int) -> None:
-    from precast.jit.env import cache_dir
+    from precast._jit.env import cache_dir
 
     if not sys.stdin.isatty():
         raise UsageError("nobody is there to ask. Fix: precast cache clear --yes")

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast import _env
+    from precast._base import env as _env
 
     found = _state.flatten(args.arch)
     gpus, no_gpu = find_gpus()

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast.loader import loader
+    from precast._runtime.loader import loader
 
     gpus, no_gpu = find_gpus()
     capabilities = _state.flatten(args.arch) or list(dict.fromkeys(g.capability for g in gpus))
@@ -126,7 +126,7 @@ def _extras(chosen: list[_fit.Choice]) -> list[str]:
 
 def _commands(todo: list[_fit.Choice], links: list[str], no_index: bool) -> list[list[str]]:
     """One command that brings what is missing, one more for what is there but is damaged."""
-    from precast._version import __version__
+    from precast._base.version import __version__
 
     installer, _ = _installer.find_installer()
     pin = _installer.torch_pin(_environment.torch(has_gpu=False)["version"])
@@ -143,7 +143,7 @@ def _commands(todo: list[_fit.Choice], links: list[str], no_index: bool) -> list
 
 def _incomplete(report: dict[str, Any], left: list[_fit.Choice], as_json: bool) -> int:
     """The installer was content, but a compile would still be needed."""
-    from precast import _env
+    from precast._base import env as _env
 
     capabilities = dict.fromkeys(choice.capability for choice in left)
     rows = _state.profile_outcomes(_env.PROFILE.default, capabilities)
@@ -191,7 +191,7 @@ def _reasons(
 
 
 def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
-    from precast.jit.planner import checkout_root
+    from precast._plan.planner import checkout_root
 
     notes = []
     torch = _environment.torch(has_gpu)

@@ -49,8 +49,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import importlib
 
+    from precast._base.errors import DumpError, MissingPackageError
     from precast.api_logging.replay import find_dumps, replay
-    from precast.errors import DumpError, MissingPackageError
 
     _check_device(args.device)
     for module in args.modules:
@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _check_device(device: str | None) -> None:
-    from precast._torch import torch
+    from precast._base.torch import torch
 
     if device is None or device == "cpu":
         return

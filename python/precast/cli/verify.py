@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from precast._progress import steps
+from precast._base.progress import steps
 from precast.cli import _output
 
 if TYPE_CHECKING:
-    from precast.manifest import ModuleRow
-    from precast.providers import Provider
+    from precast._runtime.manifest import ModuleRow
+    from precast._runtime.providers import Provider
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
@@ -69,9 +69,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _providers(folders: list[Path]) -> list[Provider]:
-    from precast.loader import loader
-    from precast.manifest import read_manifest
-    from precast.providers import Provider
+    from precast._runtime.loader import loader
+    from precast._runtime.manifest import read_manifest
+    from precast._runtime.providers import Provider
 
     if not folders:
         return list(loader.providers)
@@ -110,10 +110,10 @@ def _verify(
 
 
 def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
-    from precast._trust import check_contents, distrust
-    from precast._version import __version__
-    from precast.loader import loader
-    from precast.manifest import MANIFEST_NAME
+    from precast._base.trust import check_contents, distrust
+    from precast._base.version import __version__
+    from precast._runtime.loader import loader
+    from precast._runtime.manifest import MANIFEST_NAME
 
     manifest = provider.manifest
     assert manifest is not None
@@ -145,7 +145,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
 
 
 def _contents(path: Path, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
-    from precast.loader import plan
+    from precast._runtime.loader import plan
 
     if "elf" in readers:
         symbols, prefix = readers["elf"](path), readers["prefix"]
@@ -172,8 +172,8 @@ def _differs(what: str, got: Any, expected: Any) -> Iterator[str]:
 
 def _readers() -> tuple[dict[str, Any], list[str]]:
     """The functions that look into a library, and what cannot be looked at here."""
-    from precast import elf
-    from precast.errors import ToolchainError
+    from precast._base.errors import ToolchainError
+    from precast._runtime import elf
 
     readers: dict[str, Any] = {}
     skipped = []

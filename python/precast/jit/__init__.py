@@ -4,6 +4,6 @@
 ``__init__.pyi`` lists the public names.
 """
 
-from precast._lazy import lazy_package
+from precast._base.lazy import lazy_package
 
 __getattr__, __dir__ = lazy_package(__name__, __file__)

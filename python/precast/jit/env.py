@@ -8,17 +8,15 @@ written, a private temporary directory (said once in the log).
 
 from __future__ import annotations
 
-import atexit
-import errno
-import functools
-import os
-import shutil
-import tempfile
-from pathlib import Path
-
-from precast import _env
-from precast.errors import CacheDirectoryError
-from precast.jit.planner import checkout_root, write_if_different
+from precast._jit.env import (
+    aot_config_dir,
+    cache_dir,
+    cache_dirs,
+    csrc_dir,
+    include_dir,
+    source_root,
+    write_if_different,
+)
 
 __all__ = [
     "aot_config_dir",
@@ -29,127 +27,3 @@ __all__ = [
     "source_root",
     "write_if_different",
 ]
-
-#: Layout version of the cache; a change of layout gets a new number and leaves the old one alone.
-CACHE_LAYOUT = "v1"
-
-
-@functools.cache
-def source_root() -> Path:
-    """The folder with ``aot_configs``, ``csrc`` and ``include``: package data, or the checkout."""
-    installed = Path(__file__).resolve().parents[1] / "data"
-    if (installed / "aot_configs" / "build.toml").is_file():
-        return installed
-    root = checkout_root()
-    if root is None:
-        raise FileNotFoundError(
-            f"{installed} is missing: the installation of precast is incomplete. "
-            f"Fix: pip install --force-reinstall precast"
-        )
-    return root
-
-
-def include_dir() -> Path:
-    """Device headers, ``#include "precast/norm.cuh"``."""
-    return source_root() / "include"
-
-
-def csrc_dir() -> Path:
-    """Launchers, bindings and the checks they share."""
-    return source_root() / "csrc"
-
-
-def aot_config_dir() -> Path:
-    """The TOML files that say what exists."""
-    return source_root() / "aot_configs"
-
-
-def cache_dir() -> Path:
-    """The JIT cache, which need not exist yet; for reading.
-
-    Raises
-    ------
-    CacheDirectoryError
-        If ``PRECAST_CACHE_DIR`` names the home of a user who does not exist.
-    """
-    override = _env.CACHE_DIR()
-    if override:
-        try:
-            return Path(override).expanduser().absolute() / CACHE_LAYOUT
-        except RuntimeError as error:
-            raise CacheDirectoryError(
-                f"PRECAST_CACHE_DIR={override}: {error} Fix: give the directory in full"
-            ) from None
-    return _default_cache_dir() / CACHE_LAYOUT
-
-
-def cache_dirs() -> list[Path]:
-    """Where builds of this user may lie: :func:`cache_dir`, and what had to replace it."""
-    replaced = [] if _env.CACHE_DIR() else [path / CACHE_LAYOUT for path in _temporary.values()]
-    return [cache_dir(), *replaced]
-
-
-def writable_cache_dir() -> Path:
-    """:func:`cache_dir`, made if it is missing.
-
-    Raises
-    ------
-    CacheDirectoryError
-        If ``PRECAST_CACHE_DIR`` names a directory that cannot be written.
-    """
-    path = cache_dir()
-    try:
-        _make_private(path)
-    except OSError as error:
-        if not _env.CACHE_DIR():  # Also where the default stopped being writable meanwhile.
-            path = _temporary_cache_dir(str(path)) / CACHE_LAYOUT
-            _make_private(path)
-            return path
-        raise CacheDirectoryError(
-            f"PRECAST_CACHE_DIR={_env.CACHE_DIR()} cannot be written ({error.strerror}). Nothing "
-            f"was compiled. Fix: point it to a directory of yours on a writable file system, or "
-            f"install the prebuilt modules (see: precast doctor)"
-        ) from error
-    return path
-
-
-def _make_private(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if os.statvfs(path).f_flag & os.ST_RDONLY:
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
-    if not os.access(path, os.W_OK | os.X_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-
-
-@functools.cache
-def _default_cache_dir() -> Path:
-    import platformdirs
-
-    return Path(platformdirs.user_cache_dir("precast", appauthor=False))
-
-
-#: By process: a fork makes its own.
-_temporary: dict[int, Path] = {}
-
-
-def _temporary_cache_dir(unwritable: str) -> Path:
-    """One private folder for this process, removed when it ends."""
-    from precast._log import get_logger
-
-    pid = os.getpid()
-    if pid in _temporary:
-        return _temporary[pid]
-    path = _temporary[pid] = Path(tempfile.mkdtemp(prefix="precast-cache-"))
-    atexit.register(_remove_own, path, pid)
-    get_logger().warning(
-        "the cache directory %s cannot be written; modules compiled by this process go to %s and "
-        "are lost to the next one. Set PRECAST_CACHE_DIR to a directory of yours",
-        unwritable,
-        path,
-    )
-    return path
-
-
-def _remove_own(path: Path, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(path, ignore_errors=True)

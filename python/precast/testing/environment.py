@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from precast._version import __version__
+from precast._base.version import __version__
 
 #: Distributions whose version belongs to every result, where they are installed.
 PACKAGES = ("apache-tvm-ffi", "triton")

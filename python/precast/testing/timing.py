@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from precast._log import get_logger
+from precast._base.log import get_logger
 from precast.testing import cupti
 from precast.testing.rotation import Call, rotation_for
 from precast.testing.stats import Timing

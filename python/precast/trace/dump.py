@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from precast import _env
-from precast._torch import torch
+from precast._base import env as _env
+from precast._base.torch import torch
 from precast.trace.registry import public_name, read_call
 
 #: What is written already, and which call has which name. ``setdefault`` decides between threads
@@ -36,7 +36,7 @@ def on_compile(name: str, args: Sequence[Any]) -> None:
         import inspect
 
         import precast
-        from precast._dispatch import KERNELS
+        from precast._op.dispatch import KERNELS
 
         kernel = KERNELS[name]
         function = getattr(precast, kernel.function)
@@ -73,7 +73,7 @@ def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         if _first((function.__qualname__, text)):
-            from precast._log import get_logger
+            from precast._base.log import get_logger
 
             get_logger().warning(
                 "the trace of a call of %s is not written: %s", function.__qualname__, text

@@ -13,7 +13,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from precast._torch import torch as lazy_torch
+from precast._base.torch import torch as lazy_torch
 
 
 def self_contained(

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from precast._lazy import import_all
+from precast._base.lazy import import_all
 from precast.trace.template import Reading, TraceTemplate
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def dispatch(
 
     Examples
     --------
-    >>> from precast.norm.rmsnorm import rmsnorm
+    >>> from precast._ops.norm.rmsnorm import rmsnorm
     >>> from precast.trace import registered
     >>> [template.name_prefix for f, template in registered() if f is rmsnorm]
     ['rmsnorm', 'rmsnorm_heads']

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernels of one attention module: PRECAST_DTYPE_Q is f16 or bf16, PRECAST_DTYPE_KV the same or
+// e4m3 or e5m2.
+#include "precast/attention/attention.cuh"
+
+#if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
+#error "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
+#endif
+#if !defined(PRECAST_HEAD_DIM_QK) || !defined(PRECAST_HEAD_DIM_VO)
+#error "csrc/attention/attention.cu: define the head dimensions, -DPRECAST_HEAD_DIM_QK=128"
+#endif
+
+namespace precast {
+
+extern const DType attention_dtype_q = TypeName<PRECAST_DTYPE_Q>::value;
+extern const DType attention_dtype_kv = TypeName<PRECAST_DTYPE_KV>::value;
+extern const int attention_head_dim_qk = PRECAST_HEAD_DIM_QK;
+extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
+
+static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
+                  TypeName<PRECAST_DTYPE_KV>::value == TypeName<PRECAST_DTYPE_Q>::value,
+              "keys of 16 bits are of the queries' type");
+static_assert(attention_ctas_per_sm(2, kNarrowRows, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
+              "no kernel has this pair of head dimensions");
+
+int attention_ctas_per_sm(int tile_rows) {
+  return attention_ctas_per_sm(sizeof(PRECAST_DTYPE_KV), tile_rows, PRECAST_HEAD_DIM_QK,
+                               PRECAST_HEAD_DIM_VO);
+}
+
+cudaError_t attention(const AttentionParams& params, bool enable_pdl, cudaStream_t stream) {
+  return launch_attention<PRECAST_DTYPE_Q, PRECAST_DTYPE_KV, PRECAST_HEAD_DIM_QK,
+                          PRECAST_HEAD_DIM_VO>(params, enable_pdl, stream);
+}
+
+}  // namespace precast

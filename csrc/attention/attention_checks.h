@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the bindings of attention share: optional tensors, workspaces, lengths.
+#pragma once
+
+#include "precast/attention/plan.cuh"
+#include "precast/attention/tile.cuh"
+#include "core/tvm_ffi_utils.h"
+
+namespace precast {
+
+// The memory of an optional tensor, or null.
+template <typename T>
+T* data_or_null(const OptionalTensor& tensor) {
+  return tensor.has_value() ? static_cast<T*>(data_of(tensor.value())) : nullptr;
+}
+
+PRECAST_ONE_COPY void check_numbers(const Arg& arg, DLDataType dtype, int64_t count) {
+  PRECAST_CHECK(same_dtype(arg.tensor.dtype(), dtype), ValueError)
+      << arg.what() << " must be " << to_string(dtype) << ", got " << to_string(arg.tensor.dtype());
+  check_vector(arg, count);
+}
+
+constexpr DLDataType kInt32 = {kDLInt, 32, 1};
+constexpr DLDataType kFloat32 = {kDLFloat, 32, 1};
+constexpr DLDataType kUint8 = {kDLUInt, 8, 1};
+
+// `count` numbers on the device of `with`, if the tensor is there.
+PRECAST_ONE_COPY void check_optional(const char* op, const char* name, const OptionalTensor& tensor,
+                                     const Arg& with, DLDataType dtype, int64_t count) {
+  if (!tensor.has_value()) return;
+  const TensorView& view = tensor.value();
+  const Arg arg = {op, name, view};
+  check_same_device(arg, with);
+  check_numbers(arg, dtype, count);
+}
+
+// Numbers that only some mode needs, which then must be there; `reason` names it.
+PRECAST_ONE_COPY void check_given(const char* op, const char* name, const OptionalTensor& tensor,
+                                  const char* reason) {
+  PRECAST_CHECK(tensor.has_value(), ValueError)
+      << op << ": " << reason << " needs " << name << ", got None";
+}
+
+PRECAST_ONE_COPY void check_wide_numbers(const char* op, const char* name,
+                                         const OptionalTensor& tensor, const Arg& with, int bits,
+                                         int64_t least) {
+  if (!tensor.has_value()) return;
+  const TensorView& view = tensor.value();
+  const Arg arg = {op, name, view};
+  const DLDataType dtype = view.dtype();
+  check_same_device(arg, with);
+  PRECAST_CHECK((dtype.code == kDLInt || dtype.code == kDLUInt) && dtype.bits == bits, ValueError)
+      << arg.what() << " must be uint" << bits << " or int" << bits << ", got " << to_string(dtype);
+  check_contiguous(arg);
+  PRECAST_CHECK(view.numel() >= least, ValueError)
+      << arg.what() << " must have at least " << least << " elements, got shape "
+      << to_string(view.shape());
+}
+
+// Bytes of a contiguous buffer of bytes that starts at a multiple of 16.
+PRECAST_ONE_COPY int64_t check_workspace(const Arg& arg, const Arg& with) {
+  const TensorView& t = arg.tensor;
+  const DLDataType dtype = t.dtype();
+  check_same_device(arg, with);
+  PRECAST_CHECK(
+      dtype.bits == 8 && dtype.lanes == 1 && (dtype.code == kDLUInt || dtype.code == kDLInt),
+      ValueError)
+      << arg.what() << " must be uint8 or int8, got " << to_string(dtype);
+  check_contiguous(arg);
+  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % 16 == 0, ValueError)
+      << arg.what() << " must start at a multiple of 16 bytes";
+  return t.numel();
+}
+
+// Multiprocessors of a device. Why: the runtime takes 0.2 us to say it.
+PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
+  constexpr int kDevices = 64;
+  static int known[kDevices];  // races write the same number
+  if (device < kDevices && known[device] != 0) return known[device];
+  int count = 0;
+  check_cuda_status(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
+  if (device < kDevices) known[device] = count;
+  return count;
+}
+
+// The shape of a schedule, which plan and run must agree on.
+struct HeadsOfCall {
+  int64_t query_heads, kv_heads;
+  int64_t head_dim_vo;
+};
+
+PRECAST_ONE_COPY ScheduleShape shape_of(const char* op, const HeadsOfCall& heads, int64_t batch,
+                                        int64_t tile_rows, int32_t ctas, bool causal,
+                                        int64_t window_left) {
+  const bool divides = heads.kv_heads > 0 && heads.query_heads % heads.kv_heads == 0;
+  PRECAST_CHECK(divides && heads.query_heads > 0, ValueError)
+      << op << ": query heads must be a multiple of KV heads, got " << heads.query_heads << " and "
+      << heads.kv_heads;
+  PRECAST_CHECK(batch >= 0 && batch < 1 << 24, ValueError)
+      << op << ": the batch must have 0 to " << (1 << 24) - 1 << " requests, got " << batch;
+  ScheduleShape shape = {};
+  shape.batch = static_cast<int32_t>(batch);
+  shape.ctas = ctas;
+  shape.heads = static_cast<int32_t>(heads.kv_heads *
+                                     attention_value_parts(static_cast<int>(heads.head_dim_vo)));
+  shape.group = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
+  shape.tile_rows = static_cast<int32_t>(tile_rows);
+  shape.window_left = static_cast<int32_t>(window_left < 0            ? -1
+                                           : window_left > 0x7fffffff ? 0x7fffffff
+                                                                      : window_left);
+  shape.causal = causal;
+  return shape;
+}
+
+// Bytes of a slot of partial results.
+PRECAST_ONE_COPY int64_t slot_bytes(int64_t tile_rows, int64_t head_dim_vo) {
+  const int dim = static_cast<int>(head_dim_vo);
+  return 4 * attention_slot_floats(static_cast<int>(tile_rows), dim / attention_value_parts(dim));
+}
+
+}  // namespace precast

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// The kernel that plans attention, and how many CTAs of the attention kernels an SM holds.
+#include "precast/attention/plan_kernel.cuh"
+#include "precast/attention/tile.cuh"
+
+namespace precast {
+
+int attention_plan_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo, int kv_bytes) {
+  return attention_ctas_per_sm(kv_bytes, tile_rows, head_dim_qk, head_dim_vo);
+}
+
+cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream_t stream) {
+  return launch_attention_plan(params, enable_pdl, stream);
+}
+
+}  // namespace precast

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the bindings of the norms check alike.
+#pragma once
+
+#include "core/memory_checks.h"
+#include "precast/norm/rms_rows.cuh"
+#include "core/tvm_ffi_utils.h"
+
+namespace precast {
+
+constexpr int64_t kMaxHidden = int64_t(1) << 30;  // column arithmetic in the kernels is 32-bit
+
+// Rows, or heads of rows, to be normalised.
+PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
+  check_cuda(in);
+  check_dtype(in, dtype);
+  check_rank(in, 2, 3);
+  PRECAST_CHECK(in.tensor.size(-1) <= kMaxHidden, ValueError)
+      << in.what() << "'s last dimension must be at most " << kMaxHidden << ", got "
+      << in.tensor.size(-1);
+  check_columns(in, false);
+}
+
+// A tensor that goes row by row with `in`, and is written or not.
+PRECAST_ONE_COPY void check_norm_peer(const Arg& arg, const Arg& in, DType dtype,
+                                      bool is_output = true) {
+  check_same_device(arg, in);
+  check_dtype(arg, dtype);
+  check_same_shape(arg, in);
+  check_columns(arg, is_output);
+}
+
+PRECAST_ONE_COPY void check_norm_weight(const Arg& weight, const Arg& in, DType dtype) {
+  check_same_device(weight, in);
+  check_dtype(weight, dtype);
+  check_vector(weight, in.tensor.size(-1));
+}
+
+// LayerNorm's input and parameters, with the exceptions that its callers know.
+PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> parameters,
+                                      DType dtype) {
+  check_cuda(in);
+  PRECAST_CHECK(has_dtype(in, dtype), DtypeRuntimeError)
+      << in.op << ": input must be bfloat16 (or float16, with the module of that type), got "
+      << to_string(in.tensor.dtype());
+  PRECAST_CHECK(in.tensor.IsContiguous(), DtypeRuntimeError)
+      << in.op << ": input must be contiguous, got strides " << to_string(in.tensor.strides())
+      << "; call .contiguous()";
+  check_norm_input(in, dtype);
+  for (const Arg& arg : parameters) {
+    check_same_device(arg, in);
+    PRECAST_CHECK(has_dtype(arg, DType::f32), DtypeRuntimeError)
+        << arg.what() << " must be float32, got " << to_string(arg.tensor.dtype());
+    check_vector(arg, in.tensor.size(-1));
+  }
+}
+
+// An output that may be the input.
+PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
+  const TensorMemory memory(out);
+  check_elements_apart(memory);
+  check_same_or_apart(memory, in);
+}
+
+// The parameters that all RMS norms have.
+inline void set_rms_rows(RmsRowsParams& params, const Arg& in, const TensorView* weight,
+                         const RowView& view, double eps, float weight_bias) {
+  params.input = data_of(in.tensor);
+  params.weight = weight == nullptr ? nullptr : data_of(*weight);
+  params.input_strides = view.strides[0];
+  params.rows = view.rows;
+  params.hidden = static_cast<int>(view.columns);
+  params.eps = static_cast<float>(eps);
+  params.weight_bias = weight_bias;
+}
+
+}  // namespace precast

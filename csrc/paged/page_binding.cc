@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points that append to a paged KV cache without conversion.
+#include "core/ffi_export.h"
+#include "paged/paged_checks.h"
+#include "precast/paged/batch_indices_positions.cuh"
+#include "precast/paged/page.cuh"
+
+namespace precast {
+
+// csrc/paged/page.cu
+cudaError_t append_paged(const AppendPagedParams& params, bool from_slots, bool enable_pdl,
+                         cudaStream_t stream);
+cudaError_t batch_indices_positions(const BatchIndicesPositionsParams& params, bool enable_pdl,
+                                    cudaStream_t stream);
+
+namespace {
+
+int64_t item_bytes(const TensorView& tensor) { return (tensor.dtype().bits + 7) / 8; }
+
+// The first of two tensors that are appended, and the second.
+void check_rows(const Arg& first, const Arg& second, int rank) {
+  check_cuda(first);
+  check_append_shape(first, rank);
+  const DLDataType dtype = first.tensor.dtype();
+  PRECAST_CHECK(dtype.lanes == 1 && (dtype.bits == 8 || dtype.bits == 16 || dtype.bits == 32),
+                ValueError)
+      << first.what() << " must have elements of 1, 2 or 4 bytes, got " << to_string(dtype);
+  check_append_pair(second, first);
+}
+
+// A cache has the dtype of the rows; bytes without a type go with any type of one byte.
+void check_cache_dtype(const Arg& cache, const Arg& rows) {
+  const DLDataType c = cache.tensor.dtype(), r = rows.tensor.dtype();
+  const DLDataType bytes = {kDLUInt, 8, 1};
+  const bool untyped =
+      c.bits == 8 && r.bits == 8 && c.lanes == 1 && (same_dtype(c, bytes) || same_dtype(r, bytes));
+  PRECAST_CHECK(untyped || same_dtype(c, r), ValueError)
+      << cache.what() << " must be " << to_string(r) << " as " << rows.name << ", got "
+      << to_string(c);
+}
+
+// Everything but the slots. False if there is nothing to do.
+bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p) {
+  check_cache_dtype(args.first_cache, args.first);
+  check_cache_dtype(args.second_cache, args.second);
+  if (!check_append(args, tokens, item_bytes(args.first.tensor), p)) return false;
+  check_append_items(args.first, p, append_unit(p), "bytes");
+  return true;
+}
+
+struct PageTable {
+  const TensorView& batch_indices;
+  const TensorView& positions;
+  const TensorView& kv_indices;
+  const TensorView& kv_indptr;
+  const TensorView& kv_last_page_len;
+};
+
+void append_by_table(const AppendArgs& args, const PageTable& table, bool enable_pdl) {
+  const char* op = args.first.op;
+  const Arg& with = args.first;
+  const int64_t tokens = with.tensor.size(0);
+  const Arg indptr{op, "kv_indptr", table.kv_indptr};
+  const Arg indices{op, "kv_indices", table.kv_indices};
+  AppendPagedParams p;
+  p.slots.tokens = check_index({op, "batch_indices", table.batch_indices}, with, tokens);
+  p.slots.positions = check_index({op, "positions", table.positions}, with, tokens);
+  PRECAST_CHECK(table.kv_indptr.ndim() == 1 && table.kv_indptr.size(0) >= 1, ValueError)
+      << indptr.what() << " must have shape [batch_size + 1], got "
+      << to_string(table.kv_indptr.shape());
+  const int64_t batch = table.kv_indptr.size(0) - 1;
+  p.slots.kv_indptr = check_index(indptr, with, batch + 1);
+  p.slots.kv_indices =
+      check_index(indices, with, table.kv_indices.ndim() == 1 ? table.kv_indices.size(0) : -1);
+  // No kernel reads it: the positions say where rows go.
+  check_index({op, "kv_last_page_len", table.kv_last_page_len}, with, batch);
+  p.slots.batch = static_cast<uint32_t>(batch < 0x7fffffff ? batch : 0x7fffffff);
+  p.slots.kv_indices_count = table.kv_indices.size(0);
+  if (!check_copy(args, tokens, p)) return;
+  launch_on(with, [&](cudaStream_t stream) { return append_paged(p, false, enable_pdl, stream); });
+}
+
+void append_by_slots(const AppendArgs& args, const TensorView& slot_mapping, bool enable_pdl) {
+  const Arg slots{args.first.op, "slot_mapping", slot_mapping};
+  AppendPagedParams p;
+  const int64_t tokens = check_slots(slots, args.first, p);
+  if (!check_copy(args, tokens, p)) return;
+  launch_on(args.first,
+            [&](cudaStream_t stream) { return append_paged(p, true, enable_pdl, stream); });
+}
+
+// Calls `run` with the arguments of an op on keys and values.
+template <typename Run>
+void with_keys_and_values(const char* op, const TensorView& append_key,
+                          const TensorView& append_value, const TensorView& k_cache,
+                          const OptionalTensor& v_cache, bool hnd, const Run& run) {
+  const Arg key = PRECAST_ARG(op, append_key);
+  const Arg value = PRECAST_ARG(op, append_value);
+  check_rows(key, value, 3);
+  const CacheArgs caches(op, k_cache, v_cache);
+  run(AppendArgs{key, value, caches.first(), caches.second(), hnd, false});
+}
+
+// The same for the two parts of an MLA entry.
+template <typename Run>
+void with_mla(const char* op, const TensorView& append_ckv, const TensorView& append_kpe,
+              const TensorView& ckv_cache, const TensorView& kpe_cache, const Run& run) {
+  const Arg ckv = PRECAST_ARG(op, append_ckv);
+  const Arg kpe = PRECAST_ARG(op, append_kpe);
+  check_rows(ckv, kpe, 2);
+  const Arg first = PRECAST_ARG(op, ckv_cache);
+  const Arg second = PRECAST_ARG(op, kpe_cache);
+  run(AppendArgs{ckv, kpe, first, second, false, true});
+}
+
+void append_paged_kv_cache(TensorView append_key, TensorView append_value, TensorView batch_indices,
+                           TensorView positions, TensorView k_cache, OptionalTensor v_cache,
+                           TensorView kv_indices, TensorView kv_indptr, TensorView kv_last_page_len,
+                           bool hnd, bool enable_pdl) {
+  const PageTable table{batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len};
+  with_keys_and_values("append_paged_kv_cache", append_key, append_value, k_cache, v_cache, hnd,
+                       [&](const AppendArgs& a) { append_by_table(a, table, enable_pdl); });
+}
+
+void append_paged_mla_kv_cache(TensorView append_ckv, TensorView append_kpe,
+                               TensorView batch_indices, TensorView positions, TensorView ckv_cache,
+                               TensorView kpe_cache, TensorView kv_indices, TensorView kv_indptr,
+                               TensorView kv_last_page_len, bool enable_pdl) {
+  const PageTable table{batch_indices, positions, kv_indices, kv_indptr, kv_last_page_len};
+  with_mla("append_paged_mla_kv_cache", append_ckv, append_kpe, ckv_cache, kpe_cache,
+           [&](const AppendArgs& a) { append_by_table(a, table, enable_pdl); });
+}
+
+void append_with_slots(TensorView append_key, TensorView append_value, TensorView slot_mapping,
+                       TensorView k_cache, OptionalTensor v_cache, bool hnd, bool enable_pdl) {
+  with_keys_and_values("append_paged_kv_cache_with_slot_mapping", append_key, append_value, k_cache,
+                       v_cache, hnd,
+                       [&](const AppendArgs& a) { append_by_slots(a, slot_mapping, enable_pdl); });
+}
+
+void append_mla_with_slots(TensorView append_ckv, TensorView append_kpe, TensorView slot_mapping,
+                           TensorView ckv_cache, TensorView kpe_cache, bool enable_pdl) {
+  with_mla("append_paged_mla_kv_cache_with_slot_mapping", append_ckv, append_kpe, ckv_cache,
+           kpe_cache, [&](const AppendArgs& a) { append_by_slots(a, slot_mapping, enable_pdl); });
+}
+
+int32_t* check_rows_out(const Arg& out, const Arg& with, int64_t nnz) {
+  check_same_device(out, with);
+  const DLDataType i32 = {kDLInt, 32, 1};
+  PRECAST_CHECK(same_dtype(out.tensor.dtype(), i32), ValueError)
+      << out.what() << " must be int32, got " << to_string(out.tensor.dtype());
+  check_vector(out, nnz);
+  return static_cast<int32_t*>(data_of(out.tensor));
+}
+
+void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, int64_t nnz,
+                                 TensorView batch_indices, TensorView positions, bool enable_pdl) {
+  const char* op = "get_batch_indices_positions";
+  const Arg indptr = PRECAST_ARG(op, append_indptr);
+  const Arg lens = PRECAST_ARG(op, seq_lens);
+  const Arg batches = PRECAST_ARG(op, batch_indices);
+  const Arg places = PRECAST_ARG(op, positions);
+  check_cuda(indptr);
+  PRECAST_CHECK(append_indptr.ndim() == 1 && append_indptr.size(0) >= 1, ValueError)
+      << indptr.what() << " must have shape [batch_size + 1], got "
+      << to_string(append_indptr.shape());
+  constexpr int64_t kMost = 0x7fffffff;
+  PRECAST_CHECK(nnz >= 0 && nnz <= kMost, ValueError)
+      << op << ": nnz must be from 0 to " << kMost << ", got " << nnz;
+  const int64_t batch = append_indptr.size(0) - 1;
+  PRECAST_CHECK(batch < kMost, ValueError)
+      << indptr.what() << " must have at most " << kMost << " requests, got " << batch;
+  BatchIndicesPositionsParams p = {};
+  p.indptr = check_index(indptr, indptr, batch + 1);
+  p.seq_lens = check_index(lens, indptr, batch);
+  p.batch_indices = check_rows_out(batches, indptr, nnz);
+  p.positions = check_rows_out(places, indptr, nnz);
+  if (nnz == 0) return;
+  const TensorMemory first(batches), second(places), of_indptr(indptr), of_lens(lens);
+  check_memory_apart(first, of_indptr);
+  check_memory_apart(first, of_lens);
+  check_memory_apart(second, of_indptr);
+  check_memory_apart(second, of_lens);
+  check_memory_apart(second, first);
+  p.batch = static_cast<uint32_t>(batch);
+  p.rows = static_cast<uint32_t>(nnz);
+  launch_on(indptr, [&](cudaStream_t stream) {
+    return precast::batch_indices_positions(p, enable_pdl, stream);
+  });
+}
+
+}  // namespace
+
+PRECAST_EXPORT(append_paged_kv_cache, append_paged_kv_cache)
+PRECAST_EXPORT(append_paged_mla_kv_cache, append_paged_mla_kv_cache)
+PRECAST_EXPORT(append_paged_kv_cache_with_slot_mapping, append_with_slots)
+PRECAST_EXPORT(append_paged_mla_kv_cache_with_slot_mapping, append_mla_with_slots)
+PRECAST_EXPORT(get_batch_indices_positions, get_batch_indices_positions)
+
+}  // namespace precast

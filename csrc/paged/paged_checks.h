@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+// The arguments of ops that append to a paged KV cache: checks, and what kernels get of them.
+#pragma once
+
+#include "core/memory_checks.h"
+#include "precast/core/paged.cuh"
+
+namespace precast {
+
+// A 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
+PRECAST_ONE_COPY Index check_index(const Arg& arg, const Arg& with, int64_t count) {
+  const DLDataType dtype = arg.tensor.dtype();
+  check_same_device(arg, with);
+  PRECAST_CHECK(dtype.code == kDLInt && (dtype.bits == 32 || dtype.bits == 64) && dtype.lanes == 1,
+                ValueError)
+      << arg.what() << " must be int32 or int64, got " << to_string(dtype);
+  check_vector(arg, count);
+  Index index;
+  index.data = data_of(arg.tensor);
+  index.wide = dtype.bits == 64;
+  return index;
+}
+
+// Rows that are appended, [tokens, heads, size] or, of MLA, [tokens, size].
+struct AppendArg {
+  const Arg& arg;
+  int64_t more = 0;  // columns of another tensor, which follow in the cache's rows
+
+  bool has_heads() const { return arg.tensor.ndim() == 3; }
+  int64_t tokens() const { return arg.tensor.size(0); }
+  int64_t heads() const { return has_heads() ? arg.tensor.size(1) : 1; }
+  int64_t size() const { return arg.tensor.size(-1) + more; }
+};
+
+PRECAST_ONE_COPY void check_append_shape(const Arg& arg, int rank) {
+  PRECAST_CHECK(arg.tensor.ndim() == rank, ValueError)
+      << arg.what() << " must have shape "
+      << (rank == 3 ? "[tokens, heads, head_dim]" : "[tokens, head_dim]") << ", got "
+      << to_string(arg.tensor.shape());
+  check_columns(arg, false);
+}
+
+// The second of two tensors that are appended: the tokens, heads and dtype of the first.
+PRECAST_ONE_COPY void check_append_pair(const Arg& second, const Arg& first) {
+  check_same_device(second, first);
+  PRECAST_CHECK(same_dtype(second.tensor.dtype(), first.tensor.dtype()), ValueError)
+      << second.what() << " must be " << to_string(first.tensor.dtype()) << ", got "
+      << to_string(second.tensor.dtype());
+  check_append_shape(second, first.tensor.ndim());
+  const AppendArg a{first}, b{second};
+  PRECAST_CHECK(a.tokens() == b.tokens() && a.heads() == b.heads(), ValueError)
+      << second.what() << " must have the tokens and heads of " << first.name << ", got "
+      << to_string(second.tensor.shape()) << " for " << to_string(first.tensor.shape());
+}
+
+// How a cache tensor is laid out: one of keys and values, or both in dimension 1.
+struct CacheKind {
+  bool hnd;     // heads before the entries of a page
+  int half;     // which of both in dimension 1; -1: the tensor is one alone
+  bool is_mla;  // no heads
+};
+
+// One cache. Strides count elements; one that is never taken is 0.
+struct CacheView {
+  void* data;
+  int64_t pages, page_size;
+  int64_t page_stride, entry_stride, head_stride;
+};
+
+// `cache` as it takes the rows of `rows`, whose device it must be on. Page size 1 may be left out
+// of a shape with heads.
+PRECAST_ONE_COPY CacheView view_cache(const Arg& cache, const CacheKind& kind,
+                                      const AppendArg& rows) {
+  const TensorView& t = cache.tensor;
+  const int both = kind.half >= 0;
+  check_same_device(cache, rows.arg);
+  if (kind.is_mla) {
+    check_rank(cache, 3, 3);
+  } else {
+    check_rank(cache, 3 + both, 4 + both);
+  }
+  PRECAST_CHECK(!both || t.size(1) == 2, ValueError)
+      << cache.what() << " must hold keys and values in dimension 1 of size 2, got shape "
+      << to_string(t.shape());
+  check_columns(cache, false);
+
+  const bool has_entries = kind.is_mla || t.ndim() == 4 + both;
+  const int entries = has_entries ? 1 + both + (kind.hnd && !kind.is_mla) : -1;
+  const int heads = kind.is_mla ? -1 : 1 + both + (has_entries && !kind.hnd);
+  const bool fits = (kind.is_mla || t.size(heads) == rows.heads()) && t.size(-1) == rows.size();
+  PRECAST_CHECK(fits, ValueError) << cache.what() << " must hold rows of " << rows.heads() << " x "
+                                  << rows.size() << " as " << rows.arg.name << ", got shape "
+                                  << to_string(t.shape())
+                                  << (kind.is_mla ? ""
+                                      : kind.hnd  ? " in layout HND"
+                                                  : " in layout NHD");
+  const auto stride = [&](int dim) {
+    return dim < 0 || t.size(dim) <= 1 ? int64_t(0) : t.stride(dim);
+  };
+  CacheView view;
+  view.pages = t.size(0);
+  view.page_size = entries < 0 ? 1 : t.size(entries);
+  view.page_stride = stride(0);
+  view.entry_stride = stride(entries);
+  view.head_stride = stride(heads);
+  const int64_t offset = kind.half == 1 ? t.stride(1) * ((t.dtype().bits + 7) / 8) : 0;
+  view.data = static_cast<char*>(data_of(t)) + offset;
+  constexpr int64_t kMaxSlots = 0x7fffffff;
+  PRECAST_CHECK(view.page_size == 0 || view.pages <= kMaxSlots / view.page_size, ValueError)
+      << cache.what() << " must have at most " << kMaxSlots << " entries, got shape "
+      << to_string(t.shape());
+  return view;
+}
+
+PRECAST_ONE_COPY void check_same_pages(const Arg& second, const CacheView& b, const Arg& first,
+                                       const CacheView& a) {
+  PRECAST_CHECK(a.pages == b.pages && a.page_size == b.page_size, ValueError)
+      << second.what() << " must have " << a.pages << " pages of " << a.page_size << " as "
+      << first.name << ", got " << b.pages << " of " << b.page_size;
+}
+
+// `scale`: bytes an element, to have sizes and strides in bytes; else 1.
+inline PagedRows paged_rows(const AppendArg& rows, const CacheView& cache, int64_t scale) {
+  const TensorView& t = rows.arg.tensor;
+  PagedRows part;
+  part.rows = data_of(t);
+  part.cache = cache.data;
+  part.size = rows.size() * scale;
+  part.token_stride = t.size(0) > 1 ? t.stride(0) * scale : 0;
+  part.head_stride = rows.has_heads() && t.size(1) > 1 ? t.stride(1) * scale : 0;
+  part.page_stride = cache.page_stride * scale;
+  part.entry_stride = cache.entry_stride * scale;
+  part.cache_head_stride = cache.head_stride * scale;
+  return part;
+}
+
+// The caches of an op on keys and values: a pair, or one tensor that holds both.
+class CacheArgs {
+ public:
+  CacheArgs(const char* op, const TensorView& k_cache, const OptionalTensor& v_cache)
+      : is_pair_(v_cache.has_value()),
+        second_tensor_(is_pair_ ? *v_cache : k_cache),
+        first_{op, is_pair_ ? "paged_kv_cache[0]" : "paged_kv_cache", k_cache},
+        second_{op, "paged_kv_cache[1]", second_tensor_} {}
+  CacheArgs(const CacheArgs&) = delete;
+
+  const Arg& first() const { return first_; }
+  const Arg& second() const { return is_pair_ ? second_ : first_; }
+
+ private:
+  bool is_pair_;
+  TensorView second_tensor_;
+  Arg first_;
+  Arg second_;
+};
+
+// Slots for the first rows of `rows`; the number of them. Why fewer are legal: engines pad what
+// they append to the sizes of their CUDA graphs.
+PRECAST_ONE_COPY int64_t check_slots(const Arg& slots, const Arg& rows, AppendPagedParams& p) {
+  const int64_t most = rows.tensor.size(0);
+  const bool fits = slots.tensor.ndim() == 1 && slots.tensor.size(0) <= most;
+  PRECAST_CHECK(fits, ValueError) << slots.what() << " must have shape [tokens] with at most the "
+                                  << most << " tokens of " << rows.name << ", got "
+                                  << to_string(slots.tensor.shape());
+  p.slots.tokens = check_index(slots, rows, slots.tensor.size(0));
+  return slots.tensor.size(0);
+}
+
+// The tensors that are appended and the cache or caches that take them.
+struct AppendArgs {
+  const Arg& first;
+  const Arg& second;
+  const Arg& first_cache;
+  const Arg& second_cache;  // the first one, where it holds both
+  bool hnd;
+  bool is_mla;
+
+  bool one_cache() const { return &first_cache == &second_cache; }
+};
+
+// Fills in both parts and the cache of `p`, all but the slots' indices, for `tokens` tokens; the
+// tensors' dtypes are the caller's affair. False if there is nothing to do.
+PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64_t scale,
+                                   AppendPagedParams& p) {
+  const AppendArg rows[2] = {{args.first}, {args.second}};
+  const bool one = args.one_cache();
+  const CacheView caches[2] = {
+      view_cache(args.first_cache, {args.hnd, one ? 0 : -1, args.is_mla}, rows[0]),
+      view_cache(args.second_cache, {args.hnd, one ? 1 : -1, args.is_mla}, rows[1])};
+  check_same_pages(args.second_cache, caches[1], args.first_cache, caches[0]);
+  for (int i = 0; i < 2; ++i) p.parts[i] = paged_rows(rows[i], caches[i], scale);
+  p.heads = static_cast<uint32_t>(rows[0].heads());
+  p.slots.pages = caches[0].pages;
+  p.slots.page_size = Divisor(static_cast<uint32_t>(caches[0].page_size ? caches[0].page_size : 1));
+  const bool empty = tokens == 0 || rows[0].heads() == 0 ||
+                     (rows[0].size() == 0 && rows[1].size() == 0) || caches[0].page_size == 0 ||
+                     caches[0].pages == 0;
+
+  const TensorMemory first(args.first), second(args.second);
+  const TensorMemory first_cache(args.first_cache), second_cache(args.second_cache);
+  check_elements_apart(first_cache);
+  check_memory_apart(first_cache, first);
+  check_memory_apart(first_cache, second);
+  if (!one) {
+    check_elements_apart(second_cache);
+    check_memory_apart(second_cache, first);
+    check_memory_apart(second_cache, second);
+    check_memory_apart(second_cache, first_cache);
+  }
+  p.tokens = static_cast<uint32_t>(tokens);
+  const uint64_t most = kMaxItems;
+  PRECAST_CHECK(
+      static_cast<uint64_t>(tokens) <= most && static_cast<uint64_t>(rows[0].heads()) <= most,
+      ValueError)
+      << args.first.what() << " must have at most " << most << " tokens and heads, got shape "
+      << to_string(args.first.tensor.shape());
+  return !empty;
+}
+
+// Throws ValueError if a kernel cannot number the items, each `item_size` of `unit`.
+PRECAST_ONE_COPY void check_append_items(const Arg& arg, const AppendPagedParams& p, int item_size,
+                                         const char* unit) {
+  PRECAST_CHECK(append_items(p, item_size) <= kMaxItems, ValueError)
+      << arg.what() << " must have at most " << kMaxItems << " items of " << item_size << " "
+      << unit << ", got shape " << to_string(arg.tensor.shape()) << "; call on parts of it";
+}
+
+}  // namespace precast

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points of the packing of truth values.
+#include "core/ffi_export.h"
+#include "core/memory_checks.h"
+#include "precast/quantize/packbits.cuh"
+#include "precast/quantize/packbits_segments.cuh"
+#include "core/tvm_ffi_utils.h"
+
+namespace precast {
+
+// csrc/quantize/packbits.cu
+cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t stream);
+cudaError_t segment_indptr(bool wide, const SegmentParams& params, bool enable_pdl,
+                           cudaStream_t stream);
+cudaError_t segment_packbits(bool wide, const SegmentParams& params, bool enable_pdl,
+                             cudaStream_t stream);
+
+namespace {
+
+bool is_integer(const TensorView& tensor, uint8_t code, uint8_t bits) {
+  return same_dtype(tensor.dtype(), DLDataType{code, bits, 1});
+}
+
+void check_array(const Arg& arg) {
+  PRECAST_CHECK(arg.tensor.ndim() == 1, ValueError)
+      << arg.what() << " must have 1 dimension, got shape " << to_string(arg.tensor.shape());
+  check_contiguous(arg);
+}
+
+void check_values(const Arg& x) {
+  check_cuda(x);
+  PRECAST_CHECK(is_integer(x.tensor, kDLBool, 8) || is_integer(x.tensor, kDLUInt, 8), ValueError)
+      << x.what() << " must be bool or uint8, got " << to_string(x.tensor.dtype());
+  check_array(x);
+}
+
+void check_bytes(const Arg& y, const Arg& x) {
+  check_same_device(y, x);
+  PRECAST_CHECK(is_integer(y.tensor, kDLUInt, 8), ValueError)
+      << y.what() << " must be uint8, got " << to_string(y.tensor.dtype());
+  check_array(y);
+}
+
+// Returns whether the indices are 64-bit.
+bool check_indptr(const Arg& indptr) {
+  const bool wide = is_integer(indptr.tensor, kDLInt, 64);
+  PRECAST_CHECK(wide || is_integer(indptr.tensor, kDLInt, 32), ValueError)
+      << indptr.what() << " must be int32 or int64, got " << to_string(indptr.tensor.dtype());
+  check_array(indptr);
+  PRECAST_CHECK(indptr.tensor.size(0) >= 1 && indptr.tensor.size(0) <= 0x40000000, ValueError)
+      << indptr.what() << " must have 1 to 2^30 elements, got shape "
+      << to_string(indptr.tensor.shape());
+  return wide;
+}
+
+// new_indptr counts bytes in int32.
+void check_bytes_fit(const Arg& x, const Arg& indptr) {
+  const int64_t count = x.tensor.size(0), segments = indptr.tensor.size(0) - 1;
+  PRECAST_CHECK((count + 7 * segments) / 8 <= 0x7fffffff, ValueError)
+      << x.op << ": x and indptr must make at most 2^31 - 1 bytes, got " << count << " values in "
+      << segments << " segments";
+}
+
+void check_new_indptr(const Arg& new_indptr, const Arg& indptr) {
+  check_same_device(new_indptr, indptr);
+  PRECAST_CHECK(is_integer(new_indptr.tensor, kDLInt, 32), ValueError)
+      << new_indptr.what() << " must be int32, got " << to_string(new_indptr.tensor.dtype());
+  check_same_shape(new_indptr, indptr);
+  check_contiguous(new_indptr);
+}
+
+void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
+  const char* op = "packbits";
+  const Arg in = PRECAST_ARG(op, x);
+  const Arg to = PRECAST_ARG(op, y);
+  check_values(in);
+  check_bytes(to, in);
+  PRECAST_CHECK(y.size(0) == (x.size(0) + 7) / 8, ValueError)
+      << to.what() << " must have shape [" << (x.size(0) + 7) / 8 << "], got "
+      << to_string(y.shape());
+  if (x.size(0) == 0) return;
+  check_memory_apart(to, in);
+  PackBitsParams params = {};
+  params.x = data_of(x);
+  params.y = data_of(y);
+  params.count = x.size(0);
+  params.bytes = y.size(0);
+  params.little = little;
+  launch_on(in, [&](cudaStream_t stream) { return packbits(params, enable_pdl, stream); });
+}
+
+// `x` is checked before anything is computed for it.
+void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView new_indptr,
+                                    bool enable_pdl) {
+  const char* op = "segment_packbits";
+  const Arg values = PRECAST_ARG(op, x);
+  const Arg in = PRECAST_ARG(op, indptr);
+  const Arg to = PRECAST_ARG(op, new_indptr);
+  check_values(values);
+  check_same_device(in, values);
+  const bool wide = check_indptr(in);
+  check_bytes_fit(values, in);
+  check_new_indptr(to, in);
+  SegmentParams params = {};
+  params.indptr = data_of(indptr);
+  params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
+  params.segments = static_cast<int32_t>(indptr.size(0) - 1);
+  launch_on(in,
+            [&](cudaStream_t stream) { return segment_indptr(wide, params, enable_pdl, stream); });
+}
+
+void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_indptr, TensorView out,
+                             bool little, bool enable_pdl) {
+  const char* op = "segment_packbits";
+  const Arg in = PRECAST_ARG(op, x);
+  const Arg starts = PRECAST_ARG(op, indptr);
+  const Arg new_starts = PRECAST_ARG(op, new_indptr);
+  const Arg to = PRECAST_ARG(op, out);
+  check_values(in);
+  check_same_device(starts, in);
+  const bool wide = check_indptr(starts);
+  check_bytes_fit(in, starts);
+  check_new_indptr(new_starts, starts);
+  check_bytes(to, in);
+  for (const Arg& other : {in, starts, new_starts}) check_memory_apart(to, other);
+  SegmentParams params = {};
+  params.bits.x = data_of(x);
+  params.bits.y = data_of(out);
+  params.bits.count = x.size(0);
+  params.bits.bytes = out.size(0);
+  params.bits.little = little;
+  params.indptr = data_of(indptr);
+  params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
+  params.segments = static_cast<int32_t>(indptr.size(0) - 1);
+  launch_on(
+      in, [&](cudaStream_t stream) { return segment_packbits(wide, params, enable_pdl, stream); });
+}
+
+}  // namespace
+
+PRECAST_EXPORT(packbits, packbits_export)
+PRECAST_EXPORT(segment_packbits, segment_packbits_export)
+PRECAST_EXPORT(segment_packbits_indptr, segment_packbits_indptr_export)
+
+}  // namespace precast

@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points of sampling and of what renormalises or masks rows.
+#include "core/ffi_export.h"
+#include "precast/sampling/sampling.cuh"
+#include "precast/sampling/chain.cuh"
+#include "precast/sampling/rows.cuh"
+#include "sampling/sampling_checks.h"
+
+namespace precast {
+
+// csrc/sampling/sampling.cu
+extern const DType sampling_dtype;
+cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream);
+
+// csrc/sampling/sampling_rows.cu
+cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream);
+cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream);
+
+namespace {
+
+void check_input(const Arg& rows) {
+  check_cuda(rows);
+  check_dtype(rows, sampling_dtype);
+  check_vocab_rows(rows, false);
+}
+
+// The rows that are sampled from; `out` has an element for each.
+void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
+              SampleParams& params) {
+  check_input(rows);
+  params.source = source_of(rows);
+  int64_t outputs = rows.tensor.size(0);
+  if (indices.has_value()) {
+    const TensorView tensor = indices.value();
+    const Arg arg = {rows.op, "indices", tensor};
+    check_same_device(arg, rows);
+    params.source.wide_indices = check_index_dtype(arg);
+    check_rank(arg, 1, 1);
+    check_contiguous(arg);
+    outputs = tensor.size(0);
+    PRECAST_CHECK(outputs == 0 || rows.tensor.size(0) > 0, ValueError)
+        << rows.what() << " must have the rows that indices name, got shape "
+        << to_string(rows.tensor.shape());
+    PRECAST_CHECK(outputs <= 0x0fffffff, ValueError)
+        << arg.what() << " must have at most 2^28 - 1 elements, got shape "
+        << to_string(tensor.shape());
+    params.source.indices = data_of(tensor);
+    check_memory_apart(out, arg);
+  }
+  params.source.outputs = static_cast<uint32_t>(outputs);
+  check_vector_beside(out, rows, outputs);
+  params.wide_out = check_index_dtype(out);
+  params.out = data_of(out.tensor);
+  check_memory_apart(out, rows);
+}
+
+void set_valid(const OptionalTensor& valid, const Arg& out, SampleParams& params) {
+  if (!valid.has_value()) return;
+  const TensorView tensor = valid.value();
+  const Arg arg = {out.op, "valid", tensor};
+  check_vector_beside(arg, out, out.tensor.size(0));
+  PRECAST_CHECK(same_dtype(tensor.dtype(), {kDLBool, 8, 1}), ValueError)
+      << arg.what() << " must be bool, got " << to_string(tensor.dtype());
+  check_memory_apart(arg, out);
+  params.valid = static_cast<bool*>(data_of(tensor));
+}
+
+void sample_from_probs_export(TensorView probs, OptionalTensor indices, OptionalTensor top_k_arr,
+                              int64_t top_k, OptionalTensor top_p_arr, double top_p,
+                              OptionalTensor min_p_arr, double min_p, bool joint,
+                              OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
+                              int64_t offset, TensorView out, OptionalTensor valid,
+                              bool enable_pdl) {
+  const char* op = "sampling_from_probs";
+  const Arg in = PRECAST_ARG(op, probs);
+  const Arg to = PRECAST_ARG(op, out);
+  SampleParams params = {};
+  set_rows(in, indices, to, params);
+  set_valid(valid, to, params);
+  params.top_k_values = top_k_of(op, top_k_arr, in);
+  params.top_k = clamp_top_k(top_k);
+  params.top_p = number_of(op, "top_p", top_p_arr, top_p, in);
+  params.min_p = number_of(op, "min_p", min_p_arr, min_p, in);
+  params.joint = joint;
+  params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  if (params.source.outputs == 0) return;
+  launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
+}
+
+// For the function `op`.
+void draw_from_logits(const char* op, TensorView logits, const OptionalTensor& indices,
+                      const OptionalTensor& top_k_arr, int64_t top_k,
+                      const OptionalTensor& top_p_arr, double top_p,
+                      const OptionalTensor& min_p_arr, double min_p,
+                      const OptionalTensor& temperature_arr, double temperature, bool joint,
+                      const OptionalTensor& seed_arr, int64_t seed,
+                      const OptionalTensor& offset_arr, int64_t offset, TensorView out,
+                      const OptionalTensor& valid, bool enable_pdl) {
+  const Arg in = PRECAST_ARG(op, logits);
+  const Arg to = PRECAST_ARG(op, out);
+  SampleParams params = {};
+  set_rows(in, indices, to, params);
+  set_valid(valid, to, params);
+  params.logits = true;
+  params.top_k_values = top_k_of(op, top_k_arr, in);
+  params.top_k = clamp_top_k(top_k);
+  params.top_p = number_of(op, "top_p", top_p_arr, top_p, in);
+  params.min_p = number_of(op, "min_p", min_p_arr, min_p, in);
+  params.temperature = number_of(op, "temperature", temperature_arr, temperature, in);
+  params.joint = joint;
+  params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  if (params.source.outputs == 0) return;
+  launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
+}
+
+void sample_from_logits_export(TensorView logits, OptionalTensor indices, OptionalTensor top_k_arr,
+                               int64_t top_k, OptionalTensor top_p_arr, double top_p,
+                               OptionalTensor min_p_arr, double min_p,
+                               OptionalTensor temperature_arr, double temperature, bool joint,
+                               OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
+                               int64_t offset, TensorView out, OptionalTensor valid,
+                               bool enable_pdl) {
+  draw_from_logits("sampling_from_logits", logits, indices, top_k_arr, top_k, top_p_arr, top_p,
+                   min_p_arr, min_p, temperature_arr, temperature, joint, seed_arr, seed,
+                   offset_arr, offset, out, valid, enable_pdl);
+}
+
+// What `sample` calls where only tokens are asked for.
+void sample_tokens_export(TensorView logits, OptionalTensor temperature_arr, double temperature,
+                          OptionalTensor top_k_arr, int64_t top_k, OptionalTensor top_p_arr,
+                          double top_p, OptionalTensor min_p_arr, double min_p, bool joint,
+                          OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
+                          int64_t offset, TensorView out, OptionalTensor valid, bool enable_pdl) {
+  draw_from_logits("sample", logits, {}, top_k_arr, top_k, top_p_arr, top_p, min_p_arr, min_p,
+                   temperature_arr, temperature, joint, seed_arr, seed, offset_arr, offset, out,
+                   valid, enable_pdl);
+}
+
+// Rows in, rows of `out_dtype` out.
+RowOpParams row_op(RowOp row_op, const Arg& in, const Arg& out, DType out_dtype) {
+  check_input(in);
+  check_same_device(out, in);
+  check_dtype(out, out_dtype);
+  check_same_shape(out, in);
+  check_vocab_rows(out, true);
+  RowOpParams params = {};
+  params.op = row_op;
+  params.source = source_of(in);
+  params.out = data_of(out.tensor);
+  params.out_stride = out.tensor.stride(0);
+  params.aligned = rows_are_vectors(out.tensor);
+  const TensorMemory memory(out);
+  check_elements_apart(memory);
+  if (out_dtype == sampling_dtype) {
+    check_same_or_apart(memory, in);
+  } else {
+    check_memory_apart(memory, in);
+  }
+  return params;
+}
+
+void run(const RowOpParams& params, const Arg& in, bool enable_pdl) {
+  if (params.source.outputs == 0) return;
+  launch_on(in, [&](cudaStream_t stream) { return transform_rows(params, enable_pdl, stream); });
+}
+
+void softmax_export(TensorView logits, OptionalTensor temperature_arr, double temperature,
+                    TensorView out, bool enable_pdl) {
+  const char* op = "softmax";
+  const Arg in = PRECAST_ARG(op, logits);
+  RowOpParams params = row_op(RowOp::softmax, in, PRECAST_ARG(op, out), DType::f32);
+  params.number = number_of(op, "temperature", temperature_arr, temperature, in);
+  run(params, in, enable_pdl);
+}
+
+void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, double top_p,
+                               TensorView out, bool enable_pdl) {
+  const char* op = "top_p_renorm_probs";
+  const Arg in = PRECAST_ARG(op, probs);
+  RowOpParams params = row_op(RowOp::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
+  params.number = number_of(op, "top_p", top_p_arr, top_p, in);
+  run(params, in, enable_pdl);
+}
+
+void top_k_rows(const char* op, RowOp which, const Arg& in, const OptionalTensor& top_k_arr,
+                int64_t top_k, const Arg& out, bool enable_pdl) {
+  RowOpParams params = row_op(which, in, out, sampling_dtype);
+  params.top_k_values = top_k_of(op, top_k_arr, in);
+  params.top_k = clamp_top_k(top_k);
+  run(params, in, enable_pdl);
+}
+
+void top_k_renorm_probs_export(TensorView probs, OptionalTensor top_k_arr, int64_t top_k,
+                               TensorView out, bool enable_pdl) {
+  const char* op = "top_k_renorm_probs";
+  top_k_rows(op, RowOp::top_k, PRECAST_ARG(op, probs), top_k_arr, top_k, PRECAST_ARG(op, out),
+             enable_pdl);
+}
+
+void top_k_mask_logits_export(TensorView logits, OptionalTensor top_k_arr, int64_t top_k,
+                              TensorView out, bool enable_pdl) {
+  const char* op = "top_k_mask_logits";
+  top_k_rows(op, RowOp::mask, PRECAST_ARG(op, logits), top_k_arr, top_k, PRECAST_ARG(op, out),
+             enable_pdl);
+}
+
+// [batch, positions, vocab]
+void check_positions(const Arg& arg, int64_t batch, int64_t positions, int64_t vocab) {
+  check_dtype(arg, sampling_dtype);
+  const TensorView& t = arg.tensor;
+  PRECAST_CHECK(t.ndim() == 3 && t.size(0) == batch && t.size(1) == positions && t.size(2) == vocab,
+                ValueError)
+      << arg.what() << " must have shape [" << batch << ", " << positions << ", " << vocab
+      << "], got " << to_string(t.shape());
+  check_columns(arg, false);
+}
+
+// int32 [batch], counted on in place.
+int32_t* counter_of(const Arg& arg, const Arg& beside, int64_t batch) {
+  check_vector_beside(arg, beside, batch);
+  check_int32(arg);
+  check_elements_apart(arg);
+  return static_cast<int32_t*>(data_of(arg.tensor));
+}
+
+bool positions_are_vectors(const TensorView& t) {
+  const int64_t item = t.dtype().bits / 8;
+  return reinterpret_cast<uint64_t>(data_of(t)) % kVecBytes == 0 &&
+         t.size(2) * item % kVecBytes == 0 && t.stride(0) * item % kVecBytes == 0 &&
+         t.stride(1) * item % kVecBytes == 0;
+}
+
+void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView target_probs,
+                  TensorView accepted, TensorView emitted, OptionalTensor seed_arr, int64_t seed,
+                  OptionalTensor offset_arr, int64_t offset, TensorView out, bool enable_pdl) {
+  const char* op = "chain_speculative_sampling";
+  const Arg draft = PRECAST_ARG(op, draft_probs);
+  const Arg tokens = PRECAST_ARG(op, draft_token_ids);
+  const Arg target = PRECAST_ARG(op, target_probs);
+  const Arg to = PRECAST_ARG(op, out);
+  const Arg counts[] = {PRECAST_ARG(op, accepted), PRECAST_ARG(op, emitted)};
+  check_cuda(draft);
+  check_cuda(target);
+  check_rank(target, 3, 3);
+  const int64_t batch = target_probs.size(0), count = target_probs.size(1) - 1;
+  const int64_t vocab = target_probs.size(2);
+  PRECAST_CHECK(count >= 0 && count < 0x10000 && batch <= 0x0fffffff, ValueError)
+      << target.what() << " must have at most 2^28 - 1 rows of 1 to 2^16 positions, got shape "
+      << to_string(target_probs.shape());
+  PRECAST_CHECK(batch == 0 || (vocab >= 1 && vocab <= kMaxVocab), ValueError)
+      << target.what() << " must have 1 to " << kMaxVocab << " columns, got shape "
+      << to_string(target_probs.shape());
+  check_positions(target, batch, count + 1, vocab);
+  check_same_device(draft, target);
+  check_positions(draft, batch, count, vocab);
+  check_same_device(tokens, target);
+  ChainParams params = {};
+  params.wide = check_index_dtype(tokens);
+  PRECAST_CHECK(draft_token_ids.ndim() == 2 && draft_token_ids.size(0) == batch &&
+                    draft_token_ids.size(1) == count,
+                ValueError)
+      << tokens.what() << " must have shape [" << batch << ", " << count << "], got "
+      << to_string(draft_token_ids.shape());
+  check_contiguous(tokens);
+  check_same_device(to, target);
+  PRECAST_CHECK(check_index_dtype(to) == params.wide, ValueError)
+      << to.what() << " must be " << to_string(draft_token_ids.dtype())
+      << " as draft_token_ids, got " << to_string(out.dtype());
+  PRECAST_CHECK(out.ndim() == 2 && out.size(0) == batch && out.size(1) == count + 1, ValueError)
+      << to.what() << " must have shape [" << batch << ", " << count + 1 << "], got "
+      << to_string(out.shape());
+  check_contiguous(to);
+  for (const Arg& input : {draft, tokens, target}) {
+    check_memory_apart(to, input);
+    for (const Arg& counter : counts) check_memory_apart(counter, input);
+  }
+  params.accepted = counter_of(counts[0], target, batch);
+  params.emitted = counter_of(counts[1], target, batch);
+  check_memory_apart(counts[0], counts[1]);
+  for (const Arg& counter : counts) check_memory_apart(to, counter);
+  params.random = random_of(op, seed_arr, seed, offset_arr, offset, target, batch);
+  if (batch == 0) return;
+  params.draft = data_of(draft_probs);
+  params.target = data_of(target_probs);
+  params.tokens = data_of(draft_token_ids);
+  params.out = data_of(out);
+  for (int i = 0; i < 2; ++i) {
+    params.draft_strides[i] = draft_probs.stride(i);
+    params.target_strides[i] = target_probs.stride(i);
+  }
+  params.count = static_cast<int32_t>(count);
+  params.source.outputs = static_cast<uint32_t>(batch);
+  params.source.vocab = static_cast<int>(vocab);
+  params.source.aligned = positions_are_vectors(draft_probs) && positions_are_vectors(target_probs);
+  launch_on(target, [&](cudaStream_t stream) { return sample_chain(params, enable_pdl, stream); });
+}
+
+}  // namespace
+
+PRECAST_EXPORT(chain_speculative_sampling, chain_export)
+PRECAST_EXPORT(softmax, softmax_export)
+PRECAST_EXPORT(sample_from_probs, sample_from_probs_export)
+PRECAST_EXPORT(sample_from_logits, sample_from_logits_export)
+PRECAST_EXPORT(sample_tokens, sample_tokens_export)
+PRECAST_EXPORT(top_k_renorm_probs, top_k_renorm_probs_export)
+PRECAST_EXPORT(top_p_renorm_probs, top_p_renorm_probs_export)
+PRECAST_EXPORT(top_k_mask_logits, top_k_mask_logits_export)
+
+}  // namespace precast

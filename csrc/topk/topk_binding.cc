@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// tvm-ffi entry points of top-k.
+#include "core/ffi_export.h"
+#include "precast/topk/topk.cuh"
+#include "sampling/sampling_checks.h"
+
+namespace precast {
+
+// csrc/topk/topk.cu
+extern const DType topk_dtype;
+cudaError_t top_k_rows(const TopKParams& params, bool enable_pdl, cudaStream_t stream);
+
+namespace {
+
+// What all entry points ask of the rows and the choice; fills in the same.
+TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_break) {
+  check_cuda(in);
+  check_dtype(in, topk_dtype);
+  check_rank(in, 2, 2);
+  check_columns(in, false);
+  const TensorView& input = in.tensor;
+  PRECAST_CHECK(input.size(1) <= kMaxPlaces, ValueError)
+      << in.what() << " must have at most " << kMaxPlaces << " columns, got shape "
+      << to_string(input.shape());
+  PRECAST_CHECK(input.size(0) <= 0x0fffffff, ValueError)
+      << in.what() << " must have at most 2^28 - 1 rows, got shape " << to_string(input.shape());
+  PRECAST_CHECK(k >= 1, ValueError) << in.op << ": k must be at least 1, got " << k;
+  PRECAST_CHECK(k <= kMaxTopK, ValueError)
+      << in.op << ": k must be at most " << kMaxTopK << ", got " << k;
+  PRECAST_CHECK(tie_break >= 0 && tie_break <= 2, ValueError)
+      << in.op << ": tie_break must be 0, 1 or 2, got " << tie_break;
+  TopKParams params = {};
+  params.input = data_of(input);
+  params.stride = input.stride(0);
+  params.rows = static_cast<uint32_t>(input.size(0));
+  params.size = static_cast<int32_t>(input.size(1));
+  params.k = static_cast<int32_t>(k);
+  params.order = deterministic ? TopKOrder::by_place : TopKOrder::any;
+  params.last_first = tie_break == 2;
+  return params;
+}
+
+// A contiguous [rows, k] that shares no memory with the input.
+void check_result(const Arg& out, const Arg& in, int64_t k) {
+  check_same_device(out, in);
+  const TensorView& t = out.tensor;
+  PRECAST_CHECK(t.ndim() == 2 && t.size(0) == in.tensor.size(0) && t.size(1) == k, ValueError)
+      << out.what() << " must have shape [" << in.tensor.size(0) << ", " << k << "], got "
+      << to_string(t.shape());
+  check_contiguous(out);
+  check_memory_apart(out, in);
+}
+
+// One int32 a row, or null.
+const int32_t* numbers_of(const Arg& in, const char* name, const OptionalTensor& numbers) {
+  if (!numbers.has_value()) return nullptr;
+  const TensorView tensor = numbers.value();
+  const Arg arg = {in.op, name, tensor};
+  check_int32(arg);
+  check_vector_beside(arg, in, in.tensor.size(0));
+  return static_cast<const int32_t*>(data_of(tensor));
+}
+
+void launch_checked(const Arg& in, const TopKParams& params, bool enable_pdl) {
+  if (params.rows == 0) return;
+  launch_on(in, [&](cudaStream_t stream) { return top_k_rows(params, enable_pdl, stream); });
+}
+
+void top_k_export(TensorView input, int64_t k, bool sorted, bool deterministic, int64_t tie_break,
+                  TensorView values, TensorView indices, bool enable_pdl) {
+  const char* op = "top_k";
+  const Arg in = PRECAST_ARG(op, input);
+  const Arg chosen = PRECAST_ARG(op, values);
+  const Arg at = PRECAST_ARG(op, indices);
+  TopKParams params = params_of(in, k, deterministic, tie_break);
+  PRECAST_CHECK(k <= input.size(1), ValueError)
+      << op << ": k must be at most input's " << input.size(1) << " columns, got " << k;
+  check_dtype(chosen, topk_dtype);
+  check_result(chosen, in, k);
+  PRECAST_CHECK(same_dtype(indices.dtype(), {kDLInt, 64, 1}), ValueError)
+      << at.what() << " must be int64, got " << to_string(indices.dtype());
+  check_result(at, in, k);
+  check_memory_apart(at, chosen);
+  params.mode = TopKMode::values;
+  if (sorted) params.order = TopKOrder::by_value;
+  params.values = data_of(values);
+  params.indices = static_cast<int64_t*>(data_of(indices));
+  launch_checked(in, params, enable_pdl);
+}
+
+void top_k_ragged_transform_export(TensorView input, TensorView offsets, TensorView lengths,
+                                   int64_t k, bool deterministic, int64_t tie_break,
+                                   OptionalTensor row_starts, TensorView out, bool enable_pdl) {
+  const char* op = "top_k_ragged_transform";
+  const Arg in = PRECAST_ARG(op, input);
+  const Arg to = PRECAST_ARG(op, out);
+  TopKParams params = params_of(in, k, deterministic, tie_break);
+  params.mode = TopKMode::ragged;
+  params.offsets = numbers_of(in, "offsets", offsets);
+  params.lengths = numbers_of(in, "lengths", lengths);
+  params.row_starts = numbers_of(in, "row_starts", row_starts);
+  check_int32(to);
+  check_result(to, in, k);
+  params.out = static_cast<int32_t*>(data_of(out));
+  launch_checked(in, params, enable_pdl);
+}
+
+void top_k_page_table_transform_export(TensorView input, TensorView src_page_table,
+                                       TensorView lengths, int64_t k, OptionalTensor row_to_batch,
+                                       bool deterministic, int64_t tie_break,
+                                       OptionalTensor row_starts,
+                                       OptionalTensor page_table_row_starts, int64_t page_size,
+                                       TensorView out, OptionalTensor out_raw_indices,
+                                       bool enable_pdl) {
+  const char* op = "top_k_page_table_transform";
+  const Arg in = PRECAST_ARG(op, input);
+  const Arg table = PRECAST_ARG(op, src_page_table);
+  const Arg to = PRECAST_ARG(op, out);
+  TopKParams params = params_of(in, k, deterministic, tie_break);
+  params.mode = TopKMode::paged;
+  check_same_device(table, in);
+  check_int32(table);
+  check_rank(table, 2, 2);
+  check_columns(table, false);
+  PRECAST_CHECK(row_to_batch.has_value() || src_page_table.size(0) >= input.size(0), ValueError)
+      << table.what() << " must have a row for each of input's " << input.size(0) << ", got shape "
+      << to_string(src_page_table.shape()) << "; or pass row_to_batch";
+  PRECAST_CHECK(page_size >= 1 && page_size <= 1 << 30 && (page_size & (page_size - 1)) == 0,
+                ValueError)
+      << op << ": page_size must be a positive power of two no greater than 2**30, got "
+      << page_size;
+  PRECAST_CHECK(page_size == 1 || !row_starts.has_value() || page_table_row_starts.has_value(),
+                ValueError)
+      << op << ": page_table_row_starts is required with page_size > 1 and row_starts";
+  params.lengths = numbers_of(in, "lengths", lengths);
+  params.row_to_batch = numbers_of(in, "row_to_batch", row_to_batch);
+  params.row_starts = numbers_of(in, "row_starts", row_starts);
+  params.page_starts = page_table_row_starts.has_value()
+                           ? numbers_of(in, "page_table_row_starts", page_table_row_starts)
+                           : params.row_starts;
+  params.table = static_cast<const int32_t*>(data_of(src_page_table));
+  params.table_stride = src_page_table.stride(0);
+  params.page_bits = __builtin_ctzll(page_size);
+  check_int32(to);
+  check_result(to, in, k);
+  check_memory_apart(to, table);
+  params.out = static_cast<int32_t*>(data_of(out));
+  if (out_raw_indices.has_value()) {
+    const TensorView tensor = out_raw_indices.value();
+    const Arg raw = {op, "out_raw_indices", tensor};
+    check_int32(raw);
+    check_result(raw, in, k);
+    check_memory_apart(raw, table);
+    check_memory_apart(raw, to);
+    params.raw = static_cast<int32_t*>(data_of(tensor));
+  }
+  launch_checked(in, params, enable_pdl);
+}
+
+}  // namespace
+
+PRECAST_EXPORT(top_k, top_k_export)
+PRECAST_EXPORT(top_k_ragged_transform, top_k_ragged_transform_export)
+PRECAST_EXPORT(top_k_page_table_transform, top_k_page_table_transform_export)
+
+}  // namespace precast

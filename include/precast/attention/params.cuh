@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// What an attention kernel gets: tensors with their strides in elements, and the options of a call.
+#pragma once
+
+#include "precast/attention/scheduler.cuh"
+#include "precast/core/rows.cuh"
+
+namespace precast {
+
+enum class AttentionMask : int { none, causal, custom, items };
+enum class PositionEncoding : int { none, rope, alibi };
+
+// Keys or values: [pages, page_size, heads, dim] in any order of strides. Ragged tensors are pages
+// of one token. Why strides count 16 bytes: kernels copy so many at once, and 32 bits hold them.
+struct AttentionCache {
+  const void* data = nullptr;
+  int64_t head_stride = 0;
+  uint32_t page_stride = 0, entry_stride = 0;
+
+  AttentionCache() = default;
+  // Strides in bytes, multiples of 16 up to 2^36.
+  AttentionCache(const void* memory, int64_t page_bytes, int64_t entry_bytes, int64_t head_bytes)
+      : data(memory),
+        head_stride(head_bytes / 16),
+        page_stride(static_cast<uint32_t>(page_bytes / 16)),
+        entry_stride(static_cast<uint32_t>(entry_bytes / 16)) {}
+};
+
+struct AttentionParams {
+  ScheduleParams schedule;
+  float* partials = nullptr;  // slots of attention_slot_floats()
+  int64_t slots = 0;
+  const void* q = nullptr;  // [q_rows, heads, head_dim_qk]
+  int32_t q_rows = 0;
+  int64_t q_stride = 0, q_head_stride = 0;
+  AttentionCache k, v;
+  const int32_t* pages = nullptr;  // kv_indices; null: the pages of a request follow one another
+  uint32_t page_entries = 0;       // of kv_indices
+  Divisor page_size;
+  uint32_t page_count = 0;  // a page beyond them counts as page 0
+  Divisor group;            // query heads of a KV head
+  int32_t kv_heads = 0;
+  void* out = nullptr;  // [tokens, heads, head_dim_vo]
+  int64_t out_stride = 0, out_head_stride = 0;
+  float* lse = nullptr;  // [tokens, heads] base 2, or null
+  float scale = 1.0f;    // of the logits
+  float out_scale = 1.0f;
+  const float* qk_scale = nullptr;  // more of both, in memory of the device; > 0
+  const float* v_scale = nullptr;
+  AttentionMask mask = AttentionMask::none;
+  int32_t window_left = -1;      // -1: none
+  const float* sinks = nullptr;  // [heads], natural logarithms
+
+  // The general kernels alone.
+  float soft_cap = 0.0f;  // 0: none
+  PositionEncoding positions = PositionEncoding::none;
+  const float* alibi_slopes = nullptr;  // [heads]
+  float rope_inverse_scale = 1.0f;
+  float rope_log2_theta = 0.0f;
+  const unsigned char* packed_mask =
+      nullptr;  // of a request [q_len, kv_len] bits, from mask_indptr on
+  int64_t mask_bytes = 0;
+  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes
+  const uint32_t* prefix_len = nullptr;       // [batch], of multi-item scoring
+  const unsigned short* token_pos = nullptr;  // [batch, token_pos_len]
+  int32_t token_pos_len = 0;
+};
+
+}  // namespace precast

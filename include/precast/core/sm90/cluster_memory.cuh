@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the CTAs of a cluster do with each other's shared memory, and copies into it that complete
+// on barriers. Where the target has no clusters, a cluster is one CTA and the same words work.
+//
+// A CTA may write another's shared memory only between two barriers of the cluster.
+#pragma once
+
+#include "precast/core/sm90/cluster.cuh"
+#include "precast/core/shared_address.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// `ctas`: of the cluster. A barrier of the CTA where that is all.
+__device__ __forceinline__ void cluster_barrier(int ctas) {
+  if (ctas == 1) {
+    __syncthreads();
+    return;
+  }
+  cluster_arrive();
+  cluster_wait();
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+__device__ __forceinline__ uint32_t address_in_cta(const void* target, int rank) {
+  uint32_t address;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;"
+      : "=r"(address)
+      : "r"(shared_address(target)), "r"(rank));
+  return address;
+}
+#endif
+
+// Stores to the variable of CTA `rank` that has the address of `target` in this one.
+__device__ __forceinline__ void store_in_cta(uint32_t* target, int rank, uint32_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in_cta(target, rank)), "r"(value)
+               : "memory");
+#else
+  *target = value;
+#endif
+}
+
+__device__ __forceinline__ void store_in_cta(float2* target, int rank, float2 value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.v2.f32 [%0], {%1, %2};" ::"r"(address_in_cta(target, rank)),
+               "f"(value.x), "f"(value.y)
+               : "memory");
+#else
+  *target = value;
+#endif
+}
+
+__device__ __forceinline__ void store_in_cta(uint64_t* target, int rank, uint64_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.shared::cluster.u64 [%0], %1;" ::"r"(address_in_cta(target, rank)), "l"(value)
+               : "memory");
+#else
+  *target = value;
+#endif
+}
+
+// Reads two variables of CTA `rank`, at a multiple of 8 bytes.
+__device__ __forceinline__ uint2 load_pair_from_cta(const uint32_t* source, int rank) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint2 value;
+  asm volatile("ld.shared::cluster.v2.u32 {%0, %1}, [%2];"
+               : "=r"(value.x), "=r"(value.y)
+               : "r"(address_in_cta(source, rank))
+               : "memory");
+  return value;
+#else
+  return *reinterpret_cast<const uint2*>(source);
+#endif
+}
+
+// Adds to the variable of CTA `rank` and returns what it held.
+__device__ __forceinline__ uint32_t add_in_cta(uint32_t* target, int rank, uint32_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  uint32_t before;
+  asm volatile("atom.shared::cluster.add.u32 %0, [%1], %2;"
+               : "=r"(before)
+               : "r"(address_in_cta(target, rank)), "r"(value)
+               : "memory");
+  return before;
+#else
+  return atomicAdd(target, value);
+#endif
+}
+
+// Stores to shared memory of a cluster that complete on a barrier of the CTA stored to: that CTA
+// sees the stores once it has waited for their bytes, with no barrier of the cluster.
+__device__ __forceinline__ void store_and_count(float2* target, uint64_t* barrier, int rank,
+                                                float2 value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
+          address_in_cta(target, rank)),
+      "r"(__float_as_uint(value.x)), "r"(__float_as_uint(value.y)),
+      "r"(address_in_cta(barrier, rank))
+      : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_and_count(uint32_t* target, uint64_t* barrier, int rank,
+                                                uint32_t value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
+                   address_in_cta(target, rank)),
+               "r"(value), "r"(address_in_cta(barrier, rank))
+               : "memory");
+#endif
+}
+
+__device__ __forceinline__ void store_and_count(uint4* target, uint64_t* barrier, int rank,
+                                                uint4 value) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(address_in_cta(target, rank)),
+      "r"(value.x), "r"(value.y), "r"(value.z), "r"(value.w), "r"(address_in_cta(barrier, rank))
+      : "memory");
+#endif
+}
+
+// One thread says how many bytes this phase of the barrier completes with.
+__device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
+      "r"(bytes)
+      : "memory");
+#endif
+}
+
+// Copies by the copy engine that complete on a barrier in shared memory (compute capability 9.0).
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+constexpr bool kArchHasBulkCopy = true;
+#else
+constexpr bool kArchHasBulkCopy = false;
+#endif
+
+// One thread; others may use the barrier behind finish_init() and a barrier of theirs.
+__device__ __forceinline__ void init_barrier(uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
+#endif
+}
+
+__device__ __forceinline__ void finish_init() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
+
+// One thread starts a copy of `bytes`, a multiple of 16, between addresses that are, too. The
+// barrier's bytes are expected on their own.
+__device__ __forceinline__ void start_bulk_copy(void* target, const void* source, uint32_t bytes,
+                                                uint64_t* barrier) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(target)),
+      "l"(source), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+#endif
+}
+
+// Waits for the bytes of the barrier's phase with this parity: 0, 1, 0, ...
+__device__ __forceinline__ void wait_for_bytes(uint64_t* barrier, uint32_t parity) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+  asm volatile(
+      "{\n"
+      ".reg .pred done;\n"
+      "again:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+      "@!done bra again;\n"
+      "}" ::"r"(shared_address(barrier)),
+      "r"(parity)
+      : "memory");
+#endif
+}
+
+#endif  // __CUDACC__
+
+#if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+
+constexpr bool kTargetHasClusters = PRECAST_SM >= 90;
+
+// As launch(), in clusters of `ctas` CTAs with `shared` bytes of dynamic shared memory, for which
+// the kernel's limit was raised where they exceed 48 KB.
+template <typename Params>
+cudaError_t launch_clusters(void (*kernel)(Params), dim3 grid, dim3 block, int ctas, size_t shared,
+                            bool enable_pdl, cudaStream_t stream, const Params& params) {
+  cudaLaunchAttribute attributes[2] = {};
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = block;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  config.attrs = attributes;
+  if (kTargetHasPdl && enable_pdl) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs++].val.programmaticStreamSerializationAllowed = 1;
+  }
+  if (ctas > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs++].val.clusterDim = {static_cast<unsigned>(ctas), 1u, 1u};
+  }
+  return cudaLaunchKernelEx(&config, kernel, params);
+}
+
+#endif
+
+}  // namespace precast

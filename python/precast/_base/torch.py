@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch, imported at its first use.
+
+``import precast`` must not pull torch in, so the op files take it from here::
+
+    from precast._base.torch import torch, torch_ops
+
+Both are module objects whose attributes are looked up once and then stored. Being modules,
+TorchDynamo resolves them while it traces and never traces into the lookup itself.
+"""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+
+class LazyModule(types.ModuleType):
+    """A module that asks ``resolve`` for an attribute the first time it is read."""
+
+    def __init__(self, name: str, resolve: Callable[[str], Any]) -> None:
+        super().__init__(name)
+        self.__dict__["_resolve"] = resolve
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        value = self.__dict__["_resolve"](name)
+        setattr(self, name, value)
+        return value
+
+
+def _torch_attribute(name: str) -> Any:
+    return getattr(importlib.import_module("torch"), name)
+
+
+def _torch_op(name: str) -> Any:
+    from precast._op.dispatch import register_torch_op
+
+    return register_torch_op(name)
+
+
+if TYPE_CHECKING:
+    import torch as torch
+
+    torch_ops: Any
+else:
+    torch = LazyModule("precast._base.torch.torch", _torch_attribute)
+    torch_ops = LazyModule("precast._base.torch.torch_ops", _torch_op)

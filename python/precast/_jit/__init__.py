@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compiling modules: toolchain, commands, cache and policy."""

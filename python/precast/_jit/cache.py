@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The user's JIT cache: content-addressed folders that are written once and never changed.
+
+``<cache>/v1/cu13-x86_64/sm90a/norm__dtype_bf16-<key>/`` holds the library and ``meta.json``. The
+key covers the module's fingerprint and the compilers' versions; the machine is named, because hosts
+of two kinds may share a home directory. A folder appears by one rename, complete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast._base import tvm_ffi as _tvm_ffi
+from precast._base.errors import ToolchainError
+from precast._base.trust import check_contents, distrust
+from precast._jit import env, policy
+
+if TYPE_CHECKING:
+    from precast._jit.toolchain import Toolchain
+    from precast._plan.spec import JitSpec
+
+META_SCHEMA = 1
+META_NAME = "meta.json"
+#: Private folders of running compiles; what is older was left by a process that died.
+WORK_FOLDER = ".work"
+LOCK_FOLDER = ".locks"
+STALE_SECONDS = 6 * 3600.0
+#: How a rename says that something is there already.
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+
+
+@dataclass(frozen=True)
+class Meta:
+    """``meta.json``: what a cached library is and how it must look."""
+
+    name: str
+    arch: str
+    cuda_major: int
+    fingerprint: str
+    compiler: str
+    tvm_ffi: str
+    size: int
+    sha256: str
+    compile_seconds: float
+    schema: int = META_SCHEMA
+
+    def dump(self) -> str:
+        return json.dumps(dataclasses.asdict(self), indent=1, sort_keys=True) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> Meta:
+        """Read ``path``; ValueError if it is not such a file."""
+        data = json.loads(path.read_text(encoding="utf-8"))
+        names = {f.name for f in dataclasses.fields(cls)}
+        if not isinstance(data, dict) or set(data) != names or data["schema"] != META_SCHEMA:
+            raise ValueError("not a meta.json of this version")
+        return cls(**data)
+
+
+@dataclass
+class Found:
+    """The outcome of a look into the cache: a path, or why each build there was refused."""
+
+    path: Path | None = None
+    refused: list[tuple[Path, str]] = field(default_factory=list)
+
+
+def key(spec: JitSpec, toolchain: Toolchain) -> str:
+    text = f"{spec.fingerprint}\n{toolchain.identity}"
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def module_folder(root: Path, spec: JitSpec) -> Path:
+    return root / f"cu{spec.cuda_major}-{os.uname().machine}" / spec.arch.name
+
+
+def entry(root: Path, spec: JitSpec, toolchain: Toolchain) -> Path:
+    """The folder that holds, or will hold, this spec built by this toolchain."""
+    return module_folder(root, spec) / f"{spec.name}-{key(spec, toolchain)}"
+
+
+def find(spec: JitSpec) -> Found:
+    """A cached build of ``spec`` that may be loaded.
+
+    Where a compiler is at hand, only its own build counts, so that a new compiler takes effect;
+    where there is none or compiling is forbidden, any build with the right fingerprint does.
+    """
+    found = Found()
+    folders = [
+        folder
+        for root in env.cache_dirs()
+        for folder in sorted(module_folder(root, spec).glob(f"{spec.name}-*"))
+    ]
+    if not folders:
+        return found
+    wanted = _own_key(spec)
+    for folder in folders:
+        problem = check(folder, spec)
+        if problem is None and wanted is not None and folder.name != f"{spec.name}-{wanted}":
+            problem = "built by another compiler than the one that is installed"
+        if problem is None:
+            found.path = folder / f"{spec.name}.so"
+            return found
+        found.refused.append((folder, problem))
+    return found
+
+
+def _own_key(spec: JitSpec) -> str | None:
+    from precast._jit.toolchain import find_toolchain
+
+    if policy.refusal() is not None:
+        return None
+    try:
+        return key(spec, find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range))
+    except ToolchainError:
+        return None
+
+
+def check(folder: Path, spec: JitSpec) -> str | None:
+    """Why the build in ``folder`` cannot be used for ``spec``, or None."""
+    library = folder / f"{spec.name}.so"
+    try:
+        meta = Meta.read(folder / META_NAME)
+    except (OSError, ValueError, TypeError) as error:
+        return f"{META_NAME} cannot be read ({error}). Fix: precast cache clear"
+    if meta.fingerprint != spec.fingerprint:
+        return "built from other sources or flags (its fingerprint differs)"
+    return (
+        distrust(library, folder / META_NAME, must_be_own=True)
+        or _tvm_ffi.range_problem(*spec.tvm_ffi_range)
+        or check_contents(library, meta.size, meta.sha256, "precast cache clear")
+    )
+
+
+# -- publishing -----------------------------------------------------------------------------------
+
+
+def work_folder(root: Path, spec: JitSpec) -> Path:
+    """A fresh private folder on the cache's own file system."""
+    import tempfile
+
+    parent = root / WORK_FOLDER
+    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _remove_stale(parent)
+    return Path(tempfile.mkdtemp(prefix=f"{spec.name}-{os.getpid()}-", dir=parent))
+
+
+def publish(work: Path, target: Path, spec: JitSpec, meta: Meta) -> Path:
+    """Move the finished library from ``work`` to ``target`` in one step; return its path.
+
+    Whoever comes second takes the winner's build if it is sound, and replaces it if it is not. On a
+    shared file system the winner may not be visible yet; then this process keeps its own copy.
+    """
+    staged = work / "publish"
+    staged.mkdir(mode=0o700)
+    library = staged / f"{spec.name}.so"
+    (work / library.name).rename(library)
+    (staged / META_NAME).write_text(meta.dump(), encoding="utf-8")
+    for path in (library, staged / META_NAME, staged):
+        _fsync(path)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for attempt in range(5):
+        try:
+            staged.rename(target)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            if check(target, spec) is None:
+                return target / library.name
+            if target.exists():
+                # A build that nobody could load is moved aside, never changed in place.
+                with contextlib.suppress(FileNotFoundError):
+                    target.rename(work / f"refused-{attempt}")
+            else:
+                time.sleep(0.1 * 2**attempt)
+        else:
+            _fsync(target.parent)
+            return target / library.name
+    own = work.with_name(f"{work.name}-kept")
+    staged.rename(own)
+    return own / library.name
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _remove_stale(parent: Path) -> None:
+    for path in parent.iterdir():
+        try:
+            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+        except OSError:
+            continue
+
+
+# -- for people -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One build in the cache, as the command line shows it."""
+
+    folder: Path
+    meta: Meta | None
+    size: int
+    modified: float
+
+
+def entries(root: Path | None = None) -> Iterator[Entry]:
+    """All builds in the cache, sound or not."""
+    for folder in sorted((root or env.cache_dir()).glob("cu*/*/*-*")):
+        try:
+            meta = Meta.read(folder / META_NAME)
+        except (OSError, ValueError, TypeError):
+            meta = None
+        files = [p.stat() for p in folder.iterdir() if p.is_file()]
+        modified = max((s.st_mtime for s in files), default=folder.stat().st_mtime)
+        yield Entry(folder, meta, sum(s.st_size for s in files), modified)
+
+
+def remove(folder: Path) -> None:
+    """Take one build out of the cache in one step, so that no reader sees half of it."""
+    root = env.cache_dir()
+    trash = root / WORK_FOLDER / f"removed-{os.getpid()}-{folder.name}"
+    trash.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.rename(trash)
+    shutil.rmtree(trash, ignore_errors=True)
+
+
+def write_meta(spec: JitSpec, toolchain: Toolchain, library: Path, seconds: float) -> Meta:
+    data = library.read_bytes()
+    return Meta(
+        name=spec.name,
+        arch=spec.arch.name,
+        cuda_major=spec.cuda_major,
+        fingerprint=spec.fingerprint,
+        compiler=toolchain.identity,
+        tvm_ffi=_tvm_ffi.version(),
+        size=len(data),
+        sha256=hashlib.sha256(data).hexdigest(),
+        compile_seconds=round(seconds, 3),
+    )
+
+
+def as_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "folder": str(entry.folder),
+        "size": entry.size,
+        "modified": entry.modified,
+        "meta": None if entry.meta is None else dataclasses.asdict(entry.meta),
+    }

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compile one module into the user's cache.
+
+Correctness never depends on a lock: each process compiles in a private folder on the cache's file
+system and publishes it by one rename. The lock only saves duplicate work, and waiting is bounded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+from precast._base import env as _env
+from precast._base.errors import CacheDirectoryError, CompileError, MissingJITCacheError
+from precast._base.log import get_logger
+from precast._jit import cache, causes, env, policy
+from precast._jit.hermetic import compiler_environment
+from precast._jit.jobs import max_jobs
+from precast._jit.toolchain import find_toolchain
+
+if TYPE_CHECKING:
+    from precast._jit.toolchain import Toolchain
+    from precast._plan.spec import Command, JitSpec
+
+#: A line in the log this often while a compile runs or is waited for.
+HEARTBEAT_SECONDS = 15.0
+
+
+def build(spec: JitSpec, reason: str) -> Path:
+    """Return the library of ``spec``, compiled now unless the cache has it.
+
+    Parameters
+    ----------
+    reason : str
+        Why no prebuilt module was used; goes to the log before anything is compiled.
+    """
+    found = cache.find(spec)
+    if found.path is not None:
+        return found.path
+    for folder, problem in found.refused:
+        get_logger().info("cached build %s is not used: %s", folder, problem)
+    refusal = policy.refusal()
+    if refusal is not None:
+        raise MissingJITCacheError(
+            f"{spec.name} for {spec.arch.name} would have to be compiled, which is forbidden "
+            f"({refusal}). {reason}",
+            spec,
+        )
+    toolchain = find_toolchain(spec.arch, spec.cuda_major, spec.tvm_ffi_range)
+    root = env.writable_cache_dir()
+    target = cache.entry(root, spec, toolchain)
+    with _lock(root, target.name):
+        if cache.check(target, spec) is None:  # Another process was faster.
+            return target / f"{spec.name}.so"
+        _announce(spec, toolchain, target, reason)
+        return _compile(spec, toolchain, root, target)
+
+
+def _announce(spec: JitSpec, toolchain: Toolchain, target: Path, reason: str) -> None:
+    log = get_logger()
+    say = log.warning if _env.JIT() == "warn" else log.info
+    hint = f' Prebuilt: pip install "precast[cu{spec.cuda_major}-{spec.arch.name}]".'
+    say(
+        "compiling %s for %s with nvcc %s into %s. Why: %s.%s",
+        spec.name,
+        spec.arch.name,
+        toolchain.toolkit.build,
+        target,
+        reason,
+        hint if spec.is_aot else "",
+    )
+
+
+def _compile(spec: JitSpec, toolchain: Toolchain, root: Path, target: Path) -> Path:
+    start = time.monotonic()
+    work = None
+    try:
+        work = cache.work_folder(root, spec)
+        *compiles, link = spec.commands(toolchain, work)
+        run(compiles, work, spec.name)
+        run([link], work, spec.name)
+        meta = cache.write_meta(spec, toolchain, link.output, time.monotonic() - start)
+        path = cache.publish(work, target, spec, meta)
+    except OSError as error:
+        known = causes.os_cause(error, root)
+        raise CacheDirectoryError(
+            f"{spec.name} could not be stored in {root}: {error.strerror or error}. Nothing was "
+            f"left there." + (f"\nCause: {known}" if known else "")
+        ) from error
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+    get_logger().info("compiled %s in %.1f s", spec.name, time.monotonic() - start)
+    return path
+
+
+def run(commands: list[Command], work: Path, name: str) -> None:
+    """Run commands side by side, as many as cores and memory allow.
+
+    Raises
+    ------
+    CompileError
+        With the failing command, its first error lines and the known cause.
+    """
+    limit = max_jobs()
+    waiting = list(commands)
+    running: list[tuple[Command, subprocess.Popen[bytes], BinaryIO]] = []
+    start = beat = time.monotonic()
+    try:
+        while waiting or running:
+            while waiting and len(running) < limit:
+                command = waiting.pop(0)
+                running.append((command, *_start(command, work)))
+            for item in list(running):
+                command, process, log = item
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    status = process.wait(timeout=0.02)
+                    running.remove(item)
+                    with log:
+                        if status != 0:
+                            raise _failure(command, status, log, work, name)
+            if time.monotonic() - beat > HEARTBEAT_SECONDS:
+                beat = time.monotonic()
+                get_logger().info("still compiling %s after %.0f s", name, beat - start)
+    finally:
+        for _, process, log in running:
+            # The whole group: nvcc and g++ are drivers, the compilers are their children.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            log.close()
+
+
+def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
+    """The process, and what it prints: kept in memory, for the disk may be full."""
+    log = os.fdopen(os.memfd_create(command.output.name), "w+b")
+    # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
+    environment = compiler_environment(TMPDIR=str(work), LC_ALL="C")
+    try:
+        process = subprocess.Popen(
+            command.argv,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=work,
+            env=environment,
+            start_new_session=True,
+        )
+    except OSError as error:
+        log.close()
+        raise CompileError(
+            f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the compiler "
+            f"(see: precast doctor)"
+        ) from error
+    return process, log
+
+
+def _failure(
+    command: Command, returncode: int, log: BinaryIO, work: Path, name: str
+) -> CompileError:
+    log.seek(0)
+    output = log.read().decode(errors="replace")
+    known = causes.cause(output, returncode, work)
+    return CompileError(
+        f"compiling {name} failed (exit status {returncode}):\n"
+        f"  {shlex.join(command.argv)}\n"
+        f"{causes.first_errors(output)}" + (f"\nCause: {known}" if known else "")
+    )
+
+
+@contextlib.contextmanager
+def _lock(root: Path, name: str) -> Iterator[None]:
+    """Wait, for a bounded time, while another process compiles the same module."""
+    import filelock
+
+    folder = root / cache.LOCK_FOLDER
+    owner = folder / f"{name}.owner"
+    lock = None
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        lock = filelock.FileLock(
+            folder / f"{name}.lock", preserve_lock_file=True, fallback_to_soft=False
+        )
+        _acquire(lock, name, owner)
+    except (OSError, NotImplementedError) as error:
+        # Without the lock two processes may compile the same module; both builds are good.
+        # A filelock.Timeout is an OSError too; _acquire has told whom it waited for.
+        get_logger().info("no lock for %s (%s): this process compiles for itself", name, error)
+    else:
+        with contextlib.suppress(OSError):
+            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+    try:
+        yield
+    finally:
+        if lock is not None and lock.is_locked:
+            with contextlib.suppress(OSError):
+                lock.release()
+
+
+def _acquire(lock: object, name: str, owner: Path) -> None:
+    import filelock
+
+    assert isinstance(lock, filelock.BaseFileLock)
+    start = time.monotonic()
+    limit = _env.LOCK_TIMEOUT()
+    patience = 0.0  # The first attempt does not wait, so that the log tells at once who is awaited.
+    while True:
+        try:
+            lock.acquire(timeout=patience)
+            return
+        except filelock.Timeout:
+            waited = time.monotonic() - start
+            try:
+                holder = owner.read_text()
+            except OSError:
+                holder = "another process"
+            get_logger().info(
+                "waiting for %s, which compiles %s: %.0f s of at most %.0f s",
+                *(holder, name, waited, limit),
+            )
+            patience = min(HEARTBEAT_SECONDS, limit - waited)
+            if patience <= 0:
+                raise

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Write the plan for other tools.
+
+::
+
+    python -m precast.jit json      --out plan.json
+    python -m precast.jit toolchain --out toolchain.cmake --view view --archs "9.0a"
+    python -m precast.jit cmake     --out plan.cmake --profile core --archs "9.0a" --cuda 13
+
+Empty ``--archs`` are the GPUs present, and an error where there is none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from precast._base.errors import ConfigError, ToolchainError, UnsupportedConfigError
+from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.jobs import max_jobs
+from precast._jit.toolchain import Toolchain, device_capabilities, find_toolchain, view_directory
+from precast._plan.config import Arch
+from precast._plan.planner import Plan, checkout_root, write_if_different
+from precast._plan.spec import JitSpec
+
+
+def cmake_rows(specs: Iterable[JitSpec]) -> str:
+    """The plan as calls of the function ``precast_add_module`` that CMakeLists.txt defines."""
+    lines = ["# Written by precast._plan.planner; do not edit."]
+    for spec in specs:
+        cuda = [s for s in spec.sources if s.endswith(".cu")]
+        host = [s for s in spec.sources if not s.endswith(".cu")]
+        fields = {
+            "NAME": [spec.name],
+            "ARCH": [spec.arch.name],
+            "OP": [spec.op],
+            "CUDA_SOURCES": cuda,
+            "HOST_SOURCES": host,
+            "CUDA_FLAGS": spec.compile_flags(".cu"),
+            "HOST_FLAGS": spec.compile_flags(".cc"),
+            "LINK_FLAGS": list(spec.link_flags),
+            "VERSION_SCRIPT": [spec.version_script],
+            "CUDA_LOCATIONS": spec.location_flags(".cu"),
+            "HOST_LOCATIONS": spec.location_flags(".cc"),
+        }
+        body = "".join(f"\n  {key} {_quoted(values)}" for key, values in fields.items())
+        lines.append(f"precast_add_module({body})")
+    return "\n".join(lines) + "\n"
+
+
+def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> str:
+    """The toolchain as variables, so that CMake looks for nothing by itself."""
+    fields = {
+        "PRECAST_CUDA_MAJOR": [str(toolchain.toolkit.major)],
+        "PRECAST_TARGETS": [" ".join(arch.target for arch in archs)],
+        "PRECAST_CUDA_VIEW": [str(view)],
+        "PRECAST_NVCC_COMMAND": toolchain.nvcc_command(),
+        "PRECAST_HOST_COMPILER": [str(toolchain.host_compiler)],
+        "PRECAST_CUDA_INCLUDE_FLAGS": toolchain.include_flags(cuda=True),
+        "PRECAST_HOST_INCLUDE_FLAGS": toolchain.include_flags(cuda=False),
+        "PRECAST_LIBRARIES": toolchain.libraries,
+        "PRECAST_IGNORED_VARIABLES": IGNORED_VARIABLES,
+        "PRECAST_JOBS": [str(max_jobs())],
+    }
+    lines = ["# Written by precast.jit; do not edit."]
+    lines += [f"set({name} {_quoted(values)})" for name, values in fields.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(values: Iterable[str]) -> str:
+    return " ".join(f"[==[{value}]==]" for value in values)
+
+
+def target_archs(plan: Plan, text: str | None) -> list[Arch]:
+    """The targets that ``text`` lists; of the GPUs present if it is empty or None.
+
+    Raises
+    ------
+    ValueError
+        If an entry is no target, or nothing is listed and there is no GPU.
+    """
+    archs = plan.archs(text or device_capabilities())
+    if not archs:
+        raise ValueError(
+            "no targets to build for: none is listed and this machine has no GPU. Fix: set "
+            'PRECAST_CUDA_ARCH_LIST, for example PRECAST_CUDA_ARCH_LIST="8.0 9.0a"; legal: '
+            + ", ".join(arch.target for arch in plan.build.archs.values())
+        )
+    return archs
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m precast.jit", description=__doc__)
+    parser.add_argument("form", choices=("json", "toolchain", "cmake"))
+    parser.add_argument("--root", type=Path, default=checkout_root())
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--profile", default=None)
+    parser.add_argument("--archs", default=None)
+    parser.add_argument("--cuda", type=int, default=None)
+    parser.add_argument("--view", type=Path)
+    args = parser.parse_args(argv)
+    if args.root is None:
+        parser.error("--root is needed outside a checkout")
+    try:
+        plan = Plan.load(args.root)
+        if args.form == "json":
+            # Not sorted: the order of an op's axes is that of its modules' names and of calls.
+            text = json.dumps(plan.document, indent=None, separators=(",", ":"))
+        elif args.form == "toolchain":
+            if args.view is None:
+                parser.error("--view is needed")
+            archs = target_archs(plan, args.archs)
+            toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
+            view = view_directory(toolchain.toolkit, args.view)
+            text = cmake_toolchain(toolchain, view, archs)
+        else:
+            targets = None if args.archs is None else target_archs(plan, args.archs)
+            text = cmake_rows(plan.modules(args.profile, targets, args.cuda or 13))
+    except (ConfigError, ToolchainError, UnsupportedConfigError, ValueError) as error:
+        parser.exit(2, f"error: {error}{os.linesep}")
+    write_if_different(args.out, text)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a call to a loaded function: one dictionary look-up when the function is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from precast._base.lazy import import_all
+from precast._op import mode as _mode
+
+# Words of the axes for torch dtypes; keyed by name, because torch is not imported here.
+DTYPE_WORDS = {
+    "torch.float32": "f32",
+    "torch.float16": "f16",
+    "torch.bfloat16": "bf16",
+    "torch.float8_e4m3fn": "e4m3",
+    "torch.float8_e5m2": "e5m2",
+    "torch.int32": "i32",
+    "torch.uint8": "u8",
+    "torch.int8": "i8",
+}
+
+#: The kernels of the ops that are imported, by name, which is that of the export but where several
+#: share one.
+KERNELS: dict[str, Kernel] = {}
+
+
+def kernels() -> dict[str, Kernel]:
+    """Every kernel of the library by its name, after an import of all ops."""
+    import precast
+
+    import_all(precast)
+    return dict(KERNELS)
+
+
+class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
+    """The loaded functions of one export, keyed ``(axis value, ..., device index)``.
+
+    A known key costs one dictionary look-up. An unknown one is resolved by the loader, which may
+    load a prebuilt module, take it from the cache, compile it, or say why it cannot.
+
+    Parameters
+    ----------
+    op : str
+        The op of ``aot_configs/<op>.toml``; its axes, in order, are the first part of a key.
+    export : str
+        The function to call in the op's modules.
+    schema : str
+        The torch schema of the export, for ``torch.compile``: ``(Tensor input, ...) -> ()``.
+        Outputs are arguments marked as mutated; the same arguments go to export and reference.
+    reference : callable
+        Plain PyTorch with the arguments of the export; writes its outputs in place.
+    axes : sequence of str, optional
+        The arguments whose dtypes are the op's axes, in their order; one that is None has the dtype
+        of the first. Default: the first tensor of the schema.
+    key : callable, optional
+        From the arguments to the key, for ops with axes that are no dtypes.
+    public : callable, optional
+        From the arguments of the export to those of the public function, by position, where they or
+        their order differ; to None where another export says it of the same call.
+    function : str, optional
+        The public function that calls it, where that is not the one of its name.
+    name : str, optional
+        Its own name, where several public functions call one export. Default: the export's.
+    """
+
+    def __init__(
+        self,
+        op: str,
+        export: str,
+        *,
+        schema: str,
+        reference: Callable[..., None],
+        axes: Sequence[str] = (),
+        key: Callable[..., tuple[Any, ...]] | None = None,
+        public: Callable[..., tuple[Any, ...] | None] | None = None,
+        function: str | None = None,
+        name: str | None = None,
+    ) -> None:
+        super().__init__()
+        self.op = op
+        self.export = export
+        self.schema = schema
+        self.reference = reference
+        self.key = key
+        self.public = public
+        self.name = name or export
+        self.function = function or self.name
+        arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
+        self.parameters = tuple(argument.split()[-1] for argument in arguments)
+        self.first_tensor = self.parameters[0]
+        self._axes = [self.parameters.index(name) for name in axes] or [0]
+        KERNELS[self.name] = self
+        _mode.on_change(self.clear)
+
+    def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
+        if _mode.is_reference():
+            return self._run_reference
+        from precast._runtime.loader import get_function, loader
+
+        *values, device = key
+        if device < 0:
+            raise ValueError(
+                f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on "
+                f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch "
+                f"references"
+            )
+        axes = loader.document["ops"][self.op]["axes"]
+        words = {axis: DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
+        function: Callable[..., None] = get_function(
+            loader.load(self.op, words, device), self.export
+        )
+        self[key] = function
+        if _mode.is_reference():  # Another thread entered reference mode meanwhile.
+            self.clear()
+        return function
+
+    def _run_reference(self, *args: Any) -> None:
+        import torch
+
+        with torch.no_grad():  # As a kernel's, its results never require grad.
+            self.reference(*args)
+
+    def call(self, *args: Any) -> None:
+        """Call by arguments alone."""
+        if self.key is not None:
+            key = self.key(*args)
+        else:
+            first, *others = (args[position] for position in self._axes)
+            dtypes = [(first if other is None else other).dtype for other in others]
+            key = (first.dtype, *dtypes, args[0].get_device())
+        self[key](*args)
+
+
+def check_tensors(export: str, out: object = None, **tensors: object) -> None:
+    """Raise a TypeError that names the argument that is no tensor, if there is one.
+
+    Called when a call has failed already, so that no call that succeeds pays for it. ``out`` may be
+    None.
+    """
+    import torch
+
+    named = tensors if out is None else {**tensors, "out": out}
+    for name, value in named.items():
+        if not isinstance(value, torch.Tensor):
+            raise TypeError(
+                f"{export}: {name} must be a torch.Tensor, got {type(value).__name__}"
+            ) from None
+
+
+_registered: dict[str, Any] = {}
+_registering = threading.Lock()
+_libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
+
+
+def register_torch_op(name: str) -> Any:
+    """``torch.ops.precast.<name>``, registered at its first use under ``torch.compile``."""
+    import torch
+
+    from precast.trace.dump import on_compile
+
+    with _registering:
+        if name not in _registered:
+            kernel = KERNELS[name]
+            library: Any = torch.library.Library("precast", "FRAGMENT")
+            library.define(f"{name}{kernel.schema}")
+            library.impl(name, kernel.call, "CompositeExplicitAutograd")
+            torch.library.register_fake(
+                f"precast::{name}", lambda *args: on_compile(name, args), lib=library
+            )
+            _libraries.append(library)
+            _registered[name] = getattr(torch.ops.precast, name).default
+        return _registered[name]

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an op requires of GPU and backend, and how a call is held against it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from precast._base.errors import BackendSupportedError
+from precast._base.torch import torch
+
+
+def capability_number(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(
+            f"a compute capability must be an integer such as 90, got {type(value).__name__} "
+            f"{value!r}"
+        )
+    return value
+
+
+def declares(check: Callable[..., Any] | None) -> bool:
+    return hasattr(check, "is_compute_capability_supported")
+
+
+def accepts(check: Callable[..., Any] | None, cc: int | None) -> bool:
+    """Whether a check allows a capability; one that declares none, and no GPU, allow all."""
+    if cc is None or not declares(check):
+        return True
+    return bool(check.is_compute_capability_supported(cc))  # type: ignore[union-attr]
+
+
+class Suitable(Sequence[str]):
+    """Names, best first; each thread sees those of its own latest call."""
+
+    def __init__(self) -> None:
+        self._of_thread = threading.local()
+
+    def _names(self) -> tuple[str, ...]:
+        names: tuple[str, ...] = getattr(self._of_thread, "names", ())
+        return names
+
+    def replace(self, names: Sequence[str]) -> None:
+        self._of_thread.names = tuple(names)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._names()[index]
+
+    def __len__(self) -> int:
+        return len(self._names())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self._names()))
+
+
+class Requirement:
+    """What one op requires; the methods that it gets, and its validation."""
+
+    def __init__(
+        self,
+        name: str,
+        checks: dict[str, Callable[..., Any]],
+        common: Callable[..., Any] | None,
+        heuristic: Callable[..., Sequence[str]] | None,
+    ) -> None:
+        self.name = name
+        self.checks = checks
+        self.common = common
+        self.heuristic = heuristic
+        self.suitable = Suitable()
+
+    def is_backend_supported(self, name: str, cc: int | None = None) -> bool:
+        """Whether there is such a backend (and it runs on a capability such as 90).
+
+        Raises
+        ------
+        ValueError
+            If the op has no backends to choose from, or nothing says what this one runs on.
+        """
+        if not self.checks:
+            raise ValueError(f"is_backend_supported: {self.name} has no backends to choose from")
+        if name not in self.checks or cc is None:
+            return name in self.checks
+        check = self.checks[name]
+        if not declares(check) and not declares(self.common):
+            raise ValueError(self._undeclared("is_backend_supported", check))
+        return accepts(check, capability_number(cc)) and accepts(self.common, cc)
+
+    def is_compute_capability_supported(self, cc: int) -> bool:
+        """Whether the op, with some backend, runs on a capability such as 90.
+
+        Raises
+        ------
+        ValueError
+            If no check says which capabilities it is for.
+        """
+        cc = capability_number(cc)
+        checks = list(self.checks.values())
+        if not any(map(declares, [*checks, self.common])):
+            named = next(iter([*checks, self.common]), None)
+            raise ValueError(self._undeclared("is_compute_capability_supported", named))
+        return accepts(self.common, cc) and (
+            not checks or any(accepts(check, cc) for check in checks)
+        )
+
+    def has_backend(self, name: str) -> bool:
+        """Whether ``backend=name`` can be asked for."""
+        return name in self.checks
+
+    def has_backend_choices(self) -> bool:
+        """Whether there is a backend to choose."""
+        return bool(self.checks)
+
+    def _undeclared(self, method: str, check: object) -> str:
+        if check is None:
+            return f"{method}: {self.name} has no check that says what it runs on"
+        return (
+            f"{method}: {getattr(check, '__name__', check)} does not say which compute "
+            f"capabilities it is for. Fix: put "
+            f"@supported_compute_capability([...]) on it"
+        )
+
+    # -- at a call --------------------------------------------------------------------------------
+
+    @property
+    def runs_nothing(self) -> bool:
+        """Whether the loader alone refuses what this requirement does not allow."""
+        return not self.checks and hasattr(self.common, "refused_by_loader")
+
+    def validate(self, arguments: dict[str, Any], skip: bool) -> None:
+        """Raise if the call is not supported, and resolve ``backend="auto"``."""
+        backend = arguments.get("backend")
+        automatic = backend == "auto" and bool(self.checks) and "auto" not in self.checks
+        if skip:
+            if automatic:
+                self._choose(arguments, _capability(arguments))
+            return
+        if not self.checks and self.common is None:
+            raise ValueError(
+                f"backend_requirement of {self.name} has neither backend_checks nor a common_check"
+            )
+        cc = _capability(arguments)
+        if not accepts(self.common, cc):
+            raise BackendSupportedError(f"{self.name} does not support {_words(cc)}")
+        if automatic:
+            self._run(self.common, arguments)
+            self._choose(arguments, cc)
+        elif self.checks:
+            check = self.checks.get(backend) if isinstance(backend, str) else None
+            if check is None or not accepts(check, cc):
+                at = "" if cc is None else f" on {_words(cc)}"
+                legal = [repr(n) for n, c in self.checks.items() if accepts(c, cc)]
+                legal += ["'auto'"] if self.heuristic is not None and legal else []
+                raise BackendSupportedError(
+                    f"{self.name} does not support backend {backend!r}{at}; legal: "
+                    f"{', '.join(legal) or 'none'}"
+                )
+            self._run(self.common, arguments)
+            self._run(check, arguments)
+        else:
+            self._run(self.common, arguments)
+
+    def _run(self, check: Callable[..., Any] | None, arguments: dict[str, Any]) -> None:
+        if check is not None and not check(**arguments):
+            which = getattr(check, "__name__", repr(check))
+            raise ValueError(
+                f"Problem size is not supported by {self.name}: {which} refused "
+                f"{_problem(arguments)}"
+            )
+
+    def _choose(self, arguments: dict[str, Any], cc: int | None) -> None:
+        reasons = {}
+        for name, check in self.checks.items():
+            try:
+                if not accepts(check, cc):
+                    reasons[name] = f"does not support {_words(cc)}"
+                else:
+                    self._run(check, arguments)
+            except ValueError as error:
+                reasons[name] = str(error)
+        suitable = [name for name in self.checks if name not in reasons]
+        if self.heuristic is None:
+            raise BackendSupportedError(
+                f"{self.name} does not support backend 'auto'; legal: {', '.join(self.checks)}"
+            )
+        ordered = list(self.heuristic(list(suitable), **arguments)) if suitable else []
+        chosen = [name for name in ordered if name in suitable]
+        if not chosen:
+            left = dict.fromkeys(suitable, "the heuristic left it out")
+            why = "; ".join(f"{name}: {reason}" for name, reason in {**reasons, **left}.items())
+            raise BackendSupportedError(f"{self.name} has no backend for this call: {why}")
+        self.suitable.replace(chosen)
+
+
+def _capability(arguments: Mapping[str, Any]) -> int | None:
+    """The capability of the first CUDA tensor's GPU, 90 for 9.0; None without one."""
+    for value in arguments.values():
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            # No isinstance: with torch.Tensor it costs more than all the rest.
+            if getattr(item, "is_cuda", False):
+                return _device_capability(item.get_device())
+    return None
+
+
+_of_device: dict[int, int] = {}
+
+
+def _device_capability(index: int) -> int:
+    cc = _of_device.get(index)
+    if cc is None:
+        # Of the ways to ask, TorchDynamo takes this one for a constant.
+        properties = torch.cuda.get_device_properties(index)
+        cc = _of_device[index] = int(properties.major) * 10 + int(properties.minor)
+    return cc
+
+
+def _words(cc: int | None) -> str:
+    return "" if cc is None else f"compute capability {cc // 10}.{cc % 10}"
+
+
+def _problem(arguments: Mapping[str, Any]) -> str:
+    words = []
+    for name, value in arguments.items():
+        if isinstance(value, torch.Tensor):
+            words.append(f"{name} of shape {tuple(value.shape)} and {value.dtype}")
+        elif isinstance(value, (bool, int, float, str)):
+            words.append(f"{name}={value!r}")
+    return ", ".join(words)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gated activations: ``act(gate) * up``, with the gate in the first half of the last dimension.
+
+Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_half
+from precast.api_logging import precast_api
+from precast.trace import Const, Tensor, TraceTemplate, Var
+
+_SCHEMA = "(Tensor input, Tensor(a!) out, bool enable_pdl) -> ()"
+
+
+def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+    """:func:`silu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * columns]``, any device.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> silu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.4621, 0.0000]])
+    """
+    gate, up = input.float().chunk(2, dim=-1)
+    return (torch.nn.functional.silu(gate) * up).to(input.dtype)
+
+
+def gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+    """:func:`gelu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * columns]``, any device.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gelu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.6827, 0.0000]])
+    """
+    gate, up = input.float().chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate) * up).to(input.dtype)
+
+
+def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
+    """:func:`gelu_tanh_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * columns]``, any device.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gelu_tanh_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.6824, 0.0000]])
+    """
+    gate, up = input.float().chunk(2, dim=-1)
+    return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
+
+
+def _into(
+    name: str,
+    reference: Callable[[torch.Tensor], torch.Tensor],
+) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:
+    def write(input: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
+        check_half(name, out, input)
+        out.copy_(reference(input))
+
+    return write
+
+
+def _kernel(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Kernel:
+    return Kernel("activation", name, schema=_SCHEMA, reference=_into(name, reference))
+
+
+_silu_and_mul = _kernel("silu_and_mul", silu_and_mul_reference)
+_gelu_and_mul = _kernel("gelu_and_mul", gelu_and_mul_reference)
+_gelu_tanh_and_mul = _kernel("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
+
+
+def _trace(
+    name: str, activation: str, reference: Callable[[torch.Tensor], torch.Tensor]
+) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="activation",
+        name_prefix=name,
+        description=f"The {activation} of the first half of each row times the second half.",
+        axes={
+            "*num_tokens": Var(),
+            "gate_up_size": Const(abbrev=""),
+            "intermediate_size": Const(abbrev="i", value="gate_up_size // 2"),
+        },
+        inputs={"gate_up": Tensor(["*num_tokens", "gate_up_size"], param="input")},
+        outputs={
+            "output": Tensor(
+                ["*num_tokens", "intermediate_size"], dtype_from="gate_up", param="out"
+            )
+        },
+        reference=reference,
+    )
+
+
+def _new_output(input: torch.Tensor) -> torch.Tensor:
+    if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
+        rows, last = input.shape
+        columns = last // 2
+        return input.new_empty_strided((rows, columns), (columns or 1, 1))
+    if input.dim() == 0:  # Refused where the shapes are checked.
+        return torch.empty_like(input)
+    *leading, last = input.shape
+    return input.new_empty((*leading, last // 2))
+
+
+@precast_api(trace=_trace("silu_and_mul", "SiLU", silu_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
+def silu_and_mul(
+    input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
+) -> torch.Tensor:
+    r"""SwiGLU's activation: the SiLU of the first half times the second half.
+
+    .. math::
+
+        out_{c} = \mathrm{round}\left(\frac{g_c}{1 + e^{-g_c}} \cdot u_c\right),
+        \quad g = input_{:n},\ u = input_{n:}
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * n]``, float16 or bfloat16, on a CUDA device, at a 16-byte aligned address; the
+        last dimension has stride 1 and is a multiple of 16 bytes, the others merge into at most
+        two strides.
+    out : torch.Tensor, optional
+        ``[..., n]``, dtype and device of ``input``, aligned and strided likewise, not overlapping
+        ``input``. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError
+        "The pointers must be multiple of 16 bytes." for a last dimension or an address that is not;
+        a tensor that is not on a CUDA device; another dtype, device or strides than above.
+    precast.errors.OutputShapeError
+        An ``out`` of another shape (an ``AssertionError`` and a ``ValueError``).
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even. Allocates only a missing ``out``; safe
+    in CUDA graphs; not differentiable. Source: arXiv:2002.05202.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.silu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.4621, 0.0000]])
+    """
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.silu_and_mul(input, out, enable_pdl is not False)
+        else:
+            _silu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("silu_and_mul", input=input, out=out)
+        raise
+    return out
+
+
+@precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
+def gelu_and_mul(
+    input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
+) -> torch.Tensor:
+    r"""GEGLU's activation: the exact GELU of the first half times the second half.
+
+    .. math::
+
+        out_{c} = \mathrm{round}\left(\frac{g_c}{2}
+        \left(1 + \mathrm{erf}\frac{g_c}{\sqrt 2}\right) u_c\right),
+        \quad g = input_{:n},\ u = input_{n:}
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
+    out : torch.Tensor, optional
+        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError, precast.errors.OutputShapeError
+        As :func:`silu_and_mul`.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even. Allocates only a missing ``out``; safe
+    in CUDA graphs; not differentiable. Source: arXiv:2002.05202, arXiv:1606.08415.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.gelu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.6827, 0.0000]])
+    """
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.gelu_and_mul(input, out, enable_pdl is not False)
+        else:
+            _gelu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("gelu_and_mul", input=input, out=out)
+        raise
+    return out
+
+
+@precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
+@backend_requirement({}, common_check=served_by("activation"))
+def gelu_tanh_and_mul(
+    input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
+) -> torch.Tensor:
+    r"""GEGLU's activation with the tanh approximation of GELU (Gemma's form).
+
+    .. math::
+
+        out_{c} = \mathrm{round}\left(\frac{g_c}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}
+        \left(g_c + 0.044715\, g_c^3\right)\right)\right) u_c\right),
+        \quad g = input_{:n},\ u = input_{n:}
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
+    out : torch.Tensor, optional
+        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError, precast.errors.OutputShapeError
+        As :func:`silu_and_mul`.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even. Allocates only a missing ``out``; safe
+    in CUDA graphs; not differentiable. Source: arXiv:2002.05202, arXiv:1606.08415.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.gelu_tanh_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
+    tensor([[1.6824, 0.0000]])
+    """
+    try:
+        if out is None:
+            out = _new_output(input)
+        if torch.compiler.is_compiling():
+            torch_ops.gelu_tanh_and_mul(input, out, enable_pdl is not False)
+        else:
+            _gelu_tanh_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("gelu_tanh_and_mul", input=input, out=out)
+        raise
+    return out

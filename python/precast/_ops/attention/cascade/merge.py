@@ -1,0 +1,396 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention over parts of the keys, put together: the results of one softmax over all of them.
+
+Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1805.02867.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_rank
+from precast._ops.attention.cascade._checks import check_mask, check_pair, check_states
+from precast._ops.attention.cascade._trace import in_place_trace, pair_trace, states_trace
+from precast.api_logging import precast_api
+
+
+def merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`merge_states` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    v : torch.Tensor
+        ``[tokens, states, heads, head_dim]``, any device.
+    s : torch.Tensor
+        ``[tokens, states, heads]``, float32.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[tokens, heads, head_dim]`` in the dtype of ``v``, and ``[tokens, heads]`` in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> v, s = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([[[1.0], [2.0]]])
+    >>> merge_states_reference(v, s)
+    (tensor([[[1.6667]]]), tensor([[2.5850]]))
+    """
+    s = s.float()
+    top = s.new_full((s.shape[0], 1, s.shape[2]), float("-inf"))
+    if s.shape[1] > 0:
+        top = s.amax(dim=1, keepdim=True)
+    empty = s == float("-inf")
+    weights = torch.where(empty, 0.0, torch.exp2(s - top))
+    total = weights.sum(dim=1)
+    # A state without keys may hold anything.
+    parts = torch.where(empty[..., None], 0.0, v.float()) * weights[..., None]
+    nothing = total == 0
+    merged = parts.sum(dim=1) / torch.where(nothing, 1.0, total)[..., None]
+    return merged.to(v.dtype), torch.where(nothing, float("-inf"), top[:, 0] + total.log2())
+
+
+def merge_state_reference(
+    v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`merge_state` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    v_a, v_b : torch.Tensor
+        ``[tokens, heads, head_dim]``, any device.
+    s_a, s_b : torch.Tensor
+        ``[tokens, heads]``, float32.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Like ``v_a`` and ``s_a``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> s = torch.zeros(1, 1)
+    >>> merge_state_reference(torch.ones(1, 1, 2), s, torch.full((1, 1, 2), 2.0), s)
+    (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
+    """
+    return merge_states_reference(torch.stack((v_a, v_b), dim=1), torch.stack((s_a, s_b), dim=1))
+
+
+def merge_state_in_place_reference(
+    v: torch.Tensor,
+    s: torch.Tensor,
+    v_other: torch.Tensor,
+    s_other: torch.Tensor,
+    mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`merge_state_in_place` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    v, v_other : torch.Tensor
+        ``[tokens, heads, head_dim]``, any device.
+    s, s_other : torch.Tensor
+        ``[tokens, heads]``, float32.
+    mask : torch.Tensor, optional
+        ``[tokens]``: which of them are merged.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        What ``v`` and ``s`` become.
+
+    Examples
+    --------
+    >>> import torch
+    >>> v, s = torch.ones(2, 1, 1), torch.zeros(2, 1)
+    >>> merge_state_in_place_reference(v, s, 2 * v, s, torch.tensor([True, False]))
+    (tensor([[[1.5000]],
+    <BLANKLINE>
+            [[1.0000]]]), tensor([[1.],
+            [0.]]))
+    """
+    merged, sums = merge_state_reference(v, s, v_other, s_other)
+    if mask is None:
+        return merged, sums
+    kept = mask.bool()[:, None]
+    return torch.where(kept[..., None], merged, v), torch.where(kept, sums, s)
+
+
+def _merge_state_into(
+    v_a: torch.Tensor,
+    s_a: torch.Tensor,
+    v_b: torch.Tensor,
+    s_b: torch.Tensor,
+    v: torch.Tensor,
+    s: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    states = (("v_a", "s_a", v_a, s_a), ("v_b", "s_b", v_b, s_b), ("v", "s", v, s))
+    check_pair("merge_state", states)
+    for to, merged in zip((v, s), merge_state_reference(v_a, s_a, v_b, s_b)):
+        to.copy_(merged)
+
+
+def _merge_state_in_place_into(
+    v: torch.Tensor,
+    s: torch.Tensor,
+    v_other: torch.Tensor,
+    s_other: torch.Tensor,
+    mask: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    name = "merge_state_in_place"
+    check_pair(name, (("v", "s", v, s), ("v_other", "s_other", v_other, s_other), ("v", "s", v, s)))
+    check_mask(name, mask, v)
+    merged = merge_state_in_place_reference(v, s, v_other, s_other, mask)
+    for to, result in zip((v, s), merged):
+        to.copy_(result)
+
+
+def _merge_states_into(
+    v: torch.Tensor,
+    s: torch.Tensor,
+    v_merged: torch.Tensor,
+    s_merged: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    check_states(v, s, v_merged, s_merged)
+    for to, merged in zip((v_merged, s_merged), merge_states_reference(v, s)):
+        to.copy_(merged)
+
+
+def _public_states(v: object, s: object, *others: object) -> tuple[object, ...]:
+    return v, s, others[-1]
+
+
+_merge_state = Kernel(
+    "merge_state",
+    "merge_state",
+    schema="(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor(a!) v, Tensor(b!) s, "
+    "bool enable_pdl) -> ()",
+    reference=_merge_state_into,
+    public=lambda v_a, s_a, v_b, s_b, v, s, pdl: (v_a, s_a, v_b, s_b, pdl),
+)
+_merge_state_in_place = Kernel(
+    "merge_state",
+    "merge_state_in_place",
+    schema="(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask, "
+    "bool enable_pdl) -> ()",
+    reference=_merge_state_in_place_into,
+)
+_merge_states = Kernel(
+    "merge_state",
+    "merge_states",
+    schema="(Tensor v, Tensor s, Tensor(a!) v_merged, Tensor(b!) s_merged, bool enable_pdl) -> ()",
+    reference=_merge_states_into,
+    public=_public_states,
+)
+
+_PAIR = pair_trace(merge_state_reference)
+_IN_PLACE = in_place_trace(merge_state_in_place_reference)
+_STATES = states_trace(merge_states_reference)
+
+
+@precast_api(trace=_PAIR)
+@backend_requirement({}, common_check=served_by("merge_state"))
+def merge_state(
+    v_a: torch.Tensor,
+    s_a: torch.Tensor,
+    v_b: torch.Tensor,
+    s_b: torch.Tensor,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention over two parts of the keys, put together.
+
+    .. math::
+
+        s = \log_2(2^{s_a} + 2^{s_b}), \quad v = 2^{s_a - s} v_a + 2^{s_b - s} v_b
+
+    which is what one softmax over the keys of both would have given.
+
+    Parameters
+    ----------
+    v_a : torch.Tensor
+        ``[tokens, heads, head_dim]``: outputs of attention over the first part; float16, bfloat16
+        or float32; on a CUDA device; stride 1 in the last dimension, any in the others.
+    s_a : torch.Tensor
+        ``[tokens, heads]``: the logarithms, base 2, of the sums that the softmax divided by, as
+        ``return_lse`` gives them; float32 (any other dtype is converted first), any strides. -inf
+        where a token saw no key.
+    v_b, s_b : torch.Tensor
+        The same of the second part; shape and dtype of the first, strides of their own.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    v : torch.Tensor
+        Shape and dtype of ``v_a``.
+    s : torch.Tensor
+        Shape of ``s_a``, float32, base 2.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above.
+
+    Notes
+    -----
+    fp32 arithmetic relative to the larger of both logarithms, however large or small they are; one
+    rounding. A state with -inf counts as nothing, whatever its ``v`` holds; of two such states v is
+    0 and s is -inf. Any number of heads and any ``head_dim``; 16-byte aligned heads are fastest.
+    Allocates both outputs alone; safe in CUDA graphs; not differentiable. Source: arXiv:2501.01005.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> v, s = torch.ones(1, 1, 2), torch.zeros(1, 1)
+    >>> with precast.reference_mode():
+    ...     precast.merge_state(v, s, 2 * v, s)
+    (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
+    """
+    try:
+        if s_a.dtype is not torch.float32 or s_b.dtype is not torch.float32:
+            s_a, s_b = s_a.to(torch.float32), s_b.to(torch.float32)
+        v, s = torch.empty_like(v_a), torch.empty_like(s_a)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.merge_state(v_a, s_a, v_b, s_b, v, s, pdl)
+        else:
+            _merge_state[v_a.dtype, v_a.get_device()](v_a, s_a, v_b, s_b, v, s, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
+        raise
+    return v, s
+
+
+@precast_api(trace=_IN_PLACE)
+@backend_requirement({}, common_check=served_by("merge_state"))
+def merge_state_in_place(
+    v: torch.Tensor,
+    s: torch.Tensor,
+    v_other: torch.Tensor,
+    s_other: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Put attention over more keys into a state, in place.
+
+    .. math::
+
+        s \leftarrow \log_2(2^{s} + 2^{s_{other}}), \quad
+        v \leftarrow 2^{s_{old} - s} v + 2^{s_{other} - s} v_{other}
+
+    Parameters
+    ----------
+    v, s : torch.Tensor
+        A state as :func:`merge_state` takes them. Overwritten; a ``s`` that is not float32 is
+        converted first, and then stays as it was.
+    v_other, s_other : torch.Tensor
+        The other one, which may not overlap the first.
+    mask : torch.Tensor, optional
+        ``[tokens]``, bool or uint8, contiguous: tokens with 0 stay as they are. Default: all are
+        merged.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above; a
+        ``v`` or ``s`` that overlaps itself or another argument.
+
+    Notes
+    -----
+    As :func:`merge_state`. No allocation; safe in CUDA graphs, which the mask is for: it may change
+    from replay to replay. Source: arXiv:2501.01005.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> v, s = torch.ones(2, 1, 1), torch.zeros(2, 1)
+    >>> with precast.reference_mode():
+    ...     precast.merge_state_in_place(v, s, 2 * v, s.clone(), torch.tensor([True, False]))
+    >>> v.flatten(), s.flatten()
+    (tensor([1.5000, 1.0000]), tensor([1., 0.]))
+    """
+    try:
+        if s.dtype is not torch.float32 or s_other.dtype is not torch.float32:
+            s, s_other = s.to(torch.float32), s_other.to(torch.float32)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.merge_state_in_place(v, s, v_other, s_other, mask, pdl)
+        else:
+            _merge_state_in_place[v.dtype, v.get_device()](v, s, v_other, s_other, mask, pdl)
+    except (AttributeError, TypeError):
+        given = {} if mask is None else {"mask": mask}
+        check_tensors("merge_state_in_place", v=v, s=s, v_other=v_other, s_other=s_other, **given)
+        raise
+
+
+@precast_api(trace=_STATES)
+@backend_requirement({}, common_check=served_by("merge_state"))
+def merge_states(
+    v: torch.Tensor, s: torch.Tensor, enable_pdl: bool | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention over any number of parts of the keys, put together.
+
+    .. math::
+
+        s = \log_2 \sum_i 2^{s_i}, \quad v = \sum_i 2^{s_i - s} v_i
+
+    Parameters
+    ----------
+    v : torch.Tensor
+        ``[tokens, states, heads, head_dim]``: outputs of attention over each part; float16,
+        bfloat16 or float32; on a CUDA device; stride 1 in the last dimension, any in the others.
+    s : torch.Tensor
+        ``[tokens, states, heads]``: their logarithms as :func:`merge_state` takes them.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    v : torch.Tensor
+        ``[tokens, heads, head_dim]`` in the dtype of ``v``.
+    s : torch.Tensor
+        ``[tokens, heads]``, float32, base 2.
+
+    Raises
+    ------
+    ValueError
+        As :func:`merge_state`.
+
+    Notes
+    -----
+    As :func:`merge_state`; of no states at all v is 0 and s is -inf. The order in which states are
+    added depends on their number and ``head_dim`` alone: a token's result does not depend on the
+    others. Source: arXiv:2501.01005.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> v, s = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([[[1.0], [2.0]]])
+    >>> with precast.reference_mode():
+    ...     precast.merge_states(v, s)
+    (tensor([[[1.6667]]]), tensor([[2.5850]]))
+    """
+    try:
+        if s.dtype is not torch.float32:
+            s = s.to(torch.float32)
+        if v.dim() != 4:
+            check_rank("merge_states", "v", v, 4, 4)
+        tokens, _, heads, head_dim = v.shape
+        v_merged = v.new_empty((tokens, heads, head_dim))
+        s_merged = v.new_empty((tokens, heads), dtype=torch.float32)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.merge_states(v, s, v_merged, s_merged, pdl)
+        else:
+            _merge_states[v.dtype, v.get_device()](v, s, v_merged, s_merged, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("merge_states", v=v, s=s)
+        raise
+    return v_merged, s_merged

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``fast_decode_plan``: a plan that leaves copying to its caller."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from precast._base.torch import torch
+from precast._ops.attention.decode._checks import check_plan
+from precast.api_logging import precast_api
+
+if TYPE_CHECKING:
+    from precast._ops.attention.decode._plan import Dtype
+    from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
+
+
+@precast_api
+def fast_decode_plan(
+    self: BatchDecodeWithPagedKVCacheWrapper,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    q_data_type: Dtype = None,
+    kv_data_type: Dtype = None,
+    data_type: Dtype = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    non_blocking: bool = True,
+    fixed_split_size: int | None = None,
+    disable_split_kv: bool = False,
+    q_len_per_req: int = 1,
+    global_override_indptr_cpu: torch.Tensor | None = None,
+) -> None:
+    """:meth:`BatchDecodeWithPagedKVCacheWrapper.plan` without its copies.
+
+    Engines put it into a wrapper: ``wrapper.begin_forward = partial(fast_decode_plan, wrapper)``.
+
+    Parameters
+    ----------
+    self : BatchDecodeWithPagedKVCacheWrapper
+        The wrapper. If it is for CUDA graphs, the caller has filled its buffers, and the lengths in
+        them count; of ``indptr``, ``indices`` and ``last_page_len`` only the sizes are read.
+    indptr, indices, last_page_len : torch.Tensor
+        As for ``plan``; without CUDA graphs the wrapper keeps them and does not copy those that are
+        on its device.
+    num_qo_heads, num_kv_heads, head_dim, page_size : int
+        As for ``plan``.
+    pos_encoding_mode, window_left, logits_soft_cap : str, int, float
+        As for ``plan``.
+    q_data_type, kv_data_type, data_type : torch.dtype or str, optional
+        As for ``plan``; by default float16.
+    sm_scale, rope_scale, rope_theta : float, optional
+        As for ``plan``.
+    non_blocking : bool
+        As for ``plan``.
+    fixed_split_size, disable_split_kv, q_len_per_req : int, bool, int
+        As for ``plan``.
+    global_override_indptr_cpu : torch.Tensor, optional
+        A copy of ``indptr`` on the host, which saves other libraries a transfer. Not read: nothing
+        is planned on the host.
+
+    Raises
+    ------
+    ValueError
+        As for ``plan``.
+
+    Notes
+    -----
+    With lengths on the device it launches one kernel and waits for nothing.
+    """
+    wrapper: Any = self
+    given = wrapper._cached_o_data_type is not wrapper._cached_q_data_type
+    batch_size = last_page_len.shape[0]
+    if wrapper._use_cuda_graph:
+        check_plan(wrapper, batch_size, indices, fixed_split_size, q_len_per_req)
+        indptr, last_page_len = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_last_page_len_buf
+        indices = wrapper._paged_kv_indices_buf
+    # The class's own method: a wrapper's may be this function.
+    type(wrapper).plan(
+        wrapper,
+        indptr,
+        indices,
+        last_page_len,
+        num_qo_heads,
+        num_kv_heads,
+        head_dim,
+        page_size,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        q_data_type=q_data_type or data_type or "float16",
+        kv_data_type=kv_data_type or data_type,
+        o_data_type=wrapper._cached_o_data_type if given else None,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        non_blocking=non_blocking,
+        block_tables=wrapper._block_tables,
+        fixed_split_size=fixed_split_size,
+        disable_split_kv=disable_split_kv,
+        q_len_per_req=q_len_per_req,
+    )

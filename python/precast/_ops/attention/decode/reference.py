@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode in plain PyTorch."""
+
+from __future__ import annotations
+
+from precast._base.torch import torch
+from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
+from precast._ops.attention.reference import (
+    ALIBI,
+    CAUSAL,
+    NON_CAUSAL,
+    ROPE_LLAMA,
+    attend,
+    paged_requests,
+    row_bounds,
+)
+from precast._ops.paged._cache import Cache, entries_of, halves
+
+
+def batch_decode_with_paged_kv_cache_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Cache,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
+    q_len_per_req: int = 1,
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[batch_size * q_len_per_req, heads, head_dim]``, any device.
+    paged_kv_cache : torch.Tensor or tuple of torch.Tensor
+        The cache, as for ``run``.
+    indptr, indices, last_page_len : torch.Tensor
+        The page table, as for ``plan``.
+    kv_layout, pos_encoding_mode : str
+        As for the wrapper and ``plan``.
+    window_left, q_len_per_req : int
+        As for ``plan``.
+    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
+        As for ``plan``.
+    q_scale, k_scale, v_scale : float
+        As for ``run``.
+    sinks : torch.Tensor, optional
+        As for ``run``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.ones(1, 2, 4), torch.full((1, 2, 1, 1, 4), 3.0)
+    >>> table = torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1])
+    >>> batch_decode_with_paged_kv_cache_reference(q, cache, *table)[0].unique()
+    tensor([3.])
+    """
+    k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
+    bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
+    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
+    features = {
+        "mask_mode": CAUSAL if q_len_per_req > 1 else NON_CAUSAL,
+        "window_left": window_left,
+        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
+        "alibi_slopes": slopes,
+        "rope_scale": rope_scale or 1.0,
+        "rope_theta": rope_theta or 1e4,
+        "logits_soft_cap": logits_soft_cap or 0.0,
+        "sm_scale": softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
+        "out_scale": v_scale,
+        "sinks": sinks,
+    }
+    requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
+    out, lse, _ = attend(q, requests, v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out

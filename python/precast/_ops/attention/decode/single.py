@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention of one request.
+
+Source: Ye et al., FlashInfer, arXiv:2501.01005.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from precast._base.torch import torch
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import check_tensors
+from precast._op.validation import check_rank
+from precast._ops.attention import kernels
+from precast._ops.attention.decode._trace import single_decode_trace
+from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
+from precast._ops.attention.formula import attention
+from precast._ops.attention.reference import NON_CAUSAL
+from precast._ops.attention.single import run_single
+from precast.api_logging import precast_api
+
+Scale: TypeAlias = "float | torch.Tensor | None"
+
+
+def single_decode_with_kv_cache_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    return_lse: bool = False,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:func:`single_decode_with_kv_cache` in plain PyTorch.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for the function, any device.
+    kv_layout, pos_encoding_mode : str
+        As for the function.
+    q_scale, k_scale, v_scale : float, optional
+        As for the function.
+    window_left : int
+        As for the function.
+    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
+        As for the function.
+    return_lse : bool
+        As for the function.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32, if asked for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k = torch.ones(2, 4), torch.zeros(3, 1, 4)
+    >>> single_decode_with_kv_cache_reference(q, k, k + 3.0, return_lse=True)[1]
+    tensor([1.5850, 1.5850])
+    """
+    if kv_layout == "HND":
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    scale = softmax_scale(sm_scale, q.shape[-1]) * (q_scale or 1.0) * (k_scale or 1.0)
+    slopes = get_alibi_slopes(q.shape[0], q.device) if pos_encoding_mode == "ALIBI" else None
+    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
+    out, lse = attention(
+        q.unsqueeze(0),
+        k,
+        v,
+        scale,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap or 0.0,
+        alibi_slopes=slopes,
+        rope=rope,
+    )
+    out = (out if v_scale is None else out * v_scale).squeeze(0).to(o_dtype or q.dtype)
+    return (out, lse.squeeze(0)) if return_lse else out
+
+
+@precast_api(trace=single_decode_trace(single_decode_with_kv_cache_reference))
+@backend_requirement({}, common_check=served_by("attention"))
+def single_decode_with_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_tensor_cores: bool = False,
+    q_scale: Scale = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    return_lse: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention of one token over the keys and values of its request.
+
+    .. math::
+
+        O_h = \sum_j \mathrm{softmax}_j(sm\_scale \cdot Q_h \cdot K_{j, h'}) V_{j, h'}, \quad
+        h' = \lfloor h / (H_{qo} / H_{kv}) \rfloor
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[num_qo_heads, head_dim]``, float16 or bfloat16, on a CUDA device; stride 1 in the last
+        dimension.
+    k, v : torch.Tensor
+        ``[kv_len, num_kv_heads, head_dim]`` in layout ``NHD``, ``[num_kv_heads, kv_len, head_dim]``
+        in ``HND``; of the dtype of ``q``, float8_e4m3fn or float8_e5m2; stride 1 in the last
+        dimension, any in the others. ``num_qo_heads`` is a multiple of ``num_kv_heads``;
+        ``head_dim`` is 64, 80, 96, 128, 256 or 512.
+    kv_layout : str
+        ``NHD`` or ``HND``.
+    pos_encoding_mode : str
+        ``NONE``, ``ROPE_LLAMA`` or ``ALIBI``, applied on the fly; the query is at ``kv_len - 1``.
+    use_tensor_cores : bool
+        Without effect: the kernel uses them.
+    q_scale, k_scale : float or torch.Tensor, optional
+        Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
+    v_scale : float or torch.Tensor, optional
+        Multiplies the output in float32, before it is rounded.
+    window_left : int
+        The token sees itself and this many before it; -1 is all.
+    logits_soft_cap : float, optional
+        Logits ``s`` become ``cap * tanh(s / cap)``; None or 0 is off.
+    sm_scale : float, optional
+        Default: ``1 / sqrt(head_dim)``.
+    rope_scale, rope_theta : float, optional
+        Of ``ROPE_LLAMA``. Default: 1 and 1e4.
+    return_lse : bool
+        Whether to return the base-2 log-sum-exp of the logits, too.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        ``[num_qo_heads, head_dim]``, and ``[num_qo_heads]``, float32, if asked for. Without tokens
+        0 and minus infinity.
+
+    Raises
+    ------
+    precast.errors.CacheLayoutError
+        Another layout or mode (a ``KeyError`` and a ``ValueError``).
+    precast.errors.UnsupportedConfigError
+        A ``head_dim`` or dtype that no kernel is for (a ``ValueError``).
+    ValueError
+        A tensor that is not on a CUDA device; heads that do not divide; shapes or strides other
+        than above.
+
+    Notes
+    -----
+    Plans and runs, so many requests are better served by
+    :class:`BatchDecodeWithPagedKVCacheWrapper`. Allocates workspaces and outputs; safe in CUDA
+    graphs; not differentiable. Source: arXiv:2501.01005.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q, k = torch.ones(2, 64), torch.zeros(3, 1, 64)
+    >>> with precast.reference_mode():
+    ...     precast.single_decode_with_kv_cache(q, k, k + 3.0, return_lse=True)[1]
+    tensor([1.5850, 1.5850])
+    """
+    try:
+        if q.dim() != 2:
+            check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+        out, lse = run_single(
+            kernels.single_decode,
+            q.unsqueeze(0),
+            k,
+            v,
+            kv_layout,
+            pos_encoding_mode,
+            NON_CAUSAL,
+            None,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            rope_scale,
+            rope_theta,
+            q_scale,
+            k_scale,
+            v_scale,
+            q.dtype,
+            return_lse,
+        )
+    except (AttributeError, TypeError):
+        check_tensors("single_decode_with_kv_cache", q=q, k=k, v=v)
+        raise
+    return out.squeeze(0) if lse is None else (out.squeeze(0), lse.squeeze(0))

@@ -1,0 +1,265 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill in plain PyTorch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._base.torch import torch
+from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
+from precast._ops.attention.prefill._masks import paged_sizes, ragged_sizes
+from precast._ops.attention.reference import (
+    ALIBI,
+    CAUSAL,
+    CUSTOM,
+    MULTI_ITEM,
+    NON_CAUSAL,
+    ROPE_LLAMA,
+    attend,
+    paged_requests,
+    ragged_requests,
+    row_bounds,
+)
+from precast._ops.paged._cache import Cache, entries_of, halves
+from precast._ops.quantize.packbits import segment_packbits_reference
+
+
+def batch_prefill_with_paged_kv_cache_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Cache,
+    qo_indptr: torch.Tensor,
+    paged_kv_indptr: torch.Tensor,
+    paged_kv_indices: torch.Tensor,
+    paged_kv_last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+    custom_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
+    prefix_len_ptr: torch.Tensor | None = None,
+    token_pos_in_items_ptr: torch.Tensor | None = None,
+    token_pos_in_items_len: int = 0,
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchPrefillWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[qo_indptr[-1], heads, head_dim_qk]``, any device.
+    paged_kv_cache : torch.Tensor or tuple of torch.Tensor
+        The cache, as for ``run``.
+    qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
+        The batch, as for ``plan``.
+    kv_layout, pos_encoding_mode : str
+        As for the wrapper and ``plan``.
+    custom_mask : torch.Tensor, optional
+        As for ``plan``.
+    causal : bool
+        As for ``plan``.
+    window_left : int
+        As for ``plan``.
+    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
+        As for ``plan``.
+    q_scale, k_scale, v_scale : float
+        As for ``run``.
+    sinks : torch.Tensor, optional
+        As for ``run``.
+    prefix_len_ptr, token_pos_in_items_ptr : torch.Tensor, optional
+        As for ``plan``.
+    token_pos_in_items_len : int
+        As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32. Rows of no request
+        are zeros.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1, 1, 1).expand(2, 2, 1, 1, 4)
+    >>> batch = torch.tensor([0, 2]), torch.tensor([0, 2]), torch.tensor([1, 0]), torch.tensor([1])
+    >>> wrapped = batch_prefill_with_paged_kv_cache_reference(q, cache, *batch, causal=True)
+    >>> wrapped[0][:, 0, 0]
+    tensor([1.0000, 0.5000])
+    """
+    k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
+    sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
+    features = _features(
+        q,
+        sizes,
+        custom_mask,
+        causal,
+        pos_encoding_mode,
+        window_left,
+        logits_soft_cap,
+        softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
+        rope_scale,
+        rope_theta,
+        v_scale,
+        sinks,
+        prefix_len_ptr,
+        token_pos_in_items_ptr,
+        token_pos_in_items_len,
+    )
+    bounds = row_bounds(qo_indptr, 0, paged_kv_indptr.numel() - 1)
+    requests = paged_requests(
+        k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    )
+    out, lse, _ = attend(q, requests, v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def batch_prefill_with_ragged_kv_cache_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    qo_indptr: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_layout: str = "NHD",
+    custom_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
+    prefix_len_ptr: torch.Tensor | None = None,
+    token_pos_in_items_ptr: torch.Tensor | None = None,
+    token_pos_in_items_len: int = 0,
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchPrefillWithRaggedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for ``run``, any device.
+    qo_indptr, kv_indptr : torch.Tensor
+        The batch, as for ``plan``.
+    kv_layout, pos_encoding_mode : str
+        As for the wrapper and ``plan``.
+    custom_mask : torch.Tensor, optional
+        As for ``plan``.
+    causal : bool
+        As for ``plan``.
+    window_left : int
+        As for ``plan``.
+    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
+        As for ``plan``.
+    q_scale, k_scale, v_scale : float
+        As for ``run``.
+    sinks : torch.Tensor, optional
+        The wrapper's ``_sinks``.
+    prefix_len_ptr, token_pos_in_items_ptr : torch.Tensor, optional
+        As for ``plan``.
+    token_pos_in_items_len : int
+        As for ``plan``.
+    return_lse : bool
+        Whether the log-sum-exp is returned, too.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32. Rows of no request
+        are zeros.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
+    >>> two = torch.tensor([0, 2])
+    >>> batch_prefill_with_ragged_kv_cache_reference(q, k, k, two, two, causal=True)[0][:, 0, 0]
+    tensor([0.0000, 0.5000])
+    """
+    if kv_layout == "HND":
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    features = _features(
+        q,
+        ragged_sizes(qo_indptr, kv_indptr),
+        custom_mask,
+        causal,
+        pos_encoding_mode,
+        window_left,
+        logits_soft_cap,
+        softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
+        rope_scale,
+        rope_theta,
+        v_scale,
+        sinks,
+        prefix_len_ptr,
+        token_pos_in_items_ptr,
+        token_pos_in_items_len,
+    )
+    bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
+    out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def _features(
+    q: torch.Tensor,
+    sizes: torch.Tensor,
+    custom_mask: torch.Tensor | None,
+    causal: bool,
+    pos_encoding_mode: str,
+    window_left: int,
+    logits_soft_cap: float | None,
+    sm_scale: float,
+    rope_scale: float | None,
+    rope_theta: float | None,
+    v_scale: float,
+    sinks: torch.Tensor | None,
+    prefix_len_ptr: torch.Tensor | None,
+    token_pos_in_items_ptr: torch.Tensor | None,
+    token_pos_in_items_len: int,
+) -> dict[str, Any]:
+    mode, bits, starts = CAUSAL if causal else NON_CAUSAL, None, None
+    if custom_mask is not None:
+        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
+        bits, starts = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
+        mode = CUSTOM
+    if prefix_len_ptr is not None:
+        mode = MULTI_ITEM
+    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
+    return {
+        "mask_mode": mode,
+        "packed_mask": bits,
+        "mask_indptr": starts,
+        "window_left": window_left,
+        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
+        "alibi_slopes": slopes,
+        "rope_scale": rope_scale or 1.0,
+        "rope_theta": rope_theta or 1e4,
+        "logits_soft_cap": logits_soft_cap or 0.0,
+        "sm_scale": sm_scale,
+        "out_scale": v_scale,
+        "sinks": sinks,
+        "prefix_len": prefix_len_ptr,
+        "token_pos": None if token_pos_in_items_ptr is None else token_pos_in_items_ptr,
+        "token_pos_len": token_pos_in_items_len,
+    }

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill attention of one request.
+
+Sources: Ye et al., FlashInfer, arXiv:2501.01005; Dao, FlashAttention-2, arXiv:2307.08691.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from precast._base.torch import torch
+from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
+from precast._op.dispatch import check_tensors
+from precast._ops.attention import kernels
+from precast._ops.attention.enums import check_backend, get_alibi_slopes, softmax_scale
+from precast._ops.attention.formula import attention
+from precast._ops.attention.prefill._masks import check_mask_size
+from precast._ops.attention.prefill._trace import single_prefill_trace
+from precast._ops.attention.reference import CAUSAL, CUSTOM, NON_CAUSAL
+from precast._ops.attention.single import run_single
+from precast._ops.quantize.packbits import packbits
+from precast.api_logging import precast_api
+
+Scale: TypeAlias = "float | torch.Tensor | None"
+
+
+def single_prefill_with_kv_cache_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    custom_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    return_lse: bool = False,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:func:`single_prefill_with_kv_cache` in plain PyTorch.
+
+    Parameters
+    ----------
+    q, k, v : torch.Tensor
+        As for the function, any device.
+    custom_mask : torch.Tensor, optional
+        As for the function.
+    causal : bool
+        As for the function.
+    kv_layout, pos_encoding_mode : str
+        As for the function.
+    sm_scale, logits_soft_cap, rope_scale, rope_theta : float, optional
+        As for the function.
+    window_left : int
+        As for the function.
+    return_lse : bool
+        As for the function.
+    k_scale, v_scale : float, optional
+        As for the function.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        The output and the base-2 log-sum-exp, float32, if asked for.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, k = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
+    >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
+    tensor([0.0000, 0.5000])
+    """
+    if kv_layout == "HND":
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
+    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
+    out, lse = attention(
+        q,
+        k,
+        v,
+        softmax_scale(sm_scale, q.shape[-1]) * (k_scale or 1.0),
+        causal=causal,
+        mask=None if custom_mask is None else custom_mask.view(q.shape[0], k.shape[0]).bool(),
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap or 0.0,
+        alibi_slopes=slopes,
+        rope=rope,
+    )
+    out = (out if v_scale is None else out * v_scale).to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
+
+
+def _check_mask(
+    qo_len: int,
+    kv_len: int,
+    custom_mask: torch.Tensor | None,
+    packed_custom_mask: torch.Tensor | None,
+) -> None:
+    """A mask has a bit for every pair of a query and a key."""
+    name, pairs = "single_prefill_with_kv_cache", qo_len * kv_len
+    if packed_custom_mask is not None:
+        check_mask_size(name, "packed_custom_mask", packed_custom_mask, (pairs + 7) // 8)
+    elif custom_mask is not None and custom_mask.numel() != pairs:
+        raise ValueError(
+            f"{name}: custom_mask must have {pairs} elements, {qo_len} queries by {kv_len} keys, "
+            f"got shape {[*custom_mask.shape]}"
+        )
+
+
+@supported_compute_capability([])
+def _no_fa3(backend: str, **others: Any) -> bool:
+    check_backend("single_prefill_with_kv_cache", backend)
+    return True
+
+
+def _fa2(**arguments: Any) -> bool:
+    return True
+
+
+_fa2.is_compute_capability_supported = (  # type: ignore[attr-defined]
+    served_by("attention").is_compute_capability_supported
+)
+
+
+def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
+    return [name for name in suitable if name == "fa2"]
+
+
+@precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
+@backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
+def single_prefill_with_kv_cache(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale_q: torch.Tensor | None = None,
+    scale_k: torch.Tensor | None = None,
+    scale_v: torch.Tensor | None = None,
+    o_dtype: torch.dtype | None = None,
+    custom_mask: torch.Tensor | None = None,
+    packed_custom_mask: torch.Tensor | None = None,
+    causal: bool = False,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    use_fp16_qk_reduction: bool = False,
+    sm_scale: float | None = None,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    backend: str = "auto",
+    return_lse: bool = False,
+    kv_cache_sf: tuple[torch.Tensor, torch.Tensor] | None = None,
+    k_scale: Scale = None,
+    v_scale: Scale = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    r"""Attention of some tokens over the keys and values of their request.
+
+    .. math::
+
+        O_{i, h} = \sum_j \mathrm{softmax}_j(s_{i, h, j}) V_{j, h'}, \quad
+        s_{i, h, j} = \mathrm{cap}(sm\_scale \cdot Q_{i, h} \cdot K_{j, h'} + bias) + mask_{i, j}
+
+    with :math:`h' = \lfloor h / (H_{qo} / H_{kv}) \rfloor`. Query :math:`i` is at position
+    ``kv_len - qo_len + i`` of the keys.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[qo_len, num_qo_heads, head_dim_qk]``, float16 or bfloat16, on a CUDA device; stride 1 in
+        the last dimension, any in the others.
+    k : torch.Tensor
+        ``[kv_len, num_kv_heads, head_dim_qk]`` in layout ``NHD``,
+        ``[num_kv_heads, kv_len, head_dim_qk]`` in ``HND``; of the dtype of ``q``, float8_e4m3fn or
+        float8_e5m2; strides likewise. ``num_qo_heads`` is a multiple of ``num_kv_heads``.
+    v : torch.Tensor
+        The same with ``head_dim_vo``. Both dimensions are 64, 80, 96, 128, 256 or 512, or they are
+        192 and 128.
+    scale_q, scale_k, scale_v : None
+        Of queries of 8 bits, which are not supported.
+    o_dtype : torch.dtype, optional
+        Of the output. Default: that of ``q``; another one costs a kernel of its own.
+    custom_mask : torch.Tensor, optional
+        ``[qo_len, kv_len]``, bool, or flat: True where a query attends to a key. Takes the place of
+        ``causal``.
+    packed_custom_mask : torch.Tensor, optional
+        The same as bits, uint8 ``[ceil(qo_len * kv_len / 8)]``, the lowest of a byte first.
+    causal : bool
+        Whether a query sees only itself and what is before it.
+    kv_layout : str
+        ``NHD`` or ``HND``.
+    pos_encoding_mode : str
+        ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
+    use_fp16_qk_reduction : bool
+        Without effect: logits are summed in float32.
+    sm_scale : float, optional
+        Default: ``1 / sqrt(head_dim_qk)``.
+    window_left : int
+        A query sees this many tokens before its own, with any mask; -1 is all.
+    logits_soft_cap : float, optional
+        Logits ``s`` become ``cap * tanh(s / cap)``; None or 0 is off.
+    rope_scale, rope_theta : float, optional
+        Of ``ROPE_LLAMA``. Default: 1 and 1e4.
+    backend : str
+        ``auto`` or ``fa2``, which are the same.
+    return_lse : bool
+        Whether to return the base-2 log-sum-exp of the logits, too.
+    kv_cache_sf : None
+        Of keys and values of 4 bits, which are not supported.
+    k_scale : float or torch.Tensor, optional
+        Multiplies ``sm_scale``. A tensor on the device is one positive float32 and is read there.
+    v_scale : float or torch.Tensor, optional
+        Multiplies the output in float32, before it is rounded.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        ``[qo_len, num_qo_heads, head_dim_vo]``, and ``[qo_len, num_qo_heads]``, float32, if asked
+        for. A query that sees nothing has 0 and minus infinity.
+
+    Raises
+    ------
+    precast.errors.BackendSupportedError
+        Another backend, ``fa3`` among them until it exists.
+    precast.errors.CacheLayoutError
+        Another layout or mode (a ``KeyError`` and a ``ValueError``).
+    precast.errors.UnsupportedConfigError
+        A head dimension or dtype that no kernel is for (a ``ValueError``).
+    NotImplementedError
+        An argument for formats that are not supported.
+    ValueError
+        A tensor that is not on a CUDA device; heads that do not divide; shapes or strides other
+        than above.
+
+    Notes
+    -----
+    Plans and runs, so many requests are better served by
+    :class:`BatchPrefillWithPagedKVCacheWrapper`. Allocates workspaces and outputs; safe in CUDA
+    graphs; not differentiable. Sources: arXiv:2501.01005, arXiv:2307.08691.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q, k = torch.zeros(2, 2, 64), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 64)
+    >>> with precast.reference_mode():
+    ...     precast.single_prefill_with_kv_cache(q, k, k, causal=True)[:, 0, 0]
+    tensor([0.0000, 0.5000])
+    """
+    name = "single_prefill_with_kv_cache"
+    check_backend(name, backend)
+    for option, value in (
+        ("scale_q", scale_q),
+        ("scale_k", scale_k),
+        ("scale_v", scale_v),
+        ("kv_cache_sf", kv_cache_sf),
+    ):
+        if value is not None:
+            raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
+    try:
+        mask_mode = CAUSAL if causal else NON_CAUSAL
+        masked = custom_mask is not None or packed_custom_mask is not None
+        if masked and q.dim() == k.dim() == 3:
+            _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
+        if custom_mask is not None and packed_custom_mask is None:
+            packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
+        if packed_custom_mask is not None:
+            mask_mode = CUSTOM
+        out, lse = run_single(
+            kernels.single_prefill,
+            q,
+            k,
+            v,
+            kv_layout,
+            pos_encoding_mode,
+            mask_mode,
+            packed_custom_mask,
+            window_left,
+            logits_soft_cap,
+            sm_scale,
+            rope_scale,
+            rope_theta,
+            None,
+            k_scale,
+            v_scale,
+            q.dtype if o_dtype is None else o_dtype,
+            return_lse,
+        )
+    except (AttributeError, TypeError):
+        check_tensors(name, q=q, k=k, v=v)
+        raise
+    return out if lse is None else (out, lse)
+
+
+#: :func:`single_prefill_with_kv_cache` with ``return_lse=True``.
+single_prefill_with_kv_cache_return_lse = functools.partial(
+    single_prefill_with_kv_cache, return_lse=True
+)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user puts into a pipe."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+from precast._ops.logits_processor.op import Op
+from precast._ops.logits_processor.operators import (
+    LogitsSampleOp,
+    LogitsTopKOp,
+    MinPOp,
+    ProbsSampleOp,
+    ProbsTopKOp,
+    SoftmaxOp,
+    TemperatureOp,
+    TopPOp,
+)
+from precast._ops.logits_processor.types import TensorType
+
+
+class LogitsProcessor(ABC):
+    """One transformation of a pipe; subclasses may be anybody's.
+
+    Parameters
+    ----------
+    **params
+        Parameters of its steps, for calls that do not give them.
+    """
+
+    def __init__(self, **params: Any) -> None:
+        self.params = params
+
+    @abstractmethod
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """The steps for a tensor of this kind.
+
+        Raises
+        ------
+        ValueError
+            If there are none for it.
+        """
+
+    def _only(self, input_type: TensorType, kind: TensorType, op: type[Op]) -> list[Op]:
+        return self._of_kind(input_type, {kind: op})
+
+    def _of_kind(self, input_type: TensorType, ops: Mapping[TensorType, type[Op]]) -> list[Op]:
+        if input_type not in ops:
+            kinds = " or ".join(map(str, ops))
+            raise ValueError(
+                f"{type(self).__name__} can only be applied to {kinds}, got {input_type}"
+            )
+        return [ops[input_type](**self.params)]
+
+    def __repr__(self) -> str:
+        words = ", ".join(f"{name}={value}" for name, value in self.params.items())
+        return f"{type(self).__name__}({words})"
+
+
+class Temperature(LogitsProcessor):
+    """Divide logits by ``temperature``, a positive number or one for each row."""
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Logits to logits."""
+        return self._only(input_type, TensorType.LOGITS, TemperatureOp)
+
+
+class Softmax(LogitsProcessor):
+    """Make probabilities of logits; once in a pipe.
+
+    Parameters
+    ----------
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on.
+    **params
+        As of every processor.
+    """
+
+    def __init__(self, enable_pdl: bool | None = None, **params: Any) -> None:
+        super().__init__(enable_pdl=enable_pdl, **params)
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Logits to probabilities."""
+        return self._only(input_type, TensorType.LOGITS, SoftmaxOp)
+
+
+class TopK(LogitsProcessor):
+    """Keep the ``top_k`` largest: of logits, or of probabilities, which are renormalised.
+
+    Parameters
+    ----------
+    joint_topk_topp : bool
+        A top-p that follows looks at the whole distribution, not at what is kept.
+    **params
+        As of every processor.
+    """
+
+    def __init__(self, joint_topk_topp: bool = False, **params: Any) -> None:
+        super().__init__(joint_topk_topp=joint_topk_topp, **params)
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Either kind to itself."""
+        kinds = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}
+        return self._of_kind(input_type, kinds)
+
+
+class TopP(LogitsProcessor):
+    """Keep the likeliest with a share of ``top_p``, a number or one for each row, renormalised."""
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Probabilities to probabilities."""
+        return self._only(input_type, TensorType.PROBS, TopPOp)
+
+
+class MinP(LogitsProcessor):
+    """Keep what has ``min_p`` of the largest probability at least, renormalised."""
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Probabilities to probabilities."""
+        return self._only(input_type, TensorType.PROBS, MinPOp)
+
+
+class Sample(LogitsProcessor):
+    """Draw a token from each row; the last of a pipe.
+
+    A call may give ``indices``, ``generator``, and ``seed`` with ``offset``, as for
+    ``precast.sampling_from_probs``.
+
+    Parameters
+    ----------
+    deterministic : bool
+        Taken for compatibility: results never depend on timing.
+    **params
+        As of every processor.
+    """
+
+    def __init__(self, deterministic: bool = True, **params: Any) -> None:
+        super().__init__(deterministic=deterministic, **params)
+
+    def legalize(self, input_type: TensorType) -> list[Op]:
+        """Either kind to tokens."""
+        kinds = {TensorType.LOGITS: LogitsSampleOp, TensorType.PROBS: ProbsSampleOp}
+        return self._of_kind(input_type, kinds)

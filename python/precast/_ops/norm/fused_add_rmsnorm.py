@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm fused with a residual, in the usual and in Gemma's form.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Gemma Team,
+Gemma, arXiv:2403.08295 (weights stored around zero).
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.norm._rows import check_norm, normalized
+from precast._ops.norm._trace import norm_trace
+from precast.api_logging import precast_api
+
+
+def fused_add_rmsnorm_reference(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`fused_add_rmsnorm` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    input, residual : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 2.0])
+    >>> fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
+    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
+    """
+    x = input.float() + residual.float()
+    return normalized(x, weight.float(), eps).to(input.dtype), x.to(input.dtype)
+
+
+def gemma_fused_add_rmsnorm_reference(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`gemma_fused_add_rmsnorm` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    input, residual : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``, one less than the multiplier.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0, 1.0])
+    >>> gemma_fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
+    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
+    """
+    x = input.float() + residual.float()
+    return normalized(x, weight.float() + 1.0, eps).to(input.dtype), x.to(input.dtype)
+
+
+def _fused_add_rmsnorm_into(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
+) -> None:
+    check_norm("fused_add_rmsnorm", input, weight, "residual", residual)
+    normalized, x = fused_add_rmsnorm_reference(input, residual, weight, eps)
+    input.copy_(normalized)
+    residual.copy_(x)
+
+
+def _gemma_fused_add_rmsnorm_into(
+    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
+) -> None:
+    check_norm("gemma_fused_add_rmsnorm", input, weight, "residual", residual)
+    normalized, x = gemma_fused_add_rmsnorm_reference(input, residual, weight, eps)
+    input.copy_(normalized)
+    residual.copy_(x)
+
+
+_SCHEMA = "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool enable_pdl) -> ()"
+_fused_add_rmsnorm = Kernel(
+    "norm", "fused_add_rmsnorm", schema=_SCHEMA, reference=_fused_add_rmsnorm_into
+)
+_gemma_fused_add_rmsnorm = Kernel(
+    "norm",
+    "gemma_fused_add_rmsnorm",
+    schema=_SCHEMA,
+    reference=_gemma_fused_add_rmsnorm_into,
+)
+_FUSED_ADD_RMSNORM_TRACE = norm_trace(
+    "fused_add_rmsnorm",
+    "The sum of two tensors, and the root mean square norm of each row of it.",
+    fused_add_rmsnorm_reference,
+    rows={"hidden_states": "input", "residual": "residual"},
+    outputs={"output": "input", "residual_out": "residual"},
+)
+_GEMMA_FUSED_ADD_RMSNORM_TRACE = norm_trace(
+    "gemma_fused_add_rmsnorm",
+    "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
+    gemma_fused_add_rmsnorm_reference,
+    rows={"hidden_states": "input", "residual": "residual"},
+    outputs={"output": "input", "residual_out": "residual"},
+)
+
+
+@precast_api(trace=_FUSED_ADD_RMSNORM_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
+def fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Add ``input`` to ``residual``, and write the RMSNorm of the sum to ``input``; both in place.
+
+    .. math::
+
+        x_{r,c} &= input_{r,c} + residual_{r,c}, \quad residual_{r,c} = \mathrm{round}(x_{r,c}) \\
+        input_{r,c} &= \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot w_c\right)
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
+        stride 1 in the last dimension, any in the others. Overwritten with the norm.
+    residual : torch.Tensor
+        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
+        sum.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    eps : float
+        Added to the mean square.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rmsnorm`; also if ``residual`` is the memory of ``input``.
+
+    Notes
+    -----
+    The norm takes the float32 sum; only the sum in memory is rounded. No allocation; safe in CUDA
+    graphs; not differentiable. Source: arXiv:1910.07467.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x, residual = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+    >>> with precast.reference_mode():
+    ...     precast.fused_add_rmsnorm(x, residual, torch.tensor([1.0, 2.0]))
+    >>> x, residual
+    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
+    """
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.fused_add_rmsnorm(input, residual, weight, eps, pdl)
+        else:
+            _fused_add_rmsnorm[input.dtype, input.get_device()](input, residual, weight, eps, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("fused_add_rmsnorm", input=input, residual=residual, weight=weight)
+        raise
+
+
+@precast_api(trace=_GEMMA_FUSED_ADD_RMSNORM_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
+def gemma_fused_add_rmsnorm(
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    r""":func:`fused_add_rmsnorm` with ``weight + 1`` in place of ``weight``; both in place.
+
+    .. math::
+
+        x_{r,c} &= input_{r,c} + residual_{r,c}, \quad residual_{r,c} = \mathrm{round}(x_{r,c}) \\
+        input_{r,c} &= \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot (w_c + 1)\right)
+
+    Parameters
+    ----------
+    input, residual : torch.Tensor
+        As :func:`fused_add_rmsnorm` takes them; both overwritten.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
+    eps : float
+        Added to the mean square.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        As :func:`fused_add_rmsnorm`.
+
+    Notes
+    -----
+    ``weight + 1`` is taken in float32. Otherwise as :func:`fused_add_rmsnorm`. Source:
+    arXiv:2403.08295.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x, residual = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+    >>> with precast.reference_mode():
+    ...     precast.gemma_fused_add_rmsnorm(x, residual, torch.tensor([0.0, 1.0]))
+    >>> x, residual
+    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
+    """
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.gemma_fused_add_rmsnorm(input, residual, weight, eps, pdl)
+        else:
+            _gemma_fused_add_rmsnorm[input.dtype, input.get_device()](
+                input, residual, weight, eps, pdl
+            )
+    except (AttributeError, TypeError):
+        check_tensors("gemma_fused_add_rmsnorm", input=input, residual=residual, weight=weight)
+        raise

@@ -1,0 +1,273 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm fused with a residual, in fp8 with a scale for each 128 columns of a row.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; scaling by
+groups: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel
+from precast._op.validation import check_device_and_dtype, check_memory_apart, check_peer
+from precast._ops.norm._block_trace import block_quant_trace
+from precast._ops.norm._quant import check_written
+from precast._ops.norm._rows import check_norm, normalized
+from precast._ops.quantize._formula import group_quant
+from precast.api_logging import precast_api
+
+GROUP = 128
+
+
+def fused_add_rmsnorm_fp8_block_quant_reference(
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    normed_out: torch.Tensor | None,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    column_major_scales: bool = True,
+    scale_ue8m0: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`fused_add_rmsnorm_fp8_block_quant` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    out, normed_out : torch.Tensor or None
+        Not read.
+    block_scale : torch.Tensor
+        What lies behind the last row of column-major scales is taken from it.
+    input, residual : torch.Tensor
+        ``[..., hidden]``, any device; hidden is a multiple of 128.
+    weight : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the mean square.
+    column_major_scales, scale_ue8m0 : bool
+        As the op takes them.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The codes, their scales in the layout of ``block_scale``, the norm and the sum in the dtype
+        of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x, one = torch.full((1, 128), 2.0), torch.ones(128)
+    >>> scale = torch.zeros(1, 4)
+    >>> codes, scale, normed, added = fused_add_rmsnorm_fp8_block_quant_reference(
+    ...     x, scale, None, x, x, one)
+    >>> codes[0, 0].item(), (scale * 448)[0].tolist(), normed[0, 0].item(), added[0, 0].item()
+    (448.0, [1.0, 0.0, 0.0, 0.0], 1.0, 4.0)
+    """
+    x = input.float() + residual.float()
+    normed = normalized(x, weight.float(), eps).to(input.dtype)
+    codes, scale = group_quant(normed.float(), 128, 1e-10, torch.float8_e4m3fn, scale_ue8m0)
+    scale = scale.reshape(-1, scale.shape[-1])
+    if column_major_scales:
+        scale = torch.cat([scale.T, block_scale[:, scale.shape[0] :]], dim=1)
+    return codes, scale, normed, x.to(input.dtype)
+
+
+def check_block_scale(
+    export: str, block_scale: torch.Tensor, input: torch.Tensor, column_major: bool
+) -> None:
+    """What the binding refuses of the scales."""
+    check_device_and_dtype(export, "block_scale", block_scale, input, torch.float32)
+    rows, groups = input.shape[:-1].numel(), input.shape[-1] // GROUP
+    shape = [groups, -(-rows // 4) * 4] if column_major else [rows, groups]
+    if [*block_scale.shape] != shape:
+        layout = (
+            "column_major_scales (groups, rows rounded up to 4)"
+            if column_major
+            else "column_major_scales=False (rows, groups)"
+        )
+        raise ValueError(
+            f"{export}: block_scale must have shape {shape} with {layout}, got "
+            f"{[*block_scale.shape]}"
+        )
+    if not block_scale.is_contiguous():
+        raise ValueError(
+            f"{export}: block_scale must be contiguous, got strides {[*block_scale.stride()]} for "
+            f"shape {[*block_scale.shape]}; call .contiguous()"
+        )
+
+
+def _block_quant_into(
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    normed_out: torch.Tensor | None,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    enable_pdl: bool,
+    column_major_scales: bool,
+    scale_ue8m0: bool,
+) -> None:
+    export = "fused_add_rmsnorm_fp8_block_quant"
+    check_norm(export, input, weight, "residual", residual)
+    if input.shape[-1] % GROUP:
+        raise ValueError(
+            f"{export}: input's last dimension must be a multiple of {GROUP}, got {input.shape[-1]}"
+        )
+    check_peer(export, "out", out, input, may_be_input=False, dtype=torch.float8_e4m3fn)
+    check_memory_apart(export, "out", out, residual, "residual")
+    check_block_scale(export, block_scale, input, column_major_scales)
+    written = {"input": input, "residual": residual, "out": out}
+    if normed_out is not None:
+        check_peer(export, "normed_out", normed_out, input)
+        check_memory_apart(export, "normed_out", normed_out, residual, "residual")
+        check_memory_apart(export, "normed_out", normed_out, out, "out")
+        written["normed_out"] = normed_out
+    for name, tensor in written.items():
+        check_memory_apart(export, "block_scale", block_scale, tensor, name)
+    codes, scale, normed, x = fused_add_rmsnorm_fp8_block_quant_reference(
+        out,
+        block_scale,
+        normed_out,
+        input,
+        residual,
+        weight,
+        eps,
+        column_major_scales,
+        scale_ue8m0,
+    )
+    out.copy_(codes)
+    block_scale.copy_(scale)
+    residual.copy_(x)
+    if normed_out is not None:
+        normed_out.copy_(normed)
+
+
+_block_quant = Kernel(
+    "norm_block_quant",
+    "fused_add_rmsnorm_fp8_block_quant",
+    schema="(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!)? normed_out, Tensor input, "
+    "Tensor(d!) residual, Tensor weight, float eps, bool enable_pdl, bool column_major_scales, "
+    "bool scale_ue8m0) -> ()",
+    reference=_block_quant_into,
+    axes=("input",),
+)
+
+
+@precast_api(trace=block_quant_trace(fused_add_rmsnorm_fp8_block_quant_reference))
+@backend_requirement({}, common_check=served_by("norm_block_quant"))
+def fused_add_rmsnorm_fp8_block_quant(
+    out: torch.Tensor,
+    block_scale: torch.Tensor,
+    normed_out: torch.Tensor | None,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+    column_major_scales: bool = True,
+    scale_ue8m0: bool = False,
+) -> None:
+    r"""Add ``input`` to ``residual`` in place, and write the RMSNorm of the sum in scaled fp8.
+
+    .. math::
+
+        x_{r,c} &= input_{r,c} + residual_{r,c}, \quad residual_{r,c} = \mathrm{round}(x_{r,c}) \\
+        y_{r,c} &= \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot w_c\right) \\
+        s_{r,g} &= \max\left(\max_{c \in g} |y_{r,c}|, 10^{-10}\right) / 448 \\
+        out_{r,c} &= \mathrm{sat}(y_{r,c} \cdot (1 / s_{r,g}))
+
+    Groups :math:`g` are 128 columns. A consumer multiplies ``out`` by :math:`s`.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Shape and device of ``input``, float8_e4m3fn, memory of its own; stride 1 in the last
+        dimension, any in the others. Overwritten.
+    block_scale : torch.Tensor
+        The scales, float32, contiguous, overwritten. ``[hidden / 128, rows rounded up to 4]``, as a
+        GEMM loads them column by column with TMA (``block_scale.T[:rows]`` is the logical tensor;
+        what is behind the last row is left as it is), or ``[rows, hidden / 128]`` with
+        ``column_major_scales=False``. Heads count as rows.
+    normed_out : torch.Tensor or None
+        The norm before its quantisation: shape, dtype and device of ``input``, strides as ``out``.
+        May be ``input``. Overwritten. None: not wanted, which saves writing it.
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
+        the last dimension a multiple of 128 with stride 1, the others of any stride. Left as it is.
+    residual : torch.Tensor
+        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
+        sum.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    eps : float
+        Added to the mean square.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+    column_major_scales : bool
+        The layout of ``block_scale``.
+    scale_ue8m0 : bool
+        Round each scale up to a power of two, still stored as float32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        tensors that are written and overlap others.
+
+    Notes
+    -----
+    The norm takes the float32 sum. It is rounded to the dtype of ``input`` before it is quantised,
+    so that ``out`` and ``block_scale`` are those of :func:`fused_add_rmsnorm` followed by a
+    quantisation of its result. Quotient and reciprocal are correctly rounded float32, ``out`` is
+    rounded to nearest even. A NaN makes the scales of its row NaN. ``column_major_scales`` and
+    ``scale_ue8m0`` are additions to FlashInfer's signature, as is a ``normed_out`` of None. No
+    allocation; safe in CUDA graphs; not differentiable. Sources: arXiv:1910.07467,
+    arXiv:2412.19437.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x, residual, weight = torch.full((1, 128), 2.0), torch.full((1, 128), 2.0), torch.ones(128)
+    >>> out, scale = torch.empty(1, 128, dtype=torch.float8_e4m3fn), torch.zeros(1, 4)
+    >>> with precast.reference_mode():
+    ...     precast.fused_add_rmsnorm_fp8_block_quant(out, scale, None, x, residual, weight)
+    >>> out[0, 0].item(), (scale * 448)[0].tolist(), residual[0, 0].item()
+    (448.0, [1.0, 0.0, 0.0, 0.0], 4.0)
+    """
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.fused_add_rmsnorm_fp8_block_quant(
+                out,
+                block_scale,
+                normed_out,
+                input,
+                residual,
+                weight,
+                eps,
+                pdl,
+                column_major_scales,
+                scale_ue8m0,
+            )
+        else:
+            _block_quant[input.dtype, out.get_device()](
+                out,
+                block_scale,
+                normed_out,
+                input,
+                residual,
+                weight,
+                eps,
+                pdl,
+                column_major_scales,
+                scale_ue8m0,
+            )
+    except (AttributeError, TypeError):
+        tensors = {"block_scale": block_scale, "input": input, "residual": residual}
+        if normed_out is not None:
+            tensors["normed_out"] = normed_out
+        check_written("fused_add_rmsnorm_fp8_block_quant", out, **tensors, weight=weight)
+        raise

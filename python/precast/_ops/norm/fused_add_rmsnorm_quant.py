@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm fused with a residual, with fp8 output by a given scale.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; saturation: OCP
+8-bit Floating Point Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel
+from precast._op.validation import check_memory_apart, check_one_number, check_peer
+from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
+from precast._ops.norm._rows import check_norm, normalized
+from precast.api_logging import precast_api
+
+
+def fused_add_rmsnorm_quant_reference(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`fused_add_rmsnorm_quant` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Its dtype is that of the first result; nothing else of it is read.
+    input, residual : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``.
+    scale : torch.Tensor or float
+        One number, what a consumer multiplies the first result by.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The norm of the fp32 sum over ``scale`` in the dtype of ``out``, and the sum in the dtype of
+        ``input``; each rounded once.
+
+    Examples
+    --------
+    >>> import torch
+    >>> out, weight = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.tensor([1.0, 2.0])
+    >>> x, one = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+    >>> quantized, added = fused_add_rmsnorm_quant_reference(out, x, one, weight, 0.01)
+    >>> quantized.float(), added
+    (tensor([[ 88., 224.]]), tensor([[3., 4.]]))
+    """
+    x = input.float() + residual.float()
+    y = normalized(x, weight.float(), eps)
+    return over_scale(y, scale, out.dtype), x.to(input.dtype)
+
+
+def _fused_add_rmsnorm_quant_into(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    enable_pdl: bool,
+) -> None:
+    export = "fused_add_rmsnorm_quant"
+    check_norm(export, input, weight, "residual", residual)
+    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
+    check_memory_apart(export, "out", out, residual, "residual")
+    check_one_number(export, "scale", scale, input)
+    quantized, x = fused_add_rmsnorm_quant_reference(out, input, residual, weight, scale, eps)
+    out.copy_(quantized)
+    residual.copy_(x)
+
+
+_fused_add_rmsnorm_quant = Kernel(
+    "norm_quant",
+    "fused_add_rmsnorm_quant",
+    schema="(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, Tensor scale, "
+    "float eps, bool enable_pdl) -> ()",
+    reference=_fused_add_rmsnorm_quant_into,
+    axes=("input", "out"),
+)
+_TRACE = quant_trace(
+    "fused_add_rmsnorm_quant",
+    "The sum of two tensors, and the norm of each row of it over a scale, in fp8.",
+    fused_add_rmsnorm_quant_reference,
+    rows={"hidden_states": "input", "residual": "residual"},
+    written={"residual_out": "residual"},
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm_quant"))
+def fused_add_rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    residual: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Add ``input`` to ``residual`` in place, and write the RMSNorm of the sum as fp8.
+
+    .. math::
+
+        x_{r,c} &= input_{r,c} + residual_{r,c}, \quad residual_{r,c} = \mathrm{round}(x_{r,c}) \\
+        out_{r,c} &= \mathrm{sat}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2 + eps}}
+        \cdot w_c \cdot \frac{1}{scale}\right)
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        As :func:`rmsnorm_quant` takes it, apart from ``residual``, too. Overwritten.
+    input : torch.Tensor
+        As :func:`rmsnorm_quant` takes it. Left as it is.
+    residual : torch.Tensor
+        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
+        sum.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    scale : torch.Tensor
+        One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
+        multiplies ``out`` by. A float is deprecated.
+    eps : float
+        Added to the mean square.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rmsnorm_quant`; also if ``residual`` overlaps ``input`` or ``out``.
+
+    Warns
+    -----
+    FutureWarning
+        If ``scale`` is a float.
+
+    Notes
+    -----
+    The norm takes the float32 sum; only the sum in memory is rounded. Otherwise as
+    :func:`rmsnorm_quant`. Source: arXiv:1910.07467.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> out = torch.empty(1, 2, dtype=torch.float8_e4m3fn)
+    >>> x, residual = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0]])
+    >>> weight, scale = torch.tensor([1.0, 2.0]), torch.tensor([0.01])
+    >>> with precast.reference_mode():
+    ...     precast.fused_add_rmsnorm_quant(out, x, residual, weight, scale)
+    >>> out.float(), residual
+    (tensor([[ 88., 224.]]), tensor([[3., 4.]]))
+    """
+    try:
+        if not isinstance(scale, torch.Tensor):
+            scale = scale_tensor("fused_add_rmsnorm_quant", scale, input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, pdl)
+        else:
+            _fused_add_rmsnorm_quant[input.dtype, out.dtype, out.get_device()](
+                out, input, residual, weight, scale, eps, pdl
+            )
+    except (AttributeError, TypeError):
+        check_written("fused_add_rmsnorm_quant", out, input=input, residual=residual, weight=weight)
+        raise

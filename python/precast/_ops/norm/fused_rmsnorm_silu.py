@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm with SiLU behind it.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; the decoder of
+Wan's VAE, arXiv:2503.20314, which uses the two together.
+"""
+
+from __future__ import annotations
+
+from precast._base.errors import UnsupportedConfigError
+from precast._base.rounding import saturated
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_peer, check_rank, check_vector, dtype_word
+from precast._ops.norm._rows import normalized
+from precast._ops.norm._trace import norm_trace
+from precast.api_logging import precast_api
+
+_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
+
+
+def fused_rmsnorm_silu_reference(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """:func:`fused_rmsnorm_silu` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the mean square.
+    out : torch.Tensor, optional
+        Its dtype is that of the result; nothing else of it is read. Default: that of ``input``.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> fused_rmsnorm_silu_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
+    tensor([[0.5942, 2.0495]])
+    """
+    y = torch.nn.functional.silu(normalized(input.float(), weight.float(), eps))
+    return saturated(y, input.dtype if out is None else out.dtype)
+
+
+def _fused_rmsnorm_silu_into(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    block_scale: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    export = "fused_rmsnorm_silu"
+    if not (block_scale is None or isinstance(block_scale, torch.Tensor)):
+        raise TypeError(block_scale)
+    check_rank(export, "input", input, 2, 3)
+    check_vector(export, "weight", weight, input, input.dtype)
+    name = dtype_word(out.dtype)
+    if name not in (*_TYPES, dtype_word(input.dtype)):
+        raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {name}")
+    check_peer(export, "out", out, input, dtype=out.dtype)
+    if block_scale is not None:
+        raise ValueError(
+            f"{export}: block_scale must be None, as out is {name}, which has no scales; it is for "
+            f"NVFP4 output, which is not implemented"
+        )
+    out.copy_(fused_rmsnorm_silu_reference(input, weight, eps, out))
+
+
+_fused_rmsnorm_silu = Kernel(
+    "norm_gate",
+    "fused_rmsnorm_silu",
+    schema="(Tensor input, Tensor weight, float eps, Tensor(a!) out, Tensor? block_scale, "
+    "bool enable_pdl) -> ()",
+    reference=_fused_rmsnorm_silu_into,
+    axes=("input", "out"),
+)
+_TRACE = norm_trace(
+    "fused_rmsnorm_silu",
+    "Each row divided by its root mean square, times a weight, and the SiLU of that.",
+    fused_rmsnorm_silu_reference,
+    rows={"hidden_states": "input"},
+    outputs={"output": "out"},
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm_gate"))
+def fused_rmsnorm_silu(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    block_scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r"""RMSNorm of each row, and the SiLU of it.
+
+    .. math::
+
+        y_{r,c} &= \frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2 + eps}} \cdot w_c \\
+        out_{r,c} &= \mathrm{round}\left(\frac{y_{r,c}}{1 + e^{-y_{r,c}}}\right)
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 or float16, on a CUDA device;
+        strides as :func:`rmsnorm` takes them.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    eps : float
+        Added to the mean square.
+    out : torch.Tensor, optional
+        Shape and device of ``input``, strides likewise; bfloat16, float16 or float8_e4m3fn. May be
+        ``input``. Default: a new tensor of the dtype of ``input``.
+    block_scale : torch.Tensor, optional
+        For an ``out`` of float4_e2m1fn_x2 (NVFP4), which there is no kernel for; so it must be
+        None.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        a ``block_scale``.
+    UnsupportedConfigError
+        A ValueError: an ``out`` of float4_e2m1fn_x2 or another dtype than above.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even; float8_e4m3fn has no scale and
+    saturates. Allocates only a missing ``out``; safe in CUDA graphs; not differentiable. Sources:
+    arXiv:1910.07467, arXiv:2503.20314.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.fused_rmsnorm_silu(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
+    tensor([[0.5942, 2.0495]])
+    """
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.fused_rmsnorm_silu(input, weight, eps, out, block_scale, pdl)
+        else:
+            _fused_rmsnorm_silu[input.dtype, out.dtype, input.get_device()](
+                input, weight, eps, out, block_scale, pdl
+            )
+    except UnsupportedConfigError as error:
+        if out is not None and str(out.dtype) == "torch.float4_e2m1fn_x2":
+            raise UnsupportedConfigError(
+                "fused_rmsnorm_silu: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is "
+                f"not implemented; legal: {', '.join(_TYPES)}. Fix: quantise a bfloat16 out"
+            ) from error
+        raise
+    except (AttributeError, TypeError):
+        check_tensors("fused_rmsnorm_silu", input=input, weight=weight, out=out)
+        if block_scale is not None:
+            check_tensors("fused_rmsnorm_silu", block_scale=block_scale)
+        raise
+    return out

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm.
+
+Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+"""
+
+from __future__ import annotations
+
+from precast._base.errors import DtypeRuntimeError
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_peer, check_rank, check_vector
+from precast._ops.norm._trace import norm_trace
+from precast.api_logging import precast_api
+
+
+def layernorm_reference(
+    input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """:func:`layernorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    gemma, beta : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> layernorm_reference(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
+    tensor([[-1.0000,  2.0000]])
+    """
+    return (standardized(input.float(), eps) * gemma.float() + beta.float()).to(input.dtype)
+
+
+def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
+    """fp32 rows, centred and divided by their standard deviation."""
+    centered = x - x.mean(dim=-1, keepdim=True)
+    return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
+
+
+def check_parameters(
+    export: str, input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor
+) -> None:
+    """What layer norms refuse of their weight and bias in reference mode."""
+    for name, vector in (("gemma", gemma), ("beta", beta)):
+        if vector.dtype is not torch.float32:
+            raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
+        check_vector(export, name, vector, input, torch.float32)
+
+
+def _layernorm_into(
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    check_rank("layernorm", "input", input, 2, 3)
+    check_parameters("layernorm", input, gemma, beta)
+    check_peer("layernorm", "out", out, input)
+    out.copy_(layernorm_reference(input, gemma, beta, eps))
+
+
+_layernorm = Kernel(
+    "norm",
+    "layernorm",
+    schema="(Tensor input, Tensor gemma, Tensor beta, float eps, Tensor(a!) out, "
+    "bool enable_pdl) -> ()",
+    reference=_layernorm_into,
+)
+
+_TRACE = norm_trace(
+    "layernorm",
+    "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
+    layernorm_reference,
+    op_type="layernorm",
+    rows={"hidden_states": "input"},
+    vectors=("gemma", "beta"),
+    vector_dtype="float32",
+    outputs={"output": "out"},
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
+def layernorm(
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r"""Centre each row, divide by its standard deviation, multiply by a weight and add a bias.
+
+    .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c} - m_r}{\sqrt{v_r + eps}} \cdot gemma_c
+        + beta_c\right), \quad m_r = \frac{1}{n} \sum_k x_{r,k},
+        \quad v_r = \frac{1}{n} \sum_k (x_{r,k} - m_r)^2
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 (or float16), contiguous, on a
+        CUDA device. Any hidden size.
+    gemma : torch.Tensor
+        The weight (usually called gamma), ``[hidden]``, float32, contiguous.
+    beta : torch.Tensor
+        The bias, ``[hidden]``, float32, contiguous.
+    eps : float
+        Added to the variance.
+    out : torch.Tensor, optional
+        Shape, dtype and device of ``input``, contiguous. May be ``input``. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    precast.errors.DtypeRuntimeError
+        Another dtype of ``input``, ``gemma`` or ``beta``, or an ``input`` that is not contiguous
+        (a ``RuntimeError`` and a ``ValueError``).
+    ValueError
+        A tensor that is not on a CUDA device; another shape, or an ``out`` other than above.
+
+    Notes
+    -----
+    All arithmetic is float32, the variance around the mean, rounded once to nearest even.
+    Allocates only a missing ``out``; safe in CUDA graphs; not differentiable. Source:
+    arXiv:1607.06450.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.tensor([[1.0, 3.0]], dtype=torch.bfloat16)
+    >>> with precast.reference_mode():
+    ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
+    tensor([[-1.,  2.]], dtype=torch.bfloat16)
+    """
+    try:
+        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+            raise DtypeRuntimeError(
+                f"layernorm: input must be bfloat16 (or float16), got {input.dtype}"
+            )
+        if out is None:
+            out = torch.empty_like(input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.layernorm(input, gemma, beta, eps, out, pdl)
+        else:
+            _layernorm[input.dtype, input.get_device()](input, gemma, beta, eps, out, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("layernorm", input=input, gemma=gemma, beta=beta, out=out)
+        raise
+    return out

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""LayerNorm with fp8 output by a given scale.
+
+Sources: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450; saturation: OCP 8-bit Floating
+Point Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.errors import DtypeRuntimeError
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel
+from precast._op.validation import check_one_number, check_peer, check_rank
+from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
+from precast._ops.norm.layernorm import check_parameters, standardized
+from precast.api_logging import precast_api
+
+
+def layernorm_quant_reference(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """:func:`layernorm_quant` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Its dtype is that of the result; nothing else of it is read.
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    gemma, beta : torch.Tensor
+        ``[hidden]``.
+    scale : torch.Tensor or float
+        One number, what a consumer multiplies the result by.
+    eps : float
+        Added to the variance.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``input``, dtype of ``out``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> out, one = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.ones(2)
+    >>> x, beta = torch.tensor([[1.0, 3.0]]), torch.tensor([0.0, 1.0])
+    >>> layernorm_quant_reference(out, x, one, beta, 0.0125).float()
+    tensor([[-80., 160.]])
+    """
+    y = standardized(input.float(), eps) * gemma.float() + beta.float()
+    return over_scale(y, scale, out.dtype)
+
+
+def _layernorm_quant_into(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    enable_pdl: bool,
+) -> None:
+    export = "layernorm_quant"
+    check_rank(export, "input", input, 2, 3)
+    check_parameters(export, input, gemma, beta)
+    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
+    check_one_number(export, "scale", scale, input)
+    out.copy_(layernorm_quant_reference(out, input, gemma, beta, scale, eps))
+
+
+_layernorm_quant = Kernel(
+    "norm_quant",
+    "layernorm_quant",
+    schema="(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, Tensor scale, float eps, "
+    "bool enable_pdl) -> ()",
+    reference=_layernorm_quant_into,
+    axes=("input", "out"),
+)
+_TRACE = quant_trace(
+    "layernorm_quant",
+    "Each row centred and divided by its standard deviation, times a weight, plus a bias, over a "
+    "scale, in fp8.",
+    layernorm_quant_reference,
+    op_type="layernorm",
+    rows={"hidden_states": "input"},
+    vectors=("gemma", "beta"),
+    vector_dtype="float32",
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm_quant"))
+def layernorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    gemma: torch.Tensor,
+    beta: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""LayerNorm of each row, divided by a scale and written as fp8.
+
+    .. math:: out_{r,c} = \mathrm{sat}\left(\left(\frac{x_{r,c} - m_r}{\sqrt{v_r + eps}}
+        \cdot gemma_c + beta_c\right) \cdot \frac{1}{scale}\right),
+
+    with the mean :math:`m_r` and the variance :math:`v_r` of the row.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Shape and device of ``input``, float8_e4m3fn or float8_e5m2, contiguous, memory of its own.
+        Overwritten.
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 or float16, contiguous, on a
+        CUDA device. Left as it is.
+    gemma, beta : torch.Tensor
+        ``[hidden]``, float32, contiguous, on the device of ``input``.
+    scale : torch.Tensor
+        One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
+        multiplies ``out`` by. A float is deprecated.
+    eps : float
+        Added to the variance.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rmsnorm_quant`.
+    DtypeRuntimeError
+        A RuntimeError and a ValueError: ``input`` of another dtype or not contiguous, ``gemma`` or
+        ``beta`` that is not float32.
+
+    Warns
+    -----
+    FutureWarning
+        If ``scale`` is a float.
+
+    Notes
+    -----
+    The variance is taken around the mean in a second pass. Otherwise as :func:`rmsnorm_quant`.
+    Source: arXiv:1607.06450.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> out, one = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.ones(2)
+    >>> x, beta = torch.tensor([[1.0, 3.0]]), torch.tensor([0.0, 1.0])
+    >>> scale = torch.tensor([0.0125])
+    >>> with precast.reference_mode():
+    ...     precast.layernorm_quant(out, x, one, beta, scale)
+    >>> out.float()
+    tensor([[-80., 160.]])
+    """
+    try:
+        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+            raise DtypeRuntimeError(
+                f"layernorm_quant: input must be bfloat16 (or float16), got {input.dtype}"
+            )
+        if not isinstance(scale, torch.Tensor):
+            scale = scale_tensor("layernorm_quant", scale, input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.layernorm_quant(out, input, gemma, beta, scale, eps, pdl)
+        else:
+            _layernorm_quant[input.dtype, out.dtype, out.get_device()](
+                out, input, gemma, beta, scale, eps, pdl
+            )
+    except (AttributeError, TypeError):
+        check_written("layernorm_quant", out, input=input, gemma=gemma, beta=beta)
+        raise

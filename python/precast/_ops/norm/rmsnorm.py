@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm, in the usual and in Gemma's form.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Gemma Team,
+Gemma, arXiv:2403.08295 (weights stored around zero).
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.norm._rows import check_norm, normalized
+from precast._ops.norm._trace import norm_trace
+from precast.api_logging import precast_api
+
+
+def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
+    """:func:`rmsnorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
+    tensor([[0.8485, 2.2627]])
+    """
+    return normalized(input.float(), weight.float(), eps).to(input.dtype)
+
+
+def gemma_rmsnorm_reference(
+    input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
+) -> torch.Tensor:
+    """:func:`gemma_rmsnorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``, one less than the multiplier.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and dtype of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> gemma_rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
+    tensor([[0.8485, 2.2627]])
+    """
+    return normalized(input.float(), weight.float() + 1.0, eps).to(input.dtype)
+
+
+def _rmsnorm_into(
+    input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
+) -> None:
+    check_norm("rmsnorm", input, weight, "out", out)
+    out.copy_(rmsnorm_reference(input, weight, eps))
+
+
+def _gemma_rmsnorm_into(
+    input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
+) -> None:
+    check_norm("gemma_rmsnorm", input, weight, "out", out)
+    out.copy_(gemma_rmsnorm_reference(input, weight, eps))
+
+
+_SCHEMA = "(Tensor input, Tensor weight, float eps, Tensor(a!) out, bool enable_pdl) -> ()"
+_rmsnorm = Kernel("norm", "rmsnorm", schema=_SCHEMA, reference=_rmsnorm_into)
+_gemma_rmsnorm = Kernel("norm", "gemma_rmsnorm", schema=_SCHEMA, reference=_gemma_rmsnorm_into)
+_RMSNORM_TRACE = norm_trace(
+    "rmsnorm",
+    "Each row divided by its root mean square, times a weight.",
+    rmsnorm_reference,
+    rows={"hidden_states": "input"},
+    outputs={"output": "out"},
+)
+_GEMMA_RMSNORM_TRACE = norm_trace(
+    "gemma_rmsnorm",
+    "Each row divided by its root mean square, times a weight plus one.",
+    gemma_rmsnorm_reference,
+    rows={"hidden_states": "input"},
+    outputs={"output": "out"},
+)
+
+
+@precast_api(trace=_RMSNORM_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
+def rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r"""Divide each row by its root mean square and multiply by a weight.
+
+    .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot w_c\right)
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]``, or ``[batch, heads, head_dim]`` for a norm of each head; float16 or
+        bfloat16, on a CUDA device. The last dimension has stride 1, the others any stride: slices
+        of a packed qkv work in place. Any hidden size; a multiple of 8 at 16-byte aligned rows is
+        fastest.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    eps : float
+        Added to the mean square.
+    out : torch.Tensor, optional
+        Shape, dtype and device of ``input``, strides as above. May be ``input``. Default: a new
+        tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above.
+
+    Notes
+    -----
+    Sum and products are float32, rounded once to nearest even. Allocates only a missing ``out``;
+    safe in CUDA graphs; not differentiable. Source: arXiv:1910.07467.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
+    tensor([[0.8485, 2.2627]])
+    """
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        if torch.compiler.is_compiling():
+            torch_ops.rmsnorm(input, weight, eps, out, enable_pdl is not False)
+        else:
+            _rmsnorm[input.dtype, input.get_device()](
+                input, weight, eps, out, enable_pdl is not False
+            )
+    except (AttributeError, TypeError):
+        check_tensors("rmsnorm", input=input, weight=weight, out=out)
+        raise
+    return out
+
+
+@precast_api(trace=_GEMMA_RMSNORM_TRACE)
+@backend_requirement({}, common_check=served_by("norm"))
+def gemma_rmsnorm(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float = 1e-6,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r""":func:`rmsnorm` with ``weight + 1`` in place of ``weight``, as Gemma stores its weights.
+
+    .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot (w_c + 1)\right)
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, as :func:`rmsnorm` takes it.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
+    eps : float
+        Added to the mean square.
+    out : torch.Tensor, optional
+        As :func:`rmsnorm` takes it; may be ``input``. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rmsnorm`.
+
+    Notes
+    -----
+    ``weight + 1`` is taken in float32. Otherwise as :func:`rmsnorm`. Source: arXiv:2403.08295.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.gemma_rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
+    tensor([[0.8485, 2.2627]])
+    """
+    try:
+        if out is None:
+            out = torch.empty_like(input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.gemma_rmsnorm(input, weight, eps, out, pdl)
+        else:
+            _gemma_rmsnorm[input.dtype, input.get_device()](input, weight, eps, out, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("gemma_rmsnorm", input=input, weight=weight, out=out)
+        raise
+    return out

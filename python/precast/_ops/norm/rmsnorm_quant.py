@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm with fp8 output by a given scale.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; saturation: OCP
+8-bit Floating Point Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel
+from precast._op.validation import check_one_number, check_peer, check_rank, check_vector
+from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
+from precast._ops.norm._rows import normalized
+from precast.api_logging import precast_api
+
+
+def rmsnorm_quant_reference(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+) -> torch.Tensor:
+    """:func:`rmsnorm_quant` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Its dtype is that of the result; nothing else of it is read.
+    input : torch.Tensor
+        ``[..., hidden]``, any device.
+    weight : torch.Tensor
+        ``[hidden]``.
+    scale : torch.Tensor or float
+        One number, what a consumer multiplies the result by.
+    eps : float
+        Added to the mean square.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``input``, dtype of ``out``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> out, weight = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.tensor([1.0, 2.0])
+    >>> rmsnorm_quant_reference(out, torch.tensor([[3.0, 4.0]]), weight, 0.01).float()
+    tensor([[ 88., 224.]])
+    """
+    return over_scale(normalized(input.float(), weight.float(), eps), scale, out.dtype)
+
+
+def _rmsnorm_quant_into(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor,
+    eps: float,
+    enable_pdl: bool,
+) -> None:
+    export = "rmsnorm_quant"
+    check_rank(export, "input", input, 2, 3)
+    check_vector(export, "weight", weight, input, input.dtype)
+    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
+    check_one_number(export, "scale", scale, input)
+    out.copy_(rmsnorm_quant_reference(out, input, weight, scale, eps))
+
+
+_rmsnorm_quant = Kernel(
+    "norm_quant",
+    "rmsnorm_quant",
+    schema="(Tensor(a!) out, Tensor input, Tensor weight, Tensor scale, float eps, "
+    "bool enable_pdl) -> ()",
+    reference=_rmsnorm_quant_into,
+    axes=("input", "out"),
+)
+_TRACE = quant_trace(
+    "rmsnorm_quant",
+    "Each row divided by its root mean square, times a weight, over a scale, in fp8.",
+    rmsnorm_quant_reference,
+    rows={"hidden_states": "input"},
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("norm_quant"))
+def rmsnorm_quant(
+    out: torch.Tensor,
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    scale: torch.Tensor | float,
+    eps: float = 1e-6,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""RMSNorm of each row, divided by a scale and written as fp8.
+
+    .. math:: out_{r,c} = \mathrm{sat}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot w_c \cdot \frac{1}{scale}\right)
+
+    Parameters
+    ----------
+    out : torch.Tensor
+        Shape and device of ``input``, float8_e4m3fn or float8_e5m2, memory of its own; stride 1 in
+        the last dimension, any in the others. Overwritten.
+    input : torch.Tensor
+        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
+        strides as :func:`rmsnorm` takes them. Left as it is.
+    weight : torch.Tensor
+        ``[hidden]``, contiguous, dtype and device of ``input``.
+    scale : torch.Tensor
+        One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
+        multiplies ``out`` by. A float is deprecated.
+    eps : float
+        Added to the mean square.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        an ``out`` that overlaps ``input``.
+
+    Warns
+    -----
+    FutureWarning
+        If ``scale`` is a float.
+
+    Notes
+    -----
+    All arithmetic is float32, the reciprocal correctly rounded; the result is rounded once to
+    nearest even, and what is beyond the largest number becomes that number. NaN stays NaN.
+    ``scale`` is read on the GPU: no allocation and no wait, safe in CUDA graphs. Not
+    differentiable. Source: arXiv:1910.07467.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> out = torch.empty(1, 2, dtype=torch.float8_e4m3fn)
+    >>> x, weight = torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0])
+    >>> scale = torch.tensor([0.01])
+    >>> with precast.reference_mode():
+    ...     precast.rmsnorm_quant(out, x, weight, scale)
+    >>> out.float()
+    tensor([[ 88., 224.]])
+    """
+    try:
+        if not isinstance(scale, torch.Tensor):
+            scale = scale_tensor("rmsnorm_quant", scale, input)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.rmsnorm_quant(out, input, weight, scale, eps, pdl)
+        else:
+            _rmsnorm_quant[input.dtype, out.dtype, out.get_device()](
+                out, input, weight, scale, eps, pdl
+            )
+    except (AttributeError, TypeError):
+        check_written("rmsnorm_quant", out, input=input, weight=weight)
+        raise

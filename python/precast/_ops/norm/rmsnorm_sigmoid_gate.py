@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm under a sigmoid gate.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Kimi Team, Kimi
+Linear, arXiv:2510.26692, whose delta attention ends in it, head by head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from precast._base.errors import UnsupportedConfigError
+from precast._base.rounding import saturated
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import (
+    check_device_and_dtype,
+    check_memory_apart,
+    check_peer,
+    check_rank,
+    check_vector,
+    dtype_word,
+)
+from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
+from precast.api_logging import precast_api
+from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
+
+_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
+
+
+def rmsnorm_sigmoid_gate_reference(
+    input: torch.Tensor,
+    gate: torch.Tensor,
+    eps: float = 1e-5,
+    weight: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """:func:`rmsnorm_sigmoid_gate` in plain PyTorch, out of place.
+
+    Parameters
+    ----------
+    input, gate : torch.Tensor
+        ``[..., hidden]``, any device.
+    eps : float
+        Added to the mean square.
+    weight : torch.Tensor, optional
+        ``[hidden]``. Default: ones.
+    out : torch.Tensor, optional
+        Its dtype is that of the result; nothing else of it is read. Default: that of ``input``.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape of ``input``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> rmsnorm_sigmoid_gate_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]]))
+    tensor([[0.4243, 0.9965]])
+    """
+    x = input.float()
+    y = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+    if weight is not None:
+        y = y * weight.float()
+    return saturated(y * torch.sigmoid(gate.float()), input.dtype if out is None else out.dtype)
+
+
+def _rmsnorm_sigmoid_gate_into(
+    input: torch.Tensor,
+    gate: torch.Tensor,
+    eps: float,
+    weight: torch.Tensor | None,
+    out: torch.Tensor | None,
+    enable_pdl: bool,
+) -> None:
+    export = "rmsnorm_sigmoid_gate"
+    check_rank(export, "input", input, 2, 3)
+    check_device_and_dtype(export, "gate", gate, input, input.dtype)
+    if gate.shape != input.shape:
+        raise ValueError(
+            f"{export}: gate must have input's shape {[*input.shape]}, got {[*gate.shape]}"
+        )
+    if weight is not None:
+        check_vector(export, "weight", weight, input, input.dtype)
+    to, name = (input, "input") if out is None else (out, "out")
+    dtype = dtype_word(to.dtype)
+    if out is not None and dtype not in (*_TYPES, dtype_word(input.dtype)):
+        raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {dtype}")
+    check_peer(export, name, to, input, dtype=to.dtype)
+    check_memory_apart(export, name, to, gate, "gate")
+    to.copy_(rmsnorm_sigmoid_gate_reference(input, gate, eps, weight, out))
+
+
+_rmsnorm_sigmoid_gate = Kernel(
+    "norm_gate",
+    "rmsnorm_sigmoid_gate",
+    schema="(Tensor(a!) input, Tensor gate, float eps, Tensor? weight, Tensor(b!)? out, "
+    "bool enable_pdl) -> ()",
+    reference=_rmsnorm_sigmoid_gate_into,
+    axes=("input", "out"),
+)
+
+
+def _trace() -> Callable[..., TraceTemplate]:
+    """Templates by rank, with a weight and without, in place and not."""
+
+    def template(rank: int, weighted: bool, elsewhere: bool) -> TraceTemplate:
+        axes = heads_axes() if rank == 3 else rows_axes()
+        suffix = ("_heads" if rank == 3 else "") + ("_weight" if weighted else "")
+        rows, last = [*axes], [*axes][-1:]
+        return TraceTemplate(
+            op_type="rmsnorm",
+            name_prefix=f"rmsnorm_sigmoid_gate{suffix}{'_out' if elsewhere else ''}",
+            description="Each row divided by its root mean square, times the sigmoid of a gate.",
+            axes=axes,
+            inputs={
+                "hidden_states": Tensor(rows, param="input"),
+                "gate": Tensor(rows),
+                "eps": Scalar("float32"),
+                **({"weight": Tensor(last)} if weighted else {}),
+                **({"out": Tensor(rows, description="Says its type.")} if elsewhere else {}),
+            },
+            outputs={
+                "output": Tensor(
+                    rows,
+                    dtype_from="out" if elsewhere else "hidden_states",
+                    param="out" if elsewhere else "input",
+                )
+            },
+            reference=rmsnorm_sigmoid_gate_reference,
+        )
+
+    templates = {
+        key: template(*key)
+        for key in [(rank, w, e) for rank in (2, 3) for w in (False, True) for e in (False, True)]
+    }
+
+    @dispatch(*templates.values())
+    def choose(input: Any, weight: Any = None, out: Any = None, **others: Any) -> TraceTemplate:
+        return templates[3 if axes_of(input) == 3 else 2, weight is not None, out is not None]
+
+    return choose
+
+
+@precast_api(trace=_trace())
+@backend_requirement({}, common_check=served_by("norm_gate"))
+def rmsnorm_sigmoid_gate(
+    input: torch.Tensor,
+    gate: torch.Tensor,
+    eps: float = 1e-5,
+    *,
+    weight: torch.Tensor | None = None,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = True,
+) -> None:
+    r"""RMSNorm of each row or head, times the sigmoid of a gate; in place unless ``out`` is given.
+
+    .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
+        + eps}} \cdot w_c \cdot \frac{1}{1 + e^{-gate_{r,c}}}\right)
+
+    The norm is taken before the gate.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, hidden]``, or ``[batch, heads, head_dim]`` for a norm of each head; bfloat16 or
+        float16, on a CUDA device; any hidden size, strides as :func:`rmsnorm` takes them.
+        Overwritten, unless ``out`` is given.
+    gate : torch.Tensor
+        Shape, dtype and device of ``input``, other memory, strides likewise.
+    eps : float
+        Added to the mean square.
+    weight : torch.Tensor, optional
+        ``[hidden]``, contiguous, dtype and device of ``input``. Default: ones.
+    out : torch.Tensor, optional
+        Shape and device of ``input``, strides likewise; bfloat16, float16 or float8_e4m3fn. May be
+        ``input``. Overwritten. Default: ``input``.
+    enable_pdl : bool, optional
+        Programmatic dependent launch; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above; a
+        ``gate`` that overlaps what is written.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even; float8_e4m3fn has no scale and
+    saturates. ``weight`` and ``out`` are additions to FlashInfer's signature. No allocation; safe
+    in CUDA graphs; not differentiable. Sources: arXiv:1910.07467, arXiv:2510.26692.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x, gate = torch.tensor([[3.0, 4.0]]), torch.tensor([[0.0, 2.0]])
+    >>> with precast.reference_mode():
+    ...     precast.rmsnorm_sigmoid_gate(x, gate)
+    >>> x
+    tensor([[0.4243, 0.9965]])
+    """
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.rmsnorm_sigmoid_gate(input, gate, eps, weight, out, pdl)
+        else:
+            dtype = input.dtype if out is None else out.dtype
+            _rmsnorm_sigmoid_gate[input.dtype, dtype, input.get_device()](
+                input, gate, eps, weight, out, pdl
+            )
+    except (AttributeError, TypeError):
+        check_tensors("rmsnorm_sigmoid_gate", input=input, gate=gate, out=out)
+        if weight is not None:
+            check_tensors("rmsnorm_sigmoid_gate", weight=weight)
+        raise

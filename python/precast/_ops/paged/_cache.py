@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Layouts of a paged KV cache, and the arithmetic of its references."""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from precast._base.errors import CacheLayoutError
+from precast._base.rounding import saturated
+from precast._base.torch import torch
+from precast._op.dispatch import check_tensors
+
+#: Keys and values: one tensor with both in dimension 1, or a tensor each.
+Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+
+#: Page and entry of each token, and whether it has a place at all.
+Places: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
+
+#: Whether heads come before the entries of a page.
+IS_HND = {"NHD": False, "HND": True}
+
+
+def check_layout(export: str, kv_layout: object) -> None:
+    """Raise the error of a layout that is none."""
+    if not isinstance(kv_layout, str) or kv_layout not in IS_HND:
+        raise CacheLayoutError(
+            f"{export}: kv_layout must be {' or '.join(IS_HND)}, got {kv_layout!r}"
+        )
+
+
+def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The arguments of an export: two tensors, or the one that holds both and None."""
+    if not isinstance(paged_kv_cache, tuple):
+        return paged_kv_cache, None
+    if len(paged_kv_cache) != 2:
+        raise TypeError("not a pair")  # check_call() says it in words.
+    return paged_kv_cache
+
+
+def check_call(export: str, paged_kv_cache: object, kv_layout: object, **tensors: object) -> None:
+    """Raise an error that names what is of a wrong type; called when a call has failed already."""
+    check_layout(export, kv_layout)
+    check_tensors(export, **tensors)
+    check_cache(export, "paged_kv_cache", paged_kv_cache)
+
+
+def check_cache(export: str, name: str, cache: object) -> None:
+    """Raise the error of a cache that is neither a tensor nor a pair."""
+    got, legal = type(cache).__name__, isinstance(cache, torch.Tensor)
+    if isinstance(cache, tuple):
+        got = f"a tuple of {', '.join(type(part).__name__ for part in cache) or 'none'}"
+        legal = [isinstance(part, torch.Tensor) for part in cache] == [True, True]
+    if not legal:
+        raise CacheLayoutError(
+            f"{export}: {name} must be a torch.Tensor or a tuple of two, got {got}"
+        ) from None
+
+
+# -- references -----------------------------------------------------------------------------------
+
+
+def halves(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
+    """Keys and values as views."""
+    if isinstance(paged_kv_cache, tuple):
+        return paged_kv_cache
+    return paged_kv_cache[:, 0], paged_kv_cache[:, 1]
+
+
+def copied(paged_kv_cache: Cache) -> Cache:
+    """The same values in memory of their own."""
+    if isinstance(paged_kv_cache, tuple):
+        return paged_kv_cache[0].clone(), paged_kv_cache[1].clone()
+    return paged_kv_cache.clone()
+
+
+def entries_of(cache: torch.Tensor, hnd: bool) -> torch.Tensor:
+    """``[pages, page_size, heads, head_dim]`` of a cache with heads, as a view."""
+    if cache.dim() == 3:
+        return cache.unsqueeze(1)
+    return cache.transpose(1, 2) if hnd else cache
+
+
+def table_places(
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    pages: int,
+    page_size: int,
+) -> Places:
+    """The places that a page table gives tokens."""
+    batch = kv_indptr.numel() - 1
+    request, position = batch_indices.long(), positions.long()
+    kept = (request >= 0) & (request < batch) & (position >= 0) & (position < 2**31)
+    request, position = request.where(kept, 0), position.where(kept, 0)
+    begin, end = kv_indptr.long()[request], kv_indptr.long()[(request + 1).clamp(max=batch)]
+    at = begin + position // max(page_size, 1)
+    kept = kept & (begin >= 0) & (at < end) & (at < kv_indices.numel())
+    table = torch.nn.functional.pad(kv_indices.long(), (0, 1), value=-1)
+    page = table[at.where(kept, kv_indices.numel())]
+    return page, position % max(page_size, 1), kept & (page >= 0) & (page < pages)
+
+
+def slot_places(slot_mapping: torch.Tensor, pages: int, page_size: int) -> Places:
+    """The places that a slot mapping gives tokens."""
+    slots = slot_mapping.long()
+    kept = (slots >= 0) & (slots < pages * page_size)
+    return slots // max(page_size, 1), slots % max(page_size, 1), kept
+
+
+def put(entries: torch.Tensor, rows: torch.Tensor, places: Places) -> None:
+    """Write rows to their places in ``[pages, page_size, ...]``, bit for bit."""
+    page, entry, kept = places
+    bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.element_size()]
+    entries.view(bits)[page[kept], entry[kept]] = rows.view(bits)[: kept.numel()][kept]
+
+
+def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``rows / scale`` in float32, rounded to nearest even and saturated."""
+    scale = torch.as_tensor(scale, dtype=torch.float32, device=rows.device).reshape(())
+    return saturated(rows.float() / scale, dtype)

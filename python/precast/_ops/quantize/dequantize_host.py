@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Dequantisation on the CPU, for loaders of weights and tests.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+import math
+
+from precast._base.torch import torch
+from precast._op.dispatch import check_tensors
+from precast._op.validation import check_dtype
+from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference
+from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
+from precast._ops.quantize.sf_layout import SfLayout
+from precast.api_logging import precast_api
+
+
+def _check_host(export: str, **tensors: torch.Tensor) -> None:
+    check_tensors(export, **tensors)
+    for name, tensor in tensors.items():
+        if tensor.device.type != "cpu":
+            raise ValueError(f"{export}: {name} must be a CPU tensor, got {tensor.device}")
+
+
+@precast_api
+def mxfp4_dequantize_host(
+    weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32
+) -> torch.Tensor:
+    r"""float32 from MXFP4 on the CPU.
+
+    .. math:: out = q \cdot 2^{s - 127}
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        ``[rows, columns // 2]``, uint8, a CPU tensor; the first number is in the lower 4 bits.
+    scale : torch.Tensor
+        ``[rows, columns // group_size]``, uint8, linear, a CPU tensor.
+    group_size : int
+        Numbers of a block, even.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, columns]``, float32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on the CPU; a dtype or shape other than above.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 16), 0x72, dtype=torch.uint8)
+    >>> precast.mxfp4_dequantize_host(packed, torch.tensor([[128]]).byte())[0, :2]
+    tensor([ 2., 12.])
+    """
+    export = "mxfp4_dequantize_host"
+    _check_host(export, weight=weight, scale=scale)
+    if group_size <= 0 or group_size % 2:
+        raise ValueError(f"{export}: group_size must be positive and even, got {group_size}")
+    check_blocks_of(export, ("weight", "scale", ""), weight, scale, None, group_size, 2)
+    if weight.dim() != 2 or scale.dim() != 2 or weight.shape[0] != scale.shape[0]:
+        raise ValueError(
+            f"{export}: weight and scale must be 2-D with as many rows, got shapes "
+            f"{[*weight.shape]} and {[*scale.shape]}"
+        )
+    with torch.no_grad():
+        return e2m1_reference(weight, scale, None, group_size, False, 2)
+
+
+@precast_api
+def mxfp8_dequantize_host(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    is_sf_swizzled_layout: bool = True,
+    sf_swizzle_layout: SfLayout | None = None,
+) -> torch.Tensor:
+    r"""float32 from MXFP8 on the CPU.
+
+    .. math:: out = q \cdot 2^{s - 127}
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, columns]``, float8_e4m3fn or its bytes as uint8, a CPU tensor; columns are a
+        multiple of 32.
+    scale_tensor : torch.Tensor
+        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
+        uint8, a CPU tensor.
+    is_sf_swizzled_layout : bool
+        Scales in tiles of 128x4, otherwise linear.
+    sf_swizzle_layout : SfLayout, optional
+        Where the scales lie, in place of ``is_sf_swizzled_layout``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, columns]``, float32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on the CPU; a dtype or shape other than above.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
+    >>> precast.mxfp8_dequantize_host(q, torch.tensor([130]).byte(), False)[0, 0].item()
+    12.0
+    """
+    export = "mxfp8_dequantize_host"
+    _check_host(export, input=input, scale_tensor=scale_tensor)
+    check_dtype(export, "input", input, torch.float8_e4m3fn, torch.uint8)
+    if sf_swizzle_layout is None:
+        layout = 0 if is_sf_swizzled_layout else 2
+    else:
+        layout = int(sf_swizzle_layout)
+    input = input.view(torch.float8_e4m3fn)
+    names = ("input", "scale_tensor", "")
+    check_blocks_of(export, names, input, scale_tensor, None, 32, layout, torch.float8_e4m3fn)
+    with torch.no_grad():
+        elements = input.float()
+        rows = math.prod(elements.shape[:-1])
+        scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, layout)
+        return dequantize(elements, ue8m0_values(scales), None, 32)

@@ -1,0 +1,267 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation to e2m1 with FlashInfer's older arguments: NVFP4 or MXFP4.
+
+Sources: those of :mod:`nvfp4_quantize` and :mod:`mxfp4_quantize`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._block_checks import check_global
+from precast._ops.quantize._blocks import (
+    check_backend,
+    check_input,
+    new_outputs,
+    on_device,
+    write_outputs,
+)
+from precast._ops.quantize._formats import quantize_mxfp4, quantize_nvfp4
+from precast._ops.quantize._traces import Layout, quantize_trace
+from precast._ops.quantize.sf_layout import SfLayout
+from precast.api_logging import precast_api
+from precast.trace import Scalar, TraceTemplate, dispatch
+
+NO_GLOBAL_SCALE = "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
+
+
+def fp4_quantize_reference(
+    input: torch.Tensor,
+    global_scale: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
+    sf_use_ue8m0: bool = False,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+    is_global_scale_inversed: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`fp4_quantize` in plain PyTorch, the same bits.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., columns]``, any device.
+    global_scale : torch.Tensor, optional
+        One number, or one a row; needed for NVFP4, not read for MXFP4.
+    sf_vec_size : int
+        16 for NVFP4, 32 for MXFP4.
+    sf_use_ue8m0 : bool
+        MXFP4.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4.
+    is_global_scale_inversed : bool
+        Whether the reciprocal of ``global_scale`` is meant.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[..., columns // 2]`` and the scales, uint8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, scales = fp4_quantize_reference(torch.arange(32.0)[None], None, 32, True, False)
+    >>> scales.tolist()
+    [[130]]
+    """
+    _check_recipe(sf_vec_size, sf_use_ue8m0)
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    if sf_use_ue8m0:
+        return quantize_mxfp4(input, layout)
+    if global_scale is None:
+        raise ValueError(NO_GLOBAL_SCALE)
+    return quantize_nvfp4(input, global_scale, layout, is_global_scale_inversed)
+
+
+def _check_recipe(sf_vec_size: int, sf_use_ue8m0: bool) -> None:
+    if sf_vec_size not in (16, 32):
+        raise NotImplementedError(
+            f"fp4_quantize: sf_vec_size can only be 16 or 32, got {sf_vec_size}"
+        )
+    if sf_use_ue8m0 != (sf_vec_size == 32):
+        raise ValueError(
+            f"fp4_quantize: sf_vec_size must be {32 if sf_use_ue8m0 else 16} with "
+            f"sf_use_ue8m0={sf_use_ue8m0}, got {sf_vec_size}"
+        )
+
+
+def _fp4_quantize_into(
+    input: torch.Tensor,
+    global_scale: torch.Tensor | None,
+    out: torch.Tensor,
+    out_sf: torch.Tensor,
+    sf_use_ue8m0: bool,
+    sf_layout: int,
+    is_global_scale_inversed: bool,
+    enable_pdl: bool,
+) -> None:
+    rows = check_input("fp4_quantize", "input", input, 32 if sf_use_ue8m0 else 16, sf_layout)
+    if sf_use_ue8m0:
+        write_outputs(out, out_sf, quantize_mxfp4(input, sf_layout))
+        return
+    if global_scale is None:
+        raise ValueError(NO_GLOBAL_SCALE)
+    check_global("fp4_quantize", "global_scale", global_scale, input, "input", rows)
+    result = quantize_nvfp4(input, global_scale, sf_layout, is_global_scale_inversed)
+    write_outputs(out, out_sf, result)
+
+
+_fp4_quantize = Kernel(
+    "block_quantize",
+    "fp4_quantize",
+    schema="(Tensor input, Tensor? global_scale, Tensor(a!) out, Tensor(b!) out_sf, "
+    "bool sf_use_ue8m0, int sf_layout, bool is_global_scale_inversed, bool enable_pdl) -> ()",
+    reference=_fp4_quantize_into,
+    public=lambda input, global_scale, out, out_sf, ue8m0, layout, inverse, pdl: (
+        input,
+        global_scale,
+        32 if ue8m0 else 16,
+        ue8m0,
+        layout != SfLayout.layout_linear,
+        layout == SfLayout.layout_8x4,
+        inverse,
+        pdl,
+        "cuda",
+    ),
+)
+
+
+_NVFP4 = quantize_trace(
+    "fp4_quantize",
+    "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
+    fp4_quantize_reference,
+    input="input",
+    global_scale="global_scale",
+    layout=Layout.of_flags(),
+    block=16,
+    extra={"is_global_scale_inversed": Scalar("bool")},
+)
+_MXFP4 = quantize_trace(
+    "fp4_quantize_ue8m0",
+    "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
+    fp4_quantize_reference,
+    input="input",
+    layout=Layout.of_flags(),
+    block=32,
+    fixed={"sf_vec_size": 32, "sf_use_ue8m0": True},
+)
+
+
+@dispatch(_NVFP4, _MXFP4)
+def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTemplate:
+    if input.stride(-1) != 1 and input.stride(-2) == 1:
+        raise ValueError(f"{_NVFP4!r}: only calls with rows of stride 1 have a definition")
+    return _MXFP4 if sf_use_ue8m0 else _NVFP4
+
+
+@precast_api(trace=_trace)
+@backend_requirement({}, common_check=served_by("block_quantize"))
+def fp4_quantize(
+    input: torch.Tensor,
+    global_scale: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
+    sf_use_ue8m0: bool = False,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+    is_global_scale_inversed: bool = False,
+    enable_pdl: bool | None = None,
+    backend: str = "cuda",
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise to e2m1 in blocks of a row: NVFP4, or MXFP4 if ``sf_use_ue8m0``.
+
+    As :func:`nvfp4_quantize` and :func:`mxfp4_quantize`, with FlashInfer's older arguments.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
+        are a multiple of ``sf_vec_size`` with stride 1, the others merge into at most two
+        strides. If the last two dimensions are column-major, their transpose is quantised and the
+        results are transposed.
+    global_scale : torch.Tensor, optional
+        ``[1]`` or ``[rows]``, float32; needed for NVFP4, not read for MXFP4.
+    sf_vec_size : int
+        Elements of a block: 16 for NVFP4, 32 for MXFP4.
+    sf_use_ue8m0 : bool
+        MXFP4.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4.
+    is_global_scale_inversed : bool
+        ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+    backend : str
+        Only ``"cuda"``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[..., columns // 2]``, and the scales, ``[rows, columns // sf_vec_size]`` with the
+        layout's padding; uint8.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above; block
+        size and scale format that do not go together; another backend.
+    NotImplementedError
+        ``sf_vec_size`` is neither 16 nor 32.
+
+    Notes
+    -----
+    Allocates its results; safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     q, scales = precast.fp4_quantize(torch.ones(1, 16).half(), torch.tensor([6.0]))
+    >>> q.shape, scales.shape, scales[0, 0].view(torch.float8_e4m3fn).item()
+    (torch.Size([1, 8]), torch.Size([128, 4]), 1.0)
+    """
+    _check_recipe(sf_vec_size, sf_use_ue8m0)
+    check_backend("fp4_quantize", backend)
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    try:
+        transposed = input.dim() >= 2 and input.stride(-2) == 1 and input.stride(-1) != 1
+        if transposed:
+            input = input.transpose(-2, -1)
+        if global_scale is not None:
+            global_scale = on_device(global_scale, input)
+        out, out_sf = new_outputs(input, sf_vec_size, layout)
+        if torch.compiler.is_compiling():
+            torch_ops.fp4_quantize(
+                input,
+                global_scale,
+                out,
+                out_sf,
+                sf_use_ue8m0,
+                layout,
+                is_global_scale_inversed,
+                enable_pdl is not False,
+            )
+        else:
+            _fp4_quantize[input.dtype, input.get_device()](
+                input,
+                global_scale,
+                out,
+                out_sf,
+                sf_use_ue8m0,
+                layout,
+                is_global_scale_inversed,
+                enable_pdl is not False,
+            )
+    except (AttributeError, TypeError):
+        check_tensors("fp4_quantize", input=input)
+        if global_scale is not None:
+            check_tensors("fp4_quantize", global_scale=global_scale)
+        raise
+    if transposed:
+        return out.transpose(-2, -1), out_sf.transpose(-2, -1)
+    return out, out_sf

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""float32 from packed e2m1: MXFP4, and NVFP4 with all the choices of its scales.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference, new_values
+from precast._ops.quantize._traces import Layout, dequantize_trace
+from precast._ops.quantize.sf_layout import SfLayout
+from precast.api_logging import precast_api
+from precast.trace import Scalar, TraceTemplate, dispatch
+
+
+def mxfp4_dequantize_reference(
+    a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0
+) -> torch.Tensor:
+    """:func:`mxfp4_dequantize` in plain PyTorch.
+
+    Parameters
+    ----------
+    a_fp4 : torch.Tensor
+        ``[..., columns // 2]``, uint8, any device.
+    a_sf : torch.Tensor
+        The scales, uint8.
+    sfLayout : int
+        As :class:`SfLayout`.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> packed = torch.full((1, 16), 0x72, dtype=torch.uint8)
+    >>> mxfp4_dequantize_reference(packed, torch.tensor([[128]]).byte(), 2)[0, :2]
+    tensor([ 2., 12.])
+    """
+    return e2m1_reference(a_fp4, a_sf, None, 32, False, sfLayout)
+
+
+def e2m1_and_ufp8sf_scale_to_float_reference(
+    e2m1_tensor: torch.Tensor,
+    ufp8_scale_tensor: torch.Tensor,
+    global_scale_tensor: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
+    ufp8_type: int = 1,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+) -> torch.Tensor:
+    """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch.
+
+    Parameters
+    ----------
+    e2m1_tensor : torch.Tensor
+        ``[..., columns // 2]``, uint8, any device.
+    ufp8_scale_tensor : torch.Tensor
+        The scales, uint8.
+    global_scale_tensor : torch.Tensor, optional
+        One number.
+    sf_vec_size : int
+        Numbers of a block.
+    ufp8_type : int
+        0 for ue8m0, 1 for e4m3.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> e2m1_and_ufp8sf_scale_to_float_reference(
+    ...     packed, scales, torch.tensor([0.5]), is_sf_swizzled_layout=False
+    ... )[0, :2]
+    tensor([0.7500, 4.5000])
+    """
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    used = global_scale_tensor if ufp8_type == 1 else None
+    return e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, layout)
+
+
+def _mxfp4_into(
+    a_fp4: torch.Tensor, a_sf: torch.Tensor, out: torch.Tensor, sf_layout: int, enable_pdl: bool
+) -> None:
+    check_blocks_of("mxfp4_dequantize", ("a_fp4", "a_sf", ""), a_fp4, a_sf, None, 32, sf_layout)
+    out.copy_(mxfp4_dequantize_reference(a_fp4, a_sf, sf_layout))
+
+
+def _e2m1_into(
+    e2m1_tensor: torch.Tensor,
+    ufp8_scale_tensor: torch.Tensor,
+    global_scale_tensor: torch.Tensor | None,
+    out: torch.Tensor,
+    sf_vec_size: int,
+    ufp8_type: int,
+    sf_layout: int,
+    enable_pdl: bool,
+) -> None:
+    check_blocks_of(
+        "e2m1_and_ufp8sf_scale_to_float",
+        ("e2m1_tensor", "ufp8_scale_tensor", "global_scale_tensor"),
+        e2m1_tensor,
+        ufp8_scale_tensor,
+        global_scale_tensor,
+        sf_vec_size,
+        sf_layout,
+    )
+    used = global_scale_tensor if ufp8_type == 1 else None
+    out.copy_(
+        e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, sf_layout)
+    )
+
+
+_mxfp4_dequantize = Kernel(
+    "block_dequantize",
+    "mxfp4_dequantize",
+    schema="(Tensor a_fp4, Tensor a_sf, Tensor(a!) out, int sf_layout, bool enable_pdl) -> ()",
+    reference=_mxfp4_into,
+    axes=("out",),
+    public=lambda a_fp4, a_sf, out, layout, pdl: (a_fp4, a_sf, layout),
+)
+_to_float = Kernel(
+    "block_dequantize",
+    "e2m1_and_ufp8sf_scale_to_float",
+    schema="(Tensor e2m1_tensor, Tensor ufp8_scale_tensor, Tensor? global_scale_tensor, "
+    "Tensor(a!) out, int sf_vec_size, int ufp8_type, int sf_layout, bool enable_pdl) -> ()",
+    reference=_e2m1_into,
+    axes=("out",),
+    public=lambda packed, scales, global_scale, out, block, kind, layout, pdl: (
+        packed,
+        scales,
+        global_scale,
+        block,
+        kind,
+        layout != SfLayout.layout_linear,
+        layout == SfLayout.layout_8x4,
+    ),
+)
+
+
+@precast_api(
+    trace=dequantize_trace(
+        "mxfp4_dequantize",
+        "float32 from e2m1 in blocks of 32 with scales that are powers of two.",
+        mxfp4_dequantize_reference,
+        input="a_fp4",
+        scales="a_sf",
+        block="32",
+        layout=Layout.of_number("sfLayout"),
+    )
+)
+@backend_requirement({}, common_check=served_by("block_dequantize"))
+def mxfp4_dequantize(
+    a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
+) -> torch.Tensor:
+    r"""float32 from MXFP4.
+
+    .. math:: out = q \cdot 2^{s - 127}
+
+    Parameters
+    ----------
+    a_fp4 : torch.Tensor
+        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
+        CUDA device; columns are a multiple of 32. The first number is in the lower 4 bits.
+    a_sf : torch.Tensor
+        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
+        uint8, contiguous, on the device of ``a_fp4``.
+    sfLayout : SfLayout
+        Where the scales lie.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, float32, on the device of ``a_fp4``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    Exact; the scale 255 is NaN. FlashInfer's function copies to the CPU and returns a tensor
+    there; this one runs on the GPU. Allocates its result; safe in CUDA graphs; not differentiable.
+    Source: OCP Microscaling Formats (MX) Specification 1.0.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 16), 0x72, dtype=torch.uint8)
+    >>> with precast.reference_mode():
+    ...     linear = precast.SfLayout.layout_linear
+    ...     precast.mxfp4_dequantize(packed, torch.tensor([[128]]).byte(), linear)[0, :2]
+    tensor([ 2., 12.])
+    """
+    layout = int(sfLayout)
+    try:
+        out = new_values(a_fp4, 2, torch.float32)
+        if torch.compiler.is_compiling():
+            torch_ops.mxfp4_dequantize(a_fp4, a_sf, out, layout, True)
+        else:
+            _mxfp4_dequantize[torch.float32, a_fp4.get_device()](a_fp4, a_sf, out, layout, True)
+    except (AttributeError, TypeError):
+        check_tensors("mxfp4_dequantize", a_fp4=a_fp4, a_sf=a_sf)
+        raise
+    return out
+
+
+_E4M3 = dequantize_trace(
+    "e2m1_and_ufp8sf_scale_to_float",
+    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    input="e2m1_tensor",
+    scales="ufp8_scale_tensor",
+    global_scale="global_scale_tensor",
+    layout=Layout.of_flags(),
+    block="sf_vec_size",
+    extra={"sf_vec_size": Scalar("int32")},
+)
+_UE8M0 = dequantize_trace(
+    "e2m1_and_ufp8sf_scale_to_float_ue8m0",
+    "float32 from e2m1 in blocks with scales that are powers of two.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    input="e2m1_tensor",
+    scales="ufp8_scale_tensor",
+    layout=Layout.of_flags(),
+    block="sf_vec_size",
+    extra={"sf_vec_size": Scalar("int32")},
+    fixed={"ufp8_type": 0},
+)
+
+
+@dispatch(_E4M3, _UE8M0)
+def _trace(ufp8_type: int = 1, **others: Any) -> TraceTemplate:
+    return _E4M3 if ufp8_type == 1 else _UE8M0
+
+
+@precast_api(trace=_trace)
+@backend_requirement({}, common_check=served_by("block_dequantize"))
+def e2m1_and_ufp8sf_scale_to_float(
+    e2m1_tensor: torch.Tensor,
+    ufp8_scale_tensor: torch.Tensor,
+    global_scale_tensor: torch.Tensor | None = None,
+    sf_vec_size: int = 16,
+    ufp8_type: int = 1,
+    is_sf_swizzled_layout: bool = True,
+    is_sf_8x4_layout: bool = False,
+) -> torch.Tensor:
+    r"""float32 from packed e2m1 with the scales of NVFP4 or MXFP4.
+
+    .. math:: out = (q \cdot s) \cdot g
+
+    Parameters
+    ----------
+    e2m1_tensor : torch.Tensor
+        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
+        CUDA device; columns are a multiple of ``sf_vec_size``. The first number is in the lower
+        4 bits.
+    ufp8_scale_tensor : torch.Tensor
+        Scales of the rows and ``columns // sf_vec_size`` blocks with the layout's padding, in any
+        shape, uint8, contiguous.
+    global_scale_tensor : torch.Tensor, optional
+        ``g``, one float32: the reciprocal of what :func:`nvfp4_quantize` was given. Needed for
+        ``ufp8_type=1``, not read otherwise.
+    sf_vec_size : int
+        Numbers of a block: 16 or 32.
+    ufp8_type : int
+        0 for scales in ue8m0, 1 for e4m3.
+    is_sf_swizzled_layout : bool
+        Scales in tiles, otherwise linear.
+    is_sf_8x4_layout : bool
+        Tiles of 8x4, otherwise of 128x4; only with ``is_sf_swizzled_layout``.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, float32, on the device of ``e2m1_tensor``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, number or strides other than above.
+
+    Notes
+    -----
+    The first product is exact, the second one float32. FlashInfer's function copies to the CPU and
+    returns a tensor there; this one runs on the GPU. Allocates its result; safe in CUDA graphs; not
+    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> with precast.reference_mode():
+    ...     precast.e2m1_and_ufp8sf_scale_to_float(
+    ...         packed, scales, torch.tensor([0.5]), is_sf_swizzled_layout=False
+    ...     )[0, :2]
+    tensor([0.7500, 4.5000])
+    """
+    export = "e2m1_and_ufp8sf_scale_to_float"
+    if sf_vec_size not in (16, 32):
+        raise ValueError(f"{export}: sf_vec_size must be 16 or 32, got {sf_vec_size}")
+    if ufp8_type not in (0, 1):
+        raise ValueError(f"{export}: ufp8_type must be 0 (ue8m0) or 1 (e4m3), got {ufp8_type}")
+    if is_sf_8x4_layout and not is_sf_swizzled_layout:
+        raise ValueError(f"{export}: is_sf_8x4_layout must be False for a linear layout, got True")
+    if ufp8_type == 1 and global_scale_tensor is None:
+        raise ValueError(
+            f"{export}: global_scale_tensor must be a tensor with ufp8_type=1, got None"
+        )
+    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    number = global_scale_tensor if ufp8_type == 1 else None
+    try:
+        out = new_values(e2m1_tensor, 2, torch.float32)
+        args = (e2m1_tensor, ufp8_scale_tensor, number, out, sf_vec_size, ufp8_type, layout, True)
+        if torch.compiler.is_compiling():
+            torch_ops.e2m1_and_ufp8sf_scale_to_float(*args)
+        else:
+            _to_float[torch.float32, e2m1_tensor.get_device()](*args)
+    except (AttributeError, TypeError):
+        check_tensors(export, e2m1_tensor=e2m1_tensor, ufp8_scale_tensor=ufp8_scale_tensor)
+        if number is not None:
+            check_tensors(export, global_scale_tensor=number)
+        raise
+    return out

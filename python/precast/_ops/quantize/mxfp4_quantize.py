@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantisation to MXFP4.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._blocks import check_backend, check_input, new_outputs, write_outputs
+from precast._ops.quantize._formats import quantize_mxfp4
+from precast._ops.quantize._traces import Layout, quantize_trace
+from precast._ops.quantize.sf_layout import SfLayout
+from precast.api_logging import precast_api
+
+
+def mxfp4_quantize_reference(
+    a: torch.Tensor, sfLayout: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`mxfp4_quantize` in plain PyTorch, the same bits.
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``[..., columns]``, any device.
+    sfLayout : int
+        As :class:`SfLayout`.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[..., columns // 2]`` and the scales, uint8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, scales = mxfp4_quantize_reference(torch.full((1, 32), 24.0), 2)
+    >>> scales.tolist(), q[0, 0].item()
+    ([[129]], 119)
+    """
+    return quantize_mxfp4(a, sfLayout)
+
+
+def _mxfp4_quantize_into(
+    a: torch.Tensor, out: torch.Tensor, out_sf: torch.Tensor, sf_layout: int, enable_pdl: bool
+) -> None:
+    check_input("mxfp4_quantize", "a", a, 32, sf_layout)
+    write_outputs(out, out_sf, mxfp4_quantize_reference(a, sf_layout))
+
+
+_mxfp4_quantize = Kernel(
+    "block_quantize",
+    "mxfp4_quantize",
+    schema="(Tensor a, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, bool enable_pdl) -> ()",
+    reference=_mxfp4_quantize_into,
+    public=lambda a, out, out_sf, layout, pdl: (a, "cuda", pdl, layout),
+)
+
+
+@precast_api(
+    trace=quantize_trace(
+        "mxfp4_quantize",
+        "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
+        mxfp4_quantize_reference,
+        input="a",
+        layout=Layout.of_number("sfLayout"),
+        block=32,
+    )
+)
+@backend_requirement({}, common_check=served_by("block_quantize"))
+def mxfp4_quantize(
+    a: torch.Tensor,
+    backend: str = "cuda",
+    enable_pdl: bool | None = None,
+    sfLayout: SfLayout = SfLayout.layout_128x4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise to MXFP4: e2m1 in blocks of 32, a scale that is a power of two for each.
+
+    .. math::
+
+        e = \left\lceil \log_2 \frac{\max|x|}{6} \right\rceil, \quad q = \mathrm{e2m1}(x \cdot
+        2^{-e})
+
+    Parameters
+    ----------
+    a : torch.Tensor
+        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
+        are a multiple of 32 with stride 1, the others merge into at most two strides. 16-byte
+        aligned rows are fastest.
+    backend : str
+        Only ``"cuda"``.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+    sfLayout : SfLayout
+        Where the scales lie.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
+        as bytes ``e + 127``, ``[rows, columns // 32]``, for tiled layouts with rows padded to 128
+        (8) and columns to 4, by zeros, in the layout's order; uint8.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    The scale is rounded up, as FlashInfer's is, so that no finite number saturates; the OCP
+    specification proposes ``floor(log2(max)) - 2``. It is at least 2^-127, also of a block of
+    zeros; 2^127 of a block with infinity, which becomes 6. NaN is left out of the maximum and
+    becomes 6. Allocates its results; safe in CUDA graphs; not differentiable. Source: OCP
+    Microscaling Formats (MX) Specification 1.0.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     q, scales = precast.mxfp4_quantize(torch.full((1, 32), 24.0).half())
+    >>> q.shape, scales.shape, scales[0, 0].item()
+    (torch.Size([1, 16]), torch.Size([128, 4]), 129)
+    """
+    check_backend("mxfp4_quantize", backend)
+    layout = int(sfLayout)
+    try:
+        out, out_sf = new_outputs(a, 32, layout)
+        if torch.compiler.is_compiling():
+            torch_ops.mxfp4_quantize(a, out, out_sf, layout, enable_pdl is not False)
+        else:
+            _mxfp4_quantize[a.dtype, a.get_device()](
+                a, out, out_sf, layout, enable_pdl is not False
+            )
+    except (AttributeError, TypeError):
+        check_tensors("mxfp4_quantize", a=a)
+        raise
+    return out, out_sf

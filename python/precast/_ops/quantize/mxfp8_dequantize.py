@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers from MXFP8.
+
+Source: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._dequantize import check_blocks_of, new_values
+from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
+from precast._ops.quantize._traces import Layout, dequantize_trace, of_output_dtype
+from precast._ops.quantize.sf_layout import SfLayout
+from precast.api_logging import precast_api
+
+
+def mxfp8_dequantize_reference(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    sfLayout: int = 0,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`mxfp8_dequantize` in plain PyTorch.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., columns]``, float8_e4m3fn, any device.
+    scale_tensor : torch.Tensor
+        The scales, uint8.
+    sfLayout : int
+        As :class:`SfLayout`.
+    output_dtype : torch.dtype, optional
+        Of the result. Default: float32.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
+    >>> mxfp8_dequantize_reference(q, torch.tensor([130]).byte(), 2)[0, 0].item()
+    12.0
+    """
+    elements = input.float()
+    rows = math.prod(elements.shape[:-1])
+    scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, sfLayout)
+    return dequantize(elements, ue8m0_values(scales), None, 32).to(output_dtype or torch.float32)
+
+
+def _mxfp8_into(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    out: torch.Tensor,
+    sf_layout: int,
+    enable_pdl: bool,
+) -> None:
+    check_blocks_of(
+        "mxfp8_dequantize",
+        ("input", "scale_tensor", ""),
+        input,
+        scale_tensor,
+        None,
+        32,
+        sf_layout,
+        torch.float8_e4m3fn,
+    )
+    out.copy_(mxfp8_dequantize_reference(input, scale_tensor, sf_layout))
+
+
+_mxfp8_dequantize = Kernel(
+    "block_dequantize",
+    "mxfp8_dequantize",
+    schema="(Tensor input, Tensor scale_tensor, Tensor(a!) out, int sf_layout, bool enable_pdl)"
+    " -> ()",
+    reference=_mxfp8_into,
+    axes=("out",),
+    public=lambda input, scale_tensor, out, layout, pdl: (input, scale_tensor, layout, out.dtype),
+)
+
+
+_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Numbers from e4m3 in blocks of 32 with scales that are powers of two.",
+        reference=mxfp8_dequantize_reference,
+        input="input",
+        scales="scale_tensor",
+        block="32",
+        layout=Layout.of_number("sfLayout"),
+        elements="float8_e4m3fn",
+    ),
+    "mxfp8_dequantize",
+    "float32",
+    "float16",
+    "bfloat16",
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("block_dequantize"))
+def mxfp8_dequantize(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    sfLayout: SfLayout = SfLayout.layout_128x4,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    r"""Numbers from MXFP8.
+
+    .. math:: out = \mathrm{round}(q \cdot 2^{s - 127})
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., columns]``, at least 2 dimensions, float8_e4m3fn, contiguous, 16-byte aligned, on
+        a CUDA device; columns are a multiple of 32.
+    scale_tensor : torch.Tensor
+        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
+        uint8, contiguous, on the device of ``input``.
+    sfLayout : SfLayout
+        Where the scales lie.
+    output_dtype : torch.dtype, optional
+        float32, float16 or bfloat16. Default: float32, which is exact.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, ``output_dtype``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    The product is exact, then rounded once to nearest even; the scale 255 is NaN. The form of
+    :func:`mxfp8_dequantize_host` for the GPU. Allocates its result; safe in CUDA graphs; not
+    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
+    >>> with precast.reference_mode():
+    ...     linear = precast.SfLayout.layout_linear
+    ...     precast.mxfp8_dequantize(q, torch.tensor([130]).byte(), linear)[0, 0].item()
+    12.0
+    """
+    layout = int(sfLayout)
+    dtype = torch.float32 if output_dtype is None else output_dtype
+    try:
+        out = new_values(input, 1, dtype)
+        if torch.compiler.is_compiling():
+            torch_ops.mxfp8_dequantize(input, scale_tensor, out, layout, True)
+        else:
+            _mxfp8_dequantize[dtype, input.get_device()](input, scale_tensor, out, layout, True)
+    except (AttributeError, TypeError):
+        check_tensors("mxfp8_dequantize", input=input, scale_tensor=scale_tensor)
+        raise
+    return out

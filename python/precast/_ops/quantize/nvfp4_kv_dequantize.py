@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Numbers from an NVFP4 key-value cache.
+
+Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
+"""
+
+from __future__ import annotations
+
+import functools
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference, new_values
+from precast._ops.quantize._traces import LINEAR, dequantize_trace, of_output_dtype
+from precast.api_logging import precast_api
+
+
+def nvfp4_kv_dequantize_reference(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`nvfp4_kv_dequantize` in plain PyTorch.
+
+    Parameters
+    ----------
+    fp4_data : torch.Tensor
+        ``[..., columns // 2]``, uint8, any device.
+    block_scales : torch.Tensor
+        ``[..., columns // 16]``, uint8.
+    global_scale : torch.Tensor
+        One number.
+    output_dtype : torch.dtype, optional
+        Of the result. Default: bfloat16.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> nvfp4_kv_dequantize_reference(packed, scales, torch.tensor([0.5]))[0, :2]
+    tensor([0.7500, 4.5000], dtype=torch.bfloat16)
+    """
+    values = e2m1_reference(fp4_data, block_scales, global_scale, 16, True, 2)
+    return values.to(output_dtype or torch.bfloat16)
+
+
+def _kv_into(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    out: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    names = ("fp4_data", "block_scales", "global_scale")
+    check_blocks_of("nvfp4_kv_dequantize", names, fp4_data, block_scales, global_scale, 16, 2)
+    out.copy_(nvfp4_kv_dequantize_reference(fp4_data, block_scales, global_scale, out.dtype))
+
+
+_nvfp4_kv_dequantize = Kernel(
+    "block_dequantize",
+    "nvfp4_kv_dequantize",
+    schema="(Tensor fp4_data, Tensor block_scales, Tensor global_scale, Tensor(a!) out, "
+    "bool enable_pdl) -> ()",
+    reference=_kv_into,
+    axes=("out",),
+    public=lambda fp4_data, block_scales, global_scale, out, pdl: (
+        fp4_data,
+        block_scales,
+        global_scale,
+        out.dtype,
+    ),
+)
+
+
+_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Numbers from e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        reference=nvfp4_kv_dequantize_reference,
+        input="fp4_data",
+        scales="block_scales",
+        global_scale="global_scale",
+        block="16",
+        layout=LINEAR,
+    ),
+    "nvfp4_kv_dequantize",
+    "bfloat16",
+    "float16",
+    "float32",
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("block_dequantize"))
+def nvfp4_kv_dequantize(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    r"""Numbers from an NVFP4 key-value cache, whose scales are linear.
+
+    .. math:: out = \mathrm{round}((q \cdot s) \cdot g)
+
+    Parameters
+    ----------
+    fp4_data : torch.Tensor
+        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
+        CUDA device; columns are a multiple of 16. The first number is in the lower 4 bits.
+    block_scales : torch.Tensor
+        ``[..., columns // 16]``, the bytes of e4m3, uint8, contiguous, on the device of
+        ``fp4_data``.
+    global_scale : torch.Tensor
+        ``g``, one float32 on the device of ``fp4_data``: the reciprocal of what
+        :func:`nvfp4_quantize` was given.
+    output_dtype : torch.dtype, optional
+        bfloat16, float16 or float32. Default: bfloat16.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, ``output_dtype``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    The first product is exact, the second one float32, rounded once to nearest even. Allocates its
+    result; safe in CUDA graphs; not differentiable. Source: arXiv:2509.25149.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> with precast.reference_mode():
+    ...     precast.nvfp4_kv_dequantize(packed, scales, torch.tensor([0.5]))[0, :2]
+    tensor([0.7500, 4.5000], dtype=torch.bfloat16)
+    """
+    dtype = torch.bfloat16 if output_dtype is None else output_dtype
+    try:
+        out = new_values(fp4_data, 2, dtype)
+        if torch.compiler.is_compiling():
+            torch_ops.nvfp4_kv_dequantize(fp4_data, block_scales, global_scale, out, True)
+        else:
+            _nvfp4_kv_dequantize[dtype, fp4_data.get_device()](
+                fp4_data, block_scales, global_scale, out, True
+            )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "nvfp4_kv_dequantize",
+            fp4_data=fp4_data,
+            block_scales=block_scales,
+            global_scale=global_scale,
+        )
+        raise
+    return out

@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit quantisation of weights with one scale for each block of 128 x 128.
+
+Source: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_device_and_dtype, check_rank
+from precast._ops.quantize._checks import check_codes, check_eps
+from precast._ops.quantize._formula import codes, dequant_scale
+from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
+from precast._ops.quantize._trace import of_e4m3
+from precast._ops.quantize.per_token_group import CAST_EPS, per_token_group_quant_8bit
+from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate
+
+BLOCK = 128
+
+
+def per_block_cast_to_fp8_reference(
+    x: torch.Tensor,
+    use_ue8m0: bool = True,
+    eps: float = 1e-4,
+    dst_dtype: torch.dtype | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_block_cast_to_fp8` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[..., n, k]``, any device.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two.
+    eps : float
+        The least amax.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn (the default), float8_e5m2 or int8.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in the shape of ``x``, and scales ``[..., ceil(n / 128), ceil(k / 128)]`` in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> per_block_cast_to_fp8_reference(torch.full((130, 128), 7.0))[1]
+    tensor([[0.0156],
+            [0.0156]])
+    """
+    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+    rows, columns = x.shape[-2:]
+    if x.numel() == 0:
+        shape = (*x.shape[:-2], -(-rows // BLOCK), -(-columns // BLOCK))
+        return x.to(dtype), x.new_empty(shape, dtype=torch.float32)
+    padded = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
+    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., i, r, j, c]
+    scale = dequant_scale(blocks.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, use_ue8m0)
+    quantized = codes(blocks, scale, dtype).flatten(-4, -3).flatten(-2)
+    return quantized[..., :rows, :columns].contiguous(), scale.squeeze(-1).squeeze(-2)
+
+
+def _into(
+    x: torch.Tensor,
+    use_ue8m0: bool,
+    eps: float,
+    out: torch.Tensor,
+    out_scale: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    export = "per_block_cast_to_fp8"
+    check_rank(export, "x", x, 2, 3)
+    check_codes(export, out, x)
+    check_eps(export, eps)
+    check_device_and_dtype(export, "out_scale", out_scale, x, torch.float32, "x")
+    if out_scale.shape != _scale_shape(x):
+        raise ValueError(
+            f"{export}: out_scale must hold a scale for each block of {BLOCK} x {BLOCK}, got shape "
+            f"{[*out_scale.shape]} for x {[*x.shape]}"
+        )
+    quantized, scale = per_block_cast_to_fp8_reference(x, use_ue8m0, eps, out.dtype)
+    out.copy_(quantized)
+    out_scale.copy_(scale)
+
+
+def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
+    *batch, rows, columns = x.shape
+    return (*batch, (rows + BLOCK - 1) // BLOCK, (columns + BLOCK - 1) // BLOCK)
+
+
+_kernel = Kernel(
+    "quantize",
+    "per_block_cast_to_fp8",
+    schema="(Tensor x, bool use_ue8m0, float eps, Tensor(a!) out, Tensor(b!) out_scale, "
+    "bool enable_pdl) -> ()",
+    reference=_into,
+    axes=("x", "out"),
+)
+
+_TRACE = TraceTemplate(
+    op_type="quantization",
+    name_prefix="per_block_cast_to_fp8",
+    description="Codes of a weight and a dequantisation scale for each of its blocks of 128 x 128.",
+    axes={
+        "n": Const(sample=200),
+        "k": Const(sample=384),
+        "row_blocks": Const(abbrev="", value="(n + 127) // 128"),
+        "column_blocks": Const(abbrev="", value="(k + 127) // 128"),
+    },
+    inputs={
+        "weight": Tensor(["n", "k"], param="x"),
+        "use_ue8m0": Scalar("bool"),
+        "eps": Scalar("float32"),
+    },
+    outputs={
+        "x_q": Tensor(["n", "k"], "out", "float8_e4m3fn"),
+        "x_s": Tensor(["row_blocks", "column_blocks"], "out_scale", "float32"),
+    },
+    reference=per_block_cast_to_fp8_reference,
+)
+
+
+@precast_api(trace=of_e4m3(_TRACE))
+@backend_requirement({}, common_check=served_by("quantize"))
+def per_block_cast_to_fp8(
+    x: torch.Tensor,
+    use_ue8m0: bool = True,
+    eps: float = 1e-4,
+    dst_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""DeepGEMM's cast of weights: 8 bits with a scale for each block of 128 x 128.
+
+    .. math::
+
+        s_{ij} = \frac{\max(\max_{block\ ij} |x|, eps)}{\max(Q)}, \quad
+        x_q = \mathrm{sat}\left(x \cdot \frac{1}{s}\right)
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[n, k]``, or ``[experts, n, k]``; float16, bfloat16 or float32; on a CUDA device. The last
+        dimension has stride 1. Blocks at the ends may be partial.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two, as FlashInfer's function of this name always does.
+        DeepGEMM on compute capability 9.0 takes any; False is more exact there.
+    eps : float
+        The least amax, at least 1e-30.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
+    out : torch.Tensor, optional
+        The codes: shape and device of ``x``, last dimension with stride 1. Default: a new tensor.
+    out_scale : torch.Tensor, optional
+        ``[..., ceil(n / 128), ceil(k / 128)]``, float32, contiguous. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The codes, and the *dequantisation* scales ``[..., ceil(n / 128), ceil(k / 128)]`` in
+        float32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        outputs that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
+
+    Notes
+    -----
+    Arithmetic, rounding, NaN and infinity are those of :func:`per_token_group_quant_8bit`. Safe in
+    CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     x_q, x_s = precast.per_block_cast_to_fp8(torch.full((130, 128), 7.0))
+    >>> x_s
+    tensor([[0.0156],
+            [0.0156]])
+    """
+    try:
+        if out is None:
+            out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("per_block_cast_to_fp8", "dst_dtype", dst_dtype, "out", out)
+        if out_scale is None:
+            # Of another rank the input is refused where the arguments are checked.
+            shape = _scale_shape(x) if x.dim() > 1 else (0,)
+            out_scale = x.new_empty(*shape, dtype=torch.float32)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.per_block_cast_to_fp8(x, use_ue8m0, eps, out, out_scale, pdl)
+        else:
+            kernel = _kernel[x.dtype, out.dtype, x.get_device()]
+            kernel(x, use_ue8m0, eps, out, out_scale, pdl)
+    except (AttributeError, TypeError):
+        check_tensors("per_block_cast_to_fp8", x=x, out=out, **given(out_scale=out_scale))
+        raise
+    return out, out_scale
+
+
+@precast_api
+def quantize_fp8(
+    x: torch.Tensor,
+    scale_shape: Sequence[int],
+    tile_shape: Sequence[int],
+    scale_major_mode: str = "K",
+    use_ue8m0: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise to e4m3 by tiles, with the arguments of FlashInfer's test helper.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[m, k]`` or ``[batch, m, k]``, float16, bfloat16 or float32, on a CUDA device; whole
+        tiles.
+    scale_shape : sequence of int
+        Of the scales: the numbers of tiles ``([batch,] rows, columns)`` for the mode ``"K"``, the
+        last two exchanged for ``"MN"``.
+    tile_shape : sequence of int
+        ``([1,] 1, group)``, group 16, 32, 64 or 128, or ``([1,] 128, 128)``.
+    scale_major_mode : str
+        ``"K"``: a row's scales are contiguous. ``"MN"``: a column's are.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two, as FlashInfer's helper does.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in the shape of ``x``, and the *dequantisation* scales ``scale_shape`` in float32,
+        contiguous. The least amax is 1e-4.
+
+    Raises
+    ------
+    ValueError
+        Another tile or mode; a ``scale_shape`` that is not that of the tiles; as
+        :func:`per_token_group_quant_8bit` and :func:`per_block_cast_to_fp8`.
+
+    Notes
+    -----
+    Not the helper's ``x / (scale + 1e-8)``, which is off by up to 4 % for the smallest scale, but
+    ``x * (1 / scale)``.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.quantize_fp8(torch.full((2, 128), 7.0), (1, 2), (1, 128), "MN")[1]
+    tensor([[0.0156, 0.0156]])
+    """
+    tile = (*tile_shape,)
+    legal = (
+        len(tile) == x.dim()
+        and tile[:-2] in ((), (1,))
+        and (tile[-2] == 1 or tile[-2:] == (128, 128))
+    )
+    if not legal:
+        raise ValueError(
+            f"quantize_fp8: tile_shape must be ([1,] 1, group) or ([1,] 128, 128) for x "
+            f"{[*x.shape]}, got {tile}"
+        )
+    if scale_major_mode not in ("K", "MN"):
+        raise ValueError(
+            f"quantize_fp8: scale_major_mode must be K or MN, got {scale_major_mode!r}"
+        )
+    tiles = [size // step for size, step in zip(x.shape, tile)]
+    if any(size % step for size, step in zip(x.shape, tile)):
+        raise ValueError(f"quantize_fp8: x must be whole tiles of {tile}, got {[*x.shape]}")
+    by_columns = scale_major_mode == "MN"
+    wanted = [*tiles[:-2], tiles[-1], tiles[-2]] if by_columns else tiles
+    if [*scale_shape] != wanted:
+        raise ValueError(
+            f"quantize_fp8: scale_shape must be {wanted} for x {[*x.shape]} in tiles of {tile} and "
+            f"mode {scale_major_mode}, got {[*scale_shape]}"
+        )
+    if tile[-2] == 1:
+        x_q, x_s = per_token_group_quant_8bit(
+            x, tile[-1], CAST_EPS, column_major_scales=by_columns, scale_ue8m0=use_ue8m0
+        )
+    else:
+        x_q, x_s = per_block_cast_to_fp8(x, use_ue8m0)
+    return x_q, x_s.transpose(-1, -2).contiguous() if by_columns else x_s
+
+
+def quantize_fp8_reference(
+    x: torch.Tensor,
+    scale_shape: Sequence[int],
+    tile_shape: Sequence[int],
+    scale_major_mode: str = "K",
+    use_ue8m0: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`quantize_fp8` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[m, k]`` or ``[batch, m, k]``, any device.
+    scale_shape : sequence of int
+        Of the scales.
+    tile_shape : sequence of int
+        Any tile of which ``x`` is a multiple, in each matrix alone.
+    scale_major_mode : str
+        ``"K"`` or ``"MN"``.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in e4m3, and scales ``scale_shape``.
+    """
+    rows, columns = tile_shape[-2:]
+    tiles = x.float().unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
+    amax = tiles.abs().amax(dim=(-3, -1), keepdim=True)
+    scale = dequant_scale(amax, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
+    x_q = codes(tiles, scale, torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
+    scale = scale.squeeze(-1).squeeze(-2)
+    scale = scale.transpose(-1, -2).contiguous() if scale_major_mode == "MN" else scale
+    return x_q, scale.reshape((*scale_shape,))

@@ -1,0 +1,383 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit quantisation with one scale for a whole tensor, given or found on the way.
+
+Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_one_number
+from precast._ops.quantize._checks import check_codes, check_eps
+from precast._ops.quantize._formula import codes, dequant_scale
+from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
+from precast._ops.quantize._trace import of_e4m3
+from precast._ops.quantize.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
+from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+
+#: Elements of ``workspace``: the largest numbers that parts of the kernel leave to each other.
+WORKSPACE_SIZE = 512
+
+
+def static_quant_fp8_reference(
+    x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    """:func:`static_quant_fp8` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Any shape and device.
+    scale : torch.Tensor
+        ``[1]``, float32: what the codes are multiplied by to get ``x`` back.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn (the default), float8_e5m2 or int8.
+
+    Returns
+    -------
+    torch.Tensor
+        Codes in the shape of ``x``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> static_quant_fp8_reference(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
+    tensor([  0.5000, 448.0000])
+    """
+    return codes(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
+
+
+def per_tensor_quant_fp8_reference(
+    x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_tensor_quant_fp8` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Any shape and device.
+    eps : float
+        The least amax.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn (the default), float8_e5m2 or int8.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in the shape of ``x``, and the scale ``[1]`` in float32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x_q, x_s = per_tensor_quant_fp8_reference(torch.tensor([1.0, -224.0]))
+    >>> x_q.float(), x_s
+    (tensor([   2., -448.]), tensor([0.5000]))
+    """
+    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+    wide = x.float()
+    amax = wide.abs().amax().reshape(1) if x.numel() else wide.new_zeros(1)
+    scale = dequant_scale(amax, eps, dtype)
+    return codes(wide, scale, dtype), scale
+
+
+def _static_into(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
+    check_codes("static_quant_fp8", out, x)
+    check_one_number("static_quant_fp8", "scale", scale, x, "x")
+    out.copy_(static_quant_fp8_reference(x, scale, out.dtype))
+
+
+def _dynamic_into(
+    x: torch.Tensor,
+    eps: float,
+    out: torch.Tensor,
+    out_scale: torch.Tensor,
+    workspace: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    export = "per_tensor_quant_fp8"
+    check_codes(export, out, x)
+    check_eps(export, eps)
+    check_one_number(export, "out_scale", out_scale, x, "x")
+    if workspace.numel() < WORKSPACE_SIZE:
+        raise ValueError(
+            f"{export}: workspace must have at least {WORKSPACE_SIZE} elements, got shape "
+            f"{[*workspace.shape]}"
+        )
+    quantized, scale = per_tensor_quant_fp8_reference(x, eps, out.dtype)
+    out.copy_(quantized)
+    out_scale.copy_(scale.reshape(out_scale.shape))
+
+
+_static = Kernel(
+    "quantize",
+    "static_quant_fp8",
+    schema="(Tensor x, Tensor scale, Tensor(a!) out, bool enable_pdl) -> ()",
+    reference=_static_into,
+    axes=("x", "out"),
+)
+_dynamic = Kernel(
+    "quantize",
+    "per_tensor_quant_fp8",
+    schema="(Tensor x, float eps, Tensor(a!) out, Tensor(b!) out_scale, Tensor(c!) workspace, "
+    "bool enable_pdl) -> ()",
+    reference=_dynamic_into,
+    axes=("x", "out"),
+)
+
+_STATIC_TRACE = TraceTemplate(
+    op_type="quantization",
+    name_prefix="static_quant_fp8",
+    description="Codes of a tensor for a given dequantisation scale.",
+    axes={"*size": Var(), "one": Const(abbrev="", sample=1)},
+    inputs={
+        "x": Tensor(["*size"]),
+        "scale": Tensor(["one"], dtype="float32", description="Multiplies the codes."),
+    },
+    outputs={"x_q": Tensor(["*size"], dtype="float8_e4m3fn", param="out")},
+    reference=static_quant_fp8_reference,
+)
+_DYNAMIC_TRACE = TraceTemplate(
+    op_type="quantization",
+    name_prefix="per_tensor_quant_fp8",
+    description="Codes of a tensor and the one dequantisation scale that its largest number needs.",
+    axes={"*size": Var(), "one": Const(abbrev="", value="1")},
+    inputs={"x": Tensor(["*size"]), "eps": Scalar("float32")},
+    outputs={
+        "x_q": Tensor(["*size"], dtype="float8_e4m3fn", param="out"),
+        "x_s": Tensor(["one"], dtype="float32", param="out_scale"),
+    },
+    reference=per_tensor_quant_fp8_reference,
+)
+
+
+@precast_api(trace=of_e4m3(_STATIC_TRACE))
+@backend_requirement({}, common_check=served_by("quantize"))
+def static_quant_fp8(
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    dst_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> torch.Tensor:
+    r"""Quantise a tensor to 8 bits with a given scale.
+
+    .. math:: out = \mathrm{sat}\left(x \cdot \frac{1}{scale}\right)
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        Any shape; float16, bfloat16 or float32; on a CUDA device. The last dimension has stride 1
+        and the others merge into at most two strides. 16-byte aligned rows are fastest.
+    scale : torch.Tensor
+        ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the codes are
+        multiplied to get ``x`` back.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
+    out : torch.Tensor, optional
+        Where to write: shape and device of ``x``, strides as above. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``out``, or the new tensor.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        an ``out`` that overlaps ``x``.
+
+    Notes
+    -----
+    The reciprocal and the product are float32 of IEEE, then one rounding to nearest even that
+    saturates: 448 for e4m3, 57344 for e5m2, -128 and 127 for int8, infinities included. NaN stays
+    NaN; int8, which has none, gets 0. Allocates only a missing ``out``; safe in CUDA graphs; not
+    differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.static_quant_fp8(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
+    tensor([  0.5000, 448.0000])
+    """
+    try:
+        if out is None:
+            out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("static_quant_fp8", "dst_dtype", dst_dtype, "out", out)
+        if torch.compiler.is_compiling():
+            torch_ops.static_quant_fp8(x, scale, out, enable_pdl is not False)
+        else:
+            _static[x.dtype, out.dtype, x.get_device()](x, scale, out, enable_pdl is not False)
+    except (AttributeError, TypeError):
+        check_tensors("static_quant_fp8", x=x, scale=scale, out=out)
+        raise
+    return out
+
+
+@precast_api(trace=of_e4m3(_DYNAMIC_TRACE))
+@backend_requirement({}, common_check=served_by("quantize"))
+def per_tensor_quant_fp8(
+    x: torch.Tensor,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    workspace: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise a tensor to 8 bits with the scale that its largest number needs.
+
+    .. math::
+
+        s = \frac{\max(\max |x|, eps)}{\max(Q)}, \quad
+        x_q = \mathrm{sat}\left(x \cdot \frac{1}{s}\right)
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        As :func:`static_quant_fp8` takes it.
+    eps : float
+        The least amax, at least 1e-30. A tensor of zeros has the scale of ``eps``.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
+    out : torch.Tensor, optional
+        The codes, as :func:`static_quant_fp8` writes them. Default: a new tensor.
+    out_scale : torch.Tensor, optional
+        ``[1]``, float32. Default: a new tensor.
+    workspace : torch.Tensor, optional
+        512 or more float32 that the call overwrites. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The codes, and the *dequantisation* scale ``[1]`` in float32.
+
+    Raises
+    ------
+    ValueError
+        As :func:`static_quant_fp8`; an ``eps`` that is too small or not finite.
+
+    Notes
+    -----
+    No synchronisation with the host. One kernel up to 640 KiB (16 KiB but on compute capability 9.0
+    and 10.x) and, where ``x`` is aligned, from 10 MiB on: its CTAs wait for each other and keep
+    what they can of ``x``. Otherwise two kernels. The result does not depend on the order of
+    execution. :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8; rounding as
+    in :func:`static_quant_fp8`. A NaN in ``x`` makes the scale NaN and with it every code; an
+    infinity makes the scale infinite, other codes 0, and its own NaN. Safe in CUDA graphs; not
+    differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     x_q, x_s = precast.per_tensor_quant_fp8(torch.tensor([1.0, -224.0]))
+    >>> x_q.float(), x_s
+    (tensor([   2., -448.]), tensor([0.5000]))
+    """
+    try:
+        if out is None:
+            out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype("per_tensor_quant_fp8", "dst_dtype", dst_dtype, "out", out)
+        if out_scale is None:
+            out_scale = x.new_empty(1, dtype=torch.float32)
+        if workspace is None:
+            workspace = x.new_empty(WORKSPACE_SIZE, dtype=torch.float32)
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.per_tensor_quant_fp8(x, eps, out, out_scale, workspace, pdl)
+        else:
+            kernel = _dynamic[x.dtype, out.dtype, x.get_device()]
+            kernel(x, eps, out, out_scale, workspace, pdl)
+    except (AttributeError, TypeError):
+        check_tensors(
+            "per_tensor_quant_fp8", x=x, out=out, **given(out_scale=out_scale, workspace=workspace)
+        )
+        raise
+    return out, out_scale
+
+
+@precast_api
+def scaled_fp8_quant(
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    use_per_token_if_dynamic: bool = False,
+    output: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """vLLM's name for e4m3 quantisation with a given scale, or by tensor or token without one.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        As :func:`static_quant_fp8` takes it.
+    scale : torch.Tensor, optional
+        ``[1]``, float32: the dequantisation scale. Default: found from ``input``.
+    use_per_token_if_dynamic : bool
+        Without ``scale``: one scale a token, not one in all.
+    output : torch.Tensor, optional
+        The codes. Default: a new tensor.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        What :func:`static_quant_fp8`, :func:`per_tensor_quant_fp8` or :func:`per_token_quant_fp8`
+        returns; ``scale`` itself in the first case.
+
+    Raises
+    ------
+    ValueError
+        As those.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     x_q, x_s = precast.scaled_fp8_quant(torch.tensor([[1.0, -224.0]]))
+    >>> x_q.float(), x_s
+    (tensor([[   2., -448.]]), tensor([0.5000]))
+    """
+    if scale is not None:
+        return static_quant_fp8(input, scale, out=output), scale
+    if use_per_token_if_dynamic:
+        return per_token_quant_fp8(input, out=output)
+    return per_tensor_quant_fp8(input, out=output)
+
+
+def scaled_fp8_quant_reference(
+    input: torch.Tensor,
+    scale: torch.Tensor | None = None,
+    use_per_token_if_dynamic: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`scaled_fp8_quant` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        Any shape and device.
+    scale : torch.Tensor, optional
+        ``[1]``, float32.
+    use_per_token_if_dynamic : bool
+        Without ``scale``: one scale a token, not one in all.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in e4m3, and the scale.
+    """
+    if scale is not None:
+        return static_quant_fp8_reference(input, scale), scale
+    if use_per_token_if_dynamic:
+        return per_token_quant_fp8_reference(input)
+    return per_tensor_quant_fp8_reference(input)

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit quantisation with one scale for each group of a token's elements.
+
+Source: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3; powers of two as
+scales: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.quantize._blocks import check_backend
+from precast._ops.quantize._checks import check_codes, check_eps, check_groups
+from precast._ops.quantize._formula import group_quant
+from precast._ops.quantize._outputs import (
+    check_given_dtype,
+    check_given_scales,
+    check_layout,
+    given,
+    new_codes,
+    new_group_scales,
+)
+from precast._ops.quantize._trace import group_trace
+from precast.api_logging import precast_api
+
+#: DeepGEMM's least amax.
+CAST_EPS = 1e-4
+
+
+def per_token_group_quant_8bit_reference(
+    x: torch.Tensor,
+    group_size: int,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    scale_ue8m0: bool = False,
+    use_packed_ue8m0: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_token_group_quant_8bit` in plain PyTorch, bit for bit; scales are row-major.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[..., hidden]``, any device.
+    group_size : int
+        Divides ``hidden``.
+    eps : float
+        The least amax.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn (the default), float8_e5m2 or int8.
+    scale_ue8m0 : bool
+        Scales are rounded up to powers of two.
+    use_packed_ue8m0 : bool
+        Scales are biased exponents, four an int32.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes in the shape of ``x``, and scales ``[..., hidden // group_size]`` in float32, or
+        ``[..., ceil(hidden // group_size / 4)]`` in int32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> x = torch.tensor([1.0, -224.0, 0.0, 3.0]).repeat_interleave(32)
+    >>> per_token_group_quant_8bit_reference(x, 64)[1]
+    tensor([0.5000, 0.0067])
+    >>> per_token_group_quant_8bit_reference(x, 64, scale_ue8m0=True)[1]
+    tensor([0.5000, 0.0078])
+    """
+    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+    return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
+
+
+def _into(
+    x: torch.Tensor,
+    group_size: int,
+    eps: float,
+    scale_ue8m0: bool,
+    out: torch.Tensor,
+    out_scale: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    export = "per_token_group_quant_8bit"
+    check_codes(export, out, x)
+    check_eps(export, eps)
+    packed = check_groups(export, out, out_scale, group_size, scale_ue8m0, x)
+    quantized, scale = group_quant(x.float(), group_size, eps, out.dtype, scale_ue8m0, packed)
+    out.copy_(quantized)
+    out_scale.copy_(scale)
+
+
+_kernel = Kernel(
+    "quantize",
+    "per_token_group_quant_8bit",
+    schema="(Tensor x, int group_size, float eps, bool scale_ue8m0, Tensor(a!) out, "
+    "Tensor(b!) out_scale, bool enable_pdl) -> ()",
+    reference=_into,
+    axes=("x", "out"),
+)
+
+_TRACE = group_trace(
+    "per_token_group_quant_8bit",
+    "Codes of each token and a dequantisation scale for each group of its elements.",
+    per_token_group_quant_8bit_reference,
+    param="x",
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("quantize"))
+def per_token_group_quant_8bit(
+    x: torch.Tensor,
+    group_size: int,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    column_major_scales: bool = False,
+    scale_tma_aligned: bool = False,
+    scale_ue8m0: bool = False,
+    backend: str = "cuda",
+    use_packed_ue8m0: bool = False,
+    out: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise each token to 8 bits with a scale for each group of its elements.
+
+    .. math::
+
+        s_{rg} = \frac{\max(\max_{c \in g} |x_{rc}|, eps)}{\max(Q)}, \quad
+        x_{q,rc} = \mathrm{sat}\left(x_{rc} \cdot \frac{1}{s_{rg}}\right), \quad
+        g = \lfloor c / group\_size \rfloor
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[..., hidden]``, float16, bfloat16 or float32, on a CUDA device. The last dimension has
+        stride 1 and is a multiple of ``group_size``, the others merge into at most two strides.
+        16-byte aligned rows are fastest.
+    group_size : int
+        16, 32, 64 or 128 elements.
+    eps : float
+        The least amax, at least 1e-30. A group of zeros has the scale of ``eps``.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
+    column_major_scales : bool
+        The new scales have stride 1 along the tokens (the last but one dimension of ``x``).
+    scale_tma_aligned : bool
+        With ``column_major_scales``: the columns are padded to a multiple of four scales, so that
+        each starts on a 16-byte boundary. The padding is not written.
+    scale_ue8m0 : bool
+        Scales are rounded up to the next power of two, still in float32.
+    backend : str
+        ``"cuda"``; ``"cutile"``, FlashInfer's default, which engines pass, means the same kernel.
+    use_packed_ue8m0 : bool
+        With ``scale_ue8m0``: the new scales are biased exponents (E8M0), four an int32, the first
+        in the lowest byte. With ``column_major_scales`` and ``scale_tma_aligned`` that is what
+        DeepGEMM takes on compute capability 10.0.
+    out : torch.Tensor, optional
+        The codes: shape and device of ``x``, strides as above. Default: a new tensor.
+    out_scale : torch.Tensor, optional
+        Where to write the scales, at any strides, in place of the four layouts above; int32 means
+        packed. A flag that asks for another form is refused. Default: a new tensor.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The codes, and the *dequantisation* scales ``[..., hidden // group_size]`` in float32, or
+        ``[..., ceil(hidden // group_size / 4)]`` words in int32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        a ``hidden`` that ``group_size`` does not divide; a layout that contradicts itself or an
+        output; another backend; outputs
+        that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
+
+    Notes
+    -----
+    :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8. Scale, reciprocal and product are
+    float32 of IEEE, then one rounding to nearest even that saturates. A NaN makes the scale of its
+    group NaN and with it the codes; an infinity makes the scale infinite, the other codes 0, and
+    its own NaN; either makes a power of two NaN, whose exponent is 255. int8 has 0 for NaN. Safe in
+    CUDA graphs; not differentiable.
+
+    FlashInfer's and SGLang's Triton code divide by the scale in some layouts and multiply by the
+    reciprocal in others; this is the latter everywhere, as in DeepGEMM. FlashInfer has the same
+    arguments up to ``backend``; SGLang packs the exponents without being asked.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> x = torch.tensor([1.0, -224.0, 0.0, 3.0]).repeat_interleave(32).expand(2, 128)
+    >>> with precast.reference_mode():
+    ...     x_q, x_s = precast.per_token_group_quant_8bit(x, 64, column_major_scales=True)
+    >>> x_q[0, ::32].float(), x_s[0], x_s.stride()
+    (tensor([   2., -448.,    0.,  448.]), tensor([0.5000, 0.0067]), (1, 2))
+    """
+    export = "per_token_group_quant_8bit"
+    check_backend(export, backend, "cutile")
+    try:
+        check_layout(export, column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0)
+        if out is None:
+            out = new_codes(x, dst_dtype)
+        elif dst_dtype is not None:
+            check_given_dtype(export, "dst_dtype", dst_dtype, "out", out)
+        if out_scale is None:
+            out_scale = new_group_scales(
+                export, out, group_size, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+            )
+        elif column_major_scales or use_packed_ue8m0:
+            check_given_scales(
+                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+            )
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.per_token_group_quant_8bit(
+                x, group_size, eps, scale_ue8m0, out, out_scale, pdl
+            )
+        else:
+            kernel = _kernel[x.dtype, out.dtype, x.get_device()]
+            kernel(x, group_size, eps, scale_ue8m0, out, out_scale, pdl)
+    except (AttributeError, TypeError):
+        check_tensors(export, x=x, out=out, **given(out_scale=out_scale))
+        raise
+    return out, out_scale
+
+
+def per_token_cast_to_fp8_reference(
+    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_token_cast_to_fp8` in plain PyTorch, bit for bit.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[m, n]``, any device.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two.
+    gran_k : int
+        Elements a group; divides ``n``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes ``[m, n]`` in e4m3, and scales ``[m, n // gran_k]`` in float32.
+    """
+    return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
+
+
+@precast_api
+def per_token_cast_to_fp8(
+    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """DeepGEMM's cast of activations: groups of 128 in e4m3 with an amax of at least 1e-4.
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[m, n]``, as :func:`per_token_group_quant_8bit` takes it.
+    use_ue8m0 : bool
+        Scales are rounded up to powers of two, as FlashInfer's function of this name always does.
+        DeepGEMM on compute capability 9.0 takes any; False is more exact there.
+    gran_k : int
+        Elements a group; divides ``n``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Codes ``[m, n]``, and the *dequantisation* scales ``[m, n // gran_k]`` in float32,
+        row-major.
+
+    Raises
+    ------
+    ValueError
+        As :func:`per_token_group_quant_8bit`.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.per_token_cast_to_fp8(torch.full((1, 128), 3.0))[1]
+    tensor([[0.0078]])
+    """
+    return per_token_group_quant_8bit(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RoPE by computed frequencies of requests.
+
+Source: Su et al., RoFormer, arXiv:2104.09864.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import check_tensors
+from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
+from precast._ops.rope._frequencies import frequency_kernels
+from precast._ops.rope._trace import frequency_trace
+from precast.api_logging import precast_api
+
+
+def apply_rope_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope` in plain PyTorch, one cast at the end.
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        ``[tokens, heads, head_dim]``, any device; each with its own number of heads.
+    indptr, offsets : torch.Tensor
+        Requests, as :func:`apply_rope` takes them.
+    rotary_dim : int, optional
+        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
+    interleave : bool
+        True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
+    rope_scale, rope_theta : float
+        As :func:`apply_rope` takes them.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Queries and keys, turned; shapes and dtypes of the arguments.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
+    >>> apply_rope_reference(q, q, torch.tensor([0, 2]), torch.tensor([5]))[0]
+    tensor([[[ 0.2837, -0.9589]],
+    <BLANKLINE>
+            [[ 0.9602, -0.2794]]])
+    """
+    size = q.shape[-1] if rotary_dim is None else rotary_dim
+    positions = request_positions(indptr, offsets, q.shape[0])
+    angles = computed_angles(positions, size, rope_scale, rope_theta)
+    return rotated_pair(q, k, angles, interleave)
+
+
+apply_rope_inplace_reference = apply_rope_reference
+
+
+_apply_rope, _apply_rope_inplace = frequency_kernels("apply_rope", apply_rope_reference)
+_APPLY_ROPE_TRACE = frequency_trace(
+    "rope",
+    "Queries and keys of requests, turned by computed frequencies.",
+    apply_rope_reference,
+    in_place=False,
+)
+_APPLY_ROPE_INPLACE_TRACE = frequency_trace(
+    "rope_inplace",
+    "Queries and keys of requests, turned in place by computed frequencies.",
+    apply_rope_reference,
+    in_place=True,
+)
+
+
+@precast_api(trace=_APPLY_ROPE_TRACE)
+@backend_requirement({}, common_check=served_by("rope"))
+def apply_rope(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""RoPE by computed frequencies of requests' queries and keys, into new tensors.
+
+    With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head,
+
+    .. math::
+
+        x' = \mathrm{round}(x \cos p f_i - y \sin p f_i), \quad
+        y' = \mathrm{round}(y \cos p f_i + x \sin p f_i)
+
+    where :math:`(x, y)` are columns :math:`(i, i + r/2)`, or :math:`(2 i, 2 i + 1)` interleaved,
+    :math:`p` is the token's position and :math:`f_i = rope\_theta^{-2 i / r} / rope\_scale`.
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        ``[tokens, heads, head_dim]``, float16 or bfloat16, on a CUDA device; stride 1 in the last
+        dimension, any in the others. Each has its own number of heads; ``head_dim`` is a multiple
+        of 8 up to 512. Addresses need no alignment; 16-byte aligned heads are fastest.
+    indptr : torch.Tensor
+        ``[requests + 1]``, int32 or int64, contiguous, not decreasing: tokens ``indptr[b]`` to
+        ``indptr[b + 1] - 1`` are request ``b``. A token that no request holds comes out as it is.
+    offsets : torch.Tensor
+        ``[requests]``, int32 or int64: the position of the first token of each request.
+    rotary_dim : int, optional
+        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
+    interleave : bool
+        True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
+    rope_scale : float
+        Divides the frequencies; positive.
+    rope_theta : float
+        Their base; positive.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        New queries and keys; shapes and dtypes of the arguments.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device, or not on that of the others; a dtype, shape, stride,
+        size or number other than above.
+
+    Notes
+    -----
+    Angles are exact to 1e-6 radians at positions below 2^24, the rotation is float32, rounded once
+    to nearest even. Allocates the results alone; safe in CUDA graphs; not differentiable. Source:
+    arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]])
+    >>> with precast.reference_mode():
+    ...     indptr, offsets = torch.tensor([0, 1]), torch.tensor([5])
+    ...     precast.apply_rope(q, q.clone(), indptr, offsets, 2)[0]
+    tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
+               0.0000]]])
+    """
+    try:
+        size = q.shape[-1] if rotary_dim is None else rotary_dim
+        q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
+        if torch.compiler.is_compiling():
+            torch_ops.apply_rope(
+                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta, q_rope, k_rope
+            )
+        else:
+            _apply_rope[q.dtype, q.get_device()](
+                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta, q_rope, k_rope
+            )
+    except (AttributeError, TypeError):
+        check_tensors("apply_rope", q=q, k=k, indptr=indptr, offsets=offsets)
+        raise
+    return q_rope, k_rope
+
+
+@precast_api(trace=_APPLY_ROPE_INPLACE_TRACE)
+@backend_requirement({}, common_check=served_by("rope"))
+def apply_rope_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    indptr: torch.Tensor,
+    offsets: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> None:
+    """:func:`apply_rope` in place: ``q`` and ``k`` are overwritten.
+
+    Parameters
+    ----------
+    q, k : torch.Tensor
+        As :func:`apply_rope` takes them; overwritten. They lie apart from each
+        other in memory, such as slices of one packed projection. Columns behind ``rotary_dim`` are
+        neither read nor written.
+    indptr, offsets : torch.Tensor
+        Requests, as :func:`apply_rope` takes them.
+    rotary_dim : int, optional
+        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
+    interleave : bool
+        True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
+    rope_scale, rope_theta : float
+        As :func:`apply_rope` takes them.
+
+    Raises
+    ------
+    ValueError
+        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
+
+    Notes
+    -----
+    As :func:`apply_rope`, without an allocation.
+    Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]])
+    >>> with precast.reference_mode():
+    ...     indptr, offsets = torch.tensor([0, 1]), torch.tensor([5])
+    ...     precast.apply_rope_inplace(q, q.clone(), indptr, offsets, 2)
+    >>> q
+    tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
+               0.0000]]])
+    """
+    try:
+        size = q.shape[-1] if rotary_dim is None else rotary_dim
+        if torch.compiler.is_compiling():
+            torch_ops.apply_rope_inplace(
+                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta
+            )
+        else:
+            _apply_rope_inplace[q.dtype, q.get_device()](
+                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta
+            )
+    except (AttributeError, TypeError):
+        check_tensors("apply_rope_inplace", q=q, k=k, indptr=indptr, offsets=offsets)
+        raise

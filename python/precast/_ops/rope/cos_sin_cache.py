@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RoPE by a cache of cosines and sines, as engines keep one.
+
+Source: Su et al., RoFormer, arXiv:2104.09864.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_indices
+from precast._ops.rope._angles import cached_angles, rotated_pair
+from precast._ops.rope._checks import as_heads, check_cache, check_first, check_like, check_pair
+from precast._ops.rope._trace import cache_trace
+from precast.api_logging import precast_api
+
+
+def apply_rope_with_cos_sin_cache_reference(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope_with_cos_sin_cache` in plain PyTorch: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    positions : torch.Tensor
+        ``[tokens]``, int32 or int64, any device.
+    query, key : torch.Tensor
+        ``[tokens, heads * head_size]`` or ``[tokens, heads, head_size]``.
+    head_size : int
+        Elements of a head.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rotary_dim]``, float32: cosines, then sines.
+    is_neox : bool
+        Pairs are halves apart; otherwise neighbours.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Queries and keys, turned; shapes and dtypes of the arguments.
+
+    Examples
+    --------
+    >>> import torch
+    >>> cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+    >>> q = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    >>> apply_rope_with_cos_sin_cache_reference(torch.tensor([1]), q, q, 4, cache)[0]
+    tensor([[-3.,  2.,  1.,  4.]])
+    """
+    tokens = positions.shape[0]
+    q = query.reshape(tokens, query.shape[1:].numel() // head_size, head_size)
+    k = key.reshape(tokens, key.shape[1:].numel() // head_size, head_size)
+    q, k = rotated_pair(q, k, cached_angles(positions, cos_sin_cache), not is_neox)
+    return q.view(query.shape), k.view(key.shape)
+
+
+apply_rope_with_cos_sin_cache_inplace_reference = apply_rope_with_cos_sin_cache_reference
+
+
+def _check(
+    export: str,
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+) -> None:
+    check_first(export, "query", query)
+    check_like(export, "key", key, "query", query)
+    if head_size <= 0:
+        raise ValueError(f"{export}: head_size must be positive, got {head_size}")
+    q = as_heads(export, "query", query, head_size)
+    k = as_heads(export, "key", key, head_size)
+    if q.shape[-1] != head_size:
+        raise ValueError(
+            f"{export}: query must have heads of head_size {head_size}, got shape {[*query.shape]}"
+        )
+    check_cache(export, cos_sin_cache, "query", query)
+    check_indices(export, "positions", positions, query.shape[0], query, "query")
+    check_pair(export, ("query", "key"), q, k, cos_sin_cache.shape[1])
+
+
+def _into(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+    query_out: torch.Tensor,
+    key_out: torch.Tensor,
+) -> None:
+    name = "apply_rope_with_cos_sin_cache"
+    _check(name, positions, query, key, head_size, cos_sin_cache)
+    q, k = apply_rope_with_cos_sin_cache_reference(
+        positions, query, key, head_size, cos_sin_cache, is_neox
+    )
+    query_out.copy_(q)
+    key_out.copy_(k)
+
+
+def _in_place(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool,
+) -> None:
+    name = "apply_rope_with_cos_sin_cache_inplace"
+    _check(name, positions, query, key, head_size, cos_sin_cache)
+    q, k = apply_rope_with_cos_sin_cache_reference(
+        positions, query, key, head_size, cos_sin_cache, is_neox
+    )
+    query.copy_(q)
+    key.copy_(k)
+
+
+_apply_rope_with_cos_sin_cache = Kernel(
+    "rope",
+    "apply_rope_with_cos_sin_cache",
+    schema=(
+        "(Tensor positions, Tensor query, Tensor key, int head_size, Tensor cos_sin_cache, "
+        "bool is_neox, Tensor(a!) query_out, Tensor(b!) key_out) -> ()"
+    ),
+    reference=_into,
+    axes=("query",),
+)
+_apply_rope_with_cos_sin_cache_inplace = Kernel(
+    "rope",
+    "apply_rope_with_cos_sin_cache_inplace",
+    schema=(
+        "(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, "
+        "Tensor cos_sin_cache, bool is_neox) -> ()"
+    ),
+    reference=_in_place,
+    axes=("query",),
+)
+_TRACE = cache_trace(
+    "rope_with_cos_sin_cache",
+    "Queries and keys, turned by the cosines and sines of their positions.",
+    apply_rope_with_cos_sin_cache_reference,
+    in_place=False,
+)
+_IN_PLACE_TRACE = cache_trace(
+    "rope_with_cos_sin_cache_inplace",
+    "Queries and keys, turned in place by the cosines and sines of their positions.",
+    apply_rope_with_cos_sin_cache_reference,
+    in_place=True,
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("rope"))
+def apply_rope_with_cos_sin_cache(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Rotary embedding of queries and keys by a cache of cosines and sines, into new tensors.
+
+    With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head of token :math:`t`,
+
+    .. math::
+
+        x' = \mathrm{round}(x \cos_{p_t,i} - y \sin_{p_t,i}), \quad
+        y' = \mathrm{round}(y \cos_{p_t,i} + x \sin_{p_t,i})
+
+    where :math:`(x, y)` are columns :math:`(i, i + r/2)` (NeoX) or :math:`(2 i, 2 i + 1)`.
+
+    Parameters
+    ----------
+    positions : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous: a row of the cache for each token. A token whose
+        position the cache does not have, such as -1 for padding, comes out as it is.
+    query, key : torch.Tensor
+        ``[tokens, heads * head_size]`` or ``[tokens, heads, head_size]``, float16 or bfloat16, on a
+        CUDA device; stride 1 in the last dimension, any in the others, such as slices of a packed
+        projection. Each has its own number of heads. Addresses need no alignment; 16-byte aligned
+        heads are fastest.
+    head_size : int
+        Elements of a head, a multiple of 8 up to 512.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rotary_dim]``, float32, stride 1 in the last dimension: the cosines in the
+        first half of a row, the sines in the second. ``rotary_dim`` is even and at most
+        ``head_size``, and a multiple of 16 is fastest; columns behind it are copied.
+    is_neox : bool
+        True: pairs are half of ``rotary_dim`` apart. False: they are neighbours (GPT-J).
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        New queries and keys; shapes and dtypes of the arguments.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device, or not on that of the others; a dtype ("cos_sin_cache
+        should be float32"), shape, stride or size other than above.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even. Allocates the results alone; safe in
+    CUDA graphs; not differentiable. Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+    >>> q, position = torch.arange(8.0).view(1, 8), torch.tensor([1])
+    >>> with precast.reference_mode():
+    ...     precast.apply_rope_with_cos_sin_cache(position, q, q.clone(), 8, cache)[0]
+    tensor([[-2.,  1.,  0.,  3.,  4.,  5.,  6.,  7.]])
+    """
+    try:
+        query_out, key_out = torch.empty_like(query), torch.empty_like(key)
+        if torch.compiler.is_compiling():
+            torch_ops.apply_rope_with_cos_sin_cache(
+                positions, query, key, head_size, cos_sin_cache, is_neox, query_out, key_out
+            )
+        else:
+            _apply_rope_with_cos_sin_cache[query.dtype, query.get_device()](
+                positions, query, key, head_size, cos_sin_cache, is_neox, query_out, key_out
+            )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "apply_rope_with_cos_sin_cache",
+            positions=positions,
+            query=query,
+            key=key,
+            cos_sin_cache=cos_sin_cache,
+        )
+        raise
+    return query_out, key_out
+
+
+@precast_api(trace=_IN_PLACE_TRACE)
+@backend_requirement({}, common_check=served_by("rope"))
+def apply_rope_with_cos_sin_cache_inplace(
+    positions: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    head_size: int,
+    cos_sin_cache: torch.Tensor,
+    is_neox: bool = True,
+) -> None:
+    """:func:`apply_rope_with_cos_sin_cache` in place: ``query`` and ``key`` are overwritten.
+
+    Parameters
+    ----------
+    positions : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous.
+    query, key : torch.Tensor
+        As :func:`apply_rope_with_cos_sin_cache` takes them, apart from each other in memory, such
+        as slices of one packed projection; overwritten. Columns behind ``rotary_dim`` are neither
+        read nor written.
+    head_size : int
+        Elements of a head, a multiple of 8 up to 512.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rotary_dim]``, float32: cosines, then sines.
+    is_neox : bool
+        True: pairs are half of ``rotary_dim`` apart. False: they are neighbours (GPT-J).
+
+    Raises
+    ------
+    ValueError
+        As :func:`apply_rope_with_cos_sin_cache`; also if ``query`` and ``key`` share memory.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even. No allocation; safe in CUDA graphs; not
+    differentiable. Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
+    >>> qkv, position = torch.arange(24.0).view(1, 24), torch.tensor([1])
+    >>> with precast.reference_mode():
+    ...     precast.apply_rope_with_cos_sin_cache_inplace(
+    ...         position, qkv[:, :8], qkv[:, 8:16], 8, cache
+    ...     )
+    >>> qkv[:, 8:16]
+    tensor([[-10.,   9.,   8.,  11.,  12.,  13.,  14.,  15.]])
+    """
+    try:
+        if torch.compiler.is_compiling():
+            torch_ops.apply_rope_with_cos_sin_cache_inplace(
+                positions, query, key, head_size, cos_sin_cache, is_neox
+            )
+        else:
+            _apply_rope_with_cos_sin_cache_inplace[query.dtype, query.get_device()](
+                positions, query, key, head_size, cos_sin_cache, is_neox
+            )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "apply_rope_with_cos_sin_cache_inplace",
+            positions=positions,
+            query=query,
+            key=key,
+            cos_sin_cache=cos_sin_cache,
+        )
+        raise

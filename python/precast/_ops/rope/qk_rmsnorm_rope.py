@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RMSNorm of each query and key head, then RoPE, in place on a packed projection.
+
+Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Su et al.,
+RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 3, arXiv:2503.19786.
+"""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_elements_apart, check_indices, check_rank
+from precast._ops.rope._angles import cached_angles, rotated
+from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first, check_like
+from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+
+
+def qk_rmsnorm_rope_reference(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    num_q_heads: int,
+    num_k_heads: int,
+    eps: float = 1e-6,
+    weight_bias: float = 0.0,
+    is_neox: bool = True,
+) -> torch.Tensor:
+    """:func:`qk_rmsnorm_rope` in plain PyTorch, out of place: fp32 arithmetic, one cast at the end.
+
+    Parameters
+    ----------
+    qkv : torch.Tensor
+        ``[tokens, heads * head_dim]``, any device.
+    q_weight, k_weight : torch.Tensor
+        ``[head_dim]``.
+    positions : torch.Tensor
+        ``[tokens]``, int32 or int64.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rotary_dim]``, float32: cosines, then sines.
+    num_q_heads, num_k_heads : int
+        How many heads are queries, and after them keys.
+    eps : float
+        Added to the mean square.
+    weight_bias : float
+        Added to the weights.
+    is_neox : bool
+        Pairs are halves apart; otherwise neighbours.
+
+    Returns
+    -------
+    torch.Tensor
+        Shape and dtype of ``qkv``; what is neither query nor key is copied.
+
+    Examples
+    --------
+    >>> import torch
+    >>> qkv, weight = torch.tensor([[3.0, 4.0, 5.0, 12.0]]), torch.ones(2)
+    >>> cache, position = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
+    >>> qk_rmsnorm_rope_reference(qkv, weight, weight, position, cache, 1, 0)
+    tensor([[-1.1314,  0.8485,  5.0000, 12.0000]])
+    """
+    head_dim = q_weight.shape[0]
+    heads = qkv.reshape(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
+    angles = cached_angles(positions, cos_sin_cache)
+    turned, start = [], 0
+    for count, weight in ((num_q_heads, q_weight), (num_k_heads, k_weight)):
+        x = heads[:, start : start + count].float()
+        normalized = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
+        normalized = normalized * (weight.float() + weight_bias)
+        turned.append(rotated(normalized, angles, not is_neox).to(qkv.dtype))
+        start += count
+    return torch.cat((*turned, heads[:, start:]), dim=1).view(qkv.shape)
+
+
+def _check(
+    export: str,
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    num_q_heads: int,
+    num_k_heads: int,
+) -> None:
+    check_first(export, "qkv", qkv)
+    check_rank(export, "qkv", qkv, 2, 2)
+    check_elements_apart(export, "qkv", qkv)
+    if q_weight.dim() != 1:
+        raise ValueError(f"{export}: q_weight must have shape [head_dim], got {[*q_weight.shape]}")
+    head_dim = q_weight.shape[0]
+    if not 0 < head_dim <= MAX_HEAD_DIM or head_dim % VECTOR:
+        raise ValueError(
+            f"{export}: q_weight's size, the head size, must be a multiple of {VECTOR} up to "
+            f"{MAX_HEAD_DIM}, got {head_dim}"
+        )
+    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
+        check_like(export, name, weight, "qkv", qkv)
+        if weight.shape != (head_dim,):
+            raise ValueError(
+                f"{export}: {name} must have shape [{head_dim}], got {[*weight.shape]}"
+            )
+    if num_q_heads < 0 or num_k_heads < 0:
+        raise ValueError(
+            f"{export}: num_q_heads and num_k_heads must not be negative, got {num_q_heads} and "
+            f"{num_k_heads}"
+        )
+    heads = num_q_heads + num_k_heads
+    if qkv.shape[1] % head_dim or qkv.shape[1] // head_dim < heads:
+        raise ValueError(
+            f"{export}: qkv's rows must hold whole heads of {head_dim} elements, at least {heads}, "
+            f"got shape {[*qkv.shape]}"
+        )
+    check_cache(export, cos_sin_cache, "qkv", qkv)
+    rotary_dim = cos_sin_cache.shape[1]
+    if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
+        raise ValueError(
+            f"{export}: cos_sin_cache's last dimension, the rotary size, must be even, from 2 to "
+            f"the head size {head_dim}, got {rotary_dim}"
+        )
+    if rotary_dim % 16 and head_dim > MAX_HEAD_DIM - 16:
+        raise ValueError(
+            f"{export}: cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 "
+            f"for heads of more than {MAX_HEAD_DIM - 16} elements, got {rotary_dim}"
+        )
+    check_indices(export, "positions", positions, qkv.shape[0], qkv, "qkv")
+
+
+def _in_place(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    num_q_heads: int,
+    num_k_heads: int,
+    eps: float,
+    weight_bias: float,
+    is_neox: bool,
+    enable_pdl: bool,
+) -> None:
+    name = "qk_rmsnorm_rope"
+    _check(name, qkv, q_weight, k_weight, positions, cos_sin_cache, num_q_heads, num_k_heads)
+    qkv.copy_(
+        qk_rmsnorm_rope_reference(
+            qkv,
+            q_weight,
+            k_weight,
+            positions,
+            cos_sin_cache,
+            num_q_heads,
+            num_k_heads,
+            eps,
+            weight_bias,
+            is_neox,
+        )
+    )
+
+
+_qk_rmsnorm_rope = Kernel(
+    "rope",
+    "qk_rmsnorm_rope",
+    schema=(
+        "(Tensor(a!) qkv, Tensor q_weight, Tensor k_weight, Tensor positions, "
+        "Tensor cos_sin_cache, int num_q_heads, int num_k_heads, float eps, float weight_bias, "
+        "bool is_neox, bool enable_pdl) -> ()"
+    ),
+    reference=_in_place,
+)
+_TRACE = TraceTemplate(
+    op_type="rope",
+    name_prefix="qk_rmsnorm_rope",
+    description="The norm of each query and key head of a packed projection, turned, in place.",
+    axes={
+        "num_tokens": Var("Tokens of all requests."),
+        "qkv_size": Const("qkv", "All heads times head_dim.", sample=512),
+        "head_dim": Const("d", sample=64),
+        "num_q_heads": Const("qh", param="num_q_heads", sample=4),
+        "num_k_heads": Const("kh", param="num_k_heads", sample=2),
+        "max_position": Var("Rows of the cache."),
+        "rotary_dim": Const("r", sample=48),
+    },
+    inputs={
+        "qkv": Tensor(["num_tokens", "qkv_size"]),
+        "q_weight": Tensor(["head_dim"]),
+        "k_weight": Tensor(["head_dim"]),
+        "positions": Tensor(["num_tokens"], dtype="int64"),
+        "cos_sin_cache": Tensor(["max_position", "rotary_dim"], dtype="float32"),
+        "num_q_heads": Scalar("int32"),
+        "num_k_heads": Scalar("int32"),
+        "eps": Scalar("float32"),
+        "weight_bias": Scalar("float32"),
+        "is_neox": Scalar("bool"),
+    },
+    outputs={
+        "qkv_out": Tensor(["num_tokens", "qkv_size"], dtype_from="qkv", param="qkv"),
+    },
+    reference=qk_rmsnorm_rope_reference,
+    constraints=["(num_q_heads + num_k_heads) * head_dim <= qkv_size"],
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("rope"))
+def qk_rmsnorm_rope(
+    qkv: torch.Tensor,
+    q_weight: torch.Tensor,
+    k_weight: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    num_q_heads: int,
+    num_k_heads: int,
+    eps: float = 1e-6,
+    weight_bias: float = 0.0,
+    is_neox: bool = True,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""RMSNorm of each query and key head of a packed projection, then RoPE; one pass, in place.
+
+    For the elements :math:`x` of a head, with the weights of the queries or of the keys,
+
+    .. math::
+
+        n_c &= \frac{x_c}{\sqrt{\frac{1}{d} \sum_k x_k^2 + eps}} \cdot (w_c + bias) \\
+        x &= \mathrm{round}(\mathrm{rope}(n))
+
+    Parameters
+    ----------
+    qkv : torch.Tensor
+        ``[tokens, (num_q_heads + num_k_heads + more) * head_dim]``, float16 or bfloat16, on a CUDA
+        device: queries, then keys, then heads that are left alone, such as values. Stride 1 in the
+        last dimension, any between tokens. Queries and keys are overwritten.
+    q_weight, k_weight : torch.Tensor
+        ``[head_dim]``, contiguous, dtype and device of ``qkv``. ``head_dim`` is a multiple of 8 up
+        to 512.
+    positions : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous: a row of the cache for each token. A token whose
+        position the cache does not have, such as -1 for padding, is normalised and does not turn.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rotary_dim]``, float32, stride 1 in the last dimension: the cosines in the
+        first half of a row, the sines in the second. ``rotary_dim`` is even and at most
+        ``head_dim``, and a multiple of 16 is fastest (above 496 columns of a head the only choice);
+        columns behind it are normalised and do not turn.
+    num_q_heads, num_k_heads : int
+        How many heads are queries, and after them keys.
+    eps : float
+        Added to the mean square.
+    weight_bias : float
+        Added to the weights, in float32: 1 for Gemma, whose weights are stored around zero.
+    is_neox : bool
+        True: pairs are half of ``rotary_dim`` apart. False: they are neighbours (GPT-J).
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device, or not on that of the others; a dtype, shape, stride
+        or size other than above.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even: the norm is not rounded before it
+    turns. No allocation; safe in CUDA graphs; not differentiable. Sources: arXiv:1910.07467,
+    arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> qkv = torch.ones(1, 48)
+    >>> weight, cache = torch.ones(16), torch.tensor([[0.0] * 8 + [1.0] * 8])
+    >>> with precast.reference_mode():
+    ...     precast.qk_rmsnorm_rope(qkv, weight, weight, torch.tensor([0]), cache, 1, 1)
+    >>> qkv[0, [0, 8, 16, 24, 32]].round()
+    tensor([-1.,  1., -1.,  1.,  1.])
+    """
+    try:
+        pdl = enable_pdl is not False
+        if torch.compiler.is_compiling():
+            torch_ops.qk_rmsnorm_rope(
+                qkv,
+                q_weight,
+                k_weight,
+                positions,
+                cos_sin_cache,
+                num_q_heads,
+                num_k_heads,
+                eps,
+                weight_bias,
+                is_neox,
+                pdl,
+            )
+        else:
+            _qk_rmsnorm_rope[qkv.dtype, qkv.get_device()](
+                qkv,
+                q_weight,
+                k_weight,
+                positions,
+                cos_sin_cache,
+                num_q_heads,
+                num_k_heads,
+                eps,
+                weight_bias,
+                is_neox,
+                pdl,
+            )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "qk_rmsnorm_rope",
+            qkv=qkv,
+            q_weight=q_weight,
+            k_weight=k_weight,
+            positions=positions,
+            cos_sin_cache=cos_sin_cache,
+        )
+        raise

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""RoPE and quantisation to fp8 in one pass, of queries and keys in two parts each.
+
+Sources: Su et al., RoFormer, arXiv:2104.09864; DeepSeek-V2, arXiv:2405.04434 (MLA, where only part
+of a head turns); OCP 8-bit Floating Point Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._ops.rope._quantize import (
+    check_outputs,
+    check_parts,
+    fp8_type,
+    new_output,
+    quantized,
+    turned_and_quantized,
+    without_columns,
+)
+from precast._ops.rope._quantize_trace import quantize_template, quantize_trace
+from precast.api_logging import precast_api
+
+
+def rope_quantize_fp8_reference(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: torch.Tensor | None,
+    k_nope: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    is_neox: bool = True,
+    quantize_dtype: torch.dtype | None = None,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`rope_quantize_fp8` in plain PyTorch: fp32 arithmetic, one saturating cast at the end.
+
+    Parameters
+    ----------
+    q_rope, q_nope : torch.Tensor
+        ``[tokens, q_heads, columns]``, any device; ``q_nope`` may be None.
+    k_rope, k_nope : torch.Tensor
+        ``[tokens, k_heads, columns]``, or ``[tokens, columns]``; ``k_nope`` may be None.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rope_dim]``, float32: cosines, then sines.
+    pos_ids : torch.Tensor
+        ``[tokens]``, int32 or int64.
+    is_neox : bool
+        Pairs are halves apart; otherwise neighbours.
+    quantize_dtype : torch.dtype, optional
+        float8_e4m3fn (default) or float8_e5m2.
+    quant_scale_q, quant_scale_kv : float
+        Multipliers of queries and of keys.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``q_rope``, ``k_rope``, ``q_nope`` and ``k_nope`` in fp8.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.0, 1.0]])
+    >>> rope_quantize_fp8_reference(q, q, None, None, cache, torch.tensor([0]))[0].float()
+    tensor([[[-2.,  1.]]])
+    """
+    dtype = torch.float8_e4m3fn if quantize_dtype is None else quantize_dtype
+    q_nope = without_columns(q_rope) if q_nope is None else q_nope
+    k_nope = without_columns(k_rope) if k_nope is None else k_nope
+    return (
+        turned_and_quantized(q_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_q, dtype),
+        turned_and_quantized(k_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_kv, dtype),
+        quantized(q_nope, quant_scale_q, dtype),
+        quantized(k_nope, quant_scale_kv, dtype),
+    )
+
+
+mla_rope_quantize_fp8_reference = rope_quantize_fp8_reference
+
+
+def _into(export: str, key_ranks: tuple[int, int]) -> Callable[..., None]:
+    def write(
+        q_rope: torch.Tensor,
+        k_rope: torch.Tensor,
+        q_nope: torch.Tensor,
+        k_nope: torch.Tensor,
+        cos_sin_cache: torch.Tensor,
+        pos_ids: torch.Tensor,
+        is_neox: bool,
+        quant_scale_q: float,
+        quant_scale_kv: float,
+        q_rope_out: torch.Tensor,
+        k_rope_out: torch.Tensor,
+        q_nope_out: torch.Tensor,
+        k_nope_out: torch.Tensor,
+        enable_pdl: bool,
+    ) -> None:
+        check_parts(export, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, key_ranks)
+        outputs = {
+            "q_rope_out": q_rope_out,
+            "k_rope_out": k_rope_out,
+            "q_nope_out": q_nope_out,
+            "k_nope_out": k_nope_out,
+        }
+        inputs = {"q_rope": q_rope, "k_rope": k_rope, "q_nope": q_nope, "k_nope": k_nope}
+        check_outputs(export, outputs, inputs)
+        values = rope_quantize_fp8_reference(
+            q_rope,
+            k_rope,
+            q_nope,
+            k_nope,
+            cos_sin_cache,
+            pos_ids,
+            is_neox,
+            q_rope_out.dtype,
+            quant_scale_q,
+            quant_scale_kv,
+        )
+        for out, value in zip(outputs.values(), values):
+            out.copy_(value)
+
+    return write
+
+
+_SCHEMA = (
+    "(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor cos_sin_cache, "
+    "Tensor pos_ids, bool is_neox, float quant_scale_q, float quant_scale_kv, "
+    "Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out, "
+    "Tensor(d!) k_nope_out, bool enable_pdl) -> ()"
+)
+_rope_quantize_fp8 = Kernel(
+    "rope_quantize",
+    "rope_quantize_fp8",
+    schema=_SCHEMA,
+    reference=_into("rope_quantize_fp8", (2, 3)),
+    axes=("q_rope", "q_rope_out"),
+)
+_mla_rope_quantize_fp8 = Kernel(
+    "rope_quantize",
+    "mla_rope_quantize_fp8",
+    schema=_SCHEMA,
+    reference=_into("mla_rope_quantize_fp8", (2, 2)),
+    axes=("q_rope", "q_rope_out"),
+)
+
+
+@precast_api(trace=quantize_trace("rope_quantize_fp8", rope_quantize_fp8_reference))
+@backend_requirement({}, common_check=served_by("rope_quantize"))
+def rope_quantize_fp8(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: torch.Tensor | None,
+    k_nope: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    is_neox: bool = True,
+    quantize_dtype: torch.dtype | None = None,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+    q_rope_out: torch.Tensor | None = None,
+    k_rope_out: torch.Tensor | None = None,
+    q_nope_out: torch.Tensor | None = None,
+    k_nope_out: torch.Tensor | None = None,
+    enable_pdl: bool = False,
+    backend: str = "cuda",
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    r"""Turn one part of queries and keys, and quantise both parts to fp8; one pass.
+
+    .. math:: out = \mathrm{sat}(scale \cdot \mathrm{rope}(x)), \quad
+        out = \mathrm{sat}(scale \cdot x) \text{ for the part that does not turn}
+
+    Parameters
+    ----------
+    q_rope, q_nope : torch.Tensor
+        ``[tokens, q_heads, rope_dim]`` and ``[tokens, q_heads, no_rope_dim]``, float16 or bfloat16,
+        on a CUDA device; stride 1 in the last dimension, any in the others, such as two slices of
+        one tensor. ``q_nope`` may be None: no columns. Addresses need no alignment; 16-byte aligned
+        heads, and sizes that are multiples of 16, are fastest.
+    k_rope, k_nope : torch.Tensor
+        ``[tokens, k_heads, columns]`` likewise, or for MLA ``[tokens, columns]``, both of one rank.
+        ``k_nope`` may be None.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rope_dim]``, float32, stride 1 in the last dimension: the cosines in the
+        first half of a row, the sines in the second.
+    pos_ids : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous: a row of the cache for each token. A token whose
+        position the cache does not have, such as -1 for padding, does not turn.
+    is_neox : bool
+        True: pairs are half of ``rope_dim`` apart. False: they are neighbours (GPT-J).
+    quantize_dtype : torch.dtype, optional
+        float8_e4m3fn or float8_e5m2. Default: that of the first output given, or float8_e4m3fn.
+    quant_scale_q, quant_scale_kv : float
+        What queries and keys are multiplied by before the cast: the reciprocal of the scale that
+        dequantises them.
+    q_rope_out, k_rope_out, q_nope_out, k_nope_out : torch.Tensor, optional
+        Where to write: shapes of the inputs, one fp8 type, strides as above; apart from each other
+        and from the inputs in memory. Default: new tensors.
+    enable_pdl : bool
+        Programmatic dependent launch; without effect below compute capability 9.0.
+    backend : str
+        ``"cuda"``, the only one.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``q_rope``, ``k_rope``, ``q_nope`` and ``k_nope`` in fp8.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device, or not on that of the others; a dtype ("cos_sin_cache
+        should be float32"), shape, stride or size other than above; a ``quantize_dtype`` that is
+        not that of an output; another backend.
+
+    Notes
+    -----
+    All arithmetic is float32, rounded once to nearest even; what is beyond the largest fp8 number
+    becomes that number, NaN stays NaN. Allocates only missing outputs; safe in CUDA graphs; not
+    differentiable. Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q, cache = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.0, 1.0]])
+    >>> with precast.reference_mode():
+    ...     out = precast.rope_quantize_fp8(
+    ...         q, q, q, None, cache, torch.tensor([0]), quant_scale_q=4
+    ...     )
+    >>> out[0].float(), out[2].float()
+    (tensor([[[-8.,  4.]]]), tensor([[[4., 8.]]]))
+    """
+    if backend != "cuda":
+        raise ValueError(f"rope_quantize_fp8: backend must be 'cuda', got {backend!r}")
+    try:
+        q_nope = without_columns(q_rope) if q_nope is None else q_nope
+        k_nope = without_columns(k_rope) if k_nope is None else k_nope
+        dtype = fp8_type(
+            "rope_quantize_fp8",
+            quantize_dtype,
+            q_rope_out=q_rope_out,
+            k_rope_out=k_rope_out,
+            q_nope_out=q_nope_out,
+            k_nope_out=k_nope_out,
+        )
+        q_rope_out = new_output(q_rope_out, q_rope, dtype)
+        k_rope_out = new_output(k_rope_out, k_rope, dtype)
+        q_nope_out = new_output(q_nope_out, q_nope, dtype)
+        k_nope_out = new_output(k_nope_out, k_nope, dtype)
+        compiling = torch.compiler.is_compiling()
+        key = q_rope.dtype, dtype, q_rope.get_device()
+        call = torch_ops.rope_quantize_fp8 if compiling else _rope_quantize_fp8[key]
+        call(
+            q_rope,
+            k_rope,
+            q_nope,
+            k_nope,
+            cos_sin_cache,
+            pos_ids,
+            is_neox,
+            quant_scale_q,
+            quant_scale_kv,
+            q_rope_out,
+            k_rope_out,
+            q_nope_out,
+            k_nope_out,
+            enable_pdl,
+        )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "rope_quantize_fp8",
+            q_rope=q_rope,
+            k_rope=k_rope,
+            q_nope=q_nope,
+            k_nope=k_nope,
+            cos_sin_cache=cos_sin_cache,
+            pos_ids=pos_ids,
+        )
+        raise
+    return q_rope_out, k_rope_out, q_nope_out, k_nope_out
+
+
+@precast_api(
+    trace=quantize_template("mla_rope_quantize_fp8", rope_quantize_fp8_reference, mla=True)
+)
+@backend_requirement({}, common_check=served_by("rope_quantize"))
+def mla_rope_quantize_fp8(
+    q_rope: torch.Tensor,
+    k_rope: torch.Tensor,
+    q_nope: torch.Tensor | None,
+    k_nope: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor,
+    pos_ids: torch.Tensor,
+    is_neox: bool = True,
+    quantize_dtype: torch.dtype | None = None,
+    quant_scale_q: float = 1.0,
+    quant_scale_kv: float = 1.0,
+    q_rope_out: torch.Tensor | None = None,
+    k_rope_out: torch.Tensor | None = None,
+    q_nope_out: torch.Tensor | None = None,
+    k_nope_out: torch.Tensor | None = None,
+    enable_pdl: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`rope_quantize_fp8` of MLA: keys have one head and no axis for it.
+
+    Parameters
+    ----------
+    q_rope, q_nope : torch.Tensor
+        ``[tokens, q_heads, rope_dim]`` and ``[tokens, q_heads, no_rope_dim]``, as
+        :func:`rope_quantize_fp8` takes them.
+    k_rope, k_nope : torch.Tensor
+        ``[tokens, rope_dim]`` and ``[tokens, no_rope_dim]``.
+    cos_sin_cache : torch.Tensor
+        ``[max_position, rope_dim]``, float32: cosines, then sines.
+    pos_ids : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous.
+    is_neox : bool
+        True: pairs are half of ``rope_dim`` apart. False: they are neighbours (GPT-J).
+    quantize_dtype : torch.dtype, optional
+        float8_e4m3fn or float8_e5m2. Default: that of the first output given, or float8_e4m3fn.
+    quant_scale_q, quant_scale_kv : float
+        What queries and keys are multiplied by before the cast.
+    q_rope_out, k_rope_out, q_nope_out, k_nope_out : torch.Tensor, optional
+        Where to write. Default: new tensors.
+    enable_pdl : bool
+        Programmatic dependent launch; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        ``q_rope``, ``k_rope``, ``q_nope`` and ``k_nope`` in fp8.
+
+    Raises
+    ------
+    ValueError
+        As :func:`rope_quantize_fp8`; also if keys have an axis of heads.
+
+    Notes
+    -----
+    As :func:`rope_quantize_fp8`. Sources: arXiv:2104.09864, arXiv:2405.04434.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q, cache = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.0, 1.0]])
+    >>> with precast.reference_mode():
+    ...     out = precast.mla_rope_quantize_fp8(q, q[0], q, q[0], cache, torch.tensor([0]))
+    >>> out[1].float(), out[3].float()
+    (tensor([[-2.,  1.]]), tensor([[1., 2.]]))
+    """
+    try:
+        q_nope = without_columns(q_rope) if q_nope is None else q_nope
+        k_nope = without_columns(k_rope) if k_nope is None else k_nope
+        dtype = fp8_type(
+            "mla_rope_quantize_fp8",
+            quantize_dtype,
+            q_rope_out=q_rope_out,
+            k_rope_out=k_rope_out,
+            q_nope_out=q_nope_out,
+            k_nope_out=k_nope_out,
+        )
+        q_rope_out = new_output(q_rope_out, q_rope, dtype)
+        k_rope_out = new_output(k_rope_out, k_rope, dtype)
+        q_nope_out = new_output(q_nope_out, q_nope, dtype)
+        k_nope_out = new_output(k_nope_out, k_nope, dtype)
+        compiling = torch.compiler.is_compiling()
+        key = q_rope.dtype, dtype, q_rope.get_device()
+        call = torch_ops.mla_rope_quantize_fp8 if compiling else _mla_rope_quantize_fp8[key]
+        call(
+            q_rope,
+            k_rope,
+            q_nope,
+            k_nope,
+            cos_sin_cache,
+            pos_ids,
+            is_neox,
+            quant_scale_q,
+            quant_scale_kv,
+            q_rope_out,
+            k_rope_out,
+            q_nope_out,
+            k_nope_out,
+            enable_pdl,
+        )
+    except (AttributeError, TypeError):
+        check_tensors(
+            "mla_rope_quantize_fp8",
+            q_rope=q_rope,
+            k_rope=k_rope,
+            q_nope=q_nope,
+            k_nope=k_nope,
+            cos_sin_cache=cos_sin_cache,
+            pos_ids=pos_ids,
+        )
+        raise
+    return q_rope_out, k_rope_out, q_nope_out, k_nope_out

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From logits to a token in one launch: penalties, mask, temperature, filters and the draw."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import check_tensors
+from precast._op.validation import check_rank
+from precast._ops.sampling._arguments import Real, Whole, heat, is_joint, real, refuse_nan, whole
+from precast._ops.sampling._fused_checks import MOST_TOP_LOGPROBS
+from precast._ops.sampling._fused_kernels import sample_kernel, tokens_kernel
+from precast._ops.sampling._fused_reference import sample_reference as sample_reference
+from precast._ops.sampling._fused_reference import sampled_tokens
+from precast._ops.sampling._fused_trace import sample_trace
+from precast._ops.sampling._random import random_arguments
+from precast.api_logging import precast_api
+
+
+class Sampled(NamedTuple):
+    """What :func:`sample` returns; what was not asked for is None.
+
+    Attributes
+    ----------
+    tokens : torch.Tensor
+        ``[rows]``, int32.
+    logprobs : torch.Tensor or None
+        ``[rows]``, float32: the log-probability of each token.
+    top_tokens, top_logprobs : torch.Tensor or None
+        ``[rows, n]``, int32 and float32: the likeliest tokens, descending.
+    valid : torch.Tensor or None
+        ``[rows]``, bool.
+    """
+
+    tokens: torch.Tensor
+    logprobs: torch.Tensor | None = None
+    top_tokens: torch.Tensor | None = None
+    top_logprobs: torch.Tensor | None = None
+    valid: torch.Tensor | None = None
+
+
+@precast_api(trace=sample_trace(sampled_tokens))
+@backend_requirement({}, common_check=served_by("sampling_fused"))
+def sample(
+    logits: torch.Tensor,
+    temperature: Real = 1.0,
+    top_k: Whole = 0,
+    top_p: Real = 1.0,
+    min_p: Real = 0.0,
+    repetition_penalty: Real = 1.0,
+    frequency_penalty: Real = 0.0,
+    presence_penalty: Real = 0.0,
+    prompt_mask: torch.Tensor | None = None,
+    output_counts: torch.Tensor | None = None,
+    bitmask: torch.Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    generator: torch.Generator | None = None,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+    return_logprobs: bool = False,
+    top_logprobs: int = 0,
+    return_valid: bool = False,
+    check_nan: bool = False,
+    enable_pdl: bool | None = None,
+) -> Sampled:
+    r"""Draw a token from each row of logits, after all that a request may ask for, in one launch.
+
+    In this order: penalties, allowed tokens, temperature, the filters, the draw:
+
+    .. math::
+
+        y_t &= x_t / r \text{ if } x_t > 0 \text{ else } x_t r,
+            \quad t \text{ in the prompt or the output} \\
+        z_t &= y_t - f \, count_t - s \, [count_t > 0], \quad
+            z_t = -\infty \text{ for what is not allowed} \\
+        P(out = t) &\propto \exp(z_t / T), \quad t \text{ kept by top-k, top-p and min-p}
+
+    Rows, filters and random numbers are as :mod:`precast.sampling` says.
+
+    Parameters
+    ----------
+    logits : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
+    temperature : float or torch.Tensor
+        :math:`T`, or float32 ``[rows]``; from 0 on. 0 is greedy: the first of the largest, no draw.
+        A negative one in a tensor is not checked, and its row means nothing.
+    top_k : int or torch.Tensor
+        How many are kept, or int32 ``[rows]``; below 1 all. Tokens whose weights are equal at the
+        temperature count as equal.
+    top_p : float or torch.Tensor
+        The share of the mass, or float32 ``[rows]``; from 1 on all.
+    min_p : float or torch.Tensor
+        The share of the largest probability, or float32 ``[rows]``; at 0 and below all.
+    repetition_penalty : float or torch.Tensor
+        :math:`r`, or float32 ``[rows]``; 1 is none. Needs ``prompt_mask`` or ``output_counts``.
+    frequency_penalty : float or torch.Tensor
+        :math:`f`, or float32 ``[rows]``; 0 is none. Needs ``output_counts``.
+    presence_penalty : float or torch.Tensor
+        :math:`s`, or float32 ``[rows]``; 0 is none. Needs ``output_counts``.
+    prompt_mask : torch.Tensor, optional
+        ``[rows, ceil(vocabulary / 32)]``, int32: bit ``t % 32`` of word ``t // 32`` is set for each
+        token ``t`` of the prompt.
+    output_counts : torch.Tensor, optional
+        ``[rows, vocabulary]``, int32: how often each token is in the output so far.
+    bitmask : torch.Tensor, optional
+        ``[rows, ceil(vocabulary / 32)]``, int32, bits as in ``prompt_mask``: the tokens that are
+        allowed, as grammar engines (XGrammar, llguidance) make it. Default: all.
+    filter_apply_order : str
+        ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
+        the whole mass.
+    generator : torch.Generator, optional
+        Where seed and offset come from. Default: the device's own.
+    seed, offset : int or torch.Tensor, optional
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[rows]``;
+        equal ones give equal tokens.
+    return_logprobs : bool
+        Return the log-probability of each token, in the distribution after penalties, allowed
+        tokens and temperature (1 where it is 0) and before the filters.
+    top_logprobs : int
+        How many of the likeliest tokens of that distribution to return with their
+        log-probabilities; 0 to 32.
+    return_valid : bool
+        Return whether each row was a distribution.
+    check_nan : bool
+        Raise if there is a NaN, **for which the call waits for the GPU**.
+    enable_pdl : bool, optional
+        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+    Returns
+    -------
+    Sampled
+        ``(tokens, logprobs, top_tokens, top_logprobs, valid)``; what was not asked for is None. A
+        row with a NaN or plus infinity, or where no token is left, has token 0, NaN as
+        log-probability, and is not valid. Among the likeliest, equal ones come by their number;
+        where fewer tokens are possible, or none, -1 and minus infinity follow.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not fit; a temperature below 0; a penalty without the counts or the mask
+        that it needs; ``top_logprobs`` above 32; a NaN that ``check_nan`` finds.
+
+    Notes
+    -----
+    Reads logits, masks and counts once.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, 0.0, 0.0]])
+    >>> allowed = torch.tensor([[0b101], [0b111]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     out = precast.sample(logits, 0.0, bitmask=allowed, return_logprobs=True)
+    >>> out.tokens.tolist(), [round(x, 4) for x in out.logprobs.tolist()]
+    ([2, 0], [-0.3133, -0.0134])
+    """
+    joint = is_joint("sample", filter_apply_order)
+    _check_penalties(
+        *(repetition_penalty, frequency_penalty, presence_penalty), prompt_mask, output_counts
+    )
+    if not 0 <= top_logprobs <= MOST_TOP_LOGPROBS:
+        raise ValueError(
+            f"sample: top_logprobs must be from 0 to {MOST_TOP_LOGPROBS}, got {top_logprobs}"
+        )
+    try:
+        if check_nan:
+            refuse_nan(logits, "logits")
+        rows, device = logits.shape[0], logits.device
+        top = rows, top_logprobs
+        f32, i32 = torch.float32, torch.int32
+        result = Sampled(
+            torch.empty(rows, dtype=i32, device=device),
+            torch.empty(rows, dtype=f32, device=device) if return_logprobs else None,
+            torch.empty(top, dtype=i32, device=device) if top_logprobs else None,
+            torch.empty(top, dtype=f32, device=device) if top_logprobs else None,
+            torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
+        )
+        filters = (
+            *heat("sample", temperature),
+            *whole(top_k),
+            *real(top_p),
+            *real(min_p),
+            joint,
+        )
+        random = random_arguments("sample", logits, generator, seed, offset)
+        enable_pdl = enable_pdl is not False
+        masked = prompt_mask is not None or output_counts is not None or bitmask is not None
+        if not (masked or return_logprobs or top_logprobs):
+            # The penalties are none, or have been refused.
+            tokens_args = logits, *filters, *random, result.tokens, result.valid, enable_pdl
+            if torch.compiler.is_compiling():
+                torch_ops.sample_tokens(*tokens_args)
+            else:
+                tokens_kernel[logits.dtype, logits.get_device()](*tokens_args)
+            return result
+        args = (
+            logits,
+            *filters,
+            *real(repetition_penalty),
+            *real(frequency_penalty),
+            *real(presence_penalty),
+            prompt_mask,
+            output_counts,
+            bitmask,
+            *random,
+            *result,
+            enable_pdl,
+        )
+        if torch.compiler.is_compiling():
+            torch_ops.sample(*args)
+        else:
+            sample_kernel[logits.dtype, logits.get_device()](*args)
+    except (AttributeError, TypeError, IndexError):
+        check_tensors("sample", logits=logits)
+        check_rank("sample", "logits", logits, 2, 2)
+        raise
+    return result
+
+
+def _check_penalties(
+    repetition: Real,
+    frequency: Real,
+    presence: Real,
+    prompt_mask: torch.Tensor | None,
+    output_counts: torch.Tensor | None,
+) -> None:
+    """A penalty that nothing says the tokens of would be left out silently."""
+    if output_counts is not None:
+        return
+    for name, penalty in (("frequency_penalty", frequency), ("presence_penalty", presence)):
+        if not isinstance(penalty, (int, float)) or penalty != 0:
+            raise ValueError(f"sample: {name} needs output_counts, got None")
+    if prompt_mask is None and (not isinstance(repetition, (int, float)) or repetition != 1):
+        raise ValueError("sample: repetition_penalty needs prompt_mask or output_counts, got None")

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Speculative sampling: which tokens of a draft the target model takes over, and the next one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_dtype, check_rank, check_same_device
+from precast._ops.sampling._arguments import Whole, check_random, check_vocabulary, given
+from precast._ops.sampling._formula import chosen
+from precast._ops.sampling._philox import uniforms
+from precast._ops.sampling._random import random_arguments
+from precast._ops.sampling._trace import OFFSET, SEED, VOCABULARY
+from precast.api_logging import precast_api
+from precast.trace import Tensor, TraceTemplate, Var
+
+FIRST_TEST = 2  # The draw number of a draft's first position; that of the last token is 0.
+
+
+def chain_speculative_sampling_reference(
+    draft_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens.
+
+    Parameters
+    ----------
+    draft_probs : torch.Tensor
+        ``[batch, n, vocabulary]``, float32, float16 or bfloat16, any device.
+    draft_token_ids : torch.Tensor
+        ``[batch, n]``, int32 or int64.
+    target_probs : torch.Tensor
+        ``[batch, n + 1, vocabulary]``, the dtype of ``draft_probs``.
+    seed, offset : torch.Tensor or int
+        Key and counter of the random numbers.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Tokens ``[batch, n + 1]``, accepted and emitted counts ``[batch]``, int32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> draft = torch.tensor([[[0.5, 0.5]]])
+    >>> target = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    >>> chain_speculative_sampling_reference(draft, torch.tensor([[0]]), target)[0].tolist()
+    [[1, -1]]
+    """
+    batch, count, size = draft_probs.shape
+    device = draft_probs.device
+    draft, target = draft_probs.float(), target_probs.float()
+    ids = draft_token_ids.long()
+    at = ids.clamp(0, size - 1)[:, :, None]
+    q, p = draft.gather(2, at)[:, :, 0], target[:, :count].gather(2, at)[:, :, 0]
+    tests = [uniforms(seed, offset, batch, FIRST_TEST + i, device)[:, 0] for i in range(count)]
+    u = torch.stack(tests, dim=1) if tests else q
+    passes = (u * q < p) & (ids >= 0) & (ids < size)
+    prefix = passes.to(torch.int32).cumprod(dim=1)
+    emitted = prefix.sum(dim=1)
+    rows = torch.arange(batch, device=device)
+    last = target[rows, emitted]
+    if count > 0:
+        left = (last - draft[rows, emitted.clamp(max=count - 1)]).clamp(min=0)
+        has_mass = left.amax(dim=1) > 0
+        last = torch.where(((emitted < count) & has_mass)[:, None], left, last.clamp(min=0))
+    token, _ = chosen(last.clamp(min=0), seed=seed, offset=offset)
+    places = torch.arange(count + 1, device=device)
+    tokens = torch.nn.functional.pad(ids, (0, 1)).where(places < emitted[:, None], -1)
+    tokens[rows, emitted] = token
+    accepted = passes.sum(dim=1)
+    return tokens.to(draft_token_ids.dtype), accepted.to(torch.int32), emitted.to(torch.int32)
+
+
+def _into(
+    draft_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    accepted: torch.Tensor,
+    emitted: torch.Tensor,
+    seed_arr: torch.Tensor | None,
+    seed: int,
+    offset_arr: torch.Tensor | None,
+    offset: int,
+    out: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    export = "chain_speculative_sampling"
+    check_dtype(export, "draft_probs", draft_probs, torch.float32, torch.float16, torch.bfloat16)
+    check_rank(export, "draft_probs", draft_probs, 3, 3)
+    check_vocabulary(export, "draft_probs", draft_probs)
+    batch, count, size = draft_probs.shape
+    ids = draft_token_ids
+    for name, tensor, shape, dtypes in (
+        ("draft_token_ids", ids, (batch, count), (torch.int32, torch.int64)),
+        ("target_probs", target_probs, (batch, count + 1, size), (draft_probs.dtype,)),
+        ("accepted", accepted, (batch,), (torch.int32,)),
+        ("emitted", emitted, (batch,), (torch.int32,)),
+        ("out", out, (batch, count + 1), (ids.dtype,)),
+    ):
+        check_same_device(export, name, tensor, draft_probs, "draft_probs")
+        check_dtype(export, name, tensor, *dtypes)
+        if tensor.shape != shape:
+            raise ValueError(f"{export}: {name} must have shape {[*shape]}, got {[*tensor.shape]}")
+    check_random(export, draft_probs, "draft_probs", batch, seed_arr, offset_arr)
+    tokens, passed, prefix = chain_speculative_sampling_reference(
+        draft_probs, ids, target_probs, given(seed_arr, seed), given(offset_arr, offset)
+    )
+    out.copy_(tokens)
+    accepted += passed
+    emitted += prefix
+
+
+def _public(
+    draft_probs: Any,
+    draft_token_ids: Any,
+    target_probs: Any,
+    accepted: Any,
+    emitted: Any,
+    seed_arr: Any,
+    seed: Any,
+    offset_arr: Any,
+    offset: Any,
+    out: Any,
+    enable_pdl: Any,
+) -> tuple[Any, ...]:
+    random = given(seed_arr, seed), given(offset_arr, offset)
+    probs = draft_probs, draft_token_ids, target_probs
+    return *probs, accepted, emitted, True, None, *random
+
+
+_chain = Kernel(
+    "sampling",
+    "chain_speculative_sampling",
+    schema="(Tensor draft_probs, Tensor draft_token_ids, Tensor target_probs, Tensor(a!) accepted, "
+    "Tensor(b!) emitted, Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, "
+    "Tensor(c!) out, bool enable_pdl) -> ()",
+    reference=_into,
+    public=_public,
+)
+
+_TRACE = TraceTemplate(
+    op_type="sampling",
+    name_prefix="chain_speculative_sampling",
+    description="Takes over draft tokens by rejection sampling and draws the next token",
+    axes={
+        "batch_size": Var("Requests."),
+        "num_speculate_tokens": Var("Tokens of a draft."),
+        "num_target": Var("With the one that follows.", value="num_speculate_tokens + 1"),
+        "vocab_size": VOCABULARY,
+    },
+    inputs={
+        "draft_probs": Tensor(["batch_size", "num_speculate_tokens", "vocab_size"]),
+        "draft_token_ids": Tensor(["batch_size", "num_speculate_tokens"], dtype="int32"),
+        "target_probs": Tensor(["batch_size", "num_target", "vocab_size"]),
+        "seed": SEED,
+        "offset": OFFSET,
+    },
+    outputs={
+        "output_token_ids": Tensor(["batch_size", "num_target"], dtype="int32"),
+        "output_accepted_token_num": Tensor(["batch_size"], dtype="int32"),
+        "output_emitted_draft_token_num": Tensor(["batch_size"], dtype="int32"),
+    },
+    reference=chain_speculative_sampling_reference,
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("sampling"))
+def chain_speculative_sampling(
+    draft_probs: torch.Tensor,
+    draft_token_ids: torch.Tensor,
+    target_probs: torch.Tensor,
+    maybe_output_accepted_token_num: torch.Tensor | None = None,
+    maybe_output_emitted_draft_token_num: torch.Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    r"""Take over the draft tokens that the target model would have drawn, and draw one more.
+
+    A token :math:`x_j` of the draft stands with probability :math:`\min(1, p_j(x_j) / q_j(x_j))`,
+    for the target's distribution :math:`p` and the draft's :math:`q`. After the tokens that stand
+    one more is drawn: at the first that does not, from :math:`\max(p_j - q_j, 0)`; where all stand,
+    from the target's last distribution. So all tokens are distributed as the target's. Rows and
+    random numbers are as :mod:`precast.sampling` says, with a position for each request.
+
+    Parameters
+    ----------
+    draft_probs : torch.Tensor
+        ``[batch, n, vocabulary]``, float32, float16 or bfloat16: what the draft's tokens were drawn
+        from.
+    draft_token_ids : torch.Tensor
+        ``[batch, n]``, int32 or int64, contiguous. A number outside the vocabulary never stands.
+    target_probs : torch.Tensor
+        ``[batch, n + 1, vocabulary]``, dtype of ``draft_probs``.
+    maybe_output_accepted_token_num : torch.Tensor, optional
+        ``[batch]``, int32: how many tokens would stand by themselves is **added** to it, in place.
+    maybe_output_emitted_draft_token_num : torch.Tensor, optional
+        ``[batch]``, int32: how many do stand is **added** to it, in place; the token that is drawn
+        in the end is not among them.
+    deterministic : bool
+        Without effect: results never depend on timing.
+    generator : torch.Generator, optional
+        Where seed and offset come from. Default: the device's own.
+    seed, offset : int or torch.Tensor, optional
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[batch]``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Tokens ``[batch, n + 1]``, the dtype of ``draft_token_ids`` (FlashInfer's are int32), -1
+        behind the one that was drawn; and the two counters, which start at 0 where none was given.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not fit.
+
+    Notes
+    -----
+    Source: Chen et al., "Accelerating large language model decoding with speculative sampling"
+    (2023).
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> draft = torch.tensor([[[0.5, 0.5]]])
+    >>> target = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    >>> ids = torch.tensor([[0]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     tokens, accepted, emitted = precast.chain_speculative_sampling(draft, ids, target)
+    >>> tokens.tolist(), accepted.tolist(), emitted.tolist()
+    ([[1, -1]], [0], [0])
+    """
+    try:
+        batch, count = draft_token_ids.shape
+        device, dtype = draft_probs.device, draft_token_ids.dtype
+        accepted, emitted = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
+        if accepted is None:
+            accepted = torch.zeros(batch, dtype=torch.int32, device=device)
+        if emitted is None:
+            emitted = torch.zeros(batch, dtype=torch.int32, device=device)
+        args = (
+            *(draft_probs, draft_token_ids, target_probs, accepted, emitted),
+            *random_arguments("chain_speculative_sampling", draft_probs, generator, seed, offset),
+            torch.empty((batch, count + 1), dtype=dtype, device=device),
+            True,
+        )
+        if torch.compiler.is_compiling():
+            torch_ops.chain_speculative_sampling(*args)
+        else:
+            _chain[draft_probs.dtype, draft_probs.get_device()](*args)
+    except (AttributeError, TypeError):
+        check_tensors(
+            "chain_speculative_sampling",
+            draft_probs=draft_probs,
+            draft_token_ids=draft_token_ids,
+            target_probs=target_probs,
+        )
+        raise
+    except ValueError:
+        check_rank("chain_speculative_sampling", "draft_token_ids", draft_token_ids, 2, 2)
+        raise
+    return args[-2], accepted, emitted

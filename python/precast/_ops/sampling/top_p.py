@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Draws from the nucleus, the likeliest tokens with a share of the mass."""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._ops.sampling._arguments import Real, Whole, draw_arguments
+from precast._ops.sampling._filters import weights_of_probs
+from precast._ops.sampling._formula import chosen
+from precast._ops.sampling._kernels import draw_kernel
+from precast._ops.sampling._trace import draw_trace
+from precast.api_logging import precast_api
+
+
+def top_p_sampling_from_probs_reference(
+    probs: torch.Tensor,
+    top_p: torch.Tensor | float,
+    indices: torch.Tensor | None = None,
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+) -> torch.Tensor:
+    """:func:`top_p_sampling_from_probs` in plain PyTorch: the same tokens, bit for bit.
+
+    Parameters
+    ----------
+    probs, top_p, indices : torch.Tensor or float
+        Those of the function, on any device.
+    seed, offset : int or torch.Tensor
+        Those of the function. Default: 0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[outputs]``, int32 or the dtype of ``indices``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> top_p_sampling_from_probs_reference(torch.tensor([[0.2, 0.7, 0.1]]), 0.5).tolist()
+    [1]
+    """
+    tokens, _ = chosen(weights_of_probs(probs), indices, top_p=top_p, seed=seed, offset=offset)
+    return tokens.to(torch.int32 if indices is None else indices.dtype)
+
+
+_draw = draw_kernel(
+    "sample_from_probs",
+    "top_p_sampling_from_probs",
+    lambda x, indices, k, p, m, order, seed, offset, valid: (
+        *(x, p, indices, True, None, False, seed, offset, valid),
+    ),
+)
+_TRACE = draw_trace(
+    "top_p_sampling_from_probs", "probs", ("top_p",), top_p_sampling_from_probs_reference
+)
+
+
+@precast_api(trace=_TRACE)
+@backend_requirement({}, common_check=served_by("sampling"))
+def top_p_sampling_from_probs(
+    probs: torch.Tensor,
+    top_p: Real,
+    indices: torch.Tensor | None = None,
+    deterministic: bool = True,
+    generator: torch.Generator | None = None,
+    check_nan: bool = False,
+    seed: Whole | None = None,
+    offset: Whole | None = None,
+    return_valid: bool = False,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    r"""Draw a token from the nucleus of each distribution: the likeliest with a share ``top_p``.
+
+    .. math:: P(out_i = t) \propto p_{r_i, t} \, [p_{r_i, t} \ge \tau_{r_i}], \quad
+        \tau = \max \{x : \textstyle\sum_s p_s [p_s \ge x] \ge top\_p \cdot \sum_s p_s\}
+
+    Rows, filters and random numbers are as :mod:`precast.sampling` says.
+
+    Parameters
+    ----------
+    probs : torch.Tensor
+        ``[rows, vocabulary]``, float32, float16 or bfloat16.
+    top_p : float or torch.Tensor
+        The share of the mass, or float32 ``[rows]``. From 1 on: all; at 0 and below: the likeliest.
+    indices : torch.Tensor, optional
+        ``[outputs]``, int32 or int64: the row of each output. Default: each row once.
+    deterministic : bool
+        Without effect: results never depend on timing.
+    generator : torch.Generator, optional
+        Where seed and offset come from. Default: the device's own.
+    check_nan : bool
+        Raise if there is a NaN, **for which the call waits for the GPU**.
+    seed, offset : int or torch.Tensor, optional
+        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[outputs]``; equal ones give equal tokens.
+    return_valid : bool
+        Return also whether each row was a distribution.
+
+    Returns
+    -------
+    torch.Tensor or tuple of torch.Tensor
+        Tokens, ``[outputs]``, int32 or the dtype of ``indices``; with ``return_valid`` also bools
+        ``[outputs]``.
+
+    Raises
+    ------
+    ValueError
+        Arguments that do not fit; a NaN that ``check_nan`` finds.
+
+    Notes
+    -----
+    A token is drawn from the whole distribution first and stands if it is in the set; otherwise one
+    is drawn from the set.
+
+    Source: Holtzman et al., "The curious case of neural text degeneration" (2020).
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> probs = torch.tensor([[0.1, 0.6, 0.3], [0.2, 0.2, 0.6]])
+    >>> with precast.reference_mode():
+    ...     precast.top_p_sampling_from_probs(probs, 0.5, seed=1, offset=0)
+    tensor([1, 2], dtype=torch.int32)
+    """
+    args = draw_arguments(
+        "top_p_sampling_from_probs",
+        "probs",
+        probs,
+        indices,
+        generator,
+        check_nan,
+        seed,
+        offset,
+        return_valid,
+        top_p=top_p,
+    )
+    if torch.compiler.is_compiling():
+        torch_ops.top_p_sampling_from_probs(*args)
+    else:
+        _draw[probs.dtype, probs.get_device()](*args)
+    return args[-3:-1] if return_valid else args[-3]

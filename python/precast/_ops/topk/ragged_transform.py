@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The k largest scores of each query, as positions in a ragged KV cache."""
+
+from __future__ import annotations
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_rank
+from precast._ops.topk._checks import check_rows, check_scores
+from precast._ops.topk._formula import largest_in_windows
+from precast._ops.topk._trace import transform_trace
+from precast._ops.topk.top_k import TopKTieBreak
+from precast.api_logging import precast_api
+
+NAME = "top_k_ragged_transform"
+
+
+def top_k_ragged_transform_reference(
+    input: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    tie_break: int = 0,
+    row_starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """:func:`top_k_ragged_transform` in plain PyTorch, in the order of ``deterministic=True``.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, max_len]``, float32, float16 or bfloat16, any device.
+    offsets, lengths : torch.Tensor
+        ``[rows]``, int32.
+    k : int
+        At least 1.
+    tie_break : int
+        A :class:`TopKTieBreak`.
+    row_starts : torch.Tensor, optional
+        ``[rows]``, int32.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, k]``, int32.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
+    >>> offsets, lengths = torch.tensor([0, 3]), torch.tensor([3, 1])
+    >>> top_k_ragged_transform_reference(scores, offsets, lengths, 2).tolist()
+    [[1, 2], [3, -1]]
+    """
+    at = largest_in_windows(input, lengths, k, tie_break, row_starts)
+    return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
+
+
+def _ragged_into(
+    input: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    deterministic: bool,
+    tie_break: int,
+    row_starts: torch.Tensor | None,
+    out: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    rows = {"offsets": offsets, "lengths": lengths, "row_starts": row_starts}
+    check_rows(NAME, input, k, tie_break, rows, {"out": out})
+    out.copy_(top_k_ragged_transform_reference(input, offsets, lengths, k, tie_break, row_starts))
+
+
+_ragged = Kernel(
+    "topk",
+    NAME,
+    schema="(Tensor input, Tensor offsets, Tensor lengths, SymInt k, bool deterministic, "
+    "int tie_break, Tensor? row_starts, Tensor(a!) out, bool enable_pdl) -> ()",
+    reference=_ragged_into,
+    public=lambda input, offsets, lengths, k, deterministic, tie_break, row_starts, out, pdl: (
+        *(input, offsets, lengths, k, deterministic, tie_break, False, row_starts),
+    ),
+)
+
+
+@precast_api(
+    trace=transform_trace(
+        NAME,
+        "Finds the k largest scores of each row, as positions in a ragged cache",
+        top_k_ragged_transform_reference,
+        False,
+    )
+)
+@backend_requirement({}, common_check=served_by("topk"))
+def top_k_ragged_transform(
+    input: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    deterministic: bool = False,
+    tie_break: int = TopKTieBreak.NONE,
+    dsa_graph_safe: bool = False,
+    row_starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Find the k largest scores of each row, as positions in a ragged cache.
+
+    The scores of row ``i`` are ``input[i, s : s + lengths[i]]`` for ``s = row_starts[i]``; position
+    ``j`` of them becomes ``offsets[i] + j``.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, max_len]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA device;
+        ``max_len`` up to 2^20.
+    offsets : torch.Tensor
+        ``[rows]``, int32: added to the positions of each row.
+    lengths : torch.Tensor
+        ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
+    k : int
+        How many are chosen; from 1 to 8192, also above ``max_len``.
+    deterministic : bool
+        The same input gives the same output, by ascending position.
+    tie_break : int
+        Which of equal scores are chosen, as in :func:`top_k`.
+    dsa_graph_safe : bool
+        Taken for compatibility: every call can be captured in a CUDA graph.
+    row_starts : torch.Tensor, optional
+        ``[rows]``, int32: where the scores of each row start. Default: 0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, k]``, int32; -1 behind the last position of a row with fewer than ``k`` scores,
+        whose positions come in ascending order.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; ``k`` out of range;
+        an unknown ``tie_break``.
+
+    Notes
+    -----
+    Exact. Allocates its result; safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
+    >>> offsets, lengths = torch.tensor([[0, 3], [3, 1]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     precast.top_k_ragged_transform(scores, offsets, lengths, 2).tolist()
+    [[1, 2], [3, -1]]
+    """
+    try:
+        out = torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
+        rest = (deterministic, int(tie_break), row_starts, out, True)
+        args = (input, offsets, lengths, k, *rest)
+        if torch.compiler.is_compiling():
+            torch_ops.top_k_ragged_transform(*args)
+        else:
+            _ragged[input.dtype, input.get_device()](*args)
+    except (AttributeError, TypeError, IndexError):
+        check_tensors(NAME, input=input, offsets=offsets, lengths=lengths)
+        check_rank(NAME, "input", input, 2, 2)
+        raise
+    except RuntimeError:
+        check_scores(NAME, input, k, tie_break)  # Of a negative k there is no empty tensor.
+        raise
+    return out

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The k largest elements of each row."""
+
+from __future__ import annotations
+
+import enum
+
+from precast._base.torch import torch, torch_ops
+from precast._op.decorators import backend_requirement, served_by
+from precast._op.dispatch import Kernel, check_tensors
+from precast._op.validation import check_dtype, check_rank, check_same_device
+from precast._ops.topk._checks import check_scores
+from precast._ops.topk._formula import by_value
+from precast._ops.topk._trace import top_k_trace
+from precast.api_logging import precast_api
+
+
+class TopKTieBreak(enum.IntEnum):
+    """Which of equal elements are chosen where not all of them are."""
+
+    NONE = 0
+    SMALL = 1
+    LARGE = 2
+
+    def __str__(self) -> str:
+        return self.name.lower()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+    def __format__(self, format_spec: str) -> str:
+        return format(str(self), format_spec)
+
+
+def top_k_reference(
+    input: torch.Tensor, k: int, sorted: bool = False, tie_break: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`top_k` in plain PyTorch, in the order of ``deterministic=True``.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, d]``, float32, float16 or bfloat16, any device.
+    k : int
+        From 1 to ``d``.
+    sorted : bool
+        By descending value, and not by ascending position.
+    tie_break : int
+        A :class:`TopKTieBreak`.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Values and positions (int64), ``[rows, k]``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> values, indices = top_k_reference(torch.tensor([[1.0, 3.0, 2.0]]), 2)
+    >>> values.tolist(), indices.tolist()
+    ([[3.0, 2.0]], [[1, 2]])
+    """
+    indices = by_value(input, tie_break)[:, :k].sort(dim=1).values
+    values = input.gather(1, indices)
+    if sorted:
+        order = values.sort(dim=1, descending=True, stable=True).indices
+        values, indices = values.gather(1, order), indices.gather(1, order)
+    return values, indices
+
+
+def _top_k_into(
+    input: torch.Tensor,
+    k: int,
+    sorted: bool,
+    deterministic: bool,
+    tie_break: int,
+    values: torch.Tensor,
+    indices: torch.Tensor,
+    enable_pdl: bool,
+) -> None:
+    check_scores("top_k", input, k, tie_break)
+    if k > input.shape[1]:
+        raise ValueError(f"top_k: k must be at most input's {input.shape[1]} columns, got {k}")
+    shape = (input.shape[0], k)
+    for name, out, dtype in (("values", values, input.dtype), ("indices", indices, torch.int64)):
+        check_same_device("top_k", name, out, input)
+        check_dtype("top_k", name, out, dtype)
+        if out.shape != shape:
+            raise ValueError(f"top_k: {name} must have shape {[*shape]}, got {[*out.shape]}")
+    for out, result in zip((values, indices), top_k_reference(input, k, sorted, tie_break)):
+        out.copy_(result)
+
+
+_top_k = Kernel(
+    "topk",
+    "top_k",
+    schema="(Tensor input, SymInt k, bool sorted, bool deterministic, int tie_break, "
+    "Tensor(a!) values, Tensor(b!) indices, bool enable_pdl) -> ()",
+    reference=_top_k_into,
+    public=lambda input, k, ordered, deterministic, tie_break, values, indices, pdl: (
+        *(input, k, ordered, deterministic, tie_break, False),
+    ),
+)
+
+
+@precast_api(trace=top_k_trace(top_k_reference))
+@backend_requirement({}, common_check=served_by("topk"))
+def top_k(
+    input: torch.Tensor,
+    k: int,
+    sorted: bool = False,
+    deterministic: bool = False,
+    tie_break: int = TopKTieBreak.NONE,
+    dsa_graph_safe: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the k largest elements of each row.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, d]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA device; ``d``
+        up to 2^20. NaN is larger than all numbers.
+    k : int
+        How many; from 1 to ``d``, at most 8192.
+    sorted : bool
+        By descending value.
+    deterministic : bool
+        The same input gives the same output, order included: equal values by ascending position,
+        and where the output is not sorted, all.
+    tie_break : int
+        Which of the elements that equal the k-th largest are chosen: any (``TopKTieBreak.NONE``;
+        with ``deterministic``, the first), the first (``SMALL``) or the last (``LARGE``).
+    dsa_graph_safe : bool
+        Taken for compatibility: every call can be captured in a CUDA graph.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Values, ``[rows, k]``, dtype of ``input``, and their positions, ``[rows, k]``, int64.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; ``k`` out of range;
+        an unknown ``tie_break``.
+
+    Notes
+    -----
+    Exact. Allocates its results; safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     values, indices = precast.top_k(torch.tensor([[1.0, 3.0, 2.0]]), 2, sorted=True)
+    >>> values.tolist(), indices.tolist()
+    ([[3.0, 2.0]], [[1, 2]])
+    """
+    try:
+        shape, device = (input.shape[0], k), input.device
+        values = torch.empty(shape, dtype=input.dtype, device=device)
+        indices = torch.empty(shape, dtype=torch.int64, device=device)
+        args = (input, k, sorted, deterministic, int(tie_break), values, indices, True)
+        if torch.compiler.is_compiling():
+            torch_ops.top_k(*args)
+        else:
+            _top_k[input.dtype, input.get_device()](*args)
+    except (AttributeError, TypeError, IndexError):
+        check_tensors("top_k", input=input)
+        check_rank("top_k", "input", input, 2, 2)
+        raise
+    except RuntimeError:
+        check_scores("top_k", input, k, tie_break)  # Of a negative k there is no empty tensor.
+        raise
+    return values, indices
+
+
+def can_implement_filtered_topk() -> bool:
+    """Whether the GPU is one that top-k is built for.
+
+    FlashInfer's answer says whether its kernel with tie-breaking fits the GPU's shared memory. Here
+    each GPU that has a target breaks ties.
+
+    Returns
+    -------
+    bool
+        True for compute capability 8.0 and later; False without a CUDA device.
+    """
+    return bool(torch.cuda.is_available() and torch.cuda.get_device_capability() >= (8, 0))

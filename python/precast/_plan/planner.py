@@ -1,0 +1,277 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The planner: from ``aot_configs/`` to the modules that can exist and those that are prebuilt.
+
+CMake, JIT, loader, command line, tests and documentation all read this plan. It needs the standard
+library only, so that a build environment without torch or tvm-ffi can run it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from precast._base.errors import UnsupportedConfigError, UnsupportedTargetError
+from precast._base.names import axis_word, module_name
+from precast._base.version import __version__
+from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
+from precast._plan.spec import JitSpec
+
+PLAN_SCHEMA = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The configuration space of one source tree (a checkout or the installed package data)."""
+
+    root: Path
+    config: Config
+
+    @classmethod
+    def load(cls, root: Path) -> Plan:
+        return cls(root, load_config(root))
+
+    @property
+    def build(self) -> BuildConfig:
+        return self.config.build
+
+    # -- one module -------------------------------------------------------------------------------
+
+    def axes(self, op: str, values: Mapping[str, object]) -> dict[str, AxisValue]:
+        """``values`` checked against the op's axes, in declared order.
+
+        Raises
+        ------
+        UnsupportedConfigError
+            If an axis is missing, unknown, or its value is outside the legal space.
+        """
+        declared = self.config.op(op).axes
+        for axis in values:
+            if axis not in declared:
+                raise UnsupportedConfigError(
+                    f"{op} has no axis {axis!r}; legal: {', '.join(declared) or 'none'}"
+                )
+        checked = {}
+        for axis, legal in declared.items():
+            if axis not in values:
+                raise UnsupportedConfigError(
+                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(axis_word, legal))}"
+                )
+            by_word = {axis_word(value): value for value in legal}
+            word = str(int(v)) if isinstance(v := values[axis], bool) else str(v)
+            if word not in by_word:
+                raise UnsupportedConfigError(
+                    f"{op}: {axis}={word} is not supported; legal: {', '.join(by_word)}"
+                )
+            checked[axis] = by_word[word]
+        return checked
+
+    def spec(
+        self, op: str, values: Mapping[str, object], arch: Arch | str, cuda_major: int = 13
+    ) -> JitSpec:
+        """The module of one configuration, prebuilt or not."""
+        config = self.config.op(op)
+        if isinstance(arch, str):
+            arch = self.target(op, arch)
+        if arch.name in self.build.archs and arch.name not in config.archs:
+            raise UnsupportedTargetError(
+                f"{op} does not support compute capability {' or '.join(arch.serves)}: it does not "
+                f"exist for {arch.name}; legal: {', '.join(config.archs)}"
+            )
+        axes = self.axes(op, values)
+        name = module_name(op, axes)
+        planned = arch.name in self.build.archs and arch.cuda[0] <= cuda_major
+        is_aot = planned and name in self._aot_names(op)
+        return self._spec(config, name, axes, arch, cuda_major, is_aot)
+
+    def _spec(
+        self,
+        config: OpConfig,
+        name: str,
+        axes: Mapping[str, AxisValue],
+        arch: Arch,
+        cuda_major: int,
+        is_aot: bool,
+    ) -> JitSpec:
+        return JitSpec(
+            name=name,
+            arch=arch,
+            sources=config.sources,
+            defines=(
+                f"PRECAST_SM={arch.number}",
+                *(f"PRECAST_{axis.upper()}={axis_word(value)}" for axis, value in axes.items()),
+            ),
+            exports=config.exports,
+            op=config.name,
+            axes=axes,
+            is_aot=is_aot,
+            **self.common(cuda_major, config.cuda_flags),
+        )
+
+    def common(self, cuda_major: int, cuda_flags: Sequence[str] = ()) -> dict[str, Any]:
+        """The fields of a ``JitSpec`` that every module of one CUDA major shares."""
+        build = self.build
+        if cuda_major not in build.cuda:
+            raise UnsupportedConfigError(
+                f"CUDA {cuda_major} is not supported; legal: {', '.join(map(str, build.cuda))}"
+            )
+        return {
+            "cuda_major": cuda_major,
+            "root": self.root,
+            "cuda_flags": (
+                *build.cuda_flags,
+                *build.cuda_major_flags.get(cuda_major, ()),
+                *cuda_flags,
+            ),
+            "host_flags": build.host_flags,
+            "link_flags": build.link_flags,
+            "version_script": build.version_script,
+            "tvm_ffi_range": (build.tvm_ffi_min, build.tvm_ffi_max_exclusive),
+            "cudart": build.cuda[cuda_major].cudart,
+        }
+
+    # -- targets ----------------------------------------------------------------------------------
+
+    def arch(self, name: str) -> Arch:
+        """A target by folder name (``sm90a``) or capability with suffix (``9.0a``).
+
+        A capability without suffix gets the one that the table says. A target that the table does
+        not know (a newer GPU, or an explicit suffix) is taken as it is and serves itself only.
+        """
+        if name in self.build.archs:
+            return self.build.archs[name]
+        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)([af]?)", name.strip())
+        if match is None:
+            raise ValueError(
+                f"{name!r} is not a CUDA target; legal: {', '.join(self.build.archs)}, or a "
+                f"capability such as '9.0a'"
+            )
+        capability, suffix = f"{int(match[1])}.{match[2]}", match[3]
+        for arch in self.build.archs.values():
+            if arch.target == capability + suffix:
+                return arch
+        if not suffix:
+            accepted = self.build.accepted(capability)
+            if accepted:
+                return accepted[0]
+        target = capability + suffix
+        return Arch("sm" + target.replace(".", ""), target, (capability,), (12, 0))
+
+    def target(self, op: str, name: str) -> Arch:
+        """:meth:`arch`; for a bare capability the best target that the op exists for."""
+        serving = self.build.accepted(name)
+        offered = [arch for arch in serving if arch.name in self.config.op(op).archs]
+        return offered[0] if offered else self.arch(name)
+
+    def archs(self, text: str | Iterable[str]) -> list[Arch]:
+        """Targets of a list such as ``"8.0 9.0a"`` (spaces, commas or semicolons)."""
+        words = re.split(r"[\s,;]+", text.strip()) if isinstance(text, str) else list(text)
+        return list(dict.fromkeys(self.arch(word) for word in words if word))
+
+    # -- the prebuilt set -------------------------------------------------------------------------
+
+    def _blocks(self, op: str, profile: str | None) -> list[dict[str, AxisValue]]:
+        config = self.config.op(op)
+        wanted = None if profile is None else self.build.profile_names(profile)
+        rows: dict[str, dict[str, AxisValue]] = {}
+        for block in config.aot:
+            if wanted is None or not block.profiles or wanted & set(block.profiles):
+                for values in itertools.product(*(block.values[axis] for axis in config.axes)):
+                    axes = dict(zip(config.axes, values))
+                    rows.setdefault(module_name(op, axes), axes)
+        return list(rows.values())
+
+    def _aot_names(self, op: str) -> set[str]:
+        return {module_name(op, axes) for axes in self._blocks(op, None)}
+
+    def aot_axes(self, profile: str | None = None) -> list[tuple[str, dict[str, AxisValue]]]:
+        """Op and axes of everything that a profile (None: any) prebuilds, without targets."""
+        return [(op, axes) for op in self.config.ops for axes in self._blocks(op, profile)]
+
+    def modules(
+        self,
+        profile: str | None = None,
+        archs: Iterable[Arch] | None = None,
+        cuda_major: int = 13,
+    ) -> list[JitSpec]:
+        """The prebuilt modules of a profile (None: of any) for some targets (None: all)."""
+        limited = self.build.profiles[profile].archs if profile and archs is None else ()
+        targets = list(self.build.archs.values()) if archs is None else list(archs)
+        if limited:
+            targets = [arch for arch in targets if arch.name in limited]
+        specs = []
+        for op, axes in self.aot_axes(profile):
+            config = self.config.op(op)
+            specs += [
+                self._spec(config, module_name(op, axes), axes, arch, cuda_major, True)
+                for arch in targets
+                if arch.name in config.archs or arch.name not in self.build.archs
+            ]
+        return specs
+
+    # -- what other tools read --------------------------------------------------------------------
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The plan as plain data: what the core wheel ships and the loader binds at import."""
+        modules: dict[str, dict[str, Any]] = {}
+        contents: dict[str, str] = {}  # of each op, read once
+        for major in self.build.cuda:
+            for spec in self.modules(cuda_major=major):
+                if self.build.archs[spec.arch.name].cuda[0] > major:
+                    continue
+                row = modules.setdefault(
+                    spec.name, {"op": spec.op, "axes": dict(spec.axes), "fingerprints": {}}
+                )
+                if spec.op not in contents:
+                    contents[spec.op] = spec.contents()
+                fingerprint = spec.fingerprint_of(contents[spec.op])
+                row["fingerprints"].setdefault(f"cu{major}", {})[spec.arch.name] = fingerprint
+        return {
+            "schema": PLAN_SCHEMA,
+            "version": __version__,
+            "tvm_ffi": {
+                "min": self.build.tvm_ffi_min,
+                "max_exclusive": self.build.tvm_ffi_max_exclusive,
+            },
+            "cuda": {
+                str(row.major): {
+                    "min_driver": row.min_driver,
+                    "cudart": row.cudart,
+                    "cudart_wheel": row.cudart_wheel,
+                }
+                for row in self.build.cuda.values()
+            },
+            "archs": {
+                arch.name: {"target": arch.target, "serves": list(arch.serves)}
+                for arch in self.build.archs.values()
+            },
+            "ops": {
+                op.name: {
+                    "axes": {k: list(v) for k, v in op.axes.items()},
+                    "archs": list(op.archs),
+                    "own_target": op.own_target,
+                }
+                for op in self.config.ops.values()
+            },
+            "modules": modules,
+        }
+
+
+def checkout_root() -> Path | None:
+    """The source tree that this file lies in, or None when it is installed."""
+    root = Path(__file__).resolve().parents[3]
+    return root if (root / "aot_configs" / "build.toml").is_file() else None
+
+
+def write_if_different(path: Path, text: str) -> bool:
+    """Write ``text`` unless the file holds it already, so that its time stamp stays."""
+    if path.is_file() and path.read_text(encoding="utf-8") == text:
+        return False
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return True

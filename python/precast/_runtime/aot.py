@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the prebuilt set of a profile directly, by the commands that JIT uses.
+
+::
+
+    python -m precast.aot --profile core --arch "8.0 9.0a 10.0f" --out-dir D
+
+is ``precast build`` with the same arguments. ``D`` is then a provider: ``PRECAST_KERNEL_DIR=D``, or
+a folder on ``PRECAST_PROVIDER_PATH``. A run that was stopped goes on where it was: a module whose
+fingerprint, compiler and contents are as wanted is kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from pathlib import Path
+
+from precast._base.errors import ProviderError
+from precast._base.progress import Progress, make_progress
+from precast._jit import cache, compiler
+from precast._jit.jobs import max_jobs
+from precast._jit.toolchain import Toolchain, find_toolchain
+from precast._plan.planner import Plan
+from precast._plan.spec import Command, JitSpec
+from precast._runtime.manifest import MANIFEST_NAME, Manifest
+from precast._runtime.manifest_writer import unplanned, write_manifest
+
+#: Holds a record of each finished module, which is what a second run goes by.
+STATE_FOLDER = ".build"
+_WORK_PREFIX = ".work-"
+DISTRIBUTION = "precast.aot"
+
+
+def build(
+    plan: Plan,
+    specs: Sequence[JitSpec],
+    out_dir: Path,
+    *,
+    jobs: int | None = None,
+    progress: Progress | None = None,
+) -> Manifest:
+    """Build modules into a folder and write its manifest.
+
+    Parameters
+    ----------
+    specs : sequence of JitSpec
+        What to build, all of one CUDA major.
+    out_dir : Path
+        Gets ``<arch>/<module>.so`` and ``manifest.json``.
+    jobs : int, optional
+        Compilers at once; default from cores and free memory.
+
+    Raises
+    ------
+    ToolchainError
+        If there is no compiler for one of the targets.
+    CompileError
+        If a command fails. What was finished before stays, and the next run starts from there.
+    ProviderError
+        If the folder holds anything but the modules that are planned.
+    """
+    if not specs:
+        raise ProviderError("nothing is planned: the profile or the targets are empty")
+    toolchain = find_toolchain(
+        max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
+    )
+    out_dir.mkdir(parents=True, exist_ok=True)
+    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # of a run that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    strangers = unplanned(out_dir, (spec.file_name for spec in specs))
+    if strangers:
+        raise ProviderError(
+            "\n".join([f"{out_dir} holds other modules. Fix: take an empty folder", *strangers])
+        )
+    (out_dir / MANIFEST_NAME).unlink(missing_ok=True)
+    todo = [spec for spec in specs if not is_built(spec, toolchain, out_dir)]
+    progress = progress or make_progress(len(specs))
+    with progress:
+        progress.skip(len(specs) - len(todo))
+        work = Path(tempfile.mkdtemp(prefix=_WORK_PREFIX, dir=out_dir))
+        try:
+            _Builder(toolchain, out_dir, work).run(todo, jobs or max_jobs(), progress)
+        finally:
+            shutil.rmtree(work, ignore_errors=True)
+    return write_manifest(
+        out_dir,
+        plan,
+        specs,
+        distribution=DISTRIBUTION,
+        toolkit=toolchain.toolkit.build,
+    )
+
+
+def is_built(spec: JitSpec, toolchain: Toolchain, out_dir: Path) -> bool:
+    """Whether ``out_dir`` holds this module, built by this compiler from these sources."""
+    try:
+        record = _record(spec, out_dir)
+        data = (out_dir / spec.file_name).read_bytes()
+    except (OSError, ValueError, TypeError):
+        return False
+    return (
+        record.fingerprint == spec.fingerprint
+        and record.compiler == toolchain.identity
+        and record.sha256 == hashlib.sha256(data).hexdigest()
+    )
+
+
+def compile_seconds(specs: Iterable[JitSpec], out_dir: Path) -> dict[str, float]:
+    """How long each built module took, by the name of its file."""
+    return {spec.file_name: _record(spec, out_dir).compile_seconds for spec in specs}
+
+
+def _record(spec: JitSpec, out_dir: Path) -> cache.Meta:
+    return cache.Meta.read(_record_path(spec, out_dir))
+
+
+def _record_path(spec: JitSpec, out_dir: Path) -> Path:
+    return out_dir / STATE_FOLDER / spec.arch.name / f"{spec.name}.json"
+
+
+class _Builder:
+    """Runs the commands of many modules; an object that several of them link is made once."""
+
+    def __init__(self, toolchain: Toolchain, out_dir: Path, work: Path) -> None:
+        self.toolchain, self.out_dir, self.work = toolchain, out_dir, work
+        self.shared: dict[tuple[str, ...], tuple[Path, Future[None]]] = {}
+        self.stop = threading.Event()
+
+    def run(self, specs: Sequence[JitSpec], jobs: int, progress: Progress) -> None:
+        with ThreadPoolExecutor(jobs) as pool:
+            # Shared objects go first: when a module waits for one, it is being made already.
+            plans = [(spec, self._prepare(spec, pool)) for spec in specs]
+            running = {
+                pool.submit(self._module, spec, commands, progress): spec
+                for spec, commands in plans
+            }
+            try:
+                for done in as_completed(running):
+                    progress.done(running[done].file_name, done.result())
+            except BaseException:
+                self.stop.set()
+                pool.shutdown(cancel_futures=True)
+                raise
+
+    def _prepare(self, spec: JitSpec, pool: ThreadPoolExecutor) -> list[Command]:
+        """The module's commands, with the host objects replaced by shared ones."""
+        folder = self.work / spec.arch.name / spec.name
+        folder.mkdir(parents=True)
+        commands, moved = [], {}
+        for command in spec.commands(self.toolchain, folder):
+            if command.kind == "host":
+                key = tuple(a for a in command.argv if a != str(command.output))
+                if key not in self.shared:
+                    output = self.work / f"{len(self.shared)}-{command.output.name}"
+                    argv = [str(output) if a == str(command.output) else a for a in command.argv]
+                    task = pool.submit(self._execute, Command("host", argv, output), spec.op)
+                    self.shared[key] = output, task
+                moved[str(command.output)] = str(self.shared[key][0])
+            else:
+                argv = [moved.get(word, word) for word in command.argv]
+                commands.append(command._replace(argv=argv))
+        return commands
+
+    def _module(self, spec: JitSpec, commands: list[Command], progress: Progress) -> float:
+        start = time.monotonic()
+        progress.start(spec.file_name)
+        *compiles, link = commands
+        for command in compiles:
+            self._execute(command, spec.file_name)
+        took = time.monotonic() - start
+        for output, task in self.shared.values():
+            if str(output) in link.argv:
+                task.result()
+        start = time.monotonic()
+        self._execute(link, spec.file_name)
+        took += time.monotonic() - start
+        self._publish(spec, link.output, took)
+        return took
+
+    def _execute(self, command: Command, name: str) -> None:
+        if not self.stop.is_set():
+            compiler.run([command], command.output.parent, name)
+
+    def _publish(self, spec: JitSpec, library: Path, seconds: float) -> None:
+        if self.stop.is_set():
+            return
+        record = _record_path(spec, self.out_dir)
+        target = self.out_dir / spec.file_name
+        for path in (record, target):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        record.unlink(missing_ok=True)
+        library.replace(target)
+        meta = cache.write_meta(spec, self.toolchain, target, seconds)
+        record.write_text(meta.dump(), encoding="utf-8")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m precast.aot``: the command ``precast build``; returns its exit code."""
+    from precast.cli import main
+
+    return main(["build", *(sys.argv[1:] if argv is None else argv)])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

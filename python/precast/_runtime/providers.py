@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Find prebuilt modules: a build tree, installed cache wheels, unpacked bundles."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from precast._base import env as _env
+from precast._base import tvm_ffi as _tvm_ffi
+from precast._runtime.cudart import driver_cuda_version
+from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
+
+ENTRY_POINT_GROUP = "precast.jit_cache"
+
+
+class Provider(NamedTuple):
+    """A place that says it holds prebuilt modules; ``manifest`` is None if it does not hold up."""
+
+    source: str
+    root: Path
+    manifest: Manifest | None
+    problem: str | None
+
+    @property
+    def title(self) -> str:
+        """Distribution and version, or the folder where they are not known."""
+        if self.manifest is None:
+            return str(self.root)
+        return f"{self.manifest.distribution} {self.manifest.version}"
+
+    @property
+    def label(self) -> str:
+        """Where it was found, and its title."""
+        return f"{self.source} {self.title}"
+
+    def mend(self, requirement: str) -> str:
+        """The command that replaces what does not fit here."""
+        if self.source != "provider":
+            return f"build or unpack {self.root} again"
+        # Without its dependencies: pip would install torch again, perhaps another build of it.
+        return f"pip install --force-reinstall --no-deps {requirement}"
+
+
+def find_providers() -> list[Provider]:
+    """All providers in the order in which the loader asks them."""
+    return [_read(source, root) for source, root in _places()]
+
+
+def _places() -> Iterator[tuple[str, Path]]:
+    if _env.KERNEL_DIR():
+        yield "PRECAST_KERNEL_DIR", _absolute(_env.KERNEL_DIR())
+    seen = set()
+    for root in _installed():
+        if root not in seen:
+            seen.add(root)
+            yield "provider", root
+    for text in filter(None, _env.PROVIDER_PATH().split(os.pathsep)):
+        folder = _absolute(text)
+        inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+        direct = _holds_manifest(folder) or not inside
+        for root in [folder] if direct else inside:
+            if root not in seen:
+                seen.add(root)
+                yield "PRECAST_PROVIDER_PATH", root
+
+
+def _absolute(text: str) -> Path:
+    try:
+        return Path(text).expanduser().absolute()
+    except RuntimeError:  # A user that does not exist: told as a provider that cannot be read.
+        return Path(text).absolute()
+
+
+def _installed() -> Iterator[Path]:
+    """Folders of the installed cache wheels; their packages are located, never imported."""
+    import importlib.metadata
+
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+        package = point.value.partition(":")[0]
+        roots = [Path(entry or os.curdir).absolute() / package for entry in sys.path]
+        found = [root for root in roots if _holds_manifest(root)]
+        if found:
+            yield found[0]
+        elif point.dist is not None:  # It says it holds modules: reported as damaged.
+            yield Path(str(point.dist.locate_file(package)))
+
+
+def _holds_manifest(root: Path) -> bool:
+    try:
+        return (root / MANIFEST_NAME).is_file()
+    except OSError:  # A folder that this user may not enter.
+        return False
+
+
+def _read(source: str, root: Path) -> Provider:
+    try:
+        return Provider(source, root, read_manifest(root), None)
+    except ValueError as error:
+        mend = "reinstall it" if source == "provider" else f"correct {source}"
+        return Provider(source, root, None, f"{error}. Fix: {mend}")
+
+
+@functools.cache
+def provider_problem(manifest: Manifest) -> str | None:
+    """Why nothing of a provider can run here: machine, driver or tvm-ffi."""
+    import platform
+
+    if manifest.machine != platform.machine():
+        return f"built for {manifest.machine}, this machine is {platform.machine()}"
+    driver = driver_cuda_version()
+    if driver is not None and driver[0] < manifest.cuda_major:
+        return (
+            f"needs driver >= {manifest.min_driver} (CUDA {manifest.cuda_major}); this driver runs "
+            f"CUDA {driver[0]}.{driver[1]}. Fix: update the driver, or install the "
+            f"cu{driver[0]} modules"
+        )
+    return _tvm_ffi.range_problem(manifest.tvm_ffi_min, manifest.tvm_ffi_max_exclusive)

@@ -1,8 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-"""Attention over parts of the keys, put together."""
-
-from __future__ import annotations
-
-from precast.cascade.merge import merge_state as merge_state
-from precast.cascade.merge import merge_state_in_place as merge_state_in_place
-from precast.cascade.merge import merge_states as merge_states

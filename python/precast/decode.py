@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Decode attention: the newest token of each request over its KV cache."""
+
+from __future__ import annotations
+
+from precast._ops.attention.decode.fast_plan import fast_decode_plan
+from precast._ops.attention.decode.graphs import CUDAGraphBatchDecodeWithPagedKVCacheWrapper
+from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.decode.single import (
+    single_decode_with_kv_cache,
+    single_decode_with_kv_cache_reference,
+)
+from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
+
+__all__ = [
+    "BatchDecodeWithPagedKVCacheWrapper",
+    "CUDAGraphBatchDecodeWithPagedKVCacheWrapper",
+    "batch_decode_with_paged_kv_cache_reference",
+    "fast_decode_plan",
+    "single_decode_with_kv_cache",
+    "single_decode_with_kv_cache_reference",
+]

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Normalizations of rows: RMSNorm and LayerNorm, also fused with residual, gate, quantisation."""
+
+from __future__ import annotations
+
+from precast._ops.norm.fused_add_rmsnorm import (
+    fused_add_rmsnorm,
+    fused_add_rmsnorm_reference,
+    gemma_fused_add_rmsnorm,
+    gemma_fused_add_rmsnorm_reference,
+)
+from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
+    fused_add_rmsnorm_fp8_block_quant,
+    fused_add_rmsnorm_fp8_block_quant_reference,
+)
+from precast._ops.norm.fused_add_rmsnorm_quant import (
+    fused_add_rmsnorm_quant,
+    fused_add_rmsnorm_quant_reference,
+)
+from precast._ops.norm.fused_rmsnorm_silu import fused_rmsnorm_silu, fused_rmsnorm_silu_reference
+from precast._ops.norm.layernorm import layernorm, layernorm_reference
+from precast._ops.norm.layernorm_quant import layernorm_quant, layernorm_quant_reference
+from precast._ops.norm.rmsnorm import (
+    gemma_rmsnorm,
+    gemma_rmsnorm_reference,
+    rmsnorm,
+    rmsnorm_reference,
+)
+from precast._ops.norm.rmsnorm_quant import rmsnorm_quant, rmsnorm_quant_reference
+from precast._ops.norm.rmsnorm_sigmoid_gate import (
+    rmsnorm_sigmoid_gate,
+    rmsnorm_sigmoid_gate_reference,
+)
+
+__all__ = [
+    "fused_add_rmsnorm",
+    "fused_add_rmsnorm_fp8_block_quant",
+    "fused_add_rmsnorm_fp8_block_quant_reference",
+    "fused_add_rmsnorm_quant",
+    "fused_add_rmsnorm_quant_reference",
+    "fused_add_rmsnorm_reference",
+    "fused_rmsnorm_silu",
+    "fused_rmsnorm_silu_reference",
+    "gemma_fused_add_rmsnorm",
+    "gemma_fused_add_rmsnorm_reference",
+    "gemma_rmsnorm",
+    "gemma_rmsnorm_reference",
+    "layernorm",
+    "layernorm_quant",
+    "layernorm_quant_reference",
+    "layernorm_reference",
+    "rmsnorm",
+    "rmsnorm_quant",
+    "rmsnorm_quant_reference",
+    "rmsnorm_reference",
+    "rmsnorm_sigmoid_gate",
+    "rmsnorm_sigmoid_gate_reference",
+]

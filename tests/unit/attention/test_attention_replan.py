@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A plan that is refused, and what a plan leaves to the next: never a part of each."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from attention_support import (
+    F32,
+    I32,
+    OTHER_TABLE,
+    ROWS,
+    SIZES,
+    TABLE,
+    TOKENS,
+    attributes,
+    cache,
+    decode,
+    paged,
+    ragged,
+)
+
+import precast
+from precast._ops.attention import kernels
+from precast.errors import PlanMismatchError
+
+pytestmark = pytest.mark.usefixtures("reference_mode")
+
+
+# -- a refused plan -------------------------------------------------------------------------------
+
+
+def fails(*args):
+    raise ValueError("no room")
+
+
+DECODE_REFUSALS = [
+    ((*TABLE, 8, 4, 64, 8), {"window_right": 1}, NotImplementedError),
+    ((*TABLE, 5, 4, 64, 8), {}, ValueError),
+    ((*TABLE, 8, 4, 63, 8), {}, ValueError),
+    ((*TABLE, 8, 4, 64, 0), {}, ValueError),
+    ((*TABLE, 8, 4, 64, 8), {"kv_data_type": "int32"}, ValueError),
+    ((*TABLE, 8, 4, 64, 8), {"pos_encoding_mode": "X"}, ValueError),
+    ((*TABLE, 8, 4, 64, 8), {"rope_scale": 0.0}, ValueError),
+    ((*TABLE, 8, 4, 64, 8), {"q_len_per_req": 100}, ValueError),
+    ((*TABLE[:2], torch.tensor([3, 8, 1], dtype=I32), 8, 4, 64, 8), {}, ValueError),
+    ((*TABLE[:2], None, 8, 4, 64, 8), {}, AttributeError),
+]
+
+
+@pytest.mark.parametrize(("args", "options", "error"), DECODE_REFUSALS)
+def test_a_refused_plan_of_a_decode_leaves_the_one_before(args, options, error):
+    wrapper = decode()
+    wrapper.plan(*OTHER_TABLE, *SIZES, window_left=5, sm_scale=0.2, **F32)
+    q, kv = torch.randn(2, 4, 64), cache()
+    before, want = attributes(wrapper), wrapper.run(q, kv)
+    with pytest.raises(error):
+        wrapper.plan(*args, **{**F32, **options})
+    assert attributes(wrapper) == before
+    assert torch.equal(wrapper.run(q, kv), want)
+
+
+def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
+    wrapper = decode()
+    wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
+    before = attributes(wrapper)
+    with monkeypatch.context() as patch:
+        patch.setitem(kernels.plan, wrapper._device_key, fails)
+        with pytest.raises(ValueError, match="no room"):
+            wrapper.plan(*TABLE, 8, 4, 128, 16, sm_scale=3.0, q_len_per_req=2, **F32)
+        with pytest.raises(ValueError, match="no room"):
+            precast.fast_decode_plan(wrapper, *TABLE, 8, 4, 128, 16, **F32)
+    assert attributes(wrapper) == before
+
+
+def test_a_refused_plan_by_position_leaves_the_one_before():
+    wrapper = decode()
+    wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
+    before = attributes(wrapper)
+    with (
+        pytest.warns(DeprecationWarning, match="positionally"),
+        pytest.raises(ValueError, match="pos_encoding_mode"),
+    ):
+        wrapper.plan(*TABLE, 8, 4, 64, 8, "X")
+    assert attributes(wrapper) == before
+
+
+@pytest.mark.parametrize(
+    ("args", "options"),
+    [
+        ((ROWS, *TABLE, 5, 4, 64, 8), {}),
+        ((ROWS, *TABLE, 8, 4, 64, -1), {}),
+        ((ROWS, TABLE[0][:2], *TABLE[1:], 8, 4, 64, 8), {}),
+        ((ROWS, *TABLE, 8, 4, 64, 8), {"custom_mask": torch.ones(40).bool()}),
+        ((ROWS, *TABLE, 8, 4, 64, 8), {"prefix_len_ptr": torch.tensor([1, 1])}),
+        ((ROWS, *TABLE, 8, 4, 64, 8), {"rope_theta": -1.0}),
+    ],
+)
+def test_a_refused_plan_of_a_prefill_leaves_the_one_before(args, options):
+    wrapper, mask = paged(), torch.rand(3 * 8 + 1 * 9) < 0.5
+    wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, window_left=6, **F32)
+    q, kv = torch.randn(4, 4, 64), cache()
+    before, want = attributes(wrapper), wrapper.run(q, kv)
+    with pytest.raises(ValueError, match="must"):
+        wrapper.plan(*args, **{**F32, **options})
+    assert attributes(wrapper) == before
+    assert torch.equal(wrapper.run(q, kv), want)
+
+
+def test_a_refused_plan_of_ragged_keys_leaves_the_one_before():
+    wrapper = ragged()
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, causal=True, **F32)
+    q, k = torch.randn(4, 4, 64), torch.randn(9, 2, 64)
+    before, want = attributes(wrapper), wrapper.run(q, k, k)
+    for args, options in (
+        ((ROWS, TOKENS, 6, 4, 64), {}),
+        ((ROWS, TOKENS[:2], 8, 4, 64), {}),
+        ((ROWS, TOKENS, 8, 4, 64), {"custom_mask": torch.ones(3).bool()}),
+    ):
+        with pytest.raises(ValueError, match="must"):
+            wrapper.plan(*args, **{**F32, **options})
+        assert attributes(wrapper) == before
+    assert torch.equal(wrapper.run(q, k, k), want)
+
+
+def test_where_buffers_of_a_graph_are_written_there_is_no_plan(monkeypatch):
+    wrapper = decode(in_graph=True)
+    wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
+    for export in (kernels.plan, kernels.fill_and_plan):
+        monkeypatch.setitem(export, wrapper._device_key, fails)
+    with pytest.raises(ValueError, match="no room"):
+        wrapper.plan(*TABLE, *SIZES, **F32)
+    with pytest.raises(PlanMismatchError, match=r"there is no plan. Fix: call plan\(\) first"):
+        wrapper.run(torch.randn(2, 4, 64), cache())
+    monkeypatch.undo()
+    wrapper.plan(*TABLE, *SIZES, **F32)
+    q, kv = torch.randn(2, 4, 64), cache()
+    torch.testing.assert_close(wrapper.run(q, kv), wrapper.reference(q, kv, *TABLE)[0])
+
+
+def test_where_the_plan_is_written_there_is_no_other(monkeypatch):
+    wrapper = decode()
+    wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
+    monkeypatch.setattr(type(wrapper), "_make_qo_indptr", fails)
+    with pytest.raises(ValueError, match="no room"):
+        wrapper.plan(*TABLE, *SIZES, q_len_per_req=2, **F32)
+    with pytest.raises(PlanMismatchError, match="there is no plan"):
+        wrapper.run(torch.randn(2, 4, 64), cache())
+
+
+def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_refused():
+    wrapper, mask = paged(in_graph=True), torch.rand(3 * 8 + 1 * 9) < 0.5
+    wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, **F32)
+    q, kv = torch.randn(4, 4, 64), cache()
+    before, want = attributes(wrapper), wrapper.run(q, kv)
+    for options, message in (
+        ({"custom_mask": mask[:-1]}, "custom_mask must have at least 33 elements .* got 32"),
+        (
+            {"packed_custom_mask": torch.zeros(4, dtype=torch.uint8)},
+            "packed_custom_mask must have at least 5 elements .* got 4",
+        ),
+        (
+            {"packed_custom_mask": torch.zeros(11, dtype=torch.uint8)},
+            "custom_mask_buf must have at least 11 elements .* got 10",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, **options, **F32)
+        assert attributes(wrapper) == before
+    assert torch.equal(wrapper.run(q, kv), want)
+    with pytest.raises(ValueError, match=r"mask_indptr_buf must have shape \[3\], got \[4\]"):
+        starts = wrapper._mask_indptr_buf
+        wrapper._mask_indptr_buf = torch.zeros(4, dtype=I32)
+        wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, **F32)
+    wrapper._mask_indptr_buf = starts
+    # One that is too long is as good as its beginning.
+    wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask.repeat(2), **F32)
+    assert torch.equal(wrapper.run(q, kv), want)
+
+
+# -- what a plan leaves to the next ---------------------------------------------------------------
+
+
+def test_items_of_the_plan_before_are_gone():
+    wrapper = ragged()
+    places = torch.zeros(2, 5, dtype=torch.int32)
+    items = {"prefix_len_ptr": torch.tensor([1, 1]), "token_pos_in_items_ptr": places.view(-1)}
+    items["token_pos_in_items_len"] = 5
+    longest = torch.tensor([3, 3])
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, **items, max_item_len_ptr=longest, **F32)
+    assert wrapper._max_item_len_ptr is not None
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, **items, **F32)
+    assert wrapper._max_item_len_ptr is None
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, **F32)
+    assert wrapper._prefix_len_ptr is wrapper._token_pos_in_items_ptr is None
+    assert wrapper._token_pos_in_items_len == 0
+
+
+def test_every_request_has_items():
+    wrapper = ragged()
+    places = torch.zeros(7, dtype=torch.int32)
+    wrapper.plan(
+        *(ROWS, TOKENS, 4, 2, 64),
+        prefix_len_ptr=torch.tensor([1, 1]),
+        token_pos_in_items_ptr=places,
+        token_pos_in_items_len=4,
+        **F32,
+    )
+    q, k = torch.randn(4, 4, 64), torch.randn(9, 2, 64)
+    with pytest.raises(ValueError, match=r"token_pos must have at least 8 elements, got .*\[7\]"):
+        wrapper.run(q, k, k)
+
+
+def test_a_fast_plan_gives_outputs_of_its_queries_dtype():
+    wrapper = decode()
+    wrapper.plan(*TABLE, *SIZES, q_data_type="bfloat16")
+    precast.fast_decode_plan(wrapper, *TABLE, *SIZES, q_data_type="float16")
+    assert wrapper._cached_o_data_type is torch.float16
+    wrapper.plan(*TABLE, *SIZES, q_data_type="bfloat16", o_data_type="float32")
+    precast.fast_decode_plan(wrapper, *TABLE, *SIZES, q_data_type="bfloat16")
+    assert wrapper._cached_o_data_type is torch.float32
+
+
+def test_a_split_that_is_off_has_no_tile_of_its_own(monkeypatch):
+    """-1 is what engines pass for none."""
+    wrapper, seen = ragged(), []
+    monkeypatch.setattr(
+        wrapper, "_choose_tile", lambda q_len, rows, invariant: seen.append(invariant) or 16
+    )
+    for size in (None, -1, 0, 8):
+        wrapper.plan(ROWS, TOKENS, 4, 2, 64, fixed_split_size=size, **F32)
+    assert seen == [False, False, False, True, True]
+
+
+def test_a_deprecated_call_is_where_the_warning_is():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        decode().plan(*TABLE, *SIZES, "NONE", -1, None, "float32")
+    assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]

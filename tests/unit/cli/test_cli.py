@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as a whole, and the commands list and explain."""
+
+from __future__ import annotations
+
+import json
+import os
+import pkgutil
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
+
+import precast
+import precast.cli
+from precast._jit.env import cache_dir
+from precast._runtime.loader import plan
+
+COMMANDS = [
+    "build",
+    "bundle",
+    "cache",
+    "collect-env",
+    "completion",
+    "doctor",
+    "explain",
+    "install",
+    "list",
+    "replay",
+    "verify",
+]
+
+
+def test_help_lists_every_command_and_every_exit_code():
+    done = run("--help")
+    assert done.returncode == 0
+    listed = re.findall(r"^    ([a-z-]+) {2,}", done.stdout, re.MULTILINE)
+    assert set(COMMANDS) <= set(listed)
+    found = {i.name for i in pkgutil.iter_modules(precast.cli.__path__)}
+    assert {name.replace("-", "_") for name in listed} == {n for n in found if n[0] != "_"}
+    for code in ("0", "1", "2", "3", "70", "130", "141"):
+        assert re.search(rf"^  {code} +\S", done.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_each_command_explains_itself(command):
+    done = run(command, "--help")
+    assert done.returncode == 0
+    assert done.stdout.startswith(f"usage: precast {command}")
+
+
+def test_a_new_file_is_a_new_command(tmp_path):
+    # No list names the commands: a file in the folder is enough.
+    (tmp_path / "say_hello.py").write_text(
+        '"""Say hello."""\n'
+        "def add_arguments(parser): parser.add_argument('name')\n"
+        "def run(args): print('hello', args.name); return 7\n"
+    )
+    script = (
+        f"import precast.cli, sys; precast.cli.__path__.append({str(tmp_path)!r});"
+        "sys.exit(precast.cli.main(['say-hello', 'you']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": PACKAGES}
+    )
+    assert (done.stdout, done.returncode) == ("hello you\n", 7)
+
+
+def test_version():
+    done = run("--version")
+    assert (done.stdout, done.returncode) == (f"precast {precast.__version__}\n", 0)
+
+
+def test_no_command_prints_the_help_and_is_a_usage_error():
+    done = run()
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: precast")
+
+
+def test_list_imports_neither_torch_nor_tvm_ffi():
+    script = (
+        "import precast.cli, sys; code = precast.cli.main(['list', '--json']);"
+        "print(sorted({'torch', 'tvm_ffi', 'rich'} & set(sys.modules)), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, env={"PYTHONPATH": PACKAGES}
+    )
+    assert done.stderr == "[]\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "environment", "message"),
+    [
+        (["list", "--op", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
+        (["list", "--profile", "big"], {}, "error: unknown profile 'big'; legal: ci, core, full"),
+        (["list", "--arch", "9.x"], {}, "'9.x' is not a compute capability; legal: entries such"),
+        (["explain", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
+        (["explain", "norm", "bf16", "--arch", "9.0"], {}, "error: 'bf16' is not KEY=VALUE"),
+        (["explain", "norm", "--arch", "9.0"], {}, "error: norm: axis 'dtype' is missing; legal:"),
+        (["explain", "norm", "dtype=e4m3", "--arch", "9.0"], {}, "norm: dtype=e4m3 is not supp"),
+        (["explain", "norm", "size=3", "--arch", "9.0"], {}, "error: norm has no axis 'size'"),
+        (["doctor"], {"PRECAST_JIT": "never"}, "error: PRECAST_JIT='never' is unknown; legal:"),
+        (["cache", "clear"], {}, None),
+        (["frobnicate"], {}, "error: unknown command 'frobnicate'; legal: build, bundle, cache,"),
+    ],
+)
+def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path, argv, environment, message):
+    if message is None:  # A cache with something in it, and nobody at the keyboard.
+        folder = tmp_path / cache_dir().name / "cu13" / "sm90a" / "norm__dtype_bf16-0123"
+        folder.mkdir(parents=True)
+        environment = {"PRECAST_CACHE_DIR": str(tmp_path)}
+        message = "error: nobody is there to ask. Fix: precast cache clear --yes"
+    done = run(*argv, **environment)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.returncode == 2
+
+
+def test_a_reader_that_has_left_is_no_traceback():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as out:
+        done = subprocess.run(
+            [sys.executable, "-m", "precast", "list"],
+            stdout=out,
+            stderr=subprocess.PIPE,
+            env={"PYTHONPATH": PACKAGES},
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+# -- list -----------------------------------------------------------------------------------------
+
+
+def listed(*argv: str, **environment: str) -> list[dict]:
+    done = run("list", "--json", *argv, **environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)["modules"]
+
+
+def test_list_has_every_planned_module_of_every_target(tmp_path):
+    rows = listed(PRECAST_CACHE_DIR=str(tmp_path))
+    planned = {(spec.name, spec.arch.name) for spec in plan().modules()}
+    assert {(row["module"], row["arch"]) for row in rows} == planned
+    assert {row["state"] for row in rows} <= {"JIT", "missing"}
+
+
+def test_list_filters_by_op_arch_profile_and_source(tmp_path):
+    root = write_provider(tmp_path / "p", core_specs("sm80")[:1])
+    env = {"PRECAST_PROVIDER_PATH": str(root), "PRECAST_CACHE_DIR": str(tmp_path / "c")}
+    name = core_specs("sm80")[0].name
+    rows = listed("--arch", "8.0", "9.0a", "--op", name.partition("__")[0], **env)
+    assert {row["capability"] for row in rows} == {"8.0", "9.0"}
+    assert {row["op"] for row in rows} == {name.partition("__")[0]}
+    assert next((row["module"], row["state"], row["arch"]) for row in rows) == (
+        name,
+        "prebuilt",
+        "sm80",
+    )
+    # sm80 code also serves 8.6, where nothing nearer is installed; it does not serve 9.0.
+    only = listed("--arch", "8.6,9.0", "--source", "prebuilt", **env)
+    assert [(row["module"], row["capability"], row["arch"]) for row in only] == [
+        (name, "8.6", "sm80")
+    ]
+    small = {row["module"] for row in listed("--profile", "ci", "--arch", "9.0", **env)}
+    assert small == {spec.name for spec in plan().modules("ci", plan().archs("9.0a"))}
+
+
+def test_list_as_text_is_aligned_and_summed_up(tmp_path):
+    root = write_provider(tmp_path / "p", core_specs("sm90a")[:1])
+    done = run("list", "--arch", "9.0", PRECAST_PROVIDER_PATH=str(root), PRECAST_JIT="error")
+    lines = done.stdout.splitlines()
+    assert lines[0].split() == ["op", "module", "GPU", "target", "source", "from"]
+    column = lines[0].index("source")
+    states = [line[column:].split()[0] for line in lines[1:-1]]
+    assert states.count("prebuilt") == 1
+    assert set(states) == {"prebuilt", "missing"}
+    assert lines[-1] == f"{len(states)} modules: 1 prebuilt, {len(states) - 1} missing"
+
+
+# -- explain --------------------------------------------------------------------------------------
+
+
+def test_explain_shows_each_candidate_with_its_reason(tmp_path):
+    specs = core_specs("sm90a")
+    good = write_provider(tmp_path / "good", specs)
+    old = write_provider(tmp_path / "old", specs, version="0.0.9")
+    edit_manifest(old, "norm__dtype_bf16", fingerprint="f" * 64)
+    broken = tmp_path / "broken"
+    broken.mkdir()
+    (broken / "manifest.json").write_text("{")
+    done = run(
+        "explain", "rmsnorm", "dtype=bf16", "--arch", "sm90a",
+        PRECAST_PROVIDER_PATH=f"{old}:{broken}:{good}",
+    )  # fmt: skip
+    assert done.returncode == 0
+    assert "norm__dtype_bf16 on compute capability 9.0" in done.stdout
+    assert re.search(r"accepted +PRECAST_PROVIDER_PATH: .*sm90a/norm__dtype_bf16.so", done.stdout)
+    assert f"Result: prebuilt: {good}/sm90a/norm__dtype_bf16.so" in done.stdout
+
+    (good / "sm90a" / "norm__dtype_bf16.so").write_bytes(b"module sm90a/norm__dtype_bf16.s0")
+    done = run(
+        "explain", "norm", "dtype=bf16", "--arch", "9.0", "--json",
+        PRECAST_PROVIDER_PATH=f"{old}:{broken}:{good}", PRECAST_JIT="error",
+    )  # fmt: skip
+    assert done.returncode == 1
+    (row,) = json.loads(done.stdout)["modules"]
+    assert row["state"] == "missing"
+    assert row["path"] is None
+    reasons = " | ".join(step["reason"] for step in row["steps"])
+    assert "was changed after it was built (sha256 differs)" in reasons
+    assert "its fingerprint ffffffffffff is not the" in reasons
+    assert "is damaged (not JSON)" in reasons
+    assert "compiling is forbidden (PRECAST_JIT=error)" in reasons
+    assert not any(step["accepted"] for step in row["steps"])
+
+
+def test_explain_without_a_gpu_says_which_option_is_needed():
+    done = run("explain", "norm", "dtype=bf16", CUDA_VISIBLE_DEVICES="")
+    assert done.returncode == 2
+    assert "Fix: say which GPU is meant, for example --arch 9.0" in done.stderr
+
+
+def test_nothing_is_written_by_looking(tmp_path):
+    home = tmp_path / "home"
+    home.mkdir()
+    for argv in (["doctor"], ["list"], ["cache", "info"], ["verify"], ["collect-env"]):
+        run(*argv, HOME=str(home), XDG_CACHE_HOME=str(home / "cache"))
+    assert list(Path(home).rglob("*")) == []

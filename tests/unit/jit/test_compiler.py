@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The protocol of a compile, with shell commands in the place of compilers."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from compiler_support import TOOLCHAIN, ShellSpec, left_over, links
+from loader_support import messages
+
+import precast
+from precast._jit import cache, compiler, env
+from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.toolchain import Toolkit
+from precast._plan.planner import Plan
+from precast._plan.spec import Command
+from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError, ToolchainError
+
+
+def test_a_build_is_announced_then_published_whole_then_found(make, tmp_path, caplog):
+    spec = make()
+    path = spec.build("no provider is installed")
+    assert path.read_text() == "library\n"
+    assert path == spec.get_library_path()
+    assert spec.build() == path
+    assert links(tmp_path) == 1
+    (entry,) = cache.entries()
+    assert entry.meta is not None
+    assert (entry.meta.fingerprint, entry.meta.compiler) == (
+        spec.fingerprint,
+        "nvcc 13.0.88; g++ 12",
+    )
+    assert {p.name for p in path.parent.iterdir()} == {path.name, "meta.json"}
+    assert left_over(env.cache_dir()) == []
+    assert oct(env.cache_dir().stat().st_mode & 0o777) == "0o700"
+    before, after = messages(caplog, logging.INFO)
+    assert before == (
+        f"compiling scale__dtype_f32 for sm90a with nvcc 13.0.88 into {path.parent}. Why: no "
+        f'provider is installed. Prebuilt: pip install "precast[cu13-sm90a]".'
+    )
+    assert after.startswith("compiled scale__dtype_f32 in 0.")
+    assert [r.levelname for r in caplog.records] == ["INFO", "INFO"]
+
+
+def test_the_line_before_a_compile_comes_before_it(make, tmp_path, caplog):
+    seen = tmp_path / "seen"
+    spec = make(compile_line=f'sleep 0.2; cat {seen} > /dev/null && echo x > "$1"')
+    handler = logging.Handler()
+    handler.emit = lambda record: seen.touch()  # type: ignore[method-assign]
+    logging.getLogger("precast").addHandler(handler)
+    try:
+        spec.build("why")
+    finally:
+        logging.getLogger("precast").removeHandler(handler)
+
+
+def test_policy_warn_warns_and_error_forbids(make, tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("PRECAST_JIT", "error")
+    text = r"would have to be compiled, which is forbidden \(PRECAST_JIT=error\). why"
+    with pytest.raises(MissingJITCacheError, match=text) as caught:
+        make().build("why")
+    assert caught.value.spec == make()
+    assert not env.cache_dir().exists()
+    monkeypatch.setenv("PRECAST_JIT", "warn")
+    path = make().build("why")
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    precast.freeze()
+    assert make().build("why") == path
+
+
+def test_heartbeats_while_compiling(make, monkeypatch, caplog):
+    monkeypatch.setattr(compiler, "HEARTBEAT_SECONDS", 0.2)
+    make(compile_line='sleep 0.7; echo > "$1"').build()
+    beats = [m for m in messages(caplog, logging.INFO) if m.startswith("still compiling scale")]
+    assert 2 <= len(beats) <= 4
+
+
+def test_a_second_thread_waits_tells_for_whom_and_takes_the_build(
+    make, tmp_path, monkeypatch, caplog
+):
+    monkeypatch.setattr(compiler, "HEARTBEAT_SECONDS", 0.2)
+    spec = make(compile_line='sleep 0.6; echo > "$1"')
+    paths = []
+    threads = [threading.Thread(target=lambda: paths.append(spec.build())) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len(paths) == 3
+    assert len(set(paths)) == 1
+    assert links(tmp_path) == 1
+    lines = messages(caplog, logging.INFO)
+    assert sum(m.startswith("compiling ") for m in lines) == 1
+    owner = f"process {os.getpid()} on {os.uname().nodename}"
+    waits = [
+        m for m in lines if m.startswith(f"waiting for {owner}, which compiles scale__dtype_f32-")
+    ]
+    assert len(waits) >= 4
+
+
+def test_a_lock_that_is_held_too_long_is_not_waited_for(make, tmp_path, monkeypatch, caplog):
+    import filelock
+
+    monkeypatch.setenv("PRECAST_LOCK_TIMEOUT", "0.3")
+    spec = make()
+    folder = env.writable_cache_dir() / cache.LOCK_FOLDER
+    folder.mkdir()
+    name = cache.entry(env.cache_dir(), spec, TOOLCHAIN).name
+    with filelock.FileLock(folder / f"{name}.lock"):
+        start = time.monotonic()
+        path = spec.build()
+        assert 0.3 <= time.monotonic() - start < 5
+    assert path.is_file()
+    lines = messages(caplog, logging.INFO)
+    assert any("0 s of at most 0 s" in m and "another process" in m for m in lines)
+    assert any("this process compiles for itself" in m for m in lines)
+
+
+@pytest.mark.parametrize("number", ["ENOSYS", "ENOLCK", "ESTALE", "EOPNOTSUPP"])
+def test_without_flock_each_compiles_for_itself(make, tmp_path, monkeypatch, caplog, number):
+    import errno
+    import fcntl
+
+    def no_flock(fd, operation):
+        raise OSError(getattr(errno, number), os.strerror(getattr(errno, number)))
+
+    monkeypatch.setattr(fcntl, "flock", no_flock)
+    assert make().build().is_file()
+    assert any("this process compiles for itself" in m for m in messages(caplog, logging.INFO))
+
+
+def test_a_dead_owner_leaves_a_name_and_no_lock(make, caplog):
+    spec = make()
+    folder = env.writable_cache_dir() / cache.LOCK_FOLDER
+    folder.mkdir()
+    name = cache.entry(env.cache_dir(), spec, TOOLCHAIN).name
+    (folder / f"{name}.owner").write_text("process 1 on a machine that is gone")
+    (folder / f"{name}.lock").touch()
+    assert spec.build().is_file()
+    assert not any("waiting" in m for m in messages(caplog, logging.INFO))
+
+
+# -- failures -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("echo 'k.cu(3): error: x is undefined' >&2; exit 2", ["k.cu(3): error: x is undefined"]),
+        ("for i in $(seq 99); do echo line $i; done; exit 1", ["    line 88\n", "    line 99"]),
+        ("echo 'k.cu:2: #error PRECAST_DTYPE'; exit 1", ["Cause: the kernel refuses this"]),
+        (
+            "echo 'nvcc fatal : Unsupported gpu architecture'; exit 1",
+            ["Cause: this nvcc is too old"],
+        ),
+        (
+            "echo 'fatal error: cuda_fp16.h: No such file'; exit 1",
+            ["Cause: CUDA headers are missing"],
+        ),
+        (
+            "echo 'fatal error: tvm/ffi/any.h: No such file'; exit 1",
+            ["Cause: the headers of tvm-ffi"],
+        ),
+        (
+            "echo 'No space left on device'; exit 1",
+            ["Cause: the disk is full", "PRECAST_CACHE_DIR"],
+        ),
+        ("echo 'error: unsupported GNU version!'; exit 1", ["Cause: the host compiler is newer"]),
+        ("kill -9 $$", ["exit status -9", "Cause: the compiler ran out of memory", "MAX_JOBS"]),
+        ("exit 137", ["exit status 137", "Cause: the compiler ran out of memory"]),
+    ],
+)
+def test_a_failure_shows_command_first_errors_and_cause(make, line, words):
+    with pytest.raises(CompileError) as caught:
+        make(compile_line=line).build()
+    text = str(caught.value)
+    assert text.startswith("compiling scale__dtype_f32 failed (exit status ")
+    assert "\n  /bin/sh -c " in text
+    for word in words:
+        assert word in text
+    assert list(cache.entries()) == []
+    assert left_over(env.cache_dir()) == []
+    assert make().build().is_file()
+
+
+def test_a_failure_ends_the_other_compilers_and_their_children(make, tmp_path):
+    mark = tmp_path / "mark"
+    line = f'case "$1" in *a.o) sleep 0.3; exit 1;; esac; (sleep 1; touch {mark}); :'
+    with pytest.raises(CompileError):
+        make(compile_line=line).build()
+    time.sleep(1.2)
+    assert not mark.exists()
+
+
+def test_a_compiler_that_cannot_be_started(make):
+    class NoCompiler(ShellSpec):
+        def commands(self, toolchain, folder):
+            return [Command("cuda", ["/no/such/nvcc"], folder / "a.o")] * 2
+
+    fields = {f.name: getattr(make(), f.name) for f in dataclasses.fields(ShellSpec)}
+    text = r"/no/such/nvcc cannot be started \(No such file or directory\). Fix: reinstall"
+    with pytest.raises(CompileError, match=text):
+        NoCompiler(**fields).build()
+    assert left_over(env.cache_dir()) == []
+
+
+def test_a_linker_that_makes_nothing_is_an_error_and_nothing_is_published(make):
+    with pytest.raises(CacheDirectoryError, match="could not be stored in"):
+        make(link_line="true").build()
+    assert list(cache.entries()) == []
+    assert left_over(env.cache_dir()) == []
+
+
+def test_a_tvm_ffi_outside_the_range_is_refused_before_compiling(tree, monkeypatch):
+    from precast._base import tvm_ffi as _tvm_ffi
+
+    spec = Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0")
+    toolkit = Toolkit("test", Path("nvcc"), (13, 0), "13.0.88", Path(), Path())
+    monkeypatch.setattr("precast._jit.toolchain.find_toolkit", lambda *args: toolkit)
+    monkeypatch.setattr("precast._jit.toolchain.host_compiler", lambda: (Path("g++"), "g++ 12"))
+    monkeypatch.setattr(_tvm_ffi, "version", lambda: "0.9")
+    with pytest.raises(
+        ToolchainError, match=r"precast needs apache-tvm-ffi in \[0.1.15, 0.2\), installed"
+    ):
+        spec.build()
+
+
+def test_variables_that_change_a_compiler_are_not_passed_on(make, tmp_path, monkeypatch):
+    for name in IGNORED_VARIABLES:
+        monkeypatch.setenv(name, "-DX")
+    monkeypatch.setenv("PASSED_ON", "yes")
+    seen = tmp_path / "seen"
+    line = f'env > {seen}-$(basename "$1"); echo > "$1"'
+    make(compile_line=line, link_line=line).build()
+    records = [path.read_text() for path in tmp_path.glob("seen-*")]
+    assert len(records) == 3
+    for text in records:
+        names = {row.partition("=")[0] for row in text.splitlines()}
+        assert not names & {*IGNORED_VARIABLES}
+        assert {"PASSED_ON", "PATH"} <= names

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the TOML files export, the kernels, the public functions and the references: one set."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import sys
+
+import pytest
+import torch
+
+import precast
+from precast._op.dispatch import kernels
+from precast._runtime.loader import plan
+from precast.trace import make_inputs, registered
+
+EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in op.exports]
+
+
+def test_the_exports_are_the_kernels():
+    assert {(kernel.op, kernel.export) for kernel in kernels().values()} == set(EXPORTS)
+    assert {export for _, export in EXPORTS} <= kernels().keys()
+    assert [(name, kernel.name) for name, kernel in kernels().items() if name != kernel.name] == []
+
+
+@pytest.mark.parametrize("name", kernels())
+def test_a_kernel_has_a_public_function_with_a_docstring_and_a_reference(name):
+    function = getattr(precast, kernels()[name].function)
+    if inspect.isclass(function):  # Its methods call kernels.
+        function, reference = function.run, function.reference
+    else:
+        reference = getattr(sys.modules[function.__module__], f"{function.__name__}_reference")
+    for documented in (function, reference):
+        text = inspect.getdoc(documented) or ""
+        sections = set(re.findall(r"^(\w+)\n-+$", text, re.MULTILINE))
+        signature = inspect.signature(documented)
+        in_place = signature.return_annotation == "None"
+        assert sections >= ({"Parameters"} if in_place else {"Parameters", "Returns"})
+        for parameter in signature.parameters:
+            if parameter == "self" and documented is function:
+                continue
+            pattern = rf"^(\w+, )*(\*{parameter}$|{parameter}(, \w+)* : )"
+            assert re.search(pattern, text, re.MULTILINE), parameter
+    assert "Raises" in (inspect.getdoc(function) or "")
+
+
+def _leaves(value):
+    return value if isinstance(value, tuple) else (value,)
+
+
+@pytest.mark.parametrize("kernel", kernels().values(), ids=kernels())
+def test_schema_reference_and_public_signature_agree(kernel):
+    schema = torch._C.parse_schema(f"precast::{kernel.name}{kernel.schema}")
+    names = [argument.name for argument in schema.arguments]
+    assert list(kernel.parameters) == names
+    assert list(inspect.signature(kernel.reference).parameters) == names
+    public = inspect.signature(getattr(precast, kernel.function)).parameters
+    if inspect.isclass(getattr(precast, kernel.function)):
+        assert kernel.public(*(torch.zeros(()) for _ in names)) is None
+    elif kernel.public is None:
+        # Outputs may be arguments of the export alone; what is only said for a new output (its
+        # dtype, its layout) does not reach it.
+        common = [name for name in names if name in public]
+        assert [name for name in public if name in names] == common
+        written = {argument.name for argument in schema.arguments if argument.is_write}
+        assert {*names} - {*public} <= written
+        new = {*public} - {*names}
+        assert all(public[name].default is not inspect.Parameter.empty for name in new)
+    else:
+        given = kernel.public(*(torch.zeros(()) for _ in names))
+        assert given is None or len(given) == len(public)
+    assert kernel.first_tensor == names[0]
+    assert any(argument.is_write for argument in schema.arguments)
+
+
+@pytest.mark.parametrize(
+    ("function", "template"),
+    [
+        pytest.param(function, template, id=template.name_prefix)
+        for function, template in registered()
+        if any(k.public for k in kernels().values() if k.function == function.__name__)
+    ],
+)
+def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, template, monkeypatch):
+    """The export's arguments, as those of the public function again: nothing changes places."""
+    given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
+    passed = []
+    for kernel in kernels().values():
+        if kernel.public is not None and kernel.function == function.__name__:
+
+            def reference(*args, kernel=kernel, run=kernel.reference):
+                passed.append((kernel, args))
+                run(*args)
+
+            monkeypatch.setattr(kernel, "reference", reference)
+    bound = inspect.signature(function).bind(**given)
+    bound.apply_defaults()
+    with precast.reference_mode():
+        function(**given)
+    said = [(kernel, args) for kernel, args in passed if kernel.public(*args) is not None]
+    assert len(said) == 1
+    for kernel, args in said:
+        for (name, was), now in zip(bound.arguments.items(), kernel.public(*args), strict=True):
+            for left, right in zip(_leaves(was), _leaves(now), strict=True):
+                if isinstance(left, torch.Tensor):
+                    same = left.data_ptr() == right.data_ptr() and left.shape == right.shape
+                    assert same, f"{kernel.name}: {name}"
+                elif left is not None:
+                    assert left == right, f"{kernel.name}: {name}"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""aot_configs: the project's own files are sound, and every kind of mistake is one clear error."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from precast._jit.env import source_root
+from precast._plan.config import load_config
+from precast.errors import ConfigError
+
+BUILD, SCALE = "aot_configs/build.toml", "aot_configs/scale.toml"
+
+# file, what to replace (None: the whole file), by what, the words that the one error must hold:
+# the key, what was got, what is legal.
+MISTAKES = {
+    "not TOML": (SCALE, "[axes]", "[axes", ["not valid TOML", "line"]),
+    "not UTF-8": (SCALE, None, b"description = '\xff'", ["not valid TOML", "UTF-8"]),
+    "unknown key": (SCALE, "exports =", "export =", ["export:", "unknown key", "exports"]),
+    "unknown key in a block": (
+        SCALE,
+        'profiles = ["ci"]',
+        'when = ["ci"]',
+        ["aot[0].when", "profiles, dtype"],
+    ),
+    "missing key": (SCALE, 'exports = ["scale"]', "", ["exports: missing", "a list of strings"]),
+    "wrong type": (
+        SCALE,
+        'exports = ["scale"]',
+        'exports = "scale"',
+        ["exports: got 'scale'", "a list"],
+    ),
+    "no exports": (SCALE, 'exports = ["scale"]', "exports = []", ["exports: empty"]),
+    "export that C cannot spell": (
+        SCALE,
+        '["scale"]',
+        '["scale-it"]',
+        ["exports", "'scale-it'", "lower case"],
+    ),
+    "export twice": (SCALE, '["scale"]', '["scale", "scale"]', ["exports: 'scale' stands twice"]),
+    "export of another op": (
+        SCALE,
+        '["scale"]',
+        '["rmsnorm"]',
+        ["'rmsnorm'", "aot_configs/norm.toml", "one op"],
+    ),
+    "missing source": (
+        SCALE,
+        "csrc/elementwise/scale.cu",
+        "csrc/none.cu",
+        ["sources", "csrc/none.cu", "csrc/elementwise/scale.cu"],
+    ),
+    "source outside": (
+        SCALE,
+        "csrc/elementwise/scale.cu",
+        "../tree/csrc/elementwise/scale.cu",
+        ["sources", "leaves the project"],
+    ),
+    "source of another kind": (
+        SCALE,
+        "csrc/elementwise/scale.cu",
+        "csrc/core/exports.map",
+        ["unknown suffix", "*.cu, *.cc"],
+    ),
+    "no sources": (
+        SCALE,
+        '["csrc/elementwise/scale.cu", "csrc/elementwise/scale_binding.cc"]',
+        "[]",
+        ["sources: empty"],
+    ),
+    "unknown arch": (SCALE, '"sm80"', '"sm81"', ["archs: unknown value 'sm81'", "sm80, sm86"]),
+    "no archs": (SCALE, re.compile(r"archs = .*"), "archs = []", ["archs: empty", "sm90a"]),
+    "bad dtype": (
+        SCALE,
+        'dtype = ["f16", "bf16", "f32"]\n\n[[aot]]',
+        'dtype = ["half"]\n\n[[aot]]',
+        ["axes.dtype", "'half'", "bf16"],
+    ),
+    "empty axis": (
+        SCALE,
+        'dtype = ["f16", "bf16", "f32"]\n\n[[aot]]',
+        "dtype = []\n\n[[aot]]",
+        ["axes.dtype", "non-empty list"],
+    ),
+    "axis value twice": (
+        SCALE,
+        "[axes]",
+        '[axes]\nwidth = [4, "4"]',
+        ["axes.width", "'4' stands twice"],
+    ),
+    "axis value of no type": (
+        SCALE,
+        "[axes]",
+        "[axes]\nwidth = [1.5]",
+        ["axes.width: got 1.5", "whole numbers"],
+    ),
+    "axis value below zero": (
+        SCALE,
+        "[axes]",
+        "[axes]\nwidth = [-1]",
+        ["axes.width: got -1", "whole numbers"],
+    ),
+    "axis word": (
+        SCALE,
+        "[axes]",
+        '[axes]\nlayout = ["N H D"]',
+        ["axes.layout: got 'N H D'", "lower case"],
+    ),
+    "bad axis name": (
+        SCALE,
+        "[axes]",
+        "[axes]\na__b = [1]",
+        ["axes.a__b: bad axis name", "one '_'"],
+    ),
+    "a flag of no truth": (
+        SCALE,
+        'exports = ["scale"]',
+        'exports = ["scale"]\nown_target = 1',
+        ["own_target: got 1", "true or false"],
+    ),
+    "aot outside its axis": (
+        SCALE,
+        'dtype = ["f32"]',
+        'dtype = ["e4m3"]',
+        ["aot[0].dtype", "'e4m3' is outside", "f16, bf16, f32"],
+    ),
+    "aot without an axis": (
+        SCALE,
+        'profiles = ["ci"]\ndtype = ["f32"]',
+        'profiles = ["ci"]',
+        ["aot[0].dtype: missing", "bf16"],
+    ),
+    "aot not a list": (
+        SCALE,
+        'dtype = ["f32"]',
+        'dtype = "f32"',
+        ["aot[0].dtype: got 'f32'", "a subset"],
+    ),
+    "aot value twice": (
+        SCALE,
+        'dtype = ["f32"]',
+        'dtype = ["f32", "f32"]',
+        ["aot[0].dtype", "stands twice"],
+    ),
+    "unknown profile": (SCALE, '"ci"', '"cy"', ["aot[0].profiles", "'cy'", "ci, core, full"]),
+    "build.toml missing": (BUILD, None, None, ["missing file"]),
+    "unknown table": (BUILD, "[tvm_ffi]", "[tvmffi]", ["tvmffi: unknown key", "tvm_ffi"]),
+    "no table": (BUILD, re.compile(r"\[tvm_ffi\][^\[]*"), "", ["tvm_ffi: missing", "a table"]),
+    "bad version": (BUILD, 'min = "0.1.15"', 'min = "new"', ["tvm_ffi.min: got 'new'", "0.1.15"]),
+    "unknown CUDA major": (
+        BUILD,
+        "[flags.cuda_major.13]",
+        "[flags.cuda_major.11]",
+        ["flags.cuda_major.11", "12, 13"],
+    ),
+    "CUDA major of no number": (BUILD, "[cuda.12]", "[cuda.twelve]", ["cuda.twelve", "a number"]),
+    "bad target": (
+        BUILD,
+        'target = "9.0a"',
+        'target = "9.0b"',
+        ["archs.sm90a.target: got '9.0b'", "9.0a"],
+    ),
+    "target of another name": (
+        BUILD,
+        'target = "9.0a"',
+        'target = "9.0"',
+        ["archs.sm90a.target", "sm90a"],
+    ),
+    "serves nothing": (BUILD, 'serves = ["9.0"]', "serves = []", ["archs.sm90a.serves", "9.0"]),
+    "serves others only": (
+        BUILD,
+        'serves = ["9.0"]',
+        'serves = ["8.0"]',
+        ["archs.sm90a.serves", "its own 9.0"],
+    ),
+    "serves no capability": (
+        BUILD,
+        'serves = ["9.0"]',
+        'serves = ["90"]',
+        ["archs.sm90a.serves: got '90'", "9.0"],
+    ),
+    "bad least CUDA": (
+        BUILD,
+        'cuda = "12.9"',
+        'cuda = "12"',
+        ["archs.sm100f.cuda: got '12'", "12.9"],
+    ),
+    "profile of an unknown one": (
+        BUILD,
+        'include = ["ci"]',
+        'include = ["cy"]',
+        ["profiles.core.include", "'cy'", "ci, core, full"],
+    ),
+    "profile of an unknown arch": (
+        BUILD,
+        '["sm80", "sm90a"]',
+        '["sm99"]',
+        ["profiles.ci.archs", "'sm99'", "sm80"],
+    ),
+    "profile without words": (
+        BUILD,
+        'description = "every configuration an op lists"\n',
+        "",
+        ["profiles.full.description: missing"],
+    ),
+    "no version script": (
+        BUILD,
+        "csrc/core/exports.map",
+        "csrc/none.map",
+        ["flags.version_script", "csrc/none.map"],
+    ),
+}
+
+
+def change(path: Path, old: str | re.Pattern[str] | None, new: str | bytes | None) -> None:
+    if new is None:
+        path.unlink()
+    elif isinstance(new, bytes):
+        path.write_bytes(new)
+    else:
+        text = path.read_text()
+        after = text.replace(old, new, 1) if isinstance(old, str) else old.sub(new, text, count=1)  # type: ignore[union-attr]
+        assert after != text, "the mistake was not made: the file has changed, adapt the row"
+        path.write_text(after)
+
+
+def test_the_projects_own_files_are_sound():
+    config = load_config(source_root())
+    assert {"scale", "norm", "activation"} <= set(config.ops)
+    assert list(config.build.archs) == [
+        "sm80",
+        "sm86",
+        "sm89",
+        "sm90a",
+        "sm100f",
+        "sm110a",
+        "sm120f",
+    ]
+    assert list(config.build.profiles) == ["ci", "core", "full"]
+
+
+@pytest.mark.parametrize("name", list(MISTAKES))
+def test_a_mistake_is_one_error_that_names_file_key_and_legal_values(tree, name):
+    file, old, new, words = MISTAKES[name]
+    change(tree / file, old, new)
+    with pytest.raises(ConfigError) as caught:
+        load_config(tree)
+    message = str(caught.value)
+    assert message.startswith(f"{file}: ")
+    assert "; legal: " in message
+    assert "\n" not in message
+    for word in words:
+        assert word in message
+
+
+def test_an_op_that_prebuilds_nothing_is_legal(tree):
+    change(tree / SCALE, re.compile(r"\[\[aot\]\](.|\n)*"), "")
+    assert load_config(tree).op("scale").aot == ()
+    with (tree / SCALE).open("a") as out:
+        out.write('\n[aot]\ndtype = ["f32"]\n')
+    with pytest.raises(ConfigError, match=r"aot: got .*; legal: \[\[aot\]\] blocks"):
+        load_config(tree)
+
+
+def test_a_bad_file_name_is_refused(tree):
+    (tree / SCALE).rename(tree / "aot_configs" / "scale__x.toml")
+    with pytest.raises(ConfigError, match=r"aot_configs/scale__x.toml: bad op name; legal: "):
+        load_config(tree)
+
+
+def test_unknown_op_and_profile_name_the_known_ones(tree):
+    config = load_config(tree)
+    with pytest.raises(ConfigError, match="unknown op 'mul'; legal: activation, "):
+        config.op("mul")
+    with pytest.raises(ConfigError, match="unknown profile 'all'; legal: ci, core, full"):
+        config.build.profile_names("all")

@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan: names, profiles, targets, and what becomes of a configuration."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from precast._base.names import module_name
+from precast._jit.env import source_root
+from precast._plan.planner import Plan
+from precast.errors import UnsupportedConfigError
+
+
+@pytest.fixture(scope="module")
+def plan() -> Plan:
+    return Plan.load(source_root())
+
+
+def targets(plan: Plan, text: str) -> list[str]:
+    return [arch.target for arch in plan.archs(text)]
+
+
+def test_module_names_are_unique_and_say_op_and_axes(plan):
+    specs = plan.modules(cuda_major=13)
+    assert len({spec.file_name for spec in specs}) == len(specs) > 0
+    for spec in specs:
+        words = [f"{axis}_{value}" for axis, value in spec.axes.items()]
+        assert spec.name == "__".join([spec.op, *words])
+        assert spec.file_name == f"{spec.arch.name}/{spec.name}.so"
+
+
+def test_everything_prebuilt_lies_inside_the_axes(plan):
+    for op, axes in plan.aot_axes():
+        assert plan.axes(op, axes) == axes
+
+
+def test_profiles_nest_and_every_op_is_in_the_smallest(plan):
+    def names(profile: str) -> set[str]:
+        return {spec.file_name for spec in plan.modules(profile)}
+
+    assert names("ci") < names("core") <= names("full") <= {s.file_name for s in plan.modules()}
+    assert {op for op, _ in plan.aot_axes("ci")} == set(plan.config.ops)
+
+
+def test_a_profile_may_limit_the_targets(plan):
+    limited = plan.build.profiles["ci"].archs
+    assert {spec.arch.name for spec in plan.modules("ci")} == set(limited) < set(plan.build.archs)
+    asked = plan.archs("8.9")
+    assert {spec.arch.name for spec in plan.modules("ci", asked)} == {"sm89"}
+
+
+@pytest.mark.parametrize(
+    ("capability", "accepted", "target"),
+    [
+        ("8.0", ["sm80"], "8.0"),
+        ("8.6", ["sm86", "sm80"], "8.6"),
+        ("8.7", ["sm86", "sm80"], "8.6"),
+        ("8.9", ["sm89", "sm80"], "8.9"),
+        ("9.0", ["sm90a"], "9.0a"),
+        ("10.0", ["sm100f"], "10.0f"),
+        ("10.3", ["sm100f"], "10.0f"),
+        ("11.0", ["sm110a"], "11.0a"),
+        ("12.0", ["sm120f"], "12.0f"),
+        ("12.1", ["sm120f"], "12.0f"),
+    ],
+)
+def test_a_capability_has_accepted_targets_best_first_and_one_to_compile_for(
+    plan, capability, accepted, target
+):
+    assert [arch.name for arch in plan.build.accepted(capability)] == accepted
+    assert plan.arch(capability).target == target
+    assert plan.spec("scale", {"dtype": "f32"}, capability).arch.target == target
+
+
+def test_an_unknown_capability_is_compiled_for_itself_and_never_prebuilt(plan):
+    assert plan.build.accepted("13.0") == []
+    spec = plan.spec("scale", {"dtype": "f32"}, "13.0")
+    assert (spec.arch.name, spec.arch.target, spec.arch.serves) == ("sm130", "13.0", ("13.0",))
+    assert spec.arch.gencode == "arch=compute_130,code=sm_130"
+    assert not spec.is_aot
+    assert plan.spec("scale", {"dtype": "f32"}, "9.0").is_aot
+
+
+def test_a_target_newer_than_the_cuda_major_is_never_prebuilt(plan):
+    assert plan.spec("scale", {"dtype": "f32"}, "11.0", 13).is_aot
+    assert not plan.spec("scale", {"dtype": "f32"}, "11.0", 12).is_aot
+    assert "sm110a" not in plan.document["modules"]["scale__dtype_f32"]["fingerprints"]["cu12"]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("8.0 9.0a", ["8.0", "9.0a"]),
+        ("8.0;9.0, 10.0", ["8.0", "9.0a", "10.0f"]),
+        ("sm90a sm_100f 120", ["9.0a", "10.0f", "12.0f"]),
+        ("9.0 9.0a sm90a", ["9.0a"]),
+        ("10.0a", ["10.0a"]),
+        ("8.7", ["8.6"]),
+        ("", []),
+    ],
+)
+def test_target_lists(plan, text, expected):
+    assert targets(plan, text) == expected
+
+
+@pytest.mark.parametrize("word", ["hopper", "9", "9.0b", "9.0+PTX", "sm"])
+def test_a_malformed_target_is_quoted(plan, word):
+    with pytest.raises(ValueError, match=rf"'{re.escape(word)}' is not a CUDA target; legal: sm80"):
+        plan.archs(f"8.0 {word}")
+
+
+def test_an_explicit_suffix_is_respected_even_where_the_table_prefers_another(plan):
+    arch = plan.arch("10.0a")
+    assert (arch.name, arch.gencode) == ("sm100a", "arch=compute_100a,code=sm_100a")
+
+
+@pytest.mark.parametrize(
+    ("op", "axes", "message"),
+    [
+        ("scale", {"dtype": "e4m3"}, "scale: dtype=e4m3 is not supported; legal: f16, bf16, f32"),
+        ("scale", {}, "scale: axis 'dtype' is missing; legal: f16, bf16, f32"),
+        ("scale", {"dtype": "f32", "x": 1}, "scale has no axis 'x'; legal: dtype"),
+        ("mul", {"dtype": "f32"}, "unknown op 'mul'; legal: activation, "),
+    ],
+)
+def test_an_illegal_configuration_names_what_is_legal(plan, op, axes, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        plan.spec(op, axes, "9.0")
+
+
+def test_an_unsupported_cuda_major_names_the_supported_ones(plan):
+    with pytest.raises(UnsupportedConfigError, match="CUDA 11 is not supported; legal: 12, 13"):
+        plan.spec("scale", {"dtype": "f32"}, "9.0", 11)
+
+
+def test_an_op_for_some_targets_only(tree):
+    path = tree / "aot_configs" / "scale.toml"
+    path.write_text(re.sub(r"archs = .*", 'archs = ["sm80", "sm90a"]', path.read_text()))
+    plan = Plan.load(tree)
+    # The nearest target that the op exists for serves a device whose own target it lacks.
+    assert plan.spec("scale", {"dtype": "f32"}, "8.9").arch.name == "sm80"
+    with pytest.raises(
+        UnsupportedConfigError, match="does not exist for sm100f; legal: sm80, sm90a"
+    ):
+        plan.spec("scale", {"dtype": "f32"}, "10.0")
+    assert {s.arch.name for s in plan.modules() if s.op == "scale"} == {"sm80", "sm90a"}
+
+
+def test_axes_of_every_type_become_words_and_defines(tree):
+    path = tree / "aot_configs" / "scale.toml"
+    text = path.read_text().replace(
+        "[axes]\n", '[axes]\nwide = [true, false]\nwidth = [4]\nlayout = ["nhd"]\n'
+    )
+    rows = 'wide = [true]\nwidth = [4]\nlayout = ["nhd"]\ndtype = ['
+    path.write_text(text.partition("[[aot]]")[0] + "[[aot]]\n" + rows + '"f32"]\n')
+    modules = Plan.load(tree).modules(archs=Plan.load(tree).archs("9.0"))
+    spec = next(spec for spec in modules if spec.op == "scale")
+    assert spec.name == "scale__wide_1__width_4__layout_nhd__dtype_f32"
+    assert spec.defines == (
+        "PRECAST_SM=90",
+        "PRECAST_WIDE=1",
+        "PRECAST_WIDTH=4",
+        "PRECAST_LAYOUT=nhd",
+        "PRECAST_DTYPE=f32",
+    )
+
+
+def test_the_document_holds_a_fingerprint_for_every_planned_module(plan):
+    for major in plan.build.cuda:
+        for spec in plan.modules(cuda_major=major):
+            row = plan.document["modules"][spec.name]["fingerprints"][f"cu{major}"]
+            assert (spec.arch.name in row) == spec.is_aot or spec.arch.cuda[0] > major
+            if spec.arch.name in row:
+                assert row[spec.arch.name] == spec.fingerprint
+
+
+def test_the_words_of_torch_dtypes_are_words_of_the_axes():
+    from precast._op.dispatch import DTYPE_WORDS
+    from precast._plan.config import DTYPES
+
+    assert set(DTYPE_WORDS.values()) <= set(DTYPES)
+
+
+def test_the_document_reads_the_files_of_an_op_once(monkeypatch):
+    """A checkout makes it at import: once a module, that took seconds."""
+    from precast._plan import spec
+
+    scans, real = [], spec.include_closure
+    monkeypatch.setattr(spec, "include_closure", lambda *args: scans.append(1) or real(*args))
+    plan = Plan.load(source_root())
+    modules = plan.document["modules"]
+    assert len(scans) == len({row["op"] for row in modules.values()}) < len(modules)
+
+
+def test_the_plan_of_a_wheel_keeps_the_order_of_axes(plan, tmp_path):
+    """Names of modules and the keys of calls are made of it."""
+    from precast._jit.plan_files import main
+
+    assert main(["json", "--root", str(source_root()), "--out", str(tmp_path / "plan.json")]) == 0
+    document = json.loads((tmp_path / "plan.json").read_text(encoding="utf-8"))
+    for op, row in document["ops"].items():
+        assert list(row["axes"]) == list(plan.config.op(op).axes)
+    for name, row in document["modules"].items():
+        assert module_name(row["op"], row["axes"]) == name
+    assert document == plan.document

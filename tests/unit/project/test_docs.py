@@ -1,0 +1,353 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The documentation builds without a warning or a network, and holds what the code has."""
+
+from __future__ import annotations
+
+import argparse
+import html
+import importlib
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import site_links
+
+import precast
+from precast import errors
+from precast._base import env as _env
+from precast._op.dispatch import kernels
+from precast._plan import keys
+from precast._runtime.loader import plan
+from precast.cli import _main
+
+ROOT = Path(__file__).resolve().parents[3]
+DOCS = ROOT / "docs"
+PACKAGE = Path(precast.__file__).parent
+
+#: Put first on the path of the build: a process that opens a connection fails.
+NO_NETWORK = """
+import socket
+
+def refuse(self, address, *rest):
+    if self.family != socket.AF_UNIX:
+        raise OSError(f"the build of the documentation connects to {address}")
+
+socket.socket.connect = socket.socket.connect_ex = refuse
+"""
+
+
+def offline_python(folder: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    """Run Python at the root of the checkout, without settings and without a network."""
+    (folder / "sitecustomize.py").write_text(NO_NETWORK)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PRECAST_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(folder), str(ROOT / "python")])
+    environment["NO_MKDOCS_2_WARNING"] = "1"
+    return subprocess.run(
+        [sys.executable, *args], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built as ``make docs`` builds it; a warning is an error."""
+    folder = tmp_path_factory.mktemp("docs")
+    target = str(folder / "site")
+    done = offline_python(folder, "-m", "mkdocs", "build", "--strict", "-d", target)
+    output = done.stdout + done.stderr
+    assert done.returncode == 0, f'{output}\nNo mkdocs? Fix: pip install ".[docs]"'
+    assert "WARNING" not in output, output
+    return folder / "site"
+
+
+@pytest.fixture
+def sitegen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The generators of the pages can be imported."""
+    monkeypatch.syspath_prepend(str(DOCS))
+
+
+def shown(site: Path, page: str) -> str:
+    """The text of a page's article, without its source code and markup."""
+    text = (site / page).read_text(encoding="utf-8")
+    text = text[text.index("<article") : text.index("</article>")]
+    text = re.sub(r"<details.*?</details>", "", text, flags=re.DOTALL)
+    return html.unescape(re.sub(r"<[^>]*>", "", text))
+
+
+# -- the whole site -------------------------------------------------------------------------------
+
+
+def test_links_and_anchors_lead_somewhere_and_nothing_is_loaded_from_elsewhere(site):
+    assert list(site_links.problems(site)) == []
+
+
+def test_a_build_that_connects_to_something_fails(tmp_path):
+    code = "import socket; socket.create_connection(('127.0.0.1', 9))"
+    assert "the build of the documentation connects" in offline_python(tmp_path, "-c", code).stderr
+
+
+def test_the_checker_sees_every_kind_of_problem(tmp_path):
+    (tmp_path / "b.html").write_text('<h1 id="here">b</h1>')
+    (tmp_path / "a.html").write_text(
+        '<a href="b.html#here"></a><a href="b.html#there"></a><a href="c.html"></a>'
+        '<a href="#none"></a><a href="https://example.org/x"></a><a href="https:/x"></a>'
+        '<script src="https://cdn.example.org/x.js"></script><img src="no.png">'
+        '<link rel="stylesheet" href="https://fonts.example.org/x.css">'
+    )
+    assert list(site_links.problems(tmp_path)) == [
+        "a.html: 'b.html#there' has no such anchor",
+        "a.html: 'c.html' does not exist",
+        "a.html: '#none' has no such anchor",
+        "a.html: 'https:/x' is malformed",
+        "a.html: 'https://cdn.example.org/x.js' is loaded from elsewhere",
+        "a.html: 'no.png' does not exist",
+        "a.html: 'https://fonts.example.org/x.css' is loaded from elsewhere",
+    ]
+
+
+def test_style_sheets_load_nothing_from_elsewhere(site):
+    for path in site.rglob("*.css"):
+        assert re.findall(r"(?:url\(|@import)\s*[\"']?(?:https?:)?//", path.read_text()) == [], path
+    # The theme's script would fetch mermaid for such a block.
+    assert [p for p in site.rglob("*.html") if 'class="mermaid"' in p.read_text()] == []
+
+
+def test_only_pages_and_their_pictures_are_published(site):
+    assert [p for p in site.rglob("*") if p.suffix in (".py", ".pyc", ".yml")] == []
+    assert not (site / "drawings").exists()
+
+
+def test_every_page_is_in_the_navigation(site):
+    linked = {link.partition("#")[0] for link in site_links.read(site)[site / "index.html"].links}
+    pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
+    assert pages - {"404.html", "index.html"} <= linked
+    assert {f"{path.stem}.html" for path in DOCS.glob("*.md")} <= pages
+
+
+def test_docstrings_leave_no_restructured_text(site):
+    for path in (site / "reference").rglob("*.html"):
+        text = shown(site, path.relative_to(site).as_posix())
+        assert re.findall(r":\w+:`|\.\. \w+::|::$", text, re.MULTILINE) == [], path
+
+
+def test_files_of_the_repository_are_shown_whole(site):
+    for source, page in (("CONTRIBUTING.md", "contributing"), ("CHANGELOG.md", "changelog")):
+        text = re.sub(r"^```.*?^```", "", (ROOT / source).read_text(), flags=re.M | re.S)
+        headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+        page_text = shown(site, f"{page}.html")
+        assert headings
+        assert [h for h in headings if h.replace("`", "") not in page_text] == []
+    assert "file=" not in shown(site, "contributing.html")
+
+
+# -- the reference --------------------------------------------------------------------------------
+
+
+def test_every_public_name_has_an_entry(site, sitegen):
+    from sitegen import ops
+
+    pages = site_links.read(site)
+    anchors = set().union(*(p.anchors for path, p in pages.items() if "reference" in path.parts))
+    exported = ops.exported()
+    assert {"scale", "rmsnorm", "preload", "reference_mode"} <= {public.name for public in exported}
+    for public in exported:
+        assert public.path in anchors
+        if public.reference is not None:
+            assert public.reference in anchors
+    for op in plan().config.ops.values():
+        for export in op.exports:
+            name = kernels()[export].function
+            function = getattr(precast, name)
+            # A function with kernels of two ops is on the page of the one that has its name; the
+            # kernels of a class stand on its page, whatever modules they are of.
+            home = kernels()[name].op if name in kernels() else op.name
+            family = ops._packages().get(function.__module__.split(".")[1], home)
+            page = pages[site / "reference" / "ops" / f"{family}.html"]
+            assert any(anchor.endswith(f".{function.__name__}") for anchor in page.anchors), export
+    for module in ops.library():
+        for name in module.__all__:
+            found = ops.definition(module, name) in anchors
+            assert found or hasattr(precast, name) or hasattr(errors, name), (module, name)
+
+
+def test_what_functions_of_a_package_have_in_common_is_on_its_page(site):
+    pages = site_links.read(site)
+    page = site / "reference" / "ops" / "sampling.html"
+    text = re.sub(r"\s+", " ", shown(site, "reference/ops/sampling.html"))
+    assert "Equal seeds give equal tokens." in text
+    assert "the likeliest that hold top_p of the mass together" in text
+    assert "precast.sampling" in pages[page].anchors
+    functions = [k.function for k in kernels().values() if k.op == "sampling"]
+    assert pages[page].links.count("#precast.sampling") >= len(functions)
+    fused = pages[site / "reference" / "ops" / "sampling_fused.html"]
+    assert "sampling.html#precast.sampling" in fused.links
+
+
+def test_wrappers_show_methods_of_their_bases(site):
+    anchors = site_links.read(site)[site / "reference" / "ops" / "attention.html"].anchors
+    wrapper = "precast.decode.wrapper.BatchDecodeWithPagedKVCacheWrapper"
+    for method in ("plan", "run", "workspace_size", "reset_workspace_buffer"):
+        assert f"{wrapper}.{method}" in anchors
+
+
+def test_formulas_are_mathml(site):
+    text = (site / "reference/ops/scale.html").read_text()
+    assert re.search(r"<math [^>]*display=\"block\".*<mtext>round</mtext>.*</math>", text)
+
+
+def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
+    from sitegen import ops
+
+    def gemma_layernorm() -> None: ...
+
+    gemma_layernorm.__module__ = "precast.norm"
+    gemma_layernorm.__qualname__ = "gemma_layernorm"
+    norm = importlib.import_module("precast.norm")
+    monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
+    monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
+    monkeypatch.setattr(norm, "gemma_layernorm_reference", gemma_layernorm, raising=False)
+    page = ops.pages()["reference/ops/norm.md"]
+    assert "::: precast.norm.gemma_layernorm\n" in page
+    assert "::: precast.norm.gemma_layernorm_reference\n" in page
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("See :func:`scale` and :class:`~a.b.Thing`.", "See <code>scale</code> and"),
+        (".. math:: a \\\n    + b\n\nmore", "```math\na \\\n+ b\n```\n\nmore"),
+        (
+            "=== =====\n0   one\n    more\n10  two words\n=== =====\n\nmore",
+            "|  |  |\n| --- | --- |\n| 0 | one more |\n| 10 | two words |\n\nmore",
+        ),
+        ("As in::\n\n    x = 1\n\nmore", "As in:\n\n```text\nx = 1\n```\n\nmore"),
+    ],
+)
+def test_restructured_text_becomes_markdown(sitegen, text, want):
+    from sitegen import rst
+
+    assert want in rst.markdown(text)
+
+
+# -- configuration --------------------------------------------------------------------------------
+
+
+def test_every_variable_and_key_is_on_the_page(site):
+    text, anchors = shown(site, "configuration.html"), site_links.read(site)
+    for row in _env.REGISTRY:
+        assert row.name in text
+        assert row.name in anchors[site / "configuration.html"].anchors
+    for title, table in keys.TABLES.items():
+        assert title in text
+        for key, meaning in table.items():
+            assert re.search(rf"^{key}$\s*{re.escape(meaning.split('`')[0])}", text, re.M), key
+
+
+def test_a_new_variable_appears(sitegen, monkeypatch):
+    from sitegen import settings
+
+    monkeypatch.setattr(_env, "REGISTRY", [*_env.REGISTRY])
+    _env.EnvVar("PRECAST_NEW", 7, _env._positive_int, "How many; more than MAX_JOBS is too many.")
+    _env.EnvVar("PRECAST_OTHER", "", _env._text, "Where (default: the home (of the user)).")
+    assert (
+        '| <span id="PRECAST_NEW">`PRECAST_NEW`</span> | `7` | '
+        "How many; more than `MAX_JOBS` is too many. |\n"
+        '| <span id="PRECAST_OTHER">`PRECAST_OTHER`</span> | the home (of the user) | Where. |\n'
+    ) in settings.environment()
+
+
+def test_the_planner_accepts_the_documented_keys_and_no_others(tree):
+    from precast._plan.config import load_config
+
+    scale = tree / "aot_configs" / "scale.toml"
+    scale.write_text(f"colour = 'red'\n{scale.read_text()}")
+    with pytest.raises(errors.ConfigError, match=f"unknown key; legal: {', '.join(keys.OP)}"):
+        load_config(tree)
+
+
+# -- the command line -----------------------------------------------------------------------------
+
+
+def _parsers(parser: argparse.ArgumentParser, name: str):
+    yield name, parser
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            for word, sub in action.choices.items():
+                yield from _parsers(sub, f"{name} {word}")
+
+
+def test_every_command_option_and_exit_code_is_on_the_page(site):
+    text = shown(site, "cli.html")
+    commands = dict(_parsers(_main.build_parser(), "precast"))
+    assert len(commands) > 8
+    for name, parser in commands.items():
+        if name == "precast":
+            continue
+        assert f"\n{name}" in text
+        section = text[text.index(f"\n{name}¶") :]
+        for action in parser._actions:
+            if not isinstance(action, (argparse._HelpAction, argparse._SubParsersAction)):
+                for option in action.option_strings:
+                    assert option in section, f"{name} {option}"
+    assert "--dry-run" in text[text.index("\nprecast build¶") : text.index("\nprecast bundle¶")]
+    for code in (_main.OK, _main.FAILED, _main.USAGE, _main.UNABLE, _main.INTERRUPTED):
+        assert re.search(rf"^{code}$", text, re.MULTILINE)
+
+
+def test_arguments_say_whether_they_are_required_and_what_they_take(sitegen):
+    from sitegen import commands
+
+    parser = argparse.ArgumentParser()
+    parser.add_argument("-o", "--output", required=True, metavar="DIR", help="a folder")
+    parser.add_argument("--source", choices=["a", "b"], help="%(prog)s takes one | the other")
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    parser.prog = "tool"
+    table = commands._arguments(parser)
+    assert "| `-o, --output DIR` | **required**; a folder |" in table
+    assert r"| `--source {a,b}` | tool takes one \| the other |" in table
+    assert "words" not in table
+
+
+# -- errors ---------------------------------------------------------------------------------------
+
+KINDS = [
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+]
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_every_error_is_described_with_its_cure_and_its_real_message(site, sitegen, name):
+    from sitegen import raised
+
+    text = shown(site, "errors.html")
+    section = re.split(r"¶\n", text[text.index(f"\n{name}¶") :], maxsplit=1)[1]
+    section = re.split(r"^.*¶$", section, maxsplit=1, flags=re.MULTILINE)[0]
+    assert "Cure:" in section
+    source = "".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "errors.py")
+    if re.search(rf"(?:raise |\b){name}\(", source):
+        first = raised.message(name).splitlines()[0]
+        assert f"{name}: {first}" in section
+        assert "/tmp" not in section
+
+
+# -- links of included files ----------------------------------------------------------------------
+
+
+def test_links_to_the_repository_become_links_to_pages_or_plain_text(sitegen):
+    from sitegen.links import rewritten
+
+    text = (
+        "[a](CHANGELOG.md#x) [b](docs/decisions.md) [`c`](examples/mlp_block.py) "
+        "[d](benchmarks) [e](nothing.md) [f](https://example.org) ![g](docs/img.png)\n"
+        "```\n[h](CHANGELOG.md)\n```\n"
+    )
+    assert rewritten(text, "contributing.md") == (
+        "[a](changelog.md#x) [b](decisions.md) `c` "
+        "d (`benchmarks`) [e](nothing.md) [f](https://example.org) ![g](docs/img.png)\n"
+        "```\n[h](CHANGELOG.md)\n```\n"
+    )
+    assert rewritten("[x](../README.md) [y](cli.md)", "decisions.md") == "[x](index.md) [y](cli.md)"

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What packed bits and block-scaled formats refuse, in reference mode and outside."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import precast
+from precast import SfLayout
+from precast._op import mode as _mode
+from precast.quantization import fp4_quantize_reference
+
+BF16 = torch.bfloat16
+X = torch.ones(4, 64, dtype=BF16)
+ONE = torch.ones(1)
+Q, S = torch.zeros(4, 32, dtype=torch.uint8), torch.zeros(4, 4, dtype=torch.uint8)
+LINEAR = SfLayout.layout_linear
+
+pytestmark = pytest.mark.usefixtures("reference_mode")
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: precast.nvfp4_quantize([1], ONE), TypeError, "nvfp4_quantize: a must be a torch"),
+        (lambda: precast.nvfp4_quantize(X, 2.0), TypeError, "a_global_sf must be a torch.Tensor"),
+        (lambda: precast.nvfp4_quantize(X[:, :40], ONE), ValueError, "multiple of 16, got 40"),
+        (lambda: precast.nvfp4_quantize(X[0], ONE), ValueError, "at least 2 dimensions"),
+        (lambda: precast.nvfp4_quantize(X.float(), ONE), ValueError, "float16 or bfloat16"),
+        (
+            lambda: precast.nvfp4_quantize(X, torch.ones(3)),
+            ValueError,
+            "1 element, or 4, one a row",
+        ),
+        (lambda: precast.nvfp4_quantize(X, ONE, 7), ValueError, "layout must be 0"),
+        (
+            lambda: precast.nvfp4_quantize(X, ONE, do_shuffle=True),
+            NotImplementedError,
+            "do_shuffle",
+        ),
+        (lambda: precast.nvfp4_quantize(X, ONE, backend="cute-dsl"), ValueError, "must be 'cuda'"),
+        (lambda: precast.fp4_quantize(X, ONE, 64), NotImplementedError, "only be 16 or 32"),
+        (lambda: precast.fp4_quantize(X, ONE, 32), ValueError, "sf_vec_size must be 16"),
+        (lambda: precast.fp4_quantize(X, ONE, 16, True), ValueError, "sf_vec_size must be 32"),
+        (lambda: precast.fp4_quantize(X), ValueError, "global_scale must be a tensor unless"),
+        (lambda: precast.fp4_quantize(X, [1.0]), TypeError, "global_scale must be a torch.Tensor"),
+        (lambda: precast.mxfp4_quantize(X[:, :48]), ValueError, "multiple of 32, got 48"),
+        (lambda: precast.mxfp4_quantize(None), TypeError, "mxfp4_quantize: a must be a torch"),
+        (lambda: precast.mxfp8_quantize(X, alignment=48), ValueError, "multiple of 32, got 48"),
+        (lambda: precast.mxfp8_quantize(X, alignment=0), ValueError, "multiple of 32, got 0"),
+        (lambda: precast.mxfp8_quantize(1), TypeError, "mxfp8_quantize: input must be a torch"),
+        (lambda: precast.mxfp4_dequantize(Q, S, LINEAR), ValueError, "must have 8 elements, for 4"),
+        (lambda: precast.mxfp4_dequantize(X, S, LINEAR), ValueError, "a_fp4 must be uint8, got b"),
+        (lambda: precast.mxfp4_dequantize(Q, X, LINEAR), ValueError, "a_sf must be uint8, got bf"),
+        (lambda: precast.mxfp4_dequantize(Q[:, :9], S), ValueError, "whole blocks of 32 numbers"),
+        (lambda: precast.mxfp8_dequantize(Q, S), ValueError, "must be float8_e4m3fn, got uint8"),
+        (
+            lambda: precast.nvfp4_kv_dequantize(Q, S, torch.ones(2)),
+            ValueError,
+            "must hold one number",
+        ),
+        (
+            lambda: precast.e2m1_and_ufp8sf_scale_to_float(Q, S),
+            ValueError,
+            "global_scale_tensor must be a tensor with ufp8_type=1",
+        ),
+        (
+            lambda: precast.e2m1_and_ufp8sf_scale_to_float(Q, S, ONE, 24),
+            ValueError,
+            "sf_vec_size must be 16 or 32, got 24",
+        ),
+        (
+            lambda: precast.e2m1_and_ufp8sf_scale_to_float(Q, S, ONE, 16, 1, False, True),
+            ValueError,
+            "is_sf_8x4_layout must be False for a linear layout",
+        ),
+        (lambda: precast.block_scale_interleave(S.float()), ValueError, "uint8 or bfloat16"),
+        (lambda: precast.block_scale_interleave(S[0]), ValueError, "2 to 3 dimensions"),
+        (
+            lambda: precast.block_scale_interleave(S.T),
+            ValueError,
+            "must be contiguous, got strides",
+        ),
+        (lambda: precast.packbits(Q), ValueError, "x must have 1 dimension, got shape"),
+        (lambda: precast.packbits(S[0], "bit"), ValueError, "'big' or 'little', got 'bit'"),
+        (lambda: precast.packbits([1]), TypeError, "packbits: x must be a torch.Tensor, got list"),
+        (lambda: precast.segment_packbits(S[0], ONE), ValueError, "indptr must be int32 or int64"),
+        (lambda: precast.segment_packbits(S[0], 3), TypeError, "indptr must be a torch.Tensor"),
+        (
+            lambda: precast.segment_packbits(
+                torch.empty(2**34 + 1, dtype=torch.bool, device="meta"),
+                torch.empty(3, dtype=torch.int64, device="meta"),
+                out=torch.empty(2**31, dtype=torch.uint8, device="meta"),
+            ),
+            ValueError,
+            r"at most 2\^31 - 1 bytes, got 17179869185 values in 2 segments",
+        ),
+        (
+            lambda: fp4_quantize_reference(X, None),
+            ValueError,
+            "global_scale must be a tensor unless sf_use_ue8m0",
+        ),
+    ],
+)
+def test_what_is_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+    with pytest.raises(kind, match=words):
+        call()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: precast.nvfp4_quantize(X, ONE),
+        lambda: precast.mxfp4_quantize(X),
+        lambda: precast.mxfp8_quantize(X),
+        lambda: precast.fp4_quantize(X, ONE),
+        lambda: precast.mxfp4_dequantize(Q, S),
+        lambda: precast.block_scale_interleave(S),
+        lambda: precast.packbits(S[0]),
+        lambda: precast.segment_packbits(S[0], torch.tensor([0, 4])),
+    ],
+)
+def test_cpu_tensors_are_refused_outside_reference_mode(call: Callable[[], object]) -> None:
+    _mode._shift(-1)  # out of the fixture's
+    try:
+        with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):
+            call()
+    finally:
+        _mode._shift(+1)

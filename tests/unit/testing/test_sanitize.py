@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sample for compute-sanitizer has every export, and its script fails when the tool does."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from ci_support import ROOT
+
+from precast._op.dispatch import kernels
+from precast._plan.planner import Plan
+
+GPU_TESTS = ROOT / "tests" / "gpu"
+
+
+@pytest.mark.filterwarnings("ignore:.*scale as a float:FutureWarning")
+def test_every_kernel_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(GPU_TESTS))
+    import sanitize_calls
+
+    called: set[str] = set()
+    for name, kernel in kernels().items():
+
+        def run(*args: object, name: str = name, reference: object = kernel.reference) -> None:
+            reference(*args)  # type: ignore[operator]
+            called.add(name)
+
+        monkeypatch.setattr(kernel, "reference", run)
+    legal = 0
+    for function, template in sanitize_calls.PAIRS:
+        for words, call in sanitize_calls.calls(function, template):
+            want = sanitize_calls.expected(function, template, call)
+            assert want is not None or words != "small", (template.name_prefix, words)
+            legal += want is not None
+    exports = {export for op in Plan.load(ROOT).config.ops.values() for export in op.exports}
+    assert exports - {"workspace_size"} <= called, "of all kernels; that one launches none"
+    assert legal > 2 * len(sanitize_calls.PAIRS)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A folder with the sample, and a sanitizer that says what it is asked to do."""
+    (tmp_path / "tests" / "gpu").mkdir(parents=True)
+    (tmp_path / "tests" / "gpu" / "test_gpu_sanitize.py").touch()
+    tool = tmp_path / "compute-sanitizer"
+    tool.write_text(
+        """#!/usr/bin/env bash
+echo "$PRECAST_TEST_SHARD $PYTORCH_NO_CUDA_MEMORY_CACHING $PRECAST_JIT $*" >>calls
+case "$*" in
+*--help*) echo "  --kernel-name arg" ;;
+*out_of_bounds.py*) exit "${PLANTED:-99}" ;;
+*"$FAULTY"*) for i in {1..9000}; do echo "Invalid read $i"; done; exit 99 ;;
+*) echo "9 passed in 1 s" ;;
+esac
+"""
+    )
+    tool.chmod(0o755)
+    return tmp_path
+
+
+def sanitize(tree: Path, *argv: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    settings = {"SANITIZER": str(tree / "compute-sanitizer"), "JOBS": "2", "FAULTY": "none"}
+    return subprocess.run(
+        ["bash", str(ROOT / "ci" / "sanitize.sh"), *argv],
+        cwd=tree,
+        env={**os.environ, "PYTHON": sys.executable, **settings, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_both_tools_run_over_all_parts_of_the_sample(tree: Path) -> None:
+    done = sanitize(tree)
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = [line.split() for line in (tree / "calls").read_text().splitlines() if "pytest" in line]
+    assert sorted((run[4], run[0]) for run in runs) == [
+        ("memcheck", "0/2"),
+        ("memcheck", "1/2"),
+        ("racecheck", "0/2"),
+        ("racecheck", "1/2"),
+    ]
+    for run in runs:
+        assert run[1:3] == ["1", "error"]
+        assert "kns=precast" in run
+        assert run[run.index("--error-exitcode") + 1] == "99"
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        ({"FAULTY": "--tool racecheck"}, "racecheck, part 0 of 2: status 99"),
+        ({"PLANTED": "0"}, "a read past a tensor's end was not found (status 0)"),
+        ({"PLANTED": "1"}, "a read past a tensor's end was not found (status 1)"),
+    ],
+)
+def test_what_is_found_or_not_looked_for_is_a_failure(
+    environment: dict[str, str], words: str, tree: Path
+) -> None:
+    done = sanitize(tree, **environment)
+    assert done.returncode == 1
+    assert words in done.stderr
+    # A log of more than a pipe holds is cut, and stops nothing.
+    assert done.stdout.count("Invalid read") == (60 * 2 if "FAULTY" in environment else 0)
+
+
+def test_it_says_what_is_missing(tree: Path) -> None:
+    done = sanitize(tree, SANITIZER="/nowhere/compute-sanitizer")
+    assert done.returncode == 2
+    assert "no /nowhere/compute-sanitizer. Fix:" in done.stderr
+    shutil.rmtree(tree / "tests")
+    done = sanitize(tree)
+    assert done.returncode == 2
+    assert "no tests/gpu/test_gpu_sanitize.py" in done.stderr
+
+
+def test_it_is_a_stage_by_name_alone() -> None:
+    text = (ROOT / "ci" / "gpu.sh").read_text()
+    (default,) = [line for line in text.splitlines() if line.startswith("default_stages=")]
+    assert "sanitize" not in default
+    done = subprocess.run(
+        ["bash", str(ROOT / "ci" / "gpu.sh"), "no-bundle", "sanitize"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no-bundle is no bundle" in done.stderr  # The stage is known.
+    done = subprocess.run(
+        ["bash", str(ROOT / "ci" / "gpu.sh"), "no-bundle", "sanitise"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert "no stage sanitise; legal: install doctor tests jit peer bench startup sanitize" in (
+        done.stderr
+    )
+
+
+def test_parts_of_the_gpu_tests_are_all_of_them() -> None:
+    def collected(**environment: str) -> list[str]:
+        done = subprocess.run(
+            [sys.executable, "-m", "pytest", "-c", "/dev/null", "--rootdir", str(ROOT)]
+            + [
+                "-p",
+                "no:cacheprovider",
+                "-q",
+                "--collect-only",
+                str(GPU_TESTS / "test_gpu_pdl.py"),
+            ],
+            env={**os.environ, **environment},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        return [line for line in done.stdout.splitlines() if "::" in line]
+
+    every = collected()
+    parts = [collected(PRECAST_TEST_SHARD=f"{i}/3") for i in range(3)]
+    assert len(every) > 3
+    assert all(parts)
+    assert sorted(test for part in parts for test in part) == sorted(every)

@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every op's trace template agrees with its op, and what a definition says of a call."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from trace_support import definition_model, run_of
+
+import precast
+from precast import trace
+from precast._op.dispatch import kernels
+from precast.api_logging import public_api
+from precast.trace.registry import find, public_name
+
+PAIRS = trace.registered()
+IDS = [template.name_prefix for _, template in PAIRS]
+every_template = pytest.mark.parametrize(("function", "template"), PAIRS, ids=IDS)
+
+Op = Callable[..., Any]
+BF16 = torch.bfloat16
+
+
+#: Public functions without a definition, each with the reason.
+WITHOUT_TEMPLATE = {
+    "scaled_fp8_quant": "calls one of three functions, which have one",
+    "quantize_fp8": "calls one of two functions, which have one",
+    "per_token_cast_to_fp8": "calls per_token_group_quant_8bit, which has one",
+    "mxfp4_dequantize_host": "runs on the CPU while weights are loaded; mxfp4_dequantize has one",
+    "mxfp8_dequantize_host": "runs on the CPU while weights are loaded; mxfp8_dequantize has one",
+    "shuffle_matrix_a": "is indexing by PyTorch while weights are loaded, no kernel",
+    "shuffle_matrix_sf_a": "calls block_scale_interleave, which has one",
+    "get_seq_lens": "is four operations of PyTorch, no kernel",
+    "__init__": "makes a wrapper of attention, which keeps buffers",
+    "plan": "divides work for run(); the plan is no result",
+    "fast_decode_plan": "is a plan",
+}
+
+
+def test_every_public_function_has_a_template_or_a_reason() -> None:
+    public = {name.rpartition(".")[2] for name in public_api() if name.startswith("precast.")}
+    traced = {public_name(function).rpartition(".")[2] for function, _ in PAIRS}
+    assert traced.isdisjoint(WITHOUT_TEMPLATE)
+    assert public == traced | WITHOUT_TEMPLATE.keys()
+    ops = {name for name in precast.__all__ if inspect.isfunction(getattr(precast, name))}
+    ops = {name for name in ops if _is_op(getattr(precast, name))}
+    assert len(ops) > len(kernels()) // 2
+    assert ops - {"nvfp4_block_scale_interleave"} <= public
+
+
+def _is_op(function: Op) -> bool:
+    """Whether it is defined with the ops and no reference of one."""
+    folders = (
+        *("activation", "cascade", "concat_ops", "decode", "norm", "page", "prefill"),
+        *("quantization", "rope", "sampling", "scale", "topk"),
+    )
+    module = function.__module__.split(".")
+    return len(module) > 1 and module[1] in folders and "reference" not in function.__name__
+
+
+def test_every_op_has_a_template() -> None:
+    traced = {public_name(function).rpartition(".")[2] for function, _ in PAIRS}
+    functions = {kernel.function for kernel in kernels().values()}
+    public = {name for name in functions if not inspect.isclass(getattr(precast, name))}
+    assert traced - {"run"} == public  # Wrappers run by a plan.
+    for function in public:
+        assert callable(getattr(precast, function).fi_trace)
+
+
+def test_no_two_templates_make_the_same_name() -> None:
+    assert len(set(IDS)) == len(IDS)
+
+
+@every_template
+def test_names_agree(function: Op, template: trace.TraceTemplate) -> None:
+    assert trace.check_template(function, template) == []
+
+
+@every_template
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_trace_of_generated_tensors_is_complete(
+    function: Op, template: trace.TraceTemplate, device: str
+) -> None:
+    call = trace.make_inputs(function, template, device=device)
+    tensors = [value for value in template.values(call) if isinstance(value, torch.Tensor)]
+    assert tensors
+    assert {tensor.device.type for tensor in tensors} == {device}
+    assert find(function).choose(call) is template, "its dispatch function chooses another"
+    definition = trace.fi_trace(function, **call)
+    assert definition == function.fi_trace(**call)  # type: ignore[attr-defined]
+    assert definition["tags"][0] == f"fi_api:{public_name(function)}"
+    for name, axis in template.consts():
+        value = definition["axes"][name]["value"]
+        assert type(value) is int, name
+        if axis.abbrev:
+            assert f"_{axis.abbrev}{value}" in definition["name"]
+    for group in ("inputs", "outputs"):
+        assert definition[group].keys() == getattr(template, group).keys()
+        for name, row in definition[group].items():
+            assert row["dtype"] in trace.DTYPES.values(), name
+            assert all(axis in definition["axes"] for axis in row["shape"] or []), name
+    sizes = {**template.whole_numbers(call), **template.read(call).sizes}
+    for constraint in definition["constraints"]:
+        assert eval(constraint, {}, sizes) is True, constraint
+    assert json.loads(json.dumps(definition)) == definition
+
+
+@every_template
+def test_flashinfer_bench_takes_it(function: Op, template: trace.TraceTemplate) -> None:
+    model = definition_model().Definition
+    definition = trace.fi_trace(function, **trace.make_inputs(function, template))
+    for row in [*definition["inputs"].values(), *definition["outputs"].values()]:
+        row["dtype"] = row["dtype"].replace("uint8", "int8")  # Its schema has no uint8 yet.
+    parsed = model.model_validate(definition, strict=False)
+    assert parsed.model_dump(mode="json", exclude_unset=True) == definition
+    call = trace.make_inputs(function, template)
+    if any(getattr(axis, "in_data", False) for axis in template.axes.values()):
+        return  # No size of it is in the shapes of the inputs.
+    bound = parsed.get_axes_values_from_inputs(template.values(call))
+    assert set(bound) == set(parsed.var_axes)
+
+
+@every_template
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_the_reference_alone_gives_what_the_op_gives(
+    function: Op, template: trace.TraceTemplate, dtype: str
+) -> None:
+    call = trace.make_inputs(function, template, dtype=dtype, seed=3)
+    definition = trace.fi_trace(function, **call)
+    # Before the op, which may write to its inputs.
+    wanted = run_of(definition)(*template.values(call))
+    wanted = wanted if isinstance(wanted, tuple) else (wanted,)
+    with precast.reference_mode():
+        result = function(**call)
+    got = template.results(call, result)
+    sizes = {
+        axis: size
+        for row, value in zip(definition["inputs"].values(), template.values(call))
+        for axis, size in zip(row["shape"] or [], _shape(value))
+    } | {name: row["value"] for name, row in definition["axes"].items() if "value" in row}
+    assert len(got) == len(wanted) == len(template.outputs)
+    for (name, output), mine, alone in zip(definition["outputs"].items(), got, wanted):
+        assert torch.equal(mine, alone), name
+        assert [sizes.get(axis) for axis in output["shape"]] == [
+            size if axis in sizes else None for axis, size in zip(output["shape"], mine.shape)
+        ], name
+        assert str(mine.dtype) == f"torch.{output['dtype']}", name
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return tuple(getattr(value, "shape", ()))
+
+
+@every_template
+def test_the_reference_runs_where_there_is_no_precast(
+    function: Op, template: trace.TraceTemplate
+) -> None:
+    definition = trace.fi_trace(function, **trace.make_inputs(function, template))
+    assert "precast" not in "".join(
+        line for line in definition["reference"].splitlines() if line.startswith(("import", "from"))
+    )
+
+
+def test_references_run_in_a_process_of_their_own() -> None:
+    """Each in a namespace of its own, where there is no precast."""
+    texts = {  # Several templates may have one reference.
+        trace.fi_trace(function, **trace.make_inputs(function, template))["reference"]: name
+        for (function, template), name in zip(PAIRS, IDS)
+    }
+    code = "import json, sys; sys.modules['precast'] = None; texts = json.load(sys.stdin)\n"
+    code += "for text, name in texts.items(): exec(compile(text, name, 'exec'), {})"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        input=json.dumps(texts),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_element_types_are_those_of_flashinfer_bench() -> None:
+    theirs = {dtype.value for dtype in definition_model().DType}
+    assert set(trace.DTYPES.values()) == theirs | {"uint8"}
+    assert all(isinstance(getattr(torch, name), torch.dtype) for name in trace.DTYPES)
+
+
+def meta(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.mark.parametrize(
+    ("export", "arguments", "name"),
+    [
+        ("rmsnorm", (meta(7, 4096), meta(4096)), "rmsnorm_h4096"),
+        ("rmsnorm", (meta(8, 4096), meta(4096)), "rmsnorm_h4096"),
+        ("rmsnorm", (meta(7, 32, 128), meta(128)), "rmsnorm_heads_n32_d128"),
+        (
+            "rmsnorm",
+            (meta(7, 64, dtype=torch.float16), meta(64, dtype=torch.float16)),
+            "rmsnorm_h64_f16",
+        ),
+        ("fused_add_rmsnorm", (meta(7, 64), meta(7, 64), meta(64)), "fused_add_rmsnorm_h64"),
+        (
+            "layernorm",
+            (meta(7, 64), *2 * (meta(64, dtype=torch.float32),)),
+            "layernorm_h64",
+        ),
+        ("silu_and_mul", (meta(7, 28672),), "silu_and_mul_i14336"),
+        ("silu_and_mul", (meta(2, 7, 28672),), "silu_and_mul_i14336_3d"),
+        ("silu_and_mul", (meta(28672),), "silu_and_mul_i14336_1d"),
+        ("scale", (meta(7), 2.0), "scale"),
+        ("scale", (meta(), 2.0), "scale_0d"),
+        ("scale", (meta(7, 5, dtype=torch.float32), 2.0), "scale_2d_f32"),
+    ],
+)
+def test_names(export: str, arguments: tuple[Any, ...], name: str) -> None:
+    definition = trace.fi_trace(getattr(precast, export), *arguments)
+    assert definition["name"] == name
+
+
+def test_a_definition_in_full() -> None:
+    definition = precast.fi_trace(precast.silu_and_mul, meta(2, 7, 64))
+    reference = definition.pop("reference")
+    assert definition == {
+        "name": "silu_and_mul_i32_3d",
+        "description": "The SiLU of the first half of each row times the second half.",
+        "op_type": "activation",
+        "tags": ["fi_api:precast.activation.silu_and_mul"],
+        "axes": {
+            "num_tokens_0": {"type": "var"},
+            "num_tokens_1": {"type": "var"},
+            "gate_up_size": {"type": "const", "value": 64},
+            "intermediate_size": {"type": "const", "value": 32},
+        },
+        "constraints": ["intermediate_size == gate_up_size // 2"],
+        "inputs": {
+            "gate_up": {
+                "shape": ["num_tokens_0", "num_tokens_1", "gate_up_size"],
+                "dtype": "bfloat16",
+            }
+        },
+        "outputs": {
+            "output": {
+                "shape": ["num_tokens_0", "num_tokens_1", "intermediate_size"],
+                "dtype": "bfloat16",
+            }
+        },
+    }
+    assert reference.endswith(
+        "def run(gate_up):\n    return silu_and_mul_reference(input=gate_up)\n"
+    )
+
+
+def test_a_package_stands_for_its_modules_in_the_tag() -> None:
+    tags = {public_name(function) for function, _ in PAIRS}
+    assert {"precast.norm.gemma_rmsnorm", "precast.norm.layernorm", "precast.scale.scale"} <= tags
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "words"),
+    [
+        (lambda: precast.fi_trace(len), ValueError, "has no trace template. Fix: decorate it with"),
+        (
+            lambda: precast.fi_trace(precast.rmsnorm, meta(2, 8)),
+            TypeError,
+            "precast.norm.rmsnorm: missing a required argument: 'weight'",
+        ),
+        (
+            lambda: precast.fi_trace(precast.rmsnorm, meta(2, 8), meta(9)),
+            ValueError,
+            "<TraceTemplate rmsnorm>: axis 'hidden_size' is 9 in weight and 8 in a tensor before",
+        ),
+        (
+            lambda: precast.fi_trace(precast.rmsnorm, meta(2, 3, 4, 8), meta(8)),
+            ValueError,
+            "input must have the dimensions [batch_size, hidden_size], got shape [2, 3, 4, 8]",
+        ),
+        (
+            lambda: precast.fi_trace(precast.rmsnorm, [[1.0]], meta(1)),
+            TypeError,
+            "input must be a torch.Tensor, got list",
+        ),
+        (
+            lambda: precast.fi_trace(precast.scale, meta(2, dtype=torch.complex64), 1.0),
+            ValueError,
+            "input: the schema has no element type complex64; it has float32, float16",
+        ),
+    ],
+)
+def test_a_call_that_cannot_be_traced_says_why(
+    call: Callable[[], Any], kind: type[Exception], words: str
+) -> None:
+    with pytest.raises(kind) as caught:
+        call()
+    assert words in str(caught.value)
+
+
+def test_the_decorators_keyword_is_left_out() -> None:
+    definition = precast.fi_trace(precast.scale, meta(2), 1.0, skip_check=True)
+    assert definition["name"] == "scale"
+
+
+def test_inputs_have_the_sizes_dtypes_and_values_asked_for() -> None:
+    function, template = next(p for p in PAIRS if p[1].name_prefix == "layernorm")
+    call = trace.make_inputs(
+        function, template, {"batch_size": 3, "hidden_size": 32}, dtype=torch.float16, seed=1
+    )
+    assert call["input"].shape == (3, 32)
+    assert call["input"].dtype is torch.float16
+    assert call["beta"].shape == (32,)
+    assert call["beta"].dtype is torch.float32
+    assert call["eps"] == 1e-6
+    again = trace.make_inputs(function, template, {"batch_size": 3, "hidden_size": 32}, seed=1)
+    assert torch.equal(call["beta"], again["beta"])
+    other = trace.make_inputs(function, template, {"batch_size": 3, "hidden_size": 32}, seed=2)
+    assert not torch.equal(call["beta"], other["beta"])
+    assert not torch.equal(call["gemma"], call["beta"])
+
+
+def test_inputs_of_several_leading_sizes() -> None:
+    function, template = next(p for p in PAIRS if p[1].name_prefix == "silu_and_mul")
+    call = trace.make_inputs(function, template, {"num_tokens": (2, 3), "gate_up_size": 16})
+    assert call["input"].shape == (2, 3, 16)
+
+
+def test_inputs_refuse_what_is_no_axis() -> None:
+    function, template = next(p for p in PAIRS if p[1].name_prefix == "silu_and_mul")
+    words = "axes has intermediate_size; the axes that can be given are num_tokens, gate_up_size"
+    with pytest.raises(ValueError, match=words):
+        trace.make_inputs(function, template, {"intermediate_size": 8})
+    with pytest.raises(ValueError, match="axis 'gate_up_size' takes one size"):
+        trace.make_inputs(function, template, {"gate_up_size": (8, 8)})
