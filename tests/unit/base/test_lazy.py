@@ -44,5 +44,3 @@ first = precast.rmsnorm
 print(vars(precast)["rmsnorm"] is first, "precast.sampling" in sys.modules)
 """
     assert output(code) == "False False\nTrue False"
-
-
