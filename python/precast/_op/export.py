@@ -60,8 +60,8 @@ class Export(Kernel):
         returns is copied to the arguments that are written, in their order. None for an argument
         that is None.
     check : callable, optional
-        What reference mode checks besides the declaration: takes public arguments by name, those
-        that it has, and raises.
+        What reference mode checks besides the declaration: takes public arguments by name, and the
+        export's name as ``export``, those that it has, and raises.
     write : callable, optional
         In place of ``reference``: takes public arguments by name and writes to them.
     new : mapping of str to str, optional
@@ -163,7 +163,7 @@ class Export(Kernel):
         if name in self.new:
             return self.new[name]
         kind = next(p.kind for p in self.declaration.parameters if p.name == name)
-        if isinstance(kind, TensorKind) and kind.like and not kind.dtype:
+        if isinstance(kind, TensorKind) and kind.like and not (kind.axis or kind.dtypes):
             return f"_torch.empty_like({kind.like})"
         return None
 
@@ -178,7 +178,7 @@ class Export(Kernel):
         given = self.declaration.decoded(args)
         check_arguments(self.name, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, given))
+            self._check(**_accepted(self._check, {**given, "export": self.name}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
