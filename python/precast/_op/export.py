@@ -21,14 +21,14 @@ One that has more to do calls the export from its body and is decorated with :fu
     def apply_rope(q, k, indptr, offsets, rotary_dim=None, ...):
         size = q.shape[-1] if rotary_dim is None else rotary_dim
         q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        _APPLY_ROPE(q, k, indptr, offsets, size, ..., q_rope, k_rope)
+        _APPLY_ROPE.launch(q, k, indptr, offsets, size, ..., q_rope, k_rope)
         return q_rope, k_rope
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from precast._base.torch import torch, torch_ops
@@ -44,8 +44,9 @@ R = TypeVar("R")
 class Export(Kernel):
     """An exported function of an op's modules, and what its declaration says of it.
 
-    Called with the declared arguments, by position, it runs the module's function, or the torch op
-    of the same name while ``torch.compile`` traces.
+    ``launch``, called with the declared arguments by position, runs the module's function, or the
+    torch op of the same name while ``torch.compile`` traces. It is a plain function because a call
+    of the object itself costs three times as much.
 
     Parameters
     ----------
@@ -64,8 +65,14 @@ class Export(Kernel):
         export's name as ``export``, those that it has, and raises.
     write : callable, optional
         In place of ``reference``: takes public arguments by name and writes to them.
-    new : mapping of str to str, optional
-        The source of an output that the caller leaves out, where it is not like another tensor.
+    new : mapping of str to str or callable, optional
+        How :func:`launches` makes an output that the caller leaves out, where it is not like
+        another tensor: a source, or a function that takes public arguments by name, and the
+        export's name as ``export``. A function that takes the output itself is also called with
+        one that the caller gave, and returns it.
+    derived : mapping of str to callable, optional
+        Public arguments that the export does not get, found again from what it gets: the dtype of
+        a new output, a flag that chose its layout. Each takes declared arguments by name.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
     function : str, optional
@@ -85,7 +92,8 @@ class Export(Kernel):
         reference: Callable[..., Any] | None = None,
         check: Callable[..., None] | None = None,
         write: Callable[..., None] | None = None,
-        new: Mapping[str, str] | None = None,
+        new: Mapping[str, str | Callable[..., Any]] | None = None,
+        derived: Mapping[str, Callable[..., Any]] | None = None,
         kinds: Mapping[str, Kind] | None = None,
         function: str | None = None,
         torch_name: str | None = None,
@@ -93,6 +101,7 @@ class Export(Kernel):
     ) -> None:
         self.declaration = Declaration(declaration, kinds)
         self.new = dict(new or {})
+        self.derived = dict(derived or {})
         self.traced = traced
         self._check = check
         self._reference = reference
@@ -108,14 +117,14 @@ class Export(Kernel):
         )
         self.key_source = self._key_source()
         names: dict[str, Any] = {}
-        parameters = ", ".join(p.name for p in self.declaration.parameters)
+        parameters = ", ".join(p.name for p in self.declaration.parameters if not p.is_constant)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
         exec(source, names)
-        self._launch: Callable[..., None] = names[self.name]
+        self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
 
     def __call__(self, *args: Any) -> None:
-        self._launch(*args)
+        self.launch(*args)
 
     # -- source ----------------------------------------------------------------------------------
 
@@ -158,8 +167,19 @@ class Export(Kernel):
         ]
         return "\n".join(indent + line for line in lines)
 
-    def allocation(self, name: str) -> str | None:
-        """The source of a new output, or None where callers must bring it."""
+    def output_source(self, name: str, is_given: bool, names: dict[str, Any]) -> str:
+        """The statement that makes an output, or nothing where callers must bring it."""
+        source = self._allocation(name)
+        if callable(source):
+            taken = inspect.signature(source).parameters
+            passed = ", ".join(repr(self.name) if key == "export" else key for key in taken)
+            names[f"_new_{name}"] = source
+            source, is_given = f"_new_{name}({passed})", is_given and name not in taken
+        if source is None:
+            return ""
+        return f"if {name} is None: {name} = {source}" if is_given else f"{name} = {source}"
+
+    def _allocation(self, name: str) -> str | Callable[..., Any] | None:
         if name in self.new:
             return self.new[name]
         kind = next(p.kind for p in self.declaration.parameters if p.name == name)
@@ -171,11 +191,16 @@ class Export(Kernel):
 
     def public_arguments(self, args: tuple[Any, ...]) -> dict[str, Any] | None:
         """The public arguments of a call, by name; None where another export says them."""
-        return self.declaration.decoded(args) if self.traced else None
+        return self._decoded(args) if self.traced else None
+
+    def _decoded(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        given = self.declaration.decoded(args)
+        found = {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
+        return {**given, **found}
 
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
-        given = self.declaration.decoded(args)
+        given = self._decoded(args)
         check_arguments(self.name, self.declaration, given)
         if self._check is not None:
             self._check(**_accepted(self._check, {**given, "export": self.name}))
@@ -187,8 +212,9 @@ class Export(Kernel):
         if not isinstance(results, tuple):
             results = (results,)
         for parameter, result in zip(self.declaration.written, results):
-            if given[parameter.name] is not None:
-                given[parameter.name].copy_(result)
+            output = given[parameter.name]
+            if output is not None:  # One number may be written to an output of any rank.
+                output.copy_(result.reshape(output.shape) if output.numel() == 1 else result)
 
 
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -200,28 +226,35 @@ def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
 # -- decorators -----------------------------------------------------------------------------------
 
 
-def launches(export: Export) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def launches(
+    export: Export, returns: Sequence[str] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Give a function without a body the call that its export declares.
 
     Outputs that are None are made, the export runs, and the outputs are returned, unless the
     function is annotated to return None.
+
+    Parameters
+    ----------
+    export : Export
+        What runs.
+    returns : sequence of str, optional
+        The outputs that are returned. Default: all that are written.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         signature = inspect.signature(function)
         names: dict[str, Any] = {}
-        lines = []
+        lines: list[str] = []
+        written = [parameter.name for parameter in export.declaration.written]
         optional = [p.name for p in signature.parameters.values() if p.default is None]
-        for parameter in export.declaration.written:
-            source = export.allocation(parameter.name)
-            if parameter.name in optional and source is not None:
-                lines.append(f"if {parameter.name} is None: {parameter.name} = {source}")
-            elif parameter.name not in signature.parameters:
-                lines.append(f"{parameter.name} = {source}")
-        body = "\n".join("    " + line for line in lines)
+        for name in written:
+            if name in optional or name not in signature.parameters:
+                lines.append(export.output_source(name, name in optional, names))
+        body = "\n".join("    " + line for line in lines if line)
         body += ("\n" if lines else "") + export.launch_source("    ", names)
         if signature.return_annotation not in (None, "None"):
-            body += f"\n    return {', '.join(p.name for p in export.declaration.written)}"
+            body += f"\n    return {', '.join(returns or written)}"
         return _decorated(function, export.op, body, names)
 
     return decorate

@@ -155,7 +155,7 @@ def fused_rmsnorm_silu(
     if out is None:
         out = torch.empty_like(input)
     try:
-        _FUSED_RMSNORM_SILU(input, weight, eps, out, block_scale, enable_pdl)
+        _FUSED_RMSNORM_SILU.launch(input, weight, eps, out, block_scale, enable_pdl)
     except UnsupportedConfigError as error:
         if str(out.dtype) == "torch.float4_e2m1fn_x2":
             raise UnsupportedConfigError(
