@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_peer
 from precast.api_logging import precast_api
 from precast.trace import Scalar, Tensor, TraceTemplate, Var

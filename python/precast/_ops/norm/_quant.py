@@ -7,10 +7,10 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from precast._base.dtypes import dtype_word
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
-from precast._op.validation import dtype_word
 from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 

@@ -7,9 +7,10 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.norm._rows import check_norm, normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api

@@ -7,9 +7,10 @@ groups: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_device_and_dtype, check_memory_apart, check_peer
 from precast._ops.norm._block_trace import block_quant_trace
 from precast._ops.norm._quant import check_written

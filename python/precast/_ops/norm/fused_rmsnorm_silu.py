@@ -7,12 +7,14 @@ Wan's VAE, arXiv:2503.20314, which uses the two together.
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_peer, check_rank, check_vector, dtype_word
+from precast._op.torch_ops import torch_ops
+from precast._op.validation import check_peer, check_rank, check_vector
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api

@@ -7,9 +7,10 @@ Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
 from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_peer, check_rank, check_vector
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api

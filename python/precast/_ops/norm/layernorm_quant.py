@@ -8,9 +8,10 @@ Point Specification 1.0.
 from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_one_number, check_peer, check_rank
 from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
 from precast._ops.norm.layernorm import check_parameters, standardized

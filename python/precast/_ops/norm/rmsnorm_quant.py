@@ -7,9 +7,10 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_one_number, check_peer, check_rank, check_vector
 from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
 from precast._ops.norm._rows import normalized

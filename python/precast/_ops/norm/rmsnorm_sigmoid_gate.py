@@ -10,18 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import (
     check_device_and_dtype,
     check_memory_apart,
     check_peer,
     check_rank,
     check_vector,
-    dtype_word,
 )
 from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
 from precast.api_logging import precast_api
