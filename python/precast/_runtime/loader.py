@@ -346,7 +346,7 @@ def _older_majors(arch: Arch, newest: int) -> list[int]:
 
 
 def _device_capability(device: int) -> str:
-    from precast.utils import get_compute_capability
+    from precast._base.device import get_compute_capability
 
     major, minor = get_compute_capability(device)
     return f"{major}.{minor}"

@@ -178,7 +178,7 @@ def test_the_document_holds_a_fingerprint_for_every_planned_module(plan):
 
 
 def test_the_words_of_torch_dtypes_are_words_of_the_axes():
-    from precast._op.dispatch import DTYPE_WORDS
+    from precast._base.dtypes import DTYPE_WORDS
     from precast._plan.config import DTYPES
 
     assert set(DTYPE_WORDS.values()) <= set(DTYPES)
