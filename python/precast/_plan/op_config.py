@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from precast._base.errors import ConfigError
-
 from precast._plan import keys
 from precast._plan.axes import Axis, AxisValue, Space, names_of, row_word
 from precast._plan.build_config import BuildConfig
