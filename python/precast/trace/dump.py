@@ -37,9 +37,16 @@ def on_compile(name: str, args: Sequence[Any]) -> None:
 
         import precast
         from precast._op.dispatch import KERNELS
+        from precast._op.export import Export
 
         kernel = KERNELS[name]
         function = getattr(precast, kernel.function)
+        if isinstance(kernel, Export):
+            public = kernel.public_arguments(tuple(args))
+            if public is not None:
+                names = inspect.signature(function).parameters.keys() & public.keys()
+                _dump(function, (), {key: public[key] for key in names})
+            return
         if kernel.public is not None:
             values = kernel.public(*args)
             if values is not None:
