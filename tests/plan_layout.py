@@ -10,9 +10,11 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
-HEADERS = Path(__file__).resolve().parents[1] / "include" / "precast" / "attention"
+from precast.jit.env import source_root
+
+#: In the checkout, or in the installed package where the tests stand alone.
+HEADERS = source_root() / "include" / "precast" / "attention"
 
 
 @functools.cache
