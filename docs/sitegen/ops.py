@@ -82,8 +82,8 @@ def _op_page(op: str, functions: list[Public]) -> str:
     if references:
         parts.append("## References\n")
         parts.append(
-            "The same operations in plain PyTorch: what the tests compare with, and what "
-            "[reference mode][precast.reference_mode] runs.\n"
+            "The same operations in plain PyTorch. The tests compare with them, and "
+            "[reference mode][precast.reference_mode] runs them.\n"
         )
         parts += [_entry(path, path.rpartition(".")[2], level=3) for path in references]
     return "\n".join(parts)
@@ -120,8 +120,8 @@ def _configurations(config: OpConfig) -> str:
 
 def _runtime_page(functions: list[Public]) -> str:
     lead = (
-        "# Run time\n\nWhat `precast` exports besides the operators. Errors are described under "
-        "[Errors and their cure](../errors.md).\n"
+        "# Run time\n\n`precast` exports these besides the operators. Errors are described under "
+        "[Errors and fixes](../errors.md).\n"
     )
     return "\n".join([lead, *(_entry(p.path, f"precast.{p.name}") for p in functions)])
 
@@ -163,7 +163,7 @@ def _index(families: dict[str, list[Public]], others: list[ModuleType]) -> str:
             "## Operators\n",
             markup.table(("Family", "Functions", "Dtypes"), rows),
             "## Run time\n",
-            "[Loading, freezing, reference mode](runtime.md): what `precast` exports besides.\n",
+            "[Loading, freezing, reference mode](runtime.md): the other exports of `precast`.\n",
             "## Modules\n",
             markup.table(("Module", "What it holds"), libraries),
         ]

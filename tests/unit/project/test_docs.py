@@ -344,13 +344,13 @@ def test_the_errors_are_found():
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_every_error_is_described_with_its_cure_and_its_real_message(site, sitegen, name):
+def test_every_error_is_described_with_its_fix_and_its_real_message(site, sitegen, name):
     from sitegen import raised
 
     text = shown(site, "errors.html")
     section = re.split(r"¶\n", text[text.index(f"\n{name}¶") :], maxsplit=1)[1]
     section = re.split(r"^.*¶$", section, maxsplit=1, flags=re.MULTILINE)[0]
-    assert "Cure:" in section
+    assert "Fix:" in section
     source = "".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "errors.py")
     if re.search(rf"(?:raise |\b){name}\(", source):
         first = raised.message(name).splitlines()[0]
