@@ -170,7 +170,7 @@ def _load(folder: Path) -> None:
 
 @_raises("ProviderError")
 def _provider(folder: Path) -> None:
-    from precast import aot
+    from precast._runtime import aot
 
     stranger = folder / "modules" / "sm80" / "old_op.so"
     stranger.parent.mkdir(parents=True)
