@@ -48,7 +48,7 @@ def _argcomplete() -> Any:
 
 
 def profiles(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     return list(plan().build.profiles)
 
@@ -60,7 +60,7 @@ def ops(**_: object) -> Sequence[str]:
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     functions = (name for op in plan().config.ops.values() for name in op.exports)
     return list(dict.fromkeys([*ops(), *functions]))
@@ -68,7 +68,7 @@ def ops_and_functions(**_: object) -> Sequence[str]:
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
     """``KEY=VALUE`` of the op that the line names, without the keys it has already."""
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     word = getattr(parsed_args, "op", None)
     given = {text.partition("=")[0] for text in getattr(parsed_args, "axes", None) or ()}
