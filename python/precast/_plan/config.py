@@ -240,7 +240,7 @@ def _read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         if Path(source).is_absolute() or ".." in Path(source).parts:
             raise top.fail("sources", f"{source!r} leaves the project", "paths below its root")
         if not (root / source).is_file():
-            there = sorted(f"csrc/{p.name}" for p in (root / "csrc").glob("*.c[uc]"))
+            there = sorted(p.relative_to(root).as_posix() for p in (root / "csrc").rglob("*.c[uc]"))
             raise top.fail("sources", f"{source!r} does not exist", there or "files under csrc/")
         if not source.endswith((".cu", ".cc")):
             raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc"))

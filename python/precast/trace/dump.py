@@ -10,6 +10,7 @@ from precast._base import env as _env
 from precast._base.lazy import public_object
 from precast._base.torch import torch
 from precast._op.dispatch import Kernel
+from precast._op.export import Export
 from precast._op.torch_ops import ON_COMPILE
 from precast.trace.registry import public_name, read_call
 
@@ -39,6 +40,12 @@ def _on_compile(kernel: Kernel, args: Sequence[Any]) -> None:
         import inspect
 
         function = public_object(kernel.function)
+        if isinstance(kernel, Export):
+            public = kernel.public_arguments(tuple(args))
+            if public is not None:
+                names = inspect.signature(function).parameters.keys() & public.keys()
+                _dump(function, (), {key: public[key] for key in names})
+            return
         if kernel.public is not None:
             values = kernel.public(*args)
             if values is not None:

@@ -152,7 +152,7 @@ def test_scan_follows_what_it_can_resolve(tmp_path):
 
 def test_the_scan_can_follow_every_include_of_the_library():
     root = source_root()
-    for path in [*(root / "csrc").iterdir(), *(root / "include").rglob("*.cuh")]:
+    for path in [*(root / "csrc").rglob("*.*"), *(root / "include").rglob("*.cuh")]:
         for line in path.read_text().splitlines():
             if line.lstrip().startswith("#include"):
                 assert re.match(r"""#include (<[^>]+>|"[^"]+")( *//.*)?$""", line), (path, line)
