@@ -13,7 +13,7 @@ from precast import errors
 from precast._base.names import module_name
 from precast._op.dispatch import kernels
 from precast._plan.config import OpConfig
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from sitegen import markup
 from sitegen.public import Public, exported, modules
 

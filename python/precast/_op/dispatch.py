@@ -84,7 +84,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
         if _mode.is_reference():
             return self._run_reference
-        from precast._runtime.loader import get_function, loader
+        from precast._runtime.library import get_function
+        from precast._runtime.loader import loader
 
         *values, device = key
         if device < 0:

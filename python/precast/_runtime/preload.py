@@ -64,7 +64,8 @@ def preload(
         If an op, profile, axis or axis value does not exist.
     """
     from precast._base.device import device_index
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     if isinstance(ops, str):
         raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")

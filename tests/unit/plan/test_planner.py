@@ -9,8 +9,8 @@ import re
 import pytest
 
 from precast._base.names import module_name
-from precast._jit.env import source_root
 from precast._plan.axes import in_declared_order
+from precast._plan.places import source_root
 from precast._plan.planner import Plan
 from precast.errors import UnsupportedConfigError
 
