@@ -10,10 +10,10 @@ be None. The kinds are
 
 ``T[m,n]``
     A tensor. The letters ``T``, ``U``, ``V`` are dtypes that are axes of the module, in the order
-    of the TOML's axes, limited by ``U=e4m3|e5m2``; ``f32``, ``i32`` and the like are fixed dtypes,
-    ``i32|i64`` one of several, ``any`` every dtype. A size is a name, which means the same number
-    wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any number of
-    leading dimensions, ``*rows(1-2)`` one or two of them; ``f32[.]`` is one number in any shape.
+    of the TOML's axes; ``U=e4m3|e5m2|T`` limits one. ``f32``, ``i32`` and the like are fixed
+    dtypes, ``i32|i64`` one of several, ``any`` every dtype. A size is a name, which means the same
+    number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
+    number of leading dimensions, ``*rows(1-2)`` one or two; ``f32[.]`` is one number in any shape.
     Without brackets, the op's own check looks at the shape. The first tensor with sizes is the one
     that others are compared with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``

@@ -31,11 +31,12 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.matcher import check_arguments
+from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,10 +44,6 @@ R = TypeVar("R")
 
 class Export(Kernel):
     """An exported function of an op's modules, and what its declaration says of it.
-
-    ``launch``, called with the declared arguments by position, runs the module's function, or the
-    torch op of the same name while ``torch.compile`` traces. It is a plain function because a call
-    of the object itself costs three times as much.
 
     Parameters
     ----------
@@ -81,6 +78,12 @@ class Export(Kernel):
         The name of its torch op, where several public functions call one export.
     traced : bool
         Whether a call of it is a call of the public function. False for a helper that runs first.
+
+    Attributes
+    ----------
+    launch : callable
+        Takes the declared arguments by position and runs the module's function, or the torch op of
+        the same name while ``torch.compile`` traces.
     """
 
     def __init__(
@@ -122,9 +125,6 @@ class Export(Kernel):
         exec(source, names)
         self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
-
-    def __call__(self, *args: Any) -> None:
-        self.launch(*args)
 
     # -- source ----------------------------------------------------------------------------------
 

@@ -7,11 +7,11 @@ Wan's VAE, arXiv:2503.20314, which uses the two together.
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.export import Export, op
-from precast._op.validation import dtype_word
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
@@ -77,8 +77,8 @@ def _check(
 _FUSED_RMSNORM_SILU = Export(
     "norm_gate",
     "fused_rmsnorm_silu",
-    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input,U=f16|bf16|e4m3|f32) block_scale?:any "
-    "enable_pdl:pdl",
+    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float "
+    "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
     reference=fused_rmsnorm_silu_reference,
     check=_check,
 )
