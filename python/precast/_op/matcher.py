@@ -113,8 +113,8 @@ class _Matcher:
             if tensor.dim() != len(last) and any(self._size(dim) is None for dim in last):
                 check_rank(self.export, name, tensor, len(last), len(last))
         else:
-            low, high = leading.least + len(last), leading.most + len(last)
-            check_rank(self.export, name, tensor, low, high)
+            high = None if leading.most is None else leading.most + len(last)
+            check_rank(self.export, name, tensor, leading.least + len(last), high)
         split = tensor.dim() - len(last)
         want: list[int] = []
         if leading is not None:
