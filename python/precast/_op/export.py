@@ -114,6 +114,7 @@ class Export(Kernel):
             function=function,
             name=torch_name,
         )
+        self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name
         self.key_source = self._key_source()
         names: dict[str, Any] = {}
         parameters = ", ".join(p.name for p in self.declaration.parameters)
@@ -138,7 +139,7 @@ class Export(Kernel):
                     f"({tensors[0].name} if {parameter.name} is None else {parameter.name}).dtype"
                 )
             parts.append(source)
-        return ", ".join([*parts, f"{tensors[0].name}.get_device()"])
+        return ", ".join([*parts, f"{self.first_tensor}.get_device()"])
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
