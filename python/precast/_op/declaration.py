@@ -24,6 +24,8 @@ be None. The kinds are
     A number; a ``size`` may be symbolic under ``torch.compile``.
 ``pdl``
     Programmatic dependent launch: None or a bool in public, on unless it is False.
+``pdl_on``
+    The same where callers have no choice: always on, and no public argument.
 
 A family adds kinds of its own (:class:`Kind`), for an argument that reaches the export in another
 form, such as a cache that is one tensor or two.
@@ -97,6 +99,7 @@ _NUMBERS = {
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}"),
     "pdl": Kind("bool {name}", "{name} is not False"),
+    "pdl_on": Kind("bool {name}", "True"),
 }
 
 
@@ -125,6 +128,11 @@ class Parameter(NamedTuple):
         if isinstance(self.kind, TensorKind):
             return self.name
         return self.kind.encode.replace("{name}", self.name)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the export always gets the same, so that there is no public argument."""
+        return isinstance(self.kind, Kind) and "{name}" not in self.kind.encode
 
 
 class Declaration:
