@@ -221,6 +221,8 @@ class Export(Kernel):
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the arguments that ``function`` takes."""
     parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
 
 
