@@ -207,7 +207,7 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   uint32_t size = part.size;
   if (ctas > 1) {
     if (!part.as_found) {
-      if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
+      if (threadIdx.x == 0) s.base = atomic_add_in_cta(&s.forwarded, 0, size);
       __syncthreads();
       part.base = s.base;
     }
