@@ -45,8 +45,9 @@ struct CandidateSampler {
     for_each_chunk([&](int chunk, float weight, int position) {
       int rank = 0;
 #pragma unroll 8
-      for (int i = 0; i < kMaxCandidatesPerChunk; ++i)
+      for (int i = 0; i < kMaxCandidatesPerChunk; ++i) {
         rank += __shfl_sync(0xffffffffu, position, i) < position;
+      }
       if (weight > 0.0f) list.items()[chunk][rank] = {weight, __int_as_float(position)};
     });
   }

@@ -43,8 +43,9 @@ __device__ __forceinline__ uint32_t select_from_list(RadixSelectStorage& s, int 
 __device__ __forceinline__ float kth_tile_maximum(RadixSelectStorage& s, const float* tile_maxima,
                                                   int num_tiles, int k) {
 #pragma unroll 1
-  for (int i = threadIdx.x; i < num_tiles; i += blockDim.x)
+  for (int i = threadIdx.x; i < num_tiles; i += blockDim.x) {
     s.candidates[i] = {to_ordered_key(tile_maxima[i]), 1};
+  }
   return from_ordered_key(select_from_list(s, num_tiles, k));
 }
 
@@ -64,8 +65,9 @@ __device__ __forceinline__ int gather_candidates(Row& row, RadixSelectStorage& s
   for_each_half_tile(row, needs_tile, [&](int, int, const float (&x)[kItemsPerLane / 2]) {
     uint32_t matches = 0;
 #pragma unroll
-    for (int j = 0; j < kItemsPerLane / 2; ++j)
+    for (int j = 0; j < kItemsPerLane / 2; ++j) {
       matches |= x[j] >= lower_bound && !(x[j] > upper_bound) ? 1u << j : 0;
+    }
 #pragma unroll 1
     for (; matches != 0; matches &= matches - 1) {
       const int match = __ffs(matches) - 1;

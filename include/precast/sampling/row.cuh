@@ -68,8 +68,9 @@ struct Row {
       if (threadIdx.x % kWarpSize == 0 && warp_id() < cta_tiles) {
         uint32_t bytes = 0;
 #pragma unroll 1
-        for (int i = warp_id(); i < cta_tiles; i += num_warps())
+        for (int i = warp_id(); i < cta_tiles; i += num_warps()) {
           bytes += tile_bytes(first_tile + i);
+        }
         mbarrier_arrive_expect_tx(barrier, bytes);
         float* to = lane_smem;
 #pragma unroll 1

@@ -226,8 +226,9 @@ struct Sampler {
         const int from = __ffs(ties) - 1,
                   index = __shfl_sync(0xffffffffu, accumulator.first_index, from);
         set_tile_stats(i, (ties & (ties - 1)) != 0 ? max : second, max);
-        if (lane == 0)
+        if (lane == 0) {
           tile_argmax[i] = ((row.first_tile + i) * kWarpSize + from) * kItemsPerLane + index;
+        }
       } else {
         set_tile_stats(i, sizeof(Accumulator) > sizeof(float) ? warp_sum(accumulator.mass) : 0.0f,
                        max);
@@ -298,8 +299,9 @@ struct Sampler {
   // Generates the random words of all draws. An all-gather must follow before they are read.
   __device__ __forceinline__ void generate_random_words(const RandomSource& random,
                                                         uint32_t output) {
-    if (threadIdx.x < kMaxDraws)
+    if (threadIdx.x < kMaxDraws) {
       s.random_words[threadIdx.x] = random.philox_words(output, threadIdx.x);
+    }
   }
 
   // Samples a chunk by the gathered masses; returns its index and its mass.

@@ -114,8 +114,9 @@ __device__ __forceinline__ void softmax_row(Sampler<T, kOnChip>& sampler,
           max = warp_max(max);
           const float tile_shift = max == -infinity ? 0.0f : max;
 #pragma unroll
-          for (int j = 0; j < kItemsPerLane; ++j)
+          for (int j = 0; j < kItemsPerLane; ++j) {
             mass += fast_exp2((y[j] - tile_shift) * reduction.scale_log2);
+          }
           sampler.set_tile_stats(i, warp_sum(mass), max);
         }
       },

@@ -92,7 +92,7 @@ __device__ __forceinline__ uint32_t atomic_add_in_cta(uint32_t* target, int rank
 // Stores to shared memory of a cluster that complete on a barrier of the CTA stored to: that CTA
 // sees the stores once it has waited for their bytes, with no barrier of the cluster.
 __device__ __forceinline__ void store_async(float2* target, uint64_t* barrier, int rank,
-                                                float2 value) {
+                                            float2 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
@@ -104,7 +104,7 @@ __device__ __forceinline__ void store_async(float2* target, uint64_t* barrier, i
 }
 
 __device__ __forceinline__ void store_async(uint32_t* target, uint64_t* barrier, int rank,
-                                                uint32_t value) {
+                                            uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
                    address_in_cta(target, rank)),
@@ -114,7 +114,7 @@ __device__ __forceinline__ void store_async(uint32_t* target, uint64_t* barrier,
 }
 
 __device__ __forceinline__ void store_async(uint4* target, uint64_t* barrier, int rank,
-                                                uint4 value) {
+                                            uint4 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
@@ -157,7 +157,7 @@ __device__ __forceinline__ void fence_mbarrier_init() {
 // One thread starts a copy of `bytes`, a multiple of 16, between addresses that are, too. The
 // barrier's bytes are expected on their own.
 __device__ __forceinline__ void cp_async_bulk(void* target, const void* source, uint32_t bytes,
-                                                uint64_t* barrier) {
+                                              uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
