@@ -88,8 +88,8 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
     if not build.accepted(capability):
         raise UnableError(
             f"no modules are built for compute capability {capability}; precast {__version__} "
-            f"knows {', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast that "
-            f"knows this one"
+            f"knows {', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast "
+            f"that knows this one"
         )
     archs = {plan().target(op, capability) for op, _ in plan().aot_axes(_env.PROFILE.default)}
     return [
