@@ -18,7 +18,7 @@ from precast._base.errors import UnsupportedConfigError, UnsupportedTargetError
 from precast._base.names import axis_word, module_name
 from precast._base.version import __version__
 from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
-from precast._plan.spec import JitSpec
+from precast._plan.spec import ModuleSpec
 
 PLAN_SCHEMA = 2
 
@@ -56,7 +56,7 @@ class Plan:
         values: Mapping[str, object],
         arch: Arch | str,
         cuda_major: int | None = None,
-    ) -> JitSpec:
+    ) -> ModuleSpec:
         """The module of one configuration, prebuilt or not; by default of the newest CUDA."""
         config = self.config.op(op)
         if isinstance(arch, str):
@@ -81,8 +81,8 @@ class Plan:
         arch: Arch,
         cuda_major: int,
         is_aot: bool,
-    ) -> JitSpec:
-        return JitSpec(
+    ) -> ModuleSpec:
+        return ModuleSpec(
             name=name,
             arch=arch,
             sources=config.sources,
@@ -98,7 +98,7 @@ class Plan:
         )
 
     def common(self, cuda_major: int, cuda_flags: Sequence[str] = ()) -> dict[str, Any]:
-        """The fields of a ``JitSpec`` that every module of one CUDA major shares."""
+        """The fields of a ``ModuleSpec`` that every module of one CUDA major shares."""
         build = self.build
         if cuda_major not in build.cuda:
             raise UnsupportedConfigError(
@@ -161,7 +161,7 @@ class Plan:
         profile: str | None = None,
         archs: Iterable[Arch] | None = None,
         cuda_major: int | None = None,
-    ) -> list[JitSpec]:
+    ) -> list[ModuleSpec]:
         """The prebuilt modules of a profile (None: of any) for some targets (None: all).
 
         The CUDA major is the newest unless it is given.
@@ -228,18 +228,3 @@ class Plan:
             },
             "modules": modules,
         }
-
-
-def checkout_root() -> Path | None:
-    """The source tree that this file lies in, or None when it is installed."""
-    root = Path(__file__).resolve().parents[3]
-    return root if (root / "aot_configs" / "build.toml").is_file() else None
-
-
-def write_if_different(path: Path, text: str) -> bool:
-    """Write ``text`` unless the file holds it already, so that its time stamp stays."""
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return True

@@ -48,7 +48,7 @@ def _argcomplete() -> Any:
 
 
 def profiles(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     return list(plan().build.profiles)
 
@@ -60,7 +60,7 @@ def ops(**_: object) -> Sequence[str]:
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     functions = (name for op in plan().config.ops.values() for name in op.exports)
     return list(dict.fromkeys([*ops(), *functions]))
@@ -69,7 +69,7 @@ def ops_and_functions(**_: object) -> Sequence[str]:
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
     """``KEY=VALUE`` of the op that the line names: keys and values that go with those it has."""
     from precast._base.names import axis_word
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     word = getattr(parsed_args, "op", None)
     given = dict(

@@ -59,7 +59,7 @@ def capabilities(text: str) -> list[str]:
     A suffix is legal where a target of the plan has it.
     """
     from precast._plan.build_config import split_target
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     found = []
     for word in filter(None, re.split(r"[\s,;]+", text)):
@@ -117,7 +117,8 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
     """
     from precast._base.errors import UnsupportedConfigError
     from precast._base.names import module_name
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     checked = plan().axes(op, axes)
     name = module_name(op, checked)
@@ -174,7 +175,7 @@ def profile_outcomes(
     ConfigError
         If the profile or the op does not exist.
     """
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     if op is not None:
         plan().config.op(op)
@@ -185,7 +186,8 @@ def profile_outcomes(
 def fixes(rows: Iterable[Outcome]) -> list[str]:
     """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
     from precast._base.version import __version__
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
     from precast.cli import _fit
 
     commands: list[str] = []

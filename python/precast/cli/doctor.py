@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _unserved(targets: Sequence[_state.Target]) -> list[str]:
     """A problem where there are GPUs and precast has a target for none of them."""
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     build = plan().build
     if not targets or any(build.accepted(target.capability) for target in targets):

@@ -17,7 +17,7 @@ from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
 import precast
 import precast.cli
 from precast._jit.env import cache_dir
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 
 COMMANDS = [
     "build",

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from cli_support import PACKAGES, run
 
-from precast._runtime.loader import loader, plan
+from precast._plan.installed import plan
+from precast._runtime.loader import loader
 from precast.cli import _completers, _parser
 
 pytest.importorskip("argcomplete")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._jit.env import source_root
 from precast._plan.config import load_config
+from precast._plan.places import source_root
 from precast.errors import ConfigError
 
 BUILD, SCALE = "aot_configs/build.toml", "aot_configs/scale.toml"

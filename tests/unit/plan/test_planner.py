@@ -9,8 +9,8 @@ import re
 import pytest
 
 from precast._base.names import module_name
-from precast._jit.env import source_root
 from precast._plan.axes import in_declared_order
+from precast._plan.places import source_root
 from precast._plan.planner import Plan
 from precast.errors import UnsupportedConfigError
 
@@ -295,7 +295,7 @@ def test_the_document_holds_a_fingerprint_for_every_planned_module(plan):
 
 
 def test_the_words_of_torch_dtypes_are_words_of_the_axes():
-    from precast._op.dispatch import DTYPE_WORDS
+    from precast._base.dtypes import DTYPE_WORDS
     from precast._plan.config import DTYPES
 
     assert set(DTYPE_WORDS.values()) <= set(DTYPES)

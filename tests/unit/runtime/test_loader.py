@@ -14,7 +14,7 @@ import pytest
 from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
-from precast._runtime import loader
+from precast._runtime import library, loader
 from precast.errors import (
     LoadError,
     MissingJITCacheError,
@@ -286,9 +286,9 @@ def test_an_unknown_gpu_is_told_so(world):
 
 
 def test_legal_but_not_prebuilt_names_the_prebuilt_ones(world):
-    document = copy.deepcopy(loader._plan_document())
+    document = copy.deepcopy(loader.plan_document())
     del document["modules"]["scale__dtype_f16"]
-    world.patch.setattr(loader, "_plan_document", lambda: document)
+    world.patch.setattr(loader, "plan_document", lambda: document)
     world.patch.setattr(loader.plan().__class__, "_aot_names", lambda self, op: set())
     with pytest.raises(MissingKernelError) as caught:
         world.loader().load("scale", {"dtype": "f16"}, 0)
@@ -330,9 +330,9 @@ def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
 def test_a_library_that_does_not_open_gives_the_linkers_words(tmp_path, monkeypatch):
     path = tmp_path / "m.so"
     path.write_bytes(b"not an ELF file" * 100)
-    monkeypatch.setattr(loader, "open_cudart", lambda *row: None)
+    monkeypatch.setattr(library, "open_cudart", lambda *row: None)
     with pytest.raises(LoadError, match=rf"{path} was accepted but did not load: .*(header|ELF)"):
-        loader.load_library(path, 13)
+        library.load_library(path, 13)
 
 
 def test_a_missing_export_is_named():
@@ -341,7 +341,7 @@ def test_a_missing_export_is_named():
             raise AttributeError("no such thing")
 
     with pytest.raises(LoadError, match="the library has no function 'rmsnorm'"):
-        loader.get_function(Empty(), "rmsnorm")
+        library.get_function(Empty(), "rmsnorm")
 
 
 def test_a_missing_libcudart_names_the_wheel(monkeypatch, tmp_path):
