@@ -41,7 +41,7 @@ types: ## mypy, as pyproject.toml sets it
 walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.md
 	$(PYTHON) docs/walkthrough.py
 
-performance: ## make docs/performance.md, its pictures and README's table from benchmarks/results
+performance: ## make docs/performance.md and README's table from the newest of benchmarks/results
 	PYTHONPATH=python $(PYTHON) docs/performance.py
 
 docs: ## the documentation into build/docs (pip install ".[docs]" brings its tools)

@@ -119,6 +119,16 @@ def test_only_pages_and_their_pictures_are_published(site):
     assert not (site / "drawings").exists()
 
 
+def test_the_performance_page_shows_its_pictures(site):
+    text = (site / "performance.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<img alt="(\w+): [^"]+" src="(img/[^"]+\.svg)"', text)
+    assert len(shown) > 40
+    assert "generated: pictures" not in text
+    for run, path in shown:
+        assert f">{run}: NVIDIA" in (site / path).read_text(encoding="utf-8")
+    assert {path for _, path in shown} == {f"img/{p.name}" for p in (site / "img").iterdir()}
+
+
 def test_every_page_is_in_the_navigation(site):
     linked = {link.partition("#")[0] for link in site_links.read(site)[site / "index.html"].links}
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/performance.md, its pictures and README's table are made from the committed results."""
+"""docs/performance.md, README's table and the pictures are made from the committed results."""
 
 from __future__ import annotations
 
@@ -48,6 +48,11 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pictures_of(root: Path) -> list:
+    wanted = PERFORMANCE.pictures(newest(root / PERFORMANCE.RESULTS))
+    return [picture for pictures in wanted.values() for picture in pictures]
+
+
 # -- what is committed ----------------------------------------------------------------------------
 
 
@@ -59,20 +64,20 @@ def test_page_and_readme_are_made_from_the_newest_results() -> None:
     assert readme == PERFORMANCE.with_block(readme, block), "Fix: make performance"
 
 
-def test_pictures_are_of_these_numbers() -> None:
-    stale = PERFORMANCE.stale_pictures(ROOT, PERFORMANCE.pictures(COMMITTED))
-    assert not stale, "Fix: make performance"
+def test_only_the_newest_results_are_kept() -> None:
+    old = PERFORMANCE.superseded(ROOT, COMMITTED)
+    assert not old, "Fix: make performance"
 
 
-def test_page_shows_every_picture_and_no_other() -> None:
+def test_page_shows_the_pictures_of_every_run_and_no_other() -> None:
     page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
-    shown = {f"docs/{path}" for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)}
-    assert shown == {picture.path for picture in PERFORMANCE.pictures(COMMITTED)}
-    for path in shown:
-        text = (ROOT / path).read_text(encoding="utf-8")
-        assert len(text) < 200_000, path
-        run = next(r for r in COMMITTED["nvidia-h200"].values() if r.name in text)
-        assert f"{run.name}: {run.gpu}, commit {run.commit}, {run.date:%Y-%m-%d}" in text
+    marks = re.findall(r"^<!-- generated: pictures (\S+) -->$", page, re.MULTILINE)
+    wanted = PERFORMANCE.pictures(COMMITTED)
+    assert marks == list(wanted)
+    assert len(marks) > 20
+    assert "![" not in page
+    names = [picture.name for pictures in wanted.values() for picture in pictures]
+    assert len(set(names)) == len(names) == 2 * len(marks)
 
 
 def test_runs_of_very_many_shapes_have_the_bars_of_one_model() -> None:
@@ -108,32 +113,45 @@ def test_readme_has_both_ends_of_a_family(root: Path) -> None:
         PERFORMANCE.with_block("no block", block)
 
 
-def test_it_makes_what_is_missing_and_then_nothing(root: Path) -> None:
-    pytest.importorskip("matplotlib")
-    assert PERFORMANCE.make(root)
-    images = root / PERFORMANCE.PICTURES
-    drawn = {path.name: path.read_bytes() for path in images.iterdir()}
-    assert set(drawn) == {f"performance-test-gpu-f-bf16-{k}.svg" for k in ("bars", "roofline")}
+def test_it_makes_what_is_missing_deletes_what_is_old_and_then_nothing(root: Path) -> None:
+    old = root / PERFORMANCE.RESULTS / "test-gpu" / "aaa" / "f_bf16.json"
+    assert PERFORMANCE.superseded(root, newest(root / PERFORMANCE.RESULTS)) == [old]
+    made = PERFORMANCE.make(root)
+    assert made == [old, root / PERFORMANCE.PAGE, root / PERFORMANCE.README]
+    assert not old.exists()
     assert not PERFORMANCE.make(root)
-    shutil.rmtree(images)
-    assert PERFORMANCE.make(root)
-    assert drawn == {path.name: path.read_bytes() for path in images.iterdir()}  # the same bytes
+    page = (root / PERFORMANCE.PAGE).read_text()
+    assert "<!-- generated: pictures test-gpu/f_bf16 -->" in page
+    assert "startup -->" not in page
+
+
+def test_pictures_are_drawn_where_they_are_missing_and_then_not_again(root: Path) -> None:
+    pytest.importorskip("matplotlib")
+    folder, wanted = root / "pictures", pictures_of(root)
+    names = {"test-gpu-f-bf16-bars.svg", "test-gpu-f-bf16-roofline.svg"}
+    assert {path.name for path in PERFORMANCE.draw_pictures(folder, wanted)} == names
+    drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert drawn.keys() == names
+    assert all(b"f_bf16: Test GPU, commit bbbbbbb, 2026-11-22" in svg for svg in drawn.values())
+    assert PERFORMANCE.draw_pictures(folder, wanted) == []
+    shutil.rmtree(folder)
+    PERFORMANCE.draw_pictures(folder, wanted)
+    assert drawn == {path.name: path.read_bytes() for path in folder.iterdir()}  # the same bytes
 
 
 def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     pytest.importorskip("matplotlib")
     PERFORMANCE.make(root)
-    left = root / PERFORMANCE.PICTURES / "performance-gone.svg"
+    folder = root / "pictures"
+    PERFORMANCE.draw_pictures(folder, pictures_of(root))
+    left = folder / "gone-bars.svg"
     left.write_text("of a routine that is no more")
     path = root / PERFORMANCE.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
     path.write_text(path.read_text().replace('"median": 2.5', '"median": 2.6'))
-    results = newest(root / PERFORMANCE.RESULTS)
-    stale = PERFORMANCE.stale_pictures(root, PERFORMANCE.pictures(results))
-    assert len(stale) == 3
-    assert (root / PERFORMANCE.PAGE).read_text() != PERFORMANCE.page(results)
-    assert PERFORMANCE.make(root)
+    assert PERFORMANCE.make(root) == [root / PERFORMANCE.PAGE]
+    assert len(PERFORMANCE.draw_pictures(folder, pictures_of(root))) == 3
     assert not left.exists()
-    assert not PERFORMANCE.make(root)
+    assert PERFORMANCE.draw_pictures(folder, pictures_of(root)) == []
 
 
 # -- pictures -------------------------------------------------------------------------------------
