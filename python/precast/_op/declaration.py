@@ -10,10 +10,12 @@ be None. The kinds are
 
 ``T[m,n]``
     A tensor. The letters ``T``, ``U``, ``V`` are dtypes that are axes of the module, in the order
-    of the TOML's axes; ``f32``, ``i32`` and the like are fixed dtypes, ``i32|i64`` one of several,
-    ``any`` every dtype. A size is a name, which means the same number wherever it stands, a
-    number, or an expression of names (``n//2``). ``*rows`` is any number of leading dimensions,
-    ``*rows(1-2)`` one or two of them. Without brackets, the op's own check looks at the shape.
+    of the TOML's axes; ``U=e4m3|e5m2|T`` limits one. ``f32``, ``i32`` and the like are fixed
+    dtypes, ``i32|i64`` one of several, ``any`` every dtype. A size is a name, which means the same
+    number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
+    number of leading dimensions, ``*rows(1-2)`` one or two; ``f32[.]`` is one number in any shape.
+    Without brackets, the op's own check looks at the shape. The first tensor with sizes is the one
+    that others are compared with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``
     A tensor of the shape and dtype of ``x``, or of another dtype. It may be ``x`` itself unless it
     is ``apart``.
@@ -34,10 +36,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _PARAMETER = re.compile(r"(?P<name>\w+)(?P<written>!?)(?P<optional>\??)(?::(?P<kind>\S+))?\Z")
-_TENSOR = re.compile(r"(?P<dtype>[A-Za-z]\w*(?:\|\w+)*)(?:\[(?P<dims>[^\]]*)\])?\Z")
-_LIKE = re.compile(
-    r"like\((?P<peer>\w+)(?:,(?P<dtype>[A-Za-z]\w*(?:\|\w+)*))??(?P<apart>,apart)?\)\Z"
-)
+_DTYPE = r"(?:(?P<axis>[TUV])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
+_TENSOR = re.compile(rf"{_DTYPE}(?:\[(?P<dims>[^\]]*)\])?\Z")
+_LIKE = re.compile(rf"like\((?P<peer>\w+)(?:,{_DTYPE})??(?P<apart>,apart)?\)\Z")
 _LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?:-(?P<most>\d+))?\))?\Z")
 
 #: Letters of the dtypes that are axes of a module.
@@ -59,7 +60,8 @@ class Leading(NamedTuple):
 class TensorKind:
     """A tensor: dtype and sizes, or the tensor that it is like."""
 
-    dtype: str = ""
+    axis: str = ""
+    dtypes: tuple[str, ...] = ()
     dims: tuple[Leading | str, ...] | None = None
     like: str = ""
     apart: bool = False
@@ -157,13 +159,21 @@ class Declaration:
         return [parameter for parameter in self.parameters if parameter.is_tensor]
 
     @property
+    def first(self) -> Parameter:
+        """The tensor that others are compared with."""
+        for parameter in self.tensors:
+            if isinstance(parameter.kind, TensorKind) and parameter.kind.dims is not None:
+                return parameter
+        return next((p for p in self.tensors if not p.written), self.tensors[0])
+
+    @property
     def written(self) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.written]
 
     def axis(self, letter: str) -> Parameter | None:
         """The first tensor whose dtype is this axis of the module."""
         for parameter in self.tensors:
-            if isinstance(parameter.kind, TensorKind) and parameter.kind.dtype == letter:
+            if isinstance(parameter.kind, TensorKind) and parameter.kind.axis == letter:
                 return parameter
         return None
 
@@ -194,16 +204,24 @@ def _kind(text: str, kinds: Mapping[str, Kind]) -> TensorKind | Kind:
         return kinds[text]
     like = _LIKE.match(text)
     if like is not None:
-        return TensorKind(like["dtype"] or "", None, like["peer"], bool(like["apart"]))
+        axis, dtypes = _dtypes(like)
+        return TensorKind(axis, dtypes, None, like["peer"], bool(like["apart"]))
     tensor = _TENSOR.match(text)
-    if tensor is None:
+    if tensor is None or not (tensor["axis"] or tensor["dtype"]):
         raise ValueError(
             f"{text!r} is no kind of argument; legal: a dtype with sizes such as T[m,n], like(x), "
             f"{', '.join(kinds)}"
         )
+    axis, dtypes = _dtypes(tensor)
     if tensor["dims"] is None:
-        return TensorKind(tensor["dtype"])
-    return TensorKind(tensor["dtype"], tuple(_dim(d) for d in tensor["dims"].split(",") if d))
+        return TensorKind(axis, dtypes)
+    return TensorKind(axis, dtypes, tuple(_dim(d) for d in tensor["dims"].split(",") if d))
+
+
+def _dtypes(match: re.Match[str]) -> tuple[str, tuple[str, ...]]:
+    """The letter of an axis, and the dtypes that are legal; none stands for all."""
+    words = (match["dtype"] or "").split("|")
+    return match["axis"] or "", () if words in ([""], ["any"]) else tuple(words)
 
 
 def _dim(text: str) -> Leading | str:

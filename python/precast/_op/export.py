@@ -21,7 +21,7 @@ One that has more to do calls the export from its body and is decorated with :fu
     def apply_rope(q, k, indptr, offsets, rotary_dim=None, ...):
         size = q.shape[-1] if rotary_dim is None else rotary_dim
         q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        _APPLY_ROPE(q, k, indptr, offsets, size, ..., q_rope, k_rope)
+        _APPLY_ROPE.launch(q, k, indptr, offsets, size, ..., q_rope, k_rope)
         return q_rope, k_rope
 """
 
@@ -31,11 +31,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.matcher import check_arguments
+from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,9 +44,6 @@ R = TypeVar("R")
 
 class Export(Kernel):
     """An exported function of an op's modules, and what its declaration says of it.
-
-    Called with the declared arguments, by position, it runs the module's function, or the torch op
-    of the same name while ``torch.compile`` traces.
 
     Parameters
     ----------
@@ -60,8 +58,8 @@ class Export(Kernel):
         returns is copied to the arguments that are written, in their order. None for an argument
         that is None.
     check : callable, optional
-        What reference mode checks besides the declaration: takes public arguments by name, those
-        that it has, and raises.
+        What reference mode checks besides the declaration: takes public arguments by name, and the
+        export's name as ``export``, those that it has, and raises.
     write : callable, optional
         In place of ``reference``: takes public arguments by name and writes to them.
     new : mapping of str to str, optional
@@ -74,6 +72,12 @@ class Export(Kernel):
         The name of its torch op, where several public functions call one export.
     traced : bool
         Whether a call of it is a call of the public function. False for a helper that runs first.
+
+    Attributes
+    ----------
+    launch : callable
+        Takes the declared arguments by position and runs the module's function, or the torch op of
+        the same name while ``torch.compile`` traces.
     """
 
     def __init__(
@@ -111,11 +115,8 @@ class Export(Kernel):
         parameters = ", ".join(p.name for p in self.declaration.parameters)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
         exec(source, names)
-        self._launch: Callable[..., None] = names[self.name]
+        self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
-
-    def __call__(self, *args: Any) -> None:
-        self._launch(*args)
 
     # -- source ----------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class Export(Kernel):
         if name in self.new:
             return self.new[name]
         kind = next(p.kind for p in self.declaration.parameters if p.name == name)
-        if isinstance(kind, TensorKind) and kind.like and not kind.dtype:
+        if isinstance(kind, TensorKind) and kind.like and not (kind.axis or kind.dtypes):
             return f"_torch.empty_like({kind.like})"
         return None
 
@@ -178,7 +179,7 @@ class Export(Kernel):
         given = self.declaration.decoded(args)
         check_arguments(self.name, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, given))
+            self._check(**_accepted(self._check, {**given, "export": self.name}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
-from precast._op.declaration import AXES, Declaration, Leading, Parameter, TensorKind
+from precast._op.declaration import Declaration, Leading, Parameter, TensorKind
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
@@ -35,12 +36,9 @@ _DTYPES = {
 
 
 def check_arguments(export: str, declaration: Declaration, values: Mapping[str, Any]) -> None:
-    """Raise ValueError for the first tensor that the declaration does not allow.
-
-    The first tensor that is only read, or the first of all, is what the others are compared with.
-    """
+    """Raise ValueError for the first tensor that the declaration does not allow."""
     tensors = declaration.tensors
-    first = next((p for p in tensors if not p.written), tensors[0])
+    first = declaration.first
     matcher = _Matcher(export, first.name, values)
     for parameter in (first, *(p for p in tensors if p is not first)):
         if values[parameter.name] is not None:
@@ -67,8 +65,7 @@ class _Matcher:
             check_same_device(self.export, name, tensor, self.first, self.first_name)
         self._match_dtype(kind, name, tensor)
         if kind.like:
-            peer = self.values[kind.like]
-            check_peer(self.export, name, tensor, peer, not kind.apart, tensor.dtype)
+            self._match_like(kind, parameter)
             return
         if kind.dims is not None:
             self._match_shape(kind.dims, name, tensor)
@@ -78,21 +75,38 @@ class _Matcher:
                 check_memory_apart(self.export, name, tensor, self.first, self.first_name)
 
     def _match_dtype(self, kind: TensorKind, name: str, tensor: torch.Tensor) -> None:
-        if kind.dtype == "any":
-            return
-        if kind.like and not kind.dtype:
-            legal = [self.values[kind.like].dtype]
-        elif kind.dtype in AXES:
-            legal = [self.dtypes.setdefault(kind.dtype, tensor.dtype)]
-        elif kind.dtype:
-            legal = [getattr(torch, _DTYPES[word]) for word in kind.dtype.split("|")]
-        else:
-            return
-        check_dtype(self.export, name, tensor, *legal)
+        same = kind.dtypes and self.dtypes.get(kind.dtypes[-1]) == tensor.dtype
+        if kind.dtypes and not same:
+            legal = (getattr(torch, _DTYPES[word]) for word in kind.dtypes if word in _DTYPES)
+            try:
+                check_dtype(self.export, name, tensor, *legal)
+            except ValueError as error:
+                # An axis of the module: the loader says the same where it looks for one.
+                raise (UnsupportedConfigError(str(error)) if kind.axis else error) from None
+        if kind.axis:
+            check_dtype(self.export, name, tensor, self.dtypes.setdefault(kind.axis, tensor.dtype))
+        elif kind.like and not kind.dtypes:
+            check_dtype(self.export, name, tensor, self.values[kind.like].dtype)
+
+    def _match_like(self, kind: TensorKind, parameter: Parameter) -> None:
+        name, tensor, peer = parameter.name, self.values[parameter.name], self.values[kind.like]
+        if parameter.written:
+            check_peer(self.export, name, tensor, peer, not kind.apart, tensor.dtype)
+        elif tensor.shape != peer.shape:
+            raise ValueError(
+                f"{self.export}: {name} must have {kind.like}'s shape {[*peer.shape]}, got "
+                f"{[*tensor.shape]}"
+            )
 
     def _match_shape(
         self, dims: tuple[Leading | str, ...], name: str, tensor: torch.Tensor
     ) -> None:
+        if dims == (".",):
+            if tensor.numel() != 1:
+                raise ValueError(
+                    f"{self.export}: {name} must hold one number, got shape {[*tensor.shape]}"
+                )
+            return
         leading = dims[0] if dims and isinstance(dims[0], Leading) else None
         last = [dim for dim in dims if isinstance(dim, str)]
         if leading is None:

@@ -42,7 +42,7 @@ def template_of(
     inputs: dict[str, Tensor | Scalar] = {}
     outputs: dict[str, Tensor] = {}
     shapes: dict[str, list[str]] = {}
-    first = next(p for p in export.declaration.tensors if not p.written)
+    first = export.declaration.first
     for parameter in export.declaration.parameters:
         name = called.get(parameter.name, parameter.name)
         if not isinstance(parameter.kind, TensorKind):

@@ -13,7 +13,7 @@ import torch
 import precast
 from precast._op.dispatch import kernels
 from precast._op.export import Export
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.trace import make_inputs, registered
 
 EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in op.exports]
