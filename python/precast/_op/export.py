@@ -64,6 +64,8 @@ class Export(Kernel):
         In place of ``reference``: takes public arguments by name and writes to them.
     new : mapping of str to str, optional
         The source of an output that the caller leaves out, where it is not like another tensor.
+    names : mapping, optional
+        What that source calls, by name.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
     function : str, optional
@@ -90,6 +92,7 @@ class Export(Kernel):
         check: Callable[..., None] | None = None,
         write: Callable[..., None] | None = None,
         new: Mapping[str, str] | None = None,
+        names: Mapping[str, Any] | None = None,
         kinds: Mapping[str, Kind] | None = None,
         function: str | None = None,
         torch_name: str | None = None,
@@ -97,6 +100,7 @@ class Export(Kernel):
     ) -> None:
         self.declaration = Declaration(declaration, kinds)
         self.new = dict(new or {})
+        self.names = dict(names or {})
         self.traced = traced
         self._check = check
         self._reference = reference
@@ -148,6 +152,7 @@ class Export(Kernel):
         for parameter in self.declaration.parameters:
             if isinstance(parameter.kind, Kind):
                 names.update(parameter.kind.names)
+        names.update(self.names)
         names["_torch"], names["_ops"] = torch, torch_ops
         names[f"_table_{self.name}"] = self
         passed = ", ".join(parameter.source for parameter in self.declaration.parameters)
