@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from sitegen import markup
+
 from precast.testing import plots
 from precast.testing.report import is_number, peers_of, table
 from precast.testing.results import Run, load_run, newest
@@ -29,7 +31,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
 PAGE, PICTURES, README = "docs/performance.md", "build/performance", "README.md"
 
-_BLOCK = re.compile(r"(<!-- performance:begin .*?-->\n).*?(<!-- performance:end -->)", re.DOTALL)
 #: Of a run of more shapes those of Llama 3 have bars: its vocabulary, its heads of 128 elements.
 MOST_BARS, USUAL = 60, re.compile(r" 128256\]$|^32/8 (?!d\d)")
 #: What of `startup` README.md shows.
@@ -43,7 +44,7 @@ HEADLINES = (
 INTRO = """\
 # Performance
 
-<!-- Made by docs/performance.py from the files under benchmarks/results. Fix: make performance -->
+<!-- Made by docs/performance.py from the files under benchmarks/results. Fix: make generate -->
 
 Every figure here was measured on real hardware by the scripts of `benchmarks/`; the files they
 wrote are in `benchmarks/results/`, and this page is made from the newest of each.
@@ -272,9 +273,7 @@ def _headlines(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
 
 def with_block(text: str, block: str) -> str:
     """README.md with the marked block replaced."""
-    if len(_BLOCK.findall(text)) != 1:
-        raise ValueError(f"{README} needs one block between performance:begin and performance:end")
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", text)
+    return markup.with_block(text, "performance", block)
 
 
 def draw_pictures(folder: Path, wanted: Sequence[Picture]) -> list[Path]:

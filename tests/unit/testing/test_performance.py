@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from bench_support import ROOT, ceiling, timing, write_run, write_startup
@@ -16,20 +14,10 @@ from bench_support import ROOT, ceiling, timing, write_run, write_startup
 from precast.testing import report
 from precast.testing.results import load_run, newest
 
+sys.path.insert(0, str(ROOT / "docs"))
+import performance
 
-def _generator() -> ModuleType:
-    path = ROOT / "docs" / "performance.py"
-    spec = importlib.util.spec_from_file_location("performance", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-PERFORMANCE = _generator()
-COMMITTED = newest(ROOT / PERFORMANCE.RESULTS)
+COMMITTED = newest(ROOT / performance.RESULTS)
 
 
 @pytest.fixture
@@ -39,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "README.md").write_text(
         "before\n<!-- performance:begin (x) -->\nold\n<!-- performance:end -->\nafter\n"
     )
-    folder = tmp_path / PERFORMANCE.RESULTS / "test-gpu"
+    folder = tmp_path / performance.RESULTS / "test-gpu"
     times = {"f [1]": 1.5, "f [2]": 2.5, "f [3]": 3.5}
     write_run(folder / "aaa" / "f_bf16.json", {"f [1]": 9.0}, commit="aaaaaaaaaa")
     newer = "2026-11-22 06:00 UTC"
@@ -49,7 +37,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def pictures_of(root: Path) -> list:
-    wanted = PERFORMANCE.pictures(newest(root / PERFORMANCE.RESULTS))
+    wanted = performance.pictures(newest(root / performance.RESULTS))
     return [picture for pictures in wanted.values() for picture in pictures]
 
 
@@ -57,22 +45,22 @@ def pictures_of(root: Path) -> list:
 
 
 def test_page_and_readme_are_made_from_the_newest_results() -> None:
-    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
-    assert page == PERFORMANCE.page(COMMITTED), "Fix: make performance"
-    readme = (ROOT / PERFORMANCE.README).read_text(encoding="utf-8")
-    block = PERFORMANCE.readme_block(COMMITTED)
-    assert readme == PERFORMANCE.with_block(readme, block), "Fix: make performance"
+    page = (ROOT / performance.PAGE).read_text(encoding="utf-8")
+    assert page == performance.page(COMMITTED), "Fix: make generate"
+    readme = (ROOT / performance.README).read_text(encoding="utf-8")
+    block = performance.readme_block(COMMITTED)
+    assert readme == performance.with_block(readme, block), "Fix: make generate"
 
 
 def test_only_the_newest_results_are_kept() -> None:
-    old = PERFORMANCE.superseded(ROOT, COMMITTED)
-    assert not old, "Fix: make performance"
+    old = performance.superseded(ROOT, COMMITTED)
+    assert not old, "Fix: make generate"
 
 
 def test_page_shows_the_pictures_of_every_run_and_no_other() -> None:
-    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
+    page = (ROOT / performance.PAGE).read_text(encoding="utf-8")
     marks = re.findall(r"^<!-- generated: pictures (\S+) -->$", page, re.MULTILINE)
-    wanted = PERFORMANCE.pictures(COMMITTED)
+    wanted = performance.pictures(COMMITTED)
     assert marks == list(wanted)
     assert len(marks) > 20
     assert "![" not in page
@@ -83,18 +71,18 @@ def test_page_shows_the_pictures_of_every_run_and_no_other() -> None:
 def test_runs_of_very_many_shapes_have_the_bars_of_one_model() -> None:
     runs = [run for run in COMMITTED["nvidia-h200"].values() if run.measures_ops]
     for run in runs:
-        few = PERFORMANCE.with_few_bars(run).records
-        assert len(few) <= PERFORMANCE.MOST_BARS, run.name
+        few = performance.with_few_bars(run).records
+        assert len(few) <= performance.MOST_BARS, run.name
         assert [record for record in run.records if record in few] == few
         assert {record["op"] for record in few} == {record["op"] for record in run.records}
-    assert any(PERFORMANCE.with_few_bars(run) is not run for run in runs)
+    assert any(performance.with_few_bars(run) is not run for run in runs)
 
 
 # -- the generator --------------------------------------------------------------------------------
 
 
 def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
-    page = PERFORMANCE.page(newest(root / PERFORMANCE.RESULTS))
+    page = performance.page(newest(root / performance.RESULTS))
     assert "Commit bbbbbbb, 2026-11-22; driver 580, CUDA 13.0." in page
     assert "aaaaaaa" not in page
     assert "| f | [2] | bf16 | 2.50 |" in page
@@ -104,23 +92,23 @@ def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
 
 
 def test_readme_has_both_ends_of_a_family(root: Path) -> None:
-    block = PERFORMANCE.readme_block(newest(root / PERFORMANCE.RESULTS))
+    block = performance.readme_block(newest(root / performance.RESULTS))
     assert "| `f` | [1] | bf16 | 1.50 | 0.500 | 2.00 | bbbbbbb |" in block
     assert "| `f` | [3] |" in block
     assert "[2]" not in block
-    assert PERFORMANCE.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
+    assert performance.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
     with pytest.raises(ValueError, match="needs one block"):
-        PERFORMANCE.with_block("no block", block)
+        performance.with_block("no block", block)
 
 
 def test_it_makes_what_is_missing_deletes_what_is_old_and_then_nothing(root: Path) -> None:
-    old = root / PERFORMANCE.RESULTS / "test-gpu" / "aaa" / "f_bf16.json"
-    assert PERFORMANCE.superseded(root, newest(root / PERFORMANCE.RESULTS)) == [old]
-    made = PERFORMANCE.make(root)
-    assert made == [old, root / PERFORMANCE.PAGE, root / PERFORMANCE.README]
+    old = root / performance.RESULTS / "test-gpu" / "aaa" / "f_bf16.json"
+    assert performance.superseded(root, newest(root / performance.RESULTS)) == [old]
+    made = performance.make(root)
+    assert made == [old, root / performance.PAGE, root / performance.README]
     assert not old.exists()
-    assert not PERFORMANCE.make(root)
-    page = (root / PERFORMANCE.PAGE).read_text()
+    assert not performance.make(root)
+    page = (root / performance.PAGE).read_text()
     assert "<!-- generated: pictures test-gpu/f_bf16 -->" in page
     assert "startup -->" not in page
 
@@ -129,29 +117,29 @@ def test_pictures_are_drawn_where_they_are_missing_and_then_not_again(root: Path
     pytest.importorskip("matplotlib")
     folder, wanted = root / "pictures", pictures_of(root)
     names = {"test-gpu-f-bf16-bars.svg", "test-gpu-f-bf16-roofline.svg"}
-    assert {path.name for path in PERFORMANCE.draw_pictures(folder, wanted)} == names
+    assert {path.name for path in performance.draw_pictures(folder, wanted)} == names
     drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
     assert drawn.keys() == names
     assert all(b"f_bf16: Test GPU, commit bbbbbbb, 2026-11-22" in svg for svg in drawn.values())
-    assert PERFORMANCE.draw_pictures(folder, wanted) == []
+    assert performance.draw_pictures(folder, wanted) == []
     shutil.rmtree(folder)
-    PERFORMANCE.draw_pictures(folder, wanted)
+    performance.draw_pictures(folder, wanted)
     assert drawn == {path.name: path.read_bytes() for path in folder.iterdir()}  # the same bytes
 
 
 def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     pytest.importorskip("matplotlib")
-    PERFORMANCE.make(root)
+    performance.make(root)
     folder = root / "pictures"
-    PERFORMANCE.draw_pictures(folder, pictures_of(root))
+    performance.draw_pictures(folder, pictures_of(root))
     left = folder / "gone-bars.svg"
     left.write_text("of a routine that is no more")
-    path = root / PERFORMANCE.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
+    path = root / performance.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
     path.write_text(path.read_text().replace('"median": 2.5', '"median": 2.6'))
-    assert PERFORMANCE.make(root) == [root / PERFORMANCE.PAGE]
-    assert len(PERFORMANCE.draw_pictures(folder, pictures_of(root))) == 3
+    assert performance.make(root) == [root / performance.PAGE]
+    assert len(performance.draw_pictures(folder, pictures_of(root))) == 3
     assert not left.exists()
-    assert PERFORMANCE.draw_pictures(folder, pictures_of(root)) == []
+    assert performance.draw_pictures(folder, pictures_of(root)) == []
 
 
 # -- pictures -------------------------------------------------------------------------------------
