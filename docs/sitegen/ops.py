@@ -15,6 +15,7 @@ from typing import NamedTuple
 import precast
 from precast import errors
 from precast._base.names import module_name
+from precast._base.public_name import public_name
 from precast._op.dispatch import kernels
 from precast._plan.config import OpConfig
 from precast._plan.installed import plan
@@ -24,7 +25,7 @@ FOLDER = "reference"
 
 
 class Public(NamedTuple):
-    """A name that ``precast`` exports, and where it is defined."""
+    """A name that ``precast`` exports, and the path that is its own."""
 
     name: str
     path: str
@@ -36,17 +37,17 @@ class Public(NamedTuple):
         home = importlib.import_module(module)
         reference = getattr(getattr(home, name, None), "reference", None)  # that of a class
         if inspect.isfunction(reference):
-            return f"{reference.__module__}.{reference.__qualname__}"
+            return public_name(reference)
         found = hasattr(home, f"{name}_reference")
         return f"{module}.{name}_reference" if found else None
 
 
 def definition(module: ModuleType, name: str) -> str:
-    """Where a public name of ``module`` is defined; a constant is where it is found."""
+    """The path of a public name of ``module``; a constant is where it is found."""
     value = getattr(module, name)
     named = inspect.isroutine(value) or inspect.isclass(value)
     if named and value.__module__.startswith("precast."):
-        return f"{value.__module__}.{value.__qualname__}"
+        return public_name(value)
     return f"{module.__name__}.{name}"
 
 
@@ -67,7 +68,7 @@ def family(public: Public) -> str | None:
     if public.name in kernels():
         return kernels()[public.name].op
     # An op made of other ops' kernels, or of none: by the module that it stands in.
-    module = public.path.split(".")[1].lstrip("_")
+    module = public.path.split(".")[1]
     if module in _packages():
         return _packages()[module]
     return module if public.reference is not None or module in plan().config.ops else None
@@ -80,7 +81,7 @@ def _packages() -> dict[str, str]:
     found: dict[str, str] = {}
     for function, op in functions:
         if op in ops:  # The first kernel does the work, others help.
-            found.setdefault(function.__module__.split(".")[1], op)
+            found.setdefault(public_name(function).split(".")[1], op)
     return found
 
 
