@@ -48,7 +48,7 @@ def _subclasses(kind: Any) -> Iterator[type]:
 def _exports() -> dict[tuple[str, str], str]:
     """The public module of each exported name, by the module that defines it and the name.
 
-    ``precast`` comes first, then the modules in it, by name; the first that exports a name counts.
+    The modules in ``precast`` come first, by name, then ``precast`` itself; the first counts.
     """
     found: dict[tuple[str, str], str] = {}
     for module, source in _public_modules():
@@ -73,7 +73,6 @@ def _listed(tree: ast.Module) -> set[str]:
 
 def _public_modules() -> Iterator[tuple[str, Path]]:
     """Every public module with the file that lists what it exports: the stub if there is one."""
-    yield "precast", _ROOT / "__init__.pyi"
     for path in sorted(_ROOT.iterdir()):
         if path.name.startswith("_"):
             continue
@@ -83,3 +82,4 @@ def _public_modules() -> Iterator[tuple[str, Path]]:
             if (path / name).is_file():
                 yield f"precast.{path.name}", path / name
                 break
+    yield "precast", _ROOT / "__init__.pyi"

@@ -94,7 +94,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
                 f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch "
                 f"references"
             )
-        axes = loader.document["ops"][self.op]["axes"]
+        axes = loader.axis_names(self.op)
         words = {axis: DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
         function: Callable[..., None] = get_function(
             loader.load(self.op, words, device), self.export

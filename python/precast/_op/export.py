@@ -21,7 +21,7 @@ One that has more to do calls the export from its body and is decorated with :fu
     def apply_rope(q, k, indptr, offsets, rotary_dim=None, ...):
         size = q.shape[-1] if rotary_dim is None else rotary_dim
         q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        _APPLY_ROPE(q, k, indptr, offsets, size, ..., q_rope, k_rope)
+        _APPLY_ROPE.launch(q, k, indptr, offsets, size, ..., q_rope, k_rope)
         return q_rope, k_rope
 """
 
@@ -45,9 +45,6 @@ R = TypeVar("R")
 class Export(Kernel):
     """An exported function of an op's modules, and what its declaration says of it.
 
-    Called with the declared arguments, by position, it runs the module's function, or the torch op
-    of the same name while ``torch.compile`` traces.
-
     Parameters
     ----------
     op : str
@@ -67,6 +64,8 @@ class Export(Kernel):
         In place of ``reference``: takes public arguments by name and writes to them.
     new : mapping of str to str, optional
         The source of an output that the caller leaves out, where it is not like another tensor.
+    names : mapping, optional
+        What that source calls, by name.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
     function : str, optional
@@ -75,6 +74,12 @@ class Export(Kernel):
         The name of its torch op, where several public functions call one export.
     traced : bool
         Whether a call of it is a call of the public function. False for a helper that runs first.
+
+    Attributes
+    ----------
+    launch : callable
+        Takes the declared arguments by position and runs the module's function, or the torch op of
+        the same name while ``torch.compile`` traces.
     """
 
     def __init__(
@@ -87,6 +92,7 @@ class Export(Kernel):
         check: Callable[..., None] | None = None,
         write: Callable[..., None] | None = None,
         new: Mapping[str, str] | None = None,
+        names: Mapping[str, Any] | None = None,
         kinds: Mapping[str, Kind] | None = None,
         function: str | None = None,
         torch_name: str | None = None,
@@ -94,6 +100,7 @@ class Export(Kernel):
     ) -> None:
         self.declaration = Declaration(declaration, kinds)
         self.new = dict(new or {})
+        self.names = dict(names or {})
         self.traced = traced
         self._check = check
         self._reference = reference
@@ -112,11 +119,8 @@ class Export(Kernel):
         parameters = ", ".join(p.name for p in self.declaration.parameters)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
         exec(source, names)
-        self._launch: Callable[..., None] = names[self.name]
+        self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
-
-    def __call__(self, *args: Any) -> None:
-        self._launch(*args)
 
     # -- source ----------------------------------------------------------------------------------
 
@@ -148,6 +152,7 @@ class Export(Kernel):
         for parameter in self.declaration.parameters:
             if isinstance(parameter.kind, Kind):
                 names.update(parameter.kind.names)
+        names.update(self.names)
         names["_torch"], names["_ops"] = torch, torch_ops
         names[f"_table_{self.name}"] = self
         passed = ", ".join(parameter.source for parameter in self.declaration.parameters)

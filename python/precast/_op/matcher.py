@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
 from precast._op.declaration import Declaration, Leading, Parameter, TensorKind
 from precast._op.validation import (
@@ -74,10 +75,14 @@ class _Matcher:
                 check_memory_apart(self.export, name, tensor, self.first, self.first_name)
 
     def _match_dtype(self, kind: TensorKind, name: str, tensor: torch.Tensor) -> None:
-        if kind.dtypes:
-            check_dtype(
-                self.export, name, tensor, *(getattr(torch, _DTYPES[d]) for d in kind.dtypes)
-            )
+        same = kind.dtypes and self.dtypes.get(kind.dtypes[-1]) == tensor.dtype
+        if kind.dtypes and not same:
+            legal = (getattr(torch, _DTYPES[word]) for word in kind.dtypes if word in _DTYPES)
+            try:
+                check_dtype(self.export, name, tensor, *legal)
+            except ValueError as error:
+                # An axis of the module: the loader says the same where it looks for one.
+                raise (UnsupportedConfigError(str(error)) if kind.axis else error) from None
         if kind.axis:
             check_dtype(self.export, name, tensor, self.dtypes.setdefault(kind.axis, tensor.dtype))
         elif kind.like and not kind.dtypes:

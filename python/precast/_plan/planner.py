@@ -7,7 +7,6 @@ library only, so that a build environment without torch or tvm-ffi can run it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from precast._base.version import __version__
 from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
 from precast._plan.spec import ModuleSpec
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -47,28 +46,9 @@ class Plan:
         Raises
         ------
         UnsupportedConfigError
-            If an axis is missing, unknown, or its value is outside the legal space.
+            If an axis is missing or unknown, or a value or a combination of values is not legal.
         """
-        declared = self.config.op(op).axes
-        for axis in values:
-            if axis not in declared:
-                raise UnsupportedConfigError(
-                    f"{op} has no axis {axis!r}; legal: {', '.join(declared) or 'none'}"
-                )
-        checked = {}
-        for axis, legal in declared.items():
-            if axis not in values:
-                raise UnsupportedConfigError(
-                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(axis_word, legal))}"
-                )
-            by_word = {axis_word(value): value for value in legal}
-            word = str(int(v)) if isinstance(v := values[axis], bool) else str(v)
-            if word not in by_word:
-                raise UnsupportedConfigError(
-                    f"{op}: {axis}={word} is not supported; legal: {', '.join(by_word)}"
-                )
-            checked[axis] = by_word[word]
-        return checked
+        return self.config.op(op).space.checked(op, values)
 
     def spec(
         self, op: str, values: Mapping[str, object], arch: Arch | str, cuda_major: int = 13
@@ -180,8 +160,7 @@ class Plan:
         rows: dict[str, dict[str, AxisValue]] = {}
         for block in config.aot:
             if wanted is None or not block.profiles or wanted & set(block.profiles):
-                for values in itertools.product(*(block.values[axis] for axis in config.axes)):
-                    axes = dict(zip(config.axes, values))
+                for axes in block.space.points():
                     rows.setdefault(module_name(op, axes), axes)
         return list(rows.values())
 
@@ -252,7 +231,7 @@ class Plan:
             },
             "ops": {
                 op.name: {
-                    "axes": {k: list(v) for k, v in op.axes.items()},
+                    "axes": {axis.key: axis.plain() for axis in op.space.axes},
                     "archs": list(op.archs),
                     "own_target": op.own_target,
                 }

@@ -19,6 +19,7 @@ from precast._base.log import get_logger
 from precast._base.names import module_name, provider_name
 from precast._base.trust import check_contents, distrust
 from precast._base.version import __version__
+from precast._plan.axes import in_declared_order, names_of
 from precast._plan.installed import plan, plan_document
 from precast._runtime.library import load_library
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, ModuleRow
@@ -79,6 +80,10 @@ class Loader:
         better = [a for a in op["archs"] if _number(a) > _number(row.arch)]
         return [c for c in serves if not any(c in archs[a]["serves"] for a in better)]
 
+    def axis_names(self, op: str) -> list[str]:
+        """The axes of an op in declared order."""
+        return [name for key in self.document["ops"][op]["axes"] for name in names_of(key)]
+
     # -- resolution -------------------------------------------------------------------------------
 
     def resolve(self, op: str, axes: Mapping[str, object], capability: str) -> Resolution:
@@ -102,9 +107,8 @@ class Loader:
     def _name(self, op: str, axes: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         """The module's name; the plan's table of axes is enough, no file is read."""
         declared = self.document["ops"].get(op, {}).get("axes", {})
-        if set(axes) == set(declared) and all(axes[a] in declared[a] for a in declared):
-            ordered: Mapping[str, Any] = {axis: axes[axis] for axis in declared}
-        else:
+        ordered: Mapping[str, Any] | None = in_declared_order(declared, axes)
+        if ordered is None:
             ordered = plan().axes(op, axes)
         return module_name(op, ordered), ordered
 

@@ -91,14 +91,15 @@ def _op(word: str) -> str:
 
 
 def _axes(op: str, words: list[str]) -> dict[str, str]:
+    from precast._base.names import axis_word
     from precast._plan.installed import plan
 
     axes: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not value or key in axes:
-            declared = plan().config.op(op).axes
-            legal = " ".join(f"{axis}={values[0]}" for axis, values in declared.items())
+            first = next(plan().config.op(op).space.points())
+            legal = " ".join(f"{axis}={axis_word(value)}" for axis, value in first.items())
             raise UsageError(f"{word!r} is not KEY=VALUE, each key once; legal: {legal}")
         axes[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
     return axes

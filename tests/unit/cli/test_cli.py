@@ -32,6 +32,7 @@ COMMANDS = [
     "replay",
     "verify",
 ]
+DIMS = ["head_dim_qk=64", "head_dim_vo=128"]
 
 
 def test_help_lists_every_command_and_every_exit_code():
@@ -102,6 +103,16 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
         (["explain", "norm", "--arch", "9.0"], {}, "error: norm: axis 'dtype' is missing; legal:"),
         (["explain", "norm", "dtype=e4m3", "--arch", "9.0"], {}, "norm: dtype=e4m3 is not supp"),
         (["explain", "norm", "size=3", "--arch", "9.0"], {}, "error: norm has no axis 'size'"),
+        (
+            ["explain", "attention", "dtype_q=f16", "dtype_kv=bf16", *DIMS, "--arch", "9.0"],
+            {},
+            "attention: dtype_q,dtype_kv=f16,bf16 is not supported; legal: f16,f16 or f16,e4m3 or",
+        ),
+        (
+            ["explain", "attention", "bf16", "--arch", "9.0"],
+            {},
+            "legal: dtype_q=f16 dtype_kv=f16 head_dim_qk=64 head_dim_vo=64",
+        ),
         (["doctor"], {"PRECAST_JIT": "never"}, "error: PRECAST_JIT='never' is unknown; legal:"),
         (["cache", "clear"], {}, None),
         (["frobnicate"], {}, "error: unknown command 'frobnicate'; legal: build, bundle, cache,"),

@@ -202,7 +202,8 @@ def test_the_registered_op_passes_torchs_own_checks():
 
     out = torch.empty(2)
     with precast.reference_mode():
-        torch.library.opcheck(torch_ops.scale, (X, 2.0, out, True))
+        checks = torch.library.opcheck(torch_ops.scale, (X, 2.0, out, True))
+    assert set(checks.values()) == {"SUCCESS"}
 
 
 def test_threads_that_compile_at_once_register_an_op_once(kernel):

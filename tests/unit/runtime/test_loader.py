@@ -301,6 +301,21 @@ def test_an_illegal_axis_names_the_legal_values(world):
         fresh.load("scale", {"dtype": "f32", "size": 1}, 0)
     with pytest.raises(ValueError, match="unknown op 'mul'"):
         fresh.load("mul", {}, 0)
+    call = {"dtype_q": "f16", "dtype_kv": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
+    with pytest.raises(ValueError, match="attention: dtype_q,dtype_kv=f16,bf16 is not supported"):
+        fresh.load("attention", call, 0)
+
+
+def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
+    """Only JIT reads the TOML files; a prebuilt module needs the plan of the wheel."""
+    world.patch.setattr(world, "specs", partial(world.specs, ops=("attention",)))
+    root = world.provide("p", "9.0")
+    fresh = world.loader()
+    assert fresh.axis_names("attention") == ["dtype_q", "dtype_kv", "head_dim_qk", "head_dim_vo"]
+    world.patch.setattr(loader, "plan", lambda: pytest.fail("the files of the plan were read"))
+    call = {"head_dim_vo": 128, "head_dim_qk": 192, "dtype_kv": "e4m3", "dtype_q": "f16"}
+    name = "attention__dtype_q_f16__dtype_kv_e4m3__head_dim_qk_192__head_dim_vo_128"
+    assert fresh.resolve("attention", call, "9.0").path == root / "sm90a" / f"{name}.so"
 
 
 # -- opening --------------------------------------------------------------------------------------

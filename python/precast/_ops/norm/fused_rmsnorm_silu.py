@@ -77,8 +77,8 @@ def _check(
 _FUSED_RMSNORM_SILU = Export(
     "norm_gate",
     "fused_rmsnorm_silu",
-    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input,U=f16|bf16|e4m3|f32) block_scale?:any "
-    "enable_pdl:pdl",
+    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float "
+    "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
     reference=fused_rmsnorm_silu_reference,
     check=_check,
 )
@@ -155,7 +155,7 @@ def fused_rmsnorm_silu(
     if out is None:
         out = torch.empty_like(input)
     try:
-        _FUSED_RMSNORM_SILU(input, weight, eps, out, block_scale, enable_pdl)
+        _FUSED_RMSNORM_SILU.launch(input, weight, eps, out, block_scale, enable_pdl)
     except UnsupportedConfigError as error:
         if str(out.dtype) == "torch.float4_e2m1fn_x2":
             raise UnsupportedConfigError(

@@ -142,5 +142,5 @@ def layernorm(
     check_input("layernorm", input)
     if out is None:
         out = torch.empty_like(input)
-    _LAYERNORM(input, gemma, beta, eps, out, enable_pdl)
+    _LAYERNORM.launch(input, gemma, beta, eps, out, enable_pdl)
     return out

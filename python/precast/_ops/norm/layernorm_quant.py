@@ -152,4 +152,4 @@ def layernorm_quant(
     tensor([[-80., 160.]])
     """
     check_input("layernorm_quant", input)
-    _LAYERNORM_QUANT(out, input, gemma, beta, scale, eps, enable_pdl)
+    _LAYERNORM_QUANT.launch(out, input, gemma, beta, scale, eps, enable_pdl)
