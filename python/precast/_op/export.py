@@ -118,6 +118,7 @@ class Export(Kernel):
             function=function,
             name=torch_name,
         )
+        self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name
         self.key_source = self._key_source()
         names: dict[str, Any] = {}
         parameters = ", ".join(p.name for p in self.declaration.parameters if not p.is_constant)
@@ -142,7 +143,7 @@ class Export(Kernel):
                     f"({tensors[0].name} if {parameter.name} is None else {parameter.name}).dtype"
                 )
             parts.append(source)
-        return ", ".join([*parts, f"{tensors[0].name}.get_device()"])
+        return ", ".join([*parts, f"{self.first_tensor}.get_device()"])
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
@@ -220,6 +221,8 @@ class Export(Kernel):
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the arguments that ``function`` takes."""
     parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
 
 
