@@ -263,13 +263,19 @@ def launches(
     return decorate
 
 
-def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def op(
+    name: str, explain: Callable[..., None] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
     Parameters
     ----------
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
+    explain : callable, optional
+        Called when a call has failed with an AttributeError or a TypeError and no tensor is to
+        blame: takes arguments of the function by name, and its name as ``export``, and raises the
+        error that names the wrong one.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -277,30 +283,34 @@ def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
         passed = ", ".join(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
-        return _decorated(
-            function, name, f"    return _function({passed})", {"_function": function}
-        )
+        body = f"    return _function({passed})"
+        return _decorated(function, name, body, {"_function": function}, explain)
 
     return decorate
 
 
 def _decorated(
-    function: Callable[P, R], op_name: str, body: str, names: dict[str, Any]
+    function: Callable[P, R],
+    op_name: str,
+    body: str,
+    names: dict[str, Any],
+    explain: Callable[..., None] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
-    tensors = [p for p in parameters if str(p.annotation).startswith("torch.Tensor")]
-    required = [p.name for p in tensors if p.annotation == "torch.Tensor"]
-    optional = [p.name for p in tensors if p.annotation == "torch.Tensor | None"]
+    required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
+    optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
-    def explain(**values: Any) -> None:
+    def explain_failure(**values: Any) -> None:
         named = {key: values[key] for key in required}
         named.update((key, values[key]) for key in optional if values[key] is not None)
         check_tensors(name, **named)
+        if explain is not None:
+            explain(**_accepted(explain, {**values, "export": name}))
 
-    names["_explain"] = explain
-    passed = ", ".join(f"{key}={key}" for key in (*required, *optional))
+    names["_explain"] = explain_failure
+    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"
