@@ -24,7 +24,7 @@ lint: ## style and types (ci/lint.sh code)
 ci-lint: ## scripts, workflows, Dockerfiles and pins (ci/lint.sh ci)
 	./ci/lint.sh ci
 
-reproducible: ## build the wheels of CUDA 13, sm90a twice and compare them (ci/reproducible.sh)
+reproducible: ## build the wheels of the newest CUDA, sm90a twice and compare them (ci/reproducible.sh)
 	./ci/reproducible.sh
 
 matrix: ## the wheels that a release has

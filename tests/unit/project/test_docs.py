@@ -18,6 +18,7 @@ import site_links
 import precast
 from precast import errors
 from precast._base import env as _env
+from precast._base import public_name
 from precast._op.dispatch import kernels
 from precast._plan import keys
 from precast._plan.installed import plan
@@ -248,18 +249,18 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm() -> None: ...
 
-    gemma_layernorm.__module__ = "precast._ops.norm.layernorm"
-    gemma_layernorm.__qualname__ = "gemma_layernorm"
-
     def gemma_layernorm_reference() -> None: ...
 
-    gemma_layernorm_reference.__module__ = gemma_layernorm.__module__
+    home, exports = "precast._ops.norm.layernorm", dict(public_name._exports())
+    for function in (gemma_layernorm, gemma_layernorm_reference):
+        function.__module__, function.__qualname__ = home, function.__name__
+        exports[home, function.__name__] = "precast.norm"
+        for name in ("precast.norm", home):
+            module = importlib.import_module(name)
+            monkeypatch.setattr(module, function.__name__, function, raising=False)
+    monkeypatch.setattr(public_name, "_exports", lambda: exports)
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
-    for name in ("precast.norm", "precast._ops.norm.layernorm"):
-        module = importlib.import_module(name)
-        for function in (gemma_layernorm, gemma_layernorm_reference):
-            monkeypatch.setattr(module, function.__name__, function, raising=False)
     page = ops.pages()["reference/ops/norm.md"]
     assert "::: precast.norm.gemma_layernorm\n" in page
     assert "::: precast.norm.gemma_layernorm_reference\n" in page
