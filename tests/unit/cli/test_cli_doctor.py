@@ -96,7 +96,7 @@ def test_what_is_wrong_with_a_provider_is_a_problem(tmp_path):
 def test_a_profile_cannot_be_checked_without_a_target():
     done = run("doctor", "--profile", "core", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert done.stderr.endswith("Fix: say which GPU is meant, for example --arch 9.0\n")
+    assert done.stderr.endswith("Fix: name a compute capability, for example --arch 9.0\n")
 
 
 def test_compilers_are_shown_with_the_reason_of_their_refusal(tmp_path):

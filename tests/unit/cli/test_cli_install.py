@@ -169,8 +169,8 @@ def test_a_torch_that_the_driver_cannot_run_is_noted(box):
         (["9.0"], (12, 4), ["--cuda", "13"], 3, "--cuda 13 needs driver >= 580; this driver runs "
          "CUDA 12.4. Fix: update the driver, or: precast install --cuda 12"),
         (["9.0"], (13, 0), ["--cuda", "11"], 2, "legal: 12, 13. Fix: precast install --cuda 13"),
-        (["11.0"], (13, 0), ["--cuda", "12"], 2, "no such modules for sm110a; legal: 13"),
-        (["9.0"], (13, 0), ["--no-index"], 2, "--no-index leaves nothing to install from. Fix:"),
+        (["11.0"], (13, 0), ["--cuda", "12"], 2, "no such modules exist for sm110a; legal: 13"),
+        (["9.0"], (13, 0), ["--no-index"], 2, "--no-index without --find-links has no source of wheels. Fix:"),
     ],
 )  # fmt: skip
 def test_where_no_modules_can_be_it_says_why_and_what_to_do(
@@ -197,7 +197,7 @@ def test_without_a_gpu_it_asks_for_the_option(box):
     [
         (
             None,
-            "torch is not installed, and which build of it is not precast's to choose. Fix: pip",
+            "torch is not installed, and precast does not choose a build of it. Fix: pip",
         ),
         ("2.4.1", "torch 2.4.1 is installed, precast needs >=2.10"),
     ],
