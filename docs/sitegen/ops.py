@@ -13,7 +13,7 @@ from precast import errors
 from precast._base.names import module_name
 from precast._op.dispatch import kernels
 from precast._plan.config import OpConfig
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from sitegen import markup
 from sitegen.public import Public, exported, modules
 
@@ -99,15 +99,15 @@ def _in_common(op: str) -> str:
 
 def _configurations(config: OpConfig) -> str:
     """What can exist of an op, and what of it is prebuilt."""
-    axes = [(f"`{axis}`", _codes(values)) for axis, values in config.axes.items()]
+    axes = [(_codes(axis.names), _codes(axis.words())) for axis in config.space.axes]
     blocks = [
         (
             _codes(block.profiles) if block.profiles else "all",
-            "; ".join(f"`{axis}`: {_codes(values)}" for axis, values in block.values.items()),
+            "; ".join(f"{_codes(a.names)}: {_codes(a.words())}" for a in block.space.axes),
         )
         for block in config.aot
     ]
-    first = {axis: values[0] for axis, values in config.axes.items()}
+    first = next(config.space.points())
     return "\n".join(
         [
             markup.table(("Axis", "Values"), axes),

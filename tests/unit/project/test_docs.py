@@ -20,7 +20,7 @@ from precast import errors
 from precast._base import env as _env
 from precast._op.dispatch import kernels
 from precast._plan import keys
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.cli import _main
 
 ROOT = Path(__file__).resolve().parents[3]
