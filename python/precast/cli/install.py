@@ -216,7 +216,7 @@ def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
 
 def _print(report: dict[str, Any]) -> None:
     rows = [(row["what"], row["found"], row["follows"]) for row in report["reasons"]]
-    _output.print_table(rows, ("examined", "found", "so"), indent=0)
+    _output.print_table(rows, ("part", "found", "conclusion"), indent=0)
     for note in report["notes"]:
         print(f"Note: {note}")
     if report["status"] == "fits":
