@@ -14,7 +14,7 @@ import peers
 import torch
 
 import precast
-from precast._op.dispatch import DTYPE_WORDS
+from precast._base.dtypes import DTYPE_WORDS
 from precast.testing import (
     Ceilings,
     Timing,

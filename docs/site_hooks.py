@@ -9,7 +9,7 @@ from __future__ import annotations
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from sitegen import inserts, links, mathml, ops
+from sitegen import inserts, links, mathml, ops, public
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -29,4 +29,5 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return links.rewritten(inserts.filled(markdown), page.file.src_uri)
+    text = public.with_definitions(inserts.filled(markdown))
+    return links.rewritten(text, page.file.src_uri)

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/memory_checks.h"
-#include "precast/core/paged.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 

@@ -2,8 +2,8 @@
 // tvm-ffi entry point of dequantisation.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
-#include "precast/quantize/dequantize.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/quantize/dequantize.cuh"
 
 namespace precast {
 

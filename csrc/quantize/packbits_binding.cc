@@ -2,9 +2,9 @@
 // tvm-ffi entry points of the packing of truth values.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
+#include "core/tvm_ffi_utils.h"
 #include "precast/quantize/packbits.cuh"
 #include "precast/quantize/packbits_segments.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the dequantisation of a paged KV cache.
-#include "quantize/block_scale_checks.h"
 #include "core/ffi_export.h"
 #include "paged/paged_checks.h"
 #include "precast/quantize/paged_dequantize.cuh"
+#include "quantize/block_scale_checks.h"
 
 namespace precast {
 

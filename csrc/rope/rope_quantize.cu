@@ -7,7 +7,8 @@
 #error "csrc/rope/rope_quantize.cu: define the module's element type, -DPRECAST_DTYPE=bf16"
 #endif
 #if !defined(PRECAST_DTYPE_OUT)
-#error "csrc/rope/rope_quantize.cu: define the type of the module's output, -DPRECAST_DTYPE_OUT=e4m3"
+#error \
+    "csrc/rope/rope_quantize.cu: define the type of the module's output, -DPRECAST_DTYPE_OUT=e4m3"
 #endif
 
 namespace precast {

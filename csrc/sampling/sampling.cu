@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels of one sampling module that draw from rows: PRECAST_DTYPE is f32, f16 or bf16.
-#include "precast/sampling/sampling.cuh"
 #include "precast/sampling/plan.cuh"
+#include "precast/sampling/sampling.cuh"
 
 #if !defined(PRECAST_DTYPE)
 #error "csrc/sampling/sampling.cu: define the module's element type, -DPRECAST_DTYPE=f32"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of sampling and of what renormalises or masks rows.
 #include "core/ffi_export.h"
+#include "precast/sampling/chain_speculative.cuh"
+#include "precast/sampling/row_transform.cuh"
 #include "precast/sampling/sampling.cuh"
-#include "precast/sampling/chain.cuh"
-#include "precast/sampling/rows.cuh"
 #include "sampling/sampling_checks.h"
 
 namespace precast {

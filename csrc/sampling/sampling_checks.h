@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "core/memory_checks.h"
-#include "precast/sampling/draw.cuh"
-#include "precast/sampling/row.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/sampling/inverse_cdf.cuh"
+#include "precast/sampling/row.cuh"
 
 namespace precast {
 

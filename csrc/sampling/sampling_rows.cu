@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The other kernels of one sampling module, in a file of their own so that two cores compile it:
 // PRECAST_DTYPE is f32, f16 or bf16.
-#include "precast/sampling/chain.cuh"
+#include "precast/sampling/chain_speculative.cuh"
 #include "precast/sampling/plan.cuh"
-#include "precast/sampling/rows.cuh"
+#include "precast/sampling/row_transform.cuh"
 
 #if !defined(PRECAST_DTYPE)
 #error "csrc/sampling/sampling_rows.cu: define the module's element type, -DPRECAST_DTYPE=f32"

@@ -14,11 +14,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plan_layout import constant, read, size_of
 
 from precast._runtime.loader import get_function, loader
 
-BLOCK = 64
-HEADER, START, REQUEST, ITEM = 24, 12, 8, 4  # int32 of each
+BLOCK = constant("kKvBlock")
+DIM = 128
 
 
 def function(export: str) -> Callable[..., None]:
@@ -38,7 +39,7 @@ class Shape(NamedTuple):
     disable_split_kv: bool = False
 
     def arguments(self, batch: int, q_len: int) -> tuple[Any, ...]:
-        sizes = batch, q_len, self.page_size, self.heads * self.group, self.heads, 128, 128, 2
+        sizes = batch, q_len, self.page_size, self.heads * self.group, self.heads, DIM, DIM, 2
         rest = self.fixed_split_size, self.disable_split_kv
         return *sizes, self.tile_rows, self.causal, self.window_left, *rest
 
@@ -86,7 +87,7 @@ def ctas_of(tile_rows: int) -> int:
     """From the slots of a plan of one tile, two for each CTA."""
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     size = sizes_of(Shape(tile_rows), Batch([1], [100_000]), sm_count)[0]
-    return size // (2 * 4 * tile_rows * 130)
+    return size // (2 * 4 * tile_rows * (DIM + 2))
 
 
 class Piece(NamedTuple):
@@ -104,22 +105,28 @@ class Walk:
 
     def __init__(self, plan: torch.Tensor, shape: Shape, batch: Batch, ctas: int) -> None:
         self.ints, self.shape, self.ctas = plan.tolist(), shape, ctas
-        self.starts = HEADER + -(-ctas // 4) * 4
-        self.requests = self.starts + START * (ctas + 1)
-        self.is_list, self.count, self.tiles, _, self.chunk, self.items = self.ints[:6]
-        self.items_at, self.counters_at, self.slots, self.length = self.ints[6:10]
+        self.counters = size_of("PlanHeader")
+        self.starts = self.counters + -(-ctas // 4) * 4
+        self.requests = self.starts + size_of("CtaStart") * (ctas + 1)
+        header = read(self.ints, "PlanHeader")
+        self.is_list, self.count, self.tiles = header["mode"], header["requests"], header["tiles"]
+        self.chunk, self.items, self.items_at = header["chunk"], header["items"], header["items_at"]
+        self.counters_at, self.slots, self.length = (
+            header[name] for name in ("counters_at", "slots", "ints")
+        )
         self.batch = batch
 
     def request(self, index: int) -> tuple[int, int, int]:
-        number, q_begin, q_len, kv_start, kv_len, before = self.at(self.requests, index, REQUEST, 6)
-        assert q_begin == sum(self.batch.q_lens[:number])
+        it = self.at(self.requests, index, "PlannedRequest")
+        number, q_len, kv_len = it["request"], it["q_len"], it["kv_len"]
+        assert it["q_begin"] == sum(self.batch.q_lens[:number])
         page = self.shape.page_size or 1
-        assert kv_start == sum(-(-n // page) for n in self.batch.kv_lens[:number])
+        assert it["kv_start"] == sum(-(-n // page) for n in self.batch.kv_lens[:number])
         assert (q_len, kv_len) == (self.batch.q_lens[number], self.batch.kv_lens[number])
-        return number, q_len * self.shape.group, before
+        return number, q_len * self.shape.group, it["tiles_before"]
 
-    def at(self, base: int, index: int, size: int, count: int) -> list[int]:
-        return self.ints[base + index * size :][:count]
+    def at(self, base: int, index: int, struct: str) -> dict[str, int]:
+        return read(self.ints, struct, base + index * size_of(struct))
 
     def pieces(self) -> Iterator[Piece]:
         return self.listed() if self.is_list else self.streamed()
@@ -127,7 +134,8 @@ class Walk:
     def listed(self) -> Iterator[Piece]:
         heads = self.shape.heads
         for item in range(self.items):
-            index, tile, part, slot = self.at(self.items_at, item, ITEM, 4)
+            of = self.at(self.items_at, item, "ListItem")
+            index, tile, part, slot = (of[name] for name in ("index", "tile", "part", "slot"))
             number, _, before = self.request(index)
             lengths = self.batch.q_lens[number], self.batch.kv_lens[number]
             begin, end = self.shape.tokens(*lengths, tile)
@@ -142,10 +150,14 @@ class Walk:
                 place = (slot + part) * heads + head
                 yield Piece((number, head, tile), begin, end, part, parts, place, counter)
 
+    def start(self, cta: int) -> list[int]:
+        of = self.at(self.starts, cta, "CtaStart")
+        return [of[n] for n in ("index", "head", "tile", "block", "first_cta", "parts")]
+
     def streamed(self) -> Iterator[Piece]:
         for cta in range(self.ctas):
-            index, head, tile, block, first, parts = self.at(self.starts, cta, START, 6)
-            end = self.at(self.starts, cta + 1, START, 6)
+            index, head, tile, block, first, parts = self.start(cta)
+            end = self.start(cta + 1)
             while (index, head, tile, block) != tuple(end[:4]):
                 number, rows, _ = self.request(index)
                 lengths = self.batch.q_lens[number], self.batch.kv_lens[number]
@@ -156,7 +168,7 @@ class Walk:
                 if goes_on:
                     last = begin + end[3] * BLOCK
                 slot = 2 * cta + (cta == first)
-                counter = HEADER + first
+                counter = self.counters + first
                 where = (number, head, tile)
                 yield Piece(where, begin + block * BLOCK, last, cta - first, parts, slot, counter)
                 if goes_on:
@@ -219,7 +231,7 @@ def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0)
     ctas = ctas_of(shape.tile_rows)
     walk = Walk(buffer[: ints // 4 * 4].view(torch.int32), shape, batch, ctas)
     assert walk.length * 4 <= ints
-    assert walk.slots * 4 * shape.tile_rows * 130 <= max(floats, 16)
+    assert walk.slots * 4 * shape.tile_rows * (DIM + 2) <= max(floats, 16)
     return walk
 
 
@@ -277,7 +289,7 @@ def test_many_tiles_are_a_list(generator: torch.Generator) -> None:
     batch = Batch([40_000, 3], [40_000, 50])
     walk = planned(shape, batch)
     assert walk.is_list
-    assert walk.tiles > 2048
+    assert walk.tiles > constant("kFewTiles")
     check(walk)
     lengths = [piece.end - piece.begin for piece in walk.listed()]
     coarse = -(-max(lengths) // 1000)

@@ -51,6 +51,7 @@ def make(tree, tmp_path, monkeypatch, caplog):
     from precast._plan.planner import Plan
 
     monkeypatch.setattr(compiler, "find_toolchain", lambda *args: TOOLCHAIN)
+    monkeypatch.setattr(compiler, "build_commands", lambda spec, *where: spec.commands(*where))
     monkeypatch.setattr("precast._jit.toolchain.find_toolchain", lambda *args: TOOLCHAIN)
     base = Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0")
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}

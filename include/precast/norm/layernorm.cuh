@@ -11,7 +11,8 @@
 // Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input, or is fp8
 //          gamma, beta  [hidden]        fp32, contiguous
 //          scale        [1]             fp32, for fp8
-// Threads  as norm/rmsnorm.cuh: a row in the registers of a group of lanes, two of a CTA, or a CTA that
+// Threads  as norm/rmsnorm.cuh: a row in the registers of a group of lanes, two of a CTA, or a CTA
+// that
 //          walks its row element by element (three times; all but the first in L2), where the row
 //          is unaligned or longer than 2048 vectors.
 // Traffic  reads input once, writes out once.

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "precast/core/block.cuh"
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/prefetch.cuh"
 #include "precast/core/row_plan.cuh"
 #include "precast/core/rows.cuh"
+#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {

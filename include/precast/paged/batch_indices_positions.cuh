@@ -15,7 +15,7 @@
 #pragma once
 
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 

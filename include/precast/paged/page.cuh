@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Appends rows to a paged KV cache: a copy to places that a page table or a slot mapping names.
 //
-//   cache[page, entry, h, :] = rows[token, h, :]   (page, entry) of core/paged.cuh, for two tensors
+//   cache[page, entry, h, :] = rows[token, h, :]   (page, entry) of paged/slot_mapping.cuh, for two
+//   tensors
 //
 // Layout   rows   [tokens, heads, size]            any two strides, unit stride in a row
 //          cache  [pages, page_size, heads, size]  any three strides (NHD, HND, slices of a larger
@@ -24,8 +25,8 @@
 #pragma once
 
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/unit.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 

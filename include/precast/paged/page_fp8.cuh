@@ -3,8 +3,8 @@
 //
 //   cache[page, entry, h, c] = saturate(round(rows[token, h, c] / scale))   the quotient in fp32
 //
-// (page, entry) from a slot mapping, core/paged.cuh; for two tensors, each with its scale. A cache
-// entry times the scale is the number again.
+// (page, entry) from a slot mapping, paged/slot_mapping.cuh; for two tensors, each with its scale.
+// A cache entry times the scale is the number again.
 //
 // Layout   rows   [tokens, heads, size]            T, any two strides, unit stride in a row
 //          cache  [pages, page_size, heads, size]  F, any three strides, unit stride in a row
@@ -22,9 +22,9 @@
 
 #include "precast/core/fp8.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 

@@ -8,7 +8,7 @@
 //
 // Layout   input   [rows, columns / 2]  e2m1, the first of two in the lower 4 bits; or
 //                  [rows, columns]      e4m3; contiguous, 16-byte aligned
-//          scales  core/scale_layout.cuh, ue8m0 or e4m3
+//          scales  quantize/scale_layout.cuh, ue8m0 or e4m3
 //          global  [1]                  fp32
 //          out     [rows, columns]      T, contiguous, 16-byte aligned; columns are whole blocks
 // Threads  one thread writes 16 bytes of each of two neighbouring rows, or of one where there are
@@ -20,9 +20,9 @@
 #include "precast/core/fp4.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/scale_layout.cuh"
 #include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
 

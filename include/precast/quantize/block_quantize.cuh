@@ -12,7 +12,7 @@
 //          global  [1] or [rows]                fp32, g above or its reciprocal (nvfp4)
 //          out     [rows, padded_columns / 2]   e2m1, the first of two in the lower 4 bits; or
 //                  [rows, padded_columns]       e4m3; zero behind `columns`
-//          out_sf  core/scale_layout.cuh        e4m3 or ue8m0, one byte for 16 or 32 elements
+//          out_sf  quantize/scale_layout.cuh    e4m3 or ue8m0, one byte for 16 or 32 elements
 // Threads  one thread takes 16 elements, a block or half of one, because what is done once a block
 //          costs as much as the rest; of large dense input it takes two or four times 16 and saves
 //          what comes once a thread. In any layout the threads are numbered in the order of the
@@ -32,8 +32,8 @@
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/rows.cuh"
-#include "precast/core/scale_layout.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
 

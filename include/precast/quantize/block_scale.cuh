@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Block scales from a linear layout into tiles of 128x4 (core/scale_layout.cuh).
+// Block scales from a linear layout into tiles of 128x4 (quantize/scale_layout.cuh).
 //
 // Layout   input  [experts, rows, columns]  T of 1 or 2 bytes, contiguous
 //          out    [experts, tiles of 128 rows, tiles of 4 columns, 32, 4, 4]  T; padding is zero
@@ -12,8 +12,8 @@
 
 #include "precast/core/launch.cuh"
 #include "precast/core/rows.cuh"
-#include "precast/core/scale_layout.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
 

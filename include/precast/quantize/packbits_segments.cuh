@@ -19,7 +19,7 @@
 
 #include "precast/core/block.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
+#include "precast/paged/slot_mapping.cuh"
 #include "precast/quantize/packbits.cuh"
 
 namespace precast {

@@ -24,11 +24,11 @@
 //          PagedAttention, arXiv:2309.06180.
 #pragma once
 
-#include "precast/quantize/block_dequantize.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
+#include "precast/quantize/block_dequantize.cuh"
 
 namespace precast {
 

@@ -12,7 +12,8 @@
 //          - ClusterTensorQuantKernel: one CTA, or clusters of 16, keep the tensor in registers;
 //          - TensorAmaxKernel leaves one maximum a CTA, TensorQuantKernel quantises from the end of
 //            the tensor to its start: what was read last is still in L2;
-//          - HeldTensorQuantKernel (quantize/per_tensor_held.cuh): CTAs that stay until all is read.
+//          - HeldTensorQuantKernel (quantize/per_tensor_held.cuh): CTAs that stay until all is
+//          read.
 //            Their barrier counts in memory of the launch; tensors that are not aligned have two
 //            kernels instead.
 //          Nothing to clear, nothing left over from a launch: the result is the same in every run,
@@ -25,9 +26,9 @@
 //          74.7 us, 0.89, where rows are strided.
 #pragma once
 
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/row_plan.cuh"
+#include "precast/core/sm90/cluster.cuh"
 #include "precast/quantize/per_tensor_held.cuh"
 
 namespace precast {

@@ -7,7 +7,7 @@
 //          barrier of the grid the rest is read again.
 #pragma once
 
-#include "precast/core/cooperative.cuh"
+#include "precast/quantize/cooperative.cuh"
 #include "precast/quantize/per_tensor_item.cuh"
 
 namespace precast {

@@ -4,15 +4,15 @@
 //   n[t, h, c] = qkv[t, h, c] / sqrt(mean_c(qkv[t, h, c]^2) + eps) * (weight[c] + weight_bias)
 //   qkv[t, h, :] = round(rope(n[t, h, :]))
 //
-// with the rotation of rope/rope.cuh and the weight of the queries or of the keys; weight_bias is 0, or
-// 1 for Gemma's form. All arithmetic is fp32, rounded once.
+// with the rotation of rope/rope.cuh and the weight of the queries or of the keys; weight_bias is
+// 0, or 1 for Gemma's form. All arithmetic is fp32, rounded once.
 //
 // Layout   qkv     [tokens, q_heads + k_heads (+ more), head_dim]  T; any token stride
 //          q_weight, k_weight  [head_dim]  T, contiguous
 // Threads  A head belongs to `lanes` lanes (a power of two), which hold two vectors of 8 elements
-//          each as in rope/rope.cuh: those that turn, then those behind rotary_dim. The mean is a sum
-//          over these lanes. A thread takes the same place of kHeads heads, all of queries or all
-//          of keys, with one rotation and one pair of weights.
+//          each as in rope/rope.cuh: those that turn, then those behind rotary_dim. The mean is a
+//          sum over these lanes. A thread takes the same place of kHeads heads, all of queries or
+//          all of keys, with one rotation and one pair of weights.
 // Traffic  reads and writes queries and keys once, and the cache's row of each token.
 // Source   Zhang and Sennrich, arXiv:1910.07467; Su et al., arXiv:2104.09864; used in this order by
 //          Qwen3 (arXiv:2505.09388) and Gemma 3 (arXiv:2503.19786).

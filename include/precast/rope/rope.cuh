@@ -33,9 +33,9 @@
 #include "precast/core/fp8.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/store.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
 #include "precast/rope/rotation.cuh"
 
 namespace precast {

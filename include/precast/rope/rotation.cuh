@@ -13,9 +13,9 @@
 //          arXiv:2407.21783, whose 3.1 form blends two frequency scales.
 #pragma once
 
-#include "precast/core/paged.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 

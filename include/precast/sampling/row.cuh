@@ -11,7 +11,7 @@
 //          wants again, from L2.
 #pragma once
 
-#include "precast/sampling/weighing.cuh"
+#include "precast/sampling/weights.cuh"
 
 namespace precast {
 

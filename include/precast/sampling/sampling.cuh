@@ -20,8 +20,9 @@
 // top_p    The first draw ignores top_p and counts if its token is in the set, which the mass above
 //          it tells: with probability top_p or more. Otherwise nothing up to the token's weight is
 //          in the set, and the next draw is from what is above, whose mass was just summed. What
-//          four rounds leave open, the exact threshold settles (sampling/select.cuh).
-// top_k    The first CTA goes on alone with a list of what small k may keep (sampling/list.cuh);
+//          four rounds leave open, the exact threshold settles (sampling/radix_select.cuh).
+// top_k    The first CTA goes on alone with a list of what small k may keep
+// (sampling/candidates.cuh);
 //          large k have their threshold selected.
 // Measured 2026-11-21 on an H200, f32, rows of 128256, batch 64 and 256, in us: plain 15.5 and
 //          35.9, min_p 0.1 16.5 and 41.6, top_p 0.9 22.6 and 57.3, top_k 50 28.3 and 55.6, both
@@ -29,7 +30,7 @@
 //          14.9 and 41.1, top_p 22.0 and 59.6, top_k 23.3 and 40.2, both 24.9 and 42.1.
 #pragma once
 
-#include "precast/sampling/list_draw.cuh"
+#include "precast/sampling/candidate_sampling.cuh"
 
 namespace precast {
 

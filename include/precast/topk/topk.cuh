@@ -11,15 +11,15 @@
 //          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
 //          table            [batch, pages]  int32, and one int32 a row for all that differs by row
 // Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k
-//          largest of that and, where it is asked for, orders them (topk/order.cuh).
+//          largest of that and, where it is asked for, orders them (topk/bucket_sort.cuh).
 // Traffic  reads the window once, and of a long one a sample, which then comes from L2; writes the
 //          results once. A window whose sample misleads is read once more.
 // Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory
-//          holds as a whole, tell a floor themselves (topk/whole.cuh). Others are read in tiles of
-//          16 elements a thread (topk/part.cuh): the floor comes from the sample, or rises each
-//          time that the list is full and cut. The k largest of a list are found by counting it in
-//          bins, and where those do not tell them apart by radix selection on the ordered keys, and
-//          on positions where equal ones remain (topk/list.cuh).
+//          holds as a whole, tell a floor themselves (topk/resident.cuh). Others are read in tiles
+//          of 16 elements a thread (topk/streaming.cuh): the floor comes from the sample, or rises
+//          each time that the list is full and cut. The k largest of a list are found by counting
+//          it in bins, and where those do not tell them apart by radix selection on the ordered
+//          keys, and on positions where equal ones remain (topk/radix_select.cuh).
 //
 // Measured 2026-11-21 on an H200, f32, normal rows of 128256, k 50, 256 and 2048: 1 row in 6.8, 7.2
 // and 9.4 us, 16 in 10.4, 10.8 and 12.8, 64 in 14.5, 15.9 and 19.4, 256 in 34.9, 36.6 and 43.5. In
@@ -27,8 +27,8 @@
 // take up to 1.75 times as long.
 #pragma once
 
-#include "precast/topk/part.cuh"
-#include "precast/topk/whole.cuh"
+#include "precast/topk/resident.cuh"
+#include "precast/topk/streaming.cuh"
 
 namespace precast {
 

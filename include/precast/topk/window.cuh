@@ -3,7 +3,7 @@
 #pragma once
 
 #include "precast/core/vec.cuh"
-#include "precast/topk/list.cuh"
+#include "precast/topk/radix_select.cuh"
 
 namespace precast {
 
@@ -36,7 +36,7 @@ struct TopKParams {
   int32_t page_bits;            // log2 of the page size
   int32_t room;                 // of a list; a row of several CTAs has one more, behind each one's
   uint32_t most;                // candidates that can be ordered by way of a second list
-  // Of rows that shared memory holds (topk/whole.cuh):
+  // Of rows that shared memory holds (topk/resident.cuh):
   int32_t group;    // vectors
   uint32_t enough;  // groups of a CTA that may reach the floor
 };

@@ -6,6 +6,7 @@ Alignment and strides are the kernels' own affair; a reference takes any.
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import OutputShapeError
 from precast._base.torch import torch
 
@@ -138,11 +139,6 @@ def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
         if phase >= within[0] and period - phase >= within[1]:
             return True
     return False
-
-
-def dtype_word(dtype: torch.dtype) -> str:
-    """``float16`` of ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def check_same_device(

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from precast._base import env as _env
-from precast._jit import env
 from precast._plan.config import Arch
+from precast._plan.places import source_root
 from precast._plan.planner import Plan
 
 __all__ = ["CompilationContext"]
@@ -31,7 +31,7 @@ class CompilationContext:
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
-        self._plan = plan or Plan.load(env.source_root())
+        self._plan = plan or Plan.load(source_root())
         self._archs = self._listed() or self._present()
         self.TARGET_CUDA_ARCHS: set[tuple[int, str]] = {_split(a) for a in self._archs}
 

@@ -16,8 +16,10 @@ OP = {
     "serve it, too: for shapes that follow from shared memory. Default: false. Optional.",
     "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
     "axes": "A table from each axis to the list of its legal values: the whole space that JIT "
-    "builds in. Values are words, whole numbers or booleans; an axis named `dtype` or `dtype_*` "
-    "takes dtype words. Each becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
+    "builds in, and all of it compiles. Values are words, whole numbers or booleans; an axis named "
+    "`dtype` or `dtype_*` takes dtype words. Where only some combinations exist, one key joins the "
+    'axes by commas and lists the combinations: `"head_dim_qk,head_dim_vo" = [[64, 64], [192, '
+    "128]]`. Each axis becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
     "aot": "The prebuilt part of that space, as `[[aot]]` blocks.",
 }
 AOT = {

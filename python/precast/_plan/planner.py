@@ -7,7 +7,6 @@ library only, so that a build environment without torch or tvm-ffi can run it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from precast._base.errors import UnsupportedConfigError, UnsupportedTargetError
 from precast._base.names import axis_word, module_name
 from precast._base.version import __version__
 from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
-from precast._plan.spec import JitSpec
+from precast._plan.spec import ModuleSpec
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -47,32 +46,13 @@ class Plan:
         Raises
         ------
         UnsupportedConfigError
-            If an axis is missing, unknown, or its value is outside the legal space.
+            If an axis is missing or unknown, or a value or a combination of values is not legal.
         """
-        declared = self.config.op(op).axes
-        for axis in values:
-            if axis not in declared:
-                raise UnsupportedConfigError(
-                    f"{op} has no axis {axis!r}; legal: {', '.join(declared) or 'none'}"
-                )
-        checked = {}
-        for axis, legal in declared.items():
-            if axis not in values:
-                raise UnsupportedConfigError(
-                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(axis_word, legal))}"
-                )
-            by_word = {axis_word(value): value for value in legal}
-            word = str(int(v)) if isinstance(v := values[axis], bool) else str(v)
-            if word not in by_word:
-                raise UnsupportedConfigError(
-                    f"{op}: {axis}={word} is not supported; legal: {', '.join(by_word)}"
-                )
-            checked[axis] = by_word[word]
-        return checked
+        return self.config.op(op).space.checked(op, values)
 
     def spec(
         self, op: str, values: Mapping[str, object], arch: Arch | str, cuda_major: int = 13
-    ) -> JitSpec:
+    ) -> ModuleSpec:
         """The module of one configuration, prebuilt or not."""
         config = self.config.op(op)
         if isinstance(arch, str):
@@ -96,8 +76,8 @@ class Plan:
         arch: Arch,
         cuda_major: int,
         is_aot: bool,
-    ) -> JitSpec:
-        return JitSpec(
+    ) -> ModuleSpec:
+        return ModuleSpec(
             name=name,
             arch=arch,
             sources=config.sources,
@@ -113,7 +93,7 @@ class Plan:
         )
 
     def common(self, cuda_major: int, cuda_flags: Sequence[str] = ()) -> dict[str, Any]:
-        """The fields of a ``JitSpec`` that every module of one CUDA major shares."""
+        """The fields of a ``ModuleSpec`` that every module of one CUDA major shares."""
         build = self.build
         if cuda_major not in build.cuda:
             raise UnsupportedConfigError(
@@ -180,8 +160,7 @@ class Plan:
         rows: dict[str, dict[str, AxisValue]] = {}
         for block in config.aot:
             if wanted is None or not block.profiles or wanted & set(block.profiles):
-                for values in itertools.product(*(block.values[axis] for axis in config.axes)):
-                    axes = dict(zip(config.axes, values))
+                for axes in block.space.points():
                     rows.setdefault(module_name(op, axes), axes)
         return list(rows.values())
 
@@ -197,7 +176,7 @@ class Plan:
         profile: str | None = None,
         archs: Iterable[Arch] | None = None,
         cuda_major: int = 13,
-    ) -> list[JitSpec]:
+    ) -> list[ModuleSpec]:
         """The prebuilt modules of a profile (None: of any) for some targets (None: all)."""
         limited = self.build.profiles[profile].archs if profile and archs is None else ()
         targets = list(self.build.archs.values()) if archs is None else list(archs)
@@ -252,7 +231,7 @@ class Plan:
             },
             "ops": {
                 op.name: {
-                    "axes": {k: list(v) for k, v in op.axes.items()},
+                    "axes": {axis.key: axis.plain() for axis in op.space.axes},
                     "archs": list(op.archs),
                     "own_target": op.own_target,
                 }
@@ -260,18 +239,3 @@ class Plan:
             },
             "modules": modules,
         }
-
-
-def checkout_root() -> Path | None:
-    """The source tree that this file lies in, or None when it is installed."""
-    root = Path(__file__).resolve().parents[3]
-    return root if (root / "aot_configs" / "build.toml").is_file() else None
-
-
-def write_if_different(path: Path, text: str) -> bool:
-    """Write ``text`` unless the file holds it already, so that its time stamp stays."""
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return True

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from precast._jit.cuda_major import jit_cuda_major
 from precast._plan.config import Arch
-from precast._plan.spec import JitSpec
+from precast._plan.installed import plan
+from precast._runtime.jit_spec import JitSpec
 
 _INCLUDE_FLAG = re.compile(
     r"-I|-isystem|-iquote|-include|--include-path|--system-include|--pre-include"
@@ -65,8 +67,6 @@ def gen_jit_spec(
     >>> spec = gen_jit_spec("my_kernel", ["my_kernel.cu"], arch="9.0a")  # doctest: +SKIP
     >>> spec.build_and_load().get_function("my_kernel")  # doctest: +SKIP
     """
-    from precast._runtime.loader import jit_cuda_major, plan
-
     for argument, value in (
         ("sources", sources),
         ("extra_cuda_cflags", extra_cuda_cflags),
@@ -100,7 +100,7 @@ def gen_jit_spec(
         include_paths=tuple(Path(p).absolute() for p in extra_include_paths),
         op=name,
         ffi_in_cuda=True,
-        **plan().common(cuda_major or jit_cuda_major(target), tuple(extra_cuda_cflags)),
+        **plan().common(cuda_major or jit_cuda_major(plan(), target), tuple(extra_cuda_cflags)),
     )
 
 

@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from precast._base.dtypes import DTYPE_WORDS
 from precast._base.errors import MissingKernelError, UnsupportedConfigError
 from precast._base.names import axis_word
-from precast._op.dispatch import DTYPE_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from precast.utils import Device
+    from precast._base.device import Device
 
 
 class Preloaded(NamedTuple):
@@ -63,8 +63,9 @@ def preload(
     ValueError
         If an op, profile, axis or axis value does not exist.
     """
-    from precast._runtime.loader import loader, plan
-    from precast.utils import device_index
+    from precast._base.device import device_index
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     if isinstance(ops, str):
         raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")

@@ -55,9 +55,7 @@ def public_api() -> dict[str, Callable[..., Any]]:
 
     A name is ``module.qualname``.
     """
-    import precast
-
-    import_all(precast)
+    import_all()
     return dict(_public)
 
 

@@ -48,7 +48,7 @@ def _argcomplete() -> Any:
 
 
 def profiles(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     return list(plan().build.profiles)
 
@@ -60,25 +60,28 @@ def ops(**_: object) -> Sequence[str]:
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     functions = (name for op in plan().config.ops.values() for name in op.exports)
     return list(dict.fromkeys([*ops(), *functions]))
 
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
-    """``KEY=VALUE`` of the op that the line names, without the keys it has already."""
-    from precast._runtime.loader import plan
+    """``KEY=VALUE`` of the op that the line names: keys and values that go with those it has."""
+    from precast._base.names import axis_word
+    from precast._plan.installed import plan
 
     word = getattr(parsed_args, "op", None)
-    given = {text.partition("=")[0] for text in getattr(parsed_args, "axes", None) or ()}
+    given = dict(
+        text.split("=", 1) for text in getattr(parsed_args, "axes", None) or () if "=" in text
+    )
     return [
-        f"{axis}={value}"
+        f"{axis}={axis_word(value)}"
         for op in plan().config.ops.values()
         if word == op.name or word in op.exports
-        for axis, values in op.axes.items()
+        for axis in op.axes
         if axis not in given
-        for value in values
+        for value in op.space.offered(axis, given)
     ]
 
 

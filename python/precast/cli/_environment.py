@@ -159,7 +159,7 @@ def _tvm_ffi() -> dict[str, Any]:
 
 def driver(no_gpu: str | None) -> dict[str, Any]:
     """Version of the driver and the newest CUDA that it runs."""
-    from precast._runtime.cudart import driver_cuda_version
+    from precast._base.driver import driver_cuda_version
     from precast._runtime.loader import loader
 
     cuda, version = driver_cuda_version(), driver_version()

@@ -53,7 +53,7 @@ class Choice(NamedTuple):
 
 
 def this_machine() -> Machine:
-    from precast._runtime.cudart import driver_cuda_version
+    from precast._base.driver import driver_cuda_version
     from precast.cli._environment import torch
 
     return Machine(driver_cuda_version(), torch(has_gpu=False).get("cuda"))
@@ -64,7 +64,7 @@ def suitable_majors(machine: Machine, least: int) -> list[int]:
 
     The same major as torch's needs no second CUDA runtime in the environment.
     """
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     newest = None if machine.driver is None else machine.driver[0]
     majors = [m for m in plan().build.cuda if m >= least and (newest is None or m <= newest)]
@@ -84,7 +84,7 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
         If there are no modules of the CUDA major that is wanted.
     """
     from precast._base.version import __version__
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     build = plan().build
     if not build.accepted(capability):
@@ -101,7 +101,7 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
 
 
 def _choice(capability: str, arch: Arch, machine: Machine, wanted: int | None) -> Choice:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     rows = {major: row for major, row in plan().build.cuda.items() if major >= arch.cuda[0]}
     driver = "" if machine.driver is None else f"CUDA {machine.driver[0]}.{machine.driver[1]}"
@@ -161,7 +161,8 @@ def platform_problem(any_libc: bool = False) -> str | None:
 
 def fits_already(capability: str, wanted: int | None = None) -> bool:
     """Whether every module of the core profile comes prebuilt, for its very target, already."""
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     rows = _state.profile_outcomes(_env.PROFILE.default, [capability])
     rows = [row for row in rows if row.state != "unsupported"]

@@ -32,7 +32,7 @@ CUDA_VARIABLES = (
 def precast_facts() -> dict[str, Any]:
     """Version, place, and the plan by its hash: equal hashes load equal modules."""
     from precast._base.version import __version__
-    from precast._plan.planner import checkout_root
+    from precast._plan.places import checkout_root
     from precast._runtime.loader import loader
 
     text = json.dumps(loader.document, sort_keys=True, separators=(",", ":"))

@@ -110,7 +110,8 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
     """
     from precast._base.errors import UnsupportedConfigError
     from precast._base.names import module_name
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     checked = plan().axes(op, axes)
     name = module_name(op, checked)
@@ -167,7 +168,7 @@ def profile_outcomes(
     ConfigError
         If the profile or the op does not exist.
     """
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     if op is not None:
         plan().config.op(op)
@@ -178,7 +179,8 @@ def profile_outcomes(
 def fixes(rows: Iterable[Outcome]) -> list[str]:
     """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
     from precast._base.version import __version__
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
     from precast.cli import _fit
 
     commands: list[str] = []

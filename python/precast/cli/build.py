@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from precast._base import env as _env
     from precast._jit.plan_files import target_archs
     from precast._jit.toolchain import find_toolchain
+    from precast._plan.installed import plan
     from precast._runtime import aot
-    from precast._runtime.loader import plan
     from precast._runtime.manifest_writer import slowest
 
     try:

@@ -81,7 +81,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from precast._base.version import __version__
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
     from precast.bundle import Target, local_wheels, make_bundle, this_target
 
     try:

@@ -161,7 +161,7 @@ def _judge(entry: Entry) -> tuple[str, str]:
     from precast._base.errors import ConfigError, UnsupportedConfigError
     from precast._base.trust import check_contents
     from precast._jit import cache
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     meta = entry.meta
     if meta is None:

@@ -16,7 +16,7 @@ from precast.cli import _completers, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
-    from precast._runtime.loader import Step
+    from precast._runtime.resolution import Step
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {"modules": f"one for each device or capability, with {_state.OUTCOME_KEYS}"}
@@ -76,7 +76,7 @@ def _candidate(step: Step) -> str:
 
 
 def _op(word: str) -> str:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     ops = plan().config.ops
     if word in ops:
@@ -91,14 +91,15 @@ def _op(word: str) -> str:
 
 
 def _axes(op: str, words: list[str]) -> dict[str, str]:
-    from precast._runtime.loader import plan
+    from precast._base.names import axis_word
+    from precast._plan.installed import plan
 
     axes: dict[str, str] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not value or key in axes:
-            declared = plan().config.op(op).axes
-            legal = " ".join(f"{axis}={values[0]}" for axis, values in declared.items())
+            first = next(plan().config.op(op).space.points())
+            legal = " ".join(f"{axis}={axis_word(value)}" for axis, value in first.items())
             raise UsageError(f"{word!r} is not KEY=VALUE, each key once; legal: {legal}")
         axes[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
     return axes

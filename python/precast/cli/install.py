@@ -191,7 +191,7 @@ def _reasons(
 
 
 def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
-    from precast._plan.planner import checkout_root
+    from precast._plan.places import checkout_root
 
     notes = []
     torch = _environment.torch(has_gpu)

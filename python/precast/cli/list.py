@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     found = _state.flatten(args.arch)
     if not found:

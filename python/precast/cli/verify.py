@@ -145,7 +145,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
 
 
 def _contents(path: Path, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     if "elf" in readers:
         symbols, prefix = readers["elf"](path), readers["prefix"]

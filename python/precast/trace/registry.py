@@ -88,9 +88,7 @@ def register(function: Callable[..., Any], trace: Trace) -> None:
 
 def registered() -> list[tuple[Callable[..., Any], TraceTemplate]]:
     """Every (function, template) pair, after an import of all ops."""
-    import precast
-
-    import_all(precast)
+    import_all()
     return [(row.function, template) for row in _traced.values() for template in row.templates]
 
 

@@ -23,7 +23,7 @@ from precast._op.dispatch import kernels
 from precast.api_logging import _destination, precast_api, public_api
 from precast.errors import EnvironmentVariableError
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])  # where logged_ops lies
 LEVELS = ("1", "3", "5", "10")
 X = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, 6.0]])
 

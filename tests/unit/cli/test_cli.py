@@ -17,7 +17,7 @@ from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
 import precast
 import precast.cli
 from precast._jit.env import cache_dir
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 
 COMMANDS = [
     "build",
@@ -32,6 +32,7 @@ COMMANDS = [
     "replay",
     "verify",
 ]
+DIMS = ["head_dim_qk=64", "head_dim_vo=128"]
 
 
 def test_help_lists_every_command_and_every_exit_code():
@@ -102,6 +103,16 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
         (["explain", "norm", "--arch", "9.0"], {}, "error: norm: axis 'dtype' is missing; legal:"),
         (["explain", "norm", "dtype=e4m3", "--arch", "9.0"], {}, "norm: dtype=e4m3 is not supp"),
         (["explain", "norm", "size=3", "--arch", "9.0"], {}, "error: norm has no axis 'size'"),
+        (
+            ["explain", "attention", "dtype_q=f16", "dtype_kv=bf16", *DIMS, "--arch", "9.0"],
+            {},
+            "attention: dtype_q,dtype_kv=f16,bf16 is not supported; legal: f16,f16 or f16,e4m3 or",
+        ),
+        (
+            ["explain", "attention", "bf16", "--arch", "9.0"],
+            {},
+            "legal: dtype_q=f16 dtype_kv=f16 head_dim_qk=64 head_dim_vo=64",
+        ),
         (["doctor"], {"PRECAST_JIT": "never"}, "error: PRECAST_JIT='never' is unknown; legal:"),
         (["cache", "clear"], {}, None),
         (["frobnicate"], {}, "error: unknown command 'frobnicate'; legal: build, bundle, cache,"),

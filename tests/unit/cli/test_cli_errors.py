@@ -34,7 +34,7 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
     bundle = ["bundle", "-o", str(folder / "b"), "--no-index", "--find-links"]
     explain = ["explain", "norm", "dtype=bf16", "--arch"]
     replay = ["replay", dump(folder), "--import", "logged_ops", "--device"]
-    ours = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), PACKAGES])}
+    ours = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), PACKAGES])}
     return {
         ("build", 0): ([*build, str(folder / "o"), "--dry-run"], compilers),
         ("build", 1): ([*build, str(good)], compilers),
@@ -84,7 +84,7 @@ def dump(folder: Path) -> str:
     code = "import logged_ops, torch; logged_ops.plain(torch.ones(2))"
     env = {**os.environ, "PRECAST_LOGLEVEL": "10", "PRECAST_LOGDEST": str(folder / "log")}
     env |= {"PRECAST_DUMP_DIR": str(made), "PRECAST_REFERENCE": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), PACKAGES])
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), PACKAGES])
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
     return str(made)
 

@@ -14,7 +14,7 @@ from cli_support import PACKAGES, run
 from small_wheels import ALONE, PLAN, core_plan, make_provider, make_wheel
 
 import precast
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.cli import _environment, _fit, _installer, _machine, install, main
 from precast.cli._gpus import Gpu
 from precast.cli._output import UnableError
@@ -98,8 +98,8 @@ def test_the_gpu_decides_the_target_and_driver_and_torch_the_cuda_major(
 
 
 def test_every_extra_that_can_be_chosen_is_in_the_metadata_of_the_core_wheel(monkeypatch):
-    from precast._plan.planner import checkout_root
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
+    from precast._plan.places import checkout_root
 
     root = checkout_root()
     monkeypatch.syspath_prepend(root / "python" / "precast_jit_cache")

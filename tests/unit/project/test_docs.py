@@ -20,7 +20,7 @@ from precast import errors
 from precast._base import env as _env
 from precast._op.dispatch import kernels
 from precast._plan import keys
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.cli import _main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -146,16 +146,16 @@ def test_files_of_the_repository_are_shown_whole(site):
 
 
 def test_every_public_name_has_an_entry(site, sitegen):
-    from sitegen import ops
+    from sitegen import ops, public
 
     pages = site_links.read(site)
     anchors = set().union(*(p.anchors for path, p in pages.items() if "reference" in path.parts))
-    exported = ops.exported()
-    assert {"scale", "rmsnorm", "preload", "reference_mode"} <= {public.name for public in exported}
-    for public in exported:
-        assert public.path in anchors
-        if public.reference is not None:
-            assert public.reference in anchors
+    exported = {name.name: name for name in public.exported()}
+    assert {"scale", "rmsnorm", "preload", "reference_mode"} <= exported.keys()
+    for name in exported.values():
+        assert name.path in anchors
+        if name.reference is not None:
+            assert name.reference in anchors
     for op in plan().config.ops.values():
         for export in op.exports:
             name = kernels()[export].function
@@ -163,12 +163,12 @@ def test_every_public_name_has_an_entry(site, sitegen):
             # A function with kernels of two ops is on the page of the one that has its name; the
             # kernels of a class stand on its page, whatever modules they are of.
             home = kernels()[name].op if name in kernels() else op.name
-            family = ops._packages().get(function.__module__.split(".")[1], home)
+            family = ops.wrappers().get(exported[name].module.__name__.rpartition(".")[2], home)
             page = pages[site / "reference" / "ops" / f"{family}.html"]
             assert any(anchor.endswith(f".{function.__name__}") for anchor in page.anchors), export
     for module in ops.library():
         for name in module.__all__:
-            found = ops.definition(module, name) in anchors
+            found = f"{module.__name__}.{name}" in anchors
             assert found or hasattr(precast, name) or hasattr(errors, name), (module, name)
 
 
@@ -185,9 +185,23 @@ def test_what_functions_of_a_package_have_in_common_is_on_its_page(site):
     assert "sampling.html#precast.sampling" in fused.links
 
 
+def test_names_are_shown_under_the_path_that_users_import(sitegen):
+    from sitegen.public import exported
+
+    paths = {name.name: name.path for name in exported()}
+    assert paths["rmsnorm"] == "precast.norm.rmsnorm"
+    assert paths["scale"] == "precast.scale"
+    assert [path for path in paths.values() if "._" in path] == []
+
+
+def test_raised_errors_link_to_the_page_of_errors(site):
+    links = site_links.read(site)[site / "reference" / "runtime.html"].links
+    assert "../errors.html#precast.errors.MissingKernelError" in links
+
+
 def test_wrappers_show_methods_of_their_bases(site):
     anchors = site_links.read(site)[site / "reference" / "ops" / "attention.html"].anchors
-    wrapper = "precast.decode.wrapper.BatchDecodeWithPagedKVCacheWrapper"
+    wrapper = "precast.decode.BatchDecodeWithPagedKVCacheWrapper"
     for method in ("plan", "run", "workspace_size", "reset_workspace_buffer"):
         assert f"{wrapper}.{method}" in anchors
 
@@ -202,12 +216,18 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm() -> None: ...
 
-    gemma_layernorm.__module__ = "precast.norm"
+    gemma_layernorm.__module__ = "precast._ops.norm.layernorm"
     gemma_layernorm.__qualname__ = "gemma_layernorm"
-    norm = importlib.import_module("precast.norm")
+
+    def gemma_layernorm_reference() -> None: ...
+
+    gemma_layernorm_reference.__module__ = gemma_layernorm.__module__
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
-    monkeypatch.setattr(norm, "gemma_layernorm_reference", gemma_layernorm, raising=False)
+    for name in ("precast.norm", "precast._ops.norm.layernorm"):
+        module = importlib.import_module(name)
+        for function in (gemma_layernorm, gemma_layernorm_reference):
+            monkeypatch.setattr(module, function.__name__, function, raising=False)
     page = ops.pages()["reference/ops/norm.md"]
     assert "::: precast.norm.gemma_layernorm\n" in page
     assert "::: precast.norm.gemma_layernorm_reference\n" in page
@@ -315,18 +335,22 @@ def test_arguments_say_whether_they_are_required_and_what_they_take(sitegen):
 KINDS = [
     name
     for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    if isinstance(kind, type) and issubclass(kind, Exception)
 ]
 
 
+def test_the_errors_are_found():
+    assert {"MissingKernelError", "CacheLayoutError"} <= set(KINDS)
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_every_error_is_described_with_its_cure_and_its_real_message(site, sitegen, name):
+def test_every_error_is_described_with_its_fix_and_its_real_message(site, sitegen, name):
     from sitegen import raised
 
     text = shown(site, "errors.html")
     section = re.split(r"¶\n", text[text.index(f"\n{name}¶") :], maxsplit=1)[1]
     section = re.split(r"^.*¶$", section, maxsplit=1, flags=re.MULTILINE)[0]
-    assert "Cure:" in section
+    assert "Fix:" in section
     source = "".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "errors.py")
     if re.search(rf"(?:raise |\b){name}\(", source):
         first = raised.message(name).splitlines()[0]

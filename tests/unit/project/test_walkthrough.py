@@ -178,12 +178,12 @@ def test_compiles_and_loads(root: Path, tmp_path: Path) -> None:
         pytest.skip(str(error))
     code = """
 import torch, precast
-from precast._runtime.loader import plan
-from precast.errors import MissingKernelError
+from precast._plan.installed import plan
+from precast.jit import JitSpec
 
 gpu = torch.cuda.is_available()
 arch = "%d.%d" % torch.cuda.get_device_capability() if gpu else "9.0a"
-spec = plan().spec("shift", {"dtype": "f32"}, arch)
+spec = JitSpec.of(plan().spec("shift", {"dtype": "f32"}, arch))
 function = spec.build_and_load().get_function("shift")
 x = torch.ones(3, 5)
 try:

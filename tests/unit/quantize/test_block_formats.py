@@ -124,7 +124,7 @@ def test_ue8m0_values() -> None:
 
 
 def place_of_shifts(number: int, per_row: int, layout: SfLayout) -> tuple[int, int]:
-    """ScalePosition of include/precast/core/scale_layout.cuh: row and column of a place."""
+    """ScalePosition of include/precast/quantize/scale_layout.cuh: row and column of a place."""
     if layout is SfLayout.layout_linear:
         return divmod(number, per_row)
     high = layout is SfLayout.layout_128x4

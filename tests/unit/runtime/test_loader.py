@@ -14,7 +14,7 @@ import pytest
 from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
-from precast._runtime import loader
+from precast._runtime import library, loader
 from precast.errors import LoadError, MissingJITCacheError, MissingKernelError
 
 
@@ -280,9 +280,9 @@ def test_an_unknown_gpu_is_told_so_and_gets_no_extra_that_does_not_exist(world):
 
 
 def test_legal_but_not_prebuilt_names_the_prebuilt_ones(world):
-    document = copy.deepcopy(loader._plan_document())
+    document = copy.deepcopy(loader.plan_document())
     del document["modules"]["scale__dtype_f16"]
-    world.patch.setattr(loader, "_plan_document", lambda: document)
+    world.patch.setattr(loader, "plan_document", lambda: document)
     world.patch.setattr(loader.plan().__class__, "_aot_names", lambda self, op: set())
     with pytest.raises(MissingKernelError) as caught:
         world.loader().load("scale", {"dtype": "f16"}, 0)
@@ -301,6 +301,21 @@ def test_an_illegal_axis_names_the_legal_values(world):
         fresh.load("scale", {"dtype": "f32", "size": 1}, 0)
     with pytest.raises(ValueError, match="unknown op 'mul'"):
         fresh.load("mul", {}, 0)
+    call = {"dtype_q": "f16", "dtype_kv": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
+    with pytest.raises(ValueError, match="attention: dtype_q,dtype_kv=f16,bf16 is not supported"):
+        fresh.load("attention", call, 0)
+
+
+def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
+    """Only JIT reads the TOML files; a prebuilt module needs the plan of the wheel."""
+    world.patch.setattr(world, "specs", partial(world.specs, ops=("attention",)))
+    root = world.provide("p", "9.0")
+    fresh = world.loader()
+    assert fresh.axis_names("attention") == ["dtype_q", "dtype_kv", "head_dim_qk", "head_dim_vo"]
+    world.patch.setattr(loader, "plan", lambda: pytest.fail("the files of the plan were read"))
+    call = {"head_dim_vo": 128, "head_dim_qk": 192, "dtype_kv": "e4m3", "dtype_q": "f16"}
+    name = "attention__dtype_q_f16__dtype_kv_e4m3__head_dim_qk_192__head_dim_vo_128"
+    assert fresh.resolve("attention", call, "9.0").path == root / "sm90a" / f"{name}.so"
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -309,9 +324,9 @@ def test_an_illegal_axis_names_the_legal_values(world):
 def test_a_library_that_does_not_open_gives_the_linkers_words(tmp_path, monkeypatch):
     path = tmp_path / "m.so"
     path.write_bytes(b"not an ELF file" * 100)
-    monkeypatch.setattr(loader, "open_cudart", lambda *row: None)
+    monkeypatch.setattr(library, "open_cudart", lambda *row: None)
     with pytest.raises(LoadError, match=rf"{path} was accepted but did not load: .*(header|ELF)"):
-        loader.load_library(path, 13)
+        library.load_library(path, 13)
 
 
 def test_a_missing_export_is_named():
@@ -320,7 +335,7 @@ def test_a_missing_export_is_named():
             raise AttributeError("no such thing")
 
     with pytest.raises(LoadError, match="the library has no function 'rmsnorm'"):
-        loader.get_function(Empty(), "rmsnorm")
+        library.get_function(Empty(), "rmsnorm")
 
 
 def test_a_missing_libcudart_names_the_wheel(monkeypatch, tmp_path):

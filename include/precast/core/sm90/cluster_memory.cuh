@@ -5,8 +5,8 @@
 // A CTA may write another's shared memory only between two barriers of the cluster.
 #pragma once
 
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/shared_address.cuh"
+#include "precast/core/sm90/cluster.cuh"
 
 namespace precast {
 

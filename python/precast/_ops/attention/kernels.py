@@ -277,7 +277,7 @@ def workspace_bytes(
     *options: Any,
 ) -> tuple[int, int]:
     """Bytes of the float and the int workspace; the options as of the export, behind ``sizes``."""
-    from precast.utils import get_device_sm_count
+    from precast._base.device import get_device_sm_count
 
     if is_reference():
         return 0, 0

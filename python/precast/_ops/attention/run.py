@@ -7,7 +7,8 @@ import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError, PlanMismatchError
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
+from precast._op.torch_ops import torch_ops
 from precast._ops.attention import enums as words
 from precast._ops.attention import kernels
 from precast._ops.attention.reference import CUSTOM

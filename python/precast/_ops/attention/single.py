@@ -5,15 +5,16 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
-from precast._base.torch import torch, torch_ops
+from precast._base.device import get_device_sm_count
+from precast._base.torch import torch
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
 from precast._ops.attention import enums as words
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels
 from precast._ops.attention.reference import CAUSAL
 from precast._ops.attention.run import scales_of
-from precast.utils import get_device_sm_count
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 

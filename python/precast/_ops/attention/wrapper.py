@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._ops.attention import enums as words
@@ -300,9 +301,9 @@ def dtypes_of(
     o_data_type: torch.dtype | str | None,
 ) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
     """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
-    q = words.canonicalize_torch_dtype(q_data_type)
+    q = canonicalize_torch_dtype(q_data_type)
     kv, o = (
-        q if given is None else words.canonicalize_torch_dtype(given)
+        q if given is None else canonicalize_torch_dtype(given)
         for given in (kv_data_type, o_data_type)
     )
     return q, kv, o

@@ -6,15 +6,16 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.dtypes import dtype_word
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import (
     check_device_and_dtype,
     check_elements_apart,
     check_memory_apart,
     check_rank,
-    dtype_word,
 )
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var

@@ -7,9 +7,10 @@ arXiv:2501.01005 (the page table).
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import put, table_places
 from precast._ops.paged._trace import TABLE, mla_trace

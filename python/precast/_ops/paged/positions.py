@@ -6,9 +6,10 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_dtype, check_indices, check_memory_apart, check_rank
 from precast._ops.paged._checks import check_indptr
 from precast.api_logging import precast_api

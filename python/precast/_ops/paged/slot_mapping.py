@@ -7,9 +7,10 @@ PagedAttention, arXiv:2309.06180.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import (
     IS_HND,

@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
-from precast._op.validation import dtype_word
 
 
 def new_codes(x: torch.Tensor, dtype: torch.dtype | None, gated: bool = False) -> torch.Tensor:

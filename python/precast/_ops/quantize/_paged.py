@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_dtype,
@@ -14,7 +15,6 @@ from precast._op.validation import (
     check_one_number,
     check_rank,
     check_same_device,
-    dtype_word,
 )
 from precast._ops.paged._cache import Cache, entries_of
 from precast._ops.paged._trace import by_layout

@@ -6,9 +6,10 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._blocks import check_backend, check_input, new_outputs, write_outputs
 from precast._ops.quantize._formats import quantize_mxfp4
 from precast._ops.quantize._traces import Layout, quantize_trace

@@ -9,9 +9,10 @@ from __future__ import annotations
 import functools
 import math
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._dequantize import check_blocks_of, new_values
 from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
 from precast._ops.quantize._traces import Layout, dequantize_trace, of_output_dtype

@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._blocks import check_backend, check_input, write_outputs
 from precast._ops.quantize._formats import quantize_mxfp8, scale_shape
 from precast._ops.quantize._traces import ROWS, Layout

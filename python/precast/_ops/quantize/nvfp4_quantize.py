@@ -6,9 +6,10 @@ Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._block_checks import check_global
 from precast._ops.quantize._blocks import (
     check_backend,

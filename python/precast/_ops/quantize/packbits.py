@@ -10,9 +10,10 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_device_and_dtype, check_rank
 from precast._ops.quantize._checks import check_codes, check_eps
 from precast._ops.quantize._formula import codes, dequant_scale

@@ -6,9 +6,10 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_one_number
 from precast._ops.quantize._checks import check_codes, check_eps
 from precast._ops.quantize._formula import codes, dequant_scale

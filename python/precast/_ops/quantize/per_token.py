@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
 from precast._ops.quantize._formula import token_quant
 from precast._ops.quantize._outputs import check_given_dtype, given, new_codes

@@ -6,9 +6,10 @@ Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_one_number
 from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
 from precast._ops.quantize._formula import codes, silu_and_mul, token_quant

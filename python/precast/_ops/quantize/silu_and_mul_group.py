@@ -7,9 +7,10 @@ Technical Report, arXiv:2412.19437.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._checks import check_codes, check_eps, check_groups
 from precast._ops.quantize._formula import group_quant, silu_and_mul
 from precast._ops.quantize._outputs import (

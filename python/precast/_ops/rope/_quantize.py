@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precast._base.dtypes import dtype_word
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.validation import (
@@ -14,7 +15,6 @@ from precast._op.validation import (
     check_indices,
     check_memory_apart,
     check_rank,
-    dtype_word,
 )
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import (

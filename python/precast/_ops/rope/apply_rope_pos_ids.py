@@ -6,9 +6,10 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._ops.rope._angles import computed_angles, rotated_pair
 from precast._ops.rope._frequencies import frequency_kernels
 from precast._ops.rope._trace import frequency_trace

@@ -6,9 +6,10 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_indices
 from precast._ops.rope._angles import cached_angles, rotated_pair
 from precast._ops.rope._checks import as_heads, check_cache, check_first, check_like, check_pair

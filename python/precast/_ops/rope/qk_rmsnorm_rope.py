@@ -7,9 +7,10 @@ RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_elements_apart, check_indices, check_rank
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first, check_like

@@ -10,9 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.errors import CacheLayoutError
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._ops.paged._cache import (
     IS_HND,
     check_call,

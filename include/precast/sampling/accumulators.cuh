@@ -3,7 +3,7 @@
 #pragma once
 
 #include "precast/core/math.cuh"
-#include "precast/sampling/select.cuh"
+#include "precast/sampling/radix_select.cuh"
 
 namespace precast {
 

@@ -13,7 +13,7 @@
 // few elements reach that.
 #pragma once
 
-#include "precast/sampling/select_list.cuh"
+#include "precast/sampling/radix_candidates.cuh"
 
 namespace precast {
 

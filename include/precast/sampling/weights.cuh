@@ -2,7 +2,7 @@
 // How elements become weights.
 #pragma once
 
-#include "precast/sampling/slab.cuh"
+#include "precast/sampling/tile.cuh"
 
 namespace precast {
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from precast import utils
+from precast._base import device as _device
 
 QUESTIONS = {
     utils.is_sm90a_supported: {(9, 0)},
@@ -32,10 +33,10 @@ def gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_capability", capability)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties)
-    for cached in (utils._capability, utils._sm_count):
+    for cached in (_device._capability, _device._sm_count):
         cached.cache_clear()
     yield asked
-    for cached in (utils._capability, utils._sm_count):
+    for cached in (_device._capability, _device._sm_count):
         cached.cache_clear()
 
 

@@ -12,8 +12,8 @@
 
 #include "precast/core/cp_async.cuh"
 #include "precast/core/shared_address.cuh"
-#include "precast/topk/order.cuh"
-#include "precast/topk/part.cuh"
+#include "precast/topk/bucket_sort.cuh"
+#include "precast/topk/streaming.cuh"
 
 namespace precast {
 

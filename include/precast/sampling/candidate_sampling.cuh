@@ -6,7 +6,7 @@
 // what is not on the list would add zeros to them. A warp has a group, and a lane an element.
 #pragma once
 
-#include "precast/sampling/list.cuh"
+#include "precast/sampling/candidates.cuh"
 
 namespace precast {
 

@@ -5,7 +5,7 @@
 // there the larger ones are counted. Where a bin holds too many for that, a bitonic network sorts.
 #pragma once
 
-#include "precast/topk/list.cuh"
+#include "precast/topk/radix_select.cuh"
 
 namespace precast {
 

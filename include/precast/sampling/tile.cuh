@@ -7,9 +7,9 @@
 #pragma once
 
 #include "precast/core/block.cuh"
-#include "precast/core/sm90/cluster_memory.cuh"
 #include "precast/core/math.cuh"
 #include "precast/core/rows.cuh"
+#include "precast/core/sm90/cluster_memory.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {

@@ -7,8 +7,8 @@
 // group, and from there on by the CTA that has it.
 #pragma once
 
-#include "precast/sampling/draw.cuh"
-#include "precast/sampling/fold.cuh"
+#include "precast/sampling/accumulators.cuh"
+#include "precast/sampling/inverse_cdf.cuh"
 
 namespace precast {
 
@@ -31,7 +31,7 @@ struct RowShared {
   uint64_t told[2];                          // barriers of the pairs, in a cluster
   uint64_t maxima_told;                      // of the slabs' maxima, in a cluster
   uint64_t drawn_told;                       // of `drawn`, in a cluster
-  uint64_t listed_told;                      // of a list (sampling/list.cuh), in a cluster
+  uint64_t listed_told;                      // of a list (sampling/candidates.cuh), in a cluster
   uint64_t copied[kRowThreads / kWarpSize];  // of the warps' copies
   union {
     SelectShared select;

@@ -7,7 +7,7 @@
 // none, the last item with mass is drawn.
 #pragma once
 
-#include "precast/core/philox.cuh"
+#include "precast/sampling/philox.cuh"
 #include "precast/sampling/row.cuh"
 
 namespace precast {

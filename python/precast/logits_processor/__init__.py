@@ -3,6 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
+
 from precast._ops.logits_processor.compiler import Compiler, compile_pipeline
 from precast._ops.logits_processor.fusion_rules import FusionRule
 from precast._ops.logits_processor.legalization import LegalizationError, legalize_processors
@@ -40,3 +43,19 @@ __all__ = [
     "compile_pipeline",
     "legalize_processors",
 ]
+
+# FlashInfer has these modules too, and engines import from them.
+for _name in (
+    "compiler",
+    "fusion_rules",
+    "legalization",
+    "op",
+    "operators",
+    "pipeline",
+    "processors",
+    "types",
+    "validators",
+):
+    sys.modules[f"{__name__}.{_name}"] = importlib.import_module(
+        f"precast._ops.logits_processor.{_name}"
+    )

@@ -2,7 +2,7 @@
 // The few elements that a threshold is among, as a list in every CTA, and the threshold of them.
 #pragma once
 
-#include "precast/sampling/select_bins.cuh"
+#include "precast/sampling/radix_histogram.cuh"
 
 namespace precast {
 

@@ -8,7 +8,7 @@
 // its second largest: slabs of which but one element may be kept, most of them, are not read again.
 #pragma once
 
-#include "precast/sampling/cluster.cuh"
+#include "precast/sampling/row_sampler.cuh"
 
 namespace precast {
 
