@@ -105,7 +105,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const T
   if (p.max_partials < 2 * int64_t(p.shape.ctas)) {  // the workspace is too small for stream-K
     return ScheduleMode::static_persistent;
   }
-  // In decode there are too few tiles, and they are of any length.
+  // Why: there are too few 16-row tiles, and they are of any length.
   if (p.shape.block_m <= kNarrowRows) return ScheduleMode::stream_k;
   const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
   return totals.max_cost <= share * kMaxImbalance ? ScheduleMode::static_persistent

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// With programmatic dependent launch, a decode CTA prefetches its first KV block to L2 while the
-// previous grid still runs. It reads the plan and the page table as they are in memory, which that
-// grid may be about to write. This is safe because the values only decide what is prefetched.
+// With programmatic dependent launch, a CTA of the 16-row tile (decode) prefetches its first KV
+// block to L2 while the previous grid still runs. It reads the plan and the page table as they are
+// in memory, which that grid may be about to write. This is safe because the values only decide
+// what is prefetched.
 #pragma once
 
 #include "precast/attention/params.cuh"

@@ -13,10 +13,10 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Which threads copy, convert and rotate which rows of Q. In decode all warps read all rows, so the
-// CTA copies them together; the Q of the next work tile is copied to a second buffer meanwhile. In
-// prefill a warp has rows of its own, and may overwrite them as soon as it has read them; of a pair
-// each warp copies one half of the rows.
+// Which threads copy, convert and rotate which rows of Q. In the 16-row tile all warps read all
+// rows, so the CTA copies them together, and copies the Q of the next work tile to a second buffer
+// meanwhile. In larger tiles a warp has rows of its own, and may overwrite them as soon as it has
+// read them; of a pair each warp copies one half of the rows.
 template <typename Tile>
 struct QLoadPartition {
   static constexpr int kThreads = Tile::kNarrow ? Tile::kThreads : 32;

@@ -47,8 +47,8 @@ struct MaskBounds {
   }
 };
 
-// A work tile in the queue. For prefill tiles it also has the addresses of page or token 0 of its
-// KV head; decode tiles keep those in registers.
+// A work tile in the queue, with the addresses of page or token 0 of its KV head. The 16-row tile
+// keeps these in registers instead.
 template <bool kIsNarrow>
 struct QueuedBlock : BlockInfo {
   const uint4 *k_base, *v_base;
@@ -56,8 +56,8 @@ struct QueuedBlock : BlockInfo {
 template <>
 struct QueuedBlock<true> : BlockInfo {};
 
-// A circular queue of a CTA's work tiles: the current one, the next two, and, for prefill tiles,
-// the previous one, whose results some warps may still be writing. Why not in registers: the
+// A circular queue of a CTA's work tiles: the current one, the next two, and, but for the 16-row
+// tile, the previous one, whose results some warps may still be writing. Why not in registers: the
 // 128-row tile has none left. In static_persistent mode, kFetchCount threads fetch as many work
 // tiles in parallel. Why: to find one takes as long as half a KV block, and all warps wait for it.
 template <typename Tile>
