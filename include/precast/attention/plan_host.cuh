@@ -4,13 +4,17 @@
 // about the same cost.
 #pragma once
 
+#include "precast/attention/plan.cuh"
+
+#if !defined(__CUDACC_RTC__)
 #include <algorithm>
 #include <cstring>
 #include <vector>
-
-#include "precast/attention/plan.cuh"
+#endif
 
 namespace precast {
+
+#if !defined(__CUDACC_RTC__)
 
 struct HostPlan {
   std::vector<int32_t> ints;  // the plan
@@ -113,5 +117,7 @@ inline HostPlan plan_on_host(PlanParams p) {
   }
   return result;
 }
+
+#endif
 
 }  // namespace precast
