@@ -11,7 +11,8 @@ be None. The kinds are
 ``T[m,n]``
     A tensor. The letters ``T``, ``U``, ``V`` are dtypes that are axes of the module, in the order
     of the TOML's axes; ``U=e4m3|e5m2|T`` limits one. ``f32``, ``i32`` and the like are fixed
-    dtypes, ``i32|i64`` one of several, ``any`` every dtype. A size is a name, which means the same
+    dtypes, ``i32|i64`` one of several, ``any`` every dtype, and ``D`` any, but the same for
+    all tensors that have it. A size is a name, which means the same
     number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
     number of leading dimensions, ``*rows(1-2)`` one or two; ``f32[.]`` is one number in any shape.
     Without brackets, the op's own check looks at the shape. The first tensor with sizes is the one
@@ -23,6 +24,8 @@ be None. The kinds are
     A number; a ``size`` may be symbolic under ``torch.compile``.
 ``pdl``
     Programmatic dependent launch: None or a bool in public, on unless it is False.
+``pdl_on``
+    The same where callers have no choice: always on, and no public argument.
 
 A family adds kinds of its own (:class:`Kind`), for an argument that reaches the export in another
 form, such as a cache that is one tensor or two.
@@ -36,7 +39,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _PARAMETER = re.compile(r"(?P<name>\w+)(?P<written>!?)(?P<optional>\??)(?::(?P<kind>\S+))?\Z")
-_DTYPE = r"(?:(?P<axis>[TUV])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
+_DTYPE = r"(?:(?P<axis>[TUVD])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
 _TENSOR = re.compile(rf"{_DTYPE}(?:\[(?P<dims>[^\]]*)\])?\Z")
 _LIKE = re.compile(rf"like\((?P<peer>\w+)(?:,{_DTYPE})??(?P<apart>,apart)?\)\Z")
 _LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?:-(?P<most>\d+))?\))?\Z")
@@ -96,6 +99,7 @@ _NUMBERS = {
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}"),
     "pdl": Kind("bool {name}", "{name} is not False"),
+    "pdl_on": Kind("bool {name}", "True"),
 }
 
 
@@ -124,6 +128,11 @@ class Parameter(NamedTuple):
         if isinstance(self.kind, TensorKind):
             return self.name
         return self.kind.encode.replace("{name}", self.name)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the export always gets the same, so that there is no public argument."""
+        return isinstance(self.kind, Kind) and "{name}" not in self.kind.encode
 
 
 class Declaration:

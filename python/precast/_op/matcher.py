@@ -91,7 +91,7 @@ class _Matcher:
     def _match_like(self, kind: TensorKind, parameter: Parameter) -> None:
         name, tensor, peer = parameter.name, self.values[parameter.name], self.values[kind.like]
         if parameter.written:
-            check_peer(self.export, name, tensor, peer, not kind.apart, tensor.dtype)
+            check_peer(self.export, name, tensor, peer, kind.like, not kind.apart)
         elif tensor.shape != peer.shape:
             raise ValueError(
                 f"{self.export}: {name} must have {kind.like}'s shape {[*peer.shape]}, got "

@@ -16,8 +16,8 @@ from precast._op.validation import (
     check_rank,
     check_same_device,
 )
-from precast._ops.quantize._formula import unpack_exponents
 from precast._ops.quantize._outputs import check_given_dtype
+from precast._ops.quantize._reference_8bit import unpack_exponents
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 

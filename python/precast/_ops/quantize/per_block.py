@@ -13,10 +13,10 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_device_and_dtype, check_rank
-from precast._ops.quantize._checks import check_codes, check_eps
-from precast._ops.quantize._formula import codes, dequant_scale
 from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import of_e4m3
+from precast._ops.quantize._reference_8bit import codes, dequant_scale
+from precast._ops.quantize._trace_8bit import of_e4m3
+from precast._ops.quantize._validation import check_codes, check_eps
 from precast._ops.quantize.per_token_group import CAST_EPS, per_token_group_quant_8bit
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate

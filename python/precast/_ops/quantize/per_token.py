@@ -7,10 +7,10 @@ from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
-from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
-from precast._ops.quantize._formula import token_quant
 from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import token_trace
+from precast._ops.quantize._reference_8bit import token_quant
+from precast._ops.quantize._trace_8bit import token_trace
+from precast._ops.quantize._validation import check_codes, check_eps, check_row_scales
 from precast.api_logging import precast_api
 
 

@@ -11,9 +11,7 @@ from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
-from precast._ops.quantize._blocks import check_backend
-from precast._ops.quantize._checks import check_codes, check_eps, check_groups
-from precast._ops.quantize._formula import group_quant
+from precast._ops.quantize._block_outputs import check_backend
 from precast._ops.quantize._outputs import (
     check_given_dtype,
     check_given_scales,
@@ -22,7 +20,9 @@ from precast._ops.quantize._outputs import (
     new_codes,
     new_group_scales,
 )
-from precast._ops.quantize._trace import group_trace
+from precast._ops.quantize._reference_8bit import group_quant
+from precast._ops.quantize._trace_8bit import group_trace
+from precast._ops.quantize._validation import check_codes, check_eps, check_groups
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.

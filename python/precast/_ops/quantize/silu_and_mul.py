@@ -11,10 +11,10 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_one_number
-from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
-from precast._ops.quantize._formula import codes, silu_and_mul, token_quant
 from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import of_e4m3, token_trace
+from precast._ops.quantize._reference_8bit import codes, silu_and_mul, token_quant
+from precast._ops.quantize._trace_8bit import of_e4m3, token_trace
+from precast._ops.quantize._validation import check_codes, check_eps, check_row_scales
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
