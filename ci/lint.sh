@@ -36,7 +36,7 @@ if [ "$part" != code ]; then
     check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
     check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
     zizmor --quiet --offline --persona pedantic --config .github/zizmor.yml .github
-    ci/build_wheels.sh 13 sm90a --print-build-identifiers
+    ci/build_wheels.sh "$(python ci/matrix.py --newest)" sm90a --print-build-identifiers
   else
     echo "workflows and cibuildwheel are not checked: their tools need Python 3.11"
   fi

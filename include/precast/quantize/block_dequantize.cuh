@@ -115,8 +115,9 @@ __device__ __forceinline__ void unpack_block(uint64_t bits, uint32_t scale, floa
 #pragma unroll
     for (int i = 0; i < kSize / 2; ++i) {
       __half2 pair = reinterpret_cast<const __half2&>(pairs[i]);
-      if constexpr (kFormat == BlockFormat::e2m1_e4m3)
+      if constexpr (kFormat == BlockFormat::e2m1_e4m3) {
         pair = __hmul2(pair, e4m3_to_f16_pair(scale));
+      }
       const float2 both = __half22float2(pair);
       x[2 * i] = both.x;
       x[2 * i + 1] = both.y;

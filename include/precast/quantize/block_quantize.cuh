@@ -174,8 +174,9 @@ __device__ __forceinline__ uint32_t quantize_block(const Vec<T> (&vecs)[2], floa
   const bool has_nan = amax != amax;
   // A vote, because without one the compiler computes the other maximum for all.
   if (__any_sync(0xffffffffu, has_nan)) amax = largest<false>(vecs);
-  if constexpr (kBlockLanes<kRecipe> == 2)
+  if constexpr (kBlockLanes<kRecipe> == 2) {
     amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
+  }
   const BlockScale by = block_scale<kRecipe>(amax, global);
   if (writes) {
     if constexpr (kRecipe == BlockRecipe::mxfp8) {

@@ -272,8 +272,9 @@ __global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
     // About where the warp's values are: each segment before puts them off by up to 7.
     // Each line once: lines that several lanes asked for cost a small call 0.3 us on H200.
     const int64_t near = first * 8 + lane * 128;
-    if (!packs_end && lane * 128 < p.span * 8 && near >= 0 && near < p.bits.count)
+    if (!packs_end && lane * 128 < p.span * 8 && near >= 0 && near < p.bits.count) {
       prefetch_to_l2(x + near);
+    }
     const int bound = static_cast<int>(threadIdx.x) * 16;  // of 64 or 128 bytes
     if (kFew && bound <= p.segments) prefetch_to_l2(static_cast<const Int*>(p.indptr) + bound);
   }
@@ -355,8 +356,9 @@ cudaError_t launch_segment_packbits(SegmentParams p, bool enable_pdl, cudaStream
   // Few bytes go one a lane: a warp alone is slow at what is partial.
   p.span = many ? kManyWarpBytes : p.bits.bytes > int64_t(1) << 14 ? kWarpBytes : kWarpSize;
   uint32_t ctas;
-  if (!plan_packbits(p.bits, uint64_t(kPackWarps) * p.span * p.passes, ctas))
+  if (!plan_packbits(p.bits, uint64_t(kPackWarps) * p.span * p.passes, ctas)) {
     return cudaErrorInvalidValue;
+  }
   // Why: what is partial takes longer, and at the end of the grid nothing else would run meanwhile.
   // On H200 64 segments of 4001000 values took 71.9 us without such CTAs, 68.4 with them.
   const bool few_ends = many && p.bits.bytes >= p.segments * int64_t(16 * kWarpBytes);

@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = cmake_toolchain(toolchain, view, archs)
         else:
             targets = None if args.archs is None else target_archs(plan, args.archs)
-            text = cmake_rows(plan.modules(args.profile, targets, args.cuda or 13))
+            text = cmake_rows(plan.modules(args.profile, targets, args.cuda))
     except (ConfigError, ToolchainError, UnsupportedConfigError, ValueError) as error:
         parser.exit(2, f"error: {error}{os.linesep}")
     write_if_different(args.out, text)

@@ -13,7 +13,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,14 +22,11 @@ from precast._base import tvm_ffi as _tvm_ffi
 from precast._base.driver import driver_cuda_version
 from precast._base.errors import ToolchainError
 from precast._jit.hermetic import compiler_environment
-from precast._plan.config import Arch, load_config
+from precast._plan.config import Arch, CudaMajor, load_config
 from precast._plan.places import source_root
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
-
-#: PyPI has a complete nvcc for this CUDA major only.
-_PIP_MAJOR = 13
 
 
 def for_host_compiler(flag: str) -> str:
@@ -132,7 +129,8 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     tried += "" if refused else "/usr/local/cuda or the Python environment"
     what = "" if arch is None else f" for {arch.name}"
     mend = INSTALL_HINT
-    if cuda_major not in (None, _PIP_MAJOR):
+    pypi = {major for major, row in _planned_majors().items() if row.toolkit_on_pypi}
+    if cuda_major is not None and cuda_major not in pypi:
         mend = f"install a CUDA {cuda_major} toolkit and set PRECAST_CUDA_HOME to its folder"
     raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {mend}")
 
@@ -163,8 +161,8 @@ def unsuitable(
 
 
 @functools.cache
-def _planned_majors() -> tuple[int, ...]:
-    return tuple(load_config(source_root()).build.cuda)
+def _planned_majors() -> Mapping[int, CudaMajor]:
+    return load_config(source_root()).build.cuda
 
 
 def candidates() -> Iterator[Toolkit]:

@@ -91,7 +91,7 @@ class _Matcher:
     def _match_like(self, kind: TensorKind, parameter: Parameter) -> None:
         name, tensor, peer = parameter.name, self.values[parameter.name], self.values[kind.like]
         if parameter.written:
-            check_peer(self.export, name, tensor, peer, not kind.apart, tensor.dtype)
+            check_peer(self.export, name, tensor, peer, kind.like, not kind.apart)
         elif tensor.shape != peer.shape:
             raise ValueError(
                 f"{self.export}: {name} must have {kind.like}'s shape {[*peer.shape]}, got "
@@ -113,8 +113,8 @@ class _Matcher:
             if tensor.dim() != len(last) and any(self._size(dim) is None for dim in last):
                 check_rank(self.export, name, tensor, len(last), len(last))
         else:
-            low, high = leading.least + len(last), leading.most + len(last)
-            check_rank(self.export, name, tensor, low, high)
+            high = None if leading.most is None else leading.most + len(last)
+            check_rank(self.export, name, tensor, leading.least + len(last), high)
         split = tensor.dim() - len(last)
         want: list[int] = []
         if leading is not None:

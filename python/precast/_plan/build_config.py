@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from precast._base.errors import ConfigError
+from precast._base.errors import ConfigError, UnsupportedTargetError
 from precast._plan import keys
 from precast._plan.table import major_key, read_table, release, version
 
@@ -45,6 +45,7 @@ class CudaMajor:
     min_driver: str
     cudart: str
     cudart_wheel: str
+    toolkit_on_pypi: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,59 @@ class BuildConfig:
         serving = [a for a in self.archs.values() if capability in a.serves]
         return sorted(serving, key=lambda a: a.number, reverse=True)
 
+    @property
+    def capabilities(self) -> list[str]:
+        """The compute capabilities that some target serves, lowest first."""
+        served = {capability for arch in self.archs.values() for capability in arch.serves}
+        return sorted(served, key=lambda capability: int(capability.replace(".", "")))
+
+    @property
+    def newest_cuda(self) -> int:
+        """The CUDA major that is taken where nothing says which."""
+        return max(self.cuda)
+
+    def arch(self, name: str, *, any_suffix: bool = False) -> Arch:
+        """A target by folder name (``sm90a``) or by capability with or without suffix (``9.0a``).
+
+        Parameters
+        ----------
+        name : str
+            A capability without a suffix takes its best target: ``12.1`` is ``sm120f``.
+        any_suffix : bool
+            Whether a suffix that no target has makes a target of its own, which is never prebuilt:
+            ``10.0a``, for the compiler flags of a user's own kernels.
+
+        Raises
+        ------
+        UnsupportedTargetError
+            If no target serves the capability, or no target has the suffix. It is a ValueError.
+        ValueError
+            If ``name`` is not a target at all.
+        """
+        if name in self.archs:
+            return self.archs[name]
+        capability, suffix = split_target(name, self.archs)
+        accepted = self.accepted(capability)
+        if not accepted:
+            raise UnsupportedTargetError(
+                f"{name!r}: no target of precast serves compute capability {capability}; legal: "
+                f"{', '.join(self.capabilities)}"
+            )
+        if not suffix:
+            return accepted[0]
+        target = capability + suffix
+        for arch in accepted:
+            if arch.target == target:
+                return arch
+        if any_suffix:
+            name = "sm" + target.replace(".", "")
+            return replace(accepted[0], name=name, target=target, serves=(capability,))
+        raise UnsupportedTargetError(
+            f"{name!r}: precast has no target {target}; legal: "
+            f"{', '.join(arch.target for arch in self.archs.values())}, or a capability without a "
+            f"suffix"
+        )
+
     def profile_names(self, name: str) -> set[str]:
         """The profile and all that it includes."""
         if name not in self.profiles:
@@ -88,6 +142,23 @@ class BuildConfig:
         return names
 
 
+def split_target(name: str, legal: Iterable[str]) -> tuple[str, str]:
+    """The capability and the suffix of ``9.0a``, ``90a`` or ``sm_90a``: ``("9.0", "a")``.
+
+    Raises
+    ------
+    ValueError
+        If it is none of these; the message lists ``legal`` targets.
+    """
+    match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)([af]?)", name.strip())
+    if match is None:
+        raise ValueError(
+            f"{name!r} is not a CUDA target; legal: {', '.join(legal)}, or a capability such as "
+            f"'9.0a'"
+        )
+    return f"{int(match[1])}.{match[2]}", match[3]
+
+
 def read_build(path: Path, root: Path) -> BuildConfig:
     top = read_table(path).only(*keys.BUILD)
     ffi = top.table("tvm_ffi").only(*keys.TVM_FFI)
@@ -98,7 +169,11 @@ def read_build(path: Path, root: Path) -> BuildConfig:
         row.only(*keys.CUDA)
         major = major_key(top.table("cuda"), key)
         cuda[major] = CudaMajor(
-            major, row.text("min_driver"), row.text("cudart"), row.text("cudart_wheel")
+            major,
+            row.text("min_driver"),
+            row.text("cudart"),
+            row.text("cudart_wheel"),
+            row.flag("toolkit_on_pypi", False),
         )
 
     major_flags = {}

@@ -27,7 +27,8 @@ class CompilationContext:
     Raises
     ------
     ValueError
-        If ``PRECAST_CUDA_ARCH_LIST`` has an entry that is not a capability; it is quoted.
+        If ``PRECAST_CUDA_ARCH_LIST`` has an entry that is not a capability, or if no target serves
+        an entry or a GPU that is present. The message quotes it and lists what is legal.
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
@@ -48,7 +49,7 @@ class CompilationContext:
                     f"PRECAST_CUDA_ARCH_LIST: {word!r} is not a compute capability; legal: "
                     f"entries such as '8.0' or '9.0a', separated by spaces, commas or semicolons"
                 )
-        return self._plan.archs(words)
+        return self._plan.archs(words, any_suffix=True)
 
     def _present(self) -> list[Arch]:
         from precast._base.torch import torch

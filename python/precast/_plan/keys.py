@@ -50,6 +50,8 @@ CUDA = {
     "min_driver": "The oldest driver that runs this CUDA major.",
     "cudart": "The file name of the CUDA runtime that modules are linked with.",
     "cudart_wheel": "The distribution on PyPI that holds it.",
+    "toolkit_on_pypi": "Whether PyPI has a complete compiler of this CUDA major, which `pip "
+    'install "precast[jit]"` brings. Default: false. Optional.',
 }
 ARCH = {
     "target": "The compute capability to compile for, with its suffix: `9.0a`.",

@@ -51,21 +51,26 @@ class Plan:
         return self.config.op(op).space.checked(op, values)
 
     def spec(
-        self, op: str, values: Mapping[str, object], arch: Arch | str, cuda_major: int = 13
+        self,
+        op: str,
+        values: Mapping[str, object],
+        arch: Arch | str,
+        cuda_major: int | None = None,
     ) -> ModuleSpec:
-        """The module of one configuration, prebuilt or not."""
+        """The module of one configuration, prebuilt or not; by default of the newest CUDA."""
         config = self.config.op(op)
         if isinstance(arch, str):
             arch = self.target(op, arch)
-        if arch.name in self.build.archs and arch.name not in config.archs:
+        if arch.name not in config.archs:
             raise UnsupportedTargetError(
                 f"{op} does not support compute capability {' or '.join(arch.serves)}: it does not "
                 f"exist for {arch.name}; legal: {', '.join(config.archs)}"
             )
         axes = self.axes(op, values)
         name = module_name(op, axes)
-        planned = arch.name in self.build.archs and arch.cuda[0] <= cuda_major
-        is_aot = planned and name in self._aot_names(op)
+        if cuda_major is None:
+            cuda_major = self.build.newest_cuda
+        is_aot = arch.cuda[0] <= cuda_major and name in self._aot_names(op)
         return self._spec(config, name, axes, arch, cuda_major, is_aot)
 
     def _spec(
@@ -116,30 +121,9 @@ class Plan:
 
     # -- targets ----------------------------------------------------------------------------------
 
-    def arch(self, name: str) -> Arch:
-        """A target by folder name (``sm90a``) or capability with suffix (``9.0a``).
-
-        A capability without suffix gets the one that the table says. A target that the table does
-        not know (a newer GPU, or an explicit suffix) is taken as it is and serves itself only.
-        """
-        if name in self.build.archs:
-            return self.build.archs[name]
-        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)([af]?)", name.strip())
-        if match is None:
-            raise ValueError(
-                f"{name!r} is not a CUDA target; legal: {', '.join(self.build.archs)}, or a "
-                f"capability such as '9.0a'"
-            )
-        capability, suffix = f"{int(match[1])}.{match[2]}", match[3]
-        for arch in self.build.archs.values():
-            if arch.target == capability + suffix:
-                return arch
-        if not suffix:
-            accepted = self.build.accepted(capability)
-            if accepted:
-                return accepted[0]
-        target = capability + suffix
-        return Arch("sm" + target.replace(".", ""), target, (capability,), (12, 0))
+    def arch(self, name: str, *, any_suffix: bool = False) -> Arch:
+        """:meth:`BuildConfig.arch`: a target by folder name or capability."""
+        return self.build.arch(name, any_suffix=any_suffix)
 
     def target(self, op: str, name: str) -> Arch:
         """:meth:`arch`; for a bare capability the best target that the op exists for."""
@@ -147,10 +131,11 @@ class Plan:
         offered = [arch for arch in serving if arch.name in self.config.op(op).archs]
         return offered[0] if offered else self.arch(name)
 
-    def archs(self, text: str | Iterable[str]) -> list[Arch]:
+    def archs(self, text: str | Iterable[str], *, any_suffix: bool = False) -> list[Arch]:
         """Targets of a list such as ``"8.0 9.0a"`` (spaces, commas or semicolons)."""
         words = re.split(r"[\s,;]+", text.strip()) if isinstance(text, str) else list(text)
-        return list(dict.fromkeys(self.arch(word) for word in words if word))
+        found = (self.arch(word, any_suffix=any_suffix) for word in words if word)
+        return list(dict.fromkeys(found))
 
     # -- the prebuilt set -------------------------------------------------------------------------
 
@@ -175,9 +160,13 @@ class Plan:
         self,
         profile: str | None = None,
         archs: Iterable[Arch] | None = None,
-        cuda_major: int = 13,
+        cuda_major: int | None = None,
     ) -> list[ModuleSpec]:
-        """The prebuilt modules of a profile (None: of any) for some targets (None: all)."""
+        """The prebuilt modules of a profile (None: of any) for some targets (None: all).
+
+        The CUDA major is the newest unless it is given.
+        """
+        cuda_major = self.build.newest_cuda if cuda_major is None else cuda_major
         limited = self.build.profiles[profile].archs if profile and archs is None else ()
         targets = list(self.build.archs.values()) if archs is None else list(archs)
         if limited:
@@ -188,7 +177,7 @@ class Plan:
             specs += [
                 self._spec(config, module_name(op, axes), axes, arch, cuda_major, True)
                 for arch in targets
-                if arch.name in config.archs or arch.name not in self.build.archs
+                if arch.name in config.archs
             ]
         return specs
 

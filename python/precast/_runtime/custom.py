@@ -44,7 +44,8 @@ def gen_jit_spec(
     exports : sequence of str
         Functions that the module exports; for documentation and checks.
     arch : str, optional
-        The target, ``"9.0a"`` or ``"sm90a"``. Default: the one target of
+        The target, ``"9.0a"`` or ``"sm90a"``; a known capability may have another suffix than the
+        targets of precast, ``"10.0a"``. Default: the one target of
         :class:`~precast.compilation_context.CompilationContext` (``PRECAST_CUDA_ARCH_LIST``, else
         the GPU present).
     cuda_major : int, optional
@@ -91,7 +92,7 @@ def gen_jit_spec(
             raise ValueError(f"sources: {path} does not exist")
     if len({path.name for path in paths}) != len(paths) or not paths:
         raise ValueError("sources must be one or more files with different names")
-    target = plan().arch(arch) if arch is not None else _only_target()
+    target = plan().arch(arch, any_suffix=True) if arch is not None else _only_target()
     return JitSpec(
         name=name,
         arch=target,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from precast._base.device import get_compute_capability
-from precast._base.errors import MissingJITCacheError, MissingKernelError
+from precast._base.errors import MissingJITCacheError, MissingKernelError, UnsupportedTargetError
 from precast._base.log import get_logger
 from precast._base.names import module_name, provider_name
 from precast._base.trust import check_contents, distrust
@@ -174,6 +174,7 @@ class Loader:
     def _load(
         self, op: str, axes: Mapping[str, object], device: int, capability: str
     ) -> tuple[Resolution, tvm_ffi.Module]:
+        self.check_device(device)
         resolution = self.resolve(op, axes, capability)
         self._warn(resolution)
         path = resolution.path
@@ -190,6 +191,17 @@ class Loader:
             resolution = resolution._replace(path=path)
         return resolution, load_library(path, resolution.cuda_major)
 
+    def check_device(self, device: int) -> None:
+        """Raise UnsupportedTargetError, a ValueError, if no target serves the device."""
+        capability = _device_capability(device)
+        known = [c for arch in self.document["archs"].values() for c in arch["serves"]]
+        if capability not in known:
+            raise UnsupportedTargetError(
+                f"{_device_name(device)} has compute capability {capability}, which no target of "
+                f"precast {__version__} serves; legal: {', '.join(dict.fromkeys(known))}. Fix: use "
+                f"another GPU, or a release of precast that knows this one"
+            )
+
     def _warn(self, resolution: Resolution) -> None:
         """Say once for each faulty file that something else is taken in its place, and why."""
         for step in resolution.steps:
@@ -203,8 +215,6 @@ class Loader:
             f"{resolution.capability}). Looked at:"
         ]
         lines += [f"  {step}" for step in resolution.steps]
-        if not any(resolution.capability in a["serves"] for a in self.document["archs"].values()):
-            lines.append(f"precast {__version__} does not know capability {resolution.capability}.")
         near = [n for n in self.document["modules"] if n.startswith(f"{spec.op}__")]
         if resolution.module not in near and near:
             lines.append(f"Prebuilt configurations of {spec.op}: {', '.join(near)}.")

@@ -61,7 +61,7 @@ def preload(
         If modules are neither prebuilt nor may be compiled. All are tried first; the message has a
         paragraph for each.
     ValueError
-        If an op, profile, axis or axis value does not exist.
+        If an op, profile, axis or axis value does not exist, or if no target serves the device.
     """
     from precast._base.device import device_index
     from precast._plan.installed import plan
@@ -70,6 +70,7 @@ def preload(
     if isinstance(ops, str):
         raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")
     index = device_index(device)
+    loader.check_device(index)
     wanted = set(plan().config.ops if ops is None else ops)
     for op in wanted:
         plan().config.op(op)
@@ -103,7 +104,7 @@ def preload(
         except UnsupportedConfigError:
             if ops is not None:
                 raise
-            continue  # An op for other GPUs.
+            continue  # The op is for other GPUs.
         resolution = loader.resolution(op, values, index)
         assert resolution.path is not None
         source = next((s.source for s in resolution.steps if s.accepted), "JIT")

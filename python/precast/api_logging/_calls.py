@@ -44,7 +44,7 @@ def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
     new level.
     """
     if getattr(function, "_logging_wrapper", None) is function:
-        function = function.__wrapped__  # type: ignore[attr-defined]
+        function = function.__wrapped__
     signature = inspect.signature(function)
     if level < INPUTS:
 

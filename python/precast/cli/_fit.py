@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Machines that cache wheels are built for.
 MACHINES = ("x86_64", "aarch64")
-#: For what no wheel can serve.
-JIT_CURE = 'have the modules compiled at first use instead: pip install "precast[jit]"'
 
 
 class Machine(NamedTuple):
@@ -90,10 +88,10 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
 
     build = plan().build
     if not build.accepted(capability):
-        known = ", ".join(dict.fromkeys(c for arch in build.archs.values() for c in arch.serves))
         raise UnableError(
             f"no modules are built for compute capability {capability}; precast {__version__} "
-            f"knows {known}. Fix: {JIT_CURE}"
+            f"knows {', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast "
+            f"that knows this one"
         )
     archs = {plan().target(op, capability) for op, _ in plan().aot_axes(_env.PROFILE.default)}
     return [

@@ -21,6 +21,8 @@ from precast.cli._output import JSON_SCHEMA, HelpFormatter, UsageError
 _UNKNOWN = re.compile(
     r"(?:(?:unknown [\w-]+|has no axis) '([^']+)'|\w+=(\S+) is not supported); legal: (.*)"
 )
+#: A combination of values outside a joint axis.
+_COMBINATION = re.compile(r"([\w,]+)=(\S+) is not supported; legal: (.*)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -142,6 +144,17 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 def cure(text: str, words: Sequence[str]) -> str | None:
     """The same command line with the unknown word replaced by the nearest legal one."""
+    joint = _COMBINATION.search(text)
+    if joint is not None and "," in joint[1]:
+        keys, got = joint[1].split(","), joint[2]
+        near = difflib.get_close_matches(got, joint[3].split(" or "), 1, 0.5)
+        if not near:
+            return None
+        right = {
+            f"{k}={old}": f"{k}={new}"
+            for k, old, new in zip(keys, got.split(","), near[0].split(","))
+        }
+        return shlex.join(["precast", *(right.get(word, word) for word in words)])
     match = _UNKNOWN.search(text)
     if match is None:
         return None

@@ -12,7 +12,8 @@ from precast.cli import _completers
 from precast.cli._gpus import find_gpus
 from precast.cli._output import UsageError
 
-#: Where a module would come from, best first. ``unsupported``: no such op for the target.
+#: Where a module would come from, best first. ``unsupported``: the op or precast has no target for
+#: the device.
 STATES = ("prebuilt", "cached", "JIT", "missing", "unsupported")
 #: Of an :class:`Outcome` as JSON.
 OUTCOME_KEYS = (
@@ -53,15 +54,21 @@ class Outcome(NamedTuple):
 
 
 def capabilities(text: str) -> list[str]:
-    """An argparse type: ``"8.0 9.0a"``, ``sm90a``, ``90``, ... as compute capabilities."""
+    """An argparse type: ``"8.0 9.0a"``, ``sm90a``, ``90``, ... as compute capabilities.
+
+    A suffix is legal where a target of the plan has it.
+    """
+    from precast._plan.build_config import split_target
+    from precast._plan.installed import plan
+
     found = []
     for word in filter(None, re.split(r"[\s,;]+", text)):
-        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", word)
-        if match is None:
-            raise argparse.ArgumentTypeError(
-                f"{word!r} is not a compute capability; legal: entries such as 9.0, 9.0a or sm90a"
-            )
-        found.append(f"{int(match[1])}.{match[2]}")
+        try:
+            plan().arch(word)
+            capability, _ = split_target(word, plan().build.archs)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        found.append(capability)
     if not found:
         raise argparse.ArgumentTypeError("empty; legal: entries such as 9.0, 9.0a or sm90a")
     return found
@@ -115,16 +122,16 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
 
     checked = plan().axes(op, axes)
     name = module_name(op, checked)
-    arch = plan().arch(capability)
+    targets = plan().build.accepted(capability)
+    folder = targets[0].name if targets else ""
     try:
         resolution = loader.resolve(op, checked, capability)
     except UnsupportedConfigError as error:
         return Outcome(
-            op, checked, name, capability, arch.name, "unsupported", "", None, str(error), ()
+            op, checked, name, capability, folder, "unsupported", "", None, str(error), ()
         )
     last = resolution.steps[-1]
     path = resolution.path
-    folder = arch.name
     if path is None:
         state = "JIT" if last.accepted else "missing"
     elif last.source == "JIT cache":

@@ -12,6 +12,7 @@ that profile would have to be compiled, and prints the command that mends it.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
 from precast.cli import _completers, _environment, _fit, _output, _state
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     profile = args.profile or _env.PROFILE.default
     rows = _state.profile_outcomes(profile, dict.fromkeys(t.capability for t in targets))
     report = _environment.report(gpus, no_gpu)
+    report["problems"] += _unserved(targets)
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
     failed = bool(report["problems"]) or (args.profile is not None and bool(unready))
     report["profile"] = profile
@@ -75,6 +77,20 @@ def run(args: argparse.Namespace) -> int:
     else:
         _print(report, targets, rows, args.profile is not None)
     return 1 if failed else 0
+
+
+def _unserved(targets: Sequence[_state.Target]) -> list[str]:
+    """A problem where there are GPUs and precast has a target for none of them."""
+    from precast._plan.installed import plan
+
+    build = plan().build
+    if not targets or any(build.accepted(target.capability) for target in targets):
+        return []
+    return [
+        f"no target of precast serves {', '.join(target.label for target in targets)}; legal: "
+        f"{', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast that "
+        f"knows this one"
+    ]
 
 
 def _print(

@@ -97,7 +97,16 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
     [
         (["list", "--op", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
         (["list", "--profile", "big"], {}, "error: unknown profile 'big'; legal: ci, core, full"),
-        (["list", "--arch", "9.x"], {}, "'9.x' is not a compute capability; legal: entries such"),
+        (["list", "--arch", "9.x"], {}, "'9.x' is not a CUDA target; legal: sm80, sm86, "),
+        (
+            ["list", "--arch", "9.1"],
+            {},
+            "'9.1': no target of precast serves compute capability 9.1",
+        ),
+        (["list", "--arch", "10.0a"], {}, "'10.0a': precast has no target 10.0a; legal: 8.0, 8.6,"),
+        (["doctor", "--arch", "7.5"], {}, "serves compute capability 7.5; legal: 8.0, 8.6, 8.7"),
+        (["build", "--arch", "12.0a"], {}, "'12.0a': precast has no target 12.0a; legal: 8.0, "),
+        (["bundle", "-o", "b", "--arch", "99.9"], {}, "serves compute capability 99.9; legal: 8.0"),
         (["explain", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
         (["explain", "norm", "bf16", "--arch", "9.0"], {}, "error: 'bf16' is not KEY=VALUE"),
         (["explain", "norm", "--arch", "9.0"], {}, "error: norm: axis 'dtype' is missing; legal:"),

@@ -12,7 +12,8 @@ import pytest
 from cli_support import core_specs, edit_manifest, run, write_provider
 
 import precast
-from precast.cli import _gpus
+from precast.cli import _gpus, _state
+from precast.cli.doctor import _unserved
 
 
 def doctor(*argv: str, **environment: str) -> tuple[int, dict]:
@@ -60,6 +61,14 @@ def test_one_module_that_is_missing_fails_and_names_the_one_command(tmp_path, po
     assert text.stdout.endswith("failed: profile core\n")
     # Without --profile it only tells.
     assert doctor("--arch", "9.0", **env)[0] == 0
+
+
+def test_a_machine_whose_gpus_no_target_serves_has_a_problem():
+    old, hopper = _state.Target("7.5", "cuda:0 (T4, 7.5)"), _state.Target("9.0", "cuda:1 (H200)")
+    (problem,) = _unserved([old])
+    assert problem.startswith("no target of precast serves cuda:0 (T4, 7.5); legal: 8.0, 8.6, ")
+    assert "Fix: " in problem
+    assert _unserved([old, hopper]) == _unserved([]) == []
 
 
 def test_two_targets_need_one_command(tmp_path):

@@ -19,6 +19,7 @@ from precast.cli import _main, _parser
 #: Words after ``precast``, and the environment. FULL is a standard output that takes nothing.
 Case = tuple[list[str], dict[str, str]]
 FULL = {"STDOUT": "/dev/full"}
+DIMS = ["head_dim_qk=64", "head_dim_vo=64"]
 
 
 def cases(folder: Path) -> dict[tuple[str, int], Case]:
@@ -63,7 +64,7 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
         ("install", 0): (["install", "--arch", "9.0"], here),
         ("install", 1): (["install", "--arch", "8.0"], {**no_jit, **fake_pip(folder)}),
         ("install", 2): (["install", "--arch", "9.0", "--cuda", "11"], {}),
-        ("install", 3): (["install", "--arch", "7.0"], {}),
+        ("install", 3): (["install", "--arch", "9.0"], {**here, **FULL}),
         ("list", 0): (["list", "--arch", "9.0"], here),
         ("list", 2): (["list", "--op", "nrom"], {}),
         ("list", 3): (["list"], FULL),
@@ -229,6 +230,10 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         (
             ["explain", "norm", "dtyp=bf16", "--arch=9.0"],
             "precast explain norm dtype=bf16 --arch=9.0",
+        ),
+        (
+            ["explain", "attention", "dtype_q=f16", "dtype_kv=e4m4", *DIMS, "--arch=9.0"],
+            f"precast explain attention dtype_q=f16 dtype_kv=e4m3 {' '.join(DIMS)} --arch=9.0",
         ),
         (["completion", "bsh"], "precast completion bash"),
         (["list", "something"], "precast list --help"),

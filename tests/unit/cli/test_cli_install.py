@@ -163,7 +163,7 @@ def test_a_torch_that_the_driver_cannot_run_is_noted(box):
     ("gpus", "driver", "words", "code", "message"),
     [
         (["7.5"], (13, 0), [], 3, "no modules are built for compute capability 7.5; precast"),
-        (["13.0"], (13, 0), [], 3, 'compiled at first use instead: pip install "precast[jit]"'),
+        (["13.0"], (13, 0), [], 3, "knows 8.0, 8.6, 8.7, 8.9, 9.0, 10.0"),
         (["9.0"], (11, 8), [], 3, "sm90a need driver >= 525 (CUDA 12); this driver runs CUDA 11.8"),
         (["11.0"], (12, 6), [], 3, "modules for sm110a need driver >= 580 (CUDA 13)"),
         (["9.0"], (12, 4), ["--cuda", "13"], 3, "--cuda 13 needs driver >= 580; this driver runs "

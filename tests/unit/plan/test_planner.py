@@ -76,13 +76,18 @@ def test_a_capability_has_accepted_targets_best_first_and_one_to_compile_for(
     assert plan.spec("scale", {"dtype": "f32"}, capability).arch.target == target
 
 
-def test_an_unknown_capability_is_compiled_for_itself_and_never_prebuilt(plan):
-    assert plan.build.accepted("13.0") == []
-    spec = plan.spec("scale", {"dtype": "f32"}, "13.0")
-    assert (spec.arch.name, spec.arch.target, spec.arch.serves) == ("sm130", "13.0", ("13.0",))
-    assert spec.arch.gencode == "arch=compute_130,code=sm_130"
-    assert not spec.is_aot
-    assert plan.spec("scale", {"dtype": "f32"}, "9.0").is_aot
+@pytest.mark.parametrize("capability", ["99.9", "7.5", "9.1", "13.0", "75", "sm_75", "9.1a"])
+def test_a_capability_that_no_target_serves_is_an_error_that_lists_the_known_ones(plan, capability):
+    legal = "legal: 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 11.0, 12.0, 12.1"
+    for ask in (
+        plan.arch,
+        plan.archs,
+        lambda name: plan.arch(name, any_suffix=True),
+        lambda name: plan.target("scale", name),
+        lambda name: plan.spec("scale", {"dtype": "f32"}, name),
+    ):
+        with pytest.raises(ValueError, match=rf"'{capability}': no target .* {re.escape(legal)}$"):
+            ask(capability)
 
 
 def test_a_target_newer_than_the_cuda_major_is_never_prebuilt(plan):
@@ -98,7 +103,6 @@ def test_a_target_newer_than_the_cuda_major_is_never_prebuilt(plan):
         ("8.0;9.0, 10.0", ["8.0", "9.0a", "10.0f"]),
         ("sm90a sm_100f 120", ["9.0a", "10.0f", "12.0f"]),
         ("9.0 9.0a sm90a", ["9.0a"]),
-        ("10.0a", ["10.0a"]),
         ("8.7", ["8.6"]),
         ("", []),
     ],
@@ -113,9 +117,34 @@ def test_a_malformed_target_is_quoted(plan, word):
         plan.archs(f"8.0 {word}")
 
 
-def test_an_explicit_suffix_is_respected_even_where_the_table_prefers_another(plan):
-    arch = plan.arch("10.0a")
+@pytest.mark.parametrize("name", ["10.0a", "8.0a", "9.0f", "sm_120a", "12.1a", "8.7f"])
+def test_a_suffix_that_no_target_has_is_for_kernels_of_the_user_alone(plan, name):
+    legal = "legal: 8.0, 8.6, 8.9, 9.0a, 10.0f, 11.0a, 12.0f, or a capability without a suffix"
+    with pytest.raises(ValueError, match=f"precast has no target .*; {re.escape(legal)}"):
+        plan.archs(name)
+    with pytest.raises(ValueError, match="precast has no target"):
+        plan.spec("scale", {"dtype": "f32"}, name)
+    assert plan.arch(name, any_suffix=True).target not in {
+        arch.target for arch in plan.build.archs.values()
+    }
+
+
+def test_flags_of_a_suffix_that_no_target_has(plan):
+    arch = plan.arch("10.0a", any_suffix=True)
     assert (arch.name, arch.gencode) == ("sm100a", "arch=compute_100a,code=sm_100a")
+    assert arch.cuda == plan.build.archs["sm100f"].cuda
+    with pytest.raises(UnsupportedConfigError, match=r"scale .* does not exist for sm100a"):
+        plan.spec("scale", {"dtype": "f32"}, arch)
+
+
+def test_the_newest_cuda_major_is_the_default(tree):
+    assert Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0").cuda_major == 13
+    path = tree / "aot_configs" / "build.toml"
+    table = '[cuda.14]\nmin_driver = "600"\ncudart = "libcudart.so.14"\ncudart_wheel = "w"\n\n'
+    path.write_text(path.read_text().replace("[archs.sm80]", table + "[archs.sm80]", 1))
+    plan = Plan.load(tree)
+    assert plan.spec("scale", {"dtype": "f32"}, "9.0").cuda_major == 14
+    assert {spec.cuda_major for spec in plan.modules("ci")} == {14}
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,16 @@ def test_only_pages_and_their_pictures_are_published(site):
     assert not (site / "drawings").exists()
 
 
+def test_the_performance_page_shows_its_pictures(site):
+    text = (site / "performance.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<img alt="(\w+): [^"]+" src="(img/[^"]+\.svg)"', text)
+    assert len(shown) > 40
+    assert "generated: pictures" not in text
+    for run, path in shown:
+        assert f">{run}: NVIDIA" in (site / path).read_text(encoding="utf-8")
+    assert {path for _, path in shown} == {f"img/{p.name}" for p in (site / "img").iterdir()}
+
+
 def test_every_page_is_in_the_navigation(site):
     linked = {link.partition("#")[0] for link in site_links.read(site)[site / "index.html"].links}
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
@@ -141,6 +151,28 @@ def test_files_of_the_repository_are_shown_whole(site):
         assert headings
         assert [h for h in headings if h.replace("`", "") not in page_text] == []
     assert "file=" not in shown(site, "contributing.html")
+
+
+# -- README.md ------------------------------------------------------------------------------------
+
+
+def test_the_table_of_ops_is_made_from_the_exports(sitegen):
+    import ops_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == ops_table.made(readme), "Fix: make generate"
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", ops_table.table(), re.MULTILINE))
+    assert rows["norm_quant"].endswith("| f16, bf16; `dtype_out` e4m3, e5m2")
+    assert rows.keys() >= {kernel.op for kernel in kernels().values()} - {"attention_plan"}
+    for name in (kernel.function for kernel in kernels().values()):
+        assert not hasattr(precast, name) or any(f"`{name}`" in row for row in rows.values()), name
+
+
+def test_a_page_without_the_block_is_refused(sitegen):
+    import ops_table
+
+    with pytest.raises(ValueError, match="one block between ops:begin and ops:end"):
+        ops_table.made("# precast\n")
 
 
 # -- the reference --------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 
 // The cluster's number in the grid.
-__device__ __forceinline__ uint32_t cluster_number() {
+__device__ __forceinline__ uint32_t cluster_id() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t number;
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));

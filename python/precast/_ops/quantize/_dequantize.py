@@ -7,8 +7,13 @@ import math
 
 from precast._base.torch import torch
 from precast._op.validation import check_dtype, check_one_number
-from precast._ops.quantize._block_checks import check_layout, check_rows, check_scales
-from precast._ops.quantize._formats import dequantize, e2m1_unpack, gather_scales, ue8m0_values
+from precast._ops.quantize._block_validation import check_layout, check_rows, check_scales
+from precast._ops.quantize._reference_blocks import (
+    dequantize,
+    e2m1_unpack,
+    gather_scales,
+    ue8m0_values,
+)
 
 
 def e2m1_reference(

@@ -14,7 +14,7 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_dtype
-from precast._ops.quantize._formats import place_scales, scale_shape
+from precast._ops.quantize._reference_blocks import place_scales, scale_shape
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 

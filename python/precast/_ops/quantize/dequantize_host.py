@@ -12,7 +12,7 @@ from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
 from precast._op.validation import check_dtype
 from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference
-from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
+from precast._ops.quantize._reference_blocks import dequantize, gather_scales, ue8m0_values
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 

@@ -12,16 +12,16 @@ from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
-from precast._ops.quantize._block_checks import check_global
-from precast._ops.quantize._blocks import (
+from precast._ops.quantize._block_outputs import (
     check_backend,
     check_input,
     new_outputs,
     on_device,
     write_outputs,
 )
-from precast._ops.quantize._formats import quantize_mxfp4, quantize_nvfp4
-from precast._ops.quantize._traces import Layout, quantize_trace
+from precast._ops.quantize._block_validation import check_global
+from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4
+from precast._ops.quantize._trace_blocks import Layout, quantize_trace
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch

@@ -14,8 +14,8 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._dequantize import check_blocks_of, new_values
-from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
-from precast._ops.quantize._traces import Layout, dequantize_trace, of_output_dtype
+from precast._ops.quantize._reference_blocks import dequantize, gather_scales, ue8m0_values
+from precast._ops.quantize._trace_blocks import Layout, dequantize_trace, of_output_dtype
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 

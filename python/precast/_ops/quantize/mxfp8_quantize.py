@@ -13,9 +13,9 @@ from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
-from precast._ops.quantize._blocks import check_backend, check_input, write_outputs
-from precast._ops.quantize._formats import quantize_mxfp8, scale_shape
-from precast._ops.quantize._traces import ROWS, Layout
+from precast._ops.quantize._block_outputs import check_backend, check_input, write_outputs
+from precast._ops.quantize._reference_blocks import quantize_mxfp8, scale_shape
+from precast._ops.quantize._trace_blocks import ROWS, Layout
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, dispatch

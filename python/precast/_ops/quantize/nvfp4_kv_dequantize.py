@@ -13,7 +13,7 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference, new_values
-from precast._ops.quantize._traces import LINEAR, dequantize_trace, of_output_dtype
+from precast._ops.quantize._trace_blocks import LINEAR, dequantize_trace, of_output_dtype
 from precast.api_logging import precast_api
 
 

@@ -7,8 +7,8 @@ import math
 
 from precast._base.torch import torch
 from precast._op.validation import check_dtype
-from precast._ops.quantize._block_checks import check_blocks, check_layout, check_rows
-from precast._ops.quantize._formats import scale_shape
+from precast._ops.quantize._block_validation import check_blocks, check_layout, check_rows
+from precast._ops.quantize._reference_blocks import scale_shape
 
 
 def check_input(export: str, name: str, input: torch.Tensor, block: int, layout: int) -> int:

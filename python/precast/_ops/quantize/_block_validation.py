@@ -7,7 +7,7 @@ import math
 
 from precast._base.torch import torch
 from precast._op.validation import check_device_and_dtype
-from precast._ops.quantize._formats import scale_shape
+from precast._ops.quantize._reference_blocks import scale_shape
 
 
 def check_rows(export: str, name: str, tensor: torch.Tensor) -> int:
