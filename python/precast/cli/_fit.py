@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import platform
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,8 +21,6 @@ if TYPE_CHECKING:
 
 #: Machines that cache wheels are built for.
 MACHINES = ("x86_64", "aarch64")
-#: The fix for a machine that no wheel serves.
-JIT_FIX = 'have the modules compiled at first use instead: pip install "precast[jit]"'
 
 
 class Machine(NamedTuple):
@@ -174,3 +174,34 @@ def fits_already(capability: str, wanted: int | None = None) -> bool:
         and wanted in (None, majors.get(Path(row.path).parents[1]))
         for row in rows
     )
+
+
+def fixes(rows: Iterable[_state.Outcome]) -> list[str]:
+    """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
+    from precast._base.version import __version__
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
+
+    commands: list[str] = []
+    extras: list[str] = []
+    for row in rows:
+        if row.state in ("prebuilt", "unsupported"):
+            continue
+        named = [
+            match[1]
+            for step in row.steps
+            if not step.accepted and step.place.endswith(".so")
+            if (match := re.search(r"Fix: (.+)", step.reason))
+        ]
+        known = plan().build.archs.get(row.arch)
+        if named:
+            commands += named[:1]
+        elif known is None or row.module not in loader.document["modules"]:
+            commands.append('pip install "precast[jit]"')
+        else:
+            majors = suitable_majors(this_machine(), known.cuda[0])
+            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
+    if extras:
+        joined = ",".join(dict.fromkeys(extras))
+        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
+    return list(dict.fromkeys(commands))

@@ -145,9 +145,9 @@ def unknown_settings() -> list[str]:
 def cache_state() -> dict[str, Any]:
     """The JIT cache of this user in numbers."""
     from precast._jit.env import cache_dir
-    from precast.cli import cache
+    from precast.cli._builds import judged_builds
 
-    rows = cache.judged()
+    rows = judged_builds()
     states = [row.state for row in rows]
     size = sum(row.entry.size for row in rows)
     counts = {state: states.count(state) for state in dict.fromkeys(states)}

@@ -181,35 +181,3 @@ def profile_outcomes(
         plan().config.op(op)
     rows = [row for row in plan().aot_axes(profile) if op in (None, row[0])]
     return [outcome(name, axes, capability) for capability in found for name, axes in rows]
-
-
-def fixes(rows: Iterable[Outcome]) -> list[str]:
-    """The commands that make every row prebuilt, usually one ``pip install``."""
-    from precast._base.version import __version__
-    from precast._plan.installed import plan
-    from precast._runtime.loader import loader
-    from precast.cli import _fit
-
-    commands: list[str] = []
-    extras: list[str] = []
-    for row in rows:
-        if row.state in ("prebuilt", "unsupported"):
-            continue
-        named = [
-            match[1]
-            for step in row.steps
-            if not step.accepted and step.place.endswith(".so")
-            if (match := re.search(r"Fix: (.+)", step.reason))
-        ]
-        known = plan().build.archs.get(row.arch)
-        if named:
-            commands += named[:1]
-        elif known is None or row.module not in loader.document["modules"]:
-            commands.append('pip install "precast[jit]"')
-        else:
-            majors = _fit.suitable_majors(_fit.this_machine(), known.cuda[0])
-            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
-    if extras:
-        joined = ",".join(dict.fromkeys(extras))
-        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
-    return list(dict.fromkeys(commands))

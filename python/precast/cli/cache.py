@@ -16,14 +16,10 @@ import argparse
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
-from precast._base.progress import steps
 from precast.cli import _output
+from precast.cli._builds import Build, judged_builds
 from precast.cli._output import UsageError
-
-if TYPE_CHECKING:
-    from precast._jit.cache import Entry
 
 EXIT_CODES = (0, 2, 3)
 JSON = {
@@ -37,14 +33,6 @@ JSON = {
 }
 
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
-
-
-class Row(NamedTuple):
-    """One build: ``ok``, ``stale`` or ``damaged``, and why."""
-
-    entry: Entry
-    state: str
-    reason: str
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -84,7 +72,7 @@ def _action(
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = judged()
+    rows = judged_builds()
     if args.action == "info":
         return _info(rows, args.json)
     doomed = rows if args.action == "clear" else _to_prune(rows, args.older_than, args.max_size)
@@ -111,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _info(rows: list[Row], as_json: bool) -> int:
+def _info(rows: list[Build], as_json: bool) -> int:
     from precast._jit.env import cache_dir
 
     size = sum(row.entry.size for row in rows)
@@ -140,60 +128,16 @@ def _info(rows: list[Row], as_json: bool) -> int:
     return 0
 
 
-def _as_json(row: Row) -> dict[str, object]:
+def _as_json(row: Build) -> dict[str, object]:
     from precast._jit import cache
 
     return {**cache.as_json(row.entry), "state": row.state, "reason": row.reason}
 
 
-# -- state of a build -----------------------------------------------------------------------------
+# -- pruning --------------------------------------------------------------------------------------
 
 
-def judged() -> list[Row]:
-    """Every build in the cache, and whether this precast would use it."""
-    from precast._jit import cache
-
-    entries = list(cache.entries())
-    rows = []
-    with steps("checking the builds", len(entries)) as done:
-        for entry in entries:
-            rows.append(Row(entry, *_judge(entry)))
-            done()
-    return rows
-
-
-def _judge(entry: Entry) -> tuple[str, str]:
-    """``ok``, ``stale`` or ``damaged``, and why."""
-    from precast._base.errors import ConfigError, UnsupportedConfigError
-    from precast._base.trust import check_contents
-    from precast._jit import cache
-    from precast._plan.installed import plan
-
-    meta = entry.meta
-    if meta is None:
-        return "damaged", f"{cache.META_NAME} cannot be read"
-    library = entry.folder / f"{meta.name}.so"
-    problem = check_contents(library, meta.size, meta.sha256, "precast cache prune")
-    if problem is not None:
-        return "damaged", problem
-    op = meta.name.partition("__")[0]
-    config = plan().config.ops.get(op)
-    if config is None:
-        return "ok", "a kernel of your own"
-    axes: dict[str, str] = {}
-    words = meta.name.split("__")[1:]
-    for axis, word in zip(config.axes, words):
-        axes[axis] = word.removeprefix(f"{axis}_")
-    try:
-        spec = plan().spec(op, axes, meta.arch, meta.cuda_major)
-    except (ConfigError, UnsupportedConfigError, ValueError) as error:
-        return "stale", f"this precast does not know it: {error}"
-    if spec.name != meta.name or spec.fingerprint != meta.fingerprint:
-        return "stale", "built from other sources or flags"
-    return "ok", ""
-
-
-def _to_prune(rows: list[Row], days: float | None, max_size: int | None) -> list[Row]:
+def _to_prune(rows: list[Build], days: float | None, max_size: int | None) -> list[Build]:
     now = time.time()
     doomed, kept = [], []
     for row in rows:

@@ -15,7 +15,7 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from precast.cli import _completers, _environment, _output, _state
+from precast.cli import _completers, _environment, _fit, _output, _state
 from precast.cli._gpus import find_gpus
 
 EXIT_CODES = (0, 1, 2, 3)
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         }
         for target in targets
     ]
-    report["fixes"] = _state.fixes(unready)
+    report["fixes"] = _fit.fixes(unready)
     report["ok"] = not failed
     if args.json:
         _output.print_json(report)

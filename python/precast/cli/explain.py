@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from precast.cli import _completers, _output, _state
+from precast.cli import _completers, _fit, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
         "unsupported": row.reason,
     }.get(row.state, f"{row.state}: {row.path}")
     print(f"Result: {result}")
-    for fix in _state.fixes([row]) if row.state in ("JIT", "missing") else []:
+    for fix in _fit.fixes([row]) if row.state in ("JIT", "missing") else []:
         print(f"{'To install it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
 
 
