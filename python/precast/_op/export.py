@@ -130,7 +130,7 @@ class Export(Kernel):
     # -- source ----------------------------------------------------------------------------------
 
     def _key_source(self) -> str:
-        """The key of the table, from the public arguments: dtypes, then the device."""
+        """The items of the key of the table, from the public arguments: dtypes, then the device."""
         tensors = self.declaration.tensors
         parts = []
         for letter in AXES:
@@ -143,13 +143,14 @@ class Export(Kernel):
                     f"({tensors[0].name} if {parameter.name} is None else {parameter.name}).dtype"
                 )
             parts.append(source)
-        return ", ".join([*parts, f"{self.first_tensor}.get_device()"])
+        # The comma at the end makes a tuple of one item, too.
+        return f"{', '.join([*parts, f'{self.first_tensor}.get_device()'])},"
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
         if self._key_function is None:
             parameters = ", ".join(self.parameters)
-            self._key_function = eval(f"lambda {parameters}: ({self.key_source},)")
+            self._key_function = eval(f"lambda {parameters}: ({self.key_source})")
         return self._key_function(*args)
 
     def launch_source(self, indent: str, names: dict[str, Any]) -> str:
@@ -173,7 +174,7 @@ class Export(Kernel):
         source = self._allocation(name)
         if callable(source):
             taken = inspect.signature(source).parameters
-            passed = ", ".join(repr(self.name) if key == "export" else key for key in taken)
+            passed = ", ".join(repr(self.function) if key == "export" else key for key in taken)
             names[f"_new_{name}"] = source
             source, is_given = f"_new_{name}({passed})", is_given and name not in taken
         if source is None:
@@ -202,9 +203,9 @@ class Export(Kernel):
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
         given = self._decoded(args)
-        check_arguments(self.name, self.declaration, given)
+        check_arguments(self.function, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.name}))
+            self._check(**_accepted(self._check, {**given, "export": self.function}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
