@@ -4,7 +4,7 @@
 // With PDL a kernel may start while the previous kernel of the stream still runs. Every thread
 // calls wait_for_previous_grid() before it accesses global memory, so that results never depend on
 // PDL; only the launch itself overlaps. Before that call there are hints only: prefetches, and
-// loads that choose what to prefetch (guess_low_word()). The one exception reads data that the
+// loads that choose what to prefetch (prefetch_low_word()). The one exception reads data that the
 // kernel before the previous one wrote, and explains why it may (TensorQuantKernel). PDL needs
 // compute capability 9.0.
 #pragma once

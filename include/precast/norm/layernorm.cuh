@@ -106,7 +106,7 @@ __device__ __forceinline__ float load_multiplier(const LayerNormParams& p) {
 // Makes the compiler unpack `vec` again. Why: else it keeps eight fp32 numbers from one pass over
 // registers to the next, in twice the registers.
 template <typename T>
-__device__ __forceinline__ void forget_unpacked(Vec<T>& vec) {
+__device__ __forceinline__ void force_repack(Vec<T>& vec) {
   asm volatile("" : "+r"(vec.bits.x), "+r"(vec.bits.y), "+r"(vec.bits.z), "+r"(vec.bits.w));
 }
 
@@ -197,7 +197,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       if (rank + i * group_size < vecs) {
-        forget_unpacked(loaded[r][i]);
+        force_repack(loaded[r][i]);
         float x[kSize];
         unpack(loaded[r][i], x);
         rstd[r] += squared_distance(x, mean[r], kSize);
@@ -220,7 +220,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (!row_exists(r)) break;
-      forget_unpacked(loaded[r][i]);
+      force_repack(loaded[r][i]);
       float x[kSize];
       unpack(loaded[r][i], x);
       float y[kSize];

@@ -11,7 +11,7 @@
 //          weight       [hidden]        T, contiguous
 //          out          [rows, hidden]  f16, bf16 or e4m3, strides as input; may be input if it has
 //                                       its type
-// Threads  norm/rms_rows.cuh
+// Threads  norm/rmsnorm_rows.cuh
 // Traffic  reads input (and gate) once, writes out once.
 // Source   arXiv:1910.07467. SiLU behind the norm: the decoder of Wan's VAE, arXiv:2503.20314. The
 //          norm under a sigmoid gate: the output of Kimi Delta Attention, arXiv:2510.26692.
@@ -22,11 +22,11 @@
 
 #include "precast/core/math.cuh"
 #include "precast/core/store.cuh"
-#include "precast/norm/rms_rows.cuh"
+#include "precast/norm/rmsnorm_rows.cuh"
 
 namespace precast {
 
-struct RmsNormGateParams : RmsRowsParams {
+struct RmsNormGateParams : RmsNormRowsParams {
   const void* gate;  // [rows, hidden], gated only
   void* out;         // [rows, hidden]
   RowStrides gate_strides;
@@ -36,26 +36,26 @@ struct RmsNormGateParams : RmsRowsParams {
 #if defined(__CUDACC__)
 
 template <typename T_, typename Out, bool kGated>
-struct RmsNormGateForm {
+struct RmsNormGateEpilogue {
   using T = T_;
   using Params = RmsNormGateParams;
   static constexpr bool kAddsResidual = false;
   static constexpr bool kReadsSecond = kGated;
   static constexpr bool kWeightMayBeNull = kGated;
   static constexpr bool kAddsWeightBias = false;
-  static constexpr bool kStoresByWarps = false;
-  static constexpr int kVecsOfSomeRows = 2;
+  static constexpr bool kStoresWholeWarp = false;
+  static constexpr int kVecsOfFewRows = 2;
   static constexpr int kVecsOfManyRows = kGated ? 1 : 4;
   const T* second;  // [hidden], the gate
   Out* out;         // [hidden]
 
-  RmsNormGateForm() = default;
-  __device__ __forceinline__ RmsNormGateForm(const Params& p, const RowPosition& position)
+  RmsNormGateEpilogue() = default;
+  __device__ __forceinline__ RmsNormGateEpilogue(const Params& p, const RowPosition& position)
       : second(position.in<T>(p.gate, p.gate_strides)),
         out(position.in<Out>(p.out, p.out_strides)) {}
 
   __device__ __forceinline__ void prefetch() const {}
-  __device__ __forceinline__ void start() {}
+  __device__ __forceinline__ void load_scalars() {}
 
   template <bool kAligned>
   __device__ __forceinline__ void store(int column, int left, const float (&y)[8],
@@ -79,11 +79,11 @@ struct RmsNormGateForm {
 template <typename T, typename Out, bool kGated>
 cudaError_t launch_rmsnorm_gate(const RmsNormGateParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows.count == 0 || p.hidden == 0) return cudaSuccess;
-  using Form = RmsNormGateForm<T, Out, kGated>;
+  using Epilogue = RmsNormGateEpilogue<T, Out, kGated>;
   const bool aligned = rows_are_vector_aligned<T>(p.gate, p.gate_strides) &&
                        rows_are_vector_aligned<Out>(p.out, p.out_strides, kStoreBytes<Out>);
-  const RowShape shape = rms_rows_shape<Form>(p, kGated ? 3 : 2, p.out == p.input, aligned);
-  return launch_rms_rows<Form>(p, shape, enable_pdl, stream);
+  const RowShape shape = rmsnorm_rows_shape<Epilogue>(p, kGated ? 3 : 2, p.out == p.input, aligned);
+  return launch_rmsnorm_rows<Epilogue>(p, shape, enable_pdl, stream);
 }
 
 #endif

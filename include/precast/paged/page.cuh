@@ -111,7 +111,7 @@ constexpr uint64_t kSplitRowItems = 1 << 16;
 
 // Splits a row into two halves, each a row of its own.
 inline void split_row(const PagedRows& row, int access_bytes, PagedRows (&halves)[2]) {
-  const int64_t first = (row.size / access + 1) / 2 * access_bytes;
+  const int64_t first = (row.size / access_bytes + 1) / 2 * access_bytes;
   halves[0] = halves[1] = row;
   halves[0].size = first;
   halves[1].size = row.size - first;

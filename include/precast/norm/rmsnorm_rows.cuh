@@ -41,7 +41,7 @@
 
 #include "precast/core/launch.cuh"
 #include "precast/core/row_plan.cuh"
-#include "precast/norm/rms_rows_kernels.cuh"
+#include "precast/norm/rmsnorm_kernels.cuh"
 
 namespace precast {
 
@@ -61,9 +61,9 @@ inline int ctas_of_cluster(const RowShape& shape) {
 
 // What plan_rows() is told of a form: it moves [rows, hidden] `streams` times, and `aligned` says
 // whether its own tensors are; input and weight are looked at here.
-template <typename Form>
-RowShape rms_rows_shape(const RmsRowsParams& p, int streams, bool in_place, bool aligned) {
-  using T = typename Form::T;
+template <typename Epilogue>
+RowShape rmsnorm_rows_shape(const RmsNormRowsParams& p, int streams, bool in_place, bool aligned) {
+  using T = typename Epilogue::T;
   RowShape shape = {};
   shape.rows = p.rows.count;
   shape.hidden = p.hidden;
@@ -73,7 +73,8 @@ RowShape rms_rows_shape(const RmsRowsParams& p, int streams, bool in_place, bool
   shape.aligned = aligned && p.hidden % Vec<T>::kSize == 0 &&
                   rows_are_vector_aligned<T>(p.weight, {}) &&
                   rows_are_vector_aligned<T>(p.input, p.input_strides);
-  shape.vecs_per_thread = p.rows.count >= 4096 ? Form::kVecsOfManyRows : Form::kVecsOfSomeRows;
+  shape.vecs_per_thread =
+      p.rows.count >= 4096 ? Epilogue::kVecsOfManyRows : Epilogue::kVecsOfFewRows;
   // Why: rows of 7168 as 896 threads leave a multiprocessor's last 256 idle: 4 % (7 bytes an
   // element).
   const int vecs = (p.hidden + Vec<T>::kSize - 1) / Vec<T>::kSize;
@@ -84,7 +85,7 @@ RowShape rms_rows_shape(const RmsRowsParams& p, int streams, bool in_place, bool
   }
   // Why: without a second operand, 64 rows of 4096 took 1.6 us by two vectors a thread and 1.9 us
   // by one; one row took 1.3 and 1.1.
-  shape.few_rows_too = !Form::kReadsSecond && p.rows.count > 16;
+  shape.few_rows_too = !Epilogue::kReadsSecond && p.rows.count > 16;
   shape.prefetches_rows = true;
   return shape;
 }
@@ -119,15 +120,15 @@ inline LanesPlan plan_lanes(const RowShape& shape) {
 }
 
 // Launches a form on every row on `stream`; there must be a row, and hidden must be positive.
-template <typename Form>
-cudaError_t launch_rms_rows(typename Form::Params p, const RowShape& shape, bool enable_pdl,
-                            cudaStream_t stream) {
+template <typename Epilogue>
+cudaError_t launch_rmsnorm_rows(typename Epilogue::Params p, const RowShape& shape, bool enable_pdl,
+                                cudaStream_t stream) {
   p.plan = plan_rows(shape);
   p.inverse_hidden = 1.0f / static_cast<float>(p.hidden);
-  const auto run = [&](void (*kernel)(typename Form::Params)) {
+  const auto run = [&](void (*kernel)(typename Epilogue::Params)) {
     return launch(kernel, dim3(p.plan.ctas), dim3(p.plan.threads), enable_pdl, stream, p);
   };
-  if constexpr (!Form::kReadsSecond) {
+  if constexpr (!Epilogue::kReadsSecond) {
     const LanesPlan several = plan_lanes(shape);
     if (several.vecs > 0) {
       constexpr int kRows = 2;
@@ -135,37 +136,39 @@ cudaError_t launch_rms_rows(typename Form::Params p, const RowShape& shape, bool
       p.plan.threads = kLanesThreads;
       p.plan.lanes = several.lanes;
       p.plan.ctas = (shape.rows - 1) / rows_per_cta + 1;
-      return run(several.vecs == 2   ? RmsRowsKernel<Form, 2, kRows, false, true>
-                 : several.vecs == 3 ? RmsRowsKernel<Form, 3, kRows, false, true>
-                                     : RmsRowsKernel<Form, 5, kRows, false, true>);
+      return run(several.vecs == 2   ? RmsNormKernel<Epilogue, 2, kRows, false, true>
+                 : several.vecs == 3 ? RmsNormKernel<Epilogue, 3, kRows, false, true>
+                                     : RmsNormKernel<Epilogue, 5, kRows, false, true>);
     }
   }
   switch (p.plan.kind) {
     case RowKernel::lanes:
-      return run(RmsRowsKernel<Form, 1, 1, false, true>);
+      return run(RmsNormKernel<Epilogue, 1, 1, false, true>);
     case RowKernel::cta_1:
-      if constexpr (kMaxClusterSize > 1 && Form::kReadsSecond) {
+      if constexpr (kMaxClusterSize > 1 && Epilogue::kReadsSecond) {
         const int ctas = ctas_of_cluster(shape);
         if (ctas > 1) {
-          return launch_clusters(RmsRowsKernel<Form, 1, 1, true, true, true>, p.plan.ctas, ctas,
+          return launch_clusters(RmsNormKernel<Epilogue, 1, 1, true, true, true>, p.plan.ctas, ctas,
                                  dim3(kClusterThreads), enable_pdl, stream, p);
         }
       }
-      return run(RmsRowsKernel<Form, 1, 1, true, true>);
+      return run(RmsNormKernel<Epilogue, 1, 1, true, true>);
     case RowKernel::cta_2:
       // Why: many rows in CTAs of more than 256 threads did better without: 125 us against 129.
-      if constexpr (!Form::kReadsSecond) {
-        const int most = shape.rows <= 256 ? kEarlyWeightThreads : kEarlyWeightThreads / 2;
-        if (p.plan.threads <= most) return run(RmsRowsKernel<Form, 2, 1, true, true>);
+      if constexpr (!Epilogue::kReadsSecond) {
+        const int max_value = shape.rows <= 256 ? kEarlyWeightThreads : kEarlyWeightThreads / 2;
+        if (p.plan.threads <= max_value) return run(RmsNormKernel<Epilogue, 2, 1, true, true>);
       }
-      return run(RmsRowsKernel<Form, 2, 1, true, false>);
+      return run(RmsNormKernel<Epilogue, 2, 1, true, false>);
     case RowKernel::cta_4:
-      if constexpr (Form::kVecsOfManyRows == 4) return run(RmsRowsKernel<Form, 4, 1, true, false>);
+      if constexpr (Epilogue::kVecsOfManyRows == 4) {
+        return run(RmsNormKernel<Epilogue, 4, 1, true, false>);
+      }
       break;
     case RowKernel::loop:
-      return run(RmsRowsLoopKernel<Form, true>);
+      return run(RmsNormLoopKernel<Epilogue, true>);
     case RowKernel::loop_elements:
-      return run(RmsRowsLoopKernel<Form, false>);
+      return run(RmsNormLoopKernel<Epilogue, false>);
   }
   return cudaErrorInvalidValue;
 }
