@@ -1,26 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMSNorm of a sum with a residual, in fp8 with one scale for each 128 columns of a row.
+// RMSNorm of the sum with a residual, quantised to fp8 with one scale for each 128 columns of a
+// row.
 //
 //   x[r, c]        = input[r, c] + residual[r, c],  residual[r, c] = round(x[r, c])
 //   y[r, c]        = round(x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c])
-//   normed[r, c]   = y[r, c]                                  (if asked for)
-//   s[r, g]        = max(max_{c in g} |y[r, c]|, 1e-10) / 448, with ue8m0 the next power of 2 above
+//   normed[r, c]   = y[r, c]                                  (if requested)
+//   s[r, g]        = max(max_{c in g} |y[r, c]|, 1e-10) / 448, with ue8m0 rounded up to 2^n
 //   out[r, c]      = sat(y[r, c] * (1 / s[r, g]))
 //
-// y is rounded to T first, so that the result is that of a norm followed by a quantisation of its
-// output. Otherwise all arithmetic is fp32, quotient and reciprocal correctly rounded. A NaN in a
-// row makes its scales NaN; where y overflows T, so does an infinity under ue8m0.
+// y is rounded to T first, so that the result equals a norm followed by a quantisation of its
+// output. Otherwise all arithmetic is fp32, with quotient and reciprocal correctly rounded. A NaN
+// in a row makes its scales NaN; so does an infinity under ue8m0 if y overflows T.
 //
 // Layout   input, residual, normed  [rows, hidden]  T, any two row strides, unit column stride
 //          weight  [hidden]        T, contiguous; hidden is a multiple of 128
 //          out     [rows, hidden]  e4m3, strides as input
 //          scales  fp32, element (r, g) at r * scale_row_stride + g * scale_group_stride:
 //                  [rows, groups], or [groups, rows rounded up to 4] for a GEMM that loads them
-//                  column by column with TMA, whose padding is not written
-// Threads  norm/rmsnorm_rows.cuh; the 16 lanes that hold a group agree on its maximum by shuffles.
-// Traffic  7 bytes an element of 16 bits (and 2 for normed), 1/32 for the scales. The parts,
-//          fused_add_rmsnorm and a quantisation by groups, move 11.
-// Source   arXiv:1910.07467; scaling by groups: DeepSeek-AI, arXiv:2412.19437, section 3.3.
+//                  column by column with TMA; their padding is not written
+// Threads  norm/rmsnorm_rows.cuh; the 16 lanes of a group reduce its maximum by shuffles
+// Traffic  7 bytes for an element of 16 bits (and 2 for normed), 1/32 for the scales. The separate
+//          ops, fused_add_rmsnorm and a quantisation by groups, move 11.
+// Source   arXiv:1910.07467; scaling by groups: DeepSeek-AI, arXiv:2412.19437, section 3.3
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceiling of the same run
 //          (4390 GB/s), with and without normed:
 //          8192 x 7168   129.0 us  0.94     99.1 us  0.95
@@ -62,10 +63,10 @@ struct RmsNormBlockQuantEpilogue {
   static constexpr bool kWeightMayBeNull = false;
   static constexpr bool kAddsWeightBias = false;
   static constexpr bool kStoresWholeWarp = true;
-  // As in RmsNormForm, so that sums are added in the same order and normed has the same bits.
+  // As in RmsNormEpilogue, so that sums have the same order and normed has the same bits.
   static constexpr int kVecsOfFewRows = 2;
   static constexpr int kVecsOfManyRows = 1;
-  static constexpr int kLanes = kQuantGroup / Vec<T>::kSize;  // that hold a group
+  static constexpr int kLanes = kQuantGroup / Vec<T>::kSize;  // lanes of a group
   T* second;                                                  // [hidden], the residual
   T* normed;                                                  // [hidden], or null
   e4m3* out;                                                  // [hidden]
@@ -86,10 +87,10 @@ struct RmsNormBlockQuantEpilogue {
   __device__ __forceinline__ void prefetch() const {}
   __device__ __forceinline__ void load_scalars() {}
 
-  // Vectors of eight values from columns[i] on; below 0 there is none. All lanes of a warp call
-  // together. Why: for shuffles by half a warp the compiler cannot tell that lanes are together,
-  // and asks at run time (MATCH, VOTE): with them, and a vector after the other, 64 rows of 7168
-  // took 3.28 us instead of 3.07.
+  // Stores vectors of eight values at columns[i]; a negative column means that there is no vector.
+  // All lanes of a warp call it together. Why all of them: for shuffles within half a warp the
+  // compiler cannot know that the lanes are converged, and tests it at run time (MATCH, VOTE): with
+  // these tests, and one vector after the other, 64 rows of 7168 took 3.28 us instead of 3.07.
   template <int kVecs>
   __device__ __forceinline__ void store_warp(const int (&columns)[kVecs],
                                              const float (&y)[kVecs][8]) const {
@@ -102,7 +103,7 @@ struct RmsNormBlockQuantEpilogue {
     }
     const uint32_t first = pairwise_magnitude(rounded[0]);
     const uint32_t last = pairwise_magnitude(rounded[kVecs - 1]);
-    // Of vector i in bits 16 i to 16 i + 15, so that both go through the same shuffles.
+    // The maximum of vector i is in bits 16 i to 16 i + 15, so that both share the same shuffles.
     uint32_t max_value =
         __vmaxu2(__byte_perm(first, last, 0x5410), __byte_perm(first, last, 0x7632));
 #pragma unroll
@@ -127,7 +128,8 @@ struct RmsNormBlockQuantEpilogue {
     }
   }
 
-  // The same for one vector by those lanes of a warp that hold its group, for rows that are walked.
+  // Does the same for one vector, by the lanes of a warp that hold its group. The kernel that loops
+  // over rows uses it.
   template <bool kAligned>
   __device__ __forceinline__ void store(int column, int left, const float (&y)[8],
                                         Vec<T> /*second*/) const {
@@ -150,7 +152,7 @@ struct RmsNormBlockQuantEpilogue {
   }
 
  private:
-  // Why: eight rows fill a sector of scales, and lines that are not kept leave L2 before that.
+  // Why evict_last: eight rows fill a sector of scales, and other lines leave L2 before that.
   __device__ __forceinline__ static void store_evict_last(float* target, float x) {
     const L2Policy policy = read_policy(true);
     asm volatile("st.global.L2::cache_hint.f32 [%0], %1, %2;" ::"l"(target), "f"(x),
@@ -163,7 +165,7 @@ struct RmsNormBlockQuantEpilogue {
     float reciprocal;
   };
 
-  // Of 16-bit magnitudes, two a word, the largest of each half.
+  // Returns the largest of the 16-bit magnitudes in each half of the words.
   __device__ __forceinline__ static uint32_t pairwise_magnitude(Vec<T> vec) {
     constexpr uint32_t kMagnitudes = 0x7fff7fffu;
     return __vmaxu2(__vmaxu2(vec.bits.x & kMagnitudes, vec.bits.y & kMagnitudes),
@@ -171,8 +173,8 @@ struct RmsNormBlockQuantEpilogue {
   }
 
   // Quotient and reciprocal are correctly rounded, by the steps that the compiler takes for normal
-  // numbers; its branches for others cost a third of the kernel's instructions. The quotient lies
-  // between 2^-43 and 2^120, or is infinite or NaN.
+  // numbers; its branches for other numbers cost a third of the kernel's instructions. The quotient
+  // lies between 2^-43 and 2^120, or is infinite or NaN.
   __device__ __forceinline__ GroupScale group_scale(uint32_t magnitude) const {
     constexpr float kInverse = 1.0f / Fp8<e4m3>::kMax;
     const uint32_t bits = max(magnitude, __float_as_uint(kMinGroupMax));
@@ -191,7 +193,7 @@ struct RmsNormBlockQuantEpilogue {
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches it on every row on `stream`; nothing for an empty tensor. hidden must be a multiple of
+// Launches the kernel on `stream`, unless the tensor is empty. hidden must be a multiple of
 // kQuantGroup.
 template <typename T>
 cudaError_t launch_rmsnorm_block_quant(const RmsNormBlockQuantParams& p, bool enable_pdl,

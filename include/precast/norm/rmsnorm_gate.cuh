@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMSNorm with an activation behind it: its own SiLU, or the sigmoid of another tensor as a gate.
+// RMSNorm followed by an activation: its own SiLU, or a gate that is the sigmoid of another tensor.
 //
 //   y[r, c]   = input[r, c] / sqrt(mean_c(input[r, c]^2) + eps) * weight[c]
 //   out[r, c] = round(y[r, c] * sigmoid(y[r, c]))       (SiLU)
-//   out[r, c] = round(y[r, c] * sigmoid(gate[r, c]))    (gated; without weight, it is 1)
+//   out[r, c] = round(y[r, c] * sigmoid(gate[r, c]))    (gated; a missing weight counts as 1)
 //
 // All arithmetic is fp32; fp8 output saturates and has no scale.
 //
@@ -12,9 +12,9 @@
 //          out          [rows, hidden]  f16, bf16 or e4m3, strides as input; may be input if it has
 //                                       its type
 // Threads  norm/rmsnorm_rows.cuh
-// Traffic  reads input (and gate) once, writes out once.
-// Source   arXiv:1910.07467. SiLU behind the norm: the decoder of Wan's VAE, arXiv:2503.20314. The
-//          norm under a sigmoid gate: the output of Kimi Delta Attention, arXiv:2510.26692.
+// Traffic  reads input (and gate) once, writes out once
+// Source   arXiv:1910.07467. SiLU after the norm: the decoder of Wan's VAE, arXiv:2503.20314. The
+//          norm with a sigmoid gate: the output of Kimi Delta Attention, arXiv:2510.26692.
 // Measured 2026-11-21 on an H200, bf16, with shares of the elementwise ceiling of the same run
 //          (4390 GB/s): SiLU, 16384 x 4096, 64.1 us, 0.95; 99840 x 320 31.2 us, 0.93; the sigmoid
 //          gate, 16384 x 32 x 128, 92.5 us, 0.99.
@@ -75,7 +75,7 @@ struct RmsNormGateEpilogue {
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches it on every row on `stream`; nothing for an empty tensor.
+// Launches the kernel on `stream`, unless the tensor is empty.
 template <typename T, typename Out, bool kGated>
 cudaError_t launch_rmsnorm_gate(const RmsNormGateParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows.count == 0 || p.hidden == 0) return cudaSuccess;

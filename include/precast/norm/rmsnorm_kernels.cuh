@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of norm/rmsnorm_rows.cuh, which says what they compute, on what, and by which
-// threads.
+// The kernels of norm/rmsnorm_rows.cuh, which describes the formula, the layouts and the threads.
 #pragma once
 
 #include "precast/core/block.cuh"
@@ -21,13 +20,13 @@ struct RmsNormRowsParams {
   int hidden;
   float eps;
   float weight_bias;
-  RowPlan plan;          // the launcher sets it
-  float inverse_hidden;  // the launcher sets it
+  RowPlan plan;          // set by the launcher
+  float inverse_hidden;  // set by the launcher
 };
 
 #if defined(__CUDACC__)
 
-// The row's values of one vector: input, or input + second.
+// The values of one vector of the row: input, or input + second.
 template <typename T, bool kAddsResidual>
 struct RmsNormElements {
   static constexpr int kSize = Vec<T>::kSize;
@@ -78,9 +77,9 @@ __device__ __forceinline__ Vec<typename Epilogue::T> load_weight(const typename 
 }
 
 // -- launch bounds --------------------------------------------------------------------------------
-// Measured on H200, as all of these numbers.
+// These numbers were measured on an H200.
 
-// Threads that a multiprocessor holds.
+// Threads that a multiprocessor can hold.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1100)
 constexpr int kSmThreads = 1536;
@@ -98,10 +97,10 @@ constexpr int rmsnorm_max_threads(int vecs, bool row_per_cta, bool early_weight)
   return vecs > 1 && early_weight ? kEarlyWeightThreads : kMaxThreads;
 }
 
-// Early weights get 40 registers (with 43 it was 9 % slower), four vectors 48: with 40 they spill,
-// which costs 8 %. One vector a lane gets 32 (with 34 rmsnorm_sigmoid_gate was 5 % slower), two 64,
-// more 96 (with 68 and 100 fused_rmsnorm_silu was 3 and 22 % slower). 0 leaves it to the compiler,
-// which did best for two vectors a thread of the fused form.
+// With early weights a thread gets 40 registers (with 43 it was 9 % slower), with four vectors 48:
+// with 40 they spill, which costs 8 %. One vector a lane gets 32 (with 34 rmsnorm_sigmoid_gate was
+// 5 % slower), two 64, more 96 (with 68 and 100 fused_rmsnorm_silu was 3 and 22 % slower). 0 leaves
+// the choice to the compiler, which was best for two vectors a thread with a second operand.
 constexpr int rmsnorm_min_ctas(int vecs, bool row_per_cta, bool reads_second, bool early_weight) {
   if (!row_per_cta) return vecs == 1 ? kSmThreads / kLanesThreads : vecs == 2 ? 8 : 5;
   if (vecs == 1) return kSmThreads / kMaxThreads;
@@ -109,11 +108,12 @@ constexpr int rmsnorm_min_ctas(int vecs, bool row_per_cta, bool reads_second, bo
   return reads_second ? 0 : early_weight ? 3 : 1;
 }
 
-// kCluster: a cluster of CTAs has a row, and adds its squares in the order in which a CTA would.
+// kCluster: a cluster of CTAs shares a row, and sums its squares in the same order as one CTA
+// would.
 //
-// kEarlyWeight: the weights are loaded with the row, into registers, rather than late from L1. It
-// pays where latency counts, where rows share them, and for CTAs small enough that the registers
-// cost no occupancy.
+// kEarlyWeight: the weights are loaded into registers together with the row, rather than late from
+// L1. This pays off if the launch is bound by latency, if rows share the weights, and for CTAs
+// small enough that the registers do not reduce occupancy.
 template <typename Epilogue, int kVecs, int kRows, bool kRowPerCta, bool kEarlyWeight,
           bool kCluster = false>
 __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight),
@@ -126,10 +126,10 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   constexpr bool kReadsSecond = Epilogue::kReadsSecond;
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
-  // Why: with a step that is known, addresses of a thread's vectors differ by constants.
+  // Why: with a compile-time stride the addresses of a thread's vectors differ by constants.
   const int step = kRowPerCta ? kWarpSize : p.plan.lanes;
   const uint32_t rank = kCluster ? cluster_rank() : 0u;
-  const uint32_t thread = rank * blockDim.x + threadIdx.x;  // of those that have the row
+  const uint32_t thread = rank * blockDim.x + threadIdx.x;  // among the threads of the row
   const int first = kRowPerCta ? thread / kWarpSize * kWarpSize * kVecs + thread % kWarpSize
                                : threadIdx.x & (p.plan.lanes - 1);
   const uint32_t group = kCluster     ? cluster_id()
@@ -138,7 +138,7 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   const T* weight = static_cast<const T*>(p.weight);  // [hidden]
   bool row_exists[kRows];
   const T* input[kRows];     // [kRows, hidden]
-  Epilogue epilogue[kRows];  // form[r].second: [hidden]
+  Epilogue epilogue[kRows];  // epilogue[r].second: [hidden]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const uint32_t row = group * kRows + r;
@@ -193,10 +193,11 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   }
 #pragma unroll
   for (int r = 0; r < kRows; ++r) epilogue[r].load_scalars();
-  // Why: measured on H200. The fused form, and short latency, want the next grid in before the
-  // loads; a stream of many rows wants it behind them. It is here for all, since ptxas moves no
-  // load across: it put those of weights and scales behind arithmetic on the row, so that a thread
-  // waited for memory twice, and 1024 rows of 4096 took fused_add_rmsnorm_quant 9 % longer.
+  // Why here, as measured on an H200: launches with a residual, and short launches, are faster if
+  // the next grid starts before the loads; launches of many rows if it starts after them. The
+  // second call is here for all, because ptxas moves no load across it: it moved the loads of
+  // weights and scales behind the arithmetic on the row, so that a thread waited for memory twice,
+  // and fused_add_rmsnorm_quant of 1024 rows of 4096 took 9 % longer.
   allow_next_grid();
 
   float rstd[kRows];
@@ -225,8 +226,8 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
     } else {
       sum = warp_sum(sum, p.plan.lanes);
     }
-    // Why: behind the branches of a division ptxas unpacks the row again. Else it would keep the
-    // ten vectors as fp32 numbers, and spill.
+    // Why the division: behind its branches ptxas unpacks the row again. Otherwise it would keep
+    // the ten vectors as fp32 numbers, and spill.
     const float mean = kVecs * kRows == 10 ? sum / p.hidden : sum * p.inverse_hidden;
     rstd[r] = rsqrtf(mean + p.eps);
   }
@@ -280,7 +281,7 @@ __global__ __launch_bounds__(kLoopThreads) void RmsNormLoopKernel(const __grid_c
   const RowPosition position(p.rows, blockIdx.x);
   const T* input = position.in<T>(p.input, p.input_strides);  // [hidden]
   const T* weight = static_cast<const T*>(p.weight);          // [hidden]
-  Epilogue epilogue(p, position);                             // form.second: [hidden]
+  Epilogue epilogue(p, position);                             // epilogue.second: [hidden]
 
   allow_next_grid();
   wait_for_previous_grid();
@@ -305,7 +306,7 @@ __global__ __launch_bounds__(kLoopThreads) void RmsNormLoopKernel(const __grid_c
   __shared__ float scratch[kMaxWarps];
   const float rstd = rsqrtf(block_sum(sum, scratch) * p.inverse_hidden + p.eps);
 
-  // Why: the fused sum is added again rather than read back, because memory holds it rounded.
+  // Why the sum is computed again rather than read back: memory holds it rounded.
   for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {
     const int left = p.hidden - column;
     const Vec<T> second = second_at(column);

@@ -6,21 +6,21 @@
 //   y[r, c]   = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * weight[c]
 //   out[r, c] = sat(y[r, c] * (1 / scale))
 //
-// scale is what a consumer multiplies by; it is read on the GPU. All arithmetic is fp32, the
-// reciprocal correctly rounded; sat rounds to nearest even and saturates. input is left as it is.
+// scale is the dequantisation scale; it is read on the GPU. All arithmetic is fp32, with a
+// correctly rounded reciprocal; sat rounds to nearest even and saturates. input is not changed.
 //
 // Layout   input, residual  [rows, hidden]  T, any two row strides, unit column stride
 //          weight           [hidden]        T, contiguous
 //          scale            [1]             fp32
 //          out              [rows, hidden]  e4m3 or e5m2, strides as input
-// Threads  norm/rmsnorm_rows.cuh; a thread writes 8 bytes of what it read as 16.
-// Traffic  reads input (and residual) once, writes out (and residual) once: 3 (fused 7) bytes an
-//          element of 16 bits. The parts, a norm and a quantisation, move 7 (fused 11).
+// Threads  norm/rmsnorm_rows.cuh; a thread reads 16 bytes and writes 8
+// Traffic  reads input (and residual) once, writes out (and residual) once: 3 (fused 7) bytes for
+//          an element of 16 bits. The separate ops, a norm and a quantisation, move 7 (fused 11).
 // Measured 2026-11-21 on an H200, bf16 to e4m3, with shares of the elementwise ceiling of the same
 //          run (4390 GB/s):
 //          16384 x 4096  4220 GB/s  0.96    fused  4351 GB/s  0.99
 //          16384 x 8192  4333 GB/s  0.99    fused  4307 GB/s  0.98
-// Source   arXiv:1910.07467; saturation: OCP 8-bit Floating Point Specification 1.0.
+// Source   arXiv:1910.07467; saturation: OCP 8-bit Floating Point Specification 1.0
 #pragma once
 
 #include "precast/core/store.cuh"
@@ -38,7 +38,7 @@ struct RmsNormQuantParams : RmsNormRowsParams {
 
 #if defined(__CUDACC__)
 
-// Writes y over a scale as Out.
+// Divides y by a scale and stores it as Out.
 template <typename T_, typename Out, bool kFused>
 struct RmsNormQuantEpilogue {
   using T = T_;
@@ -53,7 +53,7 @@ struct RmsNormQuantEpilogue {
   T* second;  // [hidden], the residual
   Out* out;   // [hidden]
   const float* scale;
-  float divisor;  // the scale, valid after start()
+  float divisor;  // the scale, valid after load_scalars()
 
   RmsNormQuantEpilogue() = default;
   __device__ __forceinline__ RmsNormQuantEpilogue(const Params& p, const RowPosition& position)
@@ -77,7 +77,7 @@ struct RmsNormQuantEpilogue {
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the quantised RMSNorm of every row on `stream`; nothing for an empty tensor.
+// Launches the quantised RMSNorm of every row on `stream`, unless the tensor is empty.
 template <typename T, typename Out, bool kFused>
 cudaError_t launch_rmsnorm_quant(const RmsNormQuantParams& p, bool enable_pdl,
                                  cudaStream_t stream) {

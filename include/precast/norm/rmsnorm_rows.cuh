@@ -1,42 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows divided by their root mean square: the kernels of RMSNorm and of all that is fused with it.
+// The kernels of RMSNorm, and of all ops that fuse something with it.
 //
-//   x[r, c] = input[r, c]                         or, where the form adds a residual,
+//   x[r, c] = input[r, c]                         or, if the epilogue adds a residual,
 //   x[r, c] = input[r, c] + residual[r, c]        (fp32; residual[r, c] = round(x[r, c]))
 //   y[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * (weight[c] + weight_bias)
 //
-// A form says what a row reads besides input, and what is done with y; norm/rmsnorm.cuh has the
-// plain one. It is a class of
+// An epilogue defines what a row reads besides input, and what becomes of y; norm/rmsnorm.cuh has
+// the plain one. It is a class with
 //
-//   T, Params               the element type of input; parameters derived from RmsRowsParams
+//   T, Params               the element type of input; parameters derived from RmsNormRowsParams
 //   kAddsResidual           `second` is the residual
 //   kReadsSecond            a second operand of input's shape is loaded with the row; always true
 //                           with a residual
-//   kWeightMayBeNull        without weights, they are 1
-//   kAddsWeightBias         there is a weight_bias, else it is not looked at
-//   kVecsOfSomeRows, kVecsOfManyRows
-//                           vectors a thread where a CTA has a row: 1, 2, or without second 4
+//   kWeightMayBeNull        a null weight counts as 1
+//   kAddsWeightBias         weight_bias is added to the weights
+//   kVecsOfFewRows, kVecsOfManyRows
+//                           vectors a thread if a CTA has a row: 1, 2, or without second 4
 //   second                  the row of the second operand
-//   Form(params, position)  the row's pointers; reads nothing
-//   prefetch()              asks for what start() reads
-//   start()                 loads what holds for the whole row, such as a scale
+//   Epilogue(params, position)
+//                           sets the row's pointers; reads no memory
+//   prefetch()              prefetches what load_scalars() reads
+//   load_scalars()          loads what the whole row shares, such as a scale
 //   store<kAligned>(column, left, y, second)
-//                           takes the eight values from `column` on, of which `left` or more exist
-//   kStoresByWarps          instead of store(), RmsRowsKernel calls store_by_warps(columns, y) with
-//                           all vectors of a thread, on all lanes (norm/rmsnorm_block_quant.cuh)
+//                           stores the eight values from `column` on, of which `left` or more exist
+//   kStoresWholeWarp        instead of store(), RmsNormKernel calls store_warp(columns, y) with all
+//                           vectors of a thread, on all lanes (norm/rmsnorm_block_quant.cuh)
 //
 // Layout   input, residual  [rows, hidden]  T, any two row strides, unit column stride
 //          weight           [hidden]        T, contiguous
-//          An output may be input: each element is written by the thread that read it, after it
-//          did.
-// Threads  RmsRowsKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
-//          a group of 1 to 32 lanes (short rows: several rows a CTA, and where there are many of
-//          them two rows and up to five vectors a lane), to a CTA, or to a cluster of CTAs (few
-//          long rows with a second operand). Lane l of a warp takes vectors v with
-//          v % lanes == l % lanes; a warp of a CTA takes 32 kVecs vectors in a row.
-//          RmsRowsLoopKernel takes what that cannot: rows beyond 2048 vectors, unaligned pointers
-//          and strides, odd hidden sizes. A CTA walks its row twice, the second time in L2.
-// Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467.
+//          An output may be input, because each element is written by the thread that has read it.
+// Threads  RmsNormKernel keeps a row in registers, kVecs 16-byte vectors a thread. A row belongs to
+//          a group of 1 to 32 lanes (short rows: several rows a CTA, and in large launches two rows
+//          and up to five vectors a lane), to a CTA, or to a cluster of CTAs (few long rows with a
+//          second operand). Lane l of a warp takes vectors v with v % lanes == l % lanes; a warp of
+//          a CTA takes 32 kVecs consecutive vectors. RmsNormLoopKernel takes all other rows: more
+//          than 2048 vectors, unaligned pointers and strides, odd hidden sizes. A CTA reads its row
+//          twice, the second time from L2.
+// Source   Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467
 #pragma once
 
 #include "precast/core/launch.cuh"
@@ -47,20 +47,20 @@ namespace precast {
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
-constexpr int kClusterThreads = 128;  // a CTA
+constexpr int kClusterThreads = 128;  // of a CTA
 
-// CTAs that share a row, one vector a thread; 1 where they do not. Why: few rows leave most
-// multiprocessors idle. fused_add_rmsnorm_quant took 1.9 us in clusters and 2.5 in CTAs for 64 rows
-// of 4096, 1.7 and 2.1 for 16 rows of 8192, but 1.6 and 1.3 for 16 rows of 4096, and 5.1 and 3.3
-// for 128 rows of 8192 (H200, bf16).
+// Returns how many CTAs share a row, one vector a thread; 1 for no cluster. Why: few rows leave
+// most multiprocessors idle. fused_add_rmsnorm_quant took 1.9 us in clusters and 2.5 us in CTAs for
+// 64 rows of 4096, 1.7 and 2.1 for 16 rows of 8192, but 1.6 and 1.3 for 16 rows of 4096, and 5.1
+// and 3.3 for 128 rows of 8192 (H200, bf16).
 inline int ctas_of_cluster(const RowShape& shape) {
   const int vecs = shape.hidden / shape.vec_size;
   const bool suits = shape.rows <= 64 && (vecs > 512 || (vecs == 512 && shape.rows > 16));
   return suits ? (vecs + kClusterThreads - 1) / kClusterThreads : 1;
 }
 
-// What plan_rows() is told of a form: it moves [rows, hidden] `streams` times, and `aligned` says
-// whether its own tensors are; input and weight are looked at here.
+// Returns the arguments of plan_rows() for an epilogue, which moves [rows, hidden] `streams` times.
+// `aligned` says whether its own tensors are aligned; input and weight are checked here.
 template <typename Epilogue>
 RowShape rmsnorm_rows_shape(const RmsNormRowsParams& p, int streams, bool in_place, bool aligned) {
   using T = typename Epilogue::T;
@@ -75,16 +75,16 @@ RowShape rmsnorm_rows_shape(const RmsNormRowsParams& p, int streams, bool in_pla
                   rows_are_vector_aligned<T>(p.input, p.input_strides);
   shape.vecs_per_thread =
       p.rows.count >= 4096 ? Epilogue::kVecsOfManyRows : Epilogue::kVecsOfFewRows;
-  // Why: rows of 7168 as 896 threads leave a multiprocessor's last 256 idle: 4 % (7 bytes an
-  // element).
+  // Why: rows of 7168 as 896 threads leave 256 threads of a multiprocessor idle, which costs 4 % (7
+  // bytes an element).
   const int vecs = (p.hidden + Vec<T>::kSize - 1) / Vec<T>::kSize;
   const int idle = kSmThreads % round_up(vecs, kWarpSize);
   if (shape.vecs_per_thread == 1 && idle > 160) shape.vecs_per_thread = 2;
   if (p.hidden > 4 * kFourVecsThreads * Vec<T>::kSize && shape.vecs_per_thread == 4) {
     shape.vecs_per_thread = 2;
   }
-  // Why: without a second operand, 64 rows of 4096 took 1.6 us by two vectors a thread and 1.9 us
-  // by one; one row took 1.3 and 1.1.
+  // Why: without a second operand, 64 rows of 4096 took 1.6 us with two vectors a thread and 1.9 us
+  // with one; one row took 1.3 and 1.1.
   shape.few_rows_too = !Epilogue::kReadsSecond && p.rows.count > 16;
   shape.prefetches_rows = true;
   return shape;
@@ -92,20 +92,20 @@ RowShape rmsnorm_rows_shape(const RmsNormRowsParams& p, int streams, bool in_pla
 
 // Several vectors a lane, for many rows of up to 160 vectors.
 struct LanesPlan {
-  int vecs = 0;  // a lane; 0 where such lanes do not suit
+  int vecs = 0;  // vectors a lane; 0 if this does not suit the rows
   int lanes = 0;
 };
 
-// The fewest idle lanes, then the most vectors a lane. Why: with a CTA or one vector a lane for
-// each row, fused_rmsnorm_silu had 0.24 of the elementwise ceiling on rows of 320 and 0.75 on rows
-// of 128 (H200, bf16); with these 0.93 and 0.95. Two operands of 128 are at 0.97 by one vector a
-// lane.
+// Chooses the fewest idle lanes, then the most vectors a lane. Why: with a CTA or one vector a lane
+// for each row, fused_rmsnorm_silu reached 0.24 of the elementwise ceiling on rows of 320 and 0.75
+// on rows of 128 (H200, bf16); with this choice 0.93 and 0.95. Two operands of 128 reach 0.97 with
+// one vector a lane.
 inline LanesPlan plan_lanes(const RowShape& shape) {
   LanesPlan best;
   const int vecs = shape.hidden / shape.vec_size;
   const bool fills_the_gpu = uint64_t(shape.rows) * vecs >= 1u << 19;
   if (!shape.aligned || !fills_the_gpu) return best;
-  int one_each = 1;  // lanes, were they to take a vector each
+  int one_each = 1;  // lanes with one vector each
   while (one_each < vecs) one_each *= 2;
   for (const int per_lane : {5, 3, 2}) {
     int lanes = 4;
@@ -119,7 +119,8 @@ inline LanesPlan plan_lanes(const RowShape& shape) {
   return best;
 }
 
-// Launches a form on every row on `stream`; there must be a row, and hidden must be positive.
+// Launches the kernel with an epilogue on every row on `stream`. There must be a row, and hidden
+// must be positive.
 template <typename Epilogue>
 cudaError_t launch_rmsnorm_rows(typename Epilogue::Params p, const RowShape& shape, bool enable_pdl,
                                 cudaStream_t stream) {
@@ -154,7 +155,8 @@ cudaError_t launch_rmsnorm_rows(typename Epilogue::Params p, const RowShape& sha
       }
       return run(RmsNormKernel<Epilogue, 1, 1, true, true>);
     case RowKernel::cta_2:
-      // Why: many rows in CTAs of more than 256 threads did better without: 125 us against 129.
+      // Why: launches of many rows in CTAs of more than 256 threads were faster without early
+      // weights: 125 us against 129.
       if constexpr (!Epilogue::kReadsSecond) {
         const int max_value = shape.rows <= 256 ? kEarlyWeightThreads : kEarlyWeightThreads / 2;
         if (p.plan.threads <= max_value) return run(RmsNormKernel<Epilogue, 2, 1, true, true>);
