@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.export import Export, op
-from precast._ops.quantize._block_outputs import check_backend
+from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
 from precast._ops.quantize._trace_8bit import rows_trace
