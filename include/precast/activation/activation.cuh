@@ -54,12 +54,12 @@ __global__ __launch_bounds__(kItemThreads) void ActAndMulKernel(
   const T* ups = gates + p.columns;                                  // [kSize] of [columns]
   T* out = row.in<T>(p.out, p.out_strides) + at.column;              // [kSize] of [columns]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     prefetch_to_l2(gates);
     prefetch_to_l2(ups);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   float gate[kSize], up[kSize];
   const L2Policy policy = read_policy(true);

@@ -2,7 +2,7 @@
 // Copies of bytes in accesses of 1, 2, 4, 8 or 16 bytes. An op that only copies needs no element
 // type, but the largest access size that divides every address and length of a call.
 //
-// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid().
+// Loads and stores are volatile asm, so that none moves above wait_on_dependent_grids().
 #pragma once
 
 #include "precast/core/types.cuh"

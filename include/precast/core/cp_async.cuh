@@ -11,7 +11,7 @@ namespace precast {
 
 // Starts a copy of 16 bytes to a shared address, bypassing L1. If `exists` is false, it writes
 // zeros and reads nothing. Both addresses must be multiples of 16.
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists) {
+__device__ __forceinline__ void cp_async(uint32_t target, const void* source, bool exists) {
   asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(target), "l"(source),
                "r"(exists ? 16 : 0)
                : "memory");
@@ -29,13 +29,13 @@ struct CopyPolicy<true> {
   }
 };
 
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists,
-                                           const CopyPolicy<false>&) {
-  copy_async(target, source, exists);
+__device__ __forceinline__ void cp_async(uint32_t target, const void* source, bool exists,
+                                         const CopyPolicy<false>&) {
+  cp_async(target, source, exists);
 }
 
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source, bool exists,
-                                           const CopyPolicy<true>& policy) {
+__device__ __forceinline__ void cp_async(uint32_t target, const void* source, bool exists,
+                                         const CopyPolicy<true>& policy) {
   asm volatile(
       "cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2, %3;" ::"r"(target),
       "l"(source), "r"(exists ? 16 : 0), "l"(policy.word)
@@ -43,24 +43,24 @@ __device__ __forceinline__ void copy_async(uint32_t target, const void* source, 
 }
 
 // Commits the copies started since the last commit as a group, which may be empty.
-__device__ __forceinline__ void close_copies() {
+__device__ __forceinline__ void cp_async_commit_group() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
 
 // Waits until all groups of the thread but the last `kOpen` have arrived. Other threads see the
 // data after a barrier.
 template <int kOpen>
-__device__ __forceinline__ void wait_for_copies() {
+__device__ __forceinline__ void cp_async_wait_group() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kOpen) : "memory");
 }
 
 // Starts a copy without a condition and without a prefetch of neighbouring data.
-__device__ __forceinline__ void copy_async(uint32_t target, const void* source) {
+__device__ __forceinline__ void cp_async(uint32_t target, const void* source) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(target), "l"(source) : "memory");
 }
 
 // Waits for all copies of the thread, committed or not.
-__device__ __forceinline__ void wait_for_all_copies() {
+__device__ __forceinline__ void cp_async_wait_all() {
   asm volatile("cp.async.wait_all;" ::: "memory");
 }
 

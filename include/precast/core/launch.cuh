@@ -2,7 +2,7 @@
 // Kernel launch, and programmatic dependent launch (PDL) on both of its sides.
 //
 // With PDL a kernel may start while the previous kernel of the stream still runs. Every thread
-// calls wait_for_previous_grid() before it accesses global memory, so that results never depend on
+// calls wait_on_dependent_grids() before it accesses global memory, so that results never depend on
 // PDL; only the launch itself overlaps. Before that call there are hints only: prefetches, and
 // loads that choose what to prefetch (prefetch_low_word()). The one exception reads data that the
 // kernel before the previous one wrote, and explains why it may (TensorQuantKernel). PDL needs
@@ -21,7 +21,7 @@ namespace precast {
 
 // Blocks until all previous grids have finished and their writes are visible. The "memory" clobber
 // keeps loads from moving above it.
-__device__ __forceinline__ void wait_for_previous_grid() {
+__device__ __forceinline__ void wait_on_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
@@ -29,7 +29,7 @@ __device__ __forceinline__ void wait_for_previous_grid() {
 
 // Lets the next grid start once every CTA of this grid has called it or exited. It is safe at any
 // point, because the next grid itself waits for the end of this one.
-__device__ __forceinline__ void allow_next_grid() {
+__device__ __forceinline__ void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif

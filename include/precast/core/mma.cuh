@@ -19,7 +19,7 @@ namespace precast {
 
 // Loads four 8 x 8 matrices of 16-bit numbers. Lane l passes the address of row l % 8 of matrix l /
 // 8, 16 bytes, and gets row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1 of each matrix.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
@@ -27,7 +27,7 @@ __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
 }
 
 // The same, transposed: a lane gets column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1.
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
@@ -36,10 +36,10 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 
 // c += a * b
 template <typename T>
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1);
 template <>
-__device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16<f16>(float (&c)[4], const uint32_t (&a)[4],
                                                   uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void multiply_add<bf16>(float (&c)[4], const uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16<bf16>(float (&c)[4], const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"

@@ -27,8 +27,6 @@ struct FastDivmod {
 #endif
 };
 
-using Divisor = FastDivmod;
-
 struct RowStrides {
   int64_t outer = 0;  // elements
   int64_t inner = 0;  // elements

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vectors of 16 bytes, in which memory-bound kernels load, compute and store.
 //
-// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid().
+// Loads and stores are volatile asm, so that none moves above wait_on_dependent_grids().
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -65,7 +65,7 @@ __device__ __forceinline__ Vec<T> load_vec(const T* source, L2Policy policy) {
 }
 
 // Prefetches the line of `source` into L2. It reads no data, so it may precede
-// wait_for_previous_grid() and overlap the end of the previous grid; a line that the previous grid
+// wait_on_dependent_grids() and overlap the end of the previous grid; a line that the previous grid
 // still writes is updated in L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* source) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(source));

@@ -80,14 +80,14 @@ __global__ __launch_bounds__(kItemThreads / kAccessesPerThread) void ConcatMlaKK
     targets[i] = at.in<char>(p.k, p.k_strides) + int64_t(access) * kAccessBytes;
   }
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kAccessesPerThread; ++i) {
       if (exists[i]) prefetch_to_l2(sources[i]);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   AlignedBytes<kAccessBytes> accesses[kAccessesPerThread];

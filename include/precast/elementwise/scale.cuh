@@ -44,9 +44,9 @@ __global__ __launch_bounds__(kItemThreads) void ScaleKernel(const __grid_constan
   const T* input = row.in<T>(p.input, p.input_strides) + at.column;  // [kSize] of [columns]
   T* out = row.in<T>(p.out, p.out_strides) + at.column;              // [kSize] of [columns]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) prefetch_to_l2(input);
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   float x[kSize];
   // The last item of a row may be partial even if rows are aligned.

@@ -138,7 +138,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
     }
   };
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (blockIdx.x < p.plan.prefetching_ctas) {
     if (rank == 0) {
 #pragma unroll
@@ -151,7 +151,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
       prefetch_bytes_to_l2(p.beta, p.hidden * int(sizeof(float)));
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kRows][kVecs];  // [kRows, kVecs, kSize]
@@ -241,8 +241,8 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
   const int stride = blockDim.x * kSize;
   __shared__ float scratch[2][kMaxWarps];
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   const float multiplier = load_multiplier<Out>(p);
   float x[kSize];

@@ -149,7 +149,7 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   }
 
   if constexpr (kCluster) cluster_arrive();
-  if constexpr (kVecs == 1 || kReadsSecond) allow_next_grid();
+  if constexpr (kVecs == 1 || kReadsSecond) launch_dependent_grids();
   if ((kCluster ? group : blockIdx.x) < p.plan.prefetching_ctas && rank == 0) {
     const int bytes = p.hidden * static_cast<int>(sizeof(T));
     if (kRowPerCta ? threadIdx.x == 0 : first == 0) {
@@ -166,7 +166,7 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
       epilogue[0].prefetch();
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kRows][kVecs];  // [kRows, kVecs, kSize]
@@ -198,7 +198,7 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   // second call is here for all, because ptxas moves no load across it: it moved the loads of
   // weights and scales behind the arithmetic on the row, so that a thread waited for memory twice,
   // and fused_add_rmsnorm_quant of 1024 rows of 4096 took 9 % longer.
-  allow_next_grid();
+  launch_dependent_grids();
 
   float rstd[kRows];
 #pragma unroll
@@ -283,8 +283,8 @@ __global__ __launch_bounds__(kLoopThreads) void RmsNormLoopKernel(const __grid_c
   const T* weight = static_cast<const T*>(p.weight);          // [hidden]
   Epilogue epilogue(p, position);                             // epilogue.second: [hidden]
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   epilogue.load_scalars();
 
   const auto second_at = [&](int column) {

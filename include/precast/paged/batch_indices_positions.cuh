@@ -52,12 +52,12 @@ template <bool kStaged>
 __global__ __launch_bounds__(kItemThreads) void BatchIndicesPositionsKernel(
     const __grid_constant__ BatchIndicesPositionsParams p) {
   const uint32_t row = blockIdx.x * kItemThreads + threadIdx.x;
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     if (threadIdx.x <= p.batch) prefetch_to_l2(address_of(p.indptr, threadIdx.x));
     if (threadIdx.x < p.batch) prefetch_to_l2(address_of(p.seq_lens, threadIdx.x));
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const uint32_t count = p.batch + 1;
   uint32_t after;  // the request after the row's own

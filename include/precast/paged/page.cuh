@@ -75,7 +75,7 @@ __global__ __launch_bounds__(kAppendThreads) void AppendPagedKernel(
     exists[i] = at.item < group.row_items[i];
   }
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     SlotLookup<kKind>::prefetch(params.slots, at.token);
 #pragma unroll
@@ -83,7 +83,7 @@ __global__ __launch_bounds__(kAppendThreads) void AppendPagedKernel(
       if (exists[i]) prefetch_to_l2(rows[i]);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   AlignedBytes<kAccessBytes> accesses[2];

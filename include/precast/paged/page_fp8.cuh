@@ -94,14 +94,14 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
   const T* row = static_cast<const T*>(group.rows[0].rows) + at.row(group.rows[0]) +
                  column;  // [kSize] of [size]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     SlotLookup<SlotKind::slots>::prefetch(q.append.slots, at.token);
     prefetch_to_l2(row);
     // Why one thread: requests of all warps of a grid for one line delay the others.
     if (threadIdx.x == 0 && q.scale_data[part] != nullptr) prefetch_to_l2(q.scale_data[part]);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   Vec<T> vecs[kVecs];

@@ -116,7 +116,7 @@ struct SlotLookup {
   uint32_t page;
   uint32_t entry;
 
-  // Must precede wait_for_previous_grid().
+  // Must precede wait_on_dependent_grids().
   __device__ __forceinline__ static void prefetch(const SlotMapping& source, uint32_t token) {
     prefetch_to_l2(address_of(source.tokens, token));
     if constexpr (kKind != SlotKind::slots) {

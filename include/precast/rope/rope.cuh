@@ -200,7 +200,7 @@ __global__ __launch_bounds__(rope_threads(kAngles, kHeads),
     }
     if (is_paged) Finder::prefetch(p.slots, at.token);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   // Why: indices are loaded before the data and used after it is loaded, so that loads which depend
   // on them do not wait for the data.
@@ -237,7 +237,7 @@ __global__ __launch_bounds__(rope_threads(kAngles, kHeads),
   }
 
   // Why here: on an H200 17 % faster with 64 tokens, and 5 % with 16384, than before the loads.
-  allow_next_grid();
+  launch_dependent_grids();
 
   int32_t position = 0;
   if constexpr (kAngles == RopeAngles::computed) {

@@ -63,7 +63,7 @@ __device__ __forceinline__ int32_t load_low_word(const IndexTensor& index, int64
   return low;
 }
 
-// Does the same before wait_for_previous_grid(), while the previous grid may still write the
+// Does the same before wait_on_dependent_grids(), while the previous grid may still write the
 // number. It reads L2, because L1 would keep the old value for the loads that follow.
 __device__ __forceinline__ int32_t prefetch_low_word(const IndexTensor& index, int64_t i) {
   int32_t low;

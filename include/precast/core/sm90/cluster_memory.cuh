@@ -13,7 +13,7 @@ namespace precast {
 #if defined(__CUDACC__)
 
 // A barrier of the cluster with `ctas` CTAs; a barrier of the CTA if there is only one.
-__device__ __forceinline__ void cluster_barrier(int ctas) {
+__device__ __forceinline__ void cluster_sync(int ctas) {
   if (ctas == 1) {
     __syncthreads();
     return;
