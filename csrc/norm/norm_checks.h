@@ -16,7 +16,7 @@ PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
   check_dtype(in, dtype);
   check_rank(in, 2, 3);
   PRECAST_CHECK(in.tensor.size(-1) <= kMaxHidden, ValueError)
-      << in.what() << "'s last dimension must be at max_value " << kMaxHidden << ", got "
+      << in.what() << "'s last dimension must be at most " << kMaxHidden << ", got "
       << in.tensor.size(-1);
   check_columns(in, false);
 }

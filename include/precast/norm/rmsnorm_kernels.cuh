@@ -233,7 +233,7 @@ __global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight
   }
 
   if constexpr (Epilogue::kStoresWholeWarp) {
-    static_assert(kRows == 1, "such a epilogue has one row a group");
+    static_assert(kRows == 1, "such an epilogue has one row a group");
     int columns[kVecs];
     float y[kVecs][kSize];
     Vec<T> w[kVecs];
