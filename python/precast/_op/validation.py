@@ -39,14 +39,19 @@ def check_peer(
         check_memory_apart(export, name, tensor, peer, peer_name)
 
 
-def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: int) -> None:
-    """``tensor`` has from ``least`` to ``most`` dimensions."""
-    if not least <= tensor.dim() <= most:
+def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: int | None) -> None:
+    """``tensor`` has from ``least`` to ``most`` dimensions; None is no limit."""
+    rank = tensor.dim()
+    if least <= rank and (most is None or rank <= most):
+        return
+    if most is None:
+        legal = f"at least {least}"
+    else:
         legal = f"{least} to {most}" if least < most else str(most)
-        plural = "s" if most > 1 else ""
-        raise ValueError(
-            f"{export}: {name} must have {legal} dimension{plural}, got shape {[*tensor.shape]}"
-        )
+    plural = "" if (most or least) == 1 else "s"
+    raise ValueError(
+        f"{export}: {name} must have {legal} dimension{plural}, got shape {[*tensor.shape]}"
+    )
 
 
 def check_vector(
@@ -112,7 +117,7 @@ def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
 
 def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
-    if not a.numel() or not b.numel():
+    if not a.numel() or not b.numel() or a.is_meta:  # A meta tensor has no memory.
         return True
     layouts = [[(s * t.element_size(), n) for s, n in _layout(t)] for t in (a, b)]
     sizes = a.element_size(), b.element_size()

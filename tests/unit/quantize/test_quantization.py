@@ -52,7 +52,7 @@ def nearest_code(value: Fraction, dtype: torch.dtype) -> float:
 def test_codes_are_the_nearest_and_saturate(dtype: torch.dtype) -> None:
     x = torch.cat([draw(500, dtype=torch.float32) * 2.0**k for k in (-14, -6, 0, 6, 14)])
     scale = torch.tensor(0.37)
-    got = reference.codes(x, scale, dtype).float()
+    got = reference.quantize(x, scale, dtype).float()
     reciprocal = f32(1 / scale.item())  # 1 / float32 in float64, rounded again: innocuous
     for value, code in zip(x.tolist(), got.tolist()):
         assert code == nearest_code(Fraction(f32(value * reciprocal)), dtype), value
@@ -60,10 +60,10 @@ def test_codes_are_the_nearest_and_saturate(dtype: torch.dtype) -> None:
 
 def test_ties_go_to_even() -> None:
     x = torch.tensor([1.0625, 1.1875, 2.0**-10, 3 * 2.0**-10, 464.0, 1e9, -1e9, torch.inf])
-    got = reference.codes(x, torch.tensor(1.0), E4M3).float()
+    got = reference.quantize(x, torch.tensor(1.0), E4M3).float()
     assert got.tolist() == [1.0, 1.25, 0.0, 2.0**-8, 448.0, 448.0, -448.0, 448.0]
     halves = torch.tensor([0.5, 1.5, -2.5, 127.5, -300.0, torch.nan, torch.inf])
-    got = reference.codes(halves, torch.tensor(1.0), I8)
+    got = reference.quantize(halves, torch.tensor(1.0), I8)
     assert got.tolist() == [0, 2, -2, 127, -128, 0, 127]
 
 
@@ -167,7 +167,7 @@ def test_blocks(shape: tuple[int, ...], ue8m0: bool) -> None:
         want, scale = reference.token_quant(block, 1e-4, E4M3)
         if ue8m0:
             scale = reference.dequant_scale(reference.row_amax(block), 1e-4, E4M3, True)
-            want = reference.codes(block, scale, E4M3)
+            want = reference.quantize(block, scale, E4M3)
         assert scales[(*batch, i, j)] == scale
         assert torch.equal(bits(codes[place].reshape(1, -1)), bits(want))
 

@@ -32,7 +32,7 @@ def dequant_scale(
     return torch.where(scale.isfinite(), rounded, torch.nan)
 
 
-def codes(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """``round(x * (1 / scale))``, to nearest even, saturating; ``x`` and ``scale`` are float32."""
     y = x * scale.reciprocal()
     if not dtype.is_floating_point:
@@ -52,7 +52,7 @@ def token_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Codes and scales of float32 rows."""
     scale = dequant_scale(row_amax(x), eps, dtype)
-    return codes(x, scale, dtype), scale
+    return quantize(x, scale, dtype), scale
 
 
 def group_quant(
@@ -66,7 +66,7 @@ def group_quant(
     """Codes and scales of groups of float32 rows; ``packed``: four exponents a word."""
     groups = x.unflatten(-1, (x.shape[-1] // group_size, group_size))
     scale = dequant_scale(row_amax(groups), eps, dtype, power_of_two)
-    quantized = codes(groups, scale, dtype).flatten(-2)
+    quantized = quantize(groups, scale, dtype).flatten(-2)
     scale = scale.squeeze(-1)
     return quantized, pack_exponents(scale) if packed else scale
 

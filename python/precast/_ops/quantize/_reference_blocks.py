@@ -152,3 +152,26 @@ def dequantize(
     rows = elements.reshape(scales.shape[0], scales.shape[1], block)
     values = (rows * scales[..., None]).reshape(elements.shape)
     return values if global_scale is None else values * global_scale.float().reshape(())
+
+
+def dequantize_e2m1(
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    global_scale: torch.Tensor | None,
+    block: int,
+    e4m3_scales: bool,
+    layout: int,
+) -> torch.Tensor:
+    """fp32 from packed e2m1 and the bytes of its scales."""
+    elements = e2m1_unpack(packed)
+    rows = math.prod(elements.shape[:-1])
+    placed = gather_scales(scales, rows, elements.shape[-1] // block, layout)
+    values = placed.view(torch.float8_e4m3fn).float() if e4m3_scales else ue8m0_values(placed)
+    return dequantize(elements, values, global_scale, block)
+
+
+def dequantize_mxfp8(elements: torch.Tensor, scales: torch.Tensor, layout: int) -> torch.Tensor:
+    """fp32 from e4m3 and the bytes of its scales, which are powers of two."""
+    rows = math.prod(elements.shape[:-1])
+    placed = gather_scales(scales, rows, elements.shape[-1] // 32, layout)
+    return dequantize(elements.float(), ue8m0_values(placed), None, 32)

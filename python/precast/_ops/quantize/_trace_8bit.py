@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which definition describes a call that quantises."""
+"""The trace templates of 8-bit quantisation."""
 
 from __future__ import annotations
 
@@ -9,14 +9,16 @@ from typing import Any
 from precast._base.torch import torch
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
+_MULTIPLIER = "Multiplies the quantised values."
+
 
 def of_e4m3(
     usual: TraceTemplate, packed: TraceTemplate | None = None
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function: ``packed`` where the scales are words of exponents, else ``usual``.
+    """A dispatch function: ``packed`` where scales are words of exponents, otherwise ``usual``.
 
-    A definition holds one reference, and those of the library write e4m3 unless they are told
-    otherwise, which a definition cannot: calls with other codes have none.
+    A definition holds one reference, which writes e4m3 because a definition cannot pass it a dtype:
+    calls with another dtype have no definition.
     """
     templates = (usual,) if packed is None else (usual, packed)
 
@@ -37,76 +39,94 @@ def of_e4m3(
     return choose
 
 
-def group_trace(
-    name: str, description: str, reference: Callable[..., Any], *, param: str, gated: bool = False
+def tensor_trace(
+    name: str, description: str, reference: Callable[..., Any], *, given_scale: bool
 ) -> Callable[..., TraceTemplate]:
-    """The definitions of a quantisation by groups, for ``[*num_tokens, hidden_size]``."""
-
-    def template(packed: bool) -> TraceTemplate:
-        first = "gate_up_size" if gated else "hidden_size"
-        axes: dict[str, Var | Const] = {
-            "*num_tokens": Var(),
-            first: Const(abbrev="" if gated else "h", sample=512),
-            "group_size": Const(abbrev="g", sample=128),
-        }
-        if gated:
-            axes["hidden_size"] = Const(abbrev="h", value="gate_up_size // 2")
-        groups = "hidden_size // group_size"
-        value = f"({groups} + 3) // 4" if packed else groups
-        axes["num_scales"] = Const(abbrev="", value=value)
-        inputs: dict[str, Tensor | Scalar] = {
-            "x": Tensor(["*num_tokens", first], param=param),
-            "group_size": Scalar("int32"),
-            "eps": Scalar("float32"),
-            "scale_ue8m0": Scalar("bool", sample=packed),
-        }
-        if packed:
-            inputs["use_packed_ue8m0"] = Scalar("bool", sample=True)
-        scales = "Biased exponents, four a word." if packed else "Multiplies the codes."
-        return TraceTemplate(
-            op_type="quantization",
-            name_prefix=name + ("_packed" if packed else ""),
-            description=description,
-            axes=axes,
-            inputs=inputs,
-            outputs={
-                "x_q": Tensor(["*num_tokens", "hidden_size"], "out", "float8_e4m3fn"),
-                "x_s": Tensor(
-                    ["*num_tokens", "num_scales"],
-                    "out_scale",
-                    "int32" if packed else "float32",
-                    description=scales,
-                ),
-            },
-            reference=reference,
-            constraints=("hidden_size % group_size == 0",),
-        )
-
-    return of_e4m3(template(False), template(True))
-
-
-def token_trace(
-    name: str, description: str, reference: Callable[..., Any], *, param: str, gated: bool = False
-) -> Callable[..., TraceTemplate]:
-    """The definition of a quantisation by tokens."""
-    first = "gate_up_size" if gated else "hidden_size"
-    axes: dict[str, Var | Const] = {
-        "*num_tokens": Var(),
-        first: Const(abbrev="" if gated else "h"),
-        "one": Const(abbrev="", value="1"),
-    }
-    if gated:
-        axes["hidden_size"] = Const(abbrev="h", value="gate_up_size // 2")
+    """The definition of a quantisation with one scale for a tensor of any shape."""
+    scale = Tensor(["one"], dtype="float32", description=_MULTIPLIER)
+    outputs = {"x_q": Tensor(["*size"], "out", "float8_e4m3fn")}
+    if not given_scale:
+        outputs["x_s"] = Tensor(["one"], "out_scale", "float32")
     template = TraceTemplate(
         op_type="quantization",
         name_prefix=name,
         description=description,
-        axes=axes,
-        inputs={"x": Tensor(["*num_tokens", first], param=param), "eps": Scalar("float32")},
-        outputs={
-            "x_q": Tensor(["*num_tokens", "hidden_size"], "out", "float8_e4m3fn"),
-            "x_s": Tensor(["*num_tokens", "one"], "out_scale", "float32"),
+        axes={
+            "*size": Var(),
+            "one": Const("", sample=1) if given_scale else Const("", value="1"),
         },
+        inputs={
+            "x": Tensor(["*size"]),
+            **({"scale": scale} if given_scale else {"eps": Scalar("float32")}),
+        },
+        outputs=outputs,
         reference=reference,
     )
     return of_e4m3(template)
+
+
+def rows_trace(
+    name: str,
+    description: str,
+    reference: Callable[..., Any],
+    *,
+    scales: str,
+    gated: bool = False,
+) -> Callable[..., TraceTemplate]:
+    """The definitions of a quantisation of rows, with scales that are ``given``, or one a ``token``
+    or a ``group``."""
+    names = (name, description, reference)
+    if scales == "group":
+        return of_e4m3(
+            _rows_template(*names, "group", gated), _rows_template(*names, "packed", gated)
+        )
+    return of_e4m3(_rows_template(*names, scales, gated))
+
+
+def _rows_template(
+    name: str, description: str, reference: Callable[..., Any], scales: str, gated: bool
+) -> TraceTemplate:
+    by_group, packed = scales in ("group", "packed"), scales == "packed"
+    columns = "gate_up_size" if gated else "hidden_size"
+    axes: dict[str, Var | Const] = {
+        "*num_tokens": Var(),
+        columns: Const(abbrev="" if gated else "h", sample=512 if by_group else None),
+    }
+    if by_group:
+        axes["group_size"] = Const(abbrev="g", sample=128)
+    if gated:
+        axes["hidden_size"] = Const(abbrev="h", value="gate_up_size // 2")
+    rows = Tensor(["*num_tokens", columns], param="input" if gated else "x")
+    inputs: dict[str, Tensor | Scalar] = {"gate_up" if scales == "given" else "x": rows}
+    outputs = {"x_q": Tensor(["*num_tokens", "hidden_size"], "out", "float8_e4m3fn")}
+    if scales == "given":
+        axes["one"] = Const(abbrev="", sample=1)
+        inputs["scale"] = Tensor(["one"], dtype="float32", description=_MULTIPLIER)
+    elif scales == "token":
+        axes["one"] = Const(abbrev="", value="1")
+        inputs["eps"] = Scalar("float32")
+        outputs["x_s"] = Tensor(["*num_tokens", "one"], "out_scale", "float32")
+    else:
+        groups = "hidden_size // group_size"
+        axes["num_scales"] = Const(abbrev="", value=f"({groups} + 3) // 4" if packed else groups)
+        inputs["group_size"] = Scalar("int32")
+        inputs["eps"] = Scalar("float32")
+        inputs["scale_ue8m0"] = Scalar("bool", sample=packed)
+        if packed:
+            inputs["use_packed_ue8m0"] = Scalar("bool", sample=True)
+        outputs["x_s"] = Tensor(
+            ["*num_tokens", "num_scales"],
+            "out_scale",
+            "int32" if packed else "float32",
+            description="Biased exponents, four a word." if packed else _MULTIPLIER,
+        )
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=name + ("_packed" if packed else ""),
+        description=description,
+        axes=axes,
+        inputs=inputs,
+        outputs=outputs,
+        reference=reference,
+        constraints=("hidden_size % group_size == 0",) if by_group else (),
+    )
