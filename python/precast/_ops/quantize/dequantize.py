@@ -69,13 +69,14 @@ def _tile(
 
     Shapes without tiles give a tile of one element; the check of the arguments refuses them.
     """
-    if x.dim() < 2 or scale.dim() < 2:
+    sizes, counts = x.shape, scale.shape
+    if len(sizes) < 2 or len(counts) < 2:
         return 1, 1
     if tile_columns is None and scale.dtype == torch.int32:
         tile_columns = PACKED_GROUP
     return (
-        _step("tile_rows", x.shape[-2], scale.shape[-2], tile_rows),
-        _step("tile_columns", x.shape[-1], scale.shape[-1], tile_columns),
+        _step("tile_rows", sizes[-2], counts[-2], tile_rows),
+        _step("tile_columns", sizes[-1], counts[-1], tile_columns),
     )
 
 
