@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint ci-lint reproducible matrix format types walkthrough \
+.PHONY: help demo test unit lint ci-lint reproducible matrix format types layers walkthrough \
 	generate docs wheels clean
 
 PYTHON ?= python3
@@ -37,6 +37,9 @@ format: ## put all files into style
 
 types: ## mypy, as pyproject.toml sets it
 	mypy
+
+layers: ## import-linter: each layer imports only those below it
+	PYTHONPATH=python lint-imports --no-cache --no-logo
 
 walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.md
 	$(PYTHON) docs/walkthrough.py

@@ -231,7 +231,9 @@ def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
 
 
 def launches(
-    export: Export, returns: Sequence[str] | None = None
+    export: Export,
+    returns: Sequence[str] | None = None,
+    explain: Callable[..., None] | None = None,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Give a function without a body the call that its export declares.
 
@@ -244,6 +246,8 @@ def launches(
         What runs.
     returns : sequence of str, optional
         The outputs that are returned. Default: all that are written.
+    explain : callable, optional
+        As :func:`op` takes it.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -259,18 +263,24 @@ def launches(
         body += ("\n" if lines else "") + export.launch_source("    ", names)
         if signature.return_annotation not in (None, "None"):
             body += f"\n    return {', '.join(returns or written)}"
-        return _decorated(function, export.op, body, names)
+        return _decorated(function, export.op, body, names, explain)
 
     return decorate
 
 
-def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def op(
+    name: str, explain: Callable[..., None] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
     Parameters
     ----------
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
+    explain : callable, optional
+        Called when a call has failed with one of Python's own errors and no argument that must be
+        a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
+        and raises the error that names the wrong one.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -278,33 +288,38 @@ def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
         passed = ", ".join(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
-        return _decorated(
-            function, name, f"    return _function({passed})", {"_function": function}
-        )
+        body = f"    return _function({passed})"
+        return _decorated(function, name, body, {"_function": function}, explain)
 
     return decorate
 
 
 def _decorated(
-    function: Callable[P, R], op_name: str, body: str, names: dict[str, Any]
+    function: Callable[P, R],
+    op_name: str,
+    body: str,
+    names: dict[str, Any],
+    explain: Callable[..., None] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
-    tensors = [p for p in parameters if str(p.annotation).startswith("torch.Tensor")]
-    required = [p.name for p in tensors if p.annotation == "torch.Tensor"]
-    optional = [p.name for p in tensors if p.annotation == "torch.Tensor | None"]
+    required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
+    optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
-    def explain(**values: Any) -> None:
+    def explain_failure(**values: Any) -> None:
         named = {key: values[key] for key in required}
         named.update((key, values[key]) for key in optional if values[key] is not None)
         check_tensors(name, **named)
+        if explain is not None:
+            explain(**_accepted(explain, {**values, "export": name}))
 
-    names["_explain"] = explain
-    passed = ", ".join(f"{key}={key}" for key in (*required, *optional))
+    names["_explain"] = explain_failure
+    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"
-        f"    except (AttributeError, TypeError):\n        _explain({passed})\n        raise"
+        f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
+        f"        _explain({passed})\n        raise"
     )
     return decorated(function, served_by(op_name), source, names)

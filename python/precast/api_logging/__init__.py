@@ -101,12 +101,11 @@ def precast_api(function: Any = None, /, *, trace: Any = None) -> Any:
 
 
 def _decorate(function: Callable[..., Any], trace: Any) -> Callable[..., Any]:
-    public: Any = _logged(function)
+    # The logging wrapper is the outermost one, where a second decoration finds it.
+    public: Any = _logged(function if trace is None or not _tracing() else _traced(function))
     if trace is not None:
         from precast.trace import fi_trace, register
 
-        if _tracing():
-            public = _traced(public)
         public.fi_trace = functools.partial(fi_trace, public)
         register(public, trace)
     _public[f"{function.__module__}.{function.__qualname__}"] = public

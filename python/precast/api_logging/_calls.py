@@ -38,7 +38,13 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
-    """``function``, with every call logged at ``level``."""
+    """``function``, with every call logged at ``level``.
+
+    A function that logs its calls already, because it was decorated before, logs them once, at the
+    new level.
+    """
+    if getattr(function, "_logging_wrapper", None) is function:
+        function = function.__wrapped__
     signature = inspect.signature(function)
     if level < INPUTS:
 
@@ -61,6 +67,8 @@ def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
             return function(*args, **kwargs)
         return run(args, kwargs)
 
+    # Decorators copy attributes, so a wrapper of this one has the attribute, too; it names another.
+    call._logging_wrapper = call  # type: ignore[attr-defined]
     return call
 
 

@@ -18,30 +18,30 @@ namespace precast {
 
 // What kBytes bytes are in registers. Why: PTX loads a byte into a register of 16 bits.
 template <int kBytes>
-struct UnitBits {
+struct AlignedBytesStorage {
   using type = unsigned short;
 };
 template <>
-struct UnitBits<4> {
+struct AlignedBytesStorage<4> {
   using type = uint32_t;
 };
 template <>
-struct UnitBits<8> {
+struct AlignedBytesStorage<8> {
   using type = uint2;
 };
 template <>
-struct UnitBits<16> {
+struct AlignedBytesStorage<16> {
   using type = uint4;
 };
 
 // kBytes bytes, at an address that kBytes divides.
 template <int kBytes>
-struct Unit {
-  typename UnitBits<kBytes>::type bits;
+struct AlignedBytes {
+  typename AlignedBytesStorage<kBytes>::type bits;
 
   // `policy` is for units of 16 bytes.
-  __device__ __forceinline__ static Unit load(const char* source, L2Policy policy) {
-    Unit unit;
+  __device__ __forceinline__ static AlignedBytes load(const char* source, L2Policy policy) {
+    AlignedBytes unit;
     if constexpr (kBytes == 16) {
       unit.bits = load_vec(reinterpret_cast<const f32*>(source), policy).bits;
     } else if constexpr (kBytes == 8) {
@@ -81,7 +81,7 @@ struct Unit {
 #if !defined(__CUDACC_RTC__)
 
 // Collects addresses, strides and lengths in bytes; value() is the largest unit that divides all.
-struct UnitChoice {
+struct CommonAlignment {
   uint64_t bits = kVecBytes;
 
   void add(int64_t bytes) { bits |= static_cast<uint64_t>(bytes); }
