@@ -11,15 +11,15 @@ from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
 def fill_pages(call: dict[str, Any]) -> None:
-    """Pages in descending order, one of a request that has none, and a request that is shorter."""
+    """Fill in pages in descending order, one that is missing, and one request that is shorter."""
     import torch
 
     cache = call["paged_kv_cache"]
-    codes = cache if isinstance(cache, tuple) else (cache,)
-    for tensor in codes:
+    caches = cache if isinstance(cache, tuple) else (cache,)
+    for tensor in caches:
         tensor.copy_(torch.arange(tensor.numel()).mul(37).remainder(256).view(tensor.shape))
     table, lens = call["block_tables"], call["seq_lens"]
-    pages = codes[0].shape[0]
+    pages = caches[0].shape[0]
     table.copy_((-torch.arange(table.numel()) - 1).remainder(pages).view(table.shape))
     table[-1, 0] = -1
     lens.fill_(call["output_k"].shape[1])
@@ -29,7 +29,7 @@ def fill_pages(call: dict[str, Any]) -> None:
 def paged_trace(
     name: str, description: str, reference: Callable[..., Any]
 ) -> Callable[..., TraceTemplate]:
-    """Templates for each layout, a pair of caches or one, and page size 1."""
+    """Make templates for each layout, for a pair of caches or one, and for page size 1."""
     templates: dict[tuple[bool, str], TraceTemplate] = {}
     for packed in (False, True):
         for layout in ("NHD", "HND", "page1"):

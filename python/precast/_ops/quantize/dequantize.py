@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from 8-bit codes and their scales."""
+"""Dequantisation of 8-bit values with one scale for each tile."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from precast._ops.quantize._reference_8bit import unpack_exponents
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
-#: The group of packed exponents, where nothing else is said: DeepGEMM's.
+#: The default group of packed exponents, which is DeepGEMM's.
 PACKED_GROUP = 128
 
 
@@ -29,13 +29,13 @@ def dequantize_fp8_reference(
     Parameters
     ----------
     x : torch.Tensor
-        Codes ``[m, k]`` or ``[batch, m, k]``, any device.
+        Quantised values ``[m, k]`` or ``[batch, m, k]``, any device.
     x_scale : torch.Tensor
-        Scales, one a tile.
+        One scale for each tile.
     scale_major_mode : str
         ``"K"`` or ``"MN"``.
     tile_rows, tile_columns : int, optional
-        The tile. Default: what divides ``x`` into as many tiles as there are scales.
+        The size of a tile. Default: the size that gives as many tiles as there are scales.
     out_dtype : torch.dtype, optional
         float32 (the default), float16 or bfloat16.
 
@@ -119,7 +119,7 @@ _DEQUANTIZE = Export(
     derived={"out_dtype": lambda out: out.dtype},
 )
 
-_SCALES = "Multiplies the codes of a tile."
+_SCALES = "Multiplies the values of a tile."
 _BY_TOKEN = TraceTemplate(
     op_type="quantization",
     name_prefix="dequantize_fp8",
@@ -192,7 +192,7 @@ def dequantize_fp8(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from 8-bit codes and one scale for each tile: a tensor, token, group or block.
+    r"""Dequantise 8-bit values with one scale for each tile: a tensor, token, group or block.
 
     .. math:: out_{rc} = \mathrm{round}(x_{rc} \cdot s_{ij}), \quad
         i = \lfloor r / t_r \rfloor,\ j = \lfloor c / t_c \rfloor
@@ -200,8 +200,8 @@ def dequantize_fp8(
     Parameters
     ----------
     x : torch.Tensor
-        Codes ``[m, k]`` or ``[batch, m, k]``, float8_e4m3fn, float8_e5m2 or int8, on a CUDA device.
-        The last dimension has stride 1. 16-byte aligned rows are fastest.
+        Quantised values ``[m, k]`` or ``[batch, m, k]``, float8_e4m3fn, float8_e5m2 or int8, on a
+        CUDA device. The last dimension has stride 1. 16-byte aligned rows are fastest.
     x_scale : torch.Tensor
         *Dequantisation* scales ``[..., row tiles, column tiles]`` in float32, at any strides: what
         the quantisations of this module return. ``[1, 1]`` for a whole matrix. Or int32: four
@@ -209,9 +209,9 @@ def dequantize_fp8(
     scale_major_mode : str
         ``"K"``, or ``"MN"`` for scales ``[..., column tiles, row tiles]``.
     tile_rows, tile_columns : int, optional
-        The tile; 128 x 128 for :func:`per_block_cast_to_fp8`. Tiles at the ends may be partial.
-        Default: what divides ``x`` into as many tiles as there are scales; 128 columns for packed
-        exponents.
+        The size of a tile; 128 x 128 for :func:`per_block_cast_to_fp8`. Tiles at the ends may be
+        partial. Default: the size that gives as many tiles as there are scales; 128 columns for
+        packed exponents.
     out_dtype : torch.dtype, optional
         float32, float16 or bfloat16; that of ``out`` if both are given. Default: that of ``out``,
         else float32.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float32 from packed e2m1: MXFP4, and NVFP4 with all the choices of its scales.
+"""Dequantisation of packed e2m1 to float32: MXFP4, and NVFP4 in all layouts of its scales.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -68,7 +68,7 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     global_scale_tensor : torch.Tensor, optional
         One number.
     sf_vec_size : int
-        Numbers of a block.
+        Elements of a block.
     ufp8_type : int
         0 for ue8m0, 1 for e4m3.
     is_sf_swizzled_layout : bool
@@ -155,7 +155,7 @@ _E2M1_TO_FLOAT = Export(
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
-    r"""float32 from MXFP4.
+    r"""Dequantise MXFP4 to float32.
 
     .. math:: out = q \cdot 2^{s - 127}
 
@@ -237,7 +237,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
 ) -> torch.Tensor:
-    r"""float32 from packed e2m1 with the scales of NVFP4 or MXFP4.
+    r"""Dequantise packed e2m1 with the scales of NVFP4 or MXFP4 to float32.
 
     .. math:: out = (q \cdot s) \cdot g
 
@@ -254,7 +254,7 @@ def e2m1_and_ufp8sf_scale_to_float(
         ``g``, one float32: the reciprocal of what :func:`nvfp4_quantize` was given. Needed for
         ``ufp8_type=1``, not read otherwise.
     sf_vec_size : int
-        Numbers of a block: 16 or 32.
+        Elements of a block: 16 or 32.
     ufp8_type : int
         0 for scales in ue8m0, 1 for e4m3.
     is_sf_swizzled_layout : bool

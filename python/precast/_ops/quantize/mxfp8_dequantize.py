@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from MXFP8.
+"""Dequantisation of MXFP8.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -75,7 +75,7 @@ _MXFP8_DEQUANTIZE = Export(
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
-        description="Numbers from e4m3 in blocks of 32 with scales that are powers of two.",
+        description="Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
         reference=mxfp8_dequantize_reference,
         input="input",
         scales="scale_tensor",
@@ -98,7 +98,7 @@ def mxfp8_dequantize(
     sfLayout: SfLayout = SfLayout.layout_128x4,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from MXFP8.
+    r"""Dequantise MXFP8.
 
     .. math:: out = \mathrm{round}(q \cdot 2^{s - 127})
 

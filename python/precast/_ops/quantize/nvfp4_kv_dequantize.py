@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from an NVFP4 key-value cache.
+"""Dequantisation of an NVFP4 key-value cache.
 
 Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
 """
@@ -74,7 +74,7 @@ _NVFP4_KV_DEQUANTIZE = Export(
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
-        description="Numbers from e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        description="Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
         reference=nvfp4_kv_dequantize_reference,
         input="fp4_data",
         scales="block_scales",
@@ -97,7 +97,7 @@ def nvfp4_kv_dequantize(
     global_scale: torch.Tensor,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from an NVFP4 key-value cache, whose scales are linear.
+    r"""Dequantise an NVFP4 key-value cache, whose scales are linear.
 
     .. math:: out = \mathrm{round}((q \cdot s) \cdot g)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from a paged key-value cache in NVFP4, gathered by a page table.
+"""Dequantisation of a paged key-value cache in NVFP4, gathered by a page table.
 
 Sources: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149; Kwon et al.,
 Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180.
@@ -48,7 +48,7 @@ def nvfp4_kv_dequantize_paged_reference(
     k_scale, v_scale : torch.Tensor
         One number each.
     output_k, output_v : torch.Tensor
-        What stands where a token is left as it is; not changed.
+        The values of tokens that are left as they are; not changed.
     kv_layout : str
         ``NHD`` or ``HND``.
 
@@ -72,10 +72,10 @@ def nvfp4_kv_dequantize_paged_reference(
             [0.0000, 0.0000]], dtype=torch.bfloat16)
     """
     hnd = kv_layout == "HND"
-    codes, factors = halves(paged_kv_cache), halves(kv_cache_sf)
+    packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)
     pages = block_tables, seq_lens, hnd
-    keys = _dequantized_pages(codes[0], factors[0], k_scale, output_k, *pages)
-    return keys, _dequantized_pages(codes[1], factors[1], v_scale, output_v, *pages)
+    keys = _dequantized_pages(packed[0], factors[0], k_scale, output_k, *pages)
+    return keys, _dequantized_pages(packed[1], factors[1], v_scale, output_v, *pages)
 
 
 def _dequantized_pages(
@@ -87,16 +87,16 @@ def _dequantized_pages(
     seq_lens: torch.Tensor,
     hnd: bool,
 ) -> torch.Tensor:
-    """``out`` with the numbers of all tokens that have a page, of keys or of values."""
-    codes = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
+    """Return ``out`` with the dequantised keys or values of all tokens that have a page."""
+    packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
     bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
-    pages, page_size = codes.shape[:2]
+    pages, page_size = packed.shape[:2]
     position = torch.arange(out.shape[1], device=out.device)
     page = block_tables.long()[:, position // max(page_size, 1)]  # [batch, length]
     kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
     at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
     values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
-    elements = e2m1_unpack(codes[at])  # [tokens, heads, head_dim]
+    elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
     rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
     result = out.clone()
     result[kept] = rows.view(elements.shape).to(out.dtype)
@@ -120,7 +120,7 @@ _PAGED = Export(
 
 _TRACE = paged_trace(
     "nvfp4_kv_dequantize_paged",
-    "Keys and values of requests as numbers, from the pages of an NVFP4 cache.",
+    "Dequantised keys and values of requests, from the pages of an NVFP4 cache.",
     nvfp4_kv_dequantize_paged_reference,
 )
 
@@ -139,7 +139,7 @@ def nvfp4_kv_dequantize_paged(
     kv_layout: str = "NHD",
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""Numbers of whole requests from a paged key-value cache in NVFP4, into given outputs.
+    r"""Dequantise whole requests from a paged key-value cache in NVFP4 into given outputs.
 
     .. math::
 
