@@ -23,11 +23,15 @@ _DERIVED = {
 }
 
 
+_PUBLIC = (
+    *("temperature", "top_k", "top_p", "min_p", "filter_apply_order", "seed", "offset"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "prompt_mask"),
+    *("output_counts", "bitmask", "top_logprobs"),
+)
+
+
 def _write(out: torch.Tensor, valid: torch.Tensor | None, **given: Any) -> None:
-    names = ("temperature", "top_k", "top_p", "min_p", "filter_apply_order", "seed", "offset")
-    options = ("repetition_penalty", "frequency_penalty", "presence_penalty", "prompt_mask")
-    options += ("output_counts", "bitmask", "top_logprobs")
-    arguments = {name: given[name] for name in (*names, *options) if name in given}
+    arguments = {name: given[name] for name in _PUBLIC if name in given}
     results = sample_reference(given["logits"], **arguments)
     others = (given.get(name) for name in ("logprobs", "top_tokens", "top_token_logprobs"))
     for target, result in zip((out, *others, valid), results):
