@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile kernels on the spot, by the same plan that the prebuilt ones are made from.
+"""Compile kernels just in time, by the same plan that the prebuilt ones are made from.
 
 ``__init__.pyi`` lists the public names.
 """
