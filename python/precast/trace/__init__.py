@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Definitions of calls, in the schema of flashinfer-bench ("FlashInfer Trace").
 
-A :class:`TraceTemplate` beside an op says what its call means: axes, inputs, outputs, a reference
-in plain PyTorch. :func:`fi_trace` fills it in from a call's arguments, without running the op.
+A :class:`TraceTemplate` next to an op describes its calls: axes, inputs, outputs, and a reference
+in plain PyTorch. :func:`fi_trace` fills it in from the arguments of a call, without running it.
 ``docs/trace.md`` is a walkthrough.
 """
 
