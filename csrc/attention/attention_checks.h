@@ -2,9 +2,9 @@
 // What the bindings of attention share: optional tensors, workspaces, lengths.
 #pragma once
 
+#include "core/tvm_ffi_utils.h"
 #include "precast/attention/plan.cuh"
 #include "precast/attention/tile.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 
@@ -103,8 +103,8 @@ PRECAST_ONE_COPY ScheduleShape shape_of(const char* op, const HeadsOfCall& heads
   shape.ctas = ctas;
   shape.heads = static_cast<int32_t>(heads.kv_heads *
                                      attention_value_parts(static_cast<int>(heads.head_dim_vo)));
-  shape.group = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
-  shape.tile_rows = static_cast<int32_t>(tile_rows);
+  shape.group_size = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
+  shape.block_m = static_cast<int32_t>(tile_rows);
   shape.window_left = static_cast<int32_t>(window_left < 0            ? -1
                                            : window_left > 0x7fffffff ? 0x7fffffff
                                                                       : window_left);

@@ -160,8 +160,8 @@ void check_caches_apart(const Arg& first, const Arg& second, std::initializer_li
 
 // From column `column` of the cache's rows on.
 void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cache, int64_t column,
-                       bool turns, float scale) {
-  RopeSegment& segment = add_segment(params, in, in, 0, in.dim, turns, scale);
+                       bool rotates, float scale) {
+  RopeSegment& segment = add_segment(params, in, in, 0, in.dim, rotates, scale);
   segment.out = static_cast<char*>(cache.data) + column;  // fp8: a byte a column
   segment.is_paged = true;
   segment.out_token_stride = cache.entry_stride;
@@ -170,7 +170,7 @@ void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cac
 }
 
 // All but the pages and their size, which are the caches'.
-void set_table(SlotSource& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
+void set_table(SlotMapping& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
                const Arg& positions, const Arg& device_of, int64_t tokens) {
   check_rank(indptr, 1, 1);
   check_rank(indices, 1, 1);
@@ -228,7 +228,7 @@ void rope_quantize_fp8_append_paged_kv_cache(
   check_caches_apart(first, second,
                      {q.rope, k.rope, q.nope, k.nope, values, q_rope_heads, q_nope_heads});
   params.slots.pages = keys.pages;
-  params.slots.page_size = Divisor(static_cast<uint32_t>(page_size));
+  params.slots.page_size = FastDivmod(static_cast<uint32_t>(page_size));
 
   const float q_scale = static_cast<float>(quant_scale_q);
   const float kv_scale = static_cast<float>(quant_scale_kv);

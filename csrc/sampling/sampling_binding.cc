@@ -169,7 +169,7 @@ void softmax_export(TensorView logits, OptionalTensor temperature_arr, double te
   const char* op = "softmax";
   const Arg in = PRECAST_ARG(op, logits);
   RowTransformParams params = row_op(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
-  params.number = number_of(op, "temperature", temperature_arr, temperature, in);
+  params.parameter = number_of(op, "temperature", temperature_arr, temperature, in);
   run(params, in, enable_pdl);
 }
 
@@ -178,7 +178,7 @@ void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, doubl
   const char* op = "top_p_renorm_probs";
   const Arg in = PRECAST_ARG(op, probs);
   RowTransformParams params = row_op(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
-  params.number = number_of(op, "top_p", top_p_arr, top_p, in);
+  params.parameter = number_of(op, "top_p", top_p_arr, top_p, in);
   run(params, in, enable_pdl);
 }
 

@@ -30,7 +30,7 @@ inline SamplingPlan plan_sampling(uint32_t num_rows, int num_tiles, int num_sms,
   constexpr int kTileBytes = kTileSize * sizeof(float);
   // an upper bound on the kernel's static shared memory
   constexpr int kStaticSmemBytes = 12 * 1024;
-  const int max_ctas = kTargetHasClusters ? kMaxCtasPerRow : 1;
+  const int max_ctas = kTargetHasClusters ? kMaxSamplerCtas : 1;
   const int tiles_per_chunk = ceil_div(num_tiles, kNumChunks);
   constexpr int kTargetTilesPerCta = 16;  // three CTAs then fit on a multiprocessor
   SamplingPlan plan = {};

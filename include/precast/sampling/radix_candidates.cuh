@@ -86,7 +86,7 @@ __device__ __forceinline__ int gather_candidates(Row& row, RadixSelectStorage& s
   uint2 pair = load_pair_from_cta(&s.cta_candidates[2 * lane], min(rank, ctas - 1));
   uint32_t prefix_sum = lane < ctas ? count : 0;
 #pragma unroll
-  for (int distance = 1; distance < kMaxCtasPerRow; distance *= 2) {
+  for (int distance = 1; distance < kMaxSamplerCtas; distance *= 2) {
     const uint32_t other = __shfl_up_sync(0xffffffffu, prefix_sum, distance);
     if (lane >= distance) prefix_sum += other;
   }
@@ -104,7 +104,7 @@ __device__ __forceinline__ int gather_candidates(Row& row, RadixSelectStorage& s
     rank += blockDim.x / kWarpSize;
     if (rank < ctas) pair = load_pair_from_cta(&s.cta_candidates[2 * lane], rank);
   }
-  return __shfl_sync(0xffffffffu, prefix_sum, kMaxCtasPerRow - 1);
+  return __shfl_sync(0xffffffffu, prefix_sum, kMaxSamplerCtas - 1);
 }
 
 #endif  // __CUDACC__

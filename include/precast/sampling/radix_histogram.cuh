@@ -21,7 +21,7 @@ constexpr int kMaxCandidatesPerCta = 128;  // of one CTA
 constexpr int kMaxGathers = 4;             // gathers of candidates in one selection
 
 static_assert(kMaxCandidates >= kMaxTiles &&
-              kMaxCandidates >= kMaxCtasPerRow * kMaxCandidatesPerCta);
+              kMaxCandidates >= kMaxSamplerCtas * kMaxCandidatesPerCta);
 
 #if defined(__CUDACC__)
 
@@ -96,11 +96,11 @@ __device__ __forceinline__ void publish_smem(int ctas) {
 
 // Returns the sum over the CTAs of the pair at `source` in the shared memory of each.
 __device__ __forceinline__ uint2 sum_pairs_over_ctas(const uint32_t* source, int ctas) {
-  uint2 pairs[kMaxCtasPerRow], sum = {0, 0};
+  uint2 pairs[kMaxSamplerCtas], sum = {0, 0};
 #pragma unroll
-  for (int i = 0; i < kMaxCtasPerRow; ++i) pairs[i] = load_pair_from_cta(source, min(i, ctas - 1));
+  for (int i = 0; i < kMaxSamplerCtas; ++i) pairs[i] = load_pair_from_cta(source, min(i, ctas - 1));
 #pragma unroll
-  for (int i = 0; i < kMaxCtasPerRow; ++i) {
+  for (int i = 0; i < kMaxSamplerCtas; ++i) {
     sum.x += i < ctas ? pairs[i].x : 0;
     sum.y += i < ctas ? pairs[i].y : 0;
   }

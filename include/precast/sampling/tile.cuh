@@ -19,7 +19,7 @@ constexpr int kItemsPerLane = kTileSize / kWarpSize;
 constexpr int kMaxTiles = 1024;
 constexpr int kMaxVocabSize = kMaxTiles * kTileSize;
 constexpr int kNumChunks = 8;
-constexpr int kMaxCtasPerRow = kNumChunks;
+constexpr int kMaxSamplerCtas = kNumChunks;
 constexpr int kMaxThreadsPerCta = 512;  // an upper bound
 
 #if defined(__CUDACC__)

@@ -15,11 +15,14 @@ be None. The kinds are
     all tensors that have it. A size is a name, which means the same
     number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
     number of leading dimensions, ``*rows(1-2)`` one or two, ``*rows(1-)`` at least one; ``f32[.]``
-    is one number in any shape. Without brackets, the op's own check looks at the shape. The first
-    tensor with sizes is the one that others are compared with.
+    is one number in any shape. Without brackets, only dtype and device are checked,
+    and the op's own check looks at the rest. The first tensor with sizes is the one that others
+    are compared with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``
     A tensor of the shape and dtype of ``x``, or of another dtype. It may be ``x`` itself unless it
     is ``apart``.
+``tensor``
+    A tensor that the op's own check looks at alone.
 ``float``, ``int``, ``bool``, ``size``
     A number; a ``size`` may be symbolic under ``torch.compile``.
 ``pdl``
@@ -65,6 +68,7 @@ class TensorKind:
     dims: tuple[Leading | str, ...] | None = None
     like: str = ""
     apart: bool = False
+    checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -208,6 +212,8 @@ def _parameter(word: str, kinds: Mapping[str, Kind]) -> Parameter:
 def _kind(text: str, kinds: Mapping[str, Kind]) -> TensorKind | Kind:
     if text in kinds:
         return kinds[text]
+    if text == "tensor":
+        return TensorKind(checked=False)
     like = _LIKE.match(text)
     if like is not None:
         axis, dtypes = _dtypes(like)

@@ -130,7 +130,7 @@ class Export(Kernel):
     # -- source ----------------------------------------------------------------------------------
 
     def _key_source(self) -> str:
-        """The key of the table, from the public arguments: dtypes, then the device."""
+        """The items of the key of the table, from the public arguments: dtypes, then the device."""
         tensors = self.declaration.tensors
         parts = []
         for letter in AXES:
@@ -143,13 +143,14 @@ class Export(Kernel):
                     f"({tensors[0].name} if {parameter.name} is None else {parameter.name}).dtype"
                 )
             parts.append(source)
-        return ", ".join([*parts, f"{self.first_tensor}.get_device()"])
+        # The comma at the end makes a tuple of one item, too.
+        return f"{', '.join([*parts, f'{self.first_tensor}.get_device()'])},"
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
         if self._key_function is None:
             parameters = ", ".join(self.parameters)
-            self._key_function = eval(f"lambda {parameters}: ({self.key_source},)")
+            self._key_function = eval(f"lambda {parameters}: ({self.key_source})")
         return self._key_function(*args)
 
     def launch_source(self, indent: str, names: dict[str, Any]) -> str:
@@ -173,7 +174,7 @@ class Export(Kernel):
         source = self._allocation(name)
         if callable(source):
             taken = inspect.signature(source).parameters
-            passed = ", ".join(repr(self.name) if key == "export" else key for key in taken)
+            passed = ", ".join(repr(self.function) if key == "export" else key for key in taken)
             names[f"_new_{name}"] = source
             source, is_given = f"_new_{name}({passed})", is_given and name not in taken
         if source is None:
@@ -202,9 +203,9 @@ class Export(Kernel):
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
         given = self._decoded(args)
-        check_arguments(self.name, self.declaration, given)
+        check_arguments(self.function, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.name}))
+            self._check(**_accepted(self._check, {**given, "export": self.function}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
@@ -230,7 +231,9 @@ def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
 
 
 def launches(
-    export: Export, returns: Sequence[str] | None = None
+    export: Export,
+    returns: Sequence[str] | None = None,
+    explain: Callable[..., None] | None = None,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Give a function without a body the call that its export declares.
 
@@ -243,6 +246,8 @@ def launches(
         What runs.
     returns : sequence of str, optional
         The outputs that are returned. Default: all that are written.
+    explain : callable, optional
+        As :func:`op` takes it.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -258,18 +263,24 @@ def launches(
         body += ("\n" if lines else "") + export.launch_source("    ", names)
         if signature.return_annotation not in (None, "None"):
             body += f"\n    return {', '.join(returns or written)}"
-        return _decorated(function, export.op, body, names)
+        return _decorated(function, export.op, body, names, explain)
 
     return decorate
 
 
-def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def op(
+    name: str, explain: Callable[..., None] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
     Parameters
     ----------
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
+    explain : callable, optional
+        Called when a call has failed with one of Python's own errors and no argument that must be
+        a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
+        and raises the error that names the wrong one.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -277,33 +288,38 @@ def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
         passed = ", ".join(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
-        return _decorated(
-            function, name, f"    return _function({passed})", {"_function": function}
-        )
+        body = f"    return _function({passed})"
+        return _decorated(function, name, body, {"_function": function}, explain)
 
     return decorate
 
 
 def _decorated(
-    function: Callable[P, R], op_name: str, body: str, names: dict[str, Any]
+    function: Callable[P, R],
+    op_name: str,
+    body: str,
+    names: dict[str, Any],
+    explain: Callable[..., None] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
-    tensors = [p for p in parameters if str(p.annotation).startswith("torch.Tensor")]
-    required = [p.name for p in tensors if p.annotation == "torch.Tensor"]
-    optional = [p.name for p in tensors if p.annotation == "torch.Tensor | None"]
+    required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
+    optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
-    def explain(**values: Any) -> None:
+    def explain_failure(**values: Any) -> None:
         named = {key: values[key] for key in required}
         named.update((key, values[key]) for key in optional if values[key] is not None)
         check_tensors(name, **named)
+        if explain is not None:
+            explain(**_accepted(explain, {**values, "export": name}))
 
-    names["_explain"] = explain
-    passed = ", ".join(f"{key}={key}" for key in (*required, *optional))
+    names["_explain"] = explain_failure
+    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"
-        f"    except (AttributeError, TypeError):\n        _explain({passed})\n        raise"
+        f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
+        f"        _explain({passed})\n        raise"
     )
     return decorated(function, served_by(op_name), source, names)

@@ -59,6 +59,8 @@ class _Matcher:
     def match(self, parameter: Parameter) -> None:
         kind, name = parameter.kind, parameter.name
         assert isinstance(kind, TensorKind)
+        if not kind.checked:
+            return
         tensor: torch.Tensor = self.values[name]
         is_first = name == self.first_name
         if not is_first:
@@ -67,8 +69,9 @@ class _Matcher:
         if kind.like:
             self._match_like(kind, parameter)
             return
-        if kind.dims is not None:
-            self._match_shape(kind.dims, name, tensor)
+        if kind.dims is None:
+            return
+        self._match_shape(kind.dims, name, tensor)
         if parameter.written:
             check_elements_apart(self.export, name, tensor)
             if not is_first:

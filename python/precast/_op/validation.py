@@ -117,7 +117,7 @@ def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
 
 def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
-    if not a.numel() or not b.numel():
+    if not a.numel() or not b.numel() or a.is_meta:  # A meta tensor has no memory.
         return True
     layouts = [[(s * t.element_size(), n) for s, n in _layout(t)] for t in (a, b)]
     sizes = a.element_size(), b.element_size()

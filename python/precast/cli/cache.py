@@ -4,9 +4,10 @@
     precast cache info
     precast cache prune --older-than 30 --max-size 2G
 
-info   what is in it, and whether this precast would still use it
-prune  remove what is damaged or was built from other sources, then what is too old or too much
-clear  remove everything
+info   lists the builds, and whether this precast would still use them
+prune  removes builds that are damaged or made from other sources, then those that are too old or
+       exceed the size limit
+clear  removes everything
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ EXIT_CODES = (0, 2, 3)
 JSON = {
     "directory": "of info: the cache",
     "size": "of info: bytes in it",
-    "builds": "of info: what is in it (folder, name, target, state: ok, stale or damaged, reason, "
+    "builds": "of info: its builds (folder, name, target, state: ok, stale or damaged, reason, "
     "...)",
     "dry_run": "of prune and clear: true if nothing was removed",
     "removed": "of prune and clear: the builds, as in info",
@@ -36,18 +37,23 @@ _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tree = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = _action(tree, "info", "show what is in the cache")
-    prune = _action(tree, "prune", "remove what is damaged, stale, old or too much")
-    prune.add_argument(
-        "--older-than", type=_days, metavar="DAYS", help="also what was built before that"
+    info = _action(tree, "info", "list the builds in the cache")
+    prune = _action(
+        tree, "prune", "remove damaged and stale builds, then old ones and those over a size limit"
     )
     prune.add_argument(
-        "--max-size", type=_size, metavar="SIZE", help="then the oldest until this is left: 2G"
+        "--older-than", type=_days, metavar="DAYS", help="also builds that are older than this"
+    )
+    prune.add_argument(
+        "--max-size",
+        type=_size,
+        metavar="SIZE",
+        help="then the oldest builds until the cache has this size: 2G",
     )
     clear = _action(tree, "clear", "remove everything")
-    clear.add_argument("--yes", action="store_true", help="do not ask")
+    clear.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     for sub in (prune, clear):
-        sub.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+        sub.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     for sub in (info, prune, clear):
         _output.add_json(sub)
 
@@ -176,7 +182,9 @@ def _confirm(count: int) -> None:
     from precast._jit.env import cache_dir
 
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask. Fix: precast cache clear --yes")
+        raise UsageError(
+            "standard input is no terminal, so nobody can confirm. Fix: precast cache clear --yes"
+        )
     question = f"Remove all {count} builds of {cache_dir()}? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truth values as bits, of an array or of each segment of one.
+"""Packing of booleans into bits, of an array or of each of its segments.
 
 Source: numpy.packbits.
 """
@@ -11,14 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
-from precast._op.validation import check_dtype, check_rank, check_same_device
+from precast._op.declaration import Kind
+from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
-#: Of all segments: ``new_indptr`` is int32.
+#: The most bytes of all segments, because ``new_indptr`` is int32.
 MOST_BYTES = 2**31 - 1
 
 
@@ -83,22 +81,10 @@ def segment_packbits_reference(
     return torch.cat([*parts, empty]), lengths.cumsum(0).to(torch.int32)
 
 
-def _check_values(export: str, x: torch.Tensor) -> None:
-    check_dtype(export, "x", x, torch.bool, torch.uint8)
-    check_rank(export, "x", x, 1, 1)
-
-
-def _check_indptr(x: torch.Tensor, indptr: torch.Tensor) -> None:
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
-    check_dtype("segment_packbits", "indptr", indptr, torch.int32, torch.int64)
-    check_rank("segment_packbits", "indptr", indptr, 1, 1)
-    if indptr.shape[0] == 0:
+def _check_segments(x: torch.Tensor, indptr: torch.Tensor) -> None:
+    count, segments = x.shape[0], indptr.shape[0] - 1
+    if segments < 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
-    check_bytes_fit(x.shape[0], indptr.shape[0] - 1)
-
-
-def check_bytes_fit(count: int, segments: int) -> None:
-    """The most bytes that so many values and segments can have are numbers of int32."""
     if (count + 7 * segments) // 8 > MOST_BYTES:
         raise ValueError(
             f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
@@ -106,70 +92,65 @@ def check_bytes_fit(count: int, segments: int) -> None:
         )
 
 
-def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: bool) -> None:
-    _check_values("packbits", x)
-    y.copy_(packbits_reference(x, "little" if little else "big"))
-
-
-def _indptr_into(
-    x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
-) -> None:
-    _check_values("segment_packbits", x)
-    _check_indptr(x, indptr)
+def _write_starts(indptr: torch.Tensor, new_indptr: torch.Tensor) -> None:
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
 
-def _segments_into(
+def _write_segments(
     x: torch.Tensor,
     indptr: torch.Tensor,
     new_indptr: torch.Tensor,
     out: torch.Tensor,
-    little: bool,
-    enable_pdl: bool,
+    bitorder: str,
 ) -> None:
-    _check_values("segment_packbits", x)
-    _check_indptr(x, indptr)
-    check_dtype("segment_packbits", "out", out, torch.uint8)
-    y, starts = segment_packbits_reference(x, indptr, "little" if little else "big")
+    y, starts = segment_packbits_reference(x, indptr, bitorder)
     new_indptr.copy_(starts)
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]
 
 
-def _key(x: torch.Tensor, *others: object) -> tuple[int]:
-    return (x.get_device(),)
+def _is_little(export: str, bitorder: str) -> bool:
+    if bitorder not in ("big", "little"):
+        raise ValueError(f"{export}: bitorder must be 'big' or 'little', got {bitorder!r}")
+    return bitorder == "little"
 
 
-def _bitorder(little: bool) -> str:
-    return "little" if little else "big"
+def _bitorder(export: str) -> dict[str, Kind]:
+    """The kind of ``bitorder``, which reaches an export as a flag."""
+    kind = Kind(
+        "bool little",
+        f"_is_little({export!r}, {{name}})",
+        decode=lambda little: "little" if little else "big",
+        names={"_is_little": _is_little},
+    )
+    return {"bitorder": kind}
 
 
-_packbits = Kernel(
+_PACKBITS = Export(
     "packbits",
     "packbits",
-    schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
-    reference=_packbits_into,
-    key=_key,
-    public=lambda x, y, little, pdl: (x, _bitorder(little)),
+    "x:bool|u8[length] y!:u8[(length+7)//8] bitorder:bitorder enable_pdl:pdl_on",
+    reference=packbits_reference,
+    kinds=_bitorder("packbits"),
 )
-_indptr = Kernel(
+_INDPTR = Export(
     "packbits",
     "segment_packbits_indptr",
-    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
-    reference=_indptr_into,
-    key=_key,
+    "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] enable_pdl:pdl_on",
+    write=_write_starts,
+    check=_check_segments,
     function="segment_packbits",
-    public=lambda *args: None,  # The export that writes the bits follows.
+    traced=False,  # The export that writes the bits follows.
 )
-_segments = Kernel(
+_SEGMENTS = Export(
     "packbits",
     "segment_packbits",
-    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, Tensor(b!) out, bool little, "
-    "bool enable_pdl) -> ()",
-    reference=_segments_into,
-    key=_key,
-    public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
+    "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] out!:u8[bytes] "
+    "bitorder:bitorder enable_pdl:pdl_on",
+    write=_write_segments,
+    check=_check_segments,
+    kinds=_bitorder("segment_packbits"),
 )
 
 
@@ -181,7 +162,7 @@ def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
-        description=f"Eight truth values to a byte, the first in the {place} bit.",
+        description=f"Eight booleans in a byte, the first in the {place} bit.",
         axes={
             "length": Const("n"),
             "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
@@ -198,10 +179,10 @@ def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
-        description=f"Eight truth values of a segment to a byte, the first in the {place} bit.",
+        description=f"Eight booleans of a segment in a byte, the first in the {place} bit.",
         axes={
-            "length": Var("Truth values of all segments."),
-            "num_bounds": Var("Segments and one."),
+            "length": Var("Booleans of all segments."),
+            "num_bounds": Var("One more than segments."),
             "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
         },
         inputs={
@@ -231,20 +212,14 @@ def _by_order(
     return choose
 
 
-def _is_little(export: str, bitorder: str) -> bool:
-    if bitorder not in ("big", "little"):
-        raise ValueError(f"{export}: bitorder must be 'big' or 'little', got {bitorder!r}")
-    return bitorder == "little"
-
-
-def _truth(x: torch.Tensor) -> torch.Tensor:
+def _as_booleans(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
 @precast_api(trace=_by_order("packbits", _packbits_trace))
-@backend_requirement({}, common_check=served_by("packbits"))
+@op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
+    """Pack booleans into the bits of bytes, as ``numpy.packbits`` does.
 
     Parameters
     ----------
@@ -277,29 +252,21 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     ...     precast.packbits(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool))
     tensor([179], dtype=torch.uint8)
     """
-    little = _is_little("packbits", bitorder)
-    try:
-        x = _truth(x)
-        y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
-        if torch.compiler.is_compiling():
-            torch_ops.packbits(x, y, little, True)
-        else:
-            _packbits[(x.get_device(),)](x, y, little, True)
-    except (AttributeError, TypeError):
-        check_tensors("packbits", x=x)
-        raise
+    x = _as_booleans(x)
+    y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
+    _PACKBITS.launch(x, y, bitorder)
     return y
 
 
 @precast_api(trace=_by_order("segment_packbits", _segments_trace))
-@backend_requirement({}, common_check=served_by("packbits"))
+@op("packbits")
 def segment_packbits(
     x: torch.Tensor,
     indptr: torch.Tensor,
     bitorder: str = "big",
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack the truth values of each segment into bits, each segment from a byte of its own on.
+    """Pack the booleans of each segment into bits; each segment starts at a new byte.
 
     Segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``; its bytes are
     ``y[new_indptr[i]:new_indptr[i + 1]]``, as :func:`packbits` packs them.
@@ -315,10 +282,10 @@ def segment_packbits(
     bitorder : str
         ``"big"`` or ``"little"``, as for :func:`packbits`.
     out : torch.Tensor, optional
-        Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, which
-        ``(n + 7 * segments) // 8`` always is; what is behind them is left as it is, and what does
-        not fit is not written. Default: a new tensor of the exact length, **for which the call
-        waits for the GPU**, as FlashInfer's does.
+        Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, for which
+        ``(n + 7 * segments) // 8`` is always enough. Bytes behind them are left as they are, and
+        bytes that do not fit are not written. Default: a new tensor of the exact length, **for
+        which the call waits for the GPU**, as FlashInfer's does.
 
     Returns
     -------
@@ -334,8 +301,8 @@ def segment_packbits(
 
     Notes
     -----
-    Without ``out`` neither in CUDA graphs nor in ``torch.compile``, for the size of the result is
-    in the data; with it safe in both. Not differentiable. Source: numpy.packbits.
+    Without ``out`` neither in CUDA graphs nor in ``torch.compile``, because the size of the result
+    depends on the data; with ``out`` safe in both. Not differentiable. Source: numpy.packbits.
 
     Examples
     --------
@@ -346,21 +313,10 @@ def segment_packbits(
     >>> y.tolist(), starts.tolist()
     ([176, 32, 208], [0, 1, 2, 3])
     """
-    little = _is_little("segment_packbits", bitorder)
-    try:
-        x = _truth(x)
-        new_indptr = torch.empty_like(indptr, dtype=torch.int32)
-        if out is None:
-            if torch.compiler.is_compiling():
-                torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
-            else:
-                _indptr[(x.get_device(),)](x, indptr, new_indptr, True)
-            out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
-        if torch.compiler.is_compiling():
-            torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
-        else:
-            _segments[(x.get_device(),)](x, indptr, new_indptr, out, little, True)
-    except (AttributeError, TypeError):
-        check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
-        raise
+    x = _as_booleans(x)
+    new_indptr = torch.empty_like(indptr, dtype=torch.int32)
+    if out is None:
+        _INDPTR.launch(x, indptr, new_indptr)
+        out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # Waits for the GPU.
+    _SEGMENTS.launch(x, indptr, new_indptr, out, bitorder)
     return out, new_indptr

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from precast._op.declaration import Kind
+
 
 class SfLayout(IntEnum):
     """Layout of scale factors; the values are FlashInfer's.
@@ -23,3 +25,14 @@ class SfLayout(IntEnum):
     layout_8x4 = 1
     #: Row-major, without padding.
     layout_linear = 2
+
+
+def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool = False) -> int:
+    """The layout that the flags of FlashInfer's older functions say."""
+    if not is_sf_swizzled_layout:
+        return 2
+    return 1 if is_sf_8x4_layout else 0
+
+
+#: The kind ``layout`` of a declaration: an :class:`SfLayout` or its number.
+LAYOUT_KIND = {"layout": Kind("int {name}", "int({name})")}

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor with one scale as items of 16 bytes, and the largest magnitudes that CTAs leave to each
-// other: what the kernels of quantize/per_tensor.cuh share.
+// What the kernels of quantize/per_tensor.cuh share: the parameters, the vectors of a tensor by
+// their index, and the exchange of the CTAs' maxima.
 #pragma once
 
 #include "precast/core/items.cuh"
-#include "precast/quantize/input.cuh"
+#include "precast/quantize/quant_input.cuh"
 
 namespace precast {
 
-constexpr int kTensorCtas = 512;  // at most, of a kernel that leaves maxima; the length of `amaxes`
+// an upper bound on the CTAs of a kernel that stores maxima; the length of `amaxes`
+constexpr int kTensorCtas = 512;
 constexpr int kTensorThreads = 512;
 constexpr int kTensorUnroll = 4;  // vectors that a thread loads at once
 
@@ -17,29 +18,29 @@ struct TensorQuantParams {
   float* scale;      // [1]
   uint32_t* amaxes;  // [kTensorCtas]
   float eps;
-  uint32_t amax_ctas;  // how many wrote to `amaxes`; this and the rest are set by the launcher
-  int held_rounds;     // that fit into shared memory
-  uint32_t l2_items;   // that are expected to stay in L2
+  uint32_t amax_ctas;  // CTAs that store to `amaxes`; set by the launcher, like the following
+  int smem_rounds;     // rounds of vectors that fit in shared memory
+  uint32_t l2_items;   // vectors that are expected to stay in L2
   Items items;
 };
 
 #if defined(__CUDACC__)
 
-// Where the vectors of a tensor are. `flat`: it is one row, as a contiguous tensor is, so that a
-// number is a place: on H200 this takes 5 to 11 % less time than `rows` for 14 MB and more.
-// `elements`: vectors are not aligned, or not whole.
+// How vectors are addressed. `flat`: the tensor is one row, as every contiguous tensor is, so that
+// the index gives the address: on an H200 this takes 5 to 11 % less time than `rows` for 14 MB and
+// more. `elements`: vectors are not aligned, or not whole.
 enum class TensorAccess : int { flat, rows, elements };
 
-// A vector of the tensor by its number.
+// A vector of the tensor by its index.
 template <typename T, typename Q, TensorAccess kAccess>
-struct TensorItem {
+struct TensorVec {
   static constexpr int kSize = Vec<T>::kSize;
   static constexpr bool kAligned = kAccess != TensorAccess::elements;
   const T* input;  // [kSize] of [columns]
   Q* out;          // [kSize] of [columns]
   int64_t left;
 
-  __device__ __forceinline__ TensorItem(const TensorQuantParams& p, uint32_t item) {
+  __device__ __forceinline__ TensorVec(const TensorQuantParams& p, uint32_t item) {
     const QuantTensors& t = p.tensors;
     if constexpr (kAccess == TensorAccess::flat) {
       input = static_cast<const T*>(t.input) + static_cast<int64_t>(item) * kSize;
@@ -69,7 +70,7 @@ __device__ __forceinline__ void store_amax(const TensorQuantParams& p, uint32_t 
   asm volatile("st.global.u32 [%0], %1;" ::"l"(p.amaxes + blockIdx.x), "r"(amax) : "memory");
 }
 
-// The largest of all; valid in every thread.
+// Returns the largest maximum of all CTAs. It is valid in every thread.
 __device__ __forceinline__ uint32_t load_amax(const TensorQuantParams& p,
                                               uint32_t (&scratch)[kMaxWarps]) {
   uint32_t amax = 0u;

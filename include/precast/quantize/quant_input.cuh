@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What quantisation reads: a tensor, or the gated activation of one, never rounded in between.
+// The input of a quantisation: a tensor, or the gated activation of one, which is never rounded in
+// between.
 #pragma once
 
 #include "precast/activation/activation.cuh"
@@ -8,7 +9,7 @@
 
 namespace precast {
 
-// The tensors of every quantisation; each kernel adds where its scales are.
+// The tensors that every quantisation has. Each kernel adds its scales.
 struct QuantTensors {
   const void* input;  // [rows, columns], or [rows, 2 * columns] with the gate first
   void* out;          // [rows, columns] codes
@@ -20,15 +21,16 @@ struct QuantTensors {
 
 #if defined(__CUDACC__)
 
-// One vector of input between its load and its store: as it was loaded, which takes the fewest
-// registers, or with kGated the fp32 values of silu(gate) * up, which gate() makes of what was
-// loaded. Why apart: all loads of a thread should be on their way before the first is waited for.
+// One vector of input between its load and its store. It is held as it was loaded, which takes the
+// fewest registers; with kGated, gate() turns it into the fp32 values of silu(gate) * up. Why
+// gate() is a step of its own: all loads of a thread should be in flight before the first one is
+// waited for.
 template <typename T, bool kGated>
 struct QuantVec {
   static constexpr int kSize = Vec<T>::kSize;
   Vec<T> loaded;
 
-  // `left` elements exist. `columns` is not used.
+  // `left` is the number of elements that exist. `columns` is not used.
   template <bool kAligned>
   __device__ __forceinline__ void load_from(const T* source, int64_t columns, int64_t left,
                                             L2Policy policy) {
@@ -53,7 +55,7 @@ struct QuantVec<T, true> {
   Vec<T> ups;
   float x[kSize];
 
-  // The gate at `source`, the other factor `columns` behind it.
+  // The gate is at `source`, the other factor `columns` elements behind it.
   template <bool kAligned>
   __device__ __forceinline__ void load_from(const T* source, int64_t columns, int64_t left,
                                             L2Policy policy) {
@@ -82,7 +84,7 @@ __device__ __forceinline__ void prefetch_vec(const T* source, int64_t columns) {
   if constexpr (kGated) prefetch_to_l2(source + columns);
 }
 
-// The row's part of a tensor of QuantTensors.
+// The row of a tensor in QuantTensors.
 template <typename T>
 __device__ __forceinline__ const T* input_row(const QuantTensors& t, const RowPosition& row) {
   return row.in<T>(t.input, t.input_strides);
@@ -95,11 +97,11 @@ __device__ __forceinline__ Q* out_row(const QuantTensors& t, const RowPosition& 
 
 #if !defined(__CUDACC_RTC__)
 
-// True if every vector of the input starts on a 16-byte boundary and every vector of codes on a
-// boundary of its own size, and none is partial.
+// Whether every vector of the input starts at a multiple of 16 bytes, every vector of codes at a
+// multiple of its own size, and no vector is partial.
 template <typename T>
 bool are_vector_aligned(const QuantTensors& t) {
-  const int64_t codes = Vec<T>::kSize;  // bytes, too
+  const int64_t codes = Vec<T>::kSize;  // also their size in bytes
   return t.columns % Vec<T>::kSize == 0 && rows_are_vector_aligned<T>(t.input, t.input_strides) &&
          reinterpret_cast<uint64_t>(t.out) % codes == 0 && t.out_strides.outer % codes == 0 &&
          t.out_strides.inner % codes == 0;
