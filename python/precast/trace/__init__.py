@@ -9,6 +9,7 @@ in plain PyTorch. :func:`fi_trace` fills it in from the arguments of a call, wit
 from __future__ import annotations
 
 from precast.trace.dump import on_call
+from precast.trace.fields import DTYPES, Const, Dtype, Scalar, Tensor, Var
 from precast.trace.inputs import make_inputs
 from precast.trace.registry import (
     check_template,
@@ -17,7 +18,7 @@ from precast.trace.registry import (
     register,
     registered,
 )
-from precast.trace.template import DTYPES, Const, Dtype, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.template import TraceTemplate
 
 __all__ = [
     "DTYPES",

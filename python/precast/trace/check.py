@@ -8,7 +8,8 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from precast.trace.template import DTYPES, Const, Scalar, TraceTemplate, Var
+from precast.trace.fields import DTYPES, Const, Scalar, Var
+from precast.trace.template import TraceTemplate
 
 
 def problems(function: Callable[..., Any], template: TraceTemplate) -> Iterator[str]:

@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, Dtype, Scalar, TraceTemplate, products, spread
+from precast.trace.fields import Const, Dtype, Scalar, products, spread
+from precast.trace.template import TraceTemplate
 
 if TYPE_CHECKING:
     import torch
