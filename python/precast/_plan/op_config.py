@@ -10,7 +10,8 @@ from pathlib import Path
 
 from precast._base.errors import ConfigError
 from precast._plan import keys
-from precast._plan.axes import Axis, AxisValue, Space, names_of, row_word
+from precast._plan.axes import Axis, AxisValue, Space, row_word
+from precast._plan.axis_keys import names_of
 from precast._plan.build_config import BuildConfig
 from precast._plan.table import Table, read_table
 
@@ -39,7 +40,7 @@ class OpConfig:
     archs: tuple[str, ...]
     space: Space
     aot: tuple[AotBlock, ...]
-    own_target: bool = False
+    exact_arch: bool = False
     cuda_flags: tuple[str, ...] = ()
 
     @property
@@ -69,7 +70,7 @@ def read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         archs=archs,
         space=space,
         aot=tuple(_read_block(block, space, build) for block in top.blocks("aot")),
-        own_target=top.flag("own_target", False),
+        exact_arch=top.flag("exact_arch", False),
         cuda_flags=top.texts("cuda_flags", ()),
     )
 
