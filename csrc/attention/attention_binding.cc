@@ -175,9 +175,9 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   const Arg floats = {c.op, "float_workspace", c.float_workspace};
   const int64_t room = check_workspace(ints, q) / 4;
   const int64_t float_bytes = check_workspace(floats, q);
-  const int64_t tiles = tokens * shape.group / shape.tile_rows + batch;
-  PRECAST_CHECK(room >= plan_room(shape, tiles), ValueError)
-      << ints.what() << " must have at least " << 4 * plan_room(shape, tiles) << " bytes for "
+  const int64_t tiles = tokens * shape.group_size / shape.block_m + batch;
+  PRECAST_CHECK(room >= min_plan_ints(shape, tiles), ValueError)
+      << ints.what() << " must have at least " << 4 * min_plan_ints(shape, tiles) << " bytes for "
       << tokens << " queries of " << batch << " requests, got " << 4 * room;
   p.schedule.plan = static_cast<int32_t*>(data_of(c.int_workspace));
   p.partials = static_cast<float*>(data_of(c.float_workspace));
@@ -191,7 +191,7 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   p.q_rows = static_cast<int32_t>(tokens);
   p.q_stride = tokens > 1 ? c.q.stride(0) : 0;
   p.q_head_stride = heads > 1 ? c.q.stride(1) : 0;
-  p.group = Divisor(static_cast<uint32_t>(shape.group));
+  p.group = Divisor(static_cast<uint32_t>(shape.group_size));
   p.kv_heads = static_cast<int32_t>(kv_heads);
   p.out = data_of(c.out);
   p.out_stride = tokens > 1 ? c.out.stride(0) : 0;

@@ -103,8 +103,8 @@ PRECAST_ONE_COPY ScheduleShape shape_of(const char* op, const HeadsOfCall& heads
   shape.ctas = ctas;
   shape.heads = static_cast<int32_t>(heads.kv_heads *
                                      attention_value_parts(static_cast<int>(heads.head_dim_vo)));
-  shape.group = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
-  shape.tile_rows = static_cast<int32_t>(tile_rows);
+  shape.group_size = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
+  shape.block_m = static_cast<int32_t>(tile_rows);
   shape.window_left = static_cast<int32_t>(window_left < 0            ? -1
                                            : window_left > 0x7fffffff ? 0x7fffffff
                                                                       : window_left);

@@ -3,6 +3,7 @@
 #include "attention/attention_checks.h"
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
+#include "precast/attention/plan_host.cuh"
 
 namespace precast {
 
@@ -62,18 +63,19 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const Request
   p.lengths.kv_len = data_or_null<const int32_t>(lengths.kv_len);
   p.lengths.q_len_per_req = static_cast<int32_t>(r.q_len_per_req);
   p.lengths.page_size = static_cast<int32_t>(r.page_size);
-  p.whole = r.disable_split_kv;
+  p.disable_split = r.disable_split_kv;
   if (r.fixed_split_size > 0) {
     const int64_t page = r.page_size > 0 ? r.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;
     const int64_t pages = r.fixed_split_size < most ? r.fixed_split_size : most;
-    p.chunk = static_cast<int32_t>((pages * page + kKvBlock - 1) / kKvBlock * kKvBlock);
+    p.split_size =
+        static_cast<int32_t>((pages * page + kKvBlockSize - 1) / kKvBlockSize * kKvBlockSize);
   }
   return p;
 }
 
 // The least int32 of a workspace for a plan of `batch` requests without any.
-int64_t least_ints(const PlanParams& p) { return plan_room(p.shape, 0); }
+int64_t least_ints(const PlanParams& p) { return min_plan_ints(p.shape, 0); }
 
 // Params of a plan that goes into workspaces.
 PlanParams params_into(const char* op, const LengthTensors& lengths, const Request& r,
@@ -84,13 +86,13 @@ PlanParams params_into(const char* op, const LengthTensors& lengths, const Reque
   check_cuda(indptr);
   PlanParams p =
       params_of(op, lengths, r, multiprocessors(op, lengths.kv_indptr.device().device_id));
-  p.plan_ints = check_workspace(ints, indptr) / 4;
-  if (p.plan_ints > 0x7fffffff) p.plan_ints = 0x7fffffff;
-  p.slots = check_workspace(floats, indptr) / slot_bytes(r.tile_rows, r.heads.head_dim_vo);
+  p.max_ints = check_workspace(ints, indptr) / 4;
+  if (p.max_ints > 0x7fffffff) p.max_ints = 0x7fffffff;
+  p.max_partials = check_workspace(floats, indptr) / slot_bytes(r.tile_rows, r.heads.head_dim_vo);
   check_memory_apart(TensorMemory(floats), TensorMemory(ints));
-  PRECAST_CHECK(p.plan_ints >= least_ints(p), ValueError)
+  PRECAST_CHECK(p.max_ints >= least_ints(p), ValueError)
       << op << ": int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
-      << r.batch_size << " requests, got " << 4 * p.plan_ints;
+      << r.batch_size << " requests, got " << 4 * p.max_ints;
   p.plan = static_cast<int32_t*>(data_of(int_workspace));
   return p;
 }
@@ -178,13 +180,13 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   const HostPlan made = plan_on_host(p);
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
-  const bool stream = made.header.mode == ScheduleMode::stream;
-  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.slots;
+  const bool stream = made.header.mode == ScheduleMode::stream_k;
+  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.num_partials;
   // What run() asks for, which knows the queries alone.
-  const int64_t tiles = made.queries * p.shape.group / p.shape.tile_rows + p.shape.batch;
+  const int64_t tiles = made.num_queries * p.shape.group_size / p.shape.block_m + p.shape.batch;
   int64_t* written = static_cast<int64_t*>(data_of(sizes));
   written[0] = slots * slot_bytes(tile_rows, head_dim_vo);
-  written[1] = 4 * std::max(ints + made.scratch_ints, plan_room(p.shape, tiles));
+  written[1] = 4 * std::max(ints + made.scratch_ints, min_plan_ints(p.shape, tiles));
   written[2] = 4 * ints;
 }
 

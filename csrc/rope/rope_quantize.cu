@@ -23,7 +23,7 @@ cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_
   if (params.slots.tokens.data == nullptr) {  // no page table
     return launch_rope<T, Out, kAngles, RopeTarget::rows>(params, enable_pdl, stream);
   }
-  return is_narrow(params.slots)
+  return has_index32_only(params.slots)
              ? launch_rope<T, Out, kAngles, RopeTarget::narrow_pages>(params, enable_pdl, stream)
              : launch_rope<T, Out, kAngles, RopeTarget::pages>(params, enable_pdl, stream);
 }

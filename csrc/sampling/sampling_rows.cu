@@ -11,14 +11,14 @@
 
 namespace precast {
 
-cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling<RowOpKernel<PRECAST_DTYPE, true>, RowOpKernel<PRECAST_DTYPE, false>>(
-      params, enable_pdl, stream);
+cudaError_t transform_rows(const RowTransformParams& params, bool enable_pdl, cudaStream_t stream) {
+  return launch_sampling<RowTransformKernel<PRECAST_DTYPE, true>,
+                         RowTransformKernel<PRECAST_DTYPE, false>>(params, enable_pdl, stream);
 }
 
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream) {
-  return launch_sampling<ChainKernel<PRECAST_DTYPE, true>, ChainKernel<PRECAST_DTYPE, false>>(
-      params, enable_pdl, stream);
+  return launch_sampling<ChainSpeculativeKernel<PRECAST_DTYPE, true>,
+                         ChainSpeculativeKernel<PRECAST_DTYPE, false>>(params, enable_pdl, stream);
 }
 
 }  // namespace precast

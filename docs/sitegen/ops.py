@@ -51,22 +51,37 @@ def library() -> Iterator[ModuleType]:
             yield module
 
 
-def pages() -> dict[str, str]:
-    """All pages of the reference by their paths."""
-    families: dict[str, list[Public]] = {}
-    runtime = []
+def families() -> dict[str, list[Public]]:
+    """The functions of each op, in the order in which ``precast`` exports them."""
+    found: dict[str, list[Public]] = {}
     for public in exported():
         op = family(public)
-        if op is None:
-            runtime.append(public)
-        else:
-            families.setdefault(op, []).append(public)
-    made = {f"{FOLDER}/ops/{op}.md": _op_page(op, functions) for op, functions in families.items()}
-    made[f"{FOLDER}/runtime.md"] = _runtime_page(runtime)
+        if op is not None:
+            found.setdefault(op, []).append(public)
+    return found
+
+
+def dtypes(op: str) -> str:
+    """The element types of an op, as plain words: ``f16, bf16; dtype_out e4m3, e5m2``."""
+    config = plan().config.ops.get(op)
+    axes = config.axes if config is not None else {}
+    parts = []
+    for name, values in axes.items():
+        if name.startswith("dtype"):
+            words = ", ".join(map(str, values))
+            parts.append(words if name == "dtype" else f"`{name}` {words}")
+    return "; ".join(parts) or "-"
+
+
+def pages() -> dict[str, str]:
+    """All pages of the reference by their paths."""
+    ops = families()
+    made = {f"{FOLDER}/ops/{op}.md": _op_page(op, functions) for op, functions in ops.items()}
+    made[f"{FOLDER}/runtime.md"] = _runtime_page([p for p in exported() if family(p) is None])
     others = list(library())
     for module in others:
         made[f"{FOLDER}/{module.__name__}.md"] = _module_page(module)
-    made[f"{FOLDER}/index.md"] = _index(families, others)
+    made[f"{FOLDER}/index.md"] = _index(ops, others)
     return made
 
 
@@ -149,7 +164,7 @@ def _index(families: dict[str, list[Public]], others: list[ModuleType]) -> str:
         (
             f"[{op}](ops/{op}.md)",
             ", ".join(f"[`{p.name}`][{p.path}]" for p in functions),
-            _codes(plan().config.ops[op].axes.get("dtype", ())) if op in plan().config.ops else "",
+            dtypes(op),
         )
         for op, functions in families.items()
     ]

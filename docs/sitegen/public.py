@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import precast
 from precast import errors
+from precast._base.public_name import public_name
 
 
 class Public(NamedTuple):
@@ -45,27 +46,19 @@ class Public(NamedTuple):
             function = getattr(home, f"{self.name}_reference", None)
         if not inspect.isfunction(function):
             return None
-        if getattr(self.module, function.__name__, None) is function:
-            return f"{self.module.__name__}.{function.__name__}"
-        return f"{function.__module__}.{function.__qualname__}"
+        return public_name(function)
 
 
 def exported() -> list[Public]:
     """Functions and classes that ``precast`` itself exports, in the order of its stub."""
     return [
-        Public(name, f"{_home(name, value)}.{name}")
+        Public(name, public_name(value))
         for name, value in ((name, getattr(precast, name)) for name in precast.__all__)
         if not name.startswith("_")
         and (inspect.isroutine(value) or inspect.isclass(value))
         and value.__module__.startswith("precast.")
         and value.__qualname__ == name  # A second name is on the page of the first.
     ]
-
-
-def _home(name: str, value: object) -> str:
-    """The first public module that exports ``value``, or ``precast``."""
-    found = (module.__name__ for module in modules() if getattr(module, name, None) is value)
-    return next(found, "precast")
 
 
 @functools.cache

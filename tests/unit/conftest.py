@@ -70,6 +70,7 @@ def dumps(monkeypatch, tmp_path) -> Callable[[], list[Path]]:
     from precast.api_logging._dump import Recorder
     from precast.api_logging.replay import find_dumps
 
+    api_logging.public_api()  # An op that is imported from here on would stay logged.
     monkeypatch.setenv("PRECAST_LOGLEVEL", "10")
     monkeypatch.setenv("PRECAST_LOGDEST", str(tmp_path / "log.txt"))
     monkeypatch.setenv("PRECAST_DUMP_DIR", str(tmp_path / "dumps"))

@@ -122,7 +122,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
   const int vecs = p.hidden / kSize;
   const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
   const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
-  const uint32_t group = kRowPerCta ? blockIdx.x : group_of_lanes(p.plan);
+  const uint32_t group = kRowPerCta ? blockIdx.x : row_of_lane_group(p.plan);
   const uint32_t row = group * kRows;
   const int64_t offset = static_cast<int64_t>(row) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [kRows, hidden]

@@ -20,8 +20,8 @@
 namespace precast {
 
 struct BatchIndicesPositionsParams {
-  Index indptr;            // [batch + 1], ascending
-  Index seq_lens;          // [batch]
+  IndexTensor indptr;      // [batch + 1], ascending
+  IndexTensor seq_lens;    // [batch]
   int32_t* batch_indices;  // [rows]
   int32_t* positions;      // [rows]
   uint32_t batch;

@@ -16,28 +16,28 @@ namespace precast {
 
 // int32 or int64 numbers. Why not an axis: the type is the same for the whole grid, so the branch
 // costs nothing beside the load.
-struct Index {
+struct IndexTensor {
   const void* data = nullptr;
-  bool wide = false;
+  bool is_int64 = false;
 };
 
 // narrow_table: a table whose numbers are all int32, as engines have them.
-enum class SlotKind { slots, table, narrow_table };
+enum class SlotKind { slots, table, table32 };
 
-struct SlotSource {
-  Index tokens;      // batch_indices, or slots
-  Index positions;   // from here on of a page table alone
-  Index kv_indptr;   // [batch + 1]
-  Index kv_indices;  // [kv_indices_count]
+struct SlotMapping {
+  IndexTensor tokens;      // batch_indices, or slots
+  IndexTensor positions;   // from here on of a page table alone
+  IndexTensor kv_indptr;   // [batch + 1]
+  IndexTensor kv_indices;  // [kv_indices_count]
   uint32_t batch = 0;
   int64_t kv_indices_count = 0;
   int64_t pages = 0;  // pages * page_size < 2^31
-  Divisor page_size;
+  FastDivmod page_size;
 };
 
-inline bool is_narrow(const SlotSource& source) {
-  return !(source.tokens.wide || source.positions.wide || source.kv_indptr.wide ||
-           source.kv_indices.wide);
+inline bool has_index32_only(const SlotMapping& source) {
+  return !(source.tokens.is_int64 || source.positions.is_int64 || source.kv_indptr.is_int64 ||
+           source.kv_indices.is_int64);
 }
 
 // Rows that are appended and the cache that takes them. Strides count elements.
@@ -52,7 +52,7 @@ struct PagedRows {
 // Two tensors that go to the same slots: keys and values, or the two parts of an MLA entry.
 struct AppendPagedParams {
   PagedRows parts[2];
-  SlotSource slots;
+  SlotMapping slots;
   uint32_t tokens = 0;
   uint32_t heads = 0;
 };
@@ -63,14 +63,14 @@ struct AppendGroup {
   PagedRows rows[kRows];
   // plan_groups() sets these.
   uint32_t row_items[kRows] = {};
-  Items items;         // of a token: heads times the items of the longest row
-  Divisor head_items;  // items of the longest row
+  Items items;            // of a token: heads times the items of the longest row
+  FastDivmod head_items;  // items of the longest row
 };
 
 // What a kernel gets: the first CTAs are the first group's, the others the second's.
 template <int kRows>
-struct AppendWork {
-  SlotSource slots;
+struct AppendKernelParams {
+  SlotMapping slots;
   AppendGroup<kRows> groups[2];
   uint32_t first_ctas = 0;
 };
@@ -86,38 +86,38 @@ struct Select<false, A, B> {
   using type = B;
 };
 
-__device__ __forceinline__ int32_t load_narrow_index(const Index& index, int64_t i) {
+__device__ __forceinline__ int32_t load_index32(const IndexTensor& index, int64_t i) {
   const int32_t* source = static_cast<const int32_t*>(index.data) + i;
   int32_t value;
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(value) : "l"(source) : "memory");
   return value;
 }
 
-__device__ __forceinline__ int64_t load_index(const Index& index, int64_t i) {
-  if (!index.wide) return load_narrow_index(index, i);
+__device__ __forceinline__ int64_t load_index(const IndexTensor& index, int64_t i) {
+  if (!index.is_int64) return load_index32(index, i);
   const int64_t* source = static_cast<const int64_t*>(index.data) + i;
   int64_t value;
   asm volatile("ld.global.s64 %0, [%1];" : "=l"(value) : "l"(source) : "memory");
   return value;
 }
 
-__device__ __forceinline__ const void* address_of(const Index& index, int64_t i) {
-  return static_cast<const char*>(index.data) + i * (index.wide ? 8 : 4);
+__device__ __forceinline__ const void* address_of(const IndexTensor& index, int64_t i) {
+  return static_cast<const char*>(index.data) + i * (index.is_int64 ? 8 : 4);
 }
 
 // The compiler moves no load from above this below it. Why: it would let the loads of rows wait for
 // the first index of the search, and with it for a trip to L2.
-__device__ __forceinline__ void issue_loads() { __syncwarp(__activemask()); }
+__device__ __forceinline__ void fence_load_order() { __syncwarp(__activemask()); }
 
 // Finds the slot of a token in two steps, so that other loads are in flight between them: a page
 // table takes three loads that wait for each other.
 template <SlotKind kKind>
-struct SlotFinder {
+struct SlotLookup {
   uint32_t page;
   uint32_t entry;
 
   // Before wait_for_previous_grid().
-  __device__ __forceinline__ static void prefetch(const SlotSource& source, uint32_t token) {
+  __device__ __forceinline__ static void prefetch(const SlotMapping& source, uint32_t token) {
     prefetch_to_l2(address_of(source.tokens, token));
     if constexpr (kKind != SlotKind::slots) {
       prefetch_to_l2(address_of(source.positions, token));
@@ -126,15 +126,15 @@ struct SlotFinder {
     }
   }
 
-  SlotFinder() = default;
+  SlotLookup() = default;
 
-  __device__ __forceinline__ SlotFinder(const SlotSource& source, uint32_t token) {
+  __device__ __forceinline__ SlotLookup(const SlotMapping& source, uint32_t token) {
     first_ = load(source.tokens, token);
     if constexpr (kKind != SlotKind::slots) position_ = load(source.positions, token);
   }
 
   // False if the token is left out.
-  __device__ __forceinline__ bool find(const SlotSource& source) {
+  __device__ __forceinline__ bool find(const SlotMapping& source) {
     if constexpr (kKind == SlotKind::slots) {
       // Comparing as unsigned refuses what is negative, too.
       const uint64_t slots = static_cast<uint64_t>(source.pages) * source.page_size.value;
@@ -159,11 +159,11 @@ struct SlotFinder {
   }
 
  private:
-  static constexpr bool kNarrow = kKind == SlotKind::narrow_table;
+  static constexpr bool kNarrow = kKind == SlotKind::table32;
   using Number = typename Select<kNarrow, int32_t, int64_t>::type;
 
-  __device__ __forceinline__ static Number load(const Index& index, int64_t i) {
-    if constexpr (kNarrow) return load_narrow_index(index, i);
+  __device__ __forceinline__ static Number load(const IndexTensor& index, int64_t i) {
+    if constexpr (kNarrow) return load_index32(index, i);
     return static_cast<Number>(load_index(index, i));
   }
 
@@ -214,7 +214,7 @@ inline uint64_t append_items(const AppendPagedParams& p, int item_size) {
 
 // Fills in `work`, in which the rows of the groups are set. The number of CTAs.
 template <int kRows>
-uint32_t plan_groups(AppendWork<kRows>& work, const AppendPagedParams& p, int item_size,
+uint32_t plan_groups(AppendKernelParams<kRows>& work, const AppendPagedParams& p, int item_size,
                      int threads) {
   work.slots = p.slots;
   uint32_t ctas[2];
@@ -225,8 +225,8 @@ uint32_t plan_groups(AppendWork<kRows>& work, const AppendPagedParams& p, int it
       group.row_items[i] = static_cast<uint32_t>((group.rows[i].size + item_size - 1) / item_size);
       if (group.row_items[i] > longest) longest = group.row_items[i];
     }
-    group.head_items = Divisor(longest);
-    group.items.per_row = Divisor(longest * p.heads);
+    group.head_items = FastDivmod(longest);
+    group.items.per_row = FastDivmod(longest * p.heads);
     group.items.count = longest * p.heads * p.tokens;
     ctas[g] = group.items.count == 0 ? 0 : (group.items.count - 1) / threads + 1;
   }

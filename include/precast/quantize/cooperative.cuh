@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Grids whose CTAs are all resident at once and share a barrier.
+// Cooperative grids: all CTAs are resident at once and share a barrier.
 #pragma once
 
 #include "precast/core/launch.cuh"
@@ -12,16 +12,16 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// A barrier of all threads of a grid that launch_cooperative() started. What it counts in belongs
-// to the launch, so that launches in several streams, and replays of a graph, do not meet.
+// A barrier of all threads of a grid that launch_cooperative() started. Its counter belongs to the
+// launch, so that launches in several streams and replays of a graph do not interfere.
 __device__ __forceinline__ void grid_barrier() { cooperative_groups::this_grid().sync(); }
 
 #endif
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
-// As launch(), with `dynamic_smem` bytes of shared memory. cudaErrorCooperativeLaunchTooLarge,
-// which is no longer pending, if the device cannot hold all CTAs.
+// Does the same as launch(), cooperatively and with `dynamic_smem` bytes of shared memory. Returns
+// cudaErrorCooperativeLaunchTooLarge, and clears it, if the device cannot hold all CTAs.
 template <typename Params>
 cudaError_t launch_cooperative(void (*kernel)(Params), dim3 grid, dim3 block, int dynamic_smem,
                                bool enable_pdl, cudaStream_t stream, const Params& params) {

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the scales of a block-scaled matrix lie: one byte for each block of a row.
+// The layouts of the scales of a block-scaled matrix, which has one byte for each block of a row.
 //
 //   linear    [rows, columns]
-//   128x4     tiles of 128 rows and 4 columns, row-major; in a tile the scale of row r and column c
-//             lies at (r % 32) * 16 + (r / 32) * 4 + c
+//   128x4     tiles of 128 rows and 4 columns, row-major; within a tile the scale of row r and
+//   column c
+//             is at (r % 32) * 16 + (r / 32) * 4 + c
 //   8x4       tiles of 8 rows and 4 columns, row-major, each row-major
 //
-// Tiles are whole: rows are padded to 128 or 8 and columns to 4, by zeros.
-// Source: cuBLAS, "1D block scaling factors layout"; the 8x4 form is that of TensorRT-LLM.
+// Tiles are whole: rows are padded to 128 or 8 and columns to 4, with zeros. Source: cuBLAS, "1D
+// block scaling factors layout"; the 8x4 form is that of TensorRT-LLM.
 #pragma once
 
 #include "precast/core/rows.cuh"
@@ -19,7 +20,7 @@ enum class SfLayout : int { tiles_128x4 = 0, tiles_8x4 = 1, linear = 2 };
 
 struct ScaleLayout {
   SfLayout layout;
-  Divisor per_row;  // columns of a linear layout, tiles in a row of tiles of the others
+  FastDivmod per_row;  // columns of a linear layout, or tiles in a row of tiles
 };
 
 #if defined(__CUDACC__)
@@ -28,7 +29,7 @@ struct ScalePosition {
   uint32_t row;
   uint32_t column;
 
-  // Of the scale with this number in memory.
+  // Returns the position of the scale with this index in memory.
   template <SfLayout kLayout>
   __device__ __forceinline__ static ScalePosition of(const ScaleLayout& l, uint32_t scale) {
     if constexpr (kLayout == SfLayout::linear) {
@@ -40,7 +41,7 @@ struct ScalePosition {
     return in_tile<kLayout>(tile_row, tile - tile_row * l.per_row.value, scale);
   }
 
-  // The same where the row and the column of the tile are known.
+  // The same for a known row and column of the tile.
   template <SfLayout kLayout>
   __device__ __forceinline__ static ScalePosition in_tile(uint32_t tile_row, uint32_t tile_column,
                                                           uint32_t scale) {
@@ -51,7 +52,7 @@ struct ScalePosition {
   }
 };
 
-// The number in memory of a row's and column's scale.
+// Returns the index in memory of the scale of a row and column.
 __device__ __forceinline__ uint64_t scale_offset(const ScaleLayout& l, uint32_t row,
                                                  uint32_t column) {
   const uint64_t per_row = l.per_row.value;
@@ -79,15 +80,15 @@ inline int64_t padded_scale_columns(SfLayout layout, int64_t columns) {
   return layout == SfLayout::linear ? columns : round_up_to(columns, 4);
 }
 
-// How many bytes the scales take.
+// Returns the size of the scales in bytes.
 inline int64_t scale_bytes(SfLayout layout, int64_t rows, int64_t columns) {
   return padded_scale_rows(layout, rows) * padded_scale_columns(layout, columns);
 }
 
-// `columns` scales a row, positive.
+// `columns` is the number of scales in a row. It must be positive.
 inline ScaleLayout make_scale_layout(SfLayout layout, int64_t columns) {
   const int64_t per_row = layout == SfLayout::linear ? columns : round_up_to(columns, 4) / 4;
-  return {layout, Divisor(static_cast<uint32_t>(per_row))};
+  return {layout, FastDivmod(static_cast<uint32_t>(per_row))};
 }
 
 #endif

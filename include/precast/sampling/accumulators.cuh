@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lanes of a warp fold of the elements of a slab, and what is told of slabs and groups.
+// The accumulators with which a lane reduces its elements of a tile, and the reductions over the
+// statistics of tiles and chunks.
 #pragma once
 
 #include "precast/core/math.cuh"
@@ -9,33 +10,35 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// 1 if x is at least `floor`, or NaN, else 0. Why numbers and not predicates: additions under a
-// predicate wait for it, one by one.
-__device__ __forceinline__ float reaches(float x, float floor) {
+// Returns 1 if x is at least `threshold` or NaN, else 0. Why a float rather than a predicate:
+// additions under a predicate wait for that predicate one after the other.
+__device__ __forceinline__ float is_at_least(float x, float threshold) {
   float one;
-  asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(floor));
+  asm("set.geu.f32.f32 %0, %1, %2;" : "=f"(one) : "f"(x), "f"(threshold));
   return one;
 }
 
-// NaN stays.
+// Returns max(x, 0); a NaN stays NaN.
 __device__ __forceinline__ float positive_part(float x) {
   float y;
   asm("max.NaN.f32 %0, %1, 0f00000000;" : "=f"(y) : "f"(x));
   return y;
 }
 
-// What lanes fold of their elements.
-struct FoldMass {
+// Each accumulator takes the elements of a lane one by one in add().
+struct MassAccumulator {
   float mass;
   __device__ __forceinline__ void add(float x) { mass += positive_part(x); }
 };
 
-struct FoldCutMass {
-  float mass, floor;
-  __device__ __forceinline__ void add(float x) { mass = __fmaf_rn(reaches(x, floor), x, mass); }
+struct ThresholdMassAccumulator {
+  float mass, threshold;
+  __device__ __forceinline__ void add(float x) {
+    mass = __fmaf_rn(is_at_least(x, threshold), x, mass);
+  }
 };
 
-struct FoldMassAndMax {
+struct MassMaxAccumulator {
   static constexpr bool kHasSecond = false;
   float mass, max;
   __device__ __forceinline__ void add(float x) {
@@ -44,72 +47,75 @@ struct FoldMassAndMax {
   }
 };
 
-struct FoldMax {
+struct MaxAccumulator {
   static constexpr bool kHasSecond = false;
   float max;
   static constexpr float mass = 0.0f;
   __device__ __forceinline__ void add(float x) { max = fmaxf(max, x); }
 };
 
-struct FoldMaxOrNan {
+struct NanMaxAccumulator {
   static constexpr bool kHasSecond = false;
   float max;
   static constexpr float mass = 0.0f;
   __device__ __forceinline__ void add(float x) { max = max_or_nan(max, x); }
 };
 
-// The largest, the first of its places, and the second largest.
-struct FoldTopTwo {
+// The largest element with the index of its first occurrence, and the second largest element.
+struct TopTwoAccumulator {
   static constexpr bool kHasSecond = true;
   float max, second;
-  int at, seen;
+  int first_index, index;
   static constexpr float mass = 0.0f;
   __device__ __forceinline__ void add(float x) {
     second = fmaxf(second, fminf(max, x));
-    if (x > max) at = seen;
+    if (x > max) first_index = index;
     max = max_or_nan(max, x);
-    ++seen;
+    ++index;
   }
 };
 
-template <bool kTwo>
-__device__ __forceinline__ auto no_tops() {
+template <bool kTopTwo>
+__device__ __forceinline__ auto initial_maxima() {
   const float none = -__int_as_float(0x7f800000);
-  if constexpr (kTwo) {
-    return FoldTopTwo{none, none, 0, 0};
+  if constexpr (kTopTwo) {
+    return TopTwoAccumulator{none, none, 0, 0};
   } else {
-    return FoldMaxOrNan{none};
+    return NanMaxAccumulator{none};
   }
 }
 
-struct FoldFixedMass {
-  float floor, scale;
+struct FixedPointMassAccumulator {
+  float threshold, scale;
   uint32_t mass;
-  __device__ __forceinline__ void add(float x) { mass += fixed_mass(x < floor ? 0.0f : x, scale); }
-};
-
-struct FirstEqual {
-  float wanted;
-  int seen;
-  int at;
   __device__ __forceinline__ void add(float x) {
-    if (x == wanted && seen < at) at = seen;
-    ++seen;
+    mass += to_fixed_point(x < threshold ? 0.0f : x, scale);
   }
 };
 
-// Whether a row of this mass is a distribution.
-__device__ __forceinline__ bool is_mass(float total) {
+struct FirstMatchAccumulator {
+  float target;
+  int index;
+  int first_index;
+  __device__ __forceinline__ void add(float x) {
+    if (x == target && index < first_index) first_index = index;
+    ++index;
+  }
+};
+
+// Whether a row with this total mass is a distribution.
+__device__ __forceinline__ bool is_valid_mass(float total) {
   return total > 0.0f && total < __int_as_float(0x7f800000);
 }
 
-// The pairs that slabs and groups tell. over(): all lanes of a warp get the sum of `count` of them.
-struct MassAndMax {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
+// Reductions over pairs of statistics, one pair for each tile or chunk. All lanes of a warp call
+// reduce() and get the result over the first `count` pairs.
+struct MassMaxReduction {
+  static __device__ __forceinline__ float2 reduce(const float2* stats, int count) {
     float mass = 0.0f, max = -__int_as_float(0x7f800000);
 #pragma unroll 8
     for (int i = 0; i < count; ++i) {
-      const float2 one = slots[i];
+      const float2 one = stats[i];
       mass += one.x;
       max = max_or_nan(max, one.y);
     }
@@ -117,13 +123,13 @@ struct MassAndMax {
   }
 };
 
-struct Counts {
-  static __device__ __forceinline__ float2 over(const float2* slots, int count) {
+struct CountReduction {
+  static __device__ __forceinline__ float2 reduce(const float2* stats, int count) {
     uint32_t x = 0, y = 0;
 #pragma unroll 1
     for (int i = threadIdx.x % kWarpSize; i < count; i += kWarpSize) {
-      x += __float_as_uint(slots[i].x);
-      y += __float_as_uint(slots[i].y);
+      x += __float_as_uint(stats[i].x);
+      y += __float_as_uint(stats[i].y);
     }
     return {__uint_as_float(__reduce_add_sync(0xffffffffu, x)),
             __uint_as_float(__reduce_add_sync(0xffffffffu, y))};

@@ -1,157 +1,167 @@
 // SPDX-License-Identifier: Apache-2.0
-// The few elements that top-k may keep: a list of them in one CTA of the cluster.
+// The candidates of a small top-k: a list of the few elements that may be among the k largest.
 //
-// At least k elements reach the k-th largest of the slabs' maxima, and seldom many more. They are
-// collected by groups, each with its place.
+// At least k elements reach the k-th largest of the tile maxima, and seldom many more do. They are
+// collected chunk by chunk in the shared memory of the cluster's first CTA, with their positions.
 //
-// Where rows do not stay on chip, the pass before told the place of each slab's largest element and
-// its second largest: slabs of which but one element may be kept, most of them, are not read again.
+// When rows are streamed, the previous pass has stored each tile's argmax and second largest
+// element. So the tiles with one candidate, which are most of them, are not read again.
 #pragma once
 
 #include "precast/sampling/row_sampler.cuh"
 
 namespace precast {
 
-// The largest k for which a list is tried.
-__host__ __device__ constexpr int most_listed(int vocab) {
-  return (vocab + kSlab - 1) / kSlab * 3 / 4;
+// The largest k for which candidates are collected.
+__host__ __device__ constexpr int max_candidate_k(int vocab) {
+  return (vocab + kTileSize - 1) / kTileSize * 3 / 4;
 }
 
 #if defined(__CUDACC__)
 
-struct ListShared {
-  uint32_t counts[kGroups];
-  uint32_t least;           // a key
-  uint32_t above[kRounds];  // mass above the drawn tokens
+struct CandidateStorage {
+  uint32_t counts[kNumChunks];
+  uint32_t smallest_key;                     // an ordered key
+  uint32_t mass_above[kMaxRejectionRounds];  // mass above the token of each round
 };
 
 template <typename Sampler>
-struct List {
-  ListShared& s;
+struct CandidateList {
+  CandidateStorage& s;
   Sampler& sampler;
 
-  // Of the groups, once they are collected: weights and places.
-  __device__ __forceinline__ auto items() const -> float2 (*)[kListed] { return sampler.s.listed; }
+  // The weights and positions of each chunk, valid after collect(). A position is (tile * 32 +
+  // lane) * kItemsPerLane + the item of the lane.
+  __device__ __forceinline__ auto items() const -> float2 (*)[kMaxCandidatesPerChunk] {
+    return sampler.s.candidates;
+  }
 
   static __device__ __forceinline__ int lane() { return threadIdx.x % kWarpSize; }
 
-  // Ahead of the exchange of maxima.
-  __device__ __forceinline__ void start() {
-    if (threadIdx.x == 0) s.least = 0xffffffffu;
-    if (threadIdx.x < kGroups) s.counts[threadIdx.x] = 0;
-    if (threadIdx.x < kRounds) s.above[threadIdx.x] = 0;
-    const int slabs = sampler.row.p.slabs;
-    if (threadIdx.x < kGroups * sampler.row.p.slabs_of_group - slabs) {
-      sampler.maxima[slabs + threadIdx.x] = -__int_as_float(0x7f800000);
+  // Must be called before the tile maxima are gathered.
+  __device__ __forceinline__ void init() {
+    if (threadIdx.x == 0) s.smallest_key = 0xffffffffu;
+    if (threadIdx.x < kNumChunks) s.counts[threadIdx.x] = 0;
+    if (threadIdx.x < kMaxRejectionRounds) s.mass_above[threadIdx.x] = 0;
+    const int num_tiles = sampler.row.p.num_tiles;
+    if (threadIdx.x < kNumChunks * sampler.row.p.tiles_per_chunk - num_tiles) {
+      sampler.tile_maxima[num_tiles + threadIdx.x] = -__int_as_float(0x7f800000);
     }
   }
 
-  // The k-th largest of the slabs' maxima. Two threads a slab.
-  __device__ __forceinline__ float kth_of_maxima(int k) {
-    const int slabs = sampler.row.p.slabs, half = threadIdx.x % 2;
-    const float4* fours = reinterpret_cast<const float4*>(sampler.maxima);
-    const int count = kGroups / 4 * sampler.row.p.slabs_of_group;
-    uint32_t least = 0xffffffffu;
+  // Returns the k-th largest of the tile maxima. Two threads share a tile.
+  __device__ __forceinline__ float kth_tile_maximum(int k) {
+    const int num_tiles = sampler.row.p.num_tiles, half = threadIdx.x % 2;
+    const float4* maxima = reinterpret_cast<const float4*>(sampler.tile_maxima);
+    const int count = kNumChunks / 4 * sampler.row.p.tiles_per_chunk;
+    uint32_t smallest = 0xffffffffu;
 #pragma unroll 1
-    for (int first = 0; first < slabs; first += blockDim.x / 2) {
+    for (int first = 0; first < num_tiles; first += blockDim.x / 2) {
       const int i = first + threadIdx.x / 2;
-      const float x = i < slabs ? sampler.maxima[i] : -__int_as_float(0x7f800000);
+      const float x = i < num_tiles ? sampler.tile_maxima[i] : -__int_as_float(0x7f800000);
       int larger = 0;
 #pragma unroll 4
       for (int j = half; j < count; j += 2) {
-        const float4 y = fours[j];
+        const float4 y = maxima[j];
         larger += (y.x > x) + (y.y > x) + (y.z > x) + (y.w > x);
       }
       larger += __shfl_xor_sync(0xffffffffu, larger, 1);
-      if (i < slabs && larger < k) least = min(least, to_key(x));
+      if (i < num_tiles && larger < k) smallest = min(smallest, to_ordered_key(x));
     }
-    least = __reduce_min_sync(0xffffffffu, least);
-    if (lane() == 0) atomicMin(&s.least, least);
+    smallest = __reduce_min_sync(0xffffffffu, smallest);
+    if (lane() == 0) atomicMin(&s.smallest_key, smallest);
     __syncthreads();
-    return from_key(s.least);
+    return from_ordered_key(s.smallest_key);
   }
 
-  // Calls f(x, place) for the lane's elements of a slab that are not below `least`.
+  // Calls f(x, position) for the lane's elements of a tile that are at least `lower_bound`.
   template <typename F>
-  static __device__ __forceinline__ void each_from(float least, const float (&y)[kPerLane],
-                                                   int slab, const F& f) {
-    uint32_t hits = 0;
+  static __device__ __forceinline__ void for_each_at_least(float lower_bound,
+                                                           const float (&y)[kItemsPerLane],
+                                                           int tile, const F& f) {
+    uint32_t matches = 0;
 #pragma unroll
-    for (int j = 0; j < kPerLane; ++j) hits |= y[j] >= least ? 1u << j : 0u;
+    for (int j = 0; j < kItemsPerLane; ++j) matches |= y[j] >= lower_bound ? 1u << j : 0u;
 #pragma unroll 1
-    for (; hits != 0; hits &= hits - 1) {
-      const int j = __ffs(hits) - 1;
+    for (; matches != 0; matches &= matches - 1) {
+      const int j = __ffs(matches) - 1;
       float x = y[0];
 #pragma unroll
-      for (int other = 1; other < kPerLane; ++other) {
+      for (int other = 1; other < kItemsPerLane; ++other) {
         if (j == other) x = y[other];
       }
-      f(x, slab * kSlab + lane() * kPerLane + j);
+      f(x, tile * kTileSize + lane() * kItemsPerLane + j);
     }
   }
 
-  // A little below the bound, as what may weigh the same, and above what has no mass.
-  static __device__ __forceinline__ float near(float bound, const Weighing& to_be) {
-    return to_be.logits ? fmaxf(bound - __fdiv_rn(0x1p-12f, to_be.factor), -3.402823466e38f)
-                        : fmaxf(bound, 0x1p-149f);
+  // Returns a bound on elements whose weight may equal that of `bound` after rounding. It is above
+  // the elements that have no mass.
+  static __device__ __forceinline__ float below_bound(float bound, const WeightTransform& weights) {
+    return weights.is_logits
+               ? fmaxf(bound - __fdiv_rn(0x1p-12f, weights.scale_log2), -3.402823466e38f)
+               : fmaxf(bound, 0x1p-149f);
   }
 
-  // Collects what the k largest are among, while the row is not yet weighed; behind an exchange of
-  // its slabs' maxima. False where they are too many. All threads of the cluster call and know.
-  __device__ __forceinline__ bool collect(int k, const Weighing& to_be) {
+  // Collects the candidates for the k largest. The row must not yet be softmax weights, and the
+  // tile maxima must have been gathered. All threads of the cluster call it; all get false if a
+  // chunk has too many candidates.
+  __device__ __forceinline__ bool collect(int k, const WeightTransform& weights) {
     auto& row = sampler.row;
-    const auto weight = [&](float x) { return to_be.logits ? weight_of_logit(x, to_be) : x; };
-    const float bound = kth_of_maxima(k);
-    const float floor = weight(bound), least = near(bound, to_be);
-    const auto keep = [&](float x, int place) {
+    const auto weight = [&](float x) { return weights.is_logits ? exp_weight(x, weights) : x; };
+    const float bound = kth_tile_maximum(k);
+    const float threshold = weight(bound), lower_bound = below_bound(bound, weights);
+    const auto keep = [&](float x, int position) {
       const float w = weight(x);
-      if (!(w >= floor && w > 0.0f)) return;
-      const int group = place / kSlab / row.p.slabs_of_group;
-      const uint32_t slot = atomicAdd(&s.counts[group], 1u);
-      if (slot < kListed) items()[group][slot] = {w, __int_as_float(place)};
+      if (!(w >= threshold && w > 0.0f)) return;
+      const int chunk = position / kTileSize / row.p.tiles_per_chunk;
+      const uint32_t slot = atomicAdd(&s.counts[chunk], 1u);
+      if (slot < kMaxCandidatesPerChunk) items()[chunk][slot] = {w, __int_as_float(position)};
     };
-    float* at = row.copy;
+    float* smem = row.lane_smem;
 #pragma unroll 1
-    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
-      const float top = sampler.maxima[row.first + i];
-      if (!(top >= least)) continue;
-      if (!Sampler::kIsOnChip && sampler.has_seconds && sampler.slots[i].x < least) {
-        if (lane() == 0) keep(top, sampler.places[i]);
+    for (int i = row.warp_id(); i < row.cta_tiles;
+         i += row.num_warps(), smem += row.tile_stride()) {
+      const float tile_max = sampler.tile_maxima[row.first_tile + i];
+      if (!(tile_max >= lower_bound)) continue;
+      if (!Sampler::kIsOnChip && sampler.has_second_maxima &&
+          sampler.tile_stats[i].x < lower_bound) {
+        if (lane() == 0) keep(tile_max, sampler.tile_argmax[i]);
         continue;
       }
-      float y[kPerLane];
-      row.load(row.first + i, at, y);
-      each_from(least, y, row.first + i, keep);
+      float y[kItemsPerLane];
+      row.load(row.first_tile + i, smem, y);
+      for_each_at_least(lower_bound, y, row.first_tile + i, keep);
     }
-    return tell();
+    return gather_on_first_cta();
   }
 
-  // The CTAs tell each other their counts, and the first one what they collected.
-  __device__ __forceinline__ bool tell() {
-    const int rank = cluster_rank(), ctas = sampler.ctas, own = sampler.groups;
-    uint64_t* told = &sampler.s.listed_told;
+  // Gives each CTA the counts of all chunks, and the first CTA the candidates of all chunks.
+  __device__ __forceinline__ bool gather_on_first_cta() {
+    const int rank = cluster_rank(), ctas = sampler.ctas, cta_chunks = sampler.cta_chunks;
+    uint64_t* barrier = &sampler.s.candidates_barrier;
     __syncthreads();
     if (ctas > 1) {
       if (threadIdx.x == 0) {
-        const int bytes = sizeof(uint32_t) + (rank == 0 ? kListed * sizeof(float2) : 0);
-        expect_bytes(told, (kGroups - own) * bytes);
+        const int bytes =
+            sizeof(uint32_t) + (rank == 0 ? kMaxCandidatesPerChunk * sizeof(float2) : 0);
+        mbarrier_arrive_expect_tx(barrier, (kNumChunks - cta_chunks) * bytes);
       }
 #pragma unroll 1
-      for (int i = sampler.row.warp(); i < own; i += sampler.row.warps()) {
-        const int group = rank * own + i;
+      for (int i = sampler.row.warp_id(); i < cta_chunks; i += sampler.row.num_warps()) {
+        const int chunk = rank * cta_chunks + i;
         if (lane() < ctas && lane() != rank) {
-          store_and_count(&s.counts[group], told, lane(), s.counts[group]);
+          store_async(&s.counts[chunk], barrier, lane(), s.counts[chunk]);
         }
         if (rank != 0) {
-          store_and_count(&items()[group][lane()], told, 0, items()[group][lane()]);
+          store_async(&items()[chunk][lane()], barrier, 0, items()[chunk][lane()]);
         }
       }
-      wait_for_bytes(told, 0);
+      mbarrier_wait_parity(barrier, 0);
     }
-    bool few = true;
+    bool fits = true;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) few = few && s.counts[i] <= kListed;
-    return few;
+    for (int i = 0; i < kNumChunks; ++i) fits = fits && s.counts[i] <= kMaxCandidatesPerChunk;
+    return fits;
   }
 };
 

@@ -3,17 +3,17 @@
 // decoding with speculative sampling, arXiv:2302.01318).
 //
 //   token i is accepted if u[i] * draft[i, token] < target[i, token]
-//   out = the accepted prefix, then a token by max(target - draft, 0) of the first position that is
-//         not accepted (by target, where that has no mass), or by target[n], then -1
+//   out = the accepted prefix; then a token by max(target - draft, 0) at the first position that is
+//         rejected (by target if that has no mass), or by target[n] if none is; then -1
 //
 // Layout   draft      [batch, n, vocab]      f32, f16 or bf16; any strides, elements contiguous
 //          target     [batch, n + 1, vocab]  the same
-//          tokens     [batch, n]             int32 or int64; outside the vocabulary: not accepted
-//          accepted   [batch]                int32, counts on: tokens that pass by themselves
-//          emitted    [batch]                int32, counts on: the accepted prefix
-//          out        [batch, n + 1]         as tokens
-// Threads  a cluster a request, as sampling/sampling.cuh.
-// Traffic  reads n + 1 numbers of each tensor, then one row of each.
+//          tokens     [batch, n]             int32 or int64; rejected if outside the vocabulary
+//          accepted   [batch]                int32, incremented by the number of accepted positions
+//          emitted    [batch]                int32, incremented by the length of the accepted
+//          prefix out        [batch, n + 1]         as tokens
+// Threads  one cluster a request, as in sampling/sampling.cuh
+// Traffic  reads n + 1 numbers of each tensor, then one row of each
 #pragma once
 
 #include "precast/sampling/sampling.cuh"
@@ -21,7 +21,7 @@
 namespace precast {
 
 struct ChainParams {
-  RowSource source;  // outputs: the requests
+  RowSource source;  // each output is a request
   RandomSource random;
   const void* draft;
   const void* target;
@@ -29,100 +29,108 @@ struct ChainParams {
   int32_t* accepted;
   int32_t* emitted;
   void* out;
-  int64_t draft_strides[2];  // of request and position, elements
+  int64_t draft_strides[2];  // of the requests and of the positions, in elements
   int64_t target_strides[2];
-  int32_t count;  // n
-  bool wide;      // int64 tokens
+  int32_t num_draft_tokens;  // n
+  bool int64_tokens;
 };
 
 #if defined(__CUDACC__)
 
-// The first uniform number of position i is that of draw kFirstPosition + i.
-constexpr uint32_t kFirstPosition = 2;
+// The uniform number of position i is the first word of Philox draw kFirstAcceptDraw + i.
+constexpr uint32_t kFirstAcceptDraw = 2;
 
-// All threads of the CTA call; returns the accepted prefix and, of all positions, how many pass.
+// Returns the length of the accepted prefix, and how many positions are accepted in total. All
+// threads of the CTA call it.
 template <typename T>
 __device__ __forceinline__ int2 accept_tokens(const ChainParams& p, uint32_t request) {
   const T* draft = static_cast<const T*>(p.draft) + request * p.draft_strides[0];
   const T* target = static_cast<const T*>(p.target) + request * p.target_strides[0];
-  int prefix = -1, passed = 0;
+  int prefix_length = -1, num_accepted = 0;
 #pragma unroll 1
-  for (int first = 0; first < p.count; first += kWarpSize) {
+  for (int first = 0; first < p.num_draft_tokens; first += kWarpSize) {
     const int i = first + threadIdx.x % kWarpSize;
-    bool passes = false;
-    if (i < p.count) {
-      const int64_t token = load_index(p.tokens, p.wide, int64_t(request) * p.count + i);
-      if (token >= 0 && token < p.source.vocab) {
-        const float q = load_number(draft + i * p.draft_strides[1] + token);
-        const float t = load_number(target + i * p.target_strides[1] + token);
-        passes = to_uniform(p.random.words(request, kFirstPosition + i).x) * q < t;
+    bool is_accepted = false;
+    if (i < p.num_draft_tokens) {
+      const int64_t token =
+          load_index(p.tokens, p.int64_tokens, int64_t(request) * p.num_draft_tokens + i);
+      if (token >= 0 && token < p.source.vocab_size) {
+        const float q = load_as_float(draft + i * p.draft_strides[1] + token);
+        const float t = load_as_float(target + i * p.target_strides[1] + token);
+        is_accepted = to_uniform(p.random.philox_words(request, kFirstAcceptDraw + i).x) * q < t;
       }
     }
-    const uint32_t votes = __ballot_sync(0xffffffffu, passes);
-    passed += __popc(votes);
-    if (prefix < 0 && votes != 0xffffffffu) prefix = first + __ffs(~votes) - 1;
+    const uint32_t accepted_mask = __ballot_sync(0xffffffffu, is_accepted);
+    num_accepted += __popc(accepted_mask);
+    if (prefix_length < 0 && accepted_mask != 0xffffffffu) {
+      prefix_length = first + __ffs(~accepted_mask) - 1;
+    }
   }
-  return {prefix < 0 || prefix > p.count ? p.count : prefix, passed};
+  return {
+      prefix_length < 0 || prefix_length > p.num_draft_tokens ? p.num_draft_tokens : prefix_length,
+      num_accepted};
 }
 
-// Another row of probabilities, or null, is taken off. What would be negative is 0.
+// Subtracts another row of probabilities, unless it is null. Negative results count as 0.
 template <typename T>
-struct TakeOff {
-  static constexpr bool kChanges = true;
+struct SubtractDraft {
+  static constexpr bool kEnabled = true;
   const RowSource& p;
-  const T* other;
+  const T* subtrahend;
 
-  __device__ __forceinline__ void start(int64_t) {}
-  __device__ __forceinline__ bool is_active() const { return other != nullptr; }
-  __device__ __forceinline__ void operator()(int slab, float (&x)[kPerLane]) const {
-    float y[kPerLane];
-    load_slab(other, p, slab, 0.0f, y);
+  __device__ __forceinline__ void begin_row(int64_t) {}
+  __device__ __forceinline__ bool is_active() const { return subtrahend != nullptr; }
+  __device__ __forceinline__ void operator()(int tile, float (&x)[kItemsPerLane]) const {
+    float y[kItemsPerLane];
+    load_tile(subtrahend, p, tile, 0.0f, y);
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) x[i] -= y[i];
+    for (int i = 0; i < kItemsPerLane; ++i) x[i] -= y[i];
   }
 };
 
 template <typename T, bool kOnChip>
-__global__ __launch_bounds__(kBoundThreads<kOnChip>) void ChainKernel(
+__global__ __launch_bounds__(kTransformMaxThreads<kOnChip>) void ChainSpeculativeKernel(
     const __grid_constant__ ChainParams p) {
   extern __shared__ __align__(128) float memory[];
-  __shared__ RowShared shared;
-  Sampler<T, kOnChip, TakeOff<T>> sampler(shared, p.source, memory, {p.source, nullptr});
+  __shared__ SamplerStorage shared;
+  Sampler<T, kOnChip, SubtractDraft<T>> sampler(shared, p.source, memory, {p.source, nullptr});
   auto& row = sampler.row;
-  const uint32_t request = cluster_number();
-  int2 accepted;
-  row.start(false);
+  const uint32_t request = cluster_id();
+  int2 accepted_counts;
+  row.reset(false);
   sampler.begin([&] {
-    accepted = accept_tokens<T>(p, request);
+    accepted_counts = accept_tokens<T>(p, request);
     row.data = static_cast<const T*>(p.target) + request * p.target_strides[0] +
-               accepted.x * p.target_strides[1];
-    if (accepted.x < p.count) {
-      row.edit.other = static_cast<const T*>(p.draft) + request * p.draft_strides[0] +
-                       accepted.x * p.draft_strides[1];
+               accepted_counts.x * p.target_strides[1];
+    if (accepted_counts.x < p.num_draft_tokens) {
+      row.transform.subtrahend = static_cast<const T*>(p.draft) + request * p.draft_strides[0] +
+                                 accepted_counts.x * p.draft_strides[1];
     }
   });
-  sampler.roll(p.random, request);
-  sampler.arrive();
-  const int prefix = accepted.x;
-  sampler.exchange_masses();
-  Token token = sampler.draw(0);
-  if (sampler.total() == 0.0f && row.edit.other != nullptr) {
-    row.edit.other = nullptr;  // the rows are equal, up to what rounds to nothing
-    if constexpr (kOnChip) row.read();
-    sampler.exchange_masses();
-    token = sampler.draw(0);
+  sampler.generate_random_words(p.random, request);
+  sampler.wait_for_row();
+  const int prefix_length = accepted_counts.x;
+  sampler.all_gather_mass();
+  Token token = sampler.sample_token(0);
+  if (sampler.total_mass() == 0.0f && row.transform.subtrahend != nullptr) {
+    row.transform.subtrahend = nullptr;  // the rows are equal up to rounding
+    if constexpr (kOnChip) row.load_with_threads();
+    sampler.all_gather_mass();
+    token = sampler.sample_token(0);
   }
-  const int64_t first = int64_t(request) * (p.count + 1);
+  const int64_t first = int64_t(request) * (p.num_draft_tokens + 1);
   if (token.id >= 0) {
     const int lane = threadIdx.x % kWarpSize;
-    for (int i = lane; i <= p.count; i += kWarpSize) {
-      int64_t value = i == prefix ? (token.valid ? token.id : 0) : -1;
-      if (i < prefix) value = load_index(p.tokens, p.wide, int64_t(request) * p.count + i);
-      store_index(p.out, p.wide, first + i, value);
+    for (int i = lane; i <= p.num_draft_tokens; i += kWarpSize) {
+      int64_t value = i == prefix_length ? (token.valid ? token.id : 0) : -1;
+      if (i < prefix_length) {
+        value = load_index(p.tokens, p.int64_tokens, int64_t(request) * p.num_draft_tokens + i);
+      }
+      store_index(p.out, p.int64_tokens, first + i, value);
     }
     if (lane == 0) {
-      p.accepted[request] += accepted.y;
-      p.emitted[request] += prefix;
+      p.accepted[request] += accepted_counts.y;
+      p.emitted[request] += prefix_length;
     }
   }
 }

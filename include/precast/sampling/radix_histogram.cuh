@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bins of a row's elements: where, from the largest element down, sums reach an amount.
+// One pass of radix selection: a histogram of a row's elements by their ordered keys, and a prefix
+// sum that finds the bin in which the target lies.
 //
-// Each CTA adds up what its elements count in 2048 bins of the ordered keys. One warp of each then
-// reads all CTAs' sums of 64 bins each, and of those 64 bins among which the amount is reached.
+// Each CTA adds the amounts of its elements to 2048 bins. One warp of each CTA then sums the
+// histograms of all CTAs in two levels: first 32 coarse bins of 64 bins each, then the 64 bins of
+// the coarse bin that holds the target.
 #pragma once
 
 #include "precast/sampling/row.cuh"
@@ -11,74 +13,79 @@ namespace precast {
 
 constexpr int kBinBits = 11;
 constexpr int kBins = 1 << kBinBits;
-constexpr int kFineBins = 2 * kWarpSize;        // that a warp searches at a time
-constexpr int kCoarseBins = kBins / kFineBins;  // sums of as many
-constexpr int kFirstShift = 17;                 // bins of 1/64 octave at most: 32 octaves
-constexpr int kCandidates = 1024;               // of all CTAs
-constexpr int kOwnCandidates = 128;             // of a CTA
-constexpr int kMostGatherings = 4;              // of a selection
+constexpr int kFineBins = 2 * kWarpSize;        // bins that a warp searches at a time
+constexpr int kCoarseBins = kBins / kFineBins;  // each is the sum of kFineBins bins
+constexpr int kFirstShift = 17;            // bins of 1/64 octave at most, which cover 32 octaves
+constexpr int kMaxCandidates = 1024;       // of all CTAs together
+constexpr int kMaxCandidatesPerCta = 128;  // of one CTA
+constexpr int kMaxGathers = 4;             // gathers of candidates in one selection
 
-static_assert(kCandidates >= kMaxSlabs && kCandidates >= kMaxCtas * kOwnCandidates);
+static_assert(kMaxCandidates >= kMaxTiles &&
+              kMaxCandidates >= kMaxSamplerCtas * kMaxCandidatesPerCta);
 
 #if defined(__CUDACC__)
 
 struct Bin {
-  int at;           // negative if all do not hold what is needed
-  uint32_t need;    // within the bin, or behind all
-  uint32_t amount;  // of the bin
+  int index;           // negative if the total is below the target
+  uint32_t remaining;  // the target minus the amounts of all larger bins
+  uint32_t amount;     // the amount of the bin
 };
 
-struct SelectShared {
+struct RadixSelectStorage {
   union {
     alignas(16) uint32_t bins[kBins + kWarpSize];
-    alignas(16) uint2 list[kCandidates];  // keys and what they count
+    alignas(16) uint2 candidates[kMaxCandidates];  // keys and amounts
   };
-  // What other CTAs read, beside the bins.
+  // Other CTAs read the following, besides the bins.
   alignas(16) uint32_t coarse[kCoarseBins];
-  uint32_t own[kOwnCandidates];          // keys
-  uint32_t counts[2 * kMostGatherings];  // of `own`, one a gathering, at even places
+  uint32_t cta_candidates[kMaxCandidatesPerCta];  // keys
+  // of `cta_candidates`: one count for each gather, at the even indices
+  uint32_t candidate_counts[2 * kMaxGathers];
 
-  Bin found;
+  Bin found_bin;
   uint32_t result;
 };
 
-// A weight as a multiple of 2^-31 of the mass, to the nearest.
-__device__ __forceinline__ uint32_t fixed_mass(float weight, float scale) {
+// Returns a weight as a multiple of 2^-31 of the total mass, rounded to nearest. Fixed-point sums
+// do not depend on the order of addition.
+__device__ __forceinline__ uint32_t to_fixed_point(float weight, float scale) {
   return __float2uint_rn(weight * scale);
 }
 
-// What makes fixed-point masses of weights with this total.
-__device__ __forceinline__ float mass_scale(float total) {
+// Returns the scale of to_fixed_point() for weights with this total.
+__device__ __forceinline__ float fixed_point_scale(float total) {
   return fminf(__fdiv_rn(0x1p31f, total), 3.402823466e38f);
 }
 
-// top_p of the mass, in the unit of fixed_mass().
-__device__ __forceinline__ uint32_t needed_mass(float top_p) {
-  const uint32_t need = __double2uint_ru(double(top_p) * 0x1p31);
-  return need > 0 ? need : 1;
+// Returns the top_p share of the mass in the unit of to_fixed_point().
+__device__ __forceinline__ uint32_t fixed_point_target(float top_p) {
+  const uint32_t target = __double2uint_ru(double(top_p) * 0x1p31);
+  return target > 0 ? target : 1;
 }
 
-// A warp: the bin at which the sums reach `need`. Lane l gives bins 2 l and the next.
-__device__ __forceinline__ Bin find_bin(uint2 amounts, uint32_t need) {
+// Returns the bin at which the prefix sum of the amounts reaches `target`. All lanes of a warp call
+// it; lane l holds the amounts of the bins 2 l and 2 l + 1.
+__device__ __forceinline__ Bin find_bin(uint2 amounts, uint32_t target) {
   const int lane = threadIdx.x % kWarpSize;
-  uint32_t up_to = amounts.x + amounts.y;
+  uint32_t prefix_sum = amounts.x + amounts.y;
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-    if (lane >= distance) up_to += other;
+    const uint32_t other = __shfl_up_sync(0xffffffffu, prefix_sum, distance);
+    if (lane >= distance) prefix_sum += other;
   }
-  const uint32_t reached = __ballot_sync(0xffffffffu, up_to >= need);
-  if (reached == 0) return {-1, need - __shfl_sync(0xffffffffu, up_to, kWarpSize - 1), 0};
-  const int from = __ffs(reached) - 1;
-  const uint32_t first = __shfl_sync(0xffffffffu, amounts.x, from);
-  const uint32_t second = __shfl_sync(0xffffffffu, amounts.y, from);
-  const uint32_t left = need - (__shfl_sync(0xffffffffu, up_to, from) - first - second);
-  if (left <= first) return {2 * from, left, first};
-  return {2 * from + 1, left - first, second};
+  const uint32_t reached = __ballot_sync(0xffffffffu, prefix_sum >= target);
+  if (reached == 0) return {-1, target - __shfl_sync(0xffffffffu, prefix_sum, kWarpSize - 1), 0};
+  const int first_lane = __ffs(reached) - 1;
+  const uint32_t first = __shfl_sync(0xffffffffu, amounts.x, first_lane);
+  const uint32_t second = __shfl_sync(0xffffffffu, amounts.y, first_lane);
+  const uint32_t remaining =
+      target - (__shfl_sync(0xffffffffu, prefix_sum, first_lane) - first - second);
+  if (remaining <= first) return {2 * first_lane, remaining, first};
+  return {2 * first_lane + 1, remaining - first, second};
 }
 
-// What each CTA wrote to its shared memory is seen by all.
-__device__ __forceinline__ void show_shared(int ctas) {
+// Makes what each CTA wrote to its shared memory visible to the whole cluster.
+__device__ __forceinline__ void publish_smem(int ctas) {
   if (ctas > 1) {
     cluster_arrive_shared();
     cluster_wait();
@@ -87,52 +94,53 @@ __device__ __forceinline__ void show_shared(int ctas) {
   }
 }
 
-// The sums over the CTAs of the pairs that have the address of `source` in each.
-__device__ __forceinline__ uint2 sum_of_pairs(const uint32_t* source, int ctas) {
-  uint2 pairs[kMaxCtas], sum = {0, 0};
+// Returns the sum over the CTAs of the pair at `source` in the shared memory of each.
+__device__ __forceinline__ uint2 sum_pairs_over_ctas(const uint32_t* source, int ctas) {
+  uint2 pairs[kMaxSamplerCtas], sum = {0, 0};
 #pragma unroll
-  for (int i = 0; i < kMaxCtas; ++i) pairs[i] = load_pair_from_cta(source, min(i, ctas - 1));
+  for (int i = 0; i < kMaxSamplerCtas; ++i) pairs[i] = load_pair_from_cta(source, min(i, ctas - 1));
 #pragma unroll
-  for (int i = 0; i < kMaxCtas; ++i) {
+  for (int i = 0; i < kMaxSamplerCtas; ++i) {
     sum.x += i < ctas ? pairs[i].x : 0;
     sum.y += i < ctas ? pairs[i].y : 0;
   }
   return sum;
 }
 
-// All threads of the cluster: the bin of the row at which the sums reach `need`.
-__device__ __forceinline__ Bin find_in_row(SelectShared& s, int ctas, uint32_t need) {
+// Returns the bin of the row at which the prefix sum reaches `target`. All threads of the cluster
+// call it.
+__device__ __forceinline__ Bin find_bin_in_row(RadixSelectStorage& s, int ctas, uint32_t target) {
   const int lane = threadIdx.x % kWarpSize;
 #pragma unroll 1
   for (int i = threadIdx.x / kWarpSize; i < kCoarseBins; i += blockDim.x / kWarpSize) {
-    const uint2 two = *reinterpret_cast<const uint2*>(&s.bins[i * kFineBins + 2 * lane]);
-    const uint32_t sum = __reduce_add_sync(0xffffffffu, two.x + two.y);
+    const uint2 pair = *reinterpret_cast<const uint2*>(&s.bins[i * kFineBins + 2 * lane]);
+    const uint32_t sum = __reduce_add_sync(0xffffffffu, pair.x + pair.y);
     if (lane == 0) s.coarse[i] = sum;
   }
-  show_shared(ctas);
-  // Why one warp: what CTAs read of each other is slow.
+  publish_smem(ctas);
+  // Why one warp: reads from other CTAs' shared memory are slow.
   if (threadIdx.x < kWarpSize) {
-    uint2 two = sum_of_pairs(&s.coarse[2 * lane % kCoarseBins], ctas);
-    if (2 * lane >= kCoarseBins) two = {0, 0};
-    Bin bin = find_bin(two, need);
-    if (bin.at >= 0) {
-      const int coarse = bin.at;
-      two = sum_of_pairs(&s.bins[coarse * kFineBins + 2 * lane], ctas);
-      bin = find_bin(two, bin.need);
-      bin.at += coarse * kFineBins;
+    uint2 pair = sum_pairs_over_ctas(&s.coarse[2 * lane % kCoarseBins], ctas);
+    if (2 * lane >= kCoarseBins) pair = {0, 0};
+    Bin bin = find_bin(pair, target);
+    if (bin.index >= 0) {
+      const int coarse = bin.index;
+      pair = sum_pairs_over_ctas(&s.bins[coarse * kFineBins + 2 * lane], ctas);
+      bin = find_bin(pair, bin.remaining);
+      bin.index += coarse * kFineBins;
     }
-    if (lane == 0) s.found = bin;
+    if (lane == 0) s.found_bin = bin;
   }
   __syncthreads();
-  return s.found;
+  return s.found_bin;
 }
 
-// Keys from `high` down to `high - range`.
-struct Keys {
+// The keys from `high` down to `high - range`.
+struct KeyRange {
   uint32_t high;
   uint32_t range;
 
-  // What makes kBins of them, at most.
+  // The shift that maps the range to at most kBins bins.
   __device__ __forceinline__ int shift() const {
     return max(kWarpSize - __clz(range) - kBinBits, 0);
   }
@@ -144,23 +152,24 @@ struct Keys {
   }
 };
 
-// Calls f(i, first, fours) for each half of the lane's fours, from `first` on, of each slab i of
-// the warp for which wants(i).
-template <typename T, bool kOnChip, typename Edit, typename Wants, typename F>
-__device__ __forceinline__ void each_half(Row<T, kOnChip, Edit>& row, const Wants& wants,
-                                          const F& f) {
-  constexpr int kHalf = kPerLane / 8;
+// Calls f(i, first, x) for each half of the lane's elements of each tile i of the warp for which
+// needs_tile(i). The elements are the lane's vectors of four from `first` on.
+template <typename T, bool kOnChip, typename InputTransform, typename NeedsTile, typename F>
+__device__ __forceinline__ void for_each_half_tile(Row<T, kOnChip, InputTransform>& row,
+                                                   const NeedsTile& needs_tile, const F& f) {
+  constexpr int kHalf = kItemsPerLane / 8;
   float x[4 * kHalf];
   if constexpr (kOnChip) {
-    float* at = row.copy;
+    float* smem = row.lane_smem;
 #pragma unroll 1
-    for (int i = row.warp(); i < row.count; i += row.warps(), at += row.step()) {
-      if (!wants(i)) continue;
+    for (int i = row.warp_id(); i < row.cta_tiles;
+         i += row.num_warps(), smem += row.tile_stride()) {
+      if (!needs_tile(i)) continue;
 #pragma unroll 1
       for (int first = 0; first < 2 * kHalf; first += kHalf) {
 #pragma unroll
         for (int j = 0; j < kHalf; ++j) {
-          const float4 four = *row.four_of(at, first + j);
+          const float4 four = *row.vec4_ptr(smem, first + j);
           x[4 * j] = four.x;
           x[4 * j + 1] = four.y;
           x[4 * j + 2] = four.z;
@@ -170,8 +179,8 @@ __device__ __forceinline__ void each_half(Row<T, kOnChip, Edit>& row, const Want
       }
     }
   } else {
-    row.each_slab([&](int i, const float (&y)[kPerLane]) {
-      if (!wants(i)) return;
+    row.for_each_tile([&](int i, const float (&y)[kItemsPerLane]) {
+      if (!needs_tile(i)) return;
 #pragma unroll
       for (int first = 0; first < 2 * kHalf; first += kHalf) {
 #pragma unroll
@@ -182,45 +191,47 @@ __device__ __forceinline__ void each_half(Row<T, kOnChip, Edit>& row, const Want
   }
 }
 
-struct Always {
+struct AllTiles {
   __device__ __forceinline__ bool operator()(int) const { return true; }
 };
 
-// All threads of a CTA, which then waits for them.
-__device__ __forceinline__ void clear_bins(SelectShared& s) {
+// All threads of a CTA call it; a barrier of the CTA must follow.
+__device__ __forceinline__ void clear_bins(RadixSelectStorage& s) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < kBins / 4; i += blockDim.x) {
     reinterpret_cast<uint4*>(s.bins)[i] = make_uint4(0, 0, 0, 0);
   }
 }
 
-// What an element counts: one, or its mass.
-struct Amount {
+// The amount of an element: 1 for top-k, its fixed-point mass for top-p.
+struct ItemAmount {
   bool by_mass;
   float scale;
 
   __device__ __forceinline__ uint32_t operator()(float x) const {
-    return by_mass ? fixed_mass(x, scale) : 1;
+    return by_mass ? to_fixed_point(x, scale) : 1;
   }
 };
 
-// Adds up what the row's elements with such keys count. Why others add to bins that nobody reads,
-// one a lane: branches would cost more.
+// Adds the amounts of the row's elements with keys in the range to the bins. Why the other elements
+// add to dummy bins, one for each lane: branches would cost more.
 template <bool kByMass, typename Row>
-__device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, int shift,
+__device__ __forceinline__ void fill_bins(Row& row, RadixSelectStorage& s, KeyRange keys, int shift,
                                           float scale) {
-  const uint32_t idle = kBins + threadIdx.x % kWarpSize;
+  const uint32_t dummy_bin = kBins + threadIdx.x % kWarpSize;
   const auto bin_of = [&](float x) {
-    // What has mass is not negative: its key is its bits and one more, and others are too far.
-    const uint32_t below =
-        kByMass ? keys.high - 0x80000000u - __float_as_uint(x) : keys.high - to_key(x);
-    return below <= keys.range ? below >> shift : idle;
+    // An element with mass is not negative, so its key is its bits plus 0x80000000. The keys of all
+    // other elements are out of range.
+    const uint32_t distance_from_high =
+        kByMass ? keys.high - 0x80000000u - __float_as_uint(x) : keys.high - to_ordered_key(x);
+    return distance_from_high <= keys.range ? distance_from_high >> shift : dummy_bin;
   };
-  const auto amount = [&](float x) { return kByMass ? fixed_mass(x, scale) : 1u; };
-  const auto add_four = [&](float x, float y, float z, float w) {
+  const auto amount = [&](float x) { return kByMass ? to_fixed_point(x, scale) : 1u; };
+  const auto count_vec4 = [&](float x, float y, float z, float w) {
     const uint32_t a = bin_of(x), b = bin_of(y), c = bin_of(z), d = bin_of(w);
     if constexpr (kByMass) {
-      // Rows of equal elements: additions to one bin wait for each other.
+      // Additions to one bin wait for each other, as in rows of equal elements: the warp adds these
+      // at once.
       const uint32_t one = __shfl_sync(0xffffffffu, a, 0);
       if (__all_sync(0xffffffffu, a == one && b == one && c == one && d == one)) {
         const uint32_t sum =
@@ -234,9 +245,9 @@ __device__ __forceinline__ void fill_bins(Row& row, SelectShared& s, Keys keys, 
     atomicAdd(&s.bins[c], amount(z));
     atomicAdd(&s.bins[d], amount(w));
   };
-  each_half(row, Always(), [&](int, int, const float (&x)[kPerLane / 2]) {
+  for_each_half_tile(row, AllTiles(), [&](int, int, const float (&x)[kItemsPerLane / 2]) {
 #pragma unroll
-    for (int j = 0; j < kPerLane / 2; j += 4) add_four(x[j], x[j + 1], x[j + 2], x[j + 3]);
+    for (int j = 0; j < kItemsPerLane / 2; j += 4) count_vec4(x[j], x[j + 1], x[j + 2], x[j + 3]);
   });
 }
 

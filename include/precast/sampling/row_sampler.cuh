@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A cluster of CTAs that works on a row: what its CTAs tell each other, and the draw of a token.
+// Sampling of one token from a row by a cluster of CTAs, and the exchange of data between the CTAs.
 //
-// A CTA has one or more of the row's 8 groups of slabs. Sums, maxima and counts of a row are told
-// group by group, 8 bytes each to each CTA, by stores that complete on a barrier of the receiver:
-// there is no barrier of the cluster but the first. A token is drawn by every CTA down to its
-// group, and from there on by the CTA that has it.
+// A CTA owns one or more of the row's 8 chunks. Sums, maxima and counts are all-gathered: each CTA
+// reduces its chunks and writes 8 bytes a chunk to the shared memory of every CTA, with stores that
+// complete on an mbarrier of the receiver. So the cluster needs no barrier but the first. Every CTA
+// samples the chunk; only the CTA that owns this chunk samples the tile and the token.
 #pragma once
 
 #include "precast/sampling/accumulators.cuh"
@@ -12,371 +12,398 @@
 
 namespace precast {
 
-// Launch bounds: those on chip leave a thread 80 registers, for three CTAs of 256 threads a
+// The launch bounds. On chip they leave a thread 80 registers, so that three CTAs of 256 threads
+// fit on a multiprocessor.
+template <bool kOnChip>
+constexpr int kTransformMaxThreads = kOnChip ? 768 : kMaxThreadsPerCta;
+
+// Launches that sample from many streamed rows keep two CTAs of kMaxThreadsPerCta threads on a
 // multiprocessor.
 template <bool kOnChip>
-constexpr int kBoundThreads = kOnChip ? 768 : kRowThreads;
-
-// For draws from many rows that do not stay on chip: two CTAs of kRowThreads.
-template <bool kOnChip>
-constexpr int kDrawThreads = kOnChip ? 768 : 2 * kRowThreads;
+constexpr int kSampleMaxThreads = kOnChip ? 768 : 2 * kMaxThreadsPerCta;
 
 #if defined(__CUDACC__)
 
-constexpr int kListed = kWarpSize;  // of a group, at most
+constexpr int kMaxCandidatesPerChunk = kWarpSize;
 
-// What a CTA needs beside the row and what it keeps of each slab.
-struct RowShared {
-  alignas(16) float2 pairs[2][kGroups];
-  uint64_t told[2];                          // barriers of the pairs, in a cluster
-  uint64_t maxima_told;                      // of the slabs' maxima, in a cluster
-  uint64_t drawn_told;                       // of `drawn`, in a cluster
-  uint64_t listed_told;                      // of a list (sampling/candidates.cuh), in a cluster
-  uint64_t copied[kRowThreads / kWarpSize];  // of the warps' copies
+// The static shared memory of a CTA.
+struct SamplerStorage {
+  alignas(16) float2 chunk_stats[2][kNumChunks];
+  // mbarriers of `chunk_stats`; the mbarriers here are used only if a cluster has several CTAs
+  uint64_t chunk_barriers[2];
+  uint64_t tile_maxima_barrier;  // mbarrier of the tile maxima
+  uint64_t sampled_barrier;      // mbarrier of `sampled`
+  uint64_t candidates_barrier;   // mbarrier of the candidates (sampling/candidates.cuh)
+  // mbarriers of the bulk copies, one for each warp
+  uint64_t load_barriers[kMaxThreadsPerCta / kWarpSize];
   union {
-    SelectShared select;
-    float2 listed[kGroups][kListed];  // of the first CTA: weight and place
+    RadixSelectStorage select;
+    float2 candidates[kNumChunks][kMaxCandidatesPerChunk];  // weights and indices, in the first CTA
   };
-  float2 drawn;         // its weight
-  bool has_row;         // the output's index is that of a row
-  uint4 words[kDraws];  // random ones
+  float2 sampled;   // the weight of the sampled token
+  bool row_exists;  // the output's index is one of a row
+  uint4 random_words[kMaxDraws];
 };
 
-struct Picked {
-  int at;
+struct SampledChunk {
+  int index;
   float mass;
 };
 
 struct Token {
-  int id;  // -1: another warp has it
+  int id;  // -1 in all warps but the one that holds the token
   float weight;
-  bool valid;  // the row has mass, and no NaN
+  bool valid;  // the row has mass and no NaN
 };
 
-// The CTAs of a cluster tell each other a pair a group, in two buffers in turn. Every CTA tells
-// each time, behind a barrier of its own, so that whoever has all pairs of one exchange knows that
-// nobody reads those of the one before.
-template <typename T, bool kOnChip, typename Edit = NoEdit>
+// The statistics of the chunks lie in two buffers that alternate. Every CTA takes part in each
+// all-gather after a barrier of its own threads; so a CTA that has received all statistics of one
+// all-gather knows that no other CTA still reads those of the previous one.
+template <typename T, bool kOnChip, typename InputTransform = NoInputTransform>
 struct Sampler {
   static constexpr bool kIsOnChip = kOnChip;
 
-  RowShared& s;
-  float* maxima;  // of all slabs, where they were told
-  float2* slots;  // of the CTA's slabs
-  int* places;    // of the slabs' maxima, where the seconds are told
-  Row<T, kOnChip, Edit> row;
+  SamplerStorage& s;
+  float* tile_maxima;  // of all tiles of the row, if they were gathered
+  float2* tile_stats;  // of the CTA's tiles
+  int* tile_argmax;    // index of each tile's maximum, if the second maxima are computed
+  Row<T, kOnChip, InputTransform> row;
   int ctas;
-  int groups;  // of the CTA
-  uint32_t exchanges = 0;
-  uint32_t drawn = 0;        // how often a weight was told
-  bool has_tops = false;     // the slots' second numbers are the slabs' maxima, or NaN
-  bool has_seconds = false;  // and the first ones their second largest
+  int cta_chunks;  // chunks of the CTA
+  uint32_t num_exchanges = 0;
+  uint32_t num_broadcasts = 0;     // calls of broadcast_weight()
+  bool has_tile_maxima = false;    // tile_stats[].y holds the maxima of the tiles, or NaN
+  bool has_second_maxima = false;  // tile_stats[].x holds their second largest elements
 
-  // Numbers ahead of the row in the CTA's dynamic shared memory.
-  static __host__ __device__ __forceinline__ int numbers_ahead(int slabs_of_group, int groups) {
-    return (kGroups * slabs_of_group + 3 * groups * slabs_of_group + 31) / 32 * 32;
+  // The number of floats ahead of the row in the CTA's dynamic shared memory.
+  static __host__ __device__ __forceinline__ int header_floats(int tiles_per_chunk,
+                                                               int cta_chunks) {
+    return (kNumChunks * tiles_per_chunk + 3 * cta_chunks * tiles_per_chunk + 31) / 32 * 32;
   }
 
-  // `memory`: the CTA's dynamic shared memory.
-  __device__ __forceinline__ Sampler(RowShared& shared, const RowSource& source, float* memory,
-                                     const Edit& edit = {})
+  // `smem` is the CTA's dynamic shared memory.
+  __device__ __forceinline__ Sampler(SamplerStorage& shared, const RowSource& source, float* smem,
+                                     const InputTransform& transform = {})
       : s(shared),
-        maxima(memory),
-        slots(reinterpret_cast<float2*>(memory + kGroups * source.slabs_of_group)),
-        places(reinterpret_cast<int*>(slots + groups_of_cta() * source.slabs_of_group)),
-        row(source, edit, memory + numbers_ahead(source.slabs_of_group, groups_of_cta())),
+        tile_maxima(smem),
+        tile_stats(reinterpret_cast<float2*>(smem + kNumChunks * source.tiles_per_chunk)),
+        tile_argmax(reinterpret_cast<int*>(tile_stats + chunks_per_cta() * source.tiles_per_chunk)),
+        row(source, transform, smem + header_floats(source.tiles_per_chunk, chunks_per_cta())),
         ctas(cluster_size()),
-        groups(groups_of_cta()) {}
+        cta_chunks(chunks_per_cta()) {}
 
-  __device__ __forceinline__ uint32_t turn() const { return exchanges % 2; }
-  __device__ __forceinline__ const float2* pairs() const { return s.pairs[turn()]; }
+  __device__ __forceinline__ uint32_t buffer() const { return num_exchanges % 2; }
+  __device__ __forceinline__ const float2* chunk_stats() const { return s.chunk_stats[buffer()]; }
 
-  // Waits for the grid before and starts to bring the row, which `choose()` sets.
+  // Waits for the previous grid and starts to load the row, whose address `choose()` sets.
   template <typename F>
   __device__ __forceinline__ void begin(const F& choose) {
     if (threadIdx.x % kWarpSize == 0) {
-      init_barrier(copied());
+      mbarrier_init(load_barrier());
       if (ctas > 1 && threadIdx.x == 0) {
-        init_barrier(&s.told[0]);
-        init_barrier(&s.told[1]);
-        init_barrier(&s.maxima_told);
-        init_barrier(&s.drawn_told);
-        init_barrier(&s.listed_told);
+        mbarrier_init(&s.chunk_barriers[0]);
+        mbarrier_init(&s.chunk_barriers[1]);
+        mbarrier_init(&s.tile_maxima_barrier);
+        mbarrier_init(&s.sampled_barrier);
+        mbarrier_init(&s.candidates_barrier);
       }
-      finish_init();
+      fence_mbarrier_init();
     }
     __syncwarp();
     if (ctas > 1) cluster_arrive_relaxed();
     allow_next_grid();
     wait_for_previous_grid();
     choose();
-    row.fetch(copied());
+    row.start_load(load_barrier());
   }
 
-  // The row of an output, from its first element on; the first row in place of one that is not
-  // there. Returns its number.
-  __device__ __forceinline__ int64_t choose_row(uint32_t output) {
-    const int64_t wanted = row_of(row.p, output);
-    const bool has_row = static_cast<uint64_t>(wanted) < row.p.rows;
-    if (threadIdx.x == 0) s.has_row = has_row;  // why: a register is dearer
-    const int64_t number = has_row ? wanted : 0;
-    row.data = static_cast<const T*>(row.p.data) + number * row.p.stride;
-    return number;
+  // Selects the row of an output and returns its index; the first row if the index is not one of a
+  // row.
+  __device__ __forceinline__ int64_t select_row(uint32_t output) {
+    const int64_t requested = row_index_of(row.p, output);
+    const bool row_exists = static_cast<uint64_t>(requested) < row.p.num_rows;
+    // Why shared memory: a register would cost more.
+    if (threadIdx.x == 0) s.row_exists = row_exists;
+    const int64_t row_index = row_exists ? requested : 0;
+    row.data = static_cast<const T*>(row.p.data) + row_index * row.p.stride;
+    return row_index;
   }
 
-  __device__ __forceinline__ uint64_t* copied() const { return &s.copied[row.warp()]; }
+  __device__ __forceinline__ uint64_t* load_barrier() const {
+    return &s.load_barriers[row.warp_id()];
+  }
 
-  // The row is there, and the cluster.
-  __device__ __forceinline__ void arrive() {
+  // Waits until the row has been loaded and all CTAs of the cluster have started.
+  __device__ __forceinline__ void wait_for_row() {
     if (ctas > 1) cluster_wait();
-    row.arrive(copied());
+    row.finish_load(load_barrier());
   }
 
-  // Tells all CTAs the sum over each group of the pairs that pass() puts in the slots.
-  template <typename Sum, typename Pass>
-  __device__ __forceinline__ void exchange(const Pass& pass, const Sum& sums = {}) {
-    ++exchanges;
-    uint64_t* told = &s.told[turn()];
+  // All-gathers the statistics of the chunks. compute_stats() writes those of the CTA's tiles to
+  // tile_stats, and `reduction` combines the tiles of a chunk.
+  template <typename Reduction, typename ComputeStats>
+  __device__ __forceinline__ void all_gather(const ComputeStats& compute_stats,
+                                             const Reduction& reduction = {}) {
+    ++num_exchanges;
+    uint64_t* barrier = &s.chunk_barriers[buffer()];
     const int lane = threadIdx.x % kWarpSize;
-    if (ctas > 1 && threadIdx.x == 0) expect_bytes(told, kGroups * sizeof(float2));
-    pass();
+    if (ctas > 1 && threadIdx.x == 0) {
+      mbarrier_arrive_expect_tx(barrier, kNumChunks * sizeof(float2));
+    }
+    compute_stats();
     __syncthreads();
 #pragma unroll 1
-    for (int group = row.warp(); group < groups; group += row.warps()) {
-      const int first = group * row.p.slabs_of_group;
-      const float2 sum = sums.over(slots + first, min(row.p.slabs_of_group, row.count - first));
-      float2* target = &s.pairs[turn()][cluster_rank() * groups + group];
+    for (int chunk = row.warp_id(); chunk < cta_chunks; chunk += row.num_warps()) {
+      const int first = chunk * row.p.tiles_per_chunk;
+      const float2 sum =
+          reduction.reduce(tile_stats + first, min(row.p.tiles_per_chunk, row.cta_tiles - first));
+      float2* target = &s.chunk_stats[buffer()][cluster_rank() * cta_chunks + chunk];
       if (ctas == 1) {
         *target = sum;
       } else if (lane < ctas) {
-        store_and_count(target, told, lane, sum);
+        store_async(target, barrier, lane, sum);
       }
     }
     if (ctas == 1) {
       __syncthreads();
     } else {
-      wait_for_bytes(told, (exchanges - 1) / 2 % 2);
+      mbarrier_wait_parity(barrier, (num_exchanges - 1) / 2 % 2);
     }
   }
 
-  __device__ __forceinline__ void put(int slab, float x, float y) {
-    if (threadIdx.x % kWarpSize == 0) slots[slab] = {x, y};
+  __device__ __forceinline__ void set_tile_stats(int tile, float x, float y) {
+    if (threadIdx.x % kWarpSize == 0) tile_stats[tile] = {x, y};
   }
 
-  __device__ __forceinline__ void put(int slab, float x) {
-    if (threadIdx.x % kWarpSize == 0) slots[slab].x = x;
+  __device__ __forceinline__ void set_tile_stats(int tile, float x) {
+    if (threadIdx.x % kWarpSize == 0) tile_stats[tile].x = x;
   }
 
-  // Whether an element of the slab may weigh `floor` or more.
-  __device__ __forceinline__ bool may_reach(int slab, float floor) const {
-    if (!has_tops) return true;
-    const float top = slots[slab].y;
-    return !((row.weighing.weighed ? weight_of_logit(top, row.weighing) : top) < floor);
+  // Whether the weight of some element of the tile may be `threshold` or more.
+  __device__ __forceinline__ bool may_reach(int tile, float threshold) const {
+    if (!has_tile_maxima) return true;
+    const float max = tile_stats[tile].y;
+    return !((row.weights.is_active ? exp_weight(max, row.weights) : max) < threshold);
   }
 
-  // Puts the mass of each slab.
-  template <bool kWeighs, typename Fold>
-  __device__ __forceinline__ void put_masses(const Fold& nothing) {
-    row.template fold_slabs<kWeighs>(
-        nothing, [&](int i) { return may_reach(i, row.weighing.floor); },
-        [&](int i, Fold one, int k, Fold other, bool both) {
-          one.mass = warp_sum(one.mass);
-          if (both) other.mass = warp_sum(other.mass);
-          put(i, one.mass);
-          if (both) put(k, other.mass);
+  // Writes the mass of each tile to tile_stats.
+  template <bool kApplySoftmax, typename Accumulator>
+  __device__ __forceinline__ void compute_tile_masses(const Accumulator& initial) {
+    row.template reduce_tiles<kApplySoftmax>(
+        initial, [&](int i) { return may_reach(i, row.weights.threshold); },
+        [&](int i, Accumulator first, int k, Accumulator second, bool both) {
+          first.mass = warp_sum(first.mass);
+          if (both) second.mass = warp_sum(second.mass);
+          set_tile_stats(i, first.mass);
+          if (both) set_tile_stats(k, second.mass);
         });
   }
 
-  __device__ __forceinline__ void exchange_masses() {
-    exchange<MassAndMax>([&] {
-      if (row.weighing.logits || row.weighing.floor > 0.0f) {
-        put_masses<true>(FoldCutMass{0.0f, row.weighing.floor});
+  __device__ __forceinline__ void all_gather_mass() {
+    all_gather<MassMaxReduction>([&] {
+      if (row.weights.is_logits || row.weights.threshold > 0.0f) {
+        compute_tile_masses<true>(ThresholdMassAccumulator{0.0f, row.weights.threshold});
       } else {
-        put_masses<false>(FoldMass{0.0f});
+        compute_tile_masses<false>(MassAccumulator{0.0f});
       }
     });
   }
 
-  // Tells maxima, and masses that `Fold` has. `by_slab`: also the maximum of each slab to all; once
-  // a kernel.
-  template <typename Fold>
-  __device__ __forceinline__ void exchange_tops(const Fold& nothing, bool by_slab) {
+  // All-gathers maxima, and masses if `Accumulator` has them. With `per_tile` every CTA also gets
+  // the maximum of each tile, which is possible once a kernel.
+  template <typename Accumulator>
+  __device__ __forceinline__ void all_gather_max(const Accumulator& initial, bool per_tile) {
     const int lane = threadIdx.x % kWarpSize;
-    if (by_slab && ctas > 1 && threadIdx.x == 0) {
-      expect_bytes(&s.maxima_told, row.p.slabs * sizeof(float));
+    if (per_tile && ctas > 1 && threadIdx.x == 0) {
+      mbarrier_arrive_expect_tx(&s.tile_maxima_barrier, row.p.num_tiles * sizeof(float));
     }
-    const auto put_top = [&](int i, const Fold& fold) {
-      const float max = warp_max(fold.max);
-      if constexpr (Fold::kHasSecond) {
-        const uint32_t votes = __ballot_sync(0xffffffffu, fold.max == max);
-        const float other = warp_max(fold.max == max ? fold.second : fold.max);
-        const int from = __ffs(votes) - 1, at = __shfl_sync(0xffffffffu, fold.at, from);
-        put(i, (votes & (votes - 1)) != 0 ? max : other, max);
-        if (lane == 0) places[i] = ((row.first + i) * kWarpSize + from) * kPerLane + at;
+    const auto reduce_tile_max = [&](int i, const Accumulator& accumulator) {
+      const float max = warp_max(accumulator.max);
+      if constexpr (Accumulator::kHasSecond) {
+        const uint32_t ties = __ballot_sync(0xffffffffu, accumulator.max == max);
+        const float second =
+            warp_max(accumulator.max == max ? accumulator.second : accumulator.max);
+        const int from = __ffs(ties) - 1,
+                  index = __shfl_sync(0xffffffffu, accumulator.first_index, from);
+        set_tile_stats(i, (ties & (ties - 1)) != 0 ? max : second, max);
+        if (lane == 0) {
+          tile_argmax[i] = ((row.first_tile + i) * kWarpSize + from) * kItemsPerLane + index;
+        }
       } else {
-        put(i, sizeof(Fold) > sizeof(float) ? warp_sum(fold.mass) : 0.0f, max);
+        set_tile_stats(i, sizeof(Accumulator) > sizeof(float) ? warp_sum(accumulator.mass) : 0.0f,
+                       max);
       }
-      if (!by_slab || lane >= ctas) return;
-      float* target = maxima + row.first + i;
+      if (!per_tile || lane >= ctas) return;
+      float* target = tile_maxima + row.first_tile + i;
       if (ctas == 1) {
         *target = max;
       } else {
-        store_and_count(reinterpret_cast<uint32_t*>(target), &s.maxima_told, lane,
-                        __float_as_uint(max));
+        store_async(reinterpret_cast<uint32_t*>(target), &s.tile_maxima_barrier, lane,
+                    __float_as_uint(max));
       }
     };
-    exchange<MassAndMax>([&] {
-      row.template fold_slabs<false>(
-          nothing, [](int) { return true; },
-          [&](int i, const Fold& one, int k, const Fold& other, bool both) {
-            put_top(i, one);
-            if (both) put_top(k, other);
+    all_gather<MassMaxReduction>([&] {
+      row.template reduce_tiles<false>(
+          initial, [](int) { return true; },
+          [&](int i, const Accumulator& first, int k, const Accumulator& second, bool both) {
+            reduce_tile_max(i, first);
+            if (both) reduce_tile_max(k, second);
           });
     });
-    has_seconds = Fold::kHasSecond;
-    if (by_slab && ctas > 1) wait_for_bytes(&s.maxima_told, 0);
+    has_second_maxima = Accumulator::kHasSecond;
+    if (per_tile && ctas > 1) mbarrier_wait_parity(&s.tile_maxima_barrier, 0);
   }
 
-  // Of probabilities.
-  __device__ __forceinline__ void exchange_masses_and_maxima(bool by_slab = false) {
-    exchange_tops(FoldMassAndMax{0.0f, -__int_as_float(0x7f800000)}, by_slab);
+  // For rows of probabilities.
+  __device__ __forceinline__ void all_gather_mass_and_max(bool per_tile = false) {
+    all_gather_max(MassMaxAccumulator{0.0f, -__int_as_float(0x7f800000)}, per_tile);
   }
 
-  __device__ __forceinline__ void exchange_maxima(bool by_slab) {
-    exchange_tops(FoldMax{-__int_as_float(0x7f800000)}, by_slab);
+  __device__ __forceinline__ void all_gather_max_ignoring_nan(bool per_tile) {
+    all_gather_max(MaxAccumulator{-__int_as_float(0x7f800000)}, per_tile);
   }
 
-  // As precast::select().
-  __device__ __forceinline__ float select(uint32_t need, float max, bool by_mass, float scale) {
-    if constexpr (Edit::kChanges) {
-      return select_aside(row, s.select, ctas, need, max, by_mass, scale, maxima);
+  // Calls radix_select().
+  __device__ __forceinline__ float select_threshold(uint32_t target, float max, bool by_mass,
+                                                    float scale) {
+    if constexpr (InputTransform::kEnabled) {
+      return select_out_of_line(row, s.select, ctas, target, max, by_mass, scale, tile_maxima);
     } else {
-      return precast::select(row, s.select, ctas, need, max, by_mass, scale, maxima);
+      return radix_select(row, s.select, ctas, target, max, by_mass, scale, tile_maxima);
     }
   }
 
-  // Why not inline: kernels with edits select in two places.
-  static __device__ __noinline__ float select_aside(Row<T, kOnChip, Edit> row, SelectShared& shared,
-                                                    int ctas, uint32_t need, float max,
-                                                    bool by_mass, float scale,
-                                                    const float* maxima) {
-    return precast::select(row, shared, ctas, need, max, by_mass, scale, maxima);
+  // Why it is not inlined: kernels with an input transform select in two places.
+  static __device__ __noinline__ float select_out_of_line(Row<T, kOnChip, InputTransform> row,
+                                                          RadixSelectStorage& shared, int ctas,
+                                                          uint32_t target, float max, bool by_mass,
+                                                          float scale, const float* tile_maxima) {
+    return radix_select(row, shared, ctas, target, max, by_mass, scale, tile_maxima);
   }
 
-  // Of what was told.
-  __device__ __forceinline__ float max() const {
-    float max = pairs()[0].y;
+  // The row maximum and the total mass come from the last all-gather.
+  __device__ __forceinline__ float row_max() const {
+    float max = chunk_stats()[0].y;
 #pragma unroll
-    for (int i = 1; i < kGroups; ++i) max = max_or_nan(max, pairs()[i].y);
+    for (int i = 1; i < kNumChunks; ++i) max = max_or_nan(max, chunk_stats()[i].y);
     return max;
   }
 
-  __device__ __forceinline__ float total() const {
-    float sum = pairs()[0].x;
+  __device__ __forceinline__ float total_mass() const {
+    float sum = chunk_stats()[0].x;
 #pragma unroll
-    for (int i = 1; i < kGroups; ++i) sum += pairs()[i].x;
+    for (int i = 1; i < kNumChunks; ++i) sum += chunk_stats()[i].x;
     return sum;
   }
 
-  // The random numbers of all draws; an exchange follows.
-  __device__ __forceinline__ void roll(const RandomSource& random, uint32_t output) {
-    if (threadIdx.x < kDraws) s.words[threadIdx.x] = random.words(output, threadIdx.x);
+  // Generates the random words of all draws. An all-gather must follow before they are read.
+  __device__ __forceinline__ void generate_random_words(const RandomSource& random,
+                                                        uint32_t output) {
+    if (threadIdx.x < kMaxDraws) {
+      s.random_words[threadIdx.x] = random.philox_words(output, threadIdx.x);
+    }
   }
 
-  // The group that a number u falls on, by the masses that were told, and its mass.
-  __device__ __forceinline__ Picked pick_group(float u) const {
-    const float target = u * total();
-    Picked picked = {-1, 0.0f};
+  // Samples a chunk by the gathered masses; returns its index and its mass.
+  __device__ __forceinline__ SampledChunk sample_chunk(float u) const {
+    const float target = u * total_mass();
+    SampledChunk sampled = {-1, 0.0f};
     int last = 0;
     float sum = 0.0f;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) {
-      const float of_group = pairs()[i].x;
-      sum += of_group;
-      if (picked.at < 0 && of_group > 0.0f) {
+    for (int i = 0; i < kNumChunks; ++i) {
+      const float chunk_mass = chunk_stats()[i].x;
+      sum += chunk_mass;
+      if (sampled.index < 0 && chunk_mass > 0.0f) {
         last = i;
-        picked.mass = of_group;
+        sampled.mass = chunk_mass;
       }
-      if (picked.at < 0 && sum > target) picked.at = i;
+      if (sampled.index < 0 && sum > target) sampled.index = i;
     }
-    if (picked.at < 0) picked.at = last;
-    return picked;
+    if (sampled.index < 0) sampled.index = last;
+    return sampled;
   }
 
-  // Draws a token by the weights, whose masses were told, and the numbers of `round`. The token is
-  // known to the warp that holds it; -1 elsewhere.
-  __device__ __forceinline__ Token draw(uint32_t round) {
-    const uint4& words = s.words[round];
-    const Picked picked = pick_group(to_uniform(words.x));
-    Token token = {-1, 0.0f, is_mass(total())};
-    const int group = picked.at - cluster_rank() * groups;
-    if (group < 0 || group >= groups) return token;
-    const int first = group * row.p.slabs_of_group;
-    const int slab = first + pick_slab(slots + first, min(row.p.slabs_of_group, row.count - first),
-                                       picked.mass, to_uniform(words.y));
-    if (!row.has(slab)) return token;
-    FoldCutMass own = {0.0f, row.weighing.floor};
-    row.fold_slab(slab, own);
-    const Drawn drawn = pick_element(row, slab, own.mass, to_uniform(words.z), to_uniform(words.w));
-    token.id = (row.first + slab) * kSlab + drawn.place;
-    token.weight = drawn.weight;
+  // Samples a token by the weights whose masses were gathered, with the random words of `round`.
+  // The warp that holds the token gets it; all other warps get the id -1.
+  __device__ __forceinline__ Token sample_token(uint32_t round) {
+    const uint4& words = s.random_words[round];
+    const SampledChunk sampled = sample_chunk(to_uniform(words.x));
+    Token token = {-1, 0.0f, is_valid_mass(total_mass())};
+    const int chunk = sampled.index - cluster_rank() * cta_chunks;
+    if (chunk < 0 || chunk >= cta_chunks) return token;
+    const int first = chunk * row.p.tiles_per_chunk;
+    const int tile =
+        first + sample_tile(tile_stats + first, min(row.p.tiles_per_chunk, row.cta_tiles - first),
+                            sampled.mass, to_uniform(words.y));
+    if (!row.owns_tile(tile)) return token;
+    ThresholdMassAccumulator accumulator = {0.0f, row.weights.threshold};
+    row.reduce_tile(tile, accumulator);
+    const SampledItem item =
+        sample_item(row, tile, accumulator.mass, to_uniform(words.z), to_uniform(words.w));
+    token.id = (row.first_tile + tile) * kTileSize + item.index;
+    token.weight = item.weight;
     return token;
   }
 
-  // The first of the elements that equal `max`, in the units that maxima were just told in: a token
-  // that weighs 1. None equals a maximum that is NaN; what is not finite makes no token valid.
-  __device__ __forceinline__ Token first_of(float max) const {
+  // Returns the first element that equals `max`, which must be the gathered maximum, with weight 1.
+  // If `max` is NaN or infinite, the token is not valid.
+  __device__ __forceinline__ Token first_argmax(float max) const {
     Token token = {-1, 1.0f, fabsf(max) < __int_as_float(0x7f800000)};
-    int group = 0;
-    while (token.valid && group < kGroups - 1 && !(pairs()[group].y == max)) ++group;
-    group -= cluster_rank() * groups;
-    if (group < 0 || group >= groups) return token;
-    int slab = group * row.p.slabs_of_group;
-    while (token.valid && slab < row.count - 1 && !(slots[slab].y == max)) ++slab;
-    if (!row.has(slab)) return token;
-    FirstEqual first = {max, 0, kPerLane};
-    row.fold_slab(slab, first);
+    int chunk = 0;
+    while (token.valid && chunk < kNumChunks - 1 && !(chunk_stats()[chunk].y == max)) ++chunk;
+    chunk -= cluster_rank() * cta_chunks;
+    if (chunk < 0 || chunk >= cta_chunks) return token;
+    int tile = chunk * row.p.tiles_per_chunk;
+    while (token.valid && tile < row.cta_tiles - 1 && !(tile_stats[tile].y == max)) ++tile;
+    if (!row.owns_tile(tile)) return token;
+    FirstMatchAccumulator first = {max, 0, kItemsPerLane};
+    row.reduce_tile(tile, first);
     const int lane = threadIdx.x % kWarpSize;
-    const int place = first.at < kPerLane ? place_in_slab(lane, first.at) : kSlab - 1;
-    token.id = (row.first + slab) * kSlab + __reduce_min_sync(0xffffffffu, place);
+    const int index =
+        first.first_index < kItemsPerLane ? index_in_tile(lane, first.first_index) : kTileSize - 1;
+    token.id = (row.first_tile + tile) * kTileSize + __reduce_min_sync(0xffffffffu, index);
     return token;
   }
 
-  // The drawn token's weight, to all threads of the cluster.
-  __device__ __forceinline__ float tell_weight(const Token& token) {
+  // Gives the sampled token's weight to all threads of the cluster.
+  __device__ __forceinline__ float broadcast_weight(const Token& token) {
     const int lane = threadIdx.x % kWarpSize;
-    if (ctas > 1 && threadIdx.x == 0) expect_bytes(&s.drawn_told, sizeof(float2));
+    if (ctas > 1 && threadIdx.x == 0) mbarrier_arrive_expect_tx(&s.sampled_barrier, sizeof(float2));
     if (token.id >= 0) {
       const float2 value = {token.weight, 0.0f};
       if (ctas == 1) {
-        s.drawn = value;
+        s.sampled = value;
       } else if (lane < ctas) {
-        store_and_count(&s.drawn, &s.drawn_told, lane, value);
+        store_async(&s.sampled, &s.sampled_barrier, lane, value);
       }
     }
     if (ctas == 1) {
       __syncthreads();
     } else {
-      wait_for_bytes(&s.drawn_told, drawn++ % 2);
+      mbarrier_wait_parity(&s.sampled_barrier, num_broadcasts++ % 2);
     }
-    return s.drawn.x;
+    return s.sampled.x;
   }
 
-  // The exact mass of what is not cut, as fixed_mass() has it; in place of the masses that were
-  // told.
-  __device__ __forceinline__ uint32_t fixed_total(float scale) {
-    exchange<Counts>([&] {
-      row.template fold_slabs<false>(
-          FoldFixedMass{row.weighing.floor, scale, 0},
-          [&](int i) { return may_reach(i, row.weighing.floor); },
-          [&](int i, FoldFixedMass one, int k, FoldFixedMass other, bool both) {
-            put(i, __uint_as_float(__reduce_add_sync(0xffffffffu, one.mass)));
-            if (both) put(k, __uint_as_float(__reduce_add_sync(0xffffffffu, other.mass)));
+  // Returns the exact mass of the elements at or above the threshold in the unit of
+  // to_fixed_point(). It replaces the gathered masses.
+  __device__ __forceinline__ uint32_t fixed_point_total(float scale) {
+    all_gather<CountReduction>([&] {
+      row.template reduce_tiles<false>(
+          FixedPointMassAccumulator{row.weights.threshold, scale, 0},
+          [&](int i) { return may_reach(i, row.weights.threshold); },
+          [&](int i, FixedPointMassAccumulator first, int k, FixedPointMassAccumulator second,
+              bool both) {
+            set_tile_stats(i, __uint_as_float(__reduce_add_sync(0xffffffffu, first.mass)));
+            if (both) {
+              set_tile_stats(k, __uint_as_float(__reduce_add_sync(0xffffffffu, second.mass)));
+            }
           });
     });
     uint32_t sum = 0;
 #pragma unroll
-    for (int i = 0; i < kGroups; ++i) sum += __float_as_uint(pairs()[i].x);
+    for (int i = 0; i < kNumChunks; ++i) sum += __float_as_uint(chunk_stats()[i].x);
     return sum;
   }
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows of the vocabulary: how they are cut into slabs and groups, and how a slab is read.
+// Rows over the vocabulary: their division into tiles and chunks, and the loads of a tile.
 //
-// A row is cut into slabs of 1024 consecutive elements: lane l of the warp that holds a slab sees
-// the elements 128 j + 4 l + c of it, c < 4, j < 8. There are 8 groups of equally many slabs, of
-// which the last ones may be short or empty.
+// A row is divided into tiles of 1024 consecutive elements. One warp processes a tile; its lane l
+// holds the elements 128 j + 4 l + c of the tile, for c < 4 and j < 8. The tiles form 8 chunks with
+// equally many tiles each, except that the last chunks may be short or empty.
 #pragma once
 
 #include "precast/core/block.cuh"
@@ -14,38 +14,40 @@
 
 namespace precast {
 
-constexpr int kSlab = 1024;
-constexpr int kPerLane = kSlab / kWarpSize;
-constexpr int kMaxSlabs = 1024;
-constexpr int kMaxVocab = kMaxSlabs * kSlab;
-constexpr int kGroups = 8;
-constexpr int kMaxCtas = kGroups;
-constexpr int kRowThreads = 512;  // of a CTA, at most
+constexpr int kTileSize = 1024;
+constexpr int kItemsPerLane = kTileSize / kWarpSize;
+constexpr int kMaxTiles = 1024;
+constexpr int kMaxVocabSize = kMaxTiles * kTileSize;
+constexpr int kNumChunks = 8;
+constexpr int kMaxSamplerCtas = kNumChunks;
+constexpr int kMaxThreadsPerCta = 512;  // an upper bound
 
 #if defined(__CUDACC__)
 
-// The CTAs of a cluster are 1, 2, 4 or 8.
-__device__ __forceinline__ int groups_of_cta() { return kGroups >> (31 - __clz(cluster_size())); }
+// The clusters have 1, 2, 4 or 8 CTAs, so that each CTA has the same number of chunks.
+__device__ __forceinline__ int chunks_per_cta() {
+  return kNumChunks >> (31 - __clz(cluster_size()));
+}
 
 #endif
 
-// Rows to read, and how they are cut.
+// The rows that a launch reads.
 struct RowSource {
-  const void* data;     // [rows, vocab]
-  const void* indices;  // [outputs], or null: output i reads row i
-  int64_t stride;       // elements
-  uint32_t outputs;
-  uint32_t rows;
-  int vocab;
-  int slabs;
-  int slabs_of_group;
-  bool wide_indices;  // int64, not int32
-  bool aligned;       // rows start at 16-byte boundaries and hold whole vectors
+  const void* data;     // [num_rows, vocab_size]
+  const void* indices;  // [num_outputs], or null: output i reads row i
+  int64_t stride;       // elements between rows
+  uint32_t num_outputs;
+  uint32_t num_rows;
+  int vocab_size;
+  int num_tiles;
+  int tiles_per_chunk;
+  bool int64_indices;  // int64 rather than int32
+  bool aligned;        // every row starts at a multiple of 16 bytes and holds whole 16-byte vectors
 };
 
-// A number that may differ from row to row.
-struct PerRow {
-  const float* values;  // [rows], or null
+// A scalar parameter that may have one value for each row.
+struct PerRowScalar {
+  const float* values;  // [num_rows], or null: `value` is that of all rows
   float value;
 
 #if defined(__CUDACC__)
@@ -57,31 +59,33 @@ struct PerRow {
 
 #if defined(__CUDACC__)
 
-// int64 or int32.
-__device__ __forceinline__ int64_t load_index(const void* indices, bool wide, int64_t at) {
-  return wide ? static_cast<const int64_t*>(indices)[at] : static_cast<const int32_t*>(indices)[at];
+// Index tensors hold int64 or int32 numbers.
+__device__ __forceinline__ int64_t load_index(const void* indices, bool is_int64, int64_t index) {
+  return is_int64 ? static_cast<const int64_t*>(indices)[index]
+                  : static_cast<const int32_t*>(indices)[index];
 }
 
-__device__ __forceinline__ void store_index(void* indices, bool wide, int64_t at, int64_t value) {
-  if (wide) {
-    static_cast<int64_t*>(indices)[at] = value;
+__device__ __forceinline__ void store_index(void* indices, bool is_int64, int64_t index,
+                                            int64_t value) {
+  if (is_int64) {
+    static_cast<int64_t*>(indices)[index] = value;
   } else {
-    static_cast<int32_t*>(indices)[at] = static_cast<int32_t>(value);
+    static_cast<int32_t*>(indices)[index] = static_cast<int32_t>(value);
   }
 }
 
-// The row of an output, or a number that is none's.
-__device__ __forceinline__ int64_t row_of(const RowSource& p, uint32_t output) {
-  return p.indices == nullptr ? output : load_index(p.indices, p.wide_indices, output);
+// Returns the row that an output reads. The index is not checked: it may lie outside the rows.
+__device__ __forceinline__ int64_t row_index_of(const RowSource& p, uint32_t output) {
+  return p.indices == nullptr ? output : load_index(p.indices, p.int64_indices, output);
 }
 
-// Four elements at an address that is a multiple of theirs.
-__device__ __forceinline__ void load_four(const f32* source, float (&x)[4]) {
+// Loads four elements from an address that is a multiple of their size.
+__device__ __forceinline__ void load_vec4(const f32* source, float (&x)[4]) {
   unpack(load_vec(source), x);
 }
 
 template <typename T>
-__device__ __forceinline__ void unpack_four(uint2 bits, float (&x)[4]) {
+__device__ __forceinline__ void unpack_vec4(uint2 bits, float (&x)[4]) {
   const float2 low = unpack_pair(T(), bits.x), high = unpack_pair(T(), bits.y);
   x[0] = low.x;
   x[1] = low.y;
@@ -90,17 +94,17 @@ __device__ __forceinline__ void unpack_four(uint2 bits, float (&x)[4]) {
 }
 
 template <typename T>
-__device__ __forceinline__ void load_four(const T* source, float (&x)[4]) {
+__device__ __forceinline__ void load_vec4(const T* source, float (&x)[4]) {
   uint2 bits;
   asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
                : "=r"(bits.x), "=r"(bits.y)
                : "l"(source)
                : "memory");
-  unpack_four<T>(bits, x);
+  unpack_vec4<T>(bits, x);
 }
 
 template <typename T>
-__device__ __forceinline__ float load_number(const T* source) {
+__device__ __forceinline__ float load_as_float(const T* source) {
   if constexpr (sizeof(T) == 4) {
     return load_scalar(source);
   } else {
@@ -108,52 +112,52 @@ __device__ __forceinline__ float load_number(const T* source) {
   }
 }
 
-// The elements of a slab of an aligned row that does not end in it.
+// Loads a tile that lies in an aligned row as a whole.
 template <typename T>
-__device__ __forceinline__ void load_whole_slab(const T* row, int slab, float (&x)[kPerLane]) {
-  const T* from = row + slab * kSlab + threadIdx.x % kWarpSize * 4;
+__device__ __forceinline__ void load_full_tile(const T* row, int tile, float (&x)[kItemsPerLane]) {
+  const T* from = row + tile * kTileSize + threadIdx.x % kWarpSize * 4;
 #pragma unroll
-  for (int j = 0; j < kPerLane / 4; ++j) {
+  for (int j = 0; j < kItemsPerLane / 4; ++j) {
     float four[4];
-    load_four(from + j * 4 * kWarpSize, four);
+    load_vec4(from + j * 4 * kWarpSize, four);
 #pragma unroll
     for (int c = 0; c < 4; ++c) x[4 * j + c] = four[c];
   }
 }
 
-// The elements of any slab; `missing` stands for those behind the row's end.
+// Loads any tile of a row; elements behind the end of the row become `fill_value`.
 template <typename T>
-__device__ __forceinline__ void load_slab(const T* row, const RowSource& p, int slab, float missing,
-                                          float (&x)[kPerLane]) {
-  if (p.aligned && (slab + 1) * kSlab <= p.vocab) {
-    load_whole_slab(row, slab, x);
+__device__ __forceinline__ void load_tile(const T* row, const RowSource& p, int tile,
+                                          float fill_value, float (&x)[kItemsPerLane]) {
+  if (p.aligned && (tile + 1) * kTileSize <= p.vocab_size) {
+    load_full_tile(row, tile, x);
     return;
   }
-  const int first = slab * kSlab + threadIdx.x % kWarpSize * 4;
+  const int first = tile * kTileSize + threadIdx.x % kWarpSize * 4;
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) {
-    const int at = first + i / 4 * 4 * kWarpSize + i % 4;
-    x[i] = at < p.vocab ? load_number(row + at) : missing;
+  for (int i = 0; i < kItemsPerLane; ++i) {
+    const int index = first + i / 4 * 4 * kWarpSize + i % 4;
+    x[i] = index < p.vocab_size ? load_as_float(row + index) : fill_value;
   }
 }
 
-// Which element of the slab a lane's i-th is.
-__device__ __forceinline__ int place_in_slab(int lane, int i) {
+// Returns the index within the tile of a lane's i-th element.
+__device__ __forceinline__ int index_in_tile(int lane, int i) {
   return i / 4 * 4 * kWarpSize + lane * 4 + i % 4;
 }
 
-// Larger floats have larger keys.
-__device__ __forceinline__ uint32_t to_key(float x) {
+// Maps floats to unsigned keys of the same order, as radix sorts do.
+__device__ __forceinline__ uint32_t to_ordered_key(float x) {
   const int bits = __float_as_int(x);
   return bits ^ (bits >> 31 | 0x80000000);
 }
 
-__device__ __forceinline__ float from_key(uint32_t key) {
+__device__ __forceinline__ float from_ordered_key(uint32_t key) {
   return __uint_as_float(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
 __device__ __forceinline__ float warp_max(float x) {
-  return from_key(__reduce_max_sync(0xffffffffu, to_key(x)));
+  return from_ordered_key(__reduce_max_sync(0xffffffffu, to_ordered_key(x)));
 }
 
 #endif  // __CUDACC__

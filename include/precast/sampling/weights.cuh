@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How elements become weights.
+// The weight of an element: a probability as it is, or the softmax numerator of a logit.
 #pragma once
 
 #include "precast/sampling/tile.cuh"
@@ -8,35 +8,37 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-struct Weighing {
-  bool logits;
-  bool weighed;  // max and factor are known
-  bool stored;   // what is on chip are weights
-  float max;
-  float factor;  // log2(e) / temperature
-  float floor;   // not negative: what weighs less, does not count; NaN counts
+struct WeightTransform {
+  bool is_logits;
+  bool is_active;  // row_max and scale_log2 are known: logits become weights
+  bool is_stored;  // the elements in shared memory are weights already
+  float row_max;
+  float scale_log2;  // log2(e) / temperature
+  float threshold;   // Weights below it count as 0. It is not negative. A NaN is kept.
 };
 
-__device__ __forceinline__ float weight_of_logit(float x, const Weighing& w) {
-  return fast_exp2((x - w.max) * w.factor);
+__device__ __forceinline__ float exp_weight(float x, const WeightTransform& w) {
+  return fast_exp2((x - w.row_max) * w.scale_log2);
 }
 
-__device__ __forceinline__ float4 weights_of_logits(float4 x, const Weighing& w) {
-  return make_float4(weight_of_logit(x.x, w), weight_of_logit(x.y, w), weight_of_logit(x.z, w),
-                     weight_of_logit(x.w, w));
+__device__ __forceinline__ float4 exp_weights(float4 x, const WeightTransform& w) {
+  return make_float4(exp_weight(x.x, w), exp_weight(x.y, w), exp_weight(x.z, w),
+                     exp_weight(x.w, w));
 }
 
-// exp2((x - max) * factor) is the weight at this temperature; at 0 only the maxima have one.
-__device__ __forceinline__ float factor_of(float temperature) {
+// Returns the scale such that exp2((x - row_max) * scale) is the weight at this temperature. At
+// temperature 0 only elements equal to the maximum have a weight.
+__device__ __forceinline__ float softmax_scale_log2(float temperature) {
   return fminf(__fdiv_rn(kLog2E, temperature), 3.402823466e38f);
 }
 
-// What is done to a slab's elements as they were read, before they are weighed.
-struct NoEdit {
-  static constexpr bool kChanges = false;
-  __device__ __forceinline__ void start(int64_t) {}  // with the row of this number
+// An input transform changes the elements of a tile after they were loaded and before they become
+// weights: penalties and masks, or a subtraction. This one changes nothing.
+struct NoInputTransform {
+  static constexpr bool kEnabled = false;
+  __device__ __forceinline__ void begin_row(int64_t) {}  // called with the index of the row
   __device__ __forceinline__ bool is_active() const { return false; }
-  __device__ __forceinline__ void operator()(int, float (&)[kPerLane]) const {}
+  __device__ __forceinline__ void operator()(int, float (&)[kItemsPerLane]) const {}
 };
 
 #endif  // __CUDACC__

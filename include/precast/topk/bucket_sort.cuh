@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Brings a list of distinct numbers in shared memory into descending order.
+// Sorts a list of distinct integers in shared memory into descending order by one bucket pass.
 //
-// The range of the numbers is cut into 2048 bins of equal width; each number goes to its bin, and
-// there the larger ones are counted. Where a bin holds too many for that, a bitonic network sorts.
+// The range of the integers is divided into 2048 bins of equal width. Each integer goes to its bin
+// and is ranked there by counting the larger ones. If a bin holds too many for that, a bitonic
+// network sorts the list.
 #pragma once
 
 #include "precast/topk/radix_select.cuh"
@@ -10,29 +11,29 @@
 namespace precast {
 
 constexpr int kMaxSorted = 8192;
-constexpr uint32_t kMostInBin = 256;
+constexpr uint32_t kMaxInBin = 256;
 
 #if defined(__CUDACC__)
 
-// A number's bin, counted from the largest.
-struct Binning {
+// Maps an integer to its bin; bin 0 holds the largest.
+struct BinMap {
   uint32_t highest;
-  int top;    // bits of a number below its highest 32
-  int width;  // log2
+  int shift;  // the number of bits below the highest 32 of an integer
+  int log2_width;
 
   __device__ __forceinline__ uint32_t operator()(uint64_t x) const {
-    return (highest - static_cast<uint32_t>(x >> top)) >> width;
+    return (highest - static_cast<uint32_t>(x >> shift)) >> log2_width;
   }
 };
 
-// For numbers of `bits` bits, of which the highest 32 lie between these.
-__device__ __forceinline__ Binning binning_of(uint32_t highest, uint32_t lowest, int bits) {
+// Returns the map for integers of `bits` bits whose highest 32 bits lie in this range.
+__device__ __forceinline__ BinMap make_bin_map(uint32_t highest, uint32_t lowest, int bits) {
   return {highest, bits - 32, max(0, 32 - __clz(highest - lowest) - kDigitBits)};
 }
 
-// All threads: numbers in descending order; behind `size` there is room up to the next power of
-// two.
-__device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
+// Sorts in descending order. The list must have room up to the next power of two. All threads call
+// it.
+__device__ __forceinline__ void bitonic_sort(uint64_t* list, uint32_t size) {
   uint32_t padded = 2 * kWarpSize;
   while (padded < size) padded *= 2;
 #pragma unroll 1
@@ -52,7 +53,8 @@ __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
           list[low + stride] = a;
         }
       }
-      // A warp's pairs of strides up to its size lie in elements that are its own.
+      // With strides up to the warp size, a warp's pairs lie in elements that only this warp
+      // accesses.
       if (stride > kWarpSize || (stride == 1 && run >= 2 * kWarpSize)) {
         __syncthreads();
       } else {
@@ -63,58 +65,60 @@ __device__ __forceinline__ void sort_bitonic(uint64_t* list, uint32_t size) {
   __syncthreads();
 }
 
-// All threads: how many of the bins before each, in place; the largest count of those that start
-// before `end`. Threads share bins.
-__device__ __forceinline__ uint32_t sum_bins(ListShared& s, uint32_t* bins, uint32_t end) {
-  constexpr int kMostEach = kBins / kLeastThreads;
+// Replaces the counts of the bins by their exclusive prefix sums. Returns the largest count among
+// the bins whose prefix sum is below `end`. All threads call it, each for some of the bins.
+__device__ __forceinline__ uint32_t exclusive_scan_bins(TopKStorage& s, uint32_t* bins,
+                                                        uint32_t end) {
+  constexpr int kMaxBinsPerThread = kNumBins / kMinThreads;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int each = kBins / blockDim.x;
-  uint32_t* own = bins + threadIdx.x * each;
-  uint32_t held[kMostEach], sum = 0, most = 0;
+  const int bins_per_thread = kNumBins / blockDim.x;
+  uint32_t* own = bins + threadIdx.x * bins_per_thread;
+  uint32_t counts[kMaxBinsPerThread], sum = 0, max_count = 0;
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
-    held[i] = i < each ? own[i] : 0;
-    sum += held[i];
+  for (int i = 0; i < kMaxBinsPerThread; ++i) {
+    counts[i] = i < bins_per_thread ? own[i] : 0;
+    sum += counts[i];
   }
-  uint32_t up_to = sum;
+  uint32_t prefix_sum = sum;
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-    if (lane >= distance) up_to += other;
+    const uint32_t other = __shfl_up_sync(0xffffffffu, prefix_sum, distance);
+    if (lane >= distance) prefix_sum += other;
   }
-  if (lane == kWarpSize - 1) s.warp_sums[warp] = up_to;
+  if (lane == kWarpSize - 1) s.warp_sums[warp] = prefix_sum;
   __syncthreads();
-  uint32_t before = up_to - sum + warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
+  uint32_t before = prefix_sum - sum + warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
-    if (i < each) own[i] = before;
-    if (before < end) most = max(most, held[i]);
-    before += held[i];
+  for (int i = 0; i < kMaxBinsPerThread; ++i) {
+    if (i < bins_per_thread) own[i] = before;
+    if (before < end) max_count = max(max_count, counts[i]);
+    before += counts[i];
   }
-  most = __reduce_max_sync(0xffffffffu, most);
-  if (lane == 0) s.warp_most[warp] = most;
+  max_count = __reduce_max_sync(0xffffffffu, max_count);
+  if (lane == 0) s.warp_max_counts[warp] = max_count;
   __syncthreads();
-  return __reduce_max_sync(0xffffffffu, lane < blockDim.x / kWarpSize ? s.warp_most[lane] : 0u);
+  return __reduce_max_sync(0xffffffffu,
+                           lane < blockDim.x / kWarpSize ? s.warp_max_counts[lane] : 0u);
 }
 
-// All threads: calls put(rank, x) for each of the `size` numbers of `bits` bits, from 32 up.
-// Another barrier than this function's goes ahead of it.
+// Calls put(rank, x) for each of the `size` integers of `bits` bits, which is at least 32. A
+// barrier must precede the call. All threads call it.
 template <typename Put>
-__device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t size, int bits,
-                                         const Put& put) {
-  constexpr int kMostEach = kMaxSorted / kLeastThreads;
+__device__ __forceinline__ void bucket_sort(TopKStorage& s, uint64_t* list, uint32_t size, int bits,
+                                            const Put& put) {
+  constexpr int kMaxItemsPerThread = kMaxSorted / kMinThreads;
   uint32_t* bins = s.histogram[0];
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kBins; i += blockDim.x) bins[i] = 0;
+  for (int i = threadIdx.x; i < kNumBins; i += blockDim.x) bins[i] = 0;
   if (threadIdx.x == 0) {
-    s.highest = 0;
-    s.lowest = 0xffffffffu;
+    s.max_key = 0;
+    s.min_key = 0xffffffffu;
   }
-  const int top = bits - 32;
+  const int shift = bits - 32;
   uint32_t highest = 0, lowest = 0xffffffffu;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    const uint32_t x = static_cast<uint32_t>(list[i] >> top);
+    const uint32_t x = static_cast<uint32_t>(list[i] >> shift);
     highest = max(highest, x);
     lowest = min(lowest, x);
   }
@@ -122,48 +126,49 @@ __device__ __forceinline__ void in_order(ListShared& s, uint64_t* list, uint32_t
   highest = __reduce_max_sync(0xffffffffu, highest);
   lowest = __reduce_min_sync(0xffffffffu, lowest);
   if (threadIdx.x % kWarpSize == 0) {
-    atomicMax(&s.highest, highest);
-    atomicMin(&s.lowest, lowest);
+    atomicMax(&s.max_key, highest);
+    atomicMin(&s.min_key, lowest);
   }
   __syncthreads();
-  const Binning bin = binning_of(s.highest, s.lowest, bits);
-  uint64_t x[kMostEach];
-  uint32_t place[kMostEach];
+  const BinMap bin_map = make_bin_map(s.max_key, s.min_key, bits);
+  uint64_t x[kMaxItemsPerThread];
+  uint32_t rank_in_bin[kMaxItemsPerThread];
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
+  for (int i = 0; i < kMaxItemsPerThread; ++i) {
     const uint32_t at = i * blockDim.x + threadIdx.x;
     if (at >= size) continue;
     x[i] = list[at];
-    place[i] = atomicAdd(&bins[bin(x[i])], 1u);
+    rank_in_bin[i] = atomicAdd(&bins[bin_map(x[i])], 1u);
   }
   __syncthreads();
-  if (sum_bins(s, bins, size) > kMostInBin) {
-    sort_bitonic(list, size);
+  if (exclusive_scan_bins(s, bins, size) > kMaxInBin) {
+    bitonic_sort(list, size);
 #pragma unroll 1
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) put(i, list[i]);
     return;
   }
 #pragma unroll
-  for (int i = 0; i < kMostEach; ++i) {
-    if (i * blockDim.x + threadIdx.x < size) list[bins[bin(x[i])] + place[i]] = x[i];
+  for (int i = 0; i < kMaxItemsPerThread; ++i) {
+    if (i * blockDim.x + threadIdx.x < size) list[bins[bin_map(x[i])] + rank_in_bin[i]] = x[i];
   }
   __syncthreads();
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    const uint64_t own = list[i];
-    const uint32_t at = bin(own);
-    uint32_t rank = bins[at];
-    const uint32_t end = at + 1 < kBins ? bins[at + 1] : size;
+    const uint64_t item = list[i];
+    const uint32_t bin = bin_map(item);
+    uint32_t rank = bins[bin];
+    const uint32_t end = bin + 1 < kNumBins ? bins[bin + 1] : size;
 #pragma unroll 4
-    for (uint32_t j = rank; j < end; ++j) rank += list[j] > own;
-    put(rank, own);
+    for (uint32_t j = rank; j < end; ++j) rank += list[j] > item;
+    put(rank, item);
   }
 }
 
-// All threads: for numbers of `bits` bits that are seen by all, from a key of `floor` on.
-__device__ __forceinline__ Binning binning_from(ListShared& s, const uint64_t* list, uint32_t size,
-                                                uint32_t floor, int bits) {
-  if (threadIdx.x == 0) s.highest = 0;
+// Returns the map for a list of integers of `bits` bits whose keys are at least `threshold_key`.
+// The list must be visible to all threads, which all call it.
+__device__ __forceinline__ BinMap bin_map_of_list(TopKStorage& s, const uint64_t* list,
+                                                  uint32_t size, uint32_t threshold_key, int bits) {
+  if (threadIdx.x == 0) s.max_key = 0;
   uint32_t highest = 0;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
@@ -171,53 +176,52 @@ __device__ __forceinline__ Binning binning_from(ListShared& s, const uint64_t* l
   }
   __syncthreads();
   highest = __reduce_max_sync(0xffffffffu, highest);
-  if (threadIdx.x % kWarpSize == 0) atomicMax(&s.highest, highest);
+  if (threadIdx.x % kWarpSize == 0) atomicMax(&s.max_key, highest);
   __syncthreads();
-  const int unused = 32 + kPlaceBits - bits;
-  return binning_of(s.highest, floor << unused, bits);
+  const int unused = 32 + kIndexBits - bits;
+  return make_bin_map(s.max_key, threshold_key << unused, bits);
 }
 
-// Puts numbers on a list.
-struct PutOnList {
+// Stores integers to a list.
+struct StoreToList {
   uint64_t* list;
 
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const { list[i] = x; }
 };
 
-// All threads: calls put(rank, x) for each of the k largest of `size` numbers, by way of `sorted`,
-// which has room for k + kMostInBin. False, and nothing is called, where a bin holds too many.
-// `bins`: zeros. Numbers may lie below the range of `bin`. Ranks are those of some other order of
-// the k where not `ordered`.
+// Calls put(rank, x) for each of the k largest of `size` integers, using `sorted`, which has room
+// for k + kMaxInBin. Returns false, without a call of put, if a bin holds too many. `bins` must be
+// zero. Integers below the range of `bin_map` go to its last bin. Unless `ordered`, the ranks are
+// some permutation of 0 to k - 1. All threads call it.
 template <typename Put>
-__device__ __forceinline__ bool largest_in_order(ListShared& s, uint32_t* bins,
-                                                 const uint64_t* list, uint64_t* sorted,
-                                                 uint32_t size, uint32_t k, const Binning& bin,
-                                                 bool ordered, const Put& put) {
+__device__ __forceinline__ bool bucket_select(TopKStorage& s, uint32_t* bins, const uint64_t* list,
+                                              uint64_t* sorted, uint32_t size, uint32_t k,
+                                              const BinMap& bin_map, bool ordered, const Put& put) {
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    atomicAdd(&bins[min(bin(list[i]), kBins - 1u)], 1u);
+    atomicAdd(&bins[min(bin_map(list[i]), kNumBins - 1u)], 1u);
   }
   __syncthreads();
-  if (sum_bins(s, bins, k) > kMostInBin) return false;
+  if (exclusive_scan_bins(s, bins, k) > kMaxInBin) return false;
 #pragma unroll 4
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
     const uint64_t x = list[i];
-    const uint32_t at = atomicAdd(&bins[min(bin(x), kBins - 1u)], 1u);
-    if (at < k + kMostInBin) sorted[at] = x;
+    const uint32_t slot = atomicAdd(&bins[min(bin_map(x), kNumBins - 1u)], 1u);
+    if (slot < k + kMaxInBin) sorted[slot] = x;
   }
   __syncthreads();
-  // A bin's number is now where the next one starts.
-  const uint32_t end = min(size, k + kMostInBin);
+  // bins[i] is now the start of bin i + 1.
+  const uint32_t end = min(size, k + kMaxInBin);
 #pragma unroll 1
   for (uint32_t i = threadIdx.x; i < end; i += blockDim.x) {
-    const uint64_t own = sorted[i];
-    const uint32_t at = min(bin(own), kBins - 1u);
-    uint32_t rank = at == 0 ? 0 : bins[at - 1];
-    uint32_t next = rank < k ? bins[at] : rank;
+    const uint64_t item = sorted[i];
+    const uint32_t bin = min(bin_map(item), kNumBins - 1u);
+    uint32_t rank = bin == 0 ? 0 : bins[bin - 1];
+    uint32_t next = rank < k ? bins[bin] : rank;
     if (!ordered && next <= k) rank = next = i;
 #pragma unroll 4
-    for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > own;
-    if (rank < k) put(rank, own);
+    for (uint32_t j = rank; j < next; ++j) rank += sorted[j] > item;
+    if (rank < k) put(rank, item);
   }
   return true;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// A list of candidates in shared memory, and what finds the largest of them.
+// Candidates of a row in shared memory, and the radix selection of the k largest.
 //
-// A candidate is its element's ordered key over its rank among equal ones: all differ, so the k
-// largest are one set. They are cut by radix selection from the top, 11 bits a level, over one list
-// or the lists of a cluster.
+// A candidate holds the ordered key of its element in the upper bits and its rank among equal
+// elements in the lower ones. So all candidates differ, and the k largest are one definite set.
+// Radix selection goes from the top digit down, 11 bits a level, over one list or over the lists of
+// a cluster.
 #pragma once
 
 #include "precast/core/block.cuh"
@@ -11,39 +12,40 @@
 
 namespace precast {
 
-constexpr int kPlaceBits = 20;
-constexpr int kMaxPlaces = 1 << kPlaceBits;
+constexpr int kIndexBits = 20;
+constexpr int kMaxColumns = 1 << kIndexBits;
 constexpr int kDigitBits = 11;
-constexpr int kBins = 1 << kDigitBits;
-constexpr int kMostCtas = 8;  // of a row
+constexpr int kNumBins = 1 << kDigitBits;
+constexpr int kMaxCtasPerRow = 8;
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 900
-constexpr int kMostCtasOfArch = 1;
+constexpr int kMaxCtasOfArch = 1;
 #else
-constexpr int kMostCtasOfArch = kMostCtas;
+constexpr int kMaxCtasOfArch = kMaxCtasPerRow;
 #endif
-constexpr int kLeastThreads = 512;
+constexpr int kMinThreads = 512;
 
 #if defined(__CUDACC__)
 
-struct alignas(16) ListShared {
-  uint32_t histogram[2][kBins];  // in turn: other CTAs read one while the next is filled
+struct alignas(16) TopKStorage {
+  uint32_t histogram[2][kNumBins];  // two buffers: other CTAs read one while the next is filled
   uint32_t warp_sums[kMaxWarps];
-  uint32_t warp_most[kMaxWarps];
-  uint32_t added[3];
+  uint32_t warp_max_counts[kMaxWarps];
+  uint32_t append_counts[3];
   uint32_t digit;
-  uint32_t above;  // candidates of larger digits
-  uint32_t held;   // of the digit
-  uint32_t kept;
-  uint32_t highest;
-  uint32_t lowest;
-  uint32_t base;
-  uint32_t forwarded;          // to this CTA
-  uint32_t floors[kMostCtas];  // of all CTAs
-  uint32_t mosts[kMostCtas];
-  uint32_t counts[kMostCtas];
+  uint32_t above_count;  // candidates with larger digits
+  uint32_t bin_count;    // candidates with this digit
+  uint32_t num_kept;
+  uint32_t max_key;
+  uint32_t min_key;
+  uint32_t base_offset;
+  uint32_t num_forwarded;                   // candidates that other CTAs have sent to this CTA
+  uint32_t cta_thresholds[kMaxCtasPerRow];  // one of each CTA, like the two below
+  uint32_t cta_max_keys[kMaxCtasPerRow];
+  uint32_t cta_counts[kMaxCtasPerRow];
 };
 
-// Ordered keys of a type: larger elements have larger keys, -0.0 that of 0.0, all NaN the largest.
+// Returns an ordered key: larger elements have larger keys, -0.0 has the key of 0.0, and every NaN
+// has the largest key.
 template <int kBits>
 __device__ __forceinline__ uint32_t ordered_key(uint32_t bits, uint32_t infinity) {
   constexpr uint32_t kSign = 1u << (kBits - 1);
@@ -54,122 +56,127 @@ __device__ __forceinline__ uint32_t ordered_key(uint32_t bits, uint32_t infinity
 }
 
 template <typename T>
-struct Keys;
+struct KeyTraits;
 template <>
-struct Keys<f32> {
+struct KeyTraits<f32> {
   using Word = uint32_t;
   static constexpr int kBits = 32;
   static constexpr uint32_t kInfinity = 0x7f800000u;
 };
 template <>
-struct Keys<f16> {
+struct KeyTraits<f16> {
   using Word = unsigned short;
   static constexpr int kBits = 16;
   static constexpr uint32_t kInfinity = 0x7c00u;
 };
 template <>
-struct Keys<bf16> {
+struct KeyTraits<bf16> {
   using Word = unsigned short;
   static constexpr int kBits = 16;
   static constexpr uint32_t kInfinity = 0x7f80u;
 };
 
 template <typename T>
-__device__ __forceinline__ uint32_t key_of(uint32_t bits) {
-  if constexpr (Keys<T>::kBits == 32) {
-    const float x = __uint_as_float(bits) + 0.0f;  // of -0.0: 0.0
+__device__ __forceinline__ uint32_t to_ordered_key(uint32_t bits) {
+  if constexpr (KeyTraits<T>::kBits == 32) {
+    const float x = __uint_as_float(bits) + 0.0f;  // turns -0.0 into 0.0
     const uint32_t sum = __float_as_uint(x);
     const uint32_t key = sum ^ (uint32_t(int32_t(sum) >> 31) | 0x80000000u);
     return x == x ? key : 0xffffffffu;
   } else {
-    return ordered_key<Keys<T>::kBits>(bits, Keys<T>::kInfinity);
+    return ordered_key<KeyTraits<T>::kBits>(bits, KeyTraits<T>::kInfinity);
   }
 }
 
-// The bits of the element that has this key.
+// Returns the bits of the element that has this key.
 template <typename T>
-__device__ __forceinline__ uint32_t bits_of(uint32_t key) {
-  constexpr uint32_t kSign = 1u << (Keys<T>::kBits - 1);
+__device__ __forceinline__ uint32_t from_ordered_key(uint32_t key) {
+  constexpr uint32_t kSign = 1u << (KeyTraits<T>::kBits - 1);
   return key & kSign ? key & (kSign - 1) : ~key & (kSign | (kSign - 1));
 }
 
-__device__ __forceinline__ uint64_t candidate_of(uint32_t key, uint32_t rank) {
-  return uint64_t(key) << kPlaceBits | rank;
+__device__ __forceinline__ uint64_t make_candidate(uint32_t key, uint32_t rank) {
+  return uint64_t(key) << kIndexBits | rank;
 }
 
-constexpr uint32_t kSpoilt = 1u << 24;
+constexpr uint32_t kOverflow = 1u << 24;
 
-// Candidates from `edge` up, `count` of them in all CTAs; the k-th largest is the need-th of those
-// that equal the edge but for the lowest `shift` bits.
-struct Cut {
-  uint64_t edge;
+// The state of a radix selection. All CTAs together have `count` candidates at or above
+// `lower_bound`. The k-th largest candidate is number `rank_in_bin` of those that equal
+// `lower_bound` apart from the lowest `shift` bits.
+struct RadixThreshold {
+  uint64_t lower_bound;
   uint32_t count;
-  uint32_t need;
+  uint32_t rank_in_bin;
   int shift;
 };
 
 template <int kKeyBits>
-__device__ __forceinline__ Cut uncut(uint32_t k) {
-  return {0, 0, k, kKeyBits + kPlaceBits};
+__device__ __forceinline__ RadixThreshold initial_threshold(uint32_t k) {
+  return {0, 0, k, kKeyBits + kIndexBits};
 }
 
-// All threads: finds among the bins of all CTAs, at most kCtas, the one that holds the need-th
-// largest, or that there are not so many.
+// Finds, over the histograms of all CTAs, the bin with the candidate of the target rank. Sets
+// bin_count to 0 if there are fewer candidates. kCtas bounds the number of CTAs. All threads call
+// it.
 template <int kCtas>
-__device__ __forceinline__ void find_bin(ListShared& s, int turn, int ctas, uint32_t need) {
-  constexpr int kMostEach = kBins / kLeastThreads;
+__device__ __forceinline__ void find_bin(TopKStorage& s, int buffer, int ctas,
+                                         uint32_t target_rank) {
+  constexpr int kMaxBinsPerThread = kNumBins / kMinThreads;
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
-  const int each = kBins / blockDim.x;
-  const int first = kBins - 1 - static_cast<int>(threadIdx.x) * each;  // and down
-  uint32_t held[kMostEach], sum = 0;
+  const int bins_per_thread = kNumBins / blockDim.x;
+  // and downwards
+  const int first = kNumBins - 1 - static_cast<int>(threadIdx.x) * bins_per_thread;
+  uint32_t counts[kMaxBinsPerThread], sum = 0;
 #pragma unroll
-  for (int i = 0; i < kMostEach; i += 2) {
-    const uint32_t* bins = &s.histogram[turn][first - i - 1];
+  for (int i = 0; i < kMaxBinsPerThread; i += 2) {
+    const uint32_t* bins = &s.histogram[buffer][first - i - 1];
     uint2 pairs[kCtas];
 #pragma unroll
-    for (int rank = 0; rank < kCtas; ++rank) {
-      pairs[rank] = make_uint2(0, 0);
-      if (i >= each || rank >= ctas) continue;
-      pairs[rank] =
-          kCtas == 1 ? *reinterpret_cast<const uint2*>(bins) : load_pair_from_cta(bins, rank);
+    for (int cta = 0; cta < kCtas; ++cta) {
+      pairs[cta] = make_uint2(0, 0);
+      if (i >= bins_per_thread || cta >= ctas) continue;
+      pairs[cta] =
+          kCtas == 1 ? *reinterpret_cast<const uint2*>(bins) : load_pair_from_cta(bins, cta);
     }
-    held[i] = held[i + 1] = 0;
+    counts[i] = counts[i + 1] = 0;
 #pragma unroll
-    for (int rank = 0; rank < kCtas; ++rank) {
-      held[i] += pairs[rank].y;
-      held[i + 1] += pairs[rank].x;
+    for (int cta = 0; cta < kCtas; ++cta) {
+      counts[i] += pairs[cta].y;
+      counts[i + 1] += pairs[cta].x;
     }
-    sum += held[i] + held[i + 1];
+    sum += counts[i] + counts[i + 1];
   }
-  uint32_t up_to = sum;
+  uint32_t prefix_sum = sum;
 #pragma unroll
   for (int distance = 1; distance < kWarpSize; distance *= 2) {
-    const uint32_t other = __shfl_up_sync(0xffffffffu, up_to, distance);
-    if (lane >= distance) up_to += other;
+    const uint32_t other = __shfl_up_sync(0xffffffffu, prefix_sum, distance);
+    if (lane >= distance) prefix_sum += other;
   }
-  if (lane == kWarpSize - 1) s.warp_sums[warp] = up_to;
+  if (lane == kWarpSize - 1) s.warp_sums[warp] = prefix_sum;
   __syncthreads();
-  up_to += warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
-  uint32_t above = up_to - sum;
-  if (threadIdx.x == blockDim.x - 1 && up_to < need) s.held = 0;
-  if (above < need && need <= up_to) {
+  prefix_sum += warp_sum(lane < warp ? s.warp_sums[lane] : 0u);
+  uint32_t above = prefix_sum - sum;
+  if (threadIdx.x == blockDim.x - 1 && prefix_sum < target_rank) s.bin_count = 0;
+  if (above < target_rank && target_rank <= prefix_sum) {
     bool found = false;
 #pragma unroll
-    for (int i = 0; i < kMostEach; ++i) {
+    for (int i = 0; i < kMaxBinsPerThread; ++i) {
       if (found) continue;
-      found = above + held[i] >= need;
+      found = above + counts[i] >= target_rank;
       if (found) {
         s.digit = first - i;
-        s.above = above;
-        s.held = held[i];
+        s.above_count = above;
+        s.bin_count = counts[i];
       }
-      above += held[i];
+      above += counts[i];
     }
   }
   __syncthreads();
 }
 
-// Counts candidates by a digit, those of a prefix. Why no lambda: those are not always inlined.
+// Counts the candidates with a prefix by their next digit. Why it is no lambda: lambdas are not
+// always inlined.
 struct CountDigit {
   uint32_t* histogram;
   uint64_t prefix;
@@ -182,17 +189,17 @@ struct CountDigit {
   }
 };
 
-// The candidates of a list.
-struct EachOfList {
+// Visits the candidates of a list.
+struct ForEachInList {
   const uint64_t* list;
   uint32_t size;
 
-  // Counts them by the digit on top.
+  // Counts the candidates by their top digit.
   template <int kKeyBits>
-  __device__ __forceinline__ void count_top(uint32_t* histogram) const {
+  __device__ __forceinline__ void count_top_digit(uint32_t* histogram) const {
 #pragma unroll 4
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-      atomicAdd(&histogram[list[i] >> (kKeyBits + kPlaceBits - kDigitBits)], 1u);
+      atomicAdd(&histogram[list[i] >> (kKeyBits + kIndexBits - kDigitBits)], 1u);
     }
   }
 
@@ -203,78 +210,81 @@ struct EachOfList {
   }
 };
 
-// All threads of the cluster: goes on from `cut`, or uncut<kKeyBits>(k), to the k largest and up to
-// limit - k more. A count of 0: there are fewer than k, or a CTA has added kSpoilt to the bin on
-// top. each(f) calls f(candidate) for those of the thread. `turn` starts at 0 and goes on with each
-// level of the kernel; the histogram of that turn is all zero, and after it that of the next. Goes
-// no further than to the digits above the lowest `stop` bits.
-template <int kKeyBits, int kCtas, typename Each>
-__device__ __forceinline__ void go_on(Cut& cut, ListShared& s, const Each& each, uint32_t k,
-                                      uint32_t limit, int ctas, int& turn, int stop = 0) {
+// Continues a radix selection, which starts with initial_threshold<kKeyBits>(k), until at most
+// `limit` candidates remain or only the lowest `stop_shift` bits are left. A count of 0 as the
+// result means that there are fewer than k candidates, or that a CTA has added kOverflow to the top
+// bin. for_each(f) calls f(candidate) for the candidates of the thread. `buffer` starts at 0 and
+// alternates with each level of the kernel; the histogram of the current buffer must be zero, and
+// that of the next is zero afterwards. All threads of the cluster call it.
+template <int kKeyBits, int kCtas, typename ForEach>
+__device__ __forceinline__ void radix_select(RadixThreshold& threshold, TopKStorage& s,
+                                             const ForEach& for_each, uint32_t k, uint32_t limit,
+                                             int ctas, int& buffer, int stop_shift = 0) {
 #pragma unroll 1
   do {
-    const int end = cut.shift > kPlaceBits ? kPlaceBits : 0;
-    const int low = cut.shift - min(kDigitBits, cut.shift - end);
-    if (cut.shift == kKeyBits + kPlaceBits) {
-      each.template count_top<kKeyBits>(s.histogram[turn]);
+    const int end = threshold.shift > kIndexBits ? kIndexBits : 0;
+    const int low = threshold.shift - min(kDigitBits, threshold.shift - end);
+    if (threshold.shift == kKeyBits + kIndexBits) {
+      for_each.template count_top_digit<kKeyBits>(s.histogram[buffer]);
     } else {
-      each(CountDigit{s.histogram[turn], cut.edge >> cut.shift, cut.shift, low,
-                      (1u << (cut.shift - low)) - 1});
+      for_each(CountDigit{s.histogram[buffer], threshold.lower_bound >> threshold.shift,
+                          threshold.shift, low, (1u << (threshold.shift - low)) - 1});
     }
     cluster_barrier(kCtas == 1 ? 1 : ctas);
-    // Nobody reads the other one any more.
+    // No CTA reads the other buffer any more.
 #pragma unroll 1
-    for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[turn ^ 1][i] = 0;
-    find_bin<kCtas>(s, turn, ctas, cut.need);
-    turn ^= 1;
-    if (s.held == 0 || s.held >= kSpoilt) {
-      cut.count = 0;
+    for (int i = threadIdx.x; i < kNumBins; i += blockDim.x) s.histogram[buffer ^ 1][i] = 0;
+    find_bin<kCtas>(s, buffer, ctas, threshold.rank_in_bin);
+    buffer ^= 1;
+    if (s.bin_count == 0 || s.bin_count >= kOverflow) {
+      threshold.count = 0;
       return;
     }
-    cut.shift = low;
-    cut.edge |= uint64_t(s.digit) << low;
-    cut.need -= s.above;
-    cut.count = k - cut.need + s.held;
-  } while (cut.count > limit && cut.shift > stop);
+    threshold.shift = low;
+    threshold.lower_bound |= uint64_t(s.digit) << low;
+    threshold.rank_in_bin -= s.above_count;
+    threshold.count = k - threshold.rank_in_bin + s.bin_count;
+  } while (threshold.count > limit && threshold.shift > stop_shift);
 }
 
-// All lanes: those with `mine` store theirs one behind the other.
-__device__ __forceinline__ void append(uint64_t*& to, uint64_t x, bool mine) {
-  const uint32_t all = __ballot_sync(0xffffffffu, mine);
-  const uint32_t below = (1u << threadIdx.x % kWarpSize) - 1;
-  if (mine) to[__popc(all & below)] = x;
-  to += __popc(all);
+// Appends the items of the lanes with `is_stored`. All lanes of a warp call it.
+__device__ __forceinline__ void warp_append(uint64_t*& to, uint64_t x, bool is_stored) {
+  const uint32_t stored_mask = __ballot_sync(0xffffffffu, is_stored);
+  const uint32_t lanes_below = (1u << threadIdx.x % kWarpSize) - 1;
+  if (is_stored) to[__popc(stored_mask & lanes_below)] = x;
+  to += __popc(stored_mask);
 }
 
-// All threads: moves what is not below `edge` to the front, in any order. How many that is.
-__device__ __forceinline__ uint32_t compact(ListShared& s, uint64_t* list, uint32_t size,
-                                            uint64_t edge) {
+// Moves the candidates at or above `lower_bound` to the front of the list, in any order, and
+// returns their number. All threads call it.
+__device__ __forceinline__ uint32_t compact(TopKStorage& s, uint64_t* list, uint32_t size,
+                                            uint64_t lower_bound) {
   constexpr int kBatch = 4;
   const int lane = threadIdx.x % kWarpSize;
   __syncthreads();
-  if (threadIdx.x == 0) s.kept = 0;
+  if (threadIdx.x == 0) s.num_kept = 0;
 #pragma unroll 1
   for (uint32_t start = 0; start < size; start += kBatch * blockDim.x) {
     uint64_t x[kBatch];
-    uint32_t mine = 0;
+    uint32_t kept_mask = 0;
 #pragma unroll
     for (int i = 0; i < kBatch; ++i) {
       const uint32_t at = start + i * blockDim.x + threadIdx.x;
       x[i] = at < size ? list[at] : 0;
-      mine |= uint32_t(x[i] >= edge && at < size) << i;
+      kept_mask |= uint32_t(x[i] >= lower_bound && at < size) << i;
     }
-    // All have read what is written below: at most as many as were read.
+    // The stores below overwrite only items that all threads have read by now.
     __syncthreads();
-    const uint32_t sum = warp_sum(static_cast<uint32_t>(__popc(mine)));
+    const uint32_t sum = warp_sum(static_cast<uint32_t>(__popc(kept_mask)));
     if (sum == 0) continue;
     uint32_t base = 0;
-    if (lane == 0) base = atomicAdd(&s.kept, sum);
+    if (lane == 0) base = atomicAdd(&s.num_kept, sum);
     uint64_t* to = list + __shfl_sync(0xffffffffu, base, 0);
 #pragma unroll
-    for (int i = 0; i < kBatch; ++i) append(to, x[i], mine >> i & 1);
+    for (int i = 0; i < kBatch; ++i) warp_append(to, x[i], kept_mask >> i & 1);
   }
   __syncthreads();
-  return s.kept;
+  return s.num_kept;
 }
 
 #endif  // __CUDACC__

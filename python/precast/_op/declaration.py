@@ -14,16 +14,21 @@ be None. The kinds are
     dtypes, ``i32|i64`` one of several, ``any`` every dtype, and ``D`` any, but the same for
     all tensors that have it. A size is a name, which means the same
     number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
-    number of leading dimensions, ``*rows(1-2)`` one or two; ``f32[.]`` is one number in any shape.
-    Without brackets, the op's own check looks at the shape. The first tensor with sizes is the one
-    that others are compared with.
+    number of leading dimensions, ``*rows(1-2)`` one or two, ``*rows(1-)`` at least one; ``f32[.]``
+    is one number in any shape. Without brackets, only dtype and device are checked,
+    and the op's own check looks at the rest. The first tensor with sizes is the one that others
+    are compared with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``
     A tensor of the shape and dtype of ``x``, or of another dtype. It may be ``x`` itself unless it
     is ``apart``.
+``tensor``
+    A tensor that the op's own check looks at alone.
 ``float``, ``int``, ``bool``, ``size``
     A number; a ``size`` may be symbolic under ``torch.compile``.
 ``pdl``
     Programmatic dependent launch: None or a bool in public, on unless it is False.
+``pdl_on``
+    The same where callers have no choice: always on, and no public argument.
 
 A family adds kinds of its own (:class:`Kind`), for an argument that reaches the export in another
 form, such as a cache that is one tensor or two.
@@ -40,21 +45,18 @@ _PARAMETER = re.compile(r"(?P<name>\w+)(?P<written>!?)(?P<optional>\??)(?::(?P<k
 _DTYPE = r"(?:(?P<axis>[TUVD])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
 _TENSOR = re.compile(rf"{_DTYPE}(?:\[(?P<dims>[^\]]*)\])?\Z")
 _LIKE = re.compile(rf"like\((?P<peer>\w+)(?:,{_DTYPE})??(?P<apart>,apart)?\)\Z")
-_LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?:-(?P<most>\d+))?\))?\Z")
+_LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?P<range>-(?P<most>\d+)?)?\))?\Z")
 
 #: Letters of the dtypes that are axes of a module.
 AXES = ("T", "U", "V")
 
-#: The most leading dimensions where a declaration does not limit them.
-UNLIMITED = 64
-
 
 class Leading(NamedTuple):
-    """Any number of leading dimensions, ``*rows(1-2)``."""
+    """Any number of leading dimensions, ``*rows(1-2)``; ``most`` is None without a limit."""
 
     name: str
     least: int = 0
-    most: int = UNLIMITED
+    most: int | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class TensorKind:
     dims: tuple[Leading | str, ...] | None = None
     like: str = ""
     apart: bool = False
+    checked: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,6 +100,7 @@ _NUMBERS = {
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}"),
     "pdl": Kind("bool {name}", "{name} is not False"),
+    "pdl_on": Kind("bool {name}", "True"),
 }
 
 
@@ -125,6 +129,11 @@ class Parameter(NamedTuple):
         if isinstance(self.kind, TensorKind):
             return self.name
         return self.kind.encode.replace("{name}", self.name)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether the export always gets the same, so that there is no public argument."""
+        return isinstance(self.kind, Kind) and "{name}" not in self.kind.encode
 
 
 class Declaration:
@@ -203,6 +212,8 @@ def _parameter(word: str, kinds: Mapping[str, Kind]) -> Parameter:
 def _kind(text: str, kinds: Mapping[str, Kind]) -> TensorKind | Kind:
     if text in kinds:
         return kinds[text]
+    if text == "tensor":
+        return TensorKind(checked=False)
     like = _LIKE.match(text)
     if like is not None:
         axis, dtypes = _dtypes(like)
@@ -231,4 +242,7 @@ def _dim(text: str) -> Leading | str:
         return text
     if match["least"] is None:
         return Leading(match["name"])
-    return Leading(match["name"], int(match["least"]), int(match["most"] or match["least"]))
+    least = int(match["least"])
+    if match["range"] is None:
+        return Leading(match["name"], least, least)
+    return Leading(match["name"], least, int(match["most"]) if match["most"] else None)

@@ -28,7 +28,7 @@ One that has more to do calls the export from its body and is decorated with :fu
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 from precast._base.torch import torch
@@ -62,10 +62,14 @@ class Export(Kernel):
         export's name as ``export``, those that it has, and raises.
     write : callable, optional
         In place of ``reference``: takes public arguments by name and writes to them.
-    new : mapping of str to str, optional
-        The source of an output that the caller leaves out, where it is not like another tensor.
-    names : mapping, optional
-        What that source calls, by name.
+    new : mapping of str to str or callable, optional
+        How :func:`launches` makes an output that the caller leaves out, where it is not like
+        another tensor: a source, or a function that takes public arguments by name, and the
+        export's name as ``export``. A function that takes the output itself is also called with
+        one that the caller gave, and returns it.
+    derived : mapping of str to callable, optional
+        Public arguments that the export does not get, found again from what it gets: the dtype of
+        a new output, a flag that chose its layout. Each takes declared arguments by name.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
     function : str, optional
@@ -91,8 +95,8 @@ class Export(Kernel):
         reference: Callable[..., Any] | None = None,
         check: Callable[..., None] | None = None,
         write: Callable[..., None] | None = None,
-        new: Mapping[str, str] | None = None,
-        names: Mapping[str, Any] | None = None,
+        new: Mapping[str, str | Callable[..., Any]] | None = None,
+        derived: Mapping[str, Callable[..., Any]] | None = None,
         kinds: Mapping[str, Kind] | None = None,
         function: str | None = None,
         torch_name: str | None = None,
@@ -100,7 +104,7 @@ class Export(Kernel):
     ) -> None:
         self.declaration = Declaration(declaration, kinds)
         self.new = dict(new or {})
-        self.names = dict(names or {})
+        self.derived = dict(derived or {})
         self.traced = traced
         self._check = check
         self._reference = reference
@@ -114,9 +118,10 @@ class Export(Kernel):
             function=function,
             name=torch_name,
         )
+        self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name
         self.key_source = self._key_source()
         names: dict[str, Any] = {}
-        parameters = ", ".join(p.name for p in self.declaration.parameters)
+        parameters = ", ".join(p.name for p in self.declaration.parameters if not p.is_constant)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
         exec(source, names)
         self.launch: Callable[..., None] = names[self.name]
@@ -125,7 +130,7 @@ class Export(Kernel):
     # -- source ----------------------------------------------------------------------------------
 
     def _key_source(self) -> str:
-        """The key of the table, from the public arguments: dtypes, then the device."""
+        """The items of the key of the table, from the public arguments: dtypes, then the device."""
         tensors = self.declaration.tensors
         parts = []
         for letter in AXES:
@@ -138,13 +143,14 @@ class Export(Kernel):
                     f"({tensors[0].name} if {parameter.name} is None else {parameter.name}).dtype"
                 )
             parts.append(source)
-        return ", ".join([*parts, f"{tensors[0].name}.get_device()"])
+        # The comma at the end makes a tuple of one item, too.
+        return f"{', '.join([*parts, f'{self.first_tensor}.get_device()'])},"
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
         if self._key_function is None:
             parameters = ", ".join(self.parameters)
-            self._key_function = eval(f"lambda {parameters}: ({self.key_source},)")
+            self._key_function = eval(f"lambda {parameters}: ({self.key_source})")
         return self._key_function(*args)
 
     def launch_source(self, indent: str, names: dict[str, Any]) -> str:
@@ -152,7 +158,6 @@ class Export(Kernel):
         for parameter in self.declaration.parameters:
             if isinstance(parameter.kind, Kind):
                 names.update(parameter.kind.names)
-        names.update(self.names)
         names["_torch"], names["_ops"] = torch, torch_ops
         names[f"_table_{self.name}"] = self
         passed = ", ".join(parameter.source for parameter in self.declaration.parameters)
@@ -164,8 +169,19 @@ class Export(Kernel):
         ]
         return "\n".join(indent + line for line in lines)
 
-    def allocation(self, name: str) -> str | None:
-        """The source of a new output, or None where callers must bring it."""
+    def output_source(self, name: str, is_given: bool, names: dict[str, Any]) -> str:
+        """The statement that makes an output, or nothing where callers must bring it."""
+        source = self._allocation(name)
+        if callable(source):
+            taken = inspect.signature(source).parameters
+            passed = ", ".join(repr(self.function) if key == "export" else key for key in taken)
+            names[f"_new_{name}"] = source
+            source, is_given = f"_new_{name}({passed})", is_given and name not in taken
+        if source is None:
+            return ""
+        return f"if {name} is None: {name} = {source}" if is_given else f"{name} = {source}"
+
+    def _allocation(self, name: str) -> str | Callable[..., Any] | None:
         if name in self.new:
             return self.new[name]
         kind = next(p.kind for p in self.declaration.parameters if p.name == name)
@@ -177,14 +193,19 @@ class Export(Kernel):
 
     def public_arguments(self, args: tuple[Any, ...]) -> dict[str, Any] | None:
         """The public arguments of a call, by name; None where another export says them."""
-        return self.declaration.decoded(args) if self.traced else None
+        return self._decoded(args) if self.traced else None
+
+    def _decoded(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        given = self.declaration.decoded(args)
+        found = {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
+        return {**given, **found}
 
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
-        given = self.declaration.decoded(args)
-        check_arguments(self.name, self.declaration, given)
+        given = self._decoded(args)
+        check_arguments(self.function, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.name}))
+            self._check(**_accepted(self._check, {**given, "export": self.function}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
@@ -193,53 +214,69 @@ class Export(Kernel):
         if not isinstance(results, tuple):
             results = (results,)
         for parameter, result in zip(self.declaration.written, results):
-            if given[parameter.name] is not None:
-                given[parameter.name].copy_(result)
+            output = given[parameter.name]
+            if output is not None:  # One number may be written to an output of any rank.
+                output.copy_(result.reshape(output.shape) if output.numel() == 1 else result)
 
 
 def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the arguments that ``function`` takes."""
     parameters = inspect.signature(function).parameters
+    if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return dict(given)
     return {name: value for name, value in given.items() if name in parameters}
 
 
 # -- decorators -----------------------------------------------------------------------------------
 
 
-def launches(export: Export) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def launches(
+    export: Export, returns: Sequence[str] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Give a function without a body the call that its export declares.
 
     Outputs that are None are made, the export runs, and the outputs are returned, unless the
     function is annotated to return None.
+
+    Parameters
+    ----------
+    export : Export
+        What runs.
+    returns : sequence of str, optional
+        The outputs that are returned. Default: all that are written.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         signature = inspect.signature(function)
         names: dict[str, Any] = {}
-        lines = []
+        lines: list[str] = []
+        written = [parameter.name for parameter in export.declaration.written]
         optional = [p.name for p in signature.parameters.values() if p.default is None]
-        for parameter in export.declaration.written:
-            source = export.allocation(parameter.name)
-            if parameter.name in optional and source is not None:
-                lines.append(f"if {parameter.name} is None: {parameter.name} = {source}")
-            elif parameter.name not in signature.parameters:
-                lines.append(f"{parameter.name} = {source}")
-        body = "\n".join("    " + line for line in lines)
+        for name in written:
+            if name in optional or name not in signature.parameters:
+                lines.append(export.output_source(name, name in optional, names))
+        body = "\n".join("    " + line for line in lines if line)
         body += ("\n" if lines else "") + export.launch_source("    ", names)
         if signature.return_annotation not in (None, "None"):
-            body += f"\n    return {', '.join(p.name for p in export.declaration.written)}"
+            body += f"\n    return {', '.join(returns or written)}"
         return _decorated(function, export.op, body, names)
 
     return decorate
 
 
-def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+def op(
+    name: str, explain: Callable[..., None] | None = None
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
     Parameters
     ----------
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
+    explain : callable, optional
+        Called when a call has failed with an AttributeError or a TypeError and no tensor is to
+        blame: takes arguments of the function by name, and its name as ``export``, and raises the
+        error that names the wrong one.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -247,30 +284,34 @@ def op(name: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
         passed = ", ".join(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
-        return _decorated(
-            function, name, f"    return _function({passed})", {"_function": function}
-        )
+        body = f"    return _function({passed})"
+        return _decorated(function, name, body, {"_function": function}, explain)
 
     return decorate
 
 
 def _decorated(
-    function: Callable[P, R], op_name: str, body: str, names: dict[str, Any]
+    function: Callable[P, R],
+    op_name: str,
+    body: str,
+    names: dict[str, Any],
+    explain: Callable[..., None] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
-    tensors = [p for p in parameters if str(p.annotation).startswith("torch.Tensor")]
-    required = [p.name for p in tensors if p.annotation == "torch.Tensor"]
-    optional = [p.name for p in tensors if p.annotation == "torch.Tensor | None"]
+    required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
+    optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
-    def explain(**values: Any) -> None:
+    def explain_failure(**values: Any) -> None:
         named = {key: values[key] for key in required}
         named.update((key, values[key]) for key in optional if values[key] is not None)
         check_tensors(name, **named)
+        if explain is not None:
+            explain(**_accepted(explain, {**values, "export": name}))
 
-    names["_explain"] = explain
-    passed = ", ".join(f"{key}={key}" for key in (*required, *optional))
+    names["_explain"] = explain_failure
+    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"

@@ -59,6 +59,8 @@ class _Matcher:
     def match(self, parameter: Parameter) -> None:
         kind, name = parameter.kind, parameter.name
         assert isinstance(kind, TensorKind)
+        if not kind.checked:
+            return
         tensor: torch.Tensor = self.values[name]
         is_first = name == self.first_name
         if not is_first:
@@ -67,8 +69,9 @@ class _Matcher:
         if kind.like:
             self._match_like(kind, parameter)
             return
-        if kind.dims is not None:
-            self._match_shape(kind.dims, name, tensor)
+        if kind.dims is None:
+            return
+        self._match_shape(kind.dims, name, tensor)
         if parameter.written:
             check_elements_apart(self.export, name, tensor)
             if not is_first:
@@ -91,7 +94,7 @@ class _Matcher:
     def _match_like(self, kind: TensorKind, parameter: Parameter) -> None:
         name, tensor, peer = parameter.name, self.values[parameter.name], self.values[kind.like]
         if parameter.written:
-            check_peer(self.export, name, tensor, peer, not kind.apart, tensor.dtype)
+            check_peer(self.export, name, tensor, peer, kind.like, not kind.apart)
         elif tensor.shape != peer.shape:
             raise ValueError(
                 f"{self.export}: {name} must have {kind.like}'s shape {[*peer.shape]}, got "
@@ -113,8 +116,8 @@ class _Matcher:
             if tensor.dim() != len(last) and any(self._size(dim) is None for dim in last):
                 check_rank(self.export, name, tensor, len(last), len(last))
         else:
-            low, high = leading.least + len(last), leading.most + len(last)
-            check_rank(self.export, name, tensor, low, high)
+            high = None if leading.most is None else leading.most + len(last)
+            check_rank(self.export, name, tensor, leading.least + len(last), high)
         split = tensor.dim() - len(last)
         want: list[int] = []
         if leading is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell is offered after TAB; argcomplete asks, ``precast completion`` sets it up."""
+"""Values that the shell offers after TAB. argcomplete asks for them once it is set up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def script(shell: str) -> str:
     Raises
     ------
     UnableError
-        Where argcomplete is not installed.
+        If argcomplete is not installed.
     """
     return str(_argcomplete().shellcode(["precast"], shell=shell))
 
 
 def answer(parser: argparse.ArgumentParser) -> NoReturn:
-    """Answer the shell's question, which stands in the environment."""
+    """Answer the shell's question, which is in the environment."""
     _argcomplete().autocomplete(parser)
-    raise SystemExit(1)  # it asked nothing: autocomplete() ends the process itself
+    raise SystemExit(1)  # There was no question, or autocomplete() would have ended the process.
 
 
 def _argcomplete() -> Any:
@@ -67,7 +67,7 @@ def ops_and_functions(**_: object) -> Sequence[str]:
 
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
-    """``KEY=VALUE`` of the op that the line names: keys and values that go with those it has."""
+    """``KEY=VALUE`` of the op in the command line that fit the ones that the line has already."""
     from precast._base.names import axis_word
     from precast._plan.installed import plan
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from precast._base import env as _env
 from precast._base.lazy import public_object
+from precast._base.public_name import public_name
 from precast._base.torch import torch
 from precast._op.dispatch import Kernel
 from precast._op.export import Export
 from precast._op.torch_ops import ON_COMPILE
-from precast.trace.registry import public_name, read_call
+from precast.trace.registry import read_call
 
 #: What is written already, and which call has which name. ``setdefault`` decides between threads
 #: without a lock, which a fork could leave held.

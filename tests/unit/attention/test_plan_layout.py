@@ -13,7 +13,7 @@ from plan_layout import constant, fields, read, shape_word, size_of
         ("PlanHeader", "kHeaderInts"),
         ("PlannedRequest", "kRequestInts"),
         ("CtaStart", "kStartInts"),
-        ("ListItem", "kItemInts"),
+        ("WorkTileEntry", "kEntryInts"),
     ],
 )
 def test_a_struct_is_as_large_as_its_header_asserts(struct: str, size: str) -> None:
@@ -23,13 +23,13 @@ def test_a_struct_is_as_large_as_its_header_asserts(struct: str, size: str) -> N
 def test_fields_are_found_by_name() -> None:
     assert fields("PlannedRequest")["kv_len"] == range(4, 5)
     assert fields("PlanHeader")["total_cost"] == range(10, 12)
-    assert len(fields("PlanHeader")["shape"]) == size_of("ShapeWords")
+    assert len(fields("PlanHeader")["shape"]) == size_of("PackedShape")
     assert shape_word("batch") == fields("PlanHeader")["shape"].start
-    assert read(range(100, 110), "ListItem", 4) == {
-        "index": 104,
-        "tile": 105,
-        "part": 106,
-        "slot": 107,
+    assert read(range(100, 110), "WorkTileEntry", 4) == {
+        "planned_idx": 104,
+        "m_block": 105,
+        "split_idx": 106,
+        "first_partial": 107,
     }
 
 

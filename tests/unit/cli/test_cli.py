@@ -128,11 +128,14 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
     ],
 )
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path, argv, environment, message):
-    if message is None:  # A cache with something in it, and nobody at the keyboard.
+    if message is None:  # A cache with a build in it, and standard input that is no terminal.
         folder = tmp_path / cache_dir().name / "cu13" / "sm90a" / "norm__dtype_bf16-0123"
         folder.mkdir(parents=True)
         environment = {"PRECAST_CACHE_DIR": str(tmp_path)}
-        message = "error: nobody is there to ask. Fix: precast cache clear --yes"
+        message = (
+            "error: standard input is no terminal, so nobody can confirm. "
+            "Fix: precast cache clear --yes"
+        )
     done = run(*argv, **environment)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -241,7 +244,7 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 def test_explain_without_a_gpu_says_which_option_is_needed():
     done = run("explain", "norm", "dtype=bf16", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert "Fix: say which GPU is meant, for example --arch 9.0" in done.stderr
+    assert "Fix: name a compute capability, for example --arch 9.0" in done.stderr
 
 
 def test_nothing_is_written_by_looking(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line says when something is wrong: the cure, and the documented exit code."""
+"""Errors of the command line: the message, its fix, and the documented exit code."""
 
 from __future__ import annotations
 
@@ -181,12 +181,12 @@ def test_exit_code(table, tmp_path, command, code):
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if code in (2, 3):
-        # One message, one cure, and nothing that a machine could take for a result.
+        # One message with one fix, and no output that a program could take for a result.
         assert done.stderr.splitlines()[-1].count("Fix: ") == 1 or "\nFix: " in done.stderr
         assert not done.stdout
 
 
-def test_a_bug_is_told_apart_from_every_other_failure(monkeypatch, capsys):
+def test_a_bug_has_an_exit_code_of_its_own(monkeypatch, capsys):
     from precast.cli import list as command
 
     def broken(args):
@@ -243,7 +243,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         (["list", "--arc", "9.0"], "precast list --arch 9.0"),
     ],
 )
-def test_the_cure_of_a_slip_is_the_line_that_was_meant(words, fix, capsys):
+def test_the_fix_of_a_typing_error_is_the_corrected_line(words, fix, capsys):
     assert precast.cli.main(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -251,13 +251,13 @@ def test_the_cure_of_a_slip_is_the_line_that_was_meant(words, fix, capsys):
 
 
 def test_every_way_to_be_wrong_has_a_last_resort():
-    for _, (code, cure) in _main._ERRORS.items():
+    for _, (code, fix) in _main._ERRORS.items():
         assert code in _parser.exit_codes()
-        assert "Fix" not in cure
-        assert cure.format(help="precast x --help", variable="PRECAST_JIT")
+        assert "Fix" not in fix
+        assert fix.format(help="precast x --help", variable="PRECAST_JIT")
 
 
-def test_a_wrong_variable_is_named_in_the_cure(monkeypatch, capsys):
+def test_a_wrong_variable_is_named_in_the_fix(monkeypatch, capsys):
     monkeypatch.setenv("PRECAST_JIT", "never")
     assert precast.cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err.endswith("Fix: unset PRECAST_JIT, or give it a legal value\n")
+    assert capsys.readouterr().err.endswith("Fix: unset PRECAST_JIT, or set it to a legal value\n")

@@ -229,7 +229,7 @@ def test_a_container_starts_only_where_every_kernel_is_there(
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
 
 
-def test_the_runtime_image_cannot_compile_and_is_nobody_special() -> None:
+def test_the_runtime_image_cannot_compile_and_has_an_unprivileged_user() -> None:
     text = (ROOT / "docker" / "runtime.Dockerfile").read_text()
     assert "PRECAST_JIT=error" in text
     assert "--network=none" in text

@@ -18,6 +18,7 @@ import site_links
 import precast
 from precast import errors
 from precast._base import env as _env
+from precast._base import public_name
 from precast._op.dispatch import kernels
 from precast._plan import keys
 from precast._plan.installed import plan
@@ -119,6 +120,16 @@ def test_only_pages_and_their_pictures_are_published(site):
     assert not (site / "drawings").exists()
 
 
+def test_the_performance_page_shows_its_pictures(site):
+    text = (site / "performance.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<img alt="(\w+): [^"]+" src="(img/[^"]+\.svg)"', text)
+    assert len(shown) > 40
+    assert "generated: pictures" not in text
+    for run, path in shown:
+        assert f">{run}: NVIDIA" in (site / path).read_text(encoding="utf-8")
+    assert {path for _, path in shown} == {f"img/{p.name}" for p in (site / "img").iterdir()}
+
+
 def test_every_page_is_in_the_navigation(site):
     linked = {link.partition("#")[0] for link in site_links.read(site)[site / "index.html"].links}
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
@@ -140,6 +151,28 @@ def test_files_of_the_repository_are_shown_whole(site):
         assert headings
         assert [h for h in headings if h.replace("`", "") not in page_text] == []
     assert "file=" not in shown(site, "contributing.html")
+
+
+# -- README.md ------------------------------------------------------------------------------------
+
+
+def test_the_table_of_ops_is_made_from_the_exports(sitegen):
+    import ops_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == ops_table.made(readme), "Fix: make generate"
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", ops_table.table(), re.MULTILINE))
+    assert rows["norm_quant"].endswith("| f16, bf16; `dtype_out` e4m3, e5m2")
+    assert rows.keys() >= {kernel.op for kernel in kernels().values()} - {"attention_plan"}
+    for name in (kernel.function for kernel in kernels().values()):
+        assert not hasattr(precast, name) or any(f"`{name}`" in row for row in rows.values()), name
+
+
+def test_a_page_without_the_block_is_refused(sitegen):
+    import ops_table
+
+    with pytest.raises(ValueError, match="one block between ops:begin and ops:end"):
+        ops_table.made("# precast\n")
 
 
 # -- the reference --------------------------------------------------------------------------------
@@ -216,18 +249,18 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm() -> None: ...
 
-    gemma_layernorm.__module__ = "precast._ops.norm.layernorm"
-    gemma_layernorm.__qualname__ = "gemma_layernorm"
-
     def gemma_layernorm_reference() -> None: ...
 
-    gemma_layernorm_reference.__module__ = gemma_layernorm.__module__
+    home, exports = "precast._ops.norm.layernorm", dict(public_name._exports())
+    for function in (gemma_layernorm, gemma_layernorm_reference):
+        function.__module__, function.__qualname__ = home, function.__name__
+        exports[home, function.__name__] = "precast.norm"
+        for name in ("precast.norm", home):
+            module = importlib.import_module(name)
+            monkeypatch.setattr(module, function.__name__, function, raising=False)
+    monkeypatch.setattr(public_name, "_exports", lambda: exports)
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
-    for name in ("precast.norm", "precast._ops.norm.layernorm"):
-        module = importlib.import_module(name)
-        for function in (gemma_layernorm, gemma_layernorm_reference):
-            monkeypatch.setattr(module, function.__name__, function, raising=False)
     page = ops.pages()["reference/ops/norm.md"]
     assert "::: precast.norm.gemma_layernorm\n" in page
     assert "::: precast.norm.gemma_layernorm_reference\n" in page

@@ -49,7 +49,7 @@ PAGE = (ROOT / WALKTHROUGH.PAGE).read_text(encoding="utf-8")
 
 
 def _renamed(text: str) -> str:
-    """What the stranger makes of ``scale``: ``shift(input, amount)``, which adds."""
+    """The op that a reader of the walkthrough makes of ``scale``: ``shift(input, amount)``."""
     for old, new in (("scale", "shift"), ("Scale", "Shift"), ("factor", "amount")):
         text = text.replace(old, new).replace(old.upper(), new.upper())
     return re.sub(r"\*(=?)( (?:p\.|torch\.tensor\()?amount)", r"+\1\2", text)

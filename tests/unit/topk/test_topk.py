@@ -170,7 +170,7 @@ def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
     headers = Path(__file__).resolve().parents[3] / "include" / "precast"
     text = "".join(path.read_text() for path in sorted((headers / "topk").glob("*.cuh")))
     assert f"constexpr int kMaxTopK = {MOST_CHOSEN};" in text
-    assert f"constexpr int kPlaceBits = {MOST_COLUMNS.bit_length() - 1};" in text
+    assert f"constexpr int kIndexBits = {MOST_COLUMNS.bit_length() - 1};" in text
 
 
 def test_windows_end_with_their_rows() -> None:

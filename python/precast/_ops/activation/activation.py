@@ -102,8 +102,7 @@ def _export(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Exp
         "input:T[*rows] out!:T enable_pdl:pdl",
         reference=reference,
         check=check_half,
-        new={"out": "_new_output(input)"},
-        names={"_new_output": _new_output},
+        new={"out": _new_output},
     )
 
 

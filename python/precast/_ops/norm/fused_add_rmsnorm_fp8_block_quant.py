@@ -12,7 +12,7 @@ from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._block_trace import block_quant_trace
 from precast._ops.norm._rows import normalized
-from precast._ops.quantize._formula import group_quant
+from precast._ops.quantize._reference_8bit import group_quant
 from precast.api_logging import precast_api
 
 GROUP = 128

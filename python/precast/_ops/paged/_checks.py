@@ -165,6 +165,10 @@ _KV = ("append_key", "append_value")
 _MLA = ("append_ckv", "append_kpe")
 
 
+#: A page table and the indices of tokens.
+TABLE = ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len")
+
+
 def check_table(
     export: str,
     rows: torch.Tensor,

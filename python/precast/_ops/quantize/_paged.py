@@ -18,7 +18,7 @@ from precast._op.validation import (
 )
 from precast._ops.paged._cache import Cache, entries_of
 from precast._ops.paged._trace import by_layout
-from precast._ops.quantize._formats import dequantize, e2m1_unpack
+from precast._ops.quantize._reference_blocks import dequantize, e2m1_unpack
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 

@@ -25,6 +25,9 @@ from precast._ops.rope._checks import (
     check_tokens,
 )
 
+#: Queries and keys: the columns that are rotated, and those that are not.
+PARTS = ("q_rope", "k_rope", "q_nope", "k_nope")
+
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
     """``x * scale`` in fp8: nearest even, beyond the largest number that number, NaN stays."""
@@ -69,6 +72,16 @@ def fp8_type(export: str, dtype: torch.dtype | None, **outputs: torch.Tensor | N
 
 def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(like, dtype=dtype) if out is None else out
+
+
+def new_outputs(
+    export: str,
+    dtype: torch.dtype | None,
+    **pairs: tuple[torch.Tensor | None, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """The outputs that a caller gave, and new ones in fp8 that are like their inputs."""
+    dtype = fp8_type(export, dtype, **{name: out for name, (out, _) in pairs.items()})
+    return tuple(new_output(out, like, dtype) for out, like in pairs.values())
 
 
 def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:
