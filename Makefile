@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint ci-lint reproducible matrix format types layers walkthrough \
+.PHONY: help demo test unit lint ci-lint reproducible matrix generate format types layers walkthrough \
 	generate docs wheels clean
 
 PYTHON ?= python3
@@ -29,6 +29,9 @@ reproducible: ## build the wheels of the newest CUDA, sm90a twice and compare th
 
 matrix: ## the wheels that a release has
 	$(PYTHON) ci/matrix.py --names
+
+generate: ## write the headers that repeat facts of aot_configs
+	PYTHONPATH=python $(PYTHON) -m precast._plan.generate
 
 format: ## put all files into style
 	ruff check --fix .

@@ -4,7 +4,8 @@
 #include "precast/attention/attention.cuh"
 
 #if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
-#error "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
+#error \
+    "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
 #endif
 #if !defined(PRECAST_HEAD_DIM_QK) || !defined(PRECAST_HEAD_DIM_VO)
 #error "csrc/attention/attention.cu: define the head dimensions, -DPRECAST_HEAD_DIM_QK=128"
@@ -20,7 +21,7 @@ extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
 static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
                   TypeName<PRECAST_DTYPE_KV>::value == TypeName<PRECAST_DTYPE_Q>::value,
               "keys of 16 bits are of the queries' type");
-static_assert(attention_ctas_per_sm(2, kNarrowRows, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
+static_assert(attention_ctas_per_sm(2, kDecodeBlockM, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
               "no kernel has this pair of head dimensions");
 
 int attention_ctas_per_sm(int tile_rows) {

@@ -80,15 +80,15 @@ struct KvLaneOffsets {
       : k(Tile::kFp8 ? rows_first<typename Tile::KeyRows>()
                      : chunks_first<typename Tile::KeyRows>()),
         v(rows_first<typename Tile::ValueRows>()) {
-    keep(k);
-    keep(v);
+    keep_in_register(k);
+    keep_in_register(v);
   }
 };
 
 // acc_s [16 kRowTiles, 8 kMmaN] += Q [16 kRowTiles, kDimK] K^T, with K [8 kMmaN, kDimK] at the
 // shared address `smem_k`. `q_frag.load(a, step)` gives the A operands of 16 columns of Q. With
-// FP8, one register of K holds four neighbouring columns of a token, and becomes both registers of a
-// B operand; permute_q_columns() puts the columns of Q into that order.
+// FP8, one register of K holds four neighbouring columns of a token, and becomes both registers of
+// a B operand; permute_q_columns() puts the columns of Q into that order.
 template <typename Tile, typename Q, typename KV, typename QFrag, int kMmaN>
 __device__ __forceinline__ void gemm_qk(float (&acc_s)[Tile::kRowTiles][kMmaN][4], uint32_t smem_k,
                                         int lane_offset, const QFrag& q_frag) {
