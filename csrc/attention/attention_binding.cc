@@ -191,7 +191,7 @@ bool fill(AttentionParams& p, const Call& c, int64_t batch, int64_t kv_heads) {
   p.q_rows = static_cast<int32_t>(tokens);
   p.q_stride = tokens > 1 ? c.q.stride(0) : 0;
   p.q_head_stride = heads > 1 ? c.q.stride(1) : 0;
-  p.group = Divisor(static_cast<uint32_t>(shape.group_size));
+  p.group = FastDivmod(static_cast<uint32_t>(shape.group_size));
   p.kv_heads = static_cast<int32_t>(kv_heads);
   p.out = data_of(c.out);
   p.out_stride = tokens > 1 ? c.out.stride(0) : 0;
@@ -282,7 +282,7 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, bool hn
   p.v = cache_of(values, 0, entry, head, both, 1);
   p.pages = static_cast<const int32_t*>(data_of(kv_indices));
   p.page_entries = static_cast<uint32_t>(kv_indices.size(0));
-  p.page_size = Divisor(static_cast<uint32_t>(page_size));
+  p.page_size = FastDivmod(static_cast<uint32_t>(page_size));
   p.page_count = static_cast<uint32_t>(pages);
   launch_call(queries, p, enable_pdl);
 }
@@ -324,7 +324,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, OptionalTensor qo_indp
   check_memory(call, keys, values);
   p.k = cache_of(keys, 0, -1, 1, 0, 0);
   p.v = cache_of(values, 0, -1, 1, 0, 0);
-  p.page_size = Divisor(1);
+  p.page_size = FastDivmod(1);
   p.page_count = static_cast<uint32_t>(k.size(0));
   launch_call(queries, p, enable_pdl);
 }

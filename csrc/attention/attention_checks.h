@@ -2,9 +2,9 @@
 // What the bindings of attention share: optional tensors, workspaces, lengths.
 #pragma once
 
+#include "core/tvm_ffi_utils.h"
 #include "precast/attention/plan.cuh"
 #include "precast/attention/tile.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 

@@ -17,7 +17,8 @@ import pytest
 import torch
 from plan_layout import constant, read, size_of
 
-from precast._runtime.loader import get_function, loader
+from precast._runtime.library import get_function
+from precast._runtime.loader import loader
 
 BLOCK = constant("kKvBlockSize")
 DIM = 128

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import precast
-from precast._runtime.loader import get_function, loader
+from precast._runtime.library import get_function
+from precast._runtime.loader import loader
 
 I32 = torch.int32
 GUARD = -7

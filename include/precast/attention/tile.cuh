@@ -71,7 +71,7 @@ __device__ __forceinline__ void keep_in_register(uint32_t& value) {
   asm volatile("" : "+r"(value));
 }
 
-// Where the row of a lane begins for load_matrices(): rows 0-7, rows 8-15, and both of the next
+// Where the row of a lane begins for ldmatrix_x4(): rows 0-7, rows 8-15, and both of the next
 // chunk.
 template <typename Rows>
 __device__ __forceinline__ int rows_first() {

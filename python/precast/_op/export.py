@@ -231,7 +231,9 @@ def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[st
 
 
 def launches(
-    export: Export, returns: Sequence[str] | None = None
+    export: Export,
+    returns: Sequence[str] | None = None,
+    explain: Callable[..., None] | None = None,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Give a function without a body the call that its export declares.
 
@@ -244,6 +246,8 @@ def launches(
         What runs.
     returns : sequence of str, optional
         The outputs that are returned. Default: all that are written.
+    explain : callable, optional
+        As :func:`op` takes it.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -259,7 +263,7 @@ def launches(
         body += ("\n" if lines else "") + export.launch_source("    ", names)
         if signature.return_annotation not in (None, "None"):
             body += f"\n    return {', '.join(returns or written)}"
-        return _decorated(function, export.op, body, names)
+        return _decorated(function, export.op, body, names, explain)
 
     return decorate
 
@@ -274,9 +278,9 @@ def op(
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
     explain : callable, optional
-        Called when a call has failed with an AttributeError or a TypeError and no tensor is to
-        blame: takes arguments of the function by name, and its name as ``export``, and raises the
-        error that names the wrong one.
+        Called when a call has failed with one of Python's own errors and no argument that must be
+        a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
+        and raises the error that names the wrong one.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -315,6 +319,7 @@ def _decorated(
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"
-        f"    except (AttributeError, TypeError):\n        _explain({passed})\n        raise"
+        f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
+        f"        _explain({passed})\n        raise"
     )
     return decorated(function, served_by(op_name), source, names)
