@@ -4,8 +4,8 @@
 
 #include <initializer_list>
 
-#include "precast/attention/params.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/attention/params.cuh"
 
 namespace precast {
 

@@ -24,7 +24,7 @@ from test_gpu_attention import (
 )
 
 import precast
-from precast._ops.attention import enums as words
+from precast._ops.attention import buffers
 from precast.errors import PlanMismatchError
 
 
@@ -194,11 +194,11 @@ def test_slopes_that_a_graph_makes_are_its_own(generator: torch.Generator) -> No
     q = torch.randn(13, DIM, device="cuda", generator=generator).to(BF16)
     decoded(q[:3])  # Loads the kernels.
     key = ("alibi_slopes_13", q.device)
-    words._cache_buf.pop(key, None)
+    buffers._cache_buf.pop(key, None)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         out = decoded(q)
-    assert key not in words._cache_buf
+    assert key not in buffers._cache_buf
     graph.replay()
     assert torch.equal(out, decoded(q))
     want = precast.decode.single_decode_with_kv_cache_reference(

@@ -1,32 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrappers of decode and prefill have in common: workspaces, a plan, and its run."""
+"""The base class of the wrappers of decode and prefill: workspaces and the plan of a batch."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
-from precast._ops.attention import enums as words
 from precast._ops.attention import heuristics as tiles
-from precast._ops.attention import kernels
-from precast._ops.attention.cached_module import CachedModule
+from precast._ops.attention import kernels, validation
+from precast._ops.attention.buffers import alibi_slopes
+from precast._ops.attention.cached_module import CachedModule, DecodeArguments, PrefillArguments
+from precast._ops.attention.plan import (
+    AttentionPlan,
+    Hints,
+    Items,
+    Mask,
+    Model,
+    PlanShape,
+    Scores,
+    Tables,
+)
 
-#: Of a buffer and what belongs into it.
-Table: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None]"
+NO_TABLES, NO_MASK = Tables(), Mask()
 
-#: Tables that ``plan`` begins with.
-PLAN_TABLES = 4
+
+class PlanField:
+    """An attribute of a wrapper that lies in its plan; engines read it, and some of them set it.
+
+    A value that differs makes another plan, whose params block the next run packs.
+    """
+
+    def __init__(self, group: str, name: str) -> None:
+        self._group, self._name = group, name
+
+    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
+        if wrapper is None:
+            return self
+        return getattr(getattr(wrapper._plan, self._group), self._name)
+
+    def __set__(self, wrapper: Any, value: Any) -> None:
+        group = getattr(wrapper._plan, self._group)
+        before = getattr(group, self._name)
+        is_tensor = isinstance(value, torch.Tensor) or isinstance(before, torch.Tensor)
+        if value is before or (not is_tensor and value == before):
+            return
+        changed = {self._group: group._replace(**{self._name: value})}
+        wrapper._plan = replace(wrapper._plan, block=None, **changed)
 
 
 class AttentionWrapper:
-    """Workspaces and what a plan keeps; names of attributes are those that engines know."""
+    """Workspaces and the plan; attributes have the names that engines know."""
 
     _name = "AttentionWrapper"
-    #: Whether a new output may have rows that no request has; those are 0.
-    _pads = False
-    #: 0: keys and values are not in pages.
-    _page_size = 0
+
+    _cached_q_data_type = PlanField("model", "q_dtype")
+    _cached_kv_data_type = PlanField("model", "kv_dtype")
+    _cached_o_data_type = PlanField("model", "o_dtype")
+    _batch_size = PlanField("shape", "batch_size")
+    _num_qo_heads = PlanField("shape", "num_qo_heads")
+    _num_kv_heads = PlanField("shape", "num_kv_heads")
+    _page_size = PlanField("shape", "page_size")
+    _causal = PlanField("scores", "causal")
+    _window_left = PlanField("scores", "window_left")
+    _logits_soft_cap = PlanField("scores", "logits_soft_cap")
+    _sm_scale = PlanField("scores", "sm_scale")
+    _pos_encoding_mode = PlanField("scores", "pos_encoding_mode")
+    _rope_scale = PlanField("scores", "rope_scale")
+    _rope_theta = PlanField("scores", "rope_theta")
+    _use_fp16_qk_reduction = PlanField("scores", "use_fp16_qk_reduction")
+    _qo_indptr_buf = PlanField("tables", "qo_indptr")
+    _custom_mask_buf = PlanField("mask", "bits")
+    _mask_indptr_buf = PlanField("mask", "indptr")
+    _prefix_len_ptr = PlanField("items", "prefix_len")
+    _token_pos_in_items_ptr = PlanField("items", "token_pos")
+    _token_pos_in_items_len = PlanField("items", "token_pos_len")
+    _max_item_len_ptr = PlanField("items", "max_item_len")
+    _max_q_len = PlanField("hints", "max_q_len")
+    _max_kv_len = PlanField("hints", "max_kv_len")
+    _max_total_num_rows = PlanField("hints", "max_total_num_rows")
+    _block_tables = PlanField("hints", "block_tables")
 
     def __init__(
         self,
@@ -36,18 +92,20 @@ class AttentionWrapper:
         backend: str,
         jit_args: object,
         jit_kwargs: object = None,
+        buffers: Tables = NO_TABLES,
+        mask: Mask = NO_MASK,
     ) -> None:
-        words.check_backend(self._name, backend)
-        words.check_no_jit(self._name, jit_args, jit_kwargs)
-        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
-        self._hnd = words.check_kv_layout(self._name, kv_layout)
+        validation.check_backend(self._name, backend)
+        validation.check_no_jit(self._name, jit_args, jit_kwargs)
+        validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
+        hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
-        self._head_at, self._entry_at = (-3, -2) if self._hnd else (-2, -3)
         self.device = float_workspace_buffer.device
-        self._device_key = (float_workspace_buffer.get_device(),)
+        self._device_index = float_workspace_buffer.get_device()
+        # A plan takes the workspaces that stand here when it is made.
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = torch.empty(
-            words.INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
+            validation.INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
         )
         self._pinned: torch.Tensor | None = None
         self._use_cuda_graph = use_cuda_graph
@@ -56,27 +114,19 @@ class AttentionWrapper:
         self._backend = backend
         self._jit_module = None
         self._cached_module: CachedModule | None = None
-        self._plan_info: list[int] | None = None
-        self._overwritten = False
-        self._config: tuple[Any, ...] | None = None
-        self._run_key: tuple[Any, ...] = ()
-        self._cached_q_data_type: Any = None
-        self._cached_kv_data_type: Any = None
-        self._cached_o_data_type: Any = None
-        self._num_qo_heads = self._num_kv_heads = self._head_dim_vo = 0
-        self._tile_rows: int | None = None
         self._sinks: torch.Tensor | None = None
-        self._block_tables: torch.Tensor | None = None
-        self._max_q_len: int | None = None
-        self._max_kv_len: int | None = None
-        self._batch_size = 0
-        self._planned_rows: int | None = None
-        self._custom_mask_buf: torch.Tensor | None = None
-        self._mask_indptr_buf: torch.Tensor | None = None
-        self._prefix_len_ptr: torch.Tensor | None = None
-        self._token_pos_in_items_ptr: torch.Tensor | None = None
-        self._token_pos_in_items_len = 0
-        self._max_item_len_ptr: torch.Tensor | None = None
+        self._plan = AttentionPlan(
+            Model(),
+            PlanShape(),
+            Scores(),
+            buffers,
+            mask,
+            Items(),
+            Hints(),
+            hnd,
+            int_workspace=None,
+            float_workspace=None,
+        )
 
     # -- workspaces -------------------------------------------------------------------------------
 
@@ -118,49 +168,65 @@ class AttentionWrapper:
         ValueError
             An address that is no multiple of 16 bytes; buffers that overlap.
         """
-        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
-        words.check_workspace(self._name, "int_workspace_buffer", int_workspace_buffer)
-        words.check_workspaces_apart(self._name, float_workspace_buffer, int_workspace_buffer)
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = int_workspace_buffer
+        floats, ints = float_workspace_buffer, int_workspace_buffer
+        validation.check_workspace(self._name, "float_workspace_buffer", floats)
+        validation.check_workspace(self._name, "int_workspace_buffer", ints)
+        validation.check_workspaces_apart(self._name, floats, ints)
+        self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
         self._pinned = None
         self._forget_plan()  # It lay in the workspace before.
 
-    # -- plan -------------------------------------------------------------------------------------
+    # -- the plan ---------------------------------------------------------------------------------
+
+    @property
+    def _plan_info(self) -> list[int] | None:
+        """Rows of a tile, ``causal`` and ``window_left`` of the plan; None if there is none."""
+        shape = self._plan.shape
+        if not self._plan.is_launched:
+            return None
+        return [shape.tile_rows, int(shape.causal), shape.window_left]
+
+    @_plan_info.setter
+    def _plan_info(self, info: list[int] | None) -> None:
+        # Engines store here what _cached_module.plan() returned, which has kept its plan itself.
+        if info is None:
+            self._forget_plan()
 
     def _forget_plan(self) -> None:
         """From now on a run says that there is no plan."""
-        self._plan_info = self._config = self._cached_q_data_type = None
-        self._overwritten = True
+        self._plan = replace(self._plan, block=None, is_launched=False)
 
-    def _configure(
+    def _check_planned(self, method: str) -> None:
+        if not self._plan.is_launched:
+            raise PlanMismatchError(f"{method}: there is no plan. Fix: call plan() first")
+
+    def _raise_rows(self, tokens: int) -> None:
+        """Raise: a run has another number of queries than its plan."""
+        raise NotImplementedError
+
+    def _packed_plan(self) -> AttentionPlan:
+        """The plan with its block, which an attribute that an engine has set takes away."""
+        self._check_planned(f"{self._name}.run")
+        if self._plan.block is None:
+            self._plan = kernels.pack(self._plan)
+        return self._plan
+
+    def _model(
         self,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_vo: int,
+        heads: tuple[int, int],
+        head_dims: tuple[int, int],
         pos_encoding_mode: str,
-        q_data_type: torch.dtype | str,
-        kv_data_type: torch.dtype | str | None,
-        o_data_type: torch.dtype | str | None,
-    ) -> None:
-        """Check and keep what does not depend on lengths."""
-        name = f"{self._name}.plan"
-        q, kv, o = dtypes_of(q_data_type, kv_data_type, o_data_type)
-        words.check_heads(name, num_qo_heads, num_kv_heads)
-        words.check_head_dims(name, head_dim_qk, head_dim_vo)
-        words.check_dtypes(name, q, kv, o)
-        if words.pos_encoding(name, pos_encoding_mode) == words.ALIBI:
-            words.alibi_slopes(num_qo_heads, self.device)  # Not while a graph is captured.
-        words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
-        words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
-        self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
-        self._backend = "fa2"
-        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
-        self._head_dim_vo = head_dim_vo
-        self._run_key = (q, kv, head_dim_qk, head_dim_vo, *self._device_key)
-        if self._cached_module is None:
-            self._cached_module = CachedModule(self)
+        dtypes: tuple[Any, Any, Any],
+    ) -> Model:
+        """Check what does not depend on the batch."""
+        for argument in ("float_workspace_buffer", "int_workspace_buffer"):
+            validation.check_workspace(self._name, argument, getattr(self, f"_{argument}"))
+        model = _checked_model(
+            f"{self._name}.plan", *heads, *head_dims, pos_encoding_mode, *dtypes, self._device_index
+        )
+        if pos_encoding_mode == "ALIBI":
+            alibi_slopes(heads[0], self.device)  # Not while a graph is captured.
+        return model
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
@@ -168,141 +234,213 @@ class AttentionWrapper:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
-    def _placed(
-        self, non_blocking: bool, buffer: torch.Tensor | None, table: torch.Tensor | None
-    ) -> Table:
-        """The buffer of a CUDA graph that a plan copies a table into, and where it reads it.
+    def _tables(self, given: Tables, non_blocking: bool) -> Tables:
+        """Tables that a plan keeps: the buffers of a CUDA graph, or ``given`` on the device."""
+        if self._use_cuda_graph:
+            return self._plan.tables
+        return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
 
-        The buffer is None if the table is in it: the caller has put it there, or it is copied now,
-        from the host.
-        """
-        assert buffer is not None
-        assert table is not None
-        if table.dtype is torch.int32 and table.device == self.device and table.is_contiguous():
-            there = table.data_ptr() == buffer.data_ptr() and table.numel() <= buffer.numel()
-            return None if there else buffer, table
-        whole = table.numel() == buffer.numel()
-        part = buffer if whole else buffer[: table.numel()]
-        # Why: what indices come from may change before a copy that nobody waits for.
-        part.copy_(table, non_blocking=non_blocking and whole)
-        return None, part
-
-    def _tables(
+    def _launch(
         self,
+        plan: AttentionPlan,
+        given: Tables,
         non_blocking: bool,
-        qo: Table,
-        kv: Table,
-        last: Table = (None, None),
-        indices: Table = (None, None),
-    ) -> tuple[torch.Tensor | None, ...]:
-        """What ``plan`` begins with, or ``fill_and_plan``: under CUDA graphs, each table with its
-        buffer. One launch copies and plans; copies of their own would take longer than the plan.
+        fill: Callable[[], None] | None = None,
+    ) -> None:
+        """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
+
+        Under CUDA graphs ``given`` and, by ``fill``, a mask are written into buffers that the plan
+        before reads, too: a failure from there on leaves no plan.
         """
-        if qo[1] is not None:
-            qo = self._placed(non_blocking, *qo)
-        kv = self._placed(non_blocking, *kv)
-        if last[1] is not None:
-            last = self._placed(non_blocking, *last)
-        if indices[1] is not None:
-            indices = self._placed(non_blocking, *indices)
-        if qo[0] is kv[0] is last[0] is indices[0] is None:
-            return qo[1], kv[1], last[1], None
-        return qo[1], kv[1], last[1], indices[1], qo[0], kv[0], last[0], indices[0]
+        packed = kernels.pack(plan)
+        sources = NO_TABLES
+        if self._use_cuda_graph:
+            self._check_lengths(packed, given)
+            self._forget_plan()
+            if fill is not None:
+                fill()
+            sources = Tables(*(_source(*pair, non_blocking) for pair in zip(packed.tables, given)))
+        kernels.launch(packed, sources)
+        self._keep(packed)
+
+    def _keep(self, launched: AttentionPlan) -> None:
+        self._plan = launched
+        self._backend = "fa2"
+        if self._cached_module is None:
+            self._cached_module = CachedModule(self._plan_decode_of, self._plan_prefill_of)
+
+    def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
+        """Lengths for buffers of CUDA graphs are as long as these."""
+        for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
+            if buffer is not None and table is not None and table.numel() != buffer.numel():
+                raise ValueError(
+                    f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
+                    f"{[*table.shape]}"
+                )
 
     def _choose_tile(
-        self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False
+        self,
+        heads: tuple[int, int],
+        head_dim_vo: int,
+        q_len: int | None,
+        tokens: int | None = None,
+        batch_invariant: bool = False,
     ) -> int:
         """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
-        if self._use_cuda_graph and self._tile_rows is not None:
-            return self._tile_rows
-        heads = self._num_qo_heads, self._num_kv_heads
+        first = self._plan.shape.tile_rows
+        if self._use_cuda_graph and first:
+            return first
         if batch_invariant:
-            self._tile_rows = tiles.largest(self._head_dim_vo, self.device)
-        else:
-            self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
-        return self._tile_rows
+            return tiles.largest(head_dim_vo, self.device)
+        return tiles.choose(q_len, tokens, *heads, head_dim_vo, self.device)
 
-    def _check_split(
-        self,
-        lengths: tuple[torch.Tensor | None, ...],
-        batch_size: int,
-        q_len_per_req: int,
-        page_size: int,
-        head_dim_qk: int,
-        tile_rows: int,
-        causal: bool,
-        window_left: int,
-        fixed_split_size: int,
-        disable_split_kv: bool,
-    ) -> None:
-        """Raise if lengths on the host need more room for parts of this size than there is."""
-        heads = self._num_qo_heads, self._num_kv_heads
-        needed = kernels.workspace_bytes(
-            self.device,
-            *lengths,
-            batch_size,
-            q_len_per_req,
-            page_size,
-            *heads,
-            head_dim_qk,
-            self._head_dim_vo,
-            self._cached_kv_data_type.itemsize,
-            tile_rows,
-            causal,
-            window_left,
-            fixed_split_size,
-            disable_split_kv,
-        )
-        buffers = {
-            "float_workspace_buffer": self._float_workspace_buffer,
-            "int_workspace_buffer": self._int_workspace_buffer,
-        }
-        for (name, buffer), size in zip(buffers.items(), needed):
-            if buffer.numel() < size:
+    def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
+        """Raise if lengths on the host need more room for splits of this size than there is."""
+        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths):
+            return
+        needed = kernels.workspace_bytes(self.device, shape, lengths)
+        for argument, size in zip(("float_workspace_buffer", "int_workspace_buffer"), needed):
+            got = getattr(self, f"_{argument}").numel()
+            if got < size:
                 raise ValueError(
-                    f"{self._name}.plan: {name} must have at least {size} bytes for "
-                    f"fixed_split_size={fixed_split_size}, got {buffer.numel()}: with longer parts "
+                    f"{self._name}.plan: {argument} must have at least {size} bytes for "
+                    f"fixed_split_size={shape.fixed_split_size}, got {got}: with longer parts "
                     f"results would depend on the batch. Fix: pass a larger one to "
                     f"reset_workspace_buffer()"
                 )
 
-    def _check_positions(
-        self, pos_encoding_mode: str, rope_scale: float | None, rope_theta: float | None
-    ) -> None:
-        """Raise for options of forward() that plan() would refuse."""
-        words.pos_encoding(self._name, pos_encoding_mode)
-        words.check_rope(self._name, rope_scale, rope_theta)
+    # -- plans of engines -------------------------------------------------------------------------
 
-    def _check_rows(self, tokens: int) -> None:
-        """Raise, for there are not as many queries as planned."""
-        raise NotImplementedError
+    def _plan_decode_of(self, given: DecodeArguments) -> list[int]:
+        """Of ``_cached_module.plan()`` with the arguments of decode."""
+        lengths = self._plan.tables._replace(kv_indptr=self._on_device(given.kv_indptr, False))
+        return self._replan(given, lengths, 1, given.batch_size, False, -1, False)
 
-    def _check_wider(self, window_left: int, causal: bool | None = None) -> None:
-        """What forward() asks for must see nothing that the plan left out."""
-        if self._plan_info is None:
-            raise PlanMismatchError(f"{self._name}: there is no plan. Fix: call plan() first")
-        _, planned_causal, planned_window = self._plan_info
-        if planned_window >= 0 and not 0 <= window_left <= planned_window:
+    def _plan_prefill_of(self, given: PrefillArguments) -> list[int]:
+        """Of ``_cached_module.plan()`` with the arguments of prefill."""
+        q_len = given.uniform_q_len or None
+        if q_len is None and not given.qo_indptr.is_cuda:
+            q_len = int(given.qo_indptr.diff().max()) if given.batch_size else 0
+        lengths = self._plan.tables._replace(
+            qo_indptr=self._on_device(given.qo_indptr, False),
+            kv_indptr=self._on_device(given.kv_indptr, False),
+            kv_len=self._on_device(given.kv_len, False),
+        )
+        split = given.fixed_split_size or -1
+        return self._replan(given, lengths, q_len, -1, given.causal, split, given.disable_split_kv)
+
+    def _replan(
+        self,
+        given: DecodeArguments | PrefillArguments,
+        lengths: Tables,
+        q_len: int | None,
+        rows: int,
+        causal: bool,
+        fixed_split_size: int,
+        disable_split_kv: bool,
+    ) -> list[int]:
+        """A plan for other lengths; the tables that the wrapper shows are the engine's to set."""
+        self._check_planned("_cached_module.plan")
+        before = self._plan
+        heads = given.num_qo_heads, given.num_kv_heads
+        sizes = (*heads, given.head_dim_qk, given.head_dim_vo)
+        planned = before.shape[4:8]
+        if sizes != planned:
             raise PlanMismatchError(
-                f"{self._name}: window_left is {window_left} and plan() had {planned_window}. Fix: "
-                f"plan again with the wider window"
+                f"_cached_module.plan: query heads, KV heads and head dimensions must be "
+                f"{[*planned]} as in plan(), got {[*sizes]}. Fix: call plan()"
             )
-        if planned_causal and causal is False:
+        is_decode = isinstance(given, DecodeArguments)
+        tokens = None if isinstance(given, DecodeArguments) else given.total_num_rows
+        invariant = disable_split_kv or fixed_split_size > 0
+        causal = causal and not before.mask.is_used
+        window_left = given.window_left
+        shape = before.shape._replace(
+            batch_size=given.batch_size,
+            rows=rows,
+            q_len_per_req=int(is_decode),
+            page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
+            tile_rows=self._choose_tile(heads, given.head_dim_vo, q_len, tokens, invariant),
+            causal=causal,
+            window_left=window_left,
+            fixed_split_size=fixed_split_size,
+            disable_split_kv=disable_split_kv,
+        )
+        # Engines set the options of scores behind this call; until then they fit the plan.
+        scores = before.scores
+        scores = scores._replace(
+            causal=not is_decode and (causal or scores.causal),
+            window_left=scores.window_left if window_left < 0 else window_left,
+        )
+        plan = replace(
+            before,
+            shape=shape,
+            scores=scores,
+            int_workspace=given.int_workspace,
+            float_workspace=given.float_workspace,
+        )
+        packed = kernels.pack(plan, lengths)
+        kernels.launch(packed, NO_TABLES)
+        self._keep(packed)
+        assert self._plan_info is not None
+        return self._plan_info
+
+    # -- deprecated options of forward() ----------------------------------------------------------
+
+    def _take_scores(self, scores: Scores, causal: bool | None = None) -> None:
+        """Options of forward() in the place of the plan's, which must see as many tokens."""
+        self._check_planned(self._name)
+        validation.pos_encoding(self._name, scores.pos_encoding_mode)
+        validation.check_rope(self._name, scores.rope_scale, scores.rope_theta)
+        planned, window_left = self._plan.shape, scores.window_left
+        if planned.window_left >= 0 and not 0 <= window_left <= planned.window_left:
+            raise PlanMismatchError(
+                f"{self._name}: window_left is {window_left} and plan() had "
+                f"{planned.window_left}. Fix: plan again with the wider window"
+            )
+        if planned.causal and causal is False:
             raise PlanMismatchError(
                 f"{self._name}: causal is False and plan() had True. Fix: plan again with "
                 f"causal=False"
             )
+        if scores != self._plan.scores:
+            self._plan = replace(self._plan, scores=scores, block=None)
 
 
-def dtypes_of(
+@functools.lru_cache(maxsize=256)
+def _checked_model(
+    name: str,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: str,
     q_data_type: torch.dtype | str,
     kv_data_type: torch.dtype | str | None,
     o_data_type: torch.dtype | str | None,
-) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
-    q = words.canonicalize_torch_dtype(q_data_type)
-    kv, o = (
-        q if given is None else words.canonicalize_torch_dtype(given)
-        for given in (kv_data_type, o_data_type)
-    )
-    return q, kv, o
+    device_index: int,
+) -> Model:
+    q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
+    validation.check_heads(name, num_qo_heads, num_kv_heads)
+    validation.check_head_dims(name, head_dim_qk, head_dim_vo)
+    validation.check_dtypes(name, q, kv, o)
+    validation.pos_encoding(name, pos_encoding_mode)
+    return Model(q, kv, o, (q, kv, head_dim_qk, head_dim_vo, device_index))
+
+
+def _source(
+    buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
+) -> torch.Tensor | None:
+    """Where the launch of a plan copies a buffer from; None if the table is in it.
+
+    The caller has put it there, or it is copied now: from the host, or from another dtype.
+    """
+    if buffer is None or table is None:
+        return None
+    if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
+        return None if table.data_ptr() == buffer.data_ptr() else table
+    whole = table.numel() == buffer.numel()
+    part = buffer if whole else buffer[: table.numel()]
+    # Why: what indices come from may change before a copy that nobody waits for.
+    part.copy_(table, non_blocking=non_blocking and whole)
+    return None

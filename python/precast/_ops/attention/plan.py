@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a batch: one frozen object that every run until the next plan reads.
+
+Kernels get it as a params block, a small CPU tensor of bytes. Python writes the two structs of
+numbers at its start, the export ``pack_plan`` checks them with the plan's tensors and fills the
+rest (``csrc/attention/plan_block.h``). A block holds addresses, which the plan keeps alive.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import weakref
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from precast._base.torch import torch
+from precast._ops.attention.enums import MaskMode
+from precast._ops.attention.validation import pos_encoding
+
+
+class PlanShape(NamedTuple):
+    """What the division of work depends on, in the order of the C++ struct of this name."""
+
+    batch_size: int = 0
+    rows: int = -1  # queries of the batch, -1 where the host does not know them
+    q_len_per_req: int = 0  # 0: qo_indptr counts queries
+    page_size: int = 0  # 0: keys and values are not in pages
+    num_qo_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim_qk: int = 0
+    head_dim_vo: int = 0
+    kv_bytes: int = 0
+    tile_rows: int = 0
+    causal: bool = False
+    window_left: int = -1
+    fixed_split_size: int = -1
+    disable_split_kv: bool = False
+
+
+class ScoreOptions(NamedTuple):
+    """What scores depend on as kernels know it, in the order of the C++ struct of this name."""
+
+    hnd: bool
+    mask_mode: int
+    window_left: int
+    pos_encoding: int
+    token_pos_len: int
+    logits_soft_cap: float
+    sm_scale: float
+    rope_scale: float
+    rope_theta: float
+
+
+#: Both structs, one behind the other.
+_NUMBERS = struct.Struct("=14q5q4d")
+BLOCK_BYTES = 1024
+
+
+def new_block(shape: PlanShape, options: ScoreOptions | None = None) -> torch.Tensor:
+    """A params block that holds these numbers and is not packed yet."""
+    memory = bytearray(BLOCK_BYTES)
+    numbers = (*shape, *(options or _NO_OPTIONS))
+    try:
+        _NUMBERS.pack_into(memory, 0, *numbers)
+    except struct.error as error:
+        names = (*PlanShape._fields, *ScoreOptions._fields)
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, numbers))
+        raise TypeError(f"options of plan() must be numbers of 64 bits: {error}; {given}") from None
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def read_block(block: torch.Tensor) -> tuple[PlanShape, ScoreOptions]:
+    """The numbers of a block; for references, which have more time than kernels."""
+    numbers = _NUMBERS.unpack(bytes(block[: _NUMBERS.size].tolist()))
+    count = len(PlanShape._fields)
+    return PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:])
+
+
+class Model(NamedTuple):
+    """What does not depend on the batch: it chooses the module."""
+
+    q_dtype: Any = None
+    kv_dtype: Any = None
+    o_dtype: Any = None
+    #: Of the kernels' table: dtypes, head dimensions and the device's index.
+    key: tuple[Any, ...] = ()
+
+
+class Scores(NamedTuple):
+    """Options of scores, as ``plan()`` is given them."""
+
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    sm_scale: float | None = None
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float | None = None
+    rope_theta: float | None = None
+    use_fp16_qk_reduction: bool = False
+
+
+class Tables(NamedTuple):
+    """Lengths and pages of a batch, int32."""
+
+    qo_indptr: torch.Tensor | None = None
+    kv_indptr: torch.Tensor | None = None
+    kv_last_page_len: torch.Tensor | None = None
+    kv_indices: torch.Tensor | None = None
+    kv_len: torch.Tensor | None = None
+
+
+class Mask(NamedTuple):
+    """Bits of a custom mask; under CUDA graphs the buffers stay where no mask is used."""
+
+    bits: torch.Tensor | None = None
+    indptr: torch.Tensor | None = None
+    is_used: bool = False
+
+
+class Items(NamedTuple):
+    """Prefixes and items of multi-item scoring; kernels do without the longest item."""
+
+    prefix_len: torch.Tensor | None = None
+    token_pos: torch.Tensor | None = None
+    token_pos_len: int = 0
+    max_item_len: torch.Tensor | None = None
+
+
+class Hints(NamedTuple):
+    """What engines read of a plan and kernels do not."""
+
+    max_q_len: int | None = None
+    max_kv_len: int | None = None
+    max_total_num_rows: int | None = None
+    block_tables: torch.Tensor | None = None
+    #: Whether a new output may have rows that no request has; those are 0.
+    pads: bool = False
+    #: Whether the tensor of query bounds that decode makes may serve the next plan.
+    keeps_qo_indptr: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionPlan:
+    """What a run reads. Another option makes another plan: nothing here changes."""
+
+    model: Model
+    shape: PlanShape
+    scores: Scores
+    tables: Tables
+    mask: Mask
+    items: Items
+    hints: Hints
+    hnd: bool
+    int_workspace: torch.Tensor | None
+    float_workspace: torch.Tensor | None
+    #: Whether the int workspace holds it.
+    is_launched: bool = False
+    #: None: an option has changed since it was packed.
+    block: torch.Tensor | None = None
+    alibi_slopes: torch.Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.block is not None:
+            _PLANS[self.block.data_ptr()] = self
+
+    @property
+    def mask_mode(self) -> MaskMode:
+        """Which keys a query sees; items come before a custom mask, and that before causal."""
+        if self.items.prefix_len is not None:
+            return MaskMode.MULTIITEMSCORING
+        if self.mask.is_used:
+            return MaskMode.CUSTOM
+        return MaskMode.CAUSAL if self.scores.causal else MaskMode.NON_CAUSAL
+
+    def score_options(self) -> ScoreOptions:
+        """The scores' options with their defaults."""
+        s = self.scores
+        return ScoreOptions(
+            self.hnd,
+            self.mask_mode,
+            s.window_left,
+            pos_encoding("plan", s.pos_encoding_mode),
+            self.items.token_pos_len,
+            s.logits_soft_cap or 0.0,
+            1.0 / math.sqrt(self.shape.head_dim_qk) if s.sm_scale is None else s.sm_scale,
+            s.rope_scale or 1.0,
+            s.rope_theta or 1e4,
+        )
+
+
+_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
+
+#: The plans that are alive, by the addresses of their blocks: references find tensors here where
+#: kernels find their addresses in the block.
+_PLANS: weakref.WeakValueDictionary[int, AttentionPlan] = weakref.WeakValueDictionary()
+
+
+def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
+    """The plan that a block is of."""
+    plan = _PLANS.get(block.data_ptr())
+    if plan is None:
+        raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")
+    return plan
