@@ -149,7 +149,7 @@ def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_bef
     with monkeypatch.context() as patch:
         patch.setitem(kernels.pack_plan, (-1,), fails)
         with pytest.raises(ValueError, match="no room"):
-            wrapper.plan(*TABLE, *SIZES, **F32)
+            wrapper.plan(*TABLE, *SIZES, sm_scale=3.0, **F32)
     too_long = torch.tensor([0, 2, 3, 3], dtype=I32)
     for table in (too_long, too_long[:2]):
         with pytest.raises(ValueError, match="must have"):

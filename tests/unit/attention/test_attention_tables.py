@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lengths and pages of a batch in the buffers of a CUDA graph: one launch copies and plans."""
 
-import dataclasses
-
 import pytest
 import torch
 
@@ -81,7 +79,7 @@ def test_rows_of_no_request_are_0(workspace):
     wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
     cache = torch.randn(8, 2, 8, 2, 64)
     shape = wrapper._plan.shape._replace(rows=-1)  # As of lengths on the device.
-    wrapper._plan = dataclasses.replace(wrapper._plan, shape=shape, block=None)
+    wrapper._plan = wrapper._plan._replace(shape=shape, block=None)
     out = wrapper.run(torch.randn(7, 4, 64), cache)
     assert out[:4].all(-1).all()
     assert not out[4:].any()

@@ -3,15 +3,20 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from precast._base.torch import torch
 from precast._op.dispatch import Kernel
 from precast._op.mode import is_reference
 from precast._ops.attention import reference_kernels as references
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode
-from precast._ops.attention.plan import AttentionPlan, Mask, PlanShape, Tables, new_block
+from precast._ops.attention.plan import (
+    NO_MASK,
+    AttentionPlan,
+    PlanShape,
+    Tables,
+    new_block,
+    remember,
+)
 
 
 def _plan_key(tensor: torch.Tensor, *others: object) -> tuple[object, ...]:
@@ -92,9 +97,10 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
 
     ``lengths`` are divided in the place of those of the plan's tables.
     """
-    block = new_block(given.shape, given.score_options())
+    mask_mode = given.mask_mode
+    block = new_block(given.shape, given.score_options(mask_mode))
     tables, items, shape = lengths or given.tables, given.items, given.shape
-    mask = given.mask if given.mask_mode is MaskMode.CUSTOM else Mask()
+    mask = given.mask if mask_mode is MaskMode.CUSTOM else NO_MASK
     slopes = None
     if given.scores.pos_encoding_mode == "ALIBI":
         assert given.int_workspace is not None
@@ -114,7 +120,8 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
         items.token_pos,
         block,
     )
-    return replace(given, block=block, alibi_slopes=slopes, is_launched=True)
+    remember(block, given)
+    return AttentionPlan(*given[:10], True, slopes, block)
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:

@@ -8,10 +8,9 @@ rest (``csrc/attention/plan_block.h``). A block holds addresses, which the plan 
 
 from __future__ import annotations
 
-import math
 import struct
 import weakref
-from dataclasses import dataclass
+from operator import is_
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
@@ -85,6 +84,10 @@ class Model(NamedTuple):
     o_dtype: Any = None
     #: Of the kernels' table: dtypes, head dimensions and the device's index.
     key: tuple[Any, ...] = ()
+    #: Whether outputs have the dtype of queries, as kernels write them.
+    writes_outputs: bool = True
+    #: Whether they have the shape, too.
+    is_like_q: bool = False
 
 
 class Scores(NamedTuple):
@@ -110,12 +113,18 @@ class Tables(NamedTuple):
     kv_len: torch.Tensor | None = None
 
 
+NO_TABLES = Tables()
+
+
 class Mask(NamedTuple):
     """Bits of a custom mask; under CUDA graphs the buffers stay where no mask is used."""
 
     bits: torch.Tensor | None = None
     indptr: torch.Tensor | None = None
     is_used: bool = False
+
+
+NO_MASK = Mask()
 
 
 class Items(NamedTuple):
@@ -125,6 +134,9 @@ class Items(NamedTuple):
     token_pos: torch.Tensor | None = None
     token_pos_len: int = 0
     max_item_len: torch.Tensor | None = None
+
+
+NO_ITEMS = Items()
 
 
 class Hints(NamedTuple):
@@ -140,8 +152,7 @@ class Hints(NamedTuple):
     keeps_qo_indptr: bool = False
 
 
-@dataclass(frozen=True, eq=False)
-class AttentionPlan:
+class AttentionPlan(NamedTuple):
     """What a run reads. Another option makes another plan: nothing here changes."""
 
     model: Model
@@ -156,13 +167,9 @@ class AttentionPlan:
     float_workspace: torch.Tensor | None
     #: Whether the int workspace holds it.
     is_launched: bool = False
+    alibi_slopes: torch.Tensor | None = None
     #: None: an option has changed since it was packed.
     block: torch.Tensor | None = None
-    alibi_slopes: torch.Tensor | None = None
-
-    def __post_init__(self) -> None:
-        if self.block is not None:
-            _PLANS[self.block.data_ptr()] = self
 
     @property
     def mask_mode(self) -> MaskMode:
@@ -173,32 +180,57 @@ class AttentionPlan:
             return MaskMode.CUSTOM
         return MaskMode.CAUSAL if self.scores.causal else MaskMode.NON_CAUSAL
 
-    def score_options(self) -> ScoreOptions:
+    def score_options(self, mask_mode: MaskMode) -> ScoreOptions:
         """The scores' options with their defaults."""
-        s = self.scores
+        s, scale = self.scores, self.scores.sm_scale
         return ScoreOptions(
             self.hnd,
-            self.mask_mode,
+            mask_mode,
             s.window_left,
             pos_encoding("plan", s.pos_encoding_mode),
             self.items.token_pos_len,
             s.logits_soft_cap or 0.0,
-            1.0 / math.sqrt(self.shape.head_dim_qk) if s.sm_scale is None else s.sm_scale,
+            self.shape.head_dim_qk**-0.5 if scale is None else scale,
             s.rope_scale or 1.0,
             s.rope_theta or 1e4,
+        )
+
+    def is_packed_as(self, before: AttentionPlan) -> bool:
+        """Whether the block of a plan before says the same: nothing but hints differs."""
+        return (
+            before.block is not None
+            and self.shape == before.shape
+            and self.scores == before.scores
+            and self.model == before.model
+            and self.int_workspace is before.int_workspace
+            and self.float_workspace is before.float_workspace
+            and all(map(is_, self.tables, before.tables))
+            and all(map(is_, self.mask, before.mask))
+            and self.items.prefix_len is None is before.items.prefix_len
         )
 
 
 _NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
 
-#: The plans that are alive, by the addresses of their blocks: references find tensors here where
-#: kernels find their addresses in the block.
-_PLANS: weakref.WeakValueDictionary[int, AttentionPlan] = weakref.WeakValueDictionary()
+#: The plans of blocks that are alive, by address: references find tensors here where kernels find
+#: their addresses in the block.
+_PLANS: dict[int, tuple[weakref.ref[torch.Tensor], AttentionPlan]] = {}
+
+
+def remember(block: torch.Tensor, plan: AttentionPlan) -> None:
+    """Know the plan of a block for as long as the block lives."""
+    address = block.data_ptr()
+
+    def forget(dead: weakref.ref[torch.Tensor]) -> None:
+        if address in _PLANS and _PLANS[address][0] is dead:
+            del _PLANS[address]
+
+    _PLANS[address] = weakref.ref(block, forget), plan
 
 
 def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
     """The plan that a block is of."""
-    plan = _PLANS.get(block.data_ptr())
-    if plan is None:
+    known = _PLANS.get(block.data_ptr())
+    if known is None:
         raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")
-    return plan
+    return known[1]

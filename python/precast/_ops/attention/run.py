@@ -57,7 +57,7 @@ def run(
             export = kernels.run_ragged[plan.model.key]
         result, lse = _outputs(plan, q, out, lse, return_lse)
         into = result
-        if plan.model.o_dtype is not plan.model.q_dtype:
+        if not plan.model.writes_outputs:
             into = torch.empty_like(result, dtype=q.dtype)
         if q_scale is k_scale is v_scale is None:
             sm_factor, qk_scale, out_scale, out_factor = 1.0, None, 1.0, None
@@ -96,14 +96,13 @@ def _outputs(
 ) -> Result:
     """The caller's outputs, which the export checks, or new ones."""
     if out is None:
-        dtype, dim = plan.model.o_dtype, plan.shape.head_dim_vo
-        if plan.hints.pads:
-            out = q.new_zeros((*q.shape[:-1], dim), dtype=dtype)
-        elif q.dtype is dtype and q.shape[-1] == dim and q.is_contiguous():
+        if plan.model.is_like_q and not plan.hints.pads and q.is_contiguous():
             out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
         else:
-            out = q.new_empty((*q.shape[:-1], dim), dtype=dtype)
-    elif plan.model.o_dtype is not plan.model.q_dtype:
+            shape = *q.shape[:-1], plan.shape.head_dim_vo
+            new = q.new_zeros if plan.hints.pads else q.new_empty
+            out = new(shape, dtype=plan.model.o_dtype)
+    elif not plan.model.writes_outputs:
         _check_output(plan, q, out)  # The export does not see it.
     if not return_lse:
         return out, None

@@ -19,9 +19,10 @@ from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_TABLES,
     AttentionPlan,
     Hints,
-    Items,
     Mask,
     Model,
     PlanShape,
@@ -211,14 +212,14 @@ def _plan_and_run(
         ),
         Tables(None, bounds),
         Mask(packed_mask, bounds, packed_mask is not None),  # Starts with the 0 that is read.
-        Items(),
+        NO_ITEMS,
         Hints(),
         False,
         q.new_empty(int_bytes, dtype=torch.uint8),
         q.new_empty(float_bytes, dtype=torch.uint8),
     )
     packed = kernels.pack(plan)
-    kernels.launch(packed, Tables())
+    kernels.launch(packed, NO_TABLES)
     run(q, k, v, out, lse, None, packed.block, 1.0, out_scale, qk_scale, v_scale, True)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
@@ -15,17 +14,17 @@ from precast._ops.attention import kernels, validation
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.cached_module import CachedModule, DecodeArguments, PrefillArguments
 from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_MASK,
+    NO_TABLES,
     AttentionPlan,
     Hints,
-    Items,
     Mask,
     Model,
     PlanShape,
     Scores,
     Tables,
 )
-
-NO_TABLES, NO_MASK = Tables(), Mask()
 
 
 class PlanField:
@@ -49,7 +48,7 @@ class PlanField:
         if value is before or (not is_tensor and value == before):
             return
         changed = {self._group: group._replace(**{self._name: value})}
-        wrapper._plan = replace(wrapper._plan, block=None, **changed)
+        wrapper._plan = wrapper._plan._replace(block=None, **changed)
 
 
 class AttentionWrapper:
@@ -121,7 +120,7 @@ class AttentionWrapper:
             Scores(),
             buffers,
             mask,
-            Items(),
+            NO_ITEMS,
             Hints(),
             hnd,
             int_workspace=None,
@@ -194,7 +193,7 @@ class AttentionWrapper:
 
     def _forget_plan(self) -> None:
         """From now on a run says that there is no plan."""
-        self._plan = replace(self._plan, block=None, is_launched=False)
+        self._plan = self._plan._replace(block=None, is_launched=False)
 
     def _check_planned(self, method: str) -> None:
         if not self._plan.is_launched:
@@ -219,26 +218,16 @@ class AttentionWrapper:
         dtypes: tuple[Any, Any, Any],
     ) -> Model:
         """Check what does not depend on the batch."""
-        for argument in ("float_workspace_buffer", "int_workspace_buffer"):
-            validation.check_workspace(self._name, argument, getattr(self, f"_{argument}"))
-        model = _checked_model(
-            f"{self._name}.plan", *heads, *head_dims, pos_encoding_mode, *dtypes, self._device_index
-        )
         if pos_encoding_mode == "ALIBI":
             alibi_slopes(heads[0], self.device)  # Not while a graph is captured.
-        return model
+        index = self._device_index
+        return _checked_model(self._name, *heads, *head_dims, pos_encoding_mode, *dtypes, index)
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
         if tensor.dtype is torch.int32 and tensor.device == self.device:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
-
-    def _tables(self, given: Tables, non_blocking: bool) -> Tables:
-        """Tables that a plan keeps: the buffers of a CUDA graph, or ``given`` on the device."""
-        if self._use_cuda_graph:
-            return self._plan.tables
-        return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
 
     def _launch(
         self,
@@ -252,7 +241,11 @@ class AttentionWrapper:
         Under CUDA graphs ``given`` and, by ``fill``, a mask are written into buffers that the plan
         before reads, too: a failure from there on leaves no plan.
         """
-        packed = kernels.pack(plan)
+        before = self._plan
+        if self._use_cuda_graph and plan.is_packed_as(before):
+            packed = before._replace(hints=plan.hints)  # A step of a graph as the one before.
+        else:
+            packed = kernels.pack(plan)
         sources = NO_TABLES
         if self._use_cuda_graph:
             self._check_lengths(packed, given)
@@ -372,8 +365,7 @@ class AttentionWrapper:
             causal=not is_decode and (causal or scores.causal),
             window_left=scores.window_left if window_left < 0 else window_left,
         )
-        plan = replace(
-            before,
+        plan = before._replace(
             shape=shape,
             scores=scores,
             int_workspace=given.int_workspace,
@@ -381,6 +373,8 @@ class AttentionWrapper:
         )
         packed = kernels.pack(plan, lengths)
         kernels.launch(packed, NO_TABLES)
+        if self._use_cuda_graph:  # The next plan's lengths are those of the buffers again.
+            packed = packed._replace(block=None)
         self._keep(packed)
         assert self._plan_info is not None
         return self._plan_info
@@ -404,7 +398,7 @@ class AttentionWrapper:
                 f"causal=False"
             )
         if scores != self._plan.scores:
-            self._plan = replace(self._plan, scores=scores, block=None)
+            self._plan = self._plan._replace(scores=scores, block=None)
 
 
 @functools.lru_cache(maxsize=256)
@@ -420,12 +414,14 @@ def _checked_model(
     o_data_type: torch.dtype | str | None,
     device_index: int,
 ) -> Model:
+    name = f"{name}.plan"
     q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
     validation.check_heads(name, num_qo_heads, num_kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
     validation.check_dtypes(name, q, kv, o)
     validation.pos_encoding(name, pos_encoding_mode)
-    return Model(q, kv, o, (q, kv, head_dim_qk, head_dim_vo, device_index))
+    key = (q, kv, head_dim_qk, head_dim_vo, device_index)
+    return Model(q, kv, o, key, o is q, o is q and head_dim_qk == head_dim_vo)
 
 
 def _source(

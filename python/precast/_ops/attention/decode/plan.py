@@ -20,7 +20,15 @@ from precast._ops.attention.decode.validation import (
     options_by_position,
     raise_rows,
 )
-from precast._ops.attention.plan import AttentionPlan, Hints, Items, Mask, PlanShape, Scores, Tables
+from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_MASK,
+    AttentionPlan,
+    Hints,
+    PlanShape,
+    Scores,
+    Tables,
+)
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
 from precast._ops.attention.wrapper import AttentionWrapper, PlanField
@@ -173,6 +181,12 @@ class DecodePlan(AttentionWrapper):
             max_kv_len = int(lens.max()) if batch_size else 0
             self._check_split(shape, given._replace(kv_indices=None))
         qo_indptr, keeps_qo_indptr = self._query_bounds(batch_size, q_len_per_req)
+        tables = self._plan.tables
+        if not self._use_cuda_graph:
+            on_device = (self._on_device(t, non_blocking) for t in (indptr, last_page_len, indices))
+            tables = Tables(qo_indptr, *on_device)
+        elif qo_indptr is not tables.qo_indptr:
+            tables = tables._replace(qo_indptr=qo_indptr)
         plan = AttentionPlan(
             model,
             shape,
@@ -185,9 +199,9 @@ class DecodePlan(AttentionWrapper):
                 rope_scale,
                 rope_theta,
             ),
-            self._tables(given, non_blocking)._replace(qo_indptr=qo_indptr),
-            Mask(),
-            Items(),
+            tables,
+            NO_MASK,
+            NO_ITEMS,
             Hints(None, max_kv_len, None, block_tables, False, keeps_qo_indptr),
             self._plan.hnd,
             self._int_workspace_buffer,
@@ -203,7 +217,7 @@ class DecodePlan(AttentionWrapper):
         check_graph(
             self._name,
             (batch_size, self._fixed_batch_size),
-            (len(indices), len(buffer)),
+            (indices.shape[0], buffer.shape[0]),
             (q_len_per_req, fixed_q_len),
         )
 

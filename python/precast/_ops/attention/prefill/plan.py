@@ -11,7 +11,17 @@ from typing import Any, NamedTuple, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
-from precast._ops.attention.plan import AttentionPlan, Hints, Items, Mask, PlanShape, Scores, Tables
+from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_MASK,
+    AttentionPlan,
+    Hints,
+    Items,
+    Mask,
+    PlanShape,
+    Scores,
+    Tables,
+)
 from precast._ops.attention.prefill.masks import byte_bounds, check_mask_size, packed
 from precast._ops.attention.wrapper import AttentionWrapper
 
@@ -105,6 +115,12 @@ class PrefillPlan(AttentionWrapper):
         )
         self._launch(plan, lengths, call.non_blocking, fill)
 
+    def _tables(self, given: Tables, non_blocking: bool) -> Tables:
+        """The buffers of a CUDA graph, or ``given`` on the device."""
+        if self._use_cuda_graph:
+            return self._plan.tables
+        return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
+
     def _check_frozen(
         self, batch_size: int, rows: int | None, kv_indices: torch.Tensor | None
     ) -> None:
@@ -139,7 +155,7 @@ class PrefillPlan(AttentionWrapper):
         """The bits of the mask, and under CUDA graphs what writes them into the buffers."""
         held = self._plan.mask
         if sizes is None:
-            return (held._replace(is_used=False) if self._use_cuda_graph else Mask()), None
+            return (held._replace(is_used=False) if self._use_cuda_graph else NO_MASK), None
         if self._use_cuda_graph:
             for name, buffer in zip(("custom_mask_buf", "mask_indptr_buf"), held):
                 if not isinstance(buffer, torch.Tensor):
@@ -190,7 +206,7 @@ class PrefillPlan(AttentionWrapper):
     def _items(self, given: Items) -> Items:
         """Where items begin, in the integers that the kernels read."""
         if given.prefix_len is None:
-            return Items()
+            return NO_ITEMS
         if given.token_pos is None:
             raise ValueError(
                 f"{self._name}.plan: token_pos_in_items_ptr must be a torch.Tensor where "
