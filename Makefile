@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # What a person types. The work is done by the scripts and tools that are named here.
 .DEFAULT_GOAL := help
-.PHONY: help demo test unit lint ci-lint reproducible matrix format types walkthrough \
-	performance docs wheels clean
+.PHONY: help demo test unit lint ci-lint reproducible matrix format types layers walkthrough \
+	generate docs wheels clean
 
 PYTHON ?= python3
 
@@ -24,7 +24,7 @@ lint: ## style and types (ci/lint.sh code)
 ci-lint: ## scripts, workflows, Dockerfiles and pins (ci/lint.sh ci)
 	./ci/lint.sh ci
 
-reproducible: ## build the wheels of CUDA 13, sm90a twice and compare them (ci/reproducible.sh)
+reproducible: ## build the wheels of the newest CUDA, sm90a twice and compare them (ci/reproducible.sh)
 	./ci/reproducible.sh
 
 matrix: ## the wheels that a release has
@@ -38,11 +38,19 @@ format: ## put all files into style
 types: ## mypy, as pyproject.toml sets it
 	mypy
 
+layers: ## import-linter: each layer imports only those below it
+	PYTHONPATH=python lint-imports --no-cache --no-logo
+
 walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.md
 	$(PYTHON) docs/walkthrough.py
 
-performance: ## make docs/performance.md, its pictures and README's table from benchmarks/results
-	PYTHONPATH=python $(PYTHON) docs/performance.py
+# Each writes committed files that a unit test compares, and prints those that it changed.
+GENERATORS = \
+	docs/ops_table.py \
+	docs/performance.py
+
+generate: ## write all generated files that are committed: README's tables, docs/performance.md
+	@for script in $(GENERATORS); do PYTHONPATH=python $(PYTHON) $$script || exit; done
 
 docs: ## the documentation into build/docs (pip install ".[docs]" brings its tools)
 	PYTHONPATH=python NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build

@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,7 +13,7 @@ import peers
 import torch
 
 import precast
-from precast._op.dispatch import DTYPE_WORDS
+from precast._base.dtypes import DTYPE_WORDS
 from precast.testing import (
     Ceilings,
     Timing,
@@ -114,14 +113,6 @@ class Settings(NamedTuple):
     peers: Sequence[str]
     refcheck: bool = True
     rounds: int | None = None
-
-
-def script(file: str) -> None:
-    """Run ``bench_<name>.py`` alone: ``run.py --routine <name>`` and the command line."""
-    import run
-
-    name = Path(file).stem.removeprefix(run.PREFIX)
-    raise SystemExit(run.main(["--routine", name, *sys.argv[1:]]))
 
 
 def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> report.Result:

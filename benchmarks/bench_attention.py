@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zipf
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.testing.tolerances import tolerance_of_attention
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 from _attention import Batch, Function, workspace
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.testing.tolerances import tolerance_of_attention
 

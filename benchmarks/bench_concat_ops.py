@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.testing import poison
 

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 HEADS, DIM = 32, 128
 TOKENS = (1, 64, 1024, 16384)

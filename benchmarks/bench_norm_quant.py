@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, Parts, script
+from _harness import Case, Parts
+from _script import script
 from torch.nn import functional
 
 import precast

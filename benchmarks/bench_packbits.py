@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.quantization import packbits_reference, segment_packbits_reference
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
 from _paged import BATCHES, DIM, HEADS, MLA, Arguments, keys_and_values, mla_entries, put
+from _script import script
 
 Function = Callable[..., Any]
 

@@ -11,8 +11,9 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, Parts, script
+from _harness import Case, Parts
 from _paged import BATCHES, DIM, HEADS, MLA, Arguments, keys_and_values, mla_entries, put
+from _script import script
 
 import precast
 

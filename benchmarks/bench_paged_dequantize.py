@@ -7,7 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.quantization import nvfp4_kv_dequantize_paged_reference
 from precast.testing import poison

@@ -8,7 +8,8 @@ from functools import cache as cached
 from typing import Any
 
 import torch
-from _harness import Case, Parts, script
+from _harness import Case, Parts
+from _script import script
 
 import precast
 

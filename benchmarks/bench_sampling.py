@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 from torch.nn import functional
 
 DTYPES = ("f32", "bf16", "f16")

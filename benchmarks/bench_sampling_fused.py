@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 from bench_sampling import BATCHES, MIN_P, SEED, TOP_K, TOP_P, VOCABULARIES, rows
 
 DTYPES = ("f32", "bf16", "f16")

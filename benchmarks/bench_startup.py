@@ -52,11 +52,13 @@ print(time.perf_counter() - start)
 BUILD = """
 import os, time, torch
 os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:{cores}])
-from precast._runtime.loader import loader, plan
+from precast._plan.installed import plan
+from precast._runtime.loader import loader
+from precast.jit import JitSpec
 capability = "{{}}.{{}}".format(*torch.cuda.get_device_capability())
 axes = {{"dtype": "{word}"}}
 major = loader.resolve("{op}", axes, capability).cuda_major
-spec = plan().spec("{op}", axes, capability, major)
+spec = JitSpec.of(plan().spec("{op}", axes, capability, major))
 start = time.perf_counter()
 spec.build("a benchmark measures it")
 print(time.perf_counter() - start)

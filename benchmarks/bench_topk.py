@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from _harness import Case, script
+from _harness import Case
+from _script import script
 
 from precast.topk import (
     top_k_page_table_transform_reference,

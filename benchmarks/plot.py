@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draw a result file: bars with peers, shares of the ceiling, the roofline. Needs no GPU.
 
-python benchmarks/plot.py benchmarks/results/nvidia-h200/f582b5e/norm_bf16.json norm.png
+python benchmarks/plot.py benchmarks/results/nvidia-h200/57e8760/norm_bf16.json norm.png
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 sys.path.insert(0, str(ROOT / "python"))
 from precast._plan.planner import Plan  # noqa: E402
-from precast._plan.spec import JitSpec  # noqa: E402
+from precast._plan.spec import ModuleSpec  # noqa: E402
 from precast._runtime import elf  # noqa: E402
 from precast._runtime.manifest import MANIFEST_NAME, ModuleRow, read_manifest  # noqa: E402
 from precast._runtime.manifest_writer import module_problems, unplanned  # noqa: E402
@@ -108,7 +108,7 @@ def _modules_problems(
 
 
 def _module_problems(
-    path: Path, spec: JitSpec, row: ModuleRow, limits: dict[str, str]
+    path: Path, spec: ModuleSpec, row: ModuleRow, limits: dict[str, str]
 ) -> Iterator[str]:
     if not path.is_file():
         yield "missing"

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Style, types, and what only runs elsewhere: scripts, workflows, Dockerfiles and pins.
+# Style, types, layers, and what only runs elsewhere: scripts, workflows, Dockerfiles and pins.
 #
 #   ci/lint.sh         everything, in the current environment (pip install ".[dev]")
-#   ci/lint.sh code    style and types alone
+#   ci/lint.sh code    style, types and layers alone
 #   ci/lint.sh ci      scripts, workflows, Dockerfiles and pins alone
 #
 # What checks workflows and builds wheels needs Python 3.11: with an older one that is left out.
@@ -21,6 +21,8 @@ if [ "$part" != ci ]; then
   ruff check .
   ruff format --check .
   mypy
+  # The sources of this checkout, not an installed precast.
+  PYTHONPATH=python lint-imports --no-cache --no-logo
   codespell
   git ls-files '*.cuh' '*.cu' '*.cc' '*.h' | xargs clang-format --dry-run --Werror
 fi
@@ -34,7 +36,7 @@ if [ "$part" != code ]; then
     check-jsonschema --quiet --builtin-schema vendor.github-workflows .github/workflows/*.yml
     check-jsonschema --quiet --builtin-schema vendor.dependabot .github/dependabot.yml
     zizmor --quiet --offline --persona pedantic --config .github/zizmor.yml .github
-    ci/build_wheels.sh 13 sm90a --print-build-identifiers
+    ci/build_wheels.sh "$(python ci/matrix.py --newest)" sm90a --print-build-identifiers
   else
     echo "workflows and cibuildwheel are not checked: their tools need Python 3.11"
   fi

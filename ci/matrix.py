@@ -6,7 +6,9 @@
 
     python ci/matrix.py                                     # all of them
     python ci/matrix.py --cuda 13 --machine x86_64 --arch sm90a
+    python ci/matrix.py --cuda newest --arch sm90a
     python ci/matrix.py --names                             # one distribution a line
+    python ci/matrix.py --newest                            # the newest CUDA major alone
 
 CUDA majors and targets are those of ``aot_configs/build.toml``, machines those of
 ``ci/images.toml``. A target that the toolkit of a major cannot compile is left out.
@@ -35,7 +37,7 @@ def rows(
     machines: Sequence[str] = (),
     archs: Sequence[str] = (),
 ) -> list[dict[str, str]]:
-    """One row a wheel; empty selections mean all.
+    """One row a wheel; empty selections mean all, and ``newest`` is a CUDA major, too.
 
     Raises
     ------
@@ -43,6 +45,7 @@ def rows(
         If something selected does not exist, or nothing is left.
     """
     known = images.machines()
+    cuda = [str(plan.build.newest_cuda) if major == "newest" else major for major in cuda]
     legal = {
         "CUDA major": (cuda, list(map(str, plan.build.cuda))),
         "machine": (machines, list(known)),
@@ -82,11 +85,15 @@ def rows(
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Print the wheels to build.")
-    parser.add_argument("--cuda", default="", help="CUDA majors, such as '13' (default: all)")
+    parser.add_argument("--cuda", default="", help="CUDA majors, or newest (default: all)")
     parser.add_argument("--machine", default="", help="such as 'x86_64' (default: all)")
     parser.add_argument("--arch", default="", help="targets, such as 'sm80 sm90a' (default: all)")
     parser.add_argument("--names", action="store_true", help="distributions instead of JSON")
+    parser.add_argument("--newest", action="store_true", help="only say the newest CUDA major")
     args = parser.parse_args(argv)
+    if args.newest:
+        print(Plan.load(ROOT).build.newest_cuda)
+        return 0
     try:
         majors = args.cuda.split()
         found = rows(Plan.load(ROOT), majors, args.machine.split(), args.arch.split())

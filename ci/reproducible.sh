@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # Build the same wheels twice and compare them byte for byte.
 #
-#   ci/reproducible.sh [CUDA [ARCH]]    the core and one wheel of modules (default: 13 sm90a)
+#   ci/reproducible.sh [CUDA [ARCH]]    the core and one wheel of modules (default: the newest, sm90a)
 #
 # The second build is made later, in another place, with the compiler and tvm-ffi under other paths,
 # another temporary folder, time zone, language, umask, home and number of jobs. Where auditwheel is
@@ -13,8 +13,8 @@
 # WORK             where (build/reproducible)
 set -euo pipefail
 cd "$(dirname "$0")/.."
-cuda=${1:-13} arch=${2:-sm90a}
 python=$(command -v "${PYTHON:-python3}")
+cuda=${1:-$("$python" ci/matrix.py --newest)} arch=${2:-sm90a}
 work=${WORK:-build/reproducible}
 rm -rf "$work"
 mkdir -p "$work"

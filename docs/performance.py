@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make docs/performance.md, its pictures and the table of README.md from the committed results.
+"""Make docs/performance.md and the table of README.md from the committed results.
 
-Of every GPU and result file under ``benchmarks/results`` the newest counts, by the date inside.
-Each picture carries a hash of the numbers and of the code that it was drawn from, so that a test
-finds a stale one without drawing it again. Prints the files that it changed.
+The newest result file of each name and GPU counts, by the date inside; older ones are deleted.
+The pictures are not committed: the build of the documentation draws them into
+``build/performance``. Each picture carries a hash of the numbers and of the code that it was drawn
+from, so that a second build draws only what changed. Prints the files that it changed or deleted.
 """
 
 from __future__ import annotations
@@ -11,23 +12,25 @@ from __future__ import annotations
 import hashlib
 import inspect
 import json
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from sitegen import markup
+
 from precast.testing import plots
 from precast.testing.report import is_number, peers_of, table
-from precast.testing.results import Run, newest
+from precast.testing.results import Run, load_run, newest
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
-PAGE, PICTURES, README = "docs/performance.md", "docs/img", "README.md"
-#: Start of every picture's file name, so that one that is no longer made can be deleted.
-PREFIX = "performance-"
+PAGE, PICTURES, README = "docs/performance.md", "build/performance", "README.md"
 
-_BLOCK = re.compile(r"(<!-- performance:begin .*?-->\n).*?(<!-- performance:end -->)", re.DOTALL)
 #: Of a run of more shapes those of Llama 3 have bars: its vocabulary, its heads of 128 elements.
 MOST_BARS, USUAL = 60, re.compile(r" 128256\]$|^32/8 (?!d\d)")
 #: What of `startup` README.md shows.
@@ -41,7 +44,7 @@ HEADLINES = (
 INTRO = """\
 # Performance
 
-<!-- Made by docs/performance.py from the files under benchmarks/results. Fix: make performance -->
+<!-- Made by docs/performance.py from the files under benchmarks/results. Fix: make generate -->
 
 Every figure here was measured on real hardware by the scripts of `benchmarks/`; the files they
 wrote are in `benchmarks/results/`, and this page is made from the newest of each.
@@ -71,31 +74,46 @@ python benchmarks/compare.py benchmarks/results/nvidia-h200/COMMIT results/
 
 
 class Picture(NamedTuple):
-    """One file of docs/img, and how it is drawn."""
+    """One picture of a run of ops, and what it is drawn from."""
 
-    path: str
-    stamp: str
-    draw: Callable[[Path], None]
+    name: str  # of the file
+    kind: str  # "bars" or "roofline"
+    run: Run
+    peers: tuple[str, ...]  # that the pictures of this GPU show, so that each has one colour
+    text: str  # for who cannot see it
+
+    @property
+    def stamp(self) -> str:
+        """A hash of the numbers and of the code, which the file holds."""
+        numbers = json.dumps([asdict(self.run), self.peers], sort_keys=True)
+        content = numbers + inspect.getsource(plots)
+        return "made from sha256 " + hashlib.sha256(content.encode()).hexdigest()
+
+    def draw(self, folder: Path) -> None:
+        """Write the file, which no reader sees unfinished."""
+        unfinished = folder / f"{os.getpid()}-{self.name}"
+        if self.kind == "bars":
+            plots.save_bars(self.run, unfinished, self.peers, self.stamp)
+        else:
+            plots.save_roofline(self.run, unfinished, self.stamp)
+        unfinished.replace(folder / self.name)
 
 
-def pictures(results: Mapping[str, Mapping[str, Run]]) -> list[Picture]:
-    """Two of every run of ops."""
-    found = []
+def pictures(results: Mapping[str, Mapping[str, Run]]) -> dict[str, list[Picture]]:
+    """Two pictures of every run of ops, by ``<gpu>/<run>``."""
+    found = {}
     for gpu, runs in results.items():
         ops = [run for run in runs.values() if run.measures_ops and run.records]
         peers = tuple(dict.fromkeys(peer for run in ops for peer in peers_of(run.records)))
         for run in ops:
             short = with_few_bars(run)
-            of_bars, of_all = _stamp(short, peers), _stamp(run, peers)
-
-            def bars(path: Path, run: Run = short, stamp: str = of_bars, to: tuple = peers) -> None:
-                plots.save_bars(run, path, to, stamp)
-
-            def roofline(path: Path, run: Run = run, stamp: str = of_all) -> None:
-                plots.save_roofline(run, path, stamp)
-
-            found.append(Picture(_picture(gpu, run, "bars"), of_bars, bars))
-            found.append(Picture(_picture(gpu, run, "roofline"), of_all, roofline))
+            shapes = "each shape" if short is run else "the shapes of one model"
+            start = f"{gpu}-{run.name.replace('_', '-')}"
+            text = f"{run.name}: speed of {shapes} beside its peers"
+            found[f"{gpu}/{run.name}"] = [
+                Picture(f"{start}-bars.svg", "bars", short, peers, text),
+                Picture(f"{start}-roofline.svg", "roofline", run, peers, f"{run.name}: roofline"),
+            ]
     return found
 
 
@@ -107,16 +125,6 @@ def with_few_bars(run: Run) -> Run:
     ops = {record["op"] for record in usual}
     few = [r for r in run.records if r["op"] not in ops or r in usual]
     return replace(run, records=few)
-
-
-def _picture(gpu: str, run: Run, kind: str) -> str:
-    return f"{PICTURES}/{PREFIX}{gpu}-{run.name.replace('_', '-')}-{kind}.svg"
-
-
-def _stamp(run: Run, peers: Sequence[str]) -> str:
-    numbers = json.dumps([asdict(run), peers], sort_keys=True)
-    content = numbers + inspect.getsource(plots)
-    return "made from sha256 " + hashlib.sha256(content.encode()).hexdigest()
 
 
 def page(results: Mapping[str, Mapping[str, Run]]) -> str:
@@ -132,11 +140,8 @@ def page(results: Mapping[str, Mapping[str, Run]]) -> str:
 def _ops(gpu: str, run: Run) -> Iterator[str]:
     yield f"### {run.name.replace('_', ', ')}\n"
     yield _circumstances(run)
-    shapes = "each shape" if with_few_bars(run) is run else "the shapes of one model"
-    for kind, text in (("bars", f"speed of {shapes} beside its peers"), ("roofline", "roofline")):
-        if run.records:
-            path = Path(_picture(gpu, run, kind)).relative_to(Path(PAGE).parent)
-            yield f"![{run.name}: {text}]({path})\n"
+    if run.records:
+        yield f"<!-- generated: pictures {gpu}/{run.name} -->\n"
     yield _markdown(table(run.records))
 
 
@@ -268,33 +273,41 @@ def _headlines(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
 
 def with_block(text: str, block: str) -> str:
     """README.md with the marked block replaced."""
-    if len(_BLOCK.findall(text)) != 1:
-        raise ValueError(f"{README} needs one block between performance:begin and performance:end")
-    return _BLOCK.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", text)
+    return markup.with_block(text, "performance", block)
 
 
-def stale_pictures(root: Path, wanted: Sequence[Picture]) -> list[Path]:
-    """Pictures that are missing, drawn from other numbers or code, or no longer wanted."""
-    by_path = {root / picture.path: picture for picture in wanted}
-    there = set((root / PICTURES).glob(PREFIX + "*"))
-    stale = [path for path in sorted(there) if path not in by_path]
-    for path, picture in by_path.items():
-        if path not in there or picture.stamp not in path.read_text(encoding="utf-8"):
-            stale.append(path)
-    return stale
+def draw_pictures(folder: Path, wanted: Sequence[Picture]) -> list[Path]:
+    """Draw what is missing or stale in ``folder``, and delete every other file; what changed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    names = {picture.name for picture in wanted}
+    left = [path for path in folder.iterdir() if path.name not in names]
+    for path in left:
+        path.unlink(missing_ok=True)
+    stale = [p for p in wanted if not _is_drawn(folder / p.name, p.stamp)]
+    if stale:
+        # Each takes a third of a second.
+        with ProcessPoolExecutor() as pool:
+            list(pool.map(partial(Picture.draw, folder=folder), stale))
+    return [*left, *(folder / picture.name for picture in stale)]
+
+
+def _is_drawn(path: Path, stamp: str) -> bool:
+    return path.is_file() and stamp in path.read_text(encoding="utf-8")
+
+
+def superseded(root: Path, results: Mapping[str, Mapping[str, Run]]) -> list[Path]:
+    """Result files that are not the newest of their name and GPU."""
+    folder = root / RESULTS
+    there = [path for gpu in results for path in sorted((folder / gpu).glob("*/*.json"))]
+    return [path for path in there if load_run(path) != results[path.parent.parent.name][path.stem]]
 
 
 def make(root: Path = ROOT) -> list[Path]:
-    """Write what is missing or stale; the files that had to change."""
+    """Write what is missing or stale, and delete old results; the files that had to change."""
     results = newest(root / RESULTS)
-    wanted = pictures(results)
-    changed = stale_pictures(root, wanted)
-    by_path = {root / picture.path: picture for picture in wanted}
+    changed = superseded(root, results)
     for path in changed:
-        if path in by_path:
-            by_path[path].draw(path)
-        else:
-            path.unlink()
+        path.unlink()
     readme = (root / README).read_text(encoding="utf-8")
     texts = {PAGE: page(results), README: with_block(readme, readme_block(results))}
     for name, text in texts.items():

@@ -9,7 +9,7 @@ from __future__ import annotations
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
-from sitegen import inserts, links, mathml, ops
+from sitegen import inserts, links, mathml, ops, pictures, public
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
@@ -22,11 +22,15 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages of the reference, which exist nowhere but in the code."""
+    """Add what exists nowhere but in the code: pages of the reference and pictures of results."""
     for path, text in ops.pages().items():
         files.append(File.generated(config, path, content=text))
+    for picture in pictures.drawn():
+        to = f"{pictures.FOLDER}/{picture.name}"
+        files.append(File.generated(config, to, abs_src_path=str(picture)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    return links.rewritten(inserts.filled(markdown), page.file.src_uri)
+    text = public.with_definitions(inserts.filled(markdown))
+    return links.rewritten(text, page.file.src_uri)

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from precast._op.dispatch import kernels
-from precast._runtime.loader import get_function, load_library, loader
+from precast._runtime.library import get_function, load_library
+from precast._runtime.loader import loader
 
 
 def check_libraries() -> int:

@@ -14,7 +14,10 @@ import torch
 from ffi_check import refusal
 
 import precast
-from precast._runtime.loader import load_library, loader, plan
+from precast._plan.installed import plan
+from precast._runtime.library import load_library
+from precast._runtime.loader import loader
+from precast.jit import JitSpec
 
 OP, EXPORT, AXES = "activation", "silu_and_mul", {"dtype": "bf16"}
 
@@ -34,7 +37,7 @@ def call() -> None:
 def build(capability: str) -> None:
     """The same steps one by one, for a GPU that is not here."""
     resolution = loader.resolve(OP, AXES, capability)
-    spec = plan().spec(OP, AXES, capability, resolution.cuda_major)
+    spec = JitSpec.of(plan().spec(OP, AXES, capability, resolution.cuda_major))
     start = time.perf_counter()
     path = spec.build(
         "; ".join(str(s) for s in resolution.steps if s.source == "PRECAST_PROVIDER_PATH")

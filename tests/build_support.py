@@ -25,7 +25,7 @@ import pytest
 from precast._jit.hermetic import IGNORED_VARIABLES
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
-from precast._plan.spec import JitSpec
+from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import Manifest, read_manifest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -44,14 +44,14 @@ class Built:
     tree: Path
     provider: Path
     toolchain: Toolchain
-    specs: tuple[JitSpec, ...]
+    specs: tuple[ModuleSpec, ...]
     manifest: Manifest
 
-    def library(self, spec: JitSpec) -> Path:
+    def library(self, spec: ModuleSpec) -> Path:
         return self.provider / spec.file_name
 
 
-def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[JitSpec]:
+def planned(profile: str = PROFILE, archs: str = ARCHS) -> list[ModuleSpec]:
     return PLAN.modules(profile, PLAN.archs(archs), find_toolchain().toolkit.major)
 
 
@@ -101,7 +101,7 @@ def _build() -> Built:
     return Built(tree, provider, find_toolchain(), tuple(specs), manifest)
 
 
-def _is_installed(tree: Path, provider: Path, specs: Sequence[JitSpec]) -> bool:
+def _is_installed(tree: Path, provider: Path, specs: Sequence[ModuleSpec]) -> bool:
     """Whether a new install would change nothing; other processes may be reading this one."""
     try:
         rows = {(row.file, row.fingerprint) for row in read_manifest(provider).modules}
@@ -117,7 +117,7 @@ def built() -> Built:
     return _build()
 
 
-def spec_of(built: Built, file_name: str) -> JitSpec:
+def spec_of(built: Built, file_name: str) -> ModuleSpec:
     return next(spec for spec in built.specs if spec.file_name == file_name)
 
 

@@ -2,8 +2,8 @@
 // tvm-ffi entry points of the gated activations.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
-#include "precast/activation/activation.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/activation/activation.cuh"
 
 namespace precast {
 

@@ -118,14 +118,14 @@ bool fill(AttentionParams& p, const Run& run) {
       << to_string(q.tensor.shape()) << "; call on parts of it";
 
   const ScheduleShape& shape = p.schedule.shape;
-  const int ctas = attention_ctas_per_sm(shape.tile_rows) *
+  const int ctas = attention_ctas_per_sm(shape.block_m) *
                    multiprocessors(q.op, static_cast<int>(run.block.device_id));
   PRECAST_CHECK(shape.ctas == ctas, ValueError)
       << q.op << ": block must be of a plan for " << ctas << " CTAs, got " << shape.ctas
       << ". Fix: call plan()";
-  const int64_t tiles = tokens * shape.group / shape.tile_rows + shape.batch;
-  PRECAST_CHECK(run.block.int_bytes / 4 >= plan_room(shape, tiles), ValueError)
-      << q.op << ": int_workspace must have at least " << 4 * plan_room(shape, tiles)
+  const int64_t tiles = tokens * shape.group_size / shape.block_m + shape.batch;
+  PRECAST_CHECK(run.block.int_bytes / 4 >= min_plan_ints(shape, tiles), ValueError)
+      << q.op << ": int_workspace must have at least " << 4 * min_plan_ints(shape, tiles)
       << " bytes for " << tokens << " queries of " << shape.batch << " requests, got "
       << run.block.int_bytes;
 

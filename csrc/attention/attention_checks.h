@@ -102,8 +102,8 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
   shape.ctas = ctas;
   shape.heads =
       static_cast<int32_t>(s.num_kv_heads * attention_value_parts(static_cast<int>(s.head_dim_vo)));
-  shape.group = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
-  shape.tile_rows = static_cast<int32_t>(s.tile_rows);
+  shape.group_size = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
+  shape.block_m = static_cast<int32_t>(s.tile_rows);
   shape.window_left = clamped_window(s.window_left);
   shape.causal = s.causal != 0;
   return shape;

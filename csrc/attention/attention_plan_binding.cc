@@ -6,6 +6,7 @@
 #include "attention/plan_block.h"
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
+#include "precast/attention/plan_host.cuh"
 
 namespace precast {
 
@@ -66,12 +67,13 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   p.lengths.kv_len = data_or_null<const int32_t>(lengths.kv_len);
   p.lengths.q_len_per_req = static_cast<int32_t>(s.q_len_per_req);
   p.lengths.page_size = static_cast<int32_t>(s.page_size);
-  p.whole = s.disable_split_kv != 0;
+  p.disable_split = s.disable_split_kv != 0;
   if (s.fixed_split_size > 0) {
     const int64_t page = s.page_size > 0 ? s.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;
     const int64_t pages = s.fixed_split_size < most ? s.fixed_split_size : most;
-    p.chunk = static_cast<int32_t>((pages * page + kKvBlock - 1) / kKvBlock * kKvBlock);
+    p.split_size =
+        static_cast<int32_t>((pages * page + kKvBlockSize - 1) / kKvBlockSize * kKvBlockSize);
   }
   return p;
 }
@@ -157,10 +159,10 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   b.float_bytes = check_workspace(floats, indptr);
   check_memory_apart(TensorMemory(floats), TensorMemory(ints));
   b.plan.plan = static_cast<int32_t*>(data_of(int_workspace));
-  b.plan.plan_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
-  b.plan.slots = b.float_bytes / slot_bytes(s.tile_rows, s.head_dim_vo);
-  const int64_t least_ints = plan_room(b.plan.shape, 0);
-  PRECAST_CHECK(b.plan.plan_ints >= least_ints, ValueError)
+  b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
+  b.plan.max_partials = b.float_bytes / slot_bytes(s.tile_rows, s.head_dim_vo);
+  const int64_t least_ints = min_plan_ints(b.plan.shape, 0);
+  PRECAST_CHECK(b.plan.max_ints >= least_ints, ValueError)
       << op << ": int_workspace must have at least " << 4 * least_ints << " bytes for "
       << s.batch_size << " requests, got " << b.int_bytes;
 
@@ -168,8 +170,8 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.schedule.plan = b.plan.plan;
   p.schedule.shape = b.plan.shape;
   p.partials = static_cast<float*>(data_of(float_workspace));
-  p.slots = b.plan.slots;
-  p.group = Divisor(static_cast<uint32_t>(b.plan.shape.group));
+  p.slots = b.plan.max_partials;
+  p.group = Divisor(static_cast<uint32_t>(b.plan.shape.group_size));
   p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
   p.page_size = Divisor(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
   if (s.page_size > 0) {
@@ -253,13 +255,13 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   const HostPlan made = plan_on_host(p);
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
-  const bool stream = made.header.mode == ScheduleMode::stream;
-  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.slots;
+  const bool stream = made.header.mode == ScheduleMode::stream_k;
+  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.num_partials;
   // What run() asks for, which knows the queries alone.
-  const int64_t tiles = made.queries * p.shape.group / p.shape.tile_rows + p.shape.batch;
+  const int64_t tiles = made.num_queries * p.shape.group_size / p.shape.block_m + p.shape.batch;
   int64_t* written = static_cast<int64_t*>(data_of(sizes));
   written[0] = slots * slot_bytes(s.tile_rows, s.head_dim_vo);
-  written[1] = 4 * std::max(ints + made.scratch_ints, plan_room(p.shape, tiles));
+  written[1] = 4 * std::max(ints + made.scratch_ints, min_plan_ints(p.shape, tiles));
   written[2] = 4 * ints;
 }
 

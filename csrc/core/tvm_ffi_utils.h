@@ -239,7 +239,7 @@ PRECAST_ONE_COPY RowView view_as_rows(std::initializer_list<Arg> args, bool join
       << first.what() << " must have at most " << kMaxRows << " rows, got shape "
       << to_string(first.tensor.shape());
   view.rows.count = empty ? 0 : static_cast<uint32_t>(sizes[0] * sizes[1]);
-  view.rows.inner = Divisor(empty ? 1 : static_cast<uint32_t>(sizes[0]));
+  view.rows.inner = FastDivmod(empty ? 1 : static_cast<uint32_t>(sizes[0]));
   return view;
 }
 

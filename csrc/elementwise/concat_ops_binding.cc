@@ -64,7 +64,7 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
   p.k_nope_strides = RowStrides{stride(k_nope, 0), stride(k_nope, 1)};
   p.k_rope_stride = stride(k_rope, 0);
   p.rows.count = static_cast<uint32_t>(tokens * heads);
-  p.rows.inner = Divisor(static_cast<uint32_t>(heads));
+  p.rows.inner = FastDivmod(static_cast<uint32_t>(heads));
   p.nope = k_nope.size(2) * bytes;
   p.rope = k_rope.size(2) * bytes;
   PRECAST_CHECK(plan_items(p.rows.count, p.nope + p.rope, concat_unit(p)).fits, ValueError)

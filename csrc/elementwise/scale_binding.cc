@@ -2,8 +2,8 @@
 // tvm-ffi entry point of scale.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
-#include "precast/elementwise/scale.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/elementwise/scale.cuh"
 
 namespace precast {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/memory_checks.h"
-#include "precast/norm/rms_rows.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/norm/rms_rows.cuh"
 
 namespace precast {
 

@@ -3,21 +3,21 @@
 #pragma once
 
 #include "core/memory_checks.h"
-#include "precast/core/paged.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
 // A 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
-PRECAST_ONE_COPY Index check_index(const Arg& arg, const Arg& with, int64_t count) {
+PRECAST_ONE_COPY IndexTensor check_index(const Arg& arg, const Arg& with, int64_t count) {
   const DLDataType dtype = arg.tensor.dtype();
   check_same_device(arg, with);
   PRECAST_CHECK(dtype.code == kDLInt && (dtype.bits == 32 || dtype.bits == 64) && dtype.lanes == 1,
                 ValueError)
       << arg.what() << " must be int32 or int64, got " << to_string(dtype);
   check_vector(arg, count);
-  Index index;
+  IndexTensor index;
   index.data = data_of(arg.tensor);
-  index.wide = dtype.bits == 64;
+  index.is_int64 = dtype.bits == 64;
   return index;
 }
 
@@ -191,7 +191,8 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
   for (int i = 0; i < 2; ++i) p.parts[i] = paged_rows(rows[i], caches[i], scale);
   p.heads = static_cast<uint32_t>(rows[0].heads());
   p.slots.pages = caches[0].pages;
-  p.slots.page_size = Divisor(static_cast<uint32_t>(caches[0].page_size ? caches[0].page_size : 1));
+  p.slots.page_size =
+      FastDivmod(static_cast<uint32_t>(caches[0].page_size ? caches[0].page_size : 1));
   const bool empty = tokens == 0 || rows[0].heads() == 0 ||
                      (rows[0].size() == 0 && rows[1].size() == 0) || caches[0].page_size == 0 ||
                      caches[0].pages == 0;

@@ -2,10 +2,10 @@
 // tvm-ffi entry points of the dequantisation of blocks.
 #include <tvm/ffi/optional.h>
 
-#include "quantize/block_scale_checks.h"
 #include "core/ffi_export.h"
-#include "precast/quantize/block_dequantize.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/quantize/block_dequantize.cuh"
+#include "quantize/block_scale_checks.h"
 
 namespace precast {
 

@@ -2,11 +2,11 @@
 // tvm-ffi entry points of the quantisation in blocks.
 #include <tvm/ffi/optional.h>
 
-#include "quantize/block_scale_checks.h"
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
-#include "precast/quantize/block_quantize.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/quantize/block_quantize.cuh"
+#include "quantize/block_scale_checks.h"
 
 namespace precast {
 

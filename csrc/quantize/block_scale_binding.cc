@@ -3,8 +3,8 @@
 #include "core/ffi_export.h"
 #include "precast/quantize/block_scale.cuh"
 
-#include "quantize/block_scale_checks.h"
 #include "core/tvm_ffi_utils.h"
+#include "quantize/block_scale_checks.h"
 
 namespace precast {
 

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "core/memory_checks.h"
-#include "precast/core/scale_layout.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
 

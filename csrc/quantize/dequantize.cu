@@ -4,7 +4,8 @@
 #include "precast/quantize/dequantize.cuh"
 
 #if !defined(PRECAST_DTYPE) || !defined(PRECAST_DTYPE_Q)
-#error "csrc/quantize/dequantize.cu: define the module's types, -DPRECAST_DTYPE_Q=e4m3 -DPRECAST_DTYPE=bf16"
+#error \
+    "csrc/quantize/dequantize.cu: define the module's types, -DPRECAST_DTYPE_Q=e4m3 -DPRECAST_DTYPE=bf16"
 #endif
 
 namespace precast {

@@ -2,8 +2,8 @@
 // tvm-ffi entry point of dequantisation.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
-#include "precast/quantize/dequantize.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/quantize/dequantize.cuh"
 
 namespace precast {
 
@@ -77,13 +77,13 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
   params.input_strides = matrix_strides(x);
   params.out_strides = matrix_strides(out);
   params.rows.count = view.rows.count;
-  params.rows.inner = Divisor(static_cast<uint32_t>(x.size(-2)));
+  params.rows.inner = FastDivmod(static_cast<uint32_t>(x.size(-2)));
   params.columns = x.size(-1);
   params.format = packed ? ScaleFormat::exponents : ScaleFormat::numbers;
   params.scale_strides = matrix_strides(x_scale);
   params.column_tile_stride = x_scale.size(-1) > 1 ? x_scale.stride(-1) : 0;
-  params.tile_rows = Divisor(static_cast<uint32_t>(tile_rows));
-  params.tile_columns = Divisor(static_cast<uint32_t>(tile_columns));
+  params.tile_rows = FastDivmod(static_cast<uint32_t>(tile_rows));
+  params.tile_columns = FastDivmod(static_cast<uint32_t>(tile_columns));
   launch_on(in, [&](cudaStream_t stream) { return dequantize(params, enable_pdl, stream); });
 }
 

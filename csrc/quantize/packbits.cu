@@ -9,16 +9,16 @@ cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t
   return launch_packbits(params, enable_pdl, stream);
 }
 
-cudaError_t segment_indptr(bool wide, const SegmentParams& params, bool enable_pdl,
+cudaError_t segment_indptr(bool is_int64, const SegmentParams& params, bool enable_pdl,
                            cudaStream_t stream) {
-  return wide ? launch_segment_indptr<int64_t>(params, enable_pdl, stream)
-              : launch_segment_indptr<int32_t>(params, enable_pdl, stream);
+  return is_int64 ? launch_segment_indptr<int64_t>(params, enable_pdl, stream)
+                  : launch_segment_indptr<int32_t>(params, enable_pdl, stream);
 }
 
-cudaError_t segment_packbits(bool wide, const SegmentParams& params, bool enable_pdl,
+cudaError_t segment_packbits(bool is_int64, const SegmentParams& params, bool enable_pdl,
                              cudaStream_t stream) {
-  return wide ? launch_segment_packbits<int64_t>(params, enable_pdl, stream)
-              : launch_segment_packbits<int32_t>(params, enable_pdl, stream);
+  return is_int64 ? launch_segment_packbits<int64_t>(params, enable_pdl, stream)
+                  : launch_segment_packbits<int32_t>(params, enable_pdl, stream);
 }
 
 }  // namespace precast

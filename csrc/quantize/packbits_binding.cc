@@ -2,17 +2,17 @@
 // tvm-ffi entry points of the packing of truth values.
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
+#include "core/tvm_ffi_utils.h"
 #include "precast/quantize/packbits.cuh"
 #include "precast/quantize/packbits_segments.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 
 // csrc/quantize/packbits.cu
 cudaError_t packbits(const PackBitsParams& params, bool enable_pdl, cudaStream_t stream);
-cudaError_t segment_indptr(bool wide, const SegmentParams& params, bool enable_pdl,
+cudaError_t segment_indptr(bool is_int64, const SegmentParams& params, bool enable_pdl,
                            cudaStream_t stream);
-cudaError_t segment_packbits(bool wide, const SegmentParams& params, bool enable_pdl,
+cudaError_t segment_packbits(bool is_int64, const SegmentParams& params, bool enable_pdl,
                              cudaStream_t stream);
 
 namespace {
@@ -43,14 +43,14 @@ void check_bytes(const Arg& y, const Arg& x) {
 
 // Returns whether the indices are 64-bit.
 bool check_indptr(const Arg& indptr) {
-  const bool wide = is_integer(indptr.tensor, kDLInt, 64);
-  PRECAST_CHECK(wide || is_integer(indptr.tensor, kDLInt, 32), ValueError)
+  const bool is_int64 = is_integer(indptr.tensor, kDLInt, 64);
+  PRECAST_CHECK(is_int64 || is_integer(indptr.tensor, kDLInt, 32), ValueError)
       << indptr.what() << " must be int32 or int64, got " << to_string(indptr.tensor.dtype());
   check_array(indptr);
   PRECAST_CHECK(indptr.tensor.size(0) >= 1 && indptr.tensor.size(0) <= 0x40000000, ValueError)
       << indptr.what() << " must have 1 to 2^30 elements, got shape "
       << to_string(indptr.tensor.shape());
-  return wide;
+  return is_int64;
 }
 
 // new_indptr counts bytes in int32.
@@ -98,15 +98,16 @@ void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView 
   const Arg to = PRECAST_ARG(op, new_indptr);
   check_values(values);
   check_same_device(in, values);
-  const bool wide = check_indptr(in);
+  const bool is_int64 = check_indptr(in);
   check_bytes_fit(values, in);
   check_new_indptr(to, in);
   SegmentParams params = {};
   params.indptr = data_of(indptr);
   params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
   params.segments = static_cast<int32_t>(indptr.size(0) - 1);
-  launch_on(in,
-            [&](cudaStream_t stream) { return segment_indptr(wide, params, enable_pdl, stream); });
+  launch_on(in, [&](cudaStream_t stream) {
+    return segment_indptr(is_int64, params, enable_pdl, stream);
+  });
 }
 
 void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_indptr, TensorView out,
@@ -118,7 +119,7 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   const Arg to = PRECAST_ARG(op, out);
   check_values(in);
   check_same_device(starts, in);
-  const bool wide = check_indptr(starts);
+  const bool is_int64 = check_indptr(starts);
   check_bytes_fit(in, starts);
   check_new_indptr(new_starts, starts);
   check_bytes(to, in);
@@ -132,8 +133,9 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   params.indptr = data_of(indptr);
   params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
   params.segments = static_cast<int32_t>(indptr.size(0) - 1);
-  launch_on(
-      in, [&](cudaStream_t stream) { return segment_packbits(wide, params, enable_pdl, stream); });
+  launch_on(in, [&](cudaStream_t stream) {
+    return segment_packbits(is_int64, params, enable_pdl, stream);
+  });
 }
 
 }  // namespace

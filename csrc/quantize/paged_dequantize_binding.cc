@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of the dequantisation of a paged KV cache.
-#include "quantize/block_scale_checks.h"
 #include "core/ffi_export.h"
 #include "paged/paged_checks.h"
 #include "precast/quantize/paged_dequantize.cuh"
+#include "quantize/block_scale_checks.h"
 
 namespace precast {
 
@@ -153,14 +153,14 @@ void entry(const Halves& data, const Halves& scales, const Arg& tables, const Ar
       << output_k.what() << " must have at most " << kMost << " in each dimension, got shape "
       << to_string(k.shape());
   p.block_tables.data = data_of(table);
-  p.block_tables.wide = dtype.bits == 64;
+  p.block_tables.is_int64 = dtype.bits == 64;
   p.table_stride = table.size(0) > 1 ? table.stride(0) : 0;
   p.seq_lens = static_cast<const int32_t*>(data_of(lens.tensor));
   p.batch = static_cast<uint32_t>(k.size(0));
   p.length = static_cast<uint32_t>(k.size(1));
   p.heads = static_cast<uint32_t>(k.size(2));
   p.pages = first.pages;
-  p.page_size = Divisor(static_cast<uint32_t>(first.page_size));
+  p.page_size = FastDivmod(static_cast<uint32_t>(first.page_size));
   PRECAST_CHECK(plan_paged_dequantize(p, 1), ValueError)
       << output_k.what() << " must have at most " << kMaxItems << " items of " << kVecBytes
       << " bytes, got shape " << to_string(k.shape()) << "; call on parts of it";

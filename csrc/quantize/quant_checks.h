@@ -7,9 +7,9 @@
 #include <cmath>
 
 #include "core/memory_checks.h"
+#include "core/tvm_ffi_utils.h"
 #include "precast/quantize/per_group.cuh"
 #include "precast/quantize/per_token.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 

@@ -7,7 +7,8 @@
 #include "precast/quantize/per_token.cuh"
 
 #if !defined(PRECAST_DTYPE) || !defined(PRECAST_DTYPE_Q)
-#error "csrc/quantize/quantize.cu: define the module's types, -DPRECAST_DTYPE=bf16 -DPRECAST_DTYPE_Q=e4m3"
+#error \
+    "csrc/quantize/quantize.cu: define the module's types, -DPRECAST_DTYPE=bf16 -DPRECAST_DTYPE_Q=e4m3"
 #endif
 
 namespace precast {

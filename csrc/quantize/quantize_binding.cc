@@ -103,7 +103,7 @@ void per_block_cast_to_fp8(TensorView x, bool use_ue8m0, double eps, TensorView 
   params.tensors.input_strides = RowStrides{batch > 1 ? x.stride(0) : 0, x.stride(-2)};
   params.tensors.out_strides = RowStrides{batch > 1 ? out.stride(0) : 0, out.stride(-2)};
   params.tensors.rows.count = static_cast<uint32_t>(batch * rows);
-  params.tensors.rows.inner = Divisor(static_cast<uint32_t>(rows));
+  params.tensors.rows.inner = FastDivmod(static_cast<uint32_t>(rows));
   params.tensors.columns = columns;
   params.scales = static_cast<float*>(data_of(out_scale));
   params.format = use_ue8m0 ? ScaleFormat::powers_of_two : ScaleFormat::numbers;

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "core/memory_checks.h"
+#include "core/tvm_ffi_utils.h"
 #include "paged/paged_checks.h"
 #include "precast/rope/rope.cuh"
-#include "core/tvm_ffi_utils.h"
 
 namespace precast {
 

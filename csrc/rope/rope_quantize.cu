@@ -7,7 +7,8 @@
 #error "csrc/rope/rope_quantize.cu: define the module's element type, -DPRECAST_DTYPE=bf16"
 #endif
 #if !defined(PRECAST_DTYPE_OUT)
-#error "csrc/rope/rope_quantize.cu: define the type of the module's output, -DPRECAST_DTYPE_OUT=e4m3"
+#error \
+    "csrc/rope/rope_quantize.cu: define the type of the module's output, -DPRECAST_DTYPE_OUT=e4m3"
 #endif
 
 namespace precast {
@@ -22,7 +23,7 @@ cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_
   if (params.slots.tokens.data == nullptr) {  // no page table
     return launch_rope<T, Out, kAngles, RopeTarget::rows>(params, enable_pdl, stream);
   }
-  return is_narrow(params.slots)
+  return has_index32_only(params.slots)
              ? launch_rope<T, Out, kAngles, RopeTarget::narrow_pages>(params, enable_pdl, stream)
              : launch_rope<T, Out, kAngles, RopeTarget::pages>(params, enable_pdl, stream);
 }

@@ -170,7 +170,7 @@ void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cac
 }
 
 // All but the pages and their size, which are the caches'.
-void set_table(SlotSource& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
+void set_table(SlotMapping& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
                const Arg& positions, const Arg& device_of, int64_t tokens) {
   check_rank(indptr, 1, 1);
   check_rank(indices, 1, 1);
@@ -228,7 +228,7 @@ void rope_quantize_fp8_append_paged_kv_cache(
   check_caches_apart(first, second,
                      {q.rope, k.rope, q.nope, k.nope, values, q_rope_heads, q_nope_heads});
   params.slots.pages = keys.pages;
-  params.slots.page_size = Divisor(static_cast<uint32_t>(page_size));
+  params.slots.page_size = FastDivmod(static_cast<uint32_t>(page_size));
 
   const float q_scale = static_cast<float>(quant_scale_q);
   const float kv_scale = static_cast<float>(quant_scale_kv);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of sampling and of what renormalises or masks rows.
 #include "core/ffi_export.h"
+#include "precast/sampling/chain_speculative.cuh"
+#include "precast/sampling/row_transform.cuh"
 #include "precast/sampling/sampling.cuh"
-#include "precast/sampling/chain.cuh"
-#include "precast/sampling/rows.cuh"
 #include "sampling/sampling_checks.h"
 
 namespace precast {
@@ -13,7 +13,7 @@ extern const DType sampling_dtype;
 cudaError_t sample_rows(const SampleParams& params, bool enable_pdl, cudaStream_t stream);
 
 // csrc/sampling/sampling_rows.cu
-cudaError_t transform_rows(const RowOpParams& params, bool enable_pdl, cudaStream_t stream);
+cudaError_t transform_rows(const RowTransformParams& params, bool enable_pdl, cudaStream_t stream);
 cudaError_t sample_chain(const ChainParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
@@ -34,7 +34,7 @@ void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
     const TensorView tensor = indices.value();
     const Arg arg = {rows.op, "indices", tensor};
     check_same_device(arg, rows);
-    params.source.wide_indices = check_index_dtype(arg);
+    params.source.int64_indices = check_index_dtype(arg);
     check_rank(arg, 1, 1);
     check_contiguous(arg);
     outputs = tensor.size(0);
@@ -47,9 +47,9 @@ void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
     params.source.indices = data_of(tensor);
     check_memory_apart(out, arg);
   }
-  params.source.outputs = static_cast<uint32_t>(outputs);
+  params.source.num_outputs = static_cast<uint32_t>(outputs);
   check_vector_beside(out, rows, outputs);
-  params.wide_out = check_index_dtype(out);
+  params.int64_out = check_index_dtype(out);
   params.out = data_of(out.tensor);
   check_memory_apart(out, rows);
 }
@@ -83,7 +83,7 @@ void sample_from_probs_export(TensorView probs, OptionalTensor indices, Optional
   params.min_p = number_of(op, "min_p", min_p_arr, min_p, in);
   params.joint = joint;
   params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
-  if (params.source.outputs == 0) return;
+  if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
 
@@ -109,7 +109,7 @@ void draw_from_logits(const char* op, TensorView logits, const OptionalTensor& i
   params.temperature = number_of(op, "temperature", temperature_arr, temperature, in);
   params.joint = joint;
   params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
-  if (params.source.outputs == 0) return;
+  if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
 
@@ -137,13 +137,13 @@ void sample_tokens_export(TensorView logits, OptionalTensor temperature_arr, dou
 }
 
 // Rows in, rows of `out_dtype` out.
-RowOpParams row_op(RowOp row_op, const Arg& in, const Arg& out, DType out_dtype) {
+RowTransformParams row_op(RowTransform row_op, const Arg& in, const Arg& out, DType out_dtype) {
   check_input(in);
   check_same_device(out, in);
   check_dtype(out, out_dtype);
   check_same_shape(out, in);
   check_vocab_rows(out, true);
-  RowOpParams params = {};
+  RowTransformParams params = {};
   params.op = row_op;
   params.source = source_of(in);
   params.out = data_of(out.tensor);
@@ -159,8 +159,8 @@ RowOpParams row_op(RowOp row_op, const Arg& in, const Arg& out, DType out_dtype)
   return params;
 }
 
-void run(const RowOpParams& params, const Arg& in, bool enable_pdl) {
-  if (params.source.outputs == 0) return;
+void run(const RowTransformParams& params, const Arg& in, bool enable_pdl) {
+  if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return transform_rows(params, enable_pdl, stream); });
 }
 
@@ -168,8 +168,8 @@ void softmax_export(TensorView logits, OptionalTensor temperature_arr, double te
                     TensorView out, bool enable_pdl) {
   const char* op = "softmax";
   const Arg in = PRECAST_ARG(op, logits);
-  RowOpParams params = row_op(RowOp::softmax, in, PRECAST_ARG(op, out), DType::f32);
-  params.number = number_of(op, "temperature", temperature_arr, temperature, in);
+  RowTransformParams params = row_op(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
+  params.parameter = number_of(op, "temperature", temperature_arr, temperature, in);
   run(params, in, enable_pdl);
 }
 
@@ -177,14 +177,14 @@ void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, doubl
                                TensorView out, bool enable_pdl) {
   const char* op = "top_p_renorm_probs";
   const Arg in = PRECAST_ARG(op, probs);
-  RowOpParams params = row_op(RowOp::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
-  params.number = number_of(op, "top_p", top_p_arr, top_p, in);
+  RowTransformParams params = row_op(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
+  params.parameter = number_of(op, "top_p", top_p_arr, top_p, in);
   run(params, in, enable_pdl);
 }
 
-void top_k_rows(const char* op, RowOp which, const Arg& in, const OptionalTensor& top_k_arr,
+void top_k_rows(const char* op, RowTransform which, const Arg& in, const OptionalTensor& top_k_arr,
                 int64_t top_k, const Arg& out, bool enable_pdl) {
-  RowOpParams params = row_op(which, in, out, sampling_dtype);
+  RowTransformParams params = row_op(which, in, out, sampling_dtype);
   params.top_k_values = top_k_of(op, top_k_arr, in);
   params.top_k = clamp_top_k(top_k);
   run(params, in, enable_pdl);
@@ -193,15 +193,15 @@ void top_k_rows(const char* op, RowOp which, const Arg& in, const OptionalTensor
 void top_k_renorm_probs_export(TensorView probs, OptionalTensor top_k_arr, int64_t top_k,
                                TensorView out, bool enable_pdl) {
   const char* op = "top_k_renorm_probs";
-  top_k_rows(op, RowOp::top_k, PRECAST_ARG(op, probs), top_k_arr, top_k, PRECAST_ARG(op, out),
-             enable_pdl);
+  top_k_rows(op, RowTransform::top_k, PRECAST_ARG(op, probs), top_k_arr, top_k,
+             PRECAST_ARG(op, out), enable_pdl);
 }
 
 void top_k_mask_logits_export(TensorView logits, OptionalTensor top_k_arr, int64_t top_k,
                               TensorView out, bool enable_pdl) {
   const char* op = "top_k_mask_logits";
-  top_k_rows(op, RowOp::mask, PRECAST_ARG(op, logits), top_k_arr, top_k, PRECAST_ARG(op, out),
-             enable_pdl);
+  top_k_rows(op, RowTransform::mask, PRECAST_ARG(op, logits), top_k_arr, top_k,
+             PRECAST_ARG(op, out), enable_pdl);
 }
 
 // [batch, positions, vocab]
@@ -247,15 +247,15 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
   PRECAST_CHECK(count >= 0 && count < 0x10000 && batch <= 0x0fffffff, ValueError)
       << target.what() << " must have at most 2^28 - 1 rows of 1 to 2^16 positions, got shape "
       << to_string(target_probs.shape());
-  PRECAST_CHECK(batch == 0 || (vocab >= 1 && vocab <= kMaxVocab), ValueError)
-      << target.what() << " must have 1 to " << kMaxVocab << " columns, got shape "
+  PRECAST_CHECK(batch == 0 || (vocab >= 1 && vocab <= kMaxVocabSize), ValueError)
+      << target.what() << " must have 1 to " << kMaxVocabSize << " columns, got shape "
       << to_string(target_probs.shape());
   check_positions(target, batch, count + 1, vocab);
   check_same_device(draft, target);
   check_positions(draft, batch, count, vocab);
   check_same_device(tokens, target);
   ChainParams params = {};
-  params.wide = check_index_dtype(tokens);
+  params.int64_tokens = check_index_dtype(tokens);
   PRECAST_CHECK(draft_token_ids.ndim() == 2 && draft_token_ids.size(0) == batch &&
                     draft_token_ids.size(1) == count,
                 ValueError)
@@ -263,7 +263,7 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
       << to_string(draft_token_ids.shape());
   check_contiguous(tokens);
   check_same_device(to, target);
-  PRECAST_CHECK(check_index_dtype(to) == params.wide, ValueError)
+  PRECAST_CHECK(check_index_dtype(to) == params.int64_tokens, ValueError)
       << to.what() << " must be " << to_string(draft_token_ids.dtype())
       << " as draft_token_ids, got " << to_string(out.dtype());
   PRECAST_CHECK(out.ndim() == 2 && out.size(0) == batch && out.size(1) == count + 1, ValueError)
@@ -288,9 +288,9 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
     params.draft_strides[i] = draft_probs.stride(i);
     params.target_strides[i] = target_probs.stride(i);
   }
-  params.count = static_cast<int32_t>(count);
-  params.source.outputs = static_cast<uint32_t>(batch);
-  params.source.vocab = static_cast<int>(vocab);
+  params.num_draft_tokens = static_cast<int32_t>(count);
+  params.source.num_outputs = static_cast<uint32_t>(batch);
+  params.source.vocab_size = static_cast<int>(vocab);
   params.source.aligned = positions_are_vectors(draft_probs) && positions_are_vectors(target_probs);
   launch_on(target, [&](cudaStream_t stream) { return sample_chain(params, enable_pdl, stream); });
 }

@@ -5,9 +5,9 @@
 #include <limits>
 
 #include "core/memory_checks.h"
-#include "precast/sampling/draw.cuh"
-#include "precast/sampling/row.cuh"
 #include "core/tvm_ffi_utils.h"
+#include "precast/sampling/inverse_cdf.cuh"
+#include "precast/sampling/row.cuh"
 
 namespace precast {
 
@@ -16,8 +16,8 @@ PRECAST_ONE_COPY void check_vocab_rows(const Arg& arg, bool is_output) {
   check_rank(arg, 2, 2);
   check_columns(arg, is_output);
   const int64_t vocab = arg.tensor.size(1);
-  PRECAST_CHECK(arg.tensor.size(0) == 0 || (vocab >= 1 && vocab <= kMaxVocab), ValueError)
-      << arg.what() << " must have 1 to " << kMaxVocab << " columns, got shape "
+  PRECAST_CHECK(arg.tensor.size(0) == 0 || (vocab >= 1 && vocab <= kMaxVocabSize), ValueError)
+      << arg.what() << " must have 1 to " << kMaxVocabSize << " columns, got shape "
       << to_string(arg.tensor.shape());
   PRECAST_CHECK(arg.tensor.size(0) <= 0x0fffffff, ValueError)
       << arg.what() << " must have at most 2^28 - 1 rows, got shape "
@@ -36,8 +36,8 @@ PRECAST_ONE_COPY RowSource source_of(const Arg& arg) {
   RowSource source = {};
   source.data = data_of(arg.tensor);
   source.stride = arg.tensor.stride(0);
-  source.outputs = source.rows = static_cast<uint32_t>(arg.tensor.size(0));
-  source.vocab = static_cast<int>(arg.tensor.size(1));
+  source.num_outputs = source.num_rows = static_cast<uint32_t>(arg.tensor.size(0));
+  source.vocab_size = static_cast<int>(arg.tensor.size(1));
   source.aligned = rows_are_vectors(arg.tensor);
   return source;
 }
@@ -84,9 +84,10 @@ PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
 }
 
 // One fp32 a row of `rows`, or one number for all.
-PRECAST_ONE_COPY PerRow number_of(const char* op, const char* name, const OptionalTensor& values,
-                                  double value, const Arg& rows) {
-  PerRow number = {nullptr, static_cast<float>(value)};
+PRECAST_ONE_COPY PerRowScalar number_of(const char* op, const char* name,
+                                        const OptionalTensor& values, double value,
+                                        const Arg& rows) {
+  PerRowScalar number = {nullptr, static_cast<float>(value)};
   if (!values.has_value()) return number;
   const TensorView tensor = values.value();
   const Arg arg = {op, name, tensor};

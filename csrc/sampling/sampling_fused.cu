@@ -14,7 +14,7 @@ extern const DType sampling_fused_dtype = TypeName<PRECAST_DTYPE>::value;
 cudaError_t sample_fused(const FusedParams& params, bool enable_pdl, cudaStream_t stream) {
   return launch_sampling<FusedSampleKernel<PRECAST_DTYPE, true>,
                          FusedSampleKernel<PRECAST_DTYPE, false>>(params, enable_pdl, stream,
-                                                                  reads_once(params));
+                                                                  reads_row_once(params));
 }
 
 }  // namespace precast

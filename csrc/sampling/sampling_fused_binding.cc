@@ -96,7 +96,7 @@ void sample_export(TensorView logits, OptionalTensor temperature_arr, double tem
   params.bitmask = static_cast<const uint32_t*>(words_of(op, "bitmask", bitmask, in, words));
   params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, batch);
   check_vector_beside(to, in, batch);
-  params.wide_out = check_index_dtype(to);
+  params.int64_out = check_index_dtype(to);
   params.out = data_of(out);
   check_memory_apart(to, in);
   Written written(op, in, to);

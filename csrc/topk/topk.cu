@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernel of one top-k module: PRECAST_DTYPE is f32, f16 or bf16.
-#include "precast/topk/topk.cuh"
 #include "precast/topk/plan.cuh"
+#include "precast/topk/topk.cuh"
 
 #if !defined(PRECAST_DTYPE)
 #error "csrc/topk/topk.cu: define the module's element type, -DPRECAST_DTYPE=f32"

@@ -19,8 +19,8 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
   check_rank(in, 2, 2);
   check_columns(in, false);
   const TensorView& input = in.tensor;
-  PRECAST_CHECK(input.size(1) <= kMaxPlaces, ValueError)
-      << in.what() << " must have at most " << kMaxPlaces << " columns, got shape "
+  PRECAST_CHECK(input.size(1) <= kMaxColumns, ValueError)
+      << in.what() << " must have at most " << kMaxColumns << " columns, got shape "
       << to_string(input.shape());
   PRECAST_CHECK(input.size(0) <= 0x0fffffff, ValueError)
       << in.what() << " must have at most 2^28 - 1 rows, got shape " << to_string(input.shape());
@@ -36,7 +36,7 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
   params.size = static_cast<int32_t>(input.size(1));
   params.k = static_cast<int32_t>(k);
   params.order = deterministic ? TopKOrder::by_place : TopKOrder::any;
-  params.last_first = tie_break == 2;
+  params.prefer_last = tie_break == 2;
   return params;
 }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from sitegen import ROOT, commands, raised, settings
+from sitegen import ROOT, commands, pictures, raised, settings
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
@@ -31,6 +31,7 @@ INSERTS: dict[str, Callable[..., str]] = {
     "environment": settings.environment,
     "exit_codes": commands.exit_codes,
     "file": file,
+    "pictures": pictures.of_run,
     "raised": raised.example,
     "toml_keys": settings.toml_keys,
 }

@@ -42,5 +42,21 @@ def summary(docstring: str) -> str:
     return docstring.strip().partition("\n")[0]
 
 
+def with_block(text: str, name: str, block: str) -> str:
+    """``text`` with the block replaced that ``<!-- name:begin ... -->`` starts.
+
+    ``<!-- name:end -->`` ends it.
+
+    Raises
+    ------
+    ValueError
+        If the text does not have exactly one such block.
+    """
+    marks = re.compile(rf"(<!-- {name}:begin .*?-->\n).*?(<!-- {name}:end -->)", re.DOTALL)
+    if len(marks.findall(text)) != 1:
+        raise ValueError(f"the text needs one block between {name}:begin and {name}:end")
+    return marks.sub(lambda match: f"{match[1]}\n{block}\n{match[2]}", text)
+
+
 def fence(language: str, body: str) -> str:
     return f"```{language}\n{body.rstrip()}\n```\n"

@@ -4,115 +4,84 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import inspect
-import pkgutil
-import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import NamedTuple
 
 import precast
 from precast import errors
 from precast._base.names import module_name
 from precast._op.dispatch import kernels
 from precast._plan.config import OpConfig
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from sitegen import markup
+from sitegen.public import Public, exported, modules
 
 FOLDER = "reference"
 
 
-class Public(NamedTuple):
-    """A name that ``precast`` exports, and where it is defined."""
-
-    name: str
-    path: str
-
-    @property
-    def reference(self) -> str | None:
-        """The path of its PyTorch reference, if it is an op."""
-        module, _, name = self.path.rpartition(".")
-        home = importlib.import_module(module)
-        reference = getattr(getattr(home, name, None), "reference", None)  # that of a class
-        if inspect.isfunction(reference):
-            return f"{reference.__module__}.{reference.__qualname__}"
-        found = hasattr(home, f"{name}_reference")
-        return f"{module}.{name}_reference" if found else None
-
-
-def definition(module: ModuleType, name: str) -> str:
-    """Where a public name of ``module`` is defined; a constant is where it is found."""
-    value = getattr(module, name)
-    named = inspect.isroutine(value) or inspect.isclass(value)
-    if named and value.__module__.startswith("precast."):
-        return f"{value.__module__}.{value.__qualname__}"
-    return f"{module.__name__}.{name}"
-
-
-def exported() -> list[Public]:
-    """Functions and classes that ``precast`` itself exports, in the order of its stub."""
-    return [
-        Public(name, definition(precast, name))
-        for name, value in ((name, getattr(precast, name)) for name in precast.__all__)
-        if not name.startswith("_")
-        and (inspect.isroutine(value) or inspect.isclass(value))
-        and value.__module__.startswith("precast.")
-        and value.__qualname__ == name  # A second name is on the page of the first.
-    ]
-
-
 def family(public: Public) -> str | None:
-    """The op that a function belongs to; None for what runs no kernel."""
+    """The op that a function belongs to; None for what is no op."""
+    if not public.is_op:
+        return None
     if public.name in kernels():
         return kernels()[public.name].op
-    # An op made of other ops' kernels, or of none: by the module that it stands in.
-    module = public.path.split(".")[1].lstrip("_")
-    if module in _packages():
-        return _packages()[module]
-    return module if public.reference is not None or module in plan().config.ops else None
+    # An op made of other ops' kernels, or of none: by the public module that exports it.
+    module = public.module.__name__.rpartition(".")[2]
+    return wrappers().get(module, module)
 
 
-def _packages() -> dict[str, str]:
-    """The op of wrappers and of what helps them, by the package that they stand in."""
-    functions = [(getattr(precast, kernel.function), kernel.op) for kernel in kernels().values()]
-    ops = {op for function, op in functions if inspect.isclass(function)}
+def wrappers() -> dict[str, str]:
+    """The op of wrapper classes and of what helps them, by the public module of both."""
+    modules = {public.name: public.module.__name__.rpartition(".")[2] for public in exported()}
+    functions = [(kernel.function, kernel.op) for kernel in kernels().values()]
+    ops = {op for function, op in functions if inspect.isclass(getattr(precast, function))}
     found: dict[str, str] = {}
     for function, op in functions:
-        if op in ops:  # The first kernel does the work, others help.
-            found.setdefault(function.__module__.split(".")[1], op)
+        if op in ops and function in modules:  # The first kernel does the work, others help.
+            found.setdefault(modules[function], op)
     return found
 
 
 def library() -> Iterator[ModuleType]:
-    """Public modules: those that declare ``__all__``, but for the ops and the command line."""
-    ops = {public.path.rpartition(".")[0] for public in exported() if family(public)}
-    for info in pkgutil.walk_packages(precast.__path__, "precast."):
-        parts = info.name.split(".")[1:]
-        if parts[0] in ("cli", "__main__") or any(p.startswith("_") for p in parts):
-            continue
-        module = importlib.import_module(info.name)
-        names = getattr(module, "__all__", ())
-        if names and not any(op == info.name or op.startswith(f"{info.name}.") for op in ops):
+    """Public modules with names of their own: neither ops nor the errors, which have a page."""
+    ops = {public.module.__name__ for public in exported() if public.is_op}
+    for module in modules():
+        if getattr(module, "__all__", ()) and module is not errors and module.__name__ not in ops:
             yield module
+
+
+def families() -> dict[str, list[Public]]:
+    """The functions of each op, in the order in which ``precast`` exports them."""
+    found: dict[str, list[Public]] = {}
+    for public in exported():
+        op = family(public)
+        if op is not None:
+            found.setdefault(op, []).append(public)
+    return found
+
+
+def dtypes(op: str) -> str:
+    """The element types of an op, as plain words: ``f16, bf16; dtype_out e4m3, e5m2``."""
+    config = plan().config.ops.get(op)
+    axes = config.axes if config is not None else {}
+    parts = []
+    for name, values in axes.items():
+        if name.startswith("dtype"):
+            words = ", ".join(map(str, values))
+            parts.append(words if name == "dtype" else f"`{name}` {words}")
+    return "; ".join(parts) or "-"
 
 
 def pages() -> dict[str, str]:
     """All pages of the reference by their paths."""
-    families: dict[str, list[Public]] = {}
-    runtime = []
-    for public in exported():
-        op = family(public)
-        if op is None:
-            runtime.append(public)
-        else:
-            families.setdefault(op, []).append(public)
-    made = {f"{FOLDER}/ops/{op}.md": _op_page(op, functions) for op, functions in families.items()}
-    made[f"{FOLDER}/runtime.md"] = _runtime_page(runtime)
-    modules = list(library())
-    for module in modules:
+    ops = families()
+    made = {f"{FOLDER}/ops/{op}.md": _op_page(op, functions) for op, functions in ops.items()}
+    made[f"{FOLDER}/runtime.md"] = _runtime_page([p for p in exported() if family(p) is None])
+    others = list(library())
+    for module in others:
         made[f"{FOLDER}/{module.__name__}.md"] = _module_page(module)
-    made[f"{FOLDER}/index.md"] = _index(families, modules)
+    made[f"{FOLDER}/index.md"] = _index(ops, others)
     return made
 
 
@@ -124,39 +93,36 @@ def _op_page(op: str, functions: list[Public]) -> str:
         parts.append(_configurations(config))
     parts.append(_in_common(op))
     parts += [_entry(public.path, f"precast.{public.name}") for public in functions]
-    references = [public.reference for public in functions if public.reference]
+    references = list(dict.fromkeys(p.reference for p in functions if p.reference is not None))
     if references:
         parts.append("## References\n")
         parts.append(
-            "The same operations in plain PyTorch: what the tests compare with, and what "
-            "[reference mode][precast._op.mode.reference_mode] runs.\n"
+            "The same operations in plain PyTorch. The tests compare with them, and "
+            "[reference mode][precast.reference_mode] runs them.\n"
         )
         parts += [_entry(path, path.rpartition(".")[2], level=3) for path in references]
     return "\n".join(parts)
 
 
 def _in_common(op: str) -> str:
-    """What a package of this name says of all its functions, if it says more than its title."""
-    path = f"precast.{op}"
-    found = importlib.util.find_spec(path)
-    if found is None or found.submodule_search_locations is None:
+    """What the public module of this name says of all its functions, beyond its first sentence."""
+    found = next((module for module in modules() if module.__name__ == f"precast.{op}"), None)
+    if found is None or len((found.__doc__ or "").strip().split("\n\n")) < 2:
         return ""
-    if len((importlib.import_module(path).__doc__ or "").strip().split("\n\n")) < 2:
-        return ""
-    return f"{_entry(path, path)}      members: false\n"
+    return f"{_entry(found.__name__, found.__name__)}      members: false\n"
 
 
 def _configurations(config: OpConfig) -> str:
     """What can exist of an op, and what of it is prebuilt."""
-    axes = [(f"`{axis}`", _codes(values)) for axis, values in config.axes.items()]
+    axes = [(_codes(axis.names), _codes(axis.words())) for axis in config.space.axes]
     blocks = [
         (
             _codes(block.profiles) if block.profiles else "all",
-            "; ".join(f"`{axis}`: {_codes(values)}" for axis, values in block.values.items()),
+            "; ".join(f"{_codes(a.names)}: {_codes(a.words())}" for a in block.space.axes),
         )
         for block in config.aot
     ]
-    first = {axis: values[0] for axis, values in config.axes.items()}
+    first = next(config.space.points())
     return "\n".join(
         [
             markup.table(("Axis", "Values"), axes),
@@ -169,8 +135,8 @@ def _configurations(config: OpConfig) -> str:
 
 def _runtime_page(functions: list[Public]) -> str:
     lead = (
-        "# Run time\n\nWhat `precast` exports besides the operators. Errors are described under "
-        "[Errors and their cure](../errors.md).\n"
+        "# Run time\n\n`precast` exports these besides the operators. Errors are described under "
+        "[Errors and fixes](../errors.md).\n"
     )
     return "\n".join([lead, *(_entry(p.path, f"precast.{p.name}") for p in functions)])
 
@@ -179,7 +145,7 @@ def _module_page(module: ModuleType) -> str:
     # What a module passes on stands on the page of the errors or of the run time.
     elsewhere = [public.name for public in exported()]
     members = [n for n in module.__all__ if n not in elsewhere and not hasattr(errors, n)]
-    entries = [_entry(definition(module, name), name) for name in members]
+    entries = [_entry(f"{module.__name__}.{name}", name) for name in members]
     return "\n".join(
         [
             f"# {module.__name__}\n",
@@ -193,17 +159,17 @@ def _module_page(module: ModuleType) -> str:
     )
 
 
-def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
+def _index(families: dict[str, list[Public]], others: list[ModuleType]) -> str:
     rows = [
         (
             f"[{op}](ops/{op}.md)",
             ", ".join(f"[`{p.name}`][{p.path}]" for p in functions),
-            _codes(plan().config.ops[op].axes.get("dtype", ())) if op in plan().config.ops else "",
+            dtypes(op),
         )
         for op, functions in families.items()
     ]
     libraries = [
-        (f"[`{m.__name__}`]({m.__name__}.md)", markup.summary(m.__doc__ or "")) for m in modules
+        (f"[`{m.__name__}`]({m.__name__}.md)", markup.summary(m.__doc__ or "")) for m in others
     ]
     return "\n".join(
         [
@@ -212,7 +178,7 @@ def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
             "## Operators\n",
             markup.table(("Family", "Functions", "Dtypes"), rows),
             "## Run time\n",
-            "[Loading, freezing, reference mode](runtime.md): what `precast` exports besides.\n",
+            "[Loading, freezing, reference mode](runtime.md): the other exports of `precast`.\n",
             "## Modules\n",
             markup.table(("Module", "What it holds"), libraries),
         ]
@@ -220,10 +186,10 @@ def _index(families: dict[str, list[Public]], modules: list[ModuleType]) -> str:
 
 
 def _entry(path: str, heading: str, level: int = 2) -> str:
-    """A docstring under a heading of our own; ``path`` may lead through a private module."""
+    """A docstring under a heading of our own, with the anchor ``path``."""
     module, _, name = path.rpartition(".")
     # What a wrapper shares with others stands in a base class of its own.
-    inherited = inspect.isclass(getattr(sys.modules.get(module), name, None))
+    inherited = inspect.isclass(getattr(importlib.import_module(module), name, None))
     return (
         f"::: {path}\n"
         f"    options:\n"

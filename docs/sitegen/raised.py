@@ -19,7 +19,7 @@ from unittest import mock
 
 from precast import errors
 from precast._base import env as _env
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from sitegen import ROOT, markup
 
 #: Stands for the temporary folder of an example in the message that is shown.
@@ -94,12 +94,12 @@ def _missing_build(folder: Path) -> None:
 
 @_raises("MissingKernelError")
 def _missing_kernel(folder: Path) -> None:
-    from precast._runtime import loader
+    from precast._runtime import jit_fallback, loader
 
     os.environ["PRECAST_JIT"] = "error"
     with (
         mock.patch.object(loader, "find_providers", list),
-        mock.patch.object(loader, "jit_cuda_major", lambda arch: 13),
+        mock.patch.object(jit_fallback, "jit_cuda_major", lambda plan, arch: 13),
         mock.patch.object(loader, "_device_capability", lambda device: "9.0"),
         mock.patch.object(loader, "_device_name", lambda device: "cuda:0 (NVIDIA H200)"),
     ):
@@ -136,7 +136,7 @@ def _toolchain(folder: Path) -> None:
 @_raises("CompileError")
 def _compile(folder: Path) -> None:
     from precast._jit import compiler
-    from precast._plan.spec import Command
+    from precast._jit.commands import Command
 
     nvcc = folder / "cuda-12.1" / "bin" / "nvcc"
     nvcc.parent.mkdir(parents=True)
@@ -159,18 +159,18 @@ def _cache(folder: Path) -> None:
 
 @_raises("LoadError")
 def _load(folder: Path) -> None:
-    from precast._runtime import loader
+    from precast._runtime import library as libraries
 
     library = folder / "sm90a" / "norm__dtype_bf16.so"
     library.parent.mkdir()
     library.write_text("cut short")
-    with mock.patch.object(loader, "open_cudart", lambda *names: None):
-        loader.load_library(library, 13)
+    with mock.patch.object(libraries, "open_cudart", lambda *names: None):
+        libraries.load_library(library, 13)
 
 
 @_raises("ProviderError")
 def _provider(folder: Path) -> None:
-    from precast import aot
+    from precast._runtime import aot
 
     stranger = folder / "modules" / "sm80" / "old_op.so"
     stranger.parent.mkdir(parents=True)

@@ -12,17 +12,24 @@ fingerprint, compiler and contents are as wanted is kept.
 
 from __future__ import annotations
 
-from precast._runtime.aot import (
-    build,
-    is_built,
-    main,
-)
+import sys
+from collections.abc import Sequence
+
+from precast._runtime.aot import build, is_built
 
 __all__ = [
     "build",
     "is_built",
     "main",
 ]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """``python -m precast.aot``: the command ``precast build``; returns its exit code."""
+    from precast.cli import main
+
+    return main(["build", *(sys.argv[1:] if argv is None else argv)])
+
 
 if __name__ == "__main__":
     raise SystemExit(main())

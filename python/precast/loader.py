@@ -3,15 +3,10 @@
 
 from __future__ import annotations
 
-from precast._runtime.loader import (
-    Loader,
-    Resolution,
-    Step,
-    get_function,
-    load_library,
-    loader,
-    plan,
-)
+from precast._plan.installed import plan
+from precast._runtime.library import get_function, load_library
+from precast._runtime.loader import Loader, loader
+from precast._runtime.resolution import Resolution, Step
 
 __all__ = [
     "Loader",

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan and the walk of attention kernels on the CPU: thousands of random batches.
+"""Test the plan and the tile scheduler of attention on the CPU, with thousands of random batches.
 
-``attention_schedule.cpp`` runs them through the same functions as the kernels: every tile is
-covered once, in parts whose slots and counters agree; CTAs have equal shares; and where parts are
-asked for that do not depend on the batch, they do not. ``attention_limits.cpp`` has lengths that
-are garbage, and plans of other calls.
+``attention_schedule.cpp`` calls the same functions as the kernels: every tile is covered once, in
+splits whose partial results and counters fit together; CTAs get equal shares; and splits of a fixed
+size do not depend on the rest of the batch. ``attention_limits.cpp`` has lengths that are garbage,
+and plans that were made for another call.
 """
 
 from __future__ import annotations
@@ -36,47 +36,57 @@ def test_random_batches(tmp_path: Path) -> None:
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
     program = compiled(tmp_path, *SANITIZED)
-    said = run([program, CASES, seed]).splitlines()[-1]
-    words = said.replace(",", "").replace(":", "").split()
-    streams, lists, cuts = (int(words[words.index(w) - 1]) for w in ("streams", "lists", "with"))
-    assert streams + lists == CASES, said
-    assert min(streams, lists, cuts) > CASES // 10, said
+    printed = run([program, CASES, seed]).splitlines()[-1]
+    words = printed.replace(",", "").replace(":", "").split()
+    names = "stream_k", "static", "split"
+    stream_k, static, split = (int(words[words.index(name) - 1]) for name in names)
+    assert stream_k + static == CASES, printed
+    assert min(stream_k, static, split) > CASES // 10, printed
 
 
-# Each breaks what one check of the program is for.
+# Each change breaks the header at a point that one check of the program is for.
 BROKEN = {
-    "the number of parts": ("cuts.first_at(until) - first + 1", "cuts.first_at(until) - first"),
+    "the number of splits": (
+        "partition.first_cta_at(until) - first + 1",
+        "partition.first_cta_at(until) - first",
+    ),
     "the first CTA": ("/ kBlockCost) + 1, first - 1,", "/ kBlockCost) + 1, first,"),
-    "slots": ("piece.slot_skip = 1;", "piece.slot_skip = 0;"),
-    "counters": ("slot_skip > 0 ? parts - 1 : 1", "slot_skip > 0 ? parts : 1"),
+    "partial results": ("work.partial_skip = 1;", "work.partial_skip = 0;"),
+    "split counters": (
+        "partial_skip > 0 ? num_splits - 1 : 1",
+        "partial_skip > 0 ? num_splits : 1",
+    ),
     "the window": (
-        "quotient(first_row, shape.group) - shape.window_left",
+        "quotient(first_row, shape.group_size) - shape.window_left",
         "first_row - shape.window_left",
     ),
-    "chunks": ("int64_t(tokens.begin / chunk) + part", "int64_t(part)"),
+    "fixed splits": ("int64_t(range.begin / split_size) + split_idx", "int64_t(split_idx)"),
     "the order of a round": ("ctas - 1 - place", "place + 1"),
-    "the heads of a block": ("number = first + rest - piece", "number = rest - piece"),
-    "what follows the blocks": ("number += in_blocks;", ""),
-    "blocks": ("is_even && shape.tile_rows > kNarrowRows", "false"),
-    "balance": (
-        "return cta >= ctas ? total : total * cta / ctas;",
-        "return cta < ctas / 2 ? 0 : total;",
+    "the heads of a swizzled block": (
+        "entry_idx = first + rest - work",
+        "entry_idx = rest - work",
     ),
-    "balance of a list": ("ctas - 1 - place)", "place)"),
+    "the entries that are not swizzled": ("entry_idx += num_swizzled;", ""),
+    "the swizzle": ("is_even && shape.block_m > kNarrowRows", "false"),
+    "the balance of stream-K": (
+        "return cta >= ctas ? total_cost : total_cost * cta / ctas;",
+        "return cta < ctas / 2 ? 0 : total_cost;",
+    ),
+    "the balance of whole tiles": ("ctas - 1 - place)", "place)"),
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_the_program_sees_what_is_broken(what: str, tmp_path: Path) -> None:
+def test_the_program_finds_what_is_broken(what: str, tmp_path: Path) -> None:
     include = broken(tmp_path, *BROKEN[what])
     program = compiled(tmp_path, "-w", "-O0", include=include)
     assert "case" in run(["timeout", "60", program, CASES, 1], fails=True)
 
 
 def broken(folder: Path, right: str, wrong: str) -> Path:
-    """The headers, with one of them changed."""
+    """Copy the headers, with one place of them changed."""
     include, found = folder / "include", 0
-    for header in HEADERS.glob("precast/attention_[pst]*.cuh"):
+    for header in HEADERS.glob("precast/attention/*.cuh"):
         text = header.read_text()
         copy = include / header.relative_to(HEADERS)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -92,23 +102,26 @@ def test_limits(tmp_path: Path) -> None:
     run([compiled(tmp_path, *SANITIZED, source=LIMITS)])
 
 
-# What keeps garbage from doing harm, taken away piece by piece.
+# Each change removes one of the checks that keep garbage from doing harm.
 LOST = {
     "the shape": ("return fits & (differ == 0);", "return fits;"),
-    "the slots": ("header.slots <= slots;", "true;"),
+    "the split workspace": ("header.num_partials <= max_partials;", "true;"),
     "the end": (
-        "ends_here ? at_.block >= end_block_ : is_behind_end()",
-        "ends_here && at_.block == end_block_",
+        "ends_here ? at_.n_block >= end_n_block_ : is_past_end()",
+        "ends_here && at_.n_block == end_n_block_",
     ),
-    "the most tokens": ("kMostTokens = 1 << 30", "kMostTokens = 0x7fffffff"),
-    "costs that fit": (" || sums.cost > kMostStreamed", ""),
-    "the first query": ("to.q_begin < 0 || q_len < 0 ?", "q_len < 0 ?"),
-    "packed rows": ("if (int64_t(to.q_len) * group > 0x7fffffff)", "if (group == 0)"),
+    "the longest request": ("kMaxKvLen = 1 << 30", "kMaxKvLen = 0x7fffffff"),
+    "costs that fit": (" || totals.cost > kMaxStreamKCost", ""),
+    "the first query": ("planned.q_begin < 0 || q_len < 0 ?", "q_len < 0 ?"),
+    "packed rows": (
+        "if (int64_t(planned.q_len) * group_size > 0x7fffffff)",
+        "if (group_size == 0)",
+    ),
 }
 
 
 @pytest.mark.parametrize("what", LOST)
-def test_what_is_lost_shows(what: str, tmp_path: Path) -> None:
+def test_a_lost_check_is_noticed(what: str, tmp_path: Path) -> None:
     include = broken(tmp_path, *LOST[what])
     program = compiled(tmp_path, "-w", *SANITIZED, include=include, source=LIMITS)
     run(["timeout", "60", program], fails=True)

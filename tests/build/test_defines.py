@@ -6,6 +6,7 @@ from __future__ import annotations
 import pytest
 from build_support import OPS, PLAN, run
 
+from precast._jit.commands import location_flags
 from precast._jit.toolchain import find_toolchain
 
 CASES = [
@@ -22,7 +23,7 @@ def _compile(op: str, source: str, without: str, *instead: str) -> str:
     toolchain = find_toolchain()
     spec = PLAN.spec(op, axes, "sm90a", toolchain.toolkit.major)
     flags = [f for f in spec.compile_flags(source) if not f.startswith(f"-D{without}=")]
-    command = [*toolchain.nvcc_command(), *flags, *instead, *spec.location_flags(source)]
+    command = [*toolchain.nvcc_command(), *flags, *instead, *location_flags(spec, source)]
     return run([*command, "-ptx", "-o", "/dev/null", spec.source_path(source)], fails=True)
 
 

@@ -19,6 +19,7 @@ from build_support import OPS, PLAN, ROOT, Built, run
 
 from precast._runtime import elf
 from precast._plan.config import Arch
+from precast._jit.commands import location_flags
 from precast._jit.toolchain import find_toolchain
 
 INCLUDE = ROOT / "include"
@@ -31,7 +32,7 @@ def test_header_compiles_alone(header: str, tmp_path: Path) -> None:
     source.write_text(f'#include "{header}"\n#include "{header}"\n')
     toolchain = find_toolchain()
     spec = next(s for s in PLAN.modules("ci", PLAN.archs("9.0a"), toolchain.toolkit.major))
-    flags = [*spec.compile_flags(".cu"), *spec.location_flags(".cu"), "-Werror=all-warnings"]
+    flags = [*spec.compile_flags(".cu"), *location_flags(spec, ".cu"), "-Werror=all-warnings"]
     run([*toolchain.nvcc_command(), *flags, "-ptx", "-o", "/dev/null", source])
 
 

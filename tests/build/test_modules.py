@@ -15,7 +15,8 @@ from precast._runtime import elf
 from precast.errors import ProviderError
 from precast._jit.plan_files import target_archs
 from precast._plan.includes import include_closure
-from precast._jit.toolchain import device_capabilities
+from precast._base.driver import device_capabilities
+from precast._jit.commands import build_commands
 from precast._runtime.manifest import MANIFEST_NAME
 from precast._runtime.manifest_writer import SECONDS_NAME, write_manifest
 
@@ -138,7 +139,7 @@ def test_module_of_another_target_fails(built: Built, copy: Path) -> None:
 
 def test_module_with_ptx_fails(built: Built, copy: Path, tmp_path: Path) -> None:
     spec = spec_of(built, "sm80/scale__dtype_f32.so")
-    *compiles, link = spec.commands(built.toolchain, tmp_path)
+    *compiles, link = build_commands(spec, built.toolchain, tmp_path)
     for command in compiles:
         argv = [w.replace("code=sm_80", "code=[sm_80,compute_80]") for w in command.argv]
         run(argv)

@@ -21,6 +21,7 @@ from build_support import (
 )
 
 from precast import aot
+from precast._jit.commands import build_commands
 from precast._jit.toolchain import find_toolchain
 
 ALL_ARCHS = " ".join(PLAN.build.archs)
@@ -59,7 +60,7 @@ def test_compile_commands_are_those_of_jit(full: Path) -> None:
     expected = {
         tuple(_without(command.argv, "-o"))
         for spec in specs
-        for command in spec.commands(toolchain, Path("work"))
+        for command in build_commands(spec, toolchain, Path("work"))
         if command.kind != "link"
     }
     actual = [tuple(_without(argv, "-o", "-MT", "-MF")) for argv in compile_database(full)]
@@ -75,7 +76,7 @@ def test_link_commands_are_those_of_jit(full: Path) -> None:
     specs = PLAN.modules("full", PLAN.archs(ALL_ARCHS), toolchain.toolkit.major)
     assert set(links) == {spec.file_name for spec in specs}
     for spec in specs:
-        expected = spec.commands(toolchain, Path("work"))[-1].argv
+        expected = build_commands(spec, toolchain, Path("work"))[-1].argv
         actual = [Path(w).name if w.endswith(".o") else w for w in links[spec.file_name]]
         wanted = [Path(w).name if w.endswith(".o") else w for w in expected]
         assert _without(actual, "-o") == _without(wanted, "-o")

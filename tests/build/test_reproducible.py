@@ -12,7 +12,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from precast import aot
+from precast._runtime import aot
 from precast._runtime import elf
 from precast.errors import CompileError
 from precast._plan.planner import Plan

@@ -73,7 +73,7 @@ def test_core_wheel_works_alone(core: Path, tmp_path: Path) -> None:
     code = (
         "import json, precast, precast._runtime.loader as l\n"
         "from precast._plan.planner import Plan\n"
-        "from precast._jit.env import source_root\n"
+        "from precast._plan.places import source_root\n"
         "assert l.loader.document == json.loads(json.dumps(Plan.load(source_root()).document))\n"
         "print(source_root())"
     )

@@ -18,7 +18,7 @@ import torch
 import precast
 from precast import SfLayout
 from precast._op.dispatch import kernels
-from precast._ops.quantize._formats import scale_shape
+from precast._ops.quantize._reference_blocks import scale_shape
 from precast.quantization import (
     fp4_quantize_reference,
     mxfp4_quantize_reference,

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from plan_layout import shape_word, size_of
 from test_gpu_attention import BF16, DIM, HEADS, I32, PLAN, SHAPE, WORKSPACE, Batch, close
 
 import precast
 from precast._ops.attention import heuristics as tiles
 
-HEADER = 24  # int32 of a plan before its counters
-CTAS = 17  # the word of it that says how many there are
 #: Queries and tokens of each request.
 CASES = (
     ([32], [8192]),
@@ -53,7 +52,8 @@ def workspace() -> torch.Tensor:
 def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The plan, and of it the counters."""
     plan = wrapper._int_workspace_buffer.view(I32)
-    return plan, plan[HEADER : HEADER + int(plan[CTAS])]
+    header, ctas = size_of("PlanHeader"), int(plan[shape_word("ctas")])
+    return plan, plan[header : header + ctas]
 
 
 @pytest.mark.parametrize("causal", [False, True])

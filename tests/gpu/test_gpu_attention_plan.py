@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of attention that the GPU makes: every tile once, in parts that fit together.
+"""Test the plans of attention that the GPU makes: every tile once, in splits that fit together.
 
-The walk of ``attention_schedule.cuh`` is written here once more, on what the kernel wrote; the
-formulas of a plan are tested on the CPU, by ``tests/build/test_attention_schedule.py``.
+``Schedule`` is a second implementation of the tile scheduler in ``scheduler.cuh``, which reads what
+the kernel wrote. The formulas of a plan are tested on the CPU, by
+``tests/build/test_attention_schedule.py``.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plan_layout import constant, read, size_of
 
 from precast._runtime.loader import get_function, loader
 
-BLOCK = 64
-HEADER, START, REQUEST, ITEM = 24, 12, 8, 4  # int32 of each
+BLOCK = constant("kKvBlockSize")
+DIM = 128
 
 
 def function(export: str) -> Callable[..., None]:
@@ -38,12 +40,12 @@ class Shape(NamedTuple):
     disable_split_kv: bool = False
 
     def arguments(self, batch: int, q_len: int) -> tuple[Any, ...]:
-        sizes = batch, q_len, self.page_size, self.heads * self.group, self.heads, 128, 128, 2
+        sizes = batch, q_len, self.page_size, self.heads * self.group, self.heads, DIM, DIM, 2
         rest = self.fixed_split_size, self.disable_split_kv
         return *sizes, self.tile_rows, self.causal, self.window_left, *rest
 
     def tokens(self, q_len: int, kv_len: int, tile: int) -> tuple[int, int]:
-        """What the rows of a tile may see, from whole blocks on."""
+        """The tokens that the rows of a tile attend to, from the start of a KV block on."""
         rows = range(tile * self.tile_rows, min((tile + 1) * self.tile_rows, q_len * self.group))
         shift = kv_len - q_len
         end = shift + rows[-1] // self.group + 1 if self.causal else kv_len
@@ -83,125 +85,139 @@ def sizes_of(shape: Shape, batch: Batch, sm_count: int, q_len: int = 0) -> list[
 
 
 def ctas_of(tile_rows: int) -> int:
-    """From the slots of a plan of one tile, two for each CTA."""
+    """The number of CTAs, from the workspace of one tile: two partial results for each CTA."""
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     size = sizes_of(Shape(tile_rows), Batch([1], [100_000]), sm_count)[0]
-    return size // (2 * 4 * tile_rows * 130)
+    return size // (2 * 4 * tile_rows * (DIM + 2))
 
 
-class Piece(NamedTuple):
+class WorkTile(NamedTuple):
     tile: tuple[int, int, int]
     begin: int
     end: int
-    part: int
-    parts: int
-    slot: int
+    split_idx: int
+    num_splits: int
+    partial: int
     counter: int
 
 
-class Walk:
-    """The pieces of a plan."""
+class Schedule:
+    """The work tiles of a plan."""
 
     def __init__(self, plan: torch.Tensor, shape: Shape, batch: Batch, ctas: int) -> None:
         self.ints, self.shape, self.ctas = plan.tolist(), shape, ctas
-        self.starts = HEADER + -(-ctas // 4) * 4
-        self.requests = self.starts + START * (ctas + 1)
-        self.is_list, self.count, self.tiles, _, self.chunk, self.items = self.ints[:6]
-        self.items_at, self.counters_at, self.slots, self.length = self.ints[6:10]
+        self.counters = size_of("PlanHeader")
+        self.starts = self.counters + -(-ctas // 4) * 4
+        self.requests = self.starts + size_of("CtaStart") * (ctas + 1)
+        header = read(self.ints, "PlanHeader")
+        self.is_static, self.split_size = header["mode"], header["split_size"]
+        self.num_requests, self.num_tiles = header["num_requests"], header["num_tiles"]
+        self.num_entries, self.entries = header["num_entries"], header["entries_offset"]
+        self.tile_counters = header["counters_offset"]
+        self.num_partials, self.num_ints = header["num_partials"], header["num_ints"]
         self.batch = batch
 
-    def request(self, index: int) -> tuple[int, int, int]:
-        number, q_begin, q_len, kv_start, kv_len, before = self.at(self.requests, index, REQUEST, 6)
-        assert q_begin == sum(self.batch.q_lens[:number])
+    def request(self, planned_idx: int) -> tuple[int, int, int]:
+        it = self.at(self.requests, planned_idx, "PlannedRequest")
+        request_idx, q_len, kv_len = it["request_idx"], it["q_len"], it["kv_len"]
+        assert it["q_begin"] == sum(self.batch.q_lens[:request_idx])
         page = self.shape.page_size or 1
-        assert kv_start == sum(-(-n // page) for n in self.batch.kv_lens[:number])
-        assert (q_len, kv_len) == (self.batch.q_lens[number], self.batch.kv_lens[number])
-        return number, q_len * self.shape.group, before
+        assert it["kv_start"] == sum(-(-n // page) for n in self.batch.kv_lens[:request_idx])
+        assert (q_len, kv_len) == (self.batch.q_lens[request_idx], self.batch.kv_lens[request_idx])
+        return request_idx, q_len * self.shape.group, it["tiles_before"]
 
-    def at(self, base: int, index: int, size: int, count: int) -> list[int]:
-        return self.ints[base + index * size :][:count]
+    def at(self, base: int, index: int, struct: str) -> dict[str, int]:
+        return read(self.ints, struct, base + index * size_of(struct))
 
-    def pieces(self) -> Iterator[Piece]:
-        return self.listed() if self.is_list else self.streamed()
+    def work_tiles(self) -> Iterator[WorkTile]:
+        return self.static_persistent() if self.is_static else self.stream_k()
 
-    def listed(self) -> Iterator[Piece]:
+    def static_persistent(self) -> Iterator[WorkTile]:
         heads = self.shape.heads
-        for item in range(self.items):
-            index, tile, part, slot = self.at(self.items_at, item, ITEM, 4)
-            number, _, before = self.request(index)
-            lengths = self.batch.q_lens[number], self.batch.kv_lens[number]
-            begin, end = self.shape.tokens(*lengths, tile)
-            parts = 1
-            if self.chunk and begin < end:
-                first = begin // self.chunk
-                parts = (end - 1) // self.chunk - first + 1
-                limit = (first + part + 1) * self.chunk
-                begin, end = max(begin, (first + part) * self.chunk), min(end, limit)
+        for entry_idx in range(self.num_entries):
+            entry = self.at(self.entries, entry_idx, "WorkTileEntry")
+            m_block, split_idx = entry["m_block"], entry["split_idx"]
+            request_idx, _, before = self.request(entry["planned_idx"])
+            lengths = self.batch.q_lens[request_idx], self.batch.kv_lens[request_idx]
+            begin, end = self.shape.tokens(*lengths, m_block)
+            num_splits = 1
+            if self.split_size and begin < end:
+                first = begin // self.split_size
+                num_splits = (end - 1) // self.split_size - first + 1
+                limit = (first + split_idx + 1) * self.split_size
+                begin, end = max(begin, (first + split_idx) * self.split_size), min(end, limit)
             for head in range(heads):
-                counter = self.counters_at + (before + tile) * heads + head
-                place = (slot + part) * heads + head
-                yield Piece((number, head, tile), begin, end, part, parts, place, counter)
+                counter = self.tile_counters + (before + m_block) * heads + head
+                partial = (entry["first_partial"] + split_idx) * heads + head
+                tile = request_idx, head, m_block
+                yield WorkTile(tile, begin, end, split_idx, num_splits, partial, counter)
 
-    def streamed(self) -> Iterator[Piece]:
+    def start(self, cta: int) -> list[int]:
+        of = self.at(self.starts, cta, "CtaStart")
+        names = "planned_idx", "head", "m_block", "n_block", "first_cta", "num_splits"
+        return [of[name] for name in names]
+
+    def stream_k(self) -> Iterator[WorkTile]:
         for cta in range(self.ctas):
-            index, head, tile, block, first, parts = self.at(self.starts, cta, START, 6)
-            end = self.at(self.starts, cta + 1, START, 6)
-            while (index, head, tile, block) != tuple(end[:4]):
-                number, rows, _ = self.request(index)
-                lengths = self.batch.q_lens[number], self.batch.kv_lens[number]
-                begin, last = self.shape.tokens(*lengths, tile)
-                goes_on = [index, head, tile] == end[:3]
-                if block == 0:
-                    first, parts = (end[4], end[5]) if goes_on else (cta, 1)
-                if goes_on:
+            planned_idx, head, m_block, n_block, first_cta, num_splits = self.start(cta)
+            end = self.start(cta + 1)
+            while (planned_idx, head, m_block, n_block) != tuple(end[:4]):
+                request_idx, rows, _ = self.request(planned_idx)
+                lengths = self.batch.q_lens[request_idx], self.batch.kv_lens[request_idx]
+                begin, last = self.shape.tokens(*lengths, m_block)
+                ends_here = [planned_idx, head, m_block] == end[:3]
+                if n_block == 0:
+                    first_cta, num_splits = (end[4], end[5]) if ends_here else (cta, 1)
+                if ends_here:
                     last = begin + end[3] * BLOCK
-                slot = 2 * cta + (cta == first)
-                counter = HEADER + first
-                where = (number, head, tile)
-                yield Piece(where, begin + block * BLOCK, last, cta - first, parts, slot, counter)
-                if goes_on:
+                partial = 2 * cta + (cta == first_cta)
+                counter = self.counters + first_cta
+                tile = request_idx, head, m_block
+                first, split_idx = begin + n_block * BLOCK, cta - first_cta
+                yield WorkTile(tile, first, last, split_idx, num_splits, partial, counter)
+                if ends_here:
                     break
-                block, tile = 0, tile + 1
-                if tile * self.shape.tile_rows >= rows:
-                    tile, index = 0, index + 1
-                if index == self.count:
-                    index, head = 0, head + 1
+                n_block, m_block = 0, m_block + 1
+                if m_block * self.shape.tile_rows >= rows:
+                    m_block, planned_idx = 0, planned_idx + 1
+                if planned_idx == self.num_requests:
+                    planned_idx, head = 0, head + 1
 
 
-def check(walk: Walk) -> None:
-    found: dict[tuple[int, int, int], list[Piece]] = defaultdict(list)
-    for piece in walk.pieces():
-        found[piece.tile].append(piece)
-    shape, batch = walk.shape, walk.batch
+def check(schedule: Schedule) -> None:
+    found: dict[tuple[int, int, int], list[WorkTile]] = defaultdict(list)
+    for work in schedule.work_tiles():
+        found[work.tile].append(work)
+    shape, batch = schedule.shape, schedule.batch
     want = {
-        (request, head, tile)
+        (request, head, m_block)
         for request, q_len in enumerate(batch.q_lens)
         for head in range(shape.heads)
-        for tile in range(-(-q_len * shape.group // shape.tile_rows))
+        for m_block in range(-(-q_len * shape.group // shape.tile_rows))
     }
     assert found.keys() == want
-    slots: list[int] = []
+    partials: list[int] = []
     counters: list[int] = []
-    for (request, _, tile), pieces in found.items():
-        pieces.sort(key=lambda piece: piece.part)
-        assert [piece.part for piece in pieces] == list(range(pieces[0].parts))
-        assert {piece.parts for piece in pieces} == {len(pieces)}
-        begin, end = shape.tokens(batch.q_lens[request], batch.kv_lens[request], tile)
-        borders = [begin, *(piece.end for piece in pieces)]
-        assert [piece.begin for piece in pieces] == borders[:-1]
+    for (request, _, m_block), splits in found.items():
+        splits.sort(key=lambda work: work.split_idx)
+        assert [work.split_idx for work in splits] == list(range(splits[0].num_splits))
+        assert {work.num_splits for work in splits} == {len(splits)}
+        begin, end = shape.tokens(batch.q_lens[request], batch.kv_lens[request], m_block)
+        borders = [begin, *(work.end for work in splits)]
+        assert [work.begin for work in splits] == borders[:-1]
         assert borders[-1] == end
-        assert len(pieces) == 1 or all(a < b for a, b in itertools.pairwise(borders))
-        if len(pieces) > 1:
-            slots += [piece.slot for piece in pieces]
-            counters.append(pieces[0].counter)
-            assert {piece.counter for piece in pieces} == set(counters[-1:])
-    assert len(set(slots)) == len(slots)
+        assert len(splits) == 1 or all(a < b for a, b in itertools.pairwise(borders))
+        if len(splits) > 1:
+            partials += [work.partial for work in splits]
+            counters.append(splits[0].counter)
+            assert {work.counter for work in splits} == set(counters[-1:])
+    assert len(set(partials)) == len(partials)
     assert len(set(counters)) == len(counters)
-    assert all(0 <= slot < walk.slots for slot in slots)
-    assert all(walk.ints[counter] == 0 for counter in counters), "tickets start at 0"
+    assert all(0 <= partial < schedule.num_partials for partial in partials)
+    assert all(schedule.ints[counter] == 0 for counter in counters), "counters start at 0"
 
 
-def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0) -> Walk:
+def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0) -> Schedule:
     """The plan on the GPU, in workspaces that are exactly as large as they must be."""
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     floats, ints, _ = sizes_of(shape, batch, sm_count, q_len)
@@ -217,10 +233,10 @@ def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0)
     function("plan")(*lengths, buffer[:ints], space, *arguments, True)
     assert torch.equal(buffer[ints:], before[ints:]), "a plan wrote past its workspace"
     ctas = ctas_of(shape.tile_rows)
-    walk = Walk(buffer[: ints // 4 * 4].view(torch.int32), shape, batch, ctas)
-    assert walk.length * 4 <= ints
-    assert walk.slots * 4 * shape.tile_rows * 130 <= max(floats, 16)
-    return walk
+    schedule = Schedule(buffer[: ints // 4 * 4].view(torch.int32), shape, batch, ctas)
+    assert schedule.num_ints * 4 <= ints
+    assert schedule.num_partials * 4 * shape.tile_rows * (DIM + 2) <= max(floats, 16)
+    return schedule
 
 
 def random_batch(count: int, most_q: int, most_kv: int, g: torch.Generator) -> Batch:
@@ -233,14 +249,14 @@ def random_batch(count: int, most_q: int, most_kv: int, g: torch.Generator) -> B
 SHAPES = {
     "plain": Shape(),
     "causal": Shape(causal=True, tile_rows=64),
-    "wide": Shape(causal=True, tile_rows=128, group=8),
+    "128 rows": Shape(causal=True, tile_rows=128, group=8),
     "window": Shape(window_left=100, causal=True, group=3),
     "ragged": Shape(page_size=0, tile_rows=64),
     "pages of one": Shape(page_size=1, heads=5),
-    "chunks": Shape(fixed_split_size=16),
-    "causal chunks": Shape(fixed_split_size=8, causal=True, tile_rows=64, window_left=700),
-    "whole": Shape(disable_split_kv=True),
-    "whole and wide": Shape(disable_split_kv=True, causal=True, tile_rows=128),
+    "splits": Shape(fixed_split_size=16),
+    "causal splits": Shape(fixed_split_size=8, causal=True, tile_rows=64, window_left=700),
+    "no splits": Shape(disable_split_kv=True),
+    "no splits, 128 rows": Shape(disable_split_kv=True, causal=True, tile_rows=128),
 }
 
 
@@ -261,32 +277,32 @@ def test_random_lengths(
 @pytest.mark.parametrize("q_len", [1, 3, 7])
 def test_as_many_queries_of_each(q_len: int, generator: torch.Generator) -> None:
     kv_lens = random_batch(33, 1, 3000, generator).kv_lens
-    for name in ("plain", "window", "chunks", "whole"):
+    for name in ("plain", "window", "splits", "no splits"):
         check(planned(SHAPES[name], Batch([q_len] * 33, kv_lens), q_len=q_len))
 
 
 def test_no_requests() -> None:
-    for name in ("plain", "wide", "chunks", "whole"):
-        walk = planned(SHAPES[name], Batch([], []))
-        assert list(walk.pieces()) == []
+    for name in ("plain", "128 rows", "splits", "no splits"):
+        schedule = planned(SHAPES[name], Batch([], []))
+        assert list(schedule.work_tiles()) == []
 
 
-def test_many_tiles_are_a_list(generator: torch.Generator) -> None:
-    """More than what the kernel keeps in shared memory; the longest come first."""
+def test_many_tiles_are_sorted(generator: torch.Generator) -> None:
+    """More tiles than the kernel keeps in shared memory; the longest come first."""
     shape = Shape(causal=True, tile_rows=64, heads=1)
     batch = Batch([40_000, 3], [40_000, 50])
-    walk = planned(shape, batch)
-    assert walk.is_list
-    assert walk.tiles > 2048
-    check(walk)
-    lengths = [piece.end - piece.begin for piece in walk.listed()]
+    schedule = planned(shape, batch)
+    assert schedule.is_static
+    assert schedule.num_tiles > constant("kMaxTilesInShared")
+    check(schedule)
+    lengths = [work.end - work.begin for work in schedule.static_persistent()]
     coarse = -(-max(lengths) // 1000)
     assert all(b <= a + 2 * coarse + BLOCK for a, b in itertools.pairwise(lengths))
 
 
-def test_chunks_grow_where_there_is_no_room() -> None:
-    """What the host would have refused cannot be refused by the GPU."""
-    shape, batch = SHAPES["chunks"], Batch([1] * 8, [5000] * 8)
+def test_splits_grow_if_the_workspace_is_small() -> None:
+    """The GPU cannot raise the error that the host would have raised."""
+    shape, batch = SHAPES["splits"], Batch([1] * 8, [5000] * 8)
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
     floats, ints, _ = sizes_of(shape, batch, sm_count)
     lengths = [None if t is None else t.cuda() for t in batch.tensors(shape, False, 0)]
@@ -294,9 +310,9 @@ def test_chunks_grow_where_there_is_no_room() -> None:
     space = torch.empty(floats // 3, dtype=torch.uint8, device="cuda")
     function("plan")(*lengths, buffer, space, *shape.arguments(8, 0), True)
     plan = buffer[: ints // 4 * 4].view(torch.int32)
-    walk = Walk(plan, shape, batch, ctas_of(16))
-    assert walk.chunk > 16 * 16
-    check(walk)
+    schedule = Schedule(plan, shape, batch, ctas_of(16))
+    assert schedule.split_size > 16 * 16
+    check(schedule)
 
 
 def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
@@ -320,7 +336,7 @@ def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
             if held is not None:
                 held.copy_(new)
         graph.replay()
-        check(Walk(ints.view(torch.int32), shape, batch, ctas_of(64)))
+        check(Schedule(ints.view(torch.int32), shape, batch, ctas_of(64)))
 
 
 def test_refusals() -> None:

@@ -17,7 +17,7 @@ import torch
 from attention_calls import WORKSPACE_BYTES, call, expected, make, problem
 from attention_cases import Case, Space, draw
 
-from precast._op.dispatch import DTYPE_WORDS
+from precast._base.dtypes import DTYPE_WORDS
 from precast._runtime.loader import loader
 
 SHARDS, CASES = 50, 100

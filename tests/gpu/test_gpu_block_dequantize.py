@@ -13,7 +13,7 @@ from block_calls import LAYOUTS, Buffer, global_scale, numbers, same_bits
 import precast
 from precast import SfLayout
 from precast._op.dispatch import kernels
-from precast._ops.quantize._formats import scale_shape
+from precast._ops.quantize._reference_blocks import scale_shape
 from precast.quantization import (
     block_scale_interleave_reference,
     e2m1_and_ufp8sf_scale_to_float_reference,
@@ -109,7 +109,7 @@ def test_every_number_with_every_scale(layout: SfLayout) -> None:
 
 
 def _placed(scales: torch.Tensor, layout: SfLayout) -> torch.Tensor:
-    from precast._ops.quantize._formats import place_scales
+    from precast._ops.quantize._reference_blocks import place_scales
 
     return place_scales(scales.cpu(), int(layout)).cuda()
 

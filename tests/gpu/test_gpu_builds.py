@@ -12,7 +12,10 @@ import torch
 from gpu_cases import CASES, DTYPES, OpCase, grid, grid_id
 from op_case import same_bits
 
-from precast._runtime.loader import load_library, loader, plan
+from precast._plan.installed import plan
+from precast._runtime.library import load_library
+from precast._runtime.loader import loader
+from precast.jit import JitSpec
 from precast.testing.rotation import clone
 
 MODULES = sorted(
@@ -59,7 +62,7 @@ def test_jit_equals_prebuilt(
     if any(step.accepted and step.source.startswith("JIT") for step in resolution.steps):
         pytest.skip(f"no prebuilt {resolution.module} is installed")
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path))
-    spec = plan().spec(op, axes, _capability(), resolution.cuda_major)
+    spec = JitSpec.of(plan().spec(op, axes, _capability(), resolution.cuda_major))
     path = spec.build("a test compares it with the prebuilt module")
     assert path.is_relative_to(tmp_path)
     assert path != resolution.path

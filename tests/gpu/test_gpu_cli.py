@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 
 
 def _json(*words: str) -> dict[str, Any]:

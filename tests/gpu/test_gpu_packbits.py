@@ -238,14 +238,18 @@ def test_graph_and_compile(generator: torch.Generator) -> None:
 
 def test_no_synchronisation_with_out(generator: torch.Generator) -> None:
     x, indptr = bits(4096, generator), torch.tensor([0, 50, 4096], device="cuda")
+    want = packed_segments(x, indptr.tolist(), "big")
     out = torch.zeros(600, dtype=torch.uint8, device="cuda")
     precast.segment_packbits(x, indptr, out=out)
+    out.zero_()
     torch.cuda.set_sync_debug_mode("error")
     try:
         precast.segment_packbits(x, indptr, out=out)
-        precast.packbits(x)
+        whole = precast.packbits(x)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert torch.equal(out[: len(want)].cpu(), want)
+    assert torch.equal(whole.cpu(), packed(x, "big"))
 
 
 def test_early_start_sees_its_input_complete(generator: torch.Generator) -> None:

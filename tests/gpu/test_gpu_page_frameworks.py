@@ -22,7 +22,10 @@ from page_cases import (
 )
 
 import precast
-from precast._runtime.loader import load_library, loader, plan
+from precast._plan.installed import plan
+from precast._runtime.library import load_library
+from precast._runtime.loader import loader
+from precast.jit import JitSpec
 
 BF16 = torch.bfloat16
 needs_40_gb = pytest.mark.skipif(
@@ -270,7 +273,7 @@ def test_jit_equals_prebuilt(
         pytest.skip(f"no prebuilt {resolution.module} is installed")
     monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path))
     capability = "{}.{}".format(*torch.cuda.get_device_capability())
-    spec = plan().spec(op, axes, capability, resolution.cuda_major)
+    spec = JitSpec.of(plan().spec(op, axes, capability, resolution.cuda_major))
     path = spec.build("a test compares it with the prebuilt module")
     assert path.is_relative_to(tmp_path)
     assert path != resolution.path

@@ -25,13 +25,14 @@ done
 SCRIPT = """
 import json, sys
 import precast
-from precast.jit import gen_jit_spec
+from precast.jit import JitSpec, gen_jit_spec
 from precast._jit.toolchain import find_toolchain
-from precast._runtime.loader import get_function, load_library, plan
+from precast._plan.installed import plan
+from precast._runtime.library import get_function, load_library
 folder = sys.argv[1]
 tiny = gen_jit_spec("tiny", [f"{folder}/tiny.cu", f"{folder}/tiny_binding.cc"],
                     extra_include_paths=[f"{folder}/inc"], exports=["tiny_answer"], arch="9.0a")
-spec = plan().spec("scale", {"dtype": "f32"}, "9.0")
+spec = JitSpec.of(plan().spec("scale", {"dtype": "f32"}, "9.0"))
 answer = tiny.build_and_load().get_function("tiny_answer")()
 scale = get_function(spec.build_and_load(), "scale")
 import torch

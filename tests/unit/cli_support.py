@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import IO
 
 import precast
-from precast._plan.spec import JitSpec
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
+from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import Manifest, ModuleRow
 
 PACKAGES = str(Path(precast.__file__).resolve().parents[1])
@@ -80,11 +80,11 @@ def without_colours(text: str) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text).replace("\r\n", "\n")
 
 
-def core_specs(arch: str) -> list[JitSpec]:
+def core_specs(arch: str) -> list[ModuleSpec]:
     return plan().modules("core", plan().archs(arch))
 
 
-def write_provider(root: Path, specs: list[JitSpec], **changes: object) -> Path:
+def write_provider(root: Path, specs: list[ModuleSpec], **changes: object) -> Path:
     """A provider of files that hold only their own name; ``changes`` go into the manifest."""
     import platform
 

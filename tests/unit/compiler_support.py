@@ -7,8 +7,9 @@ import dataclasses
 from pathlib import Path
 
 from precast._jit import cache
+from precast._jit.commands import Command
 from precast._jit.toolchain import Toolchain, Toolkit
-from precast._plan.spec import Command, JitSpec
+from precast._runtime.jit_spec import JitSpec
 
 TOOLCHAIN = Toolchain(
     Toolkit("test", Path("nvcc"), (13, 0), "13.0.88", Path(), Path()),

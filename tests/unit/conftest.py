@@ -51,6 +51,7 @@ def make(tree, tmp_path, monkeypatch, caplog):
     from precast._plan.planner import Plan
 
     monkeypatch.setattr(compiler, "find_toolchain", lambda *args: TOOLCHAIN)
+    monkeypatch.setattr(compiler, "build_commands", lambda spec, *where: spec.commands(*where))
     monkeypatch.setattr("precast._jit.toolchain.find_toolchain", lambda *args: TOOLCHAIN)
     base = Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0")
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
@@ -69,6 +70,7 @@ def dumps(monkeypatch, tmp_path) -> Callable[[], list[Path]]:
     from precast.api_logging._dump import Recorder
     from precast.api_logging.replay import find_dumps
 
+    api_logging.public_api()  # An op that is imported from here on would stay logged.
     monkeypatch.setenv("PRECAST_LOGLEVEL", "10")
     monkeypatch.setenv("PRECAST_LOGDEST", str(tmp_path / "log.txt"))
     monkeypatch.setenv("PRECAST_DUMP_DIR", str(tmp_path / "dumps"))

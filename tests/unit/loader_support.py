@@ -13,11 +13,14 @@ from typing import Any
 import pytest
 from cli_support import write_provider
 
-from precast._jit import toolchain
+from precast._base import driver
+from precast._jit import cuda_major, toolchain
 from precast._jit.cache import META_NAME, Meta, module_folder
 from precast._jit.env import cache_dir
-from precast._plan.spec import JitSpec
-from precast._runtime import cudart, loader, providers
+from precast._plan.installed import plan
+from precast._plan.spec import ModuleSpec
+from precast._runtime import loader, providers
+from precast._runtime.resolution import Resolution
 from precast.errors import ToolchainError
 
 BF16 = {"dtype": "bf16"}
@@ -46,7 +49,7 @@ class World:
         patch.setattr(loader, "_device_capability", lambda device: self.devices[device])
         patch.setattr(loader, "_device_name", lambda device: f"cuda:{device} (a GPU)")
         patch.setattr(loader, "load_library", self._open)
-        for module in (loader, providers, cudart, toolchain):
+        for module in (driver, providers, cuda_major, toolchain):
             patch.setattr(module, "driver_cuda_version", lambda: self.driver)
         patch.setattr(toolchain, "find_toolkit", self._no_compiler)
         providers.provider_problem.cache_clear()
@@ -60,12 +63,11 @@ class World:
 
     def specs(
         self, *archs: str, ops: tuple[str, ...] = ("norm", "scale"), major: int = 13
-    ) -> list[JitSpec]:
-        plan = loader.plan()
-        return [s for s in plan.modules(None, plan.archs(archs), major) if s.op in ops]
+    ) -> list[ModuleSpec]:
+        return [s for s in plan().modules(None, plan().archs(archs), major) if s.op in ops]
 
-    def spec(self, dtype: str = "bf16", capability: str = "9.0", major: int = 13) -> JitSpec:
-        return loader.plan().spec("norm", {"dtype": dtype}, capability, major)
+    def spec(self, dtype: str = "bf16", capability: str = "9.0", major: int = 13) -> ModuleSpec:
+        return plan().spec("norm", {"dtype": dtype}, capability, major)
 
     def provide(
         self, name: str, *archs: str, source: str = "PROVIDER_PATH", **changes: Any
@@ -99,7 +101,7 @@ class World:
         self.patch.setattr(loader, "loader", fresh)
         return fresh
 
-    def cached(self, spec: JitSpec, data: bytes = b"cached", **changes: Any) -> Path:
+    def cached(self, spec: ModuleSpec, data: bytes = b"cached", **changes: Any) -> Path:
         """A build of ``spec`` in the JIT cache of this user."""
         folder = module_folder(cache_dir(), spec) / f"{spec.name}-0123456789abcdef"
         folder.mkdir(parents=True)
@@ -121,13 +123,13 @@ class World:
         return library
 
 
-def refusals(found: loader.Resolution) -> list[str]:
+def refusals(found: Resolution) -> list[str]:
     return [str(step) for step in found.steps if not step.accepted]
 
 
 def resolve(
     axes: Mapping[str, object] = BF16, capability: str = "9.0", op: str = "norm"
-) -> loader.Resolution:
+) -> Resolution:
     return loader.loader.resolve(op, axes, capability)
 
 

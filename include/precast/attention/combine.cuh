@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of a tile, in slots of the workspace, become its result: in the order of the parts,
-// whoever merges them. Of a narrow tile the CTA does it that is the last to write its part; of
-// others, whose slots are many times as large, all CTAs of the tile that are still there.
+// Combines the splits of a tile from the split workspace to the output (split-KV). The splits are
+// added in their order, so the result does not depend on which CTA combines them.
+//
+// A 16-row tile is combined by the CTA that writes its last split. The partial results of larger
+// tiles are many times as large, so all CTAs of the tile that can wait combine it together.
 #pragma once
 
 #include "precast/attention/epilogue.cuh"
@@ -10,9 +12,9 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Adds to a word of the plan's counters and gives what was there. What the CTA wrote before a
-// barrier is visible to who adds later, and to its CTA after a barrier.
-__device__ __forceinline__ uint32_t add_to_counter(int32_t* counter, uint32_t x) {
+// Adds to a split counter and returns its old value. What the CTA wrote before a barrier is visible
+// to a thread that adds later, and after a barrier to that thread's CTA.
+__device__ __forceinline__ uint32_t atomic_add_acq_rel(int32_t* counter, uint32_t x) {
   uint32_t value;
   asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;"
                : "=r"(value)
@@ -21,139 +23,143 @@ __device__ __forceinline__ uint32_t add_to_counter(int32_t* counter, uint32_t x)
   return value;
 }
 
-__device__ __forceinline__ uint32_t load_counter(const int32_t* counter) {
+__device__ __forceinline__ uint32_t load_acquire(const int32_t* counter) {
   uint32_t value;
   asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(counter) : "memory");
   return value;
 }
 
-// Merges four columns of a row, number `i` of the tile's, from all parts.
+// Combines all splits of four columns of a row. `i` counts the groups of columns of the tile, row
+// by row.
 template <typename Tile, typename Q>
-__device__ __forceinline__ void merge_columns(const AttentionParams& p, const AttentionWork& work,
-                                              int i) {
+__device__ __forceinline__ void combine_columns(const AttentionParams& p, const BlockInfo& block,
+                                                int i) {
   constexpr int kColumns = Tile::kDimV / 4;
-  constexpr int kMany = 20;  // loads in flight of a thread
-  const int32_t parts = work.piece.parts;
-  // Slots count 16 bytes here; the first part's is in no line with the others'.
-  constexpr uint32_t kSlot = kSlotFloats<Tile> / 4;
-  const uint32_t first = work.piece.slot(0) * kSlot, step = work.piece.slot_step * kSlot;
-  uint32_t next = work.piece.slot(1) * kSlot - step;
+  constexpr int kBatch = 20;  // loads of a thread in flight
+  const int32_t num_splits = block.work.num_splits;
+  // Offsets in units of 16 bytes. Split 0 does not fit the step of the other splits.
+  constexpr uint32_t kPartial = kPartialFloats<Tile> / 4;
+  const uint32_t first = block.work.partial(0) * kPartial,
+                 step = block.work.partial_step * kPartial;
+  uint32_t next = block.work.partial(1) * kPartial - step;
   const int row = i / kColumns, column = i % kColumns * 4;
-  const PartialRows at = PartialRows::at<Tile>(p.partials);
-  const char* const sums =
-      reinterpret_cast<const char*>(at.sums + PartialRows::place<Tile>(row, column));
-  const char* const row_ends = reinterpret_cast<const char*>(at.ends + row);
-  MergedColumns merged;
-  for (int32_t done = 0; done < parts; done += kMany) {
-    float4 x[kMany];
-    float2 ends[kMany];
+  const PartialResult base = PartialResult::at<Tile>(p.partials);
+  const char* const base_o =
+      reinterpret_cast<const char*>(base.acc_o + PartialResult::offset<Tile>(row, column));
+  const char* const base_stats = reinterpret_cast<const char*>(base.row_stats + row);
+  CombinedColumns combined;
+  for (int32_t begin = 0; begin < num_splits; begin += kBatch) {
+    float4 acc_o[kBatch];
+    float2 row_stats[kBatch];
 #pragma unroll
-    for (int j = 0; j < kMany; ++j) {
-      const uint64_t bytes = uint64_t(done + j == 0 ? first : next) * 16;
-      const bool exists = done + j < parts;
-      x[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-      ends[j] = make_float2(negative_infinity(), 0.0f);
-      if (exists) x[j] = __ldcg(reinterpret_cast<const float4*>(sums + bytes));
-      if (exists) ends[j] = __ldcg(reinterpret_cast<const float2*>(row_ends + bytes));
+    for (int j = 0; j < kBatch; ++j) {
+      const uint64_t bytes = uint64_t(begin + j == 0 ? first : next) * 16;
+      const bool exists = begin + j < num_splits;
+      acc_o[j] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+      row_stats[j] = make_float2(negative_infinity(), 0.0f);
+      if (exists) acc_o[j] = __ldcg(reinterpret_cast<const float4*>(base_o + bytes));
+      if (exists) row_stats[j] = __ldcg(reinterpret_cast<const float2*>(base_stats + bytes));
       next += step;
       keep(next);
     }
-    merged.add(x, ends);
+    combined.add(acc_o, row_stats);
   }
-  write_merged<Q>(p, work, row, column, merged);
+  write_combined<Q>(p, block, row, column, combined);
 }
 
-// Of the CTA, in shared memory.
-struct MergeShared {
-  uint32_t word;   // from thread 0 to all
-  uint32_t began;  // clock() at the start of the CTA's work
+// Shared memory of the CTA.
+struct CombineSharedStorage {
+  uint32_t broadcast;    // from thread 0 to all threads
+  uint32_t begin_clock;  // clock() when the CTA began
 };
 
-// The first counter of a tile has three counts of CTAs: that have written their part, that did not
-// wait for the others, and that have left. The second one is of chunks of the tile.
+// The first split counter of a tile holds three counts of CTAs: those that have written their split
+// (arrived), those of them that did not wait for the others (gone), and those that have finished
+// (left). The second counter hands out chunks of the tile to combine.
 constexpr int kCountBits = 10;
-constexpr uint32_t kMostParts = (1 << kCountBits) - 1;
+constexpr uint32_t kMaxCounted = (1 << kCountBits) - 1;
 constexpr uint32_t kArrived = 1, kGone = kArrived << kCountBits, kLeft = kGone << kCountBits;
 
-// Tells that this CTA's part is written. Gives the counter once all are, or 0 if this CTA is not to
-// wait for that: if it has more to do, or has waited for as long as it had worked, for the others
-// need not even be on the device. One thread calls.
-__device__ __forceinline__ uint32_t await_parts(int32_t* counter, uint32_t parts, bool may_wait,
-                                                uint32_t began) {
-  const auto all_there = [&](uint32_t counts) { return (counts & kMostParts) == parts; };
+// Counts this CTA's split as written. Returns the counter once all splits are written, or 0 if this
+// CTA does not wait for that: because it has more work, or because it has waited as long as it had
+// worked. Why not longer: the other CTAs may not even run yet. One thread calls it.
+__device__ __forceinline__ uint32_t wait_for_splits(int32_t* counter, uint32_t num_splits,
+                                                    bool may_wait, uint32_t begin_clock) {
+  const auto all_arrived = [&](uint32_t counts) { return (counts & kMaxCounted) == num_splits; };
   const uint32_t own = may_wait ? kArrived : kArrived + kGone;
-  uint32_t counts = add_to_counter(counter, own) + own;
-  const uint32_t now = clock(), most = now - began;
-  while (may_wait && !all_there(counts)) {
-    if (uint32_t(clock()) - now < most) {
+  uint32_t counts = atomic_add_acq_rel(counter, own) + own;
+  const uint32_t now = clock(), max_wait = now - begin_clock;
+  while (may_wait && !all_arrived(counts)) {
+    if (uint32_t(clock()) - now < max_wait) {
       __nanosleep(64);
     } else if (atomicCAS(reinterpret_cast<uint32_t*>(counter), counts, counts + kGone) == counts) {
       return 0;
     }
-    counts = load_counter(counter);
+    counts = load_acquire(counter);
   }
-  return all_there(counts) ? counts : 0;
+  return all_arrived(counts) ? counts : 0;
 }
 
-// Merges the parts of a tile together with all other CTAs that have one and are still there, in
-// chunks. If all of them are, a CTA's chunks follow from its part; if not, from a counter. The last
-// to write its part is there in any case. Who leaves last sets both counters back.
+// Combines a tile in chunks, together with all other CTAs that have a split of it and wait. If no
+// CTA is gone, the chunks of a CTA follow from its split index; otherwise from a counter. The CTA
+// that arrives last never goes, so the tile is always combined. The CTA that leaves last resets
+// both counters.
 template <typename Tile, typename Q>
-__device__ __forceinline__ void merge_together(const AttentionParams& p, const AttentionWork& work,
-                                               int32_t* counters, bool may_wait,
-                                               MergeShared& shared) {
+__device__ __forceinline__ void combine_together(const AttentionParams& p, const BlockInfo& block,
+                                                 int32_t* counters, bool may_wait,
+                                                 CombineSharedStorage& shared) {
   constexpr int kColumns = Tile::kDimV / 4;
-  const uint32_t parts = work.piece.parts, items = work.rows * kColumns;
-  constexpr uint32_t kNone = ~0u / Tile::kThreads;
-  const auto take = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
-  uint32_t chunk = kNone;
-  bool follows = false;
+  const uint32_t num_splits = block.work.num_splits, items = block.num_rows * kColumns;
+  constexpr uint32_t kNoChunk = ~0u / Tile::kThreads;
+  const auto take_chunk = [&] { return uint32_t(atomicAdd(counters + 1, 1)); };
+  uint32_t chunk = kNoChunk;
+  bool is_static = false;
   if (threadIdx.x == 0) {
-    const uint32_t counts = await_parts(counters, parts, may_wait, shared.began);
-    follows = (counts / kGone & kMostParts) == 0;
-    if (counts != 0) chunk = follows ? work.piece.part : take();
+    const uint32_t counts = wait_for_splits(counters, num_splits, may_wait, shared.begin_clock);
+    is_static = (counts / kGone & kMaxCounted) == 0;
+    if (counts != 0) chunk = is_static ? block.work.split_idx : take_chunk();
   }
   while (true) {
     if (threadIdx.x == 0) {
-      shared.word = chunk;
-      // The next one: it comes while this one is merged.
-      if (chunk != kNone) chunk = follows ? chunk + parts : take();
+      shared.broadcast = chunk;
+      // Takes the next chunk early, so that the atomic overlaps with the work on this one.
+      if (chunk != kNoChunk) chunk = is_static ? chunk + num_splits : take_chunk();
     }
     __syncthreads();
-    const uint32_t i = shared.word * Tile::kThreads + threadIdx.x;
+    const uint32_t i = shared.broadcast * Tile::kThreads + threadIdx.x;
     __syncthreads();
     if (i - threadIdx.x >= items) break;
-    if (i < items) merge_columns<Tile, Q>(p, work, i);
+    if (i < items) combine_columns<Tile, Q>(p, block, i);
   }
-  if (threadIdx.x == 0 && add_to_counter(counters, kLeft) / kLeft == parts - 1) {
+  if (threadIdx.x == 0 && atomic_add_acq_rel(counters, kLeft) / kLeft == num_splits - 1) {
     counters[0] = 0;
     counters[1] = 0;
   }
 }
 
-// Merges the parts of a tile once all are written; sets its counters back. Of a narrow tile the CTA
-// does it that is the last to have written one. All threads of the CTA call; `is_last_piece`: of
-// the CTA.
+// Combines the splits of a tile once all are written, and resets its split counters. All threads of
+// the CTA must call it after the CTA has written its split. `is_last_work`: the CTA has no more
+// work.
 template <typename Tile, typename Q>
-__device__ __noinline__ void merge_parts(const AttentionParams& p, const AttentionWork& work,
-                                         int32_t* counters, bool is_last_piece,
-                                         MergeShared& shared) {
-  const uint32_t parts = work.piece.parts;
+__device__ __noinline__ void combine_splits(const AttentionParams& p, const BlockInfo& block,
+                                            int32_t* counters, bool is_last_work,
+                                            CombineSharedStorage& shared) {
+  const uint32_t num_splits = block.work.num_splits;
   __syncthreads();
   if constexpr (!Tile::kNarrow) {
-    if (work.piece.counters() > 1 && parts <= kMostParts) {
-      merge_together<Tile, Q>(p, work, counters, is_last_piece, shared);
+    if (block.work.num_counters() > 1 && num_splits <= kMaxCounted) {
+      combine_together<Tile, Q>(p, block, counters, is_last_work, shared);
       return;
     }
   }
   if (threadIdx.x == 0) {
-    shared.word = add_to_counter(counters, kArrived);
-    if (shared.word == parts - 1) *counters = 0;
+    shared.broadcast = atomic_add_acq_rel(counters, kArrived);
+    if (shared.broadcast == num_splits - 1) *counters = 0;
   }
   __syncthreads();
-  if (shared.word != parts - 1) return;
-  for (int i = threadIdx.x; i < work.rows * (Tile::kDimV / 4); i += Tile::kThreads) {
-    merge_columns<Tile, Q>(p, work, i);
+  if (shared.broadcast != num_splits - 1) return;
+  for (int i = threadIdx.x; i < block.num_rows * (Tile::kDimV / 4); i += Tile::kThreads) {
+    combine_columns<Tile, Q>(p, block, i);
   }
 }
 

@@ -1,6 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// From the rows of a piece to results: teams of a CTA are merged in shared memory; a whole tile is
-// written; parts of a tile go to slots of the workspace (attention/combine.cuh).
+// The epilogue of a work tile: from the softmax state of its rows to the output.
+//
+//   out = acc_o / row_sum * out_scale      lse = row_max + log2(row_sum)
+//
+// A tile that is not split is written to the output. A split of a tile is written to the split
+// workspace as a partial result, and attention/combine.cuh combines the splits. In the 16-row tile
+// each warp has attended to other tokens, so the CTA combines its warps in shared memory first.
+//
+// Layout   out               [tokens, heads, head_dim_vo], lse [tokens, heads]
+//          a partial result  acc_o [kRows, kDimV] f32, then (row_max, row_sum) [kRows] f32
 #pragma once
 
 #include "precast/attention/softmax.cuh"
@@ -9,52 +17,53 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// What a row's sums are to be multiplied by, and its log2 of the sum of exponentials.
-struct RowEnd {
+// The factor that turns acc_o of a row into the output, and the lse of the row.
+struct RowResult {
   float factor, lse;
 
-  // A sink adds to the denominator alone.
-  __device__ __forceinline__ RowEnd(const AttentionParams& p, int32_t head, float top,
-                                    float total) {
+  // A sink adds to row_sum only.
+  __device__ __forceinline__ RowResult(const AttentionParams& p, int32_t q_head, float row_max,
+                                       float row_sum) {
     float scale = 1.0f;
     if (p.sinks != nullptr) {
-      const float sink = load_scalar(p.sinks + head) * kLog2E;
-      const float most = fmaxf(top, sink);
-      scale = weight_of(top, most);
-      total = total * scale + weight_of(sink, most);
-      top = most;
+      const float sink = load_scalar(p.sinks + q_head) * kLog2E;
+      const float new_max = fmaxf(row_max, sink);
+      scale = exp2_relative(row_max, new_max);
+      row_sum = row_sum * scale + exp2_relative(sink, new_max);
+      row_max = new_max;
     }
-    // Why not total > 0: NaN is to remain.
-    const bool is_empty = total == 0.0f;
-    factor = is_empty ? 0.0f : scale * p.out_scale * fast_reciprocal(total);
+    // Why not row_sum > 0: NaN must stay NaN.
+    const bool is_empty = row_sum == 0.0f;
+    factor = is_empty ? 0.0f : scale * p.out_scale * fast_reciprocal(row_sum);
     if (p.v_scale != nullptr) factor *= load_scalar(p.v_scale);
-    lse = is_empty ? negative_infinity() : top + __log2f(total);
+    lse = is_empty ? negative_infinity() : row_max + __log2f(row_sum);
   }
 };
 
+// The row's output, from the first column that this CTA computes.
 template <typename Q>
-__device__ __forceinline__ Q* output_of(const AttentionParams& p, const AttentionWork& work,
-                                        const AttentionRow& row) {
-  return static_cast<Q*>(p.out) + int64_t(work.piece.q_begin + row.query) * p.out_stride +
-         row.head * p.out_head_stride + work.value_column;
+__device__ __forceinline__ Q* output_row(const AttentionParams& p, const BlockInfo& block,
+                                         const PackGqaRow& row) {
+  return static_cast<Q*>(p.out) + int64_t(block.work.q_begin + row.q_idx) * p.out_stride +
+         row.q_head * p.out_head_stride + block.v_column;
 }
 
-__device__ __forceinline__ void write_lse(const AttentionParams& p, const AttentionWork& work,
-                                          const AttentionRow& row, float lse) {
-  if (p.lse == nullptr || work.value_column != 0) return;
+__device__ __forceinline__ void write_lse(const AttentionParams& p, const BlockInfo& block,
+                                          const PackGqaRow& row, float lse) {
+  if (p.lse == nullptr || block.v_column != 0) return;
   const int64_t heads = int64_t(p.kv_heads) * p.group.value;
-  p.lse[int64_t(work.piece.q_begin + row.query) * heads + row.head] = lse;
+  p.lse[int64_t(block.work.q_begin + row.q_idx) * heads + row.q_head] = lse;
 }
 
 // Calls put(column, x, y) for each pair of neighbouring columns that this lane holds of a row.
 template <typename Tile, typename Put>
-__device__ __forceinline__ void for_columns(const float (&sums)[Tile::kWarpDimV / 8][4], int half,
-                                            const Put& put) {
+__device__ __forceinline__ void for_each_column_pair(const float (&acc_o)[Tile::kWarpDimV / 8][4],
+                                                     int half, const Put& put) {
   const int q = threadIdx.x % 4;
 #pragma unroll
   for (int c = 0; c < Tile::kWarpDimV / 16; ++c) {
-    const float* even = sums[2 * c] + 2 * half;
-    const float* odd = sums[2 * c + 1] + 2 * half;
+    const float* even = acc_o[2 * c] + 2 * half;
+    const float* odd = acc_o[2 * c + 1] + 2 * half;
     if constexpr (Tile::kFp8) {
       put(16 * c + 4 * q, even[0], odd[0]);
       put(16 * c + 4 * q + 2, even[1], odd[1]);
@@ -65,67 +74,76 @@ __device__ __forceinline__ void for_columns(const float (&sums)[Tile::kWarpDimV 
   }
 }
 
-// A tile's rows as fp32: sums [kRows, kDimV], and of each row maximum and denominator.
-struct PartialRows {
-  float* sums;
-  float2* ends;
+// -- Partial results ------------------------------------------------------------------------------
 
-  // A slot of the workspace, or a place like it.
+// The softmax state of a tile's rows in memory.
+struct PartialResult {
+  float* acc_o;       // [kRows, kDimV]
+  float2* row_stats;  // [kRows] of (row_max, row_sum)
+
+  // From an address in the split workspace, or in memory of the same layout.
   template <typename Tile>
-  static __device__ __forceinline__ PartialRows at(float* slot) {
-    return {slot, reinterpret_cast<float2*>(slot + Tile::kRows * Tile::kDimV)};
+  static __device__ __forceinline__ PartialResult at(float* memory) {
+    return {memory, reinterpret_cast<float2*>(memory + Tile::kRows * Tile::kDimV)};
   }
 
-  // Eight columns move by the row, so that lanes of four rows meet in no bank of shared memory.
+  // The offset of a column of acc_o. Columns are swizzled in blocks of eight, so that lanes of four
+  // rows have no bank conflicts in shared memory.
   template <typename Tile>
-  static __device__ __forceinline__ int place(int row, int column) {
+  static __device__ __forceinline__ int offset(int row, int column) {
     return row * Tile::kDimV + (Tile::kDimV % 32 == 0 ? column ^ (row & 3) * 8 : column);
   }
 };
 
 template <typename Tile>
-constexpr int64_t kSlotFloats = attention_slot_floats(Tile::kRows, Tile::kDimV);
+constexpr int64_t kPartialFloats = attention_slot_floats(Tile::kRows, Tile::kDimV);
 
+// The partial result of a split in the split workspace.
 template <typename Tile>
-__device__ __forceinline__ PartialRows slot_of(const AttentionParams& p, const Piece& piece) {
-  return PartialRows::at<Tile>(p.partials + piece.slot(piece.part) * kSlotFloats<Tile>);
+__device__ __forceinline__ PartialResult partial_result(const AttentionParams& p,
+                                                        const WorkTile& work) {
+  return PartialResult::at<Tile>(p.partials + work.partial(work.split_idx) * kPartialFloats<Tile>);
 }
 
-// What the teams of a CTA leave: sums in a free stage of each ring, the rest here.
+// The partial results of the warps of a CTA (16-row tile): acc_o is in a free stage of the warp's
+// pipeline, the rest is here.
 template <typename Tile>
-struct TeamResults {
-  float2 ends[Tile::kTeams][Tile::kNarrow ? Tile::kRows : 1];
-  int stages[Tile::kTeams];  // bytes from the ring's start
+struct WarpResults {
+  float2 row_stats[Tile::kTeams][Tile::kNarrow ? Tile::kRows : 1];
+  int stage_offsets[Tile::kTeams];  // bytes from the start of the warp's stages
 
-  __device__ __forceinline__ PartialRows of(unsigned char* rings, int team) {
-    float* sums = reinterpret_cast<float*>(rings + team * Tile::kRingBytes + stages[team]);
-    return {sums, ends[team]};
+  __device__ __forceinline__ PartialResult of(unsigned char* smem_kv, int warp_kv) {
+    float* acc_o =
+        reinterpret_cast<float*>(smem_kv + warp_kv * Tile::kRingBytes + stage_offsets[warp_kv]);
+    return {acc_o, row_stats[warp_kv]};
   }
 };
 
-// The rows of this warp, finished, that exist.
+// Writes the rows of this warp that exist, after OnlineSoftmax::finalize().
 template <typename Tile>
-__device__ __forceinline__ void write_partial(const RowStates<Tile>& states, int32_t rows,
-                                              const PartialRows& target) {
-  const int first_column = WarpShare<Tile>::first_column();
+__device__ __forceinline__ void write_partial(const OnlineSoftmax<Tile>& softmax, int32_t num_rows,
+                                              const PartialResult& target) {
+  const int first_column = WarpPartition<Tile>::first_column();
 #pragma unroll
   for (int m = 0; m < Tile::kRowTiles; ++m) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = row_of_lane<Tile>(m, half);
-      if (row >= rows) continue;
-      for_columns<Tile>(states.sums[m], half, [&](int column, float x, float y) {
-        const int place = PartialRows::place<Tile>(row, first_column + column);
-        *reinterpret_cast<float2*>(target.sums + place) = make_float2(x, y);
+      if (row >= num_rows) continue;
+      for_each_column_pair<Tile>(softmax.acc_o[m], half, [&](int column, float x, float y) {
+        const int offset = PartialResult::offset<Tile>(row, first_column + column);
+        *reinterpret_cast<float2*>(target.acc_o + offset) = make_float2(x, y);
       });
       if (threadIdx.x % 4 == 0 && first_column == 0) {
-        target.ends[row] = make_float2(states.top[m][half], states.total[m][half]);
+        target.row_stats[row] = make_float2(softmax.row_max[m][half], softmax.row_sum[m][half]);
       }
     }
   }
 }
 
-// Without a branch, so that stores stand side by side.
+// -- Output of a tile that is not split -----------------------------------------------------------
+
+// A predicated store. Why not a branch: the stores stand side by side.
 __device__ __forceinline__ void store_if(bool exists, uint4* to, const uint4& x) {
   asm volatile(
       "{\n"
@@ -137,147 +155,157 @@ __device__ __forceinline__ void store_if(bool exists, uint4* to, const uint4& x)
       : "memory");
 }
 
-// The rows of this warp, of a whole tile, by way of shared memory, whose stage all warps have left.
-// Why: lanes then write 16 bytes of a row side by side, and not four bytes of eight rows.
+// Writes the output of this warp's rows through shared memory: `stage`, which no warp reads any
+// more. Why: neighbouring lanes then write 16 bytes of one row, not 4 bytes of eight rows.
 template <typename Tile, typename Q>
-__device__ __forceinline__ void write_rows(const AttentionParams& p, const AttentionWork& work,
-                                           const RowStates<Tile>& states, unsigned char* stage) {
-  using Share = WarpShare<Tile>;
-  using Staged = SharedRows<Tile::kWarpDimV * 2, false>;
-  constexpr int kChunks = Staged::kChunks;
-  constexpr int kStride = Staged::kStride;
-  // Rows of a warp that the stage takes at a time; less than 8 with keys of 8 bits and head_dim
-  // 512, which goes without.
+__device__ __forceinline__ void write_output(const AttentionParams& p, const BlockInfo& block,
+                                             const OnlineSoftmax<Tile>& softmax,
+                                             unsigned char* stage) {
+  using Partition = WarpPartition<Tile>;
+  using StagedRows = SharedRows<Tile::kWarpDimV * 2, false>;
+  constexpr int kChunks = StagedRows::kChunks;
+  constexpr int kStride = StagedRows::kStride;
+  // Rows of a warp that fit in the stage. They are less than 8 with FP8 and head_dim 512, which is
+  // written without shared memory.
   constexpr int kFit = Tile::kStageBytes / (Tile::kWarps * kStride);
-  constexpr int kAtOnce = kFit >= Share::kRows ? Share::kRows : kFit >= 16 ? 16 : 8;
+  constexpr int kStagedRows = kFit >= Partition::kRows ? Partition::kRows : kFit >= 16 ? 16 : 8;
   const int lane = threadIdx.x % 32;
-  float factors[Share::kRows / 8];
-  if (p.lse == nullptr && p.sinks == nullptr) {  // which head a row is of does not matter
+  float factors[Partition::kRows / 8];
+  if (p.lse == nullptr && p.sinks == nullptr) {  // the head of a row does not matter
 #pragma unroll
-    for (int i = 0; i < Share::kRows / 8; ++i) {
-      factors[i] = RowEnd(p, 0, states.top[i / 2][i % 2], states.total[i / 2][i % 2]).factor;
+    for (int i = 0; i < Partition::kRows / 8; ++i) {
+      factors[i] =
+          RowResult(p, 0, softmax.row_max[i / 2][i % 2], softmax.row_sum[i / 2][i % 2]).factor;
     }
   } else {
 #pragma unroll
-    for (int i = 0; i < Share::kRows / 8; ++i) {
+    for (int i = 0; i < Partition::kRows / 8; ++i) {
       const int m = i / 2, half = i % 2, row = row_of_lane<Tile>(m, half);
-      const AttentionRow at(p, work, row);
-      const RowEnd end(p, at.head, states.top[m][half], states.total[m][half]);
-      factors[i] = end.factor;
-      if (lane % 4 == 0 && Share::half() == 0 && row < work.rows) write_lse(p, work, at, end.lse);
+      const PackGqaRow packed(p, block, row);
+      const RowResult result(p, packed.q_head, softmax.row_max[m][half], softmax.row_sum[m][half]);
+      factors[i] = result.factor;
+      if (lane % 4 == 0 && Partition::half() == 0 && row < block.num_rows) {
+        write_lse(p, block, packed, result.lse);
+      }
     }
   }
   if constexpr (kFit < 8) {
 #pragma unroll
-    for (int i = 0; i < Share::kRows / 8; ++i) {
+    for (int i = 0; i < Partition::kRows / 8; ++i) {
       const int row = row_of_lane<Tile>(i / 2, i % 2);
-      if (row >= work.rows) continue;
-      Q* const out = output_of<Q>(p, work, AttentionRow(p, work, row)) + Share::first_column();
-      for_columns<Tile>(states.sums[i / 2], i % 2, [&](int column, float x, float y) {
+      if (row >= block.num_rows) continue;
+      Q* const out = output_row<Q>(p, block, PackGqaRow(p, block, row)) + Partition::first_column();
+      for_each_column_pair<Tile>(softmax.acc_o[i / 2], i % 2, [&](int column, float x, float y) {
         *reinterpret_cast<uint32_t*>(out + column) = pack_pair(Q(), x * factors[i], y * factors[i]);
       });
     }
     return;
   }
-  unsigned char* const rows = stage + threadIdx.x / 32 * kAtOnce * kStride;
-  const WarpRows places(p, work, Share::first_row(), Share::kRows, p.out_stride, p.out_head_stride);
-  uint4* const out = static_cast<uint4*>(p.out) + (work.value_column + Share::first_column()) / 8;
+  unsigned char* const staged = stage + threadIdx.x / 32 * kStagedRows * kStride;
+  const RowOffsets offsets(p, block, Partition::first_row(), Partition::kRows, p.out_stride,
+                           p.out_head_stride);
+  uint4* const out = static_cast<uint4*>(p.out) + (block.v_column + Partition::first_column()) / 8;
 #pragma unroll
-  for (int i = 0; i < Share::kRows / 8; ++i) {
-    const int row = i * 8 % kAtOnce + lane / 4;
-    for_columns<Tile>(states.sums[i / 2], i % 2, [&](int column, float x, float y) {
-      unsigned char* const target = rows + Staged::offset(row, column / 8) + column % 8 * 2;
+  for (int i = 0; i < Partition::kRows / 8; ++i) {
+    const int row = i * 8 % kStagedRows + lane / 4;
+    for_each_column_pair<Tile>(softmax.acc_o[i / 2], i % 2, [&](int column, float x, float y) {
+      unsigned char* const target = staged + StagedRows::offset(row, column / 8) + column % 8 * 2;
       *reinterpret_cast<uint32_t*>(target) = pack_pair(Q(), x * factors[i], y * factors[i]);
     });
-    if ((i + 1) * 8 % kAtOnce != 0) continue;
+    if ((i + 1) * 8 % kStagedRows != 0) continue;
     __syncwarp();
-    constexpr int kRounds = (kAtOnce * kChunks + 31) / 32;
-    constexpr int kMany = kRounds < 8 ? kRounds : 8;  // loads before the first store
+    constexpr int kRounds = (kStagedRows * kChunks + 31) / 32;
+    constexpr int kBatch = kRounds < 8 ? kRounds : 8;  // loads before the first store
 #pragma unroll
-    for (int begin = 0; begin < kRounds; begin += kMany) {
-      uint4 bits[kMany];
-      uint32_t to[kMany];
+    for (int begin = 0; begin < kRounds; begin += kBatch) {
+      uint4 bits[kBatch];
+      uint32_t to[kBatch];
 #pragma unroll
-      for (int j = 0; j < kMany; ++j) {
+      for (int j = 0; j < kBatch; ++j) {
         const int place = (begin + j) * 32 + lane, row = place / kChunks;
-        to[j] = places.of((i + 1) * 8 - kAtOnce + row % kAtOnce);
-        if (row >= kAtOnce) to[j] = WarpRows::kAbsent;
-        bits[j] =
-            *reinterpret_cast<const uint4*>(rows + Staged::offset(row % kAtOnce, place % kChunks));
+        to[j] = offsets.of((i + 1) * 8 - kStagedRows + row % kStagedRows);
+        if (row >= kStagedRows) to[j] = RowOffsets::kNoRow;
+        bits[j] = *reinterpret_cast<const uint4*>(
+            staged + StagedRows::offset(row % kStagedRows, place % kChunks));
       }
 #pragma unroll
-      for (int j = 0; j < kMany; ++j) {
+      for (int j = 0; j < kBatch; ++j) {
         const int place = (begin + j) * 32 + lane;
-        store_if(to[j] != WarpRows::kAbsent, out + to[j] + place % kChunks, bits[j]);
+        store_if(to[j] != RowOffsets::kNoRow, out + to[j] + place % kChunks, bits[j]);
       }
     }
     __syncwarp();
   }
 }
 
-// Four columns of a row, out of parts that come one after another, kMany at once.
-struct MergedColumns {
-  float4 sums = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-  float2 end = make_float2(negative_infinity(), 0.0f);
+// -- Combining partial results --------------------------------------------------------------------
 
-  template <int kMany>
-  __device__ __forceinline__ void add(const float4 (&x)[kMany], const float2 (&ends)[kMany]) {
-    float most = end.x;
+// Four columns of a row, combined from partial results, kCount at a time.
+struct CombinedColumns {
+  float4 acc_o = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+  float2 row_stats = make_float2(negative_infinity(), 0.0f);  // row_max, row_sum
+
+  template <int kCount>
+  __device__ __forceinline__ void add(const float4 (&partial_o)[kCount],
+                                      const float2 (&partial_stats)[kCount]) {
+    float new_max = row_stats.x;
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) most = fmaxf(most, ends[i].x);
-    const float old = weight_of(end.x, most);
-    end = make_float2(most, end.y * old);
-    sums = make_float4(sums.x * old, sums.y * old, sums.z * old, sums.w * old);
+    for (int i = 0; i < kCount; ++i) new_max = fmaxf(new_max, partial_stats[i].x);
+    const float scale = exp2_relative(row_stats.x, new_max);
+    row_stats = make_float2(new_max, row_stats.y * scale);
+    acc_o = make_float4(acc_o.x * scale, acc_o.y * scale, acc_o.z * scale, acc_o.w * scale);
 #pragma unroll
-    for (int i = 0; i < kMany; ++i) {
-      const float weight = weight_of(ends[i].x, most);
-      end.y = fmaf(ends[i].y, weight, end.y);
-      sums.x = fmaf(x[i].x, weight, sums.x);
-      sums.y = fmaf(x[i].y, weight, sums.y);
-      sums.z = fmaf(x[i].z, weight, sums.z);
-      sums.w = fmaf(x[i].w, weight, sums.w);
+    for (int i = 0; i < kCount; ++i) {
+      const float partial_scale = exp2_relative(partial_stats[i].x, new_max);
+      row_stats.y = fmaf(partial_stats[i].y, partial_scale, row_stats.y);
+      acc_o.x = fmaf(partial_o[i].x, partial_scale, acc_o.x);
+      acc_o.y = fmaf(partial_o[i].y, partial_scale, acc_o.y);
+      acc_o.z = fmaf(partial_o[i].z, partial_scale, acc_o.z);
+      acc_o.w = fmaf(partial_o[i].w, partial_scale, acc_o.w);
     }
   }
 };
 
-// Writes four columns of a row, and with the first of them its lse.
+// Writes the output of four columns of a row, and the row's lse with the first of them.
 template <typename Q>
-__device__ __forceinline__ void write_merged(const AttentionParams& p, const AttentionWork& work,
-                                             int row, int column, const MergedColumns& merged) {
-  const AttentionRow at(p, work, row);
-  const RowEnd end(p, at.head, merged.end.x, merged.end.y);
+__device__ __forceinline__ void write_combined(const AttentionParams& p, const BlockInfo& block,
+                                               int row, int column,
+                                               const CombinedColumns& combined) {
+  const PackGqaRow packed(p, block, row);
+  const RowResult result(p, packed.q_head, combined.row_stats.x, combined.row_stats.y);
   uint2 bits;
-  bits.x = pack_pair(Q(), merged.sums.x * end.factor, merged.sums.y * end.factor);
-  bits.y = pack_pair(Q(), merged.sums.z * end.factor, merged.sums.w * end.factor);
-  *reinterpret_cast<uint2*>(output_of<Q>(p, work, at) + column) = bits;
-  if (column == 0) write_lse(p, work, at, end.lse);
+  bits.x = pack_pair(Q(), combined.acc_o.x * result.factor, combined.acc_o.y * result.factor);
+  bits.y = pack_pair(Q(), combined.acc_o.z * result.factor, combined.acc_o.w * result.factor);
+  *reinterpret_cast<uint2*>(output_row<Q>(p, block, packed) + column) = bits;
+  if (column == 0) write_lse(p, block, packed, result.lse);
 }
 
-// All threads of the CTA call, after a barrier.
+// Combines the warps of a CTA (16-row tile), and writes the output, or the partial result of the
+// split. All threads of the CTA must call it, after a barrier.
 template <typename Tile, typename Q>
-__device__ __forceinline__ void merge_teams(const AttentionParams& p, const AttentionWork& work,
-                                            unsigned char* rings, TeamResults<Tile>& results) {
+__device__ __forceinline__ void combine_warps(const AttentionParams& p, const BlockInfo& block,
+                                              unsigned char* smem_kv, WarpResults<Tile>& results) {
   constexpr int kColumns = Tile::kDimV / 4;
-  const bool is_whole = work.piece.parts == 1;
-  for (int i = threadIdx.x; i < work.rows * kColumns; i += Tile::kThreads) {
+  const bool is_whole = block.work.num_splits == 1;
+  for (int i = threadIdx.x; i < block.num_rows * kColumns; i += Tile::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
-    const int place = PartialRows::place<Tile>(row, column);
-    float4 x[Tile::kTeams];
-    float2 ends[Tile::kTeams];
+    const int offset = PartialResult::offset<Tile>(row, column);
+    float4 acc_o[Tile::kTeams];
+    float2 row_stats[Tile::kTeams];
 #pragma unroll
-    for (int team = 0; team < Tile::kTeams; ++team) {
-      const PartialRows part = results.of(rings, team);
-      x[team] = *reinterpret_cast<const float4*>(part.sums + place);
-      ends[team] = part.ends[row];
+    for (int warp_kv = 0; warp_kv < Tile::kTeams; ++warp_kv) {
+      const PartialResult partial = results.of(smem_kv, warp_kv);
+      acc_o[warp_kv] = *reinterpret_cast<const float4*>(partial.acc_o + offset);
+      row_stats[warp_kv] = partial.row_stats[row];
     }
-    MergedColumns merged;
-    merged.add(x, ends);
+    CombinedColumns combined;
+    combined.add(acc_o, row_stats);
     if (is_whole) {
-      write_merged<Q>(p, work, row, column, merged);
+      write_combined<Q>(p, block, row, column, combined);
     } else {
-      const PartialRows slot = slot_of<Tile>(p, work.piece);
-      *reinterpret_cast<float4*>(slot.sums + place) = merged.sums;
-      if (column == 0) slot.ends[row] = merged.end;
+      const PartialResult partial = partial_result<Tile>(p, block.work);
+      *reinterpret_cast<float4*>(partial.acc_o + offset) = combined.acc_o;
+      if (column == 0) partial.row_stats[row] = combined.row_stats;
     }
   }
 }

@@ -1,9 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens of a CTA's pieces as they pass through a team's ring in shared memory: page table,
-// copies. The ring runs on from piece to piece: while the last tokens of one are in use, the first
-// of the next arrive.
+// KvPipeline: copies of keys and values from global to shared memory, by cp.async through a
+// circular buffer of Tile::kStages stages, with look-up of the page table. All threads are
+// producers and consumers. The pipeline does not drain between work tiles: while the last KV blocks
+// of one are in use, the first of the next arrive.
 //
-// Tokens behind a piece's end are zeros, whatever their page holds: 0 * NaN is NaN.
+// Layout   a stage holds K [kTokens, KeyRows::kStride bytes], then V [kTokens, ValueRows::kStride]
+// Threads  in the 16-row tile each warp has a pipeline of its own, else the CTA has one. One thread
+//          per token looks up the page of the token, one KV block ahead, and writes the addresses
+//          of its rows to a table in shared memory. kLanes neighbouring lanes copy a row.
+//
+// Tokens past the end of a work tile become zeros, whatever their page holds. Why: P is 0 for them,
+// but 0 * NaN is NaN.
 #pragma once
 
 #include "precast/attention/query.cuh"
@@ -15,7 +22,7 @@ namespace precast {
 
 constexpr int common_divisor(int a, int b) { return b == 0 ? a : common_divisor(b, a % b); }
 
-// 0 if it does not exist; without a branch.
+// An entry of the page table, or 0 if it does not exist, without a branch.
 __device__ __forceinline__ uint32_t load_page(const int32_t* page, bool exists) {
   uint32_t value = 0;
   asm volatile(
@@ -38,120 +45,127 @@ __device__ __forceinline__ void load_addresses(uint64_t (&x)[2], uint32_t from) 
   asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "r"(from) : "memory");
 }
 
-// A team takes the groups of kTokens tokens number `team`, team + kTeams, ... of a piece. One
-// thread a token looks up its page, one group ahead, and puts the addresses of its rows into a
-// table in shared memory; kLanes neighbouring lanes copy a row. A group of copies is closed for
-// each group of tokens, and an empty one where there are none to load: so the number of groups that
-// may be open when tokens are awaited is always the same.
+// The pipeline of a warp (16-row tile) or of the CTA. With `warp_kv` = w of kTeams, it takes the KV
+// blocks w, w + kTeams, ... of a work tile. Use:
+//
+//   set_next_tile(); fill();                     once per work tile
+//   consumer_wait() ... producer_load() ...      for each KV block
+//   producer_commit() ... publish_addresses_ahead()
+//
+// Each KV block commits one group of copies, which is empty if there is nothing to load. So
+// consumer_wait() always waits for the same number of groups.
 template <typename Tile, typename KV>
-class TokenStream {
+class KvPipeline {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
   static constexpr int kValueChunks = Tile::ValueRows::kChunks;
   static constexpr int kLanes = common_divisor(common_divisor(kKeyChunks, kValueChunks), 8);
-  static constexpr int kRowsAtOnce = Tile::kTeamThreads / kLanes;
-  static constexpr int kRounds = (Tile::kTokens + kRowsAtOnce - 1) / kRowsAtOnce;
-  static constexpr int kPerChunk = 16 / sizeof(KV);
-  // Threads look up a token each, for keys and values alike where they are too few for both.
-  static constexpr bool kSplit = 2 * Tile::kTokens <= Tile::kTeamThreads;
-  // Rows of keys and values lie alike in their halves of a stage.
-  static constexpr bool kAlike = Tile::KeyRows::kStride == Tile::ValueRows::kStride;
-  static constexpr int kLookUps = (kSplit ? 2 : 1) * Tile::kTokens;
+  static constexpr int kRowsPerRound = Tile::kTeamThreads / kLanes;
+  static constexpr int kRounds = (Tile::kTokens + kRowsPerRound - 1) / kRowsPerRound;
+  static constexpr int kElementsPerChunk = 16 / sizeof(KV);
+  // Whether K and V of a token are looked up by different threads, or, where there are fewer
+  // threads than that needs, by one.
+  static constexpr bool kSeparateKvLookups = 2 * Tile::kTokens <= Tile::kTeamThreads;
+  // Whether rows of K and of V lie alike in their halves of a stage.
+  static constexpr bool kSameStride = Tile::KeyRows::kStride == Tile::ValueRows::kStride;
+  static constexpr int kLookupThreads = (kSeparateKvLookups ? 2 : 1) * Tile::kTokens;
 
  public:
-  static constexpr int kStep = Tile::kTeams * Tile::kTokens;
-  // Whether copies start beside the products: load_beside() and publish_beside(). Why: started all
-  // at once in front of them they held up the warps for a fifth of the time of the wide tile.
-  static constexpr bool kLoadsBeside = !Tile::kNarrow && Tile::kStages > 1;
+  static constexpr int kTokenStep = Tile::kTeams * Tile::kTokens;  // from one KV block to the next
+  // Whether copies start between the MMAs, by producer_load(), and not in consumer_wait(). Why: to
+  // start them all at once before the MMAs took the warps a fifth of the time of the 128-row tile.
+  static constexpr bool kOverlapsMma = !Tile::kNarrow && Tile::kStages > 1;
 
-  // `ring` and `table` [2, kTokens, keys and values] are shared addresses.
-  __device__ __forceinline__ TokenStream(const AttentionParams& p,
-                                         const AttentionQueue<Tile>& queue, uint32_t ring,
-                                         uint32_t table, int team)
-      : p_(p), queue_(queue), ring_(ring), table_(table), team_(team) {
+  // `smem_kv` [kStages] and `table` [2, kTokens, K and V] are shared addresses.
+  __device__ __forceinline__ KvPipeline(const AttentionParams& p, const WorkTileQueue<Tile>& queue,
+                                        uint32_t smem_kv, uint32_t table, int warp_kv)
+      : p_(p), queue_(queue), smem_kv_(smem_kv), table_(table), warp_kv_(warp_kv) {
     row_ = thread() / kLanes;
     lane_ = thread() % kLanes;
-    key_target_ = ring + Tile::KeyRows::offset(row_, lane_);
+    k_target_ = smem_kv + Tile::KeyRows::offset(row_, lane_);
     keep(row_);
-    keep(key_target_);
-    if constexpr (!kAlike) {
-      value_target_ = ring + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
-      keep(value_target_);
+    keep(k_target_);
+    if constexpr (!kSameStride) {
+      v_target_ = smem_kv + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
+      keep(v_target_);
     }
   }
 
-  // The slot of what to load when all of the piece before is under way; -1: nothing.
-  __device__ __forceinline__ void follow(int slot) {
-    if (waiting_ >= 0) begin();
-    waiting_ = slot;
-    if (waiting_ >= 0 && next_ >= end_) begin();
+  // Sets the queue slot of the work tile to load once all copies of the current one have started;
+  // -1: there is none.
+  __device__ __forceinline__ void set_next_tile(int slot) {
+    if (next_slot_ >= 0) start_next_tile();
+    next_slot_ = slot;
+    if (next_slot_ >= 0 && next_token_ >= end_token_) start_next_tile();
   }
 
-  // Starts copies until the ring is full; before the first wait() of a piece.
+  // Starts copies until all stages but one are loaded. Call it before the first consumer_wait() of
+  // a work tile.
   __device__ __forceinline__ void fill() {
-    for (int i = loading_; i < Tile::kStages - 1; ++i) {
-      publish_rows();
+    for (int i = loaded_stages_; i < Tile::kStages - 1; ++i) {
+      publish_addresses();
       barrier();
-      load();
+      load_block();
     }
-    if constexpr (kLoadsBeside) publish_rows();
+    if constexpr (kOverlapsMma) publish_addresses();
   }
 
-  // Waits for the next group of tokens, and starts to load into the stage that the one before has
-  // left, if not beside the products. Returns the address of its keys; its values follow.
-  __device__ __forceinline__ uint32_t wait() {
+  // Waits for the next KV block and returns the shared address of its keys; its values follow.
+  // Without kOverlapsMma it also starts the copies of another block.
+  __device__ __forceinline__ uint32_t consumer_wait() {
     if constexpr (Tile::kStages == 1) {
-      publish_rows();
+      publish_addresses();
       barrier();
-      load();
+      load_block();
       wait_for_copies<0>();
       barrier();
     } else {
       wait_for_copies<Tile::kStages - 2>();
-      if constexpr (!kLoadsBeside) publish_rows();
+      if constexpr (!kOverlapsMma) publish_addresses();
       barrier();
-      if constexpr (!kLoadsBeside) load();
+      if constexpr (!kOverlapsMma) load_block();
     }
-    const uint32_t stage = ring_ + stage_ * Tile::kStageBytes;
-    if constexpr (!kLoadsBeside) leave_stage();
+    const uint32_t stage = smem_kv_ + read_stage_ * Tile::kStageBytes;
+    if constexpr (!kOverlapsMma) advance_read_stage();
     return stage;
   }
 
-  // Once after each wait(), part by part: starts the copies that wait() did not. Behind the last
-  // group these are zeros into a stage that is not read; of three stages it would be the same one
-  // twice, with the first copies still under way.
+  // With kOverlapsMma: starts the copies of another KV block, in kParts calls, once after each
+  // consumer_wait(). After the last block it copies zeros to a stage that is not read. With three
+  // stages it must not: it would write the same stage twice, with the first copies in flight.
   template <int kPart = 0, int kParts = 1>
-  __device__ __forceinline__ void load_beside() {
-    if constexpr (kLoadsBeside) {
-      if (Tile::kStages > 2 && next_ >= end_) return;
+  __device__ __forceinline__ void producer_load() {
+    if constexpr (kOverlapsMma) {
+      if (Tile::kStages > 2 && next_token_ >= end_token_) return;
       constexpr int kBegin = kPart * kRounds / kParts, kEnd = (kPart + 1) * kRounds / kParts;
-      uint64_t rows[2][2];
-      load_addresses(rows[0], entry_of(kBegin));
+      uint64_t rows[2][2];  // addresses of K and V, of this round and the next
+      load_addresses(rows[0], table_entry(kBegin));
 #pragma unroll
       for (int i = kBegin; i < kEnd; ++i) {
-        if (i + 1 < kEnd) load_addresses(rows[(i + 1 - kBegin) % 2], entry_of(i + 1));
-        copy_rows(i, rows[(i - kBegin) % 2]);
+        if (i + 1 < kEnd) load_addresses(rows[(i + 1 - kBegin) % 2], table_entry(i + 1));
+        copy_row(i, rows[(i - kBegin) % 2]);
       }
     }
   }
 
-  // Then.
-  __device__ __forceinline__ void look_ahead() {
-    if constexpr (kLoadsBeside) {
-      count_load();
+  // With kOverlapsMma: commits those copies. Call it after the last producer_load() of the block.
+  __device__ __forceinline__ void producer_commit() {
+    if constexpr (kOverlapsMma) {
+      advance_write_block();
       close_copies();
-      leave_stage();
+      advance_read_stage();
     }
   }
 
-  // Once between look_ahead() and the next wait(), where the look-up has had time.
-  __device__ __forceinline__ void publish_beside() {
-    if constexpr (kLoadsBeside) publish_rows();
+  // With kOverlapsMma: call it between producer_commit() and the next consumer_wait(), as late as
+  // possible, because the page table is still being read.
+  __device__ __forceinline__ void publish_addresses_ahead() {
+    if constexpr (kOverlapsMma) publish_addresses();
   }
 
-  // Between pieces: bytes from the ring's start to a stage that nothing is loaded into before the
-  // next wait().
-  __device__ __forceinline__ int free_stage() const {
-    return (stage_ == 0 ? Tile::kStages - 1 : stage_ - 1) * Tile::kStageBytes;
+  // Between work tiles: the offset of a stage that nothing is copied to before the next
+  // consumer_wait().
+  __device__ __forceinline__ int free_stage_offset() const {
+    return (read_stage_ == 0 ? Tile::kStages - 1 : read_stage_ - 1) * Tile::kStageBytes;
   }
 
  private:
@@ -165,97 +179,99 @@ class TokenStream {
     }
   }
 
-  static __device__ __forceinline__ bool takes_values() {
-    return kSplit && thread() >= Tile::kTokens;
+  // Whether this thread looks up the page of a token for V.
+  static __device__ __forceinline__ bool looks_up_v() {
+    return kSeparateKvLookups && thread() >= Tile::kTokens;
   }
 
-  __device__ __forceinline__ void leave_stage() {
-    --loading_;
-    stage_ = stage_ + 1 == Tile::kStages ? 0 : stage_ + 1;
+  __device__ __forceinline__ void advance_read_stage() {
+    --loaded_stages_;
+    read_stage_ = read_stage_ + 1 == Tile::kStages ? 0 : read_stage_ + 1;
   }
 
-  __device__ __forceinline__ uint32_t value_target() const {
-    return kAlike ? key_target_ + Tile::kKeyBytes : value_target_;
+  __device__ __forceinline__ uint32_t v_target() const {
+    return kSameStride ? k_target_ + Tile::kKeyBytes : v_target_;
   }
 
-  // The half of the table for the group that is loaded next.
-  __device__ __forceinline__ uint32_t side() const {
-    return table_ +
-           (Tile::kStages == 2 && !kLoadsBeside ? next_number() : side_) * (Tile::kTokens * 16);
+  // The half of the table for the KV block that is loaded next.
+  __device__ __forceinline__ uint32_t table_half() const {
+    return table_ + (Tile::kStages == 2 && !kOverlapsMma ? write_stage() : table_half_) *
+                        (Tile::kTokens * 16);
   }
 
   // The stage that is loaded next.
-  __device__ __forceinline__ int next_number() const {
-    const int stage = stage_ + loading_;
+  __device__ __forceinline__ int write_stage() const {
+    const int stage = read_stage_ + loaded_stages_;
     return stage >= Tile::kStages ? stage - Tile::kStages : stage;
   }
 
-  // Goes on to the piece that waits.
-  __device__ __forceinline__ void begin() {
-    take_piece();
-    find_pages();
+  // Goes on to the next work tile.
+  __device__ __forceinline__ void start_next_tile() {
+    switch_tile();
+    look_up_pages();
   }
 
-  __device__ __forceinline__ void take_piece() {
-    const AttentionWork& work = queue_.works[waiting_];
-    next_ = work.piece.kv_begin + team_ * Tile::kTokens;
-    end_ = work.piece.kv_end;
-    current_ = waiting_;
+  __device__ __forceinline__ void switch_tile() {
+    const BlockInfo& block = queue_.blocks[next_slot_];
+    next_token_ = block.work.kv_begin + warp_kv_ * Tile::kTokens;
+    end_token_ = block.work.kv_end;
+    slot_ = next_slot_;
     if constexpr (Tile::kNarrow) {
-      page_start_ = work.piece.kv_start;
-      const uint4* k = static_cast<const uint4*>(p_.k.data) + work.head * p_.k.head_stride;
-      const uint4* v = static_cast<const uint4*>(p_.v.data) + work.head * p_.v.head_stride +
-                       work.value_column / kPerChunk;
-      base_[0] = takes_values() ? v : k;
+      kv_start_ = block.work.kv_start;
+      const uint4* k = static_cast<const uint4*>(p_.k.data) + block.kv_head * p_.k.head_stride;
+      const uint4* v = static_cast<const uint4*>(p_.v.data) + block.kv_head * p_.v.head_stride +
+                       block.v_column / kElementsPerChunk;
+      base_[0] = looks_up_v() ? v : k;
       base_[1] = v;
     }
-    waiting_ = -1;
+    next_slot_ = -1;
   }
 
-  // Starts to look up the pages of the group from next_ on.
-  __device__ __forceinline__ void find_pages() {
-    if (kLookUps < Tile::kTeamThreads && thread() >= kLookUps) return;
-    const uint32_t token = next_ + thread() % Tile::kTokens;
+  // Starts to load the page table entries of the KV block at next_token_.
+  __device__ __forceinline__ void look_up_pages() {
+    if (kLookupThreads < Tile::kTeamThreads && thread() >= kLookupThreads) return;
+    const uint32_t token = next_token_ + thread() % Tile::kTokens;
     const uint32_t page = p_.page_size.divide(token);
-    page_ = (Tile::kNarrow ? page_start_ : queue_.works[current_].piece.kv_start) + page;
-    entry_ = token - page * p_.page_size.value;
+    page_ = (Tile::kNarrow ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
+    page_entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
-    const bool exists = static_cast<int32_t>(token) < end_ && page_ < p_.page_entries;
+    const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.page_entries;
     page_ = load_page(p_.pages + page_, exists);
   }
 
-  // Those pages become addresses in the table. Why not at once: the look-up takes long. Where there
-  // is nothing to load, what it writes is not used.
-  __device__ __forceinline__ void publish_rows() {
-    if (!kLoadsBeside && next_ >= end_) return;
-    if (kLookUps < Tile::kTeamThreads && thread() >= kLookUps) return;
-    // Why: a page that is not in the cache must not be read.
-    const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = entry_;
-    const uint32_t to = side() + thread() % Tile::kTokens * 16;
-    const bool is_v = takes_values();
+  // Writes the addresses of these tokens to the table. Why not in look_up_pages(): the loads take
+  // long. Where there is nothing to load, the addresses are not used.
+  __device__ __forceinline__ void publish_addresses() {
+    if (!kOverlapsMma && next_token_ >= end_token_) return;
+    if (kLookupThreads < Tile::kTeamThreads && thread() >= kLookupThreads) return;
+    // Why: a page that the cache does not have must not be read.
+    const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = page_entry_;
+    const uint32_t to = table_half() + thread() % Tile::kTokens * 16;
+    const bool is_v = looks_up_v();
     store_address(to + (is_v ? 8 : 0),
                   base(is_v) + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
                                 entry * (is_v ? p_.v.entry_stride : p_.k.entry_stride)));
-    if constexpr (!kSplit) {
+    if constexpr (!kSeparateKvLookups) {
       store_address(to + 8, base(true) + (page * p_.v.page_stride + entry * p_.v.entry_stride));
     }
   }
 
-  // Page or token 0 of what this thread looks up. Why not in registers but for the narrow tile: the
-  // wide one has none left.
+  // The address of page or token 0 of K or V. Why only the 16-row tile has it in registers: the
+  // 128-row tile has none left.
   __device__ __forceinline__ const uint4* base(bool is_v) const {
     if constexpr (Tile::kNarrow) {
-      return base_[is_v && !kSplit];
+      return base_[is_v && !kSeparateKvLookups];
     } else {
-      return is_v ? queue_.works[current_].values : queue_.works[current_].keys;
+      return is_v ? queue_.blocks[slot_].v_base : queue_.blocks[slot_].k_base;
     }
   }
 
-  // From a lane's first chunk to that of round i, j kLanes to the right. Stages are multiples of
-  // 128 bytes where chunks are swizzled, so low bits of addresses are those of offsets.
+  // The shared address of a lane's chunk in round i, j * kLanes chunks to the right, from that of
+  // its first chunk. Where chunks are swizzled, stages are multiples of 128 bytes, so the low bits
+  // of addresses are those of offsets.
   template <typename Rows>
-  static __device__ __forceinline__ uint32_t later(uint32_t first, int i, int j) {
-    const int row = i * kRowsAtOnce;
+  static __device__ __forceinline__ uint32_t chunk_address(uint32_t first, int i, int j) {
+    const int row = i * kRowsPerRound;
     if constexpr (Rows::kXor) {
       static_assert(Tile::kStageBytes % 128 == 0 && Tile::kKeyBytes % 128 == 0, "see above");
       const int flip = (Rows::offset(row, 0) - row * Rows::kStride) / 16;  // the row's swizzle
@@ -267,73 +283,76 @@ class TokenStream {
     }
   }
 
-  // Where the table has the addresses of this thread's row in round i; without one, of another.
-  __device__ __forceinline__ uint32_t entry_of(int i) const {
-    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
-    return side() + (Tile::kTokens % kRowsAtOnce == 0 ? row : min(row, Tile::kTokens - 1)) * 16;
+  // The table entry of this thread's row in round i. A thread without a row gets that of another.
+  __device__ __forceinline__ uint32_t table_entry(int i) const {
+    const int row = static_cast<int>(row_) + i * kRowsPerRound;
+    return table_half() +
+           (Tile::kTokens % kRowsPerRound == 0 ? row : min(row, Tile::kTokens - 1)) * 16;
   }
 
-  // Copies the row of round i of the group from next_ on; zeros if it does not exist.
-  __device__ __forceinline__ void copy_rows(int i, const uint64_t (&rows)[2]) {
-    const uint32_t stage = next_number() * Tile::kStageBytes;
-    const int row = static_cast<int>(row_) + i * kRowsAtOnce;
-    if (Tile::kTokens % kRowsAtOnce != 0 && row >= Tile::kTokens) return;
-    const bool exists = next_ + row < end_;
+  // Starts the copy of this thread's row in round i of the KV block at next_token_. A token past
+  // the end becomes zeros.
+  __device__ __forceinline__ void copy_row(int i, const uint64_t (&rows)[2]) {
+    const uint32_t stage = write_stage() * Tile::kStageBytes;
+    const int row = static_cast<int>(row_) + i * kRowsPerRound;
+    if (Tile::kTokens % kRowsPerRound != 0 && row >= Tile::kTokens) return;
+    const bool exists = next_token_ + row < end_token_;
     const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
 #pragma unroll
     for (int j = 0; j < kKeyChunks / kLanes; ++j) {
-      copy_async(stage + later<typename Tile::KeyRows>(key_target_, i, j), k + j * kLanes, exists,
-                 policy_);
+      copy_async(stage + chunk_address<typename Tile::KeyRows>(k_target_, i, j), k + j * kLanes,
+                 exists, policy_);
     }
 #pragma unroll
     for (int j = 0; j < kValueChunks / kLanes; ++j) {
-      copy_async(stage + later<typename Tile::ValueRows>(value_target(), i, j), v + j * kLanes,
+      copy_async(stage + chunk_address<typename Tile::ValueRows>(v_target(), i, j), v + j * kLanes,
                  exists, policy_);
     }
   }
 
-  // The group from next_ on, if there is one, is under way; on to the one behind it.
-  __device__ __forceinline__ void count_load() {
-    side_ ^= 1;
-    if (next_ >= end_) return;
-    ++loading_;
-    next_ += kStep;
-    if (next_ >= end_ && waiting_ >= 0) take_piece();
-    find_pages();
+  // Counts the KV block at next_token_ as loaded, if there is one, and goes on to the one after it.
+  __device__ __forceinline__ void advance_write_block() {
+    table_half_ ^= 1;
+    if (next_token_ >= end_token_) return;
+    ++loaded_stages_;
+    next_token_ += kTokenStep;
+    if (next_token_ >= end_token_ && next_slot_ >= 0) switch_tile();
+    look_up_pages();
   }
 
-  __device__ __forceinline__ void load() {
-    if (next_ < end_) {
+  // Starts and commits the copies of a KV block.
+  __device__ __forceinline__ void load_block() {
+    if (next_token_ < end_token_) {
 #pragma unroll
       for (int i = 0; i < kRounds; ++i) {
-        uint64_t rows[2];  // addresses of keys and values
-        load_addresses(rows, entry_of(i));
-        copy_rows(i, rows);
+        uint64_t rows[2];  // addresses of K and V
+        load_addresses(rows, table_entry(i));
+        copy_row(i, rows);
       }
-      count_load();
+      advance_write_block();
     }
     close_copies();
   }
 
   const AttentionParams& p_;
-  const AttentionQueue<Tile>& queue_;
-  uint32_t ring_;
-  uint32_t table_;  // [2, kTokens, keys and values] addresses
-  int team_;
-  uint32_t row_, lane_;
-  uint32_t key_target_, value_target_;
-  CopyPolicy<Tile::kNarrow> policy_;  // the tokens of other tiles are read by many CTAs
-  int stage_ = 0;                     // that is consumed next
-  int loading_ = 0;                   // stages from it on that are loaded, or under way
-  // What is loaded.
-  int current_ = 0;  // its slot
+  const WorkTileQueue<Tile>& queue_;
+  uint32_t smem_kv_;  // [kStages, K and V]
+  uint32_t table_;    // [2, kTokens, K and V] global addresses of rows
+  int warp_kv_;
+  uint32_t row_, lane_;               // the first row that this thread copies, and its lane in it
+  uint32_t k_target_, v_target_;      // the shared addresses of its first chunks in stage 0
+  CopyPolicy<Tile::kNarrow> policy_;  // other tiles' tokens are read by many CTAs, so L2 keeps them
+  int read_stage_ = 0;                // the stage that is consumed next
+  int loaded_stages_ = 0;             // stages from read_stage_ on that are loaded or in flight
+  // The work tile that is loaded.
+  int slot_ = 0;  // in the queue
   const uint4* base_[2];
-  uint32_t page_start_ = 0;
-  int32_t next_ = 0, end_ = 0;
-  uint32_t page_ = 0, entry_ = 0;  // of this thread's token, of the group from next_ on
-  int side_ = 0;                   // of the table
-  int waiting_ = -1;               // comes after it
+  uint32_t kv_start_ = 0;
+  int32_t next_token_ = 0, end_token_ = 0;  // where the KV block begins that is loaded next
+  uint32_t page_ = 0, page_entry_ = 0;      // of this thread's token of that block
+  int table_half_ = 0;
+  int next_slot_ = -1;  // the slot of the work tile after it
 };
 
 #endif  // __CUDACC__

@@ -27,7 +27,7 @@ struct AttentionCache {
 };
 
 struct AttentionParams {
-  ScheduleParams schedule;
+  TileSchedulerParams schedule;
   float* partials = nullptr;  // slots of attention_slot_floats()
   int64_t slots = 0;
   const void* q = nullptr;  // [q_rows, heads, head_dim_qk]

@@ -1,72 +1,68 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plan of an attention kernel (attention/scheduler.cuh) from the lengths of a batch: the
-// formulas that the host and the device (attention/plan_kernel.cuh) share, and the plan of the
-// host.
+// Makes the plan of an attention kernel (attention/plan_layout.cuh) from the lengths of a batch.
+// The formulas here are shared by the host, whose plan_on_host() is at the end of this file, and
+// the device (attention/plan_kernel.cuh).
 //
-// Layout   qo_indptr  [batch + 1]  or a fixed number of queries a request
-//          kv_indptr  [batch + 1]  pages with last_page_len [batch] or kv_len [batch]; or tokens
-//          plan       int32        header, counters, starts, requests, items
+// Layout   qo_indptr      [batch + 1] int32, or every request has the same number of queries
+//          kv_indptr      [batch + 1] int32; it counts pages, or tokens
+//          last_page_len  [batch] int32, if kv_indptr counts pages; or
+//          kv_len         [batch] int32
+//          plan           int32, the output
 // Source   attention/scheduler.cuh
 #pragma once
 
 #include "precast/attention/scheduler.cuh"
 #include "precast/attention/tile.cuh"
 
-#if !defined(__CUDACC_RTC__)
-#include <algorithm>
-#include <cstring>
-#include <vector>
-#endif
-
 namespace precast {
 
-// No request has more tokens. Why: sums of a few such numbers stay below 2^31.
-constexpr int32_t kMostTokens = 1 << 30;
+// Longer requests are cut off here. Why: sums of a few such lengths stay below 2^31.
+constexpr int32_t kMaxKvLen = 1 << 30;
 
-// The lengths of a batch. Whatever they hold, the plan's are neither negative nor past the pages or
-// kMostTokens, and packed rows are fewer than 2^31.
-struct Lengths {
+// The lengths of a batch. Whatever the tensors hold, a planned request has lengths that are not
+// negative, at most kMaxKvLen tokens, no tokens past its pages, and fewer than 2^31 packed rows.
+struct BatchLengths {
   const int32_t* qo_indptr;      // or null
   const int32_t* kv_indptr;      // or null: kv_start is 0
   const int32_t* last_page_len;  // or null
   const int32_t* kv_len;         // or null
-  int32_t q_len_per_req;         // without qo_indptr
+  int32_t q_len_per_req;         // used if qo_indptr is null
   int32_t page_size;             // 0: kv_indptr counts tokens
 
-  PRECAST_HOST_DEVICE PlannedRequest request(int32_t number, int32_t group) const {
-    PlannedRequest to = {};
-    to.request = number;
+  PRECAST_HOST_DEVICE PlannedRequest request(int32_t request_idx, int32_t group_size) const {
+    PlannedRequest planned = {};
+    planned.request_idx = request_idx;
     if (qo_indptr != nullptr) {
-      to.q_begin = qo_indptr[number];
-      const int64_t q_len = int64_t(qo_indptr[number + 1]) - to.q_begin;
-      to.q_len = to.q_begin < 0 || q_len < 0 ? 0 : static_cast<int32_t>(q_len);
+      planned.q_begin = qo_indptr[request_idx];
+      const int64_t q_len = int64_t(qo_indptr[request_idx + 1]) - planned.q_begin;
+      planned.q_len = planned.q_begin < 0 || q_len < 0 ? 0 : static_cast<int32_t>(q_len);
     } else {
-      to.q_begin = number * q_len_per_req;
-      to.q_len = q_len_per_req;
+      planned.q_begin = request_idx * q_len_per_req;
+      planned.q_len = q_len_per_req;
     }
-    int64_t room = int64_t(1) << 31;  // tokens that kv_indptr has place for
+    int64_t capacity = int64_t(1) << 31;  // tokens that the request's part of kv_indptr can hold
     if (kv_indptr != nullptr) {
-      to.kv_start = kv_indptr[number];
-      room = int64_t(kv_indptr[number + 1]) - to.kv_start;
+      planned.kv_start = kv_indptr[request_idx];
+      capacity = int64_t(kv_indptr[request_idx + 1]) - planned.kv_start;
     }
-    int64_t length = room;
+    int64_t length = capacity;
     if (page_size > 0) {
-      if (last_page_len != nullptr && room > 0) {
-        length = (room - 1) * page_size + last_page_len[number];
+      if (last_page_len != nullptr && capacity > 0) {
+        length = (capacity - 1) * page_size + last_page_len[request_idx];
       }
-      room *= page_size;
+      capacity *= page_size;
     }
-    if (kv_len != nullptr) length = kv_len[number];
-    if (length > room) length = room;
-    if (length > kMostTokens) length = kMostTokens;
-    to.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
-    if (int64_t(to.q_len) * group > 0x7fffffff) to.q_len = 0x7fffffff / group;
-    return to;
+    if (kv_len != nullptr) length = kv_len[request_idx];
+    if (length > capacity) length = capacity;
+    if (length > kMaxKvLen) length = kMaxKvLen;
+    planned.kv_len = static_cast<int32_t>(length < 0 ? 0 : length);
+    if (int64_t(planned.q_len) * group_size > 0x7fffffff) planned.q_len = 0x7fffffff / group_size;
+    return planned;
   }
 };
 
-// A table that the launch of a plan copies, too: under CUDA graphs lengths and pages of a batch go
-// into buffers that stay where they are.
+// A table that the plan kernel copies. Why: with CUDA graphs, the lengths and pages of a batch must
+// go into buffers whose addresses do not change.
 struct TableCopy {
   const int32_t* from;
   int32_t* to;
@@ -77,286 +73,204 @@ constexpr int kTableCopies = 4;  // qo_indptr, kv_indptr, last_page_len, indices
 
 struct PlanParams {
   ScheduleShape shape;
-  Lengths lengths;
-  int32_t* plan;      // 16-byte aligned
-  int64_t plan_ints;  // room of the plan
-  int64_t slots;      // room of the float workspace
-  int32_t chunk;      // tokens of a part in list mode, a multiple of a block; 0: none asked for
-  bool whole;         // no tile is cut
+  BatchLengths lengths;
+  int32_t* plan;         // 16-byte aligned
+  int64_t max_ints;      // int32 that fit in the memory at `plan`
+  int64_t max_partials;  // partial results that fit in the split workspace
+  int32_t split_size;    // tokens of a split, a multiple of kKvBlockSize; 0: the plan chooses
+  bool disable_split;    // no tile is split
   TableCopy copies[kTableCopies];
 };
 
-// Costs of a head below this times heads and CTAs fit 64 bits.
-constexpr int64_t kMostStreamed = int64_t(1) << 36;
+// Up to this cost of one head, the cost times heads and CTAs fits 64 bits.
+constexpr int64_t kMaxStreamKCost = int64_t(1) << 36;
 
-// How a line of tiles of one length is shared.
-constexpr int kLongShare = 256 * kBlockCost;
-constexpr int kManyParts = 20;
+// A CTA's share above which stream-K uses all CTAs, and the number of splits of a tile above which
+// combining them may take too long: see num_stream_k_ctas().
+constexpr int kLargeShare = 256 * kBlockCost;
+constexpr int kManySplits = 20;
 
-// What is known once all tiles are.
-struct LineSums {
-  int64_t cost = 0;     // of one head
-  int64_t longest = 0;  // cost of a tile
-  int32_t requests = 0;
-  int32_t tiles = 0;  // of one head
+// Totals over all tiles of one head.
+struct TileTotals {
+  int64_t cost = 0;
+  int64_t max_cost = 0;  // cost of the longest tile
+  int32_t num_requests = 0;
+  int32_t num_tiles = 0;
 };
 
-PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const LineSums& sums) {
-  if (p.whole || p.chunk > 0 || sums.cost > kMostStreamed) return ScheduleMode::list;
-  if (p.slots < 2 * int64_t(p.shape.ctas)) return ScheduleMode::list;  // no room for parts
-  // Of narrow tiles there are too few, and of any length.
-  if (p.shape.tile_rows <= kNarrowRows) return ScheduleMode::stream;
-  const int64_t share = sums.cost * p.shape.heads / p.shape.ctas;
-  return sums.longest <= share * kListBalance ? ScheduleMode::list : ScheduleMode::stream;
-}
-
-// CTAs that share the line. Where all tiles are of a length and it costs few CTAs, so many that
-// they take whole tiles, or tiles are cut into equal parts: no CTA has parts of two tiles. Long
-// shares lose more by the CTAs that are left out. Half as many parts where the last CTA of a tile
-// would take longer to merge them than each takes to read its tokens.
-PRECAST_HOST_DEVICE inline int32_t ctas_of_line(const ScheduleShape& shape, const LineSums& sums) {
-  const int64_t tiles = int64_t(sums.tiles) * shape.heads, ctas = shape.ctas;
-  if (tiles == 0 || sums.longest * sums.tiles != sums.cost) return shape.ctas;
-  const int64_t share = sums.cost * shape.heads / ctas;
-  if (share > kLongShare) return shape.ctas;
-  if (tiles > ctas) {
-    const int64_t of_cta = (tiles + ctas - 1) / ctas, even = tiles / of_cta;
-    return even * of_cta == tiles && even * 8 >= ctas * 7 ? least(even, ctas) : shape.ctas;
+PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const TileTotals& totals) {
+  if (p.disable_split || p.split_size > 0 || totals.cost > kMaxStreamKCost) {
+    return ScheduleMode::static_persistent;
   }
-  const int64_t parts = ctas / tiles;
-  const bool halves = parts > kManyParts && share <= int64_t(2) * shape.group;
-  if (halves) return least(parts / 2 * tiles, ctas);
-  return parts * tiles * 8 >= ctas * 7 ? least(parts * tiles, ctas) : shape.ctas;
+  if (p.max_partials < 2 * int64_t(p.shape.ctas)) {  // the workspace is too small for stream-K
+    return ScheduleMode::static_persistent;
+  }
+  // Why: there are too few 16-row tiles, and they are of any length.
+  if (p.shape.block_m <= kNarrowRows) return ScheduleMode::stream_k;
+  const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
+  return totals.max_cost <= share * kMaxImbalance ? ScheduleMode::static_persistent
+                                                  : ScheduleMode::stream_k;
 }
 
-// Where CTA `cta` starts. `costs`: of one head up to each tile, [tiles + 1].
-PRECAST_HOST_DEVICE inline CtaStart start_of(const ScheduleShape& shape, const Cuts& cuts,
-                                             const PlannedRequest* requests, const LineSums& sums,
-                                             const int64_t* costs, int32_t cta) {
+// The number of CTAs that share the cost in stream_k mode. If all tiles are equally long and few
+// CTAs are lost, it is such that no CTA has splits of two tiles: each takes whole tiles, or each
+// tile is cut into equal splits. Large shares use all CTAs, because they lose more by each CTA that
+// is left out. The number of splits is halved where the last CTA of a tile would take longer to
+// combine them than each CTA takes to read its tokens.
+PRECAST_HOST_DEVICE inline int32_t num_stream_k_ctas(const ScheduleShape& shape,
+                                                     const TileTotals& totals) {
+  const int64_t tiles = int64_t(totals.num_tiles) * shape.heads, ctas = shape.ctas;
+  if (tiles == 0 || totals.max_cost * totals.num_tiles != totals.cost) return shape.ctas;
+  const int64_t share = totals.cost * shape.heads / ctas;
+  if (share > kLargeShare) return shape.ctas;
+  if (tiles > ctas) {
+    const int64_t tiles_per_cta = (tiles + ctas - 1) / ctas, even = tiles / tiles_per_cta;
+    return even * tiles_per_cta == tiles && even * 8 >= ctas * 7 ? min_int32(even, ctas)
+                                                                 : shape.ctas;
+  }
+  const int64_t splits = ctas / tiles;
+  const bool halve = splits > kManySplits && share <= int64_t(2) * shape.group_size;
+  if (halve) return min_int32(splits / 2 * tiles, ctas);
+  return splits * tiles * 8 >= ctas * 7 ? min_int32(splits * tiles, ctas) : shape.ctas;
+}
+
+// Where a CTA starts in stream_k mode. `tile_costs` [num_tiles + 1]: the cost of all tiles of one
+// head before each tile.
+PRECAST_HOST_DEVICE inline CtaStart make_cta_start(const ScheduleShape& shape,
+                                                   const StreamKPartition& partition,
+                                                   const PlannedRequest* requests,
+                                                   const TileTotals& totals,
+                                                   const int64_t* tile_costs, int32_t cta) {
   CtaStart start = {};
   start.head = shape.heads;
-  start.parts = 1;
-  const int64_t cut = cuts.at(cta);
-  if (cut >= cuts.total) return start;
-  start.head = static_cast<int32_t>(cut / sums.cost);
-  int64_t before = start.head * sums.cost;
-  int32_t low = 0, high = sums.requests;  // the last request that starts at or before the cut
+  start.num_splits = 1;
+  const int64_t cost = partition.begin_of(cta);
+  if (cost >= partition.total_cost) return start;
+  start.head = static_cast<int32_t>(cost / totals.cost);
+  int64_t before = start.head * totals.cost;
+  int32_t low = 0, high = totals.num_requests;  // finds the last request that begins by `cost`
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (before + costs[requests[middle].tiles_before] <= cut ? low : high) = middle;
+    (before + tile_costs[requests[middle].tiles_before] <= cost ? low : high) = middle;
   }
-  PlannedRequest at = requests[low];
-  start.index = low;
-  const int32_t tiles = tiles_of(shape, at.q_len);
-  const int64_t* line = costs + at.tiles_before;  // [tiles + 1]
-  before += line[0];
+  PlannedRequest request = requests[low];
+  start.planned_idx = low;
+  const int32_t tiles = num_m_blocks(shape, request.q_len);
+  const int64_t* costs = tile_costs + request.tiles_before;  // [tiles + 1], of this request
+  before += costs[0];
   low = 0;
   high = tiles;
   while (high - low > 1) {
     const int32_t middle = low + (high - low) / 2;
-    (before + line[middle] - line[0] <= cut ? low : high) = middle;
+    (before + costs[middle] - costs[0] <= cost ? low : high) = middle;
   }
-  start.tile = low;
-  before += line[low] - line[0];
-  const int32_t blocks = tokens_of(shape, at.q_len, at.kv_len, low).blocks();
-  const TileCut in_tile = cut_tile(cuts, before, blocks, cut);
-  if (in_tile.block > 0 && in_tile.block == blocks) {
-    if (++start.tile == tiles) {
-      start.tile = 0;
-      if (++start.index == sums.requests) {
-        start.index = 0;
+  start.m_block = low;
+  before += costs[low] - costs[0];
+  const int32_t n_blocks =
+      kv_range_of_tile(shape, request.q_len, request.kv_len, low).num_n_blocks();
+  const TileBoundary boundary = find_boundary(partition, before, n_blocks, cost);
+  if (boundary.n_block > 0 && boundary.n_block == n_blocks) {  // the CTA starts at the next tile
+    if (++start.m_block == tiles) {
+      start.m_block = 0;
+      if (++start.planned_idx == totals.num_requests) {
+        start.planned_idx = 0;
         if (++start.head == shape.heads) return start;
       }
-      at = requests[start.index];
+      request = requests[start.planned_idx];
     }
   } else {
-    start.block = in_tile.block;
-    start.first_cta = in_tile.first_cta;
-    start.parts = in_tile.parts;
+    start.n_block = boundary.n_block;
+    start.first_cta = boundary.first_cta;
+    start.num_splits = boundary.num_splits;
   }
-  start.request = at.request;
-  start.q_begin = at.q_begin;
-  start.q_len = at.q_len;
-  start.kv_start = at.kv_start;
-  start.kv_len = at.kv_len;
+  start.request_idx = request.request_idx;
+  start.q_begin = request.q_begin;
+  start.q_len = request.q_len;
+  start.kv_start = request.kv_start;
+  start.kv_len = request.kv_len;
   return start;
 }
 
-// The place of a tile in a list that is sorted by length, longest first, in steps of `longest`.
-constexpr int kLengthSteps = 1024;
-PRECAST_HOST_DEVICE constexpr int32_t length_step(int64_t cost, int64_t longest) {
-  return kLengthSteps - 1 - static_cast<int32_t>(cost * (kLengthSteps - 1) / longest);
+// Whole tiles are sorted by cost, the longest first, by a counting sort: the bucket of a tile.
+constexpr int kCostBuckets = 1024;
+PRECAST_HOST_DEVICE constexpr int32_t cost_bucket(int64_t cost, int64_t max_cost) {
+  return kCostBuckets - 1 - static_cast<int32_t>(cost * (kCostBuckets - 1) / max_cost);
 }
 
-// Items of a list of whole tiles whose heads are taken one after another: half as many as CTAs, so
-// that two heads are at work at a time, whose keys and values stay in L2 while many CTAs read them.
-// Four heads make two rounds, one of them the other way round, and CTAs have equal shares of them.
-// 0: heads side by side, as they are in memory; so of narrow tiles, which read tokens once.
-PRECAST_HOST_DEVICE constexpr int32_t block_of_list(const ScheduleShape& shape) {
+// The L2 swizzle of whole tiles: the number of entries of which all heads are taken one after
+// another, or 0 for all heads of an entry at once, as they lie in memory. It is half the number of
+// CTAs, so that two heads are in work at a time, and L2 holds their keys and values while many CTAs
+// read them. Four heads make two rounds, the second in reverse order, so CTAs get equal shares.
+// Decode tiles read each token once and gain nothing.
+PRECAST_HOST_DEVICE constexpr int32_t l2_swizzle_size(const ScheduleShape& shape) {
   const bool is_even = shape.heads % 4 == 0 && shape.ctas % 2 == 0;
-  return is_even && shape.tile_rows > kNarrowRows ? shape.ctas / 2 : 0;
+  return is_even && shape.block_m > kNarrowRows ? shape.ctas / 2 : 0;
 }
 
-// Items and slots of one head in chunks, and whether they fit.
-struct ListSums {
-  int64_t items = 0;
-  int64_t slots = 0;  // items of tiles that are cut
+// Totals over the entries of one head in static_persistent mode.
+struct EntryTotals {
+  int64_t num_entries = 0;
+  int64_t num_partials = 0;  // entries of tiles that are split
 };
 
-PRECAST_HOST_DEVICE constexpr int64_t list_ints(const ScheduleShape& shape, const LineSums& sums,
-                                                const ListSums& list) {
-  const int64_t counters = list.slots > 0 ? align_ints(int64_t(sums.tiles) * shape.heads) : 0;
-  return list.items * kItemInts + counters;
+// Length of the entries and the tiles' split counters in the plan.
+PRECAST_HOST_DEVICE constexpr int64_t entries_ints(const ScheduleShape& shape,
+                                                   const TileTotals& totals,
+                                                   const EntryTotals& entries) {
+  const int64_t counters =
+      entries.num_partials > 0 ? align_ints(int64_t(totals.num_tiles) * shape.heads) : 0;
+  return entries.num_entries * kEntryInts + counters;
 }
 
-// What the costs of tiles take while a plan is made; they lie at the end of its room, at a multiple
-// of 16 bytes.
-PRECAST_HOST_DEVICE constexpr int64_t costs_ints(int32_t tiles) {
+// Length of the tile costs, which the device keeps at the end of the plan's memory, 16-byte
+// aligned, while it makes the plan.
+PRECAST_HOST_DEVICE constexpr int64_t tile_costs_ints(int32_t tiles) {
   return 2 * (int64_t(tiles) + 1) + 4;
 }
 
-// Room that a plan of so many tiles of a head needs at least: with it, any batch has one.
-PRECAST_HOST_DEVICE constexpr int64_t plan_room(const ScheduleShape& shape, int64_t tiles) {
-  return PlanLayout(shape.batch, shape.ctas).rest + kItemInts * tiles + 2 * (tiles + 1) + 4;
+// The least memory for a plan of so many tiles of a head; any batch of them has a plan that fits.
+PRECAST_HOST_DEVICE constexpr int64_t min_plan_ints(const ScheduleShape& shape, int64_t tiles) {
+  return PlanLayout(shape.batch, shape.ctas).entries + kEntryInts * tiles + 2 * (tiles + 1) + 4;
 }
 
-// A longer chunk, if a plan has no room for this one; at last tiles stay whole.
-PRECAST_HOST_DEVICE constexpr int32_t longer_chunk(int32_t chunk) {
-  return chunk >= 1 << 28 ? 0 : 2 * chunk;
+// The split size to try next if the plan or its partial results do not fit with this one. At last
+// it is 0, and tiles are not split.
+PRECAST_HOST_DEVICE constexpr int32_t next_split_size(int32_t split_size) {
+  return split_size >= 1 << 28 ? 0 : 2 * split_size;
 }
 
-PRECAST_HOST_DEVICE inline PlanHeader header_of(const PlanParams& p, ScheduleMode mode,
-                                                const LineSums& sums, const ListSums& list,
-                                                int32_t chunk) {
+PRECAST_HOST_DEVICE inline PlanHeader make_header(const PlanParams& p, ScheduleMode mode,
+                                                  const TileTotals& totals,
+                                                  const EntryTotals& entries, int32_t split_size) {
   const PlanLayout layout(p.shape.batch, p.shape.ctas);
-  const int64_t cost = sums.cost * p.shape.heads;
+  const int64_t cost = totals.cost * p.shape.heads;
   PlanHeader header = {};
   header.mode = mode;
-  header.shape = ShapeWords(p.shape);
-  header.requests = sums.requests;
-  header.tiles = sums.tiles;
+  header.shape = PackedShape(p.shape);
+  header.num_requests = totals.num_requests;
+  header.num_tiles = totals.num_tiles;
   header.total_cost[0] = static_cast<int32_t>(cost & 0xffffffff);
   header.total_cost[1] = static_cast<int32_t>(cost >> 32);
-  if (mode == ScheduleMode::stream) {
-    header.used_ctas = static_cast<int32_t>(Cuts(cost, ctas_of_line(p.shape, sums)).ctas);
-    header.slots = 2 * header.used_ctas;
-    header.ints = static_cast<int32_t>(layout.rest);
+  if (mode == ScheduleMode::stream_k) {
+    header.active_ctas =
+        static_cast<int32_t>(StreamKPartition(cost, num_stream_k_ctas(p.shape, totals)).ctas);
+    header.num_partials = 2 * header.active_ctas;
+    header.num_ints = static_cast<int32_t>(layout.entries);
   } else {
-    header.used_ctas = least(list.items * p.shape.heads, p.shape.ctas);
-    header.chunk = chunk;
-    header.block = chunk == 0 ? block_of_list(p.shape) : 0;
-    header.items = static_cast<int32_t>(list.items);
-    if (header.block > 0) header.in_blocks = header.items / header.block * header.block;
-    header.items_at = static_cast<int32_t>(layout.rest);
-    header.counters_at = static_cast<int32_t>(layout.rest + list.items * kItemInts);
-    header.slots = static_cast<int32_t>(list.slots * p.shape.heads);
-    header.ints = static_cast<int32_t>(layout.rest + list_ints(p.shape, sums, list));
+    header.active_ctas = min_int32(entries.num_entries * p.shape.heads, p.shape.ctas);
+    header.split_size = split_size;
+    header.swizzle_size = split_size == 0 ? l2_swizzle_size(p.shape) : 0;
+    header.num_entries = static_cast<int32_t>(entries.num_entries);
+    if (header.swizzle_size > 0) {
+      header.num_swizzled = header.num_entries / header.swizzle_size * header.swizzle_size;
+    }
+    header.entries_offset = static_cast<int32_t>(layout.entries);
+    header.counters_offset =
+        static_cast<int32_t>(layout.entries + entries.num_entries * kEntryInts);
+    header.num_partials = static_cast<int32_t>(entries.num_partials * p.shape.heads);
+    header.num_ints = static_cast<int32_t>(layout.entries + entries_ints(p.shape, totals, entries));
   }
   return header;
 }
-
-#if !defined(__CUDACC_RTC__)
-
-// -- On the host ----------------------------------------------------------------------------------
-
-// `chunk_kept` is false if there is no room for chunks as short as asked for.
-struct HostPlan {
-  std::vector<int32_t> ints;  // the plan
-  PlanHeader header;
-  int64_t scratch_ints;  // more, where the device makes it
-  int64_t queries;       // of the batch
-  bool chunk_kept;
-};
-
-// No limits for `plan_ints` or `slots` if they are 0.
-inline HostPlan plan_on_host(PlanParams p) {
-  if (p.plan_ints == 0) p.plan_ints = int64_t(1) << 31;
-  if (p.slots == 0) p.slots = int64_t(1) << 31;
-  const ScheduleShape& shape = p.shape;
-  const PlanLayout layout(shape.batch, shape.ctas);
-  std::vector<PlannedRequest> requests;
-  std::vector<int64_t> costs = {0};
-  LineSums sums;
-  for (int32_t i = 0; i < shape.batch; ++i) {
-    PlannedRequest request = p.lengths.request(i, shape.group);
-    if (request.q_len == 0) continue;
-    request.tiles_before = sums.tiles;
-    requests.push_back(request);
-    const int32_t tiles = tiles_of(shape, request.q_len);
-    for (int32_t tile = 0; tile < tiles; ++tile) {
-      const int64_t cost = cost_of(tokens_of(shape, request.q_len, request.kv_len, tile));
-      sums.cost += cost;
-      sums.longest = std::max(sums.longest, cost);
-      costs.push_back(sums.cost);
-    }
-    sums.tiles += tiles;
-  }
-  sums.requests = static_cast<int32_t>(requests.size());
-  HostPlan to = {};
-  to.scratch_ints = costs_ints(sums.tiles);
-  for (const PlannedRequest& request : requests) to.queries += request.q_len;
-  const ScheduleMode mode = choose_mode(p, sums);
-  const auto parts = [&](const PlannedRequest& request, int32_t tile, int32_t chunk) {
-    return parts_of(tokens_of(shape, request.q_len, request.kv_len, tile), chunk);
-  };
-  ListSums list;
-  int32_t chunk = p.whole ? 0 : p.chunk;
-  if (mode == ScheduleMode::list) {
-    for (;; chunk = longer_chunk(chunk)) {
-      list = {};
-      for (const PlannedRequest& request : requests) {
-        for (int32_t tile = 0; tile < tiles_of(shape, request.q_len); ++tile) {
-          const int32_t count = parts(request, tile, chunk);
-          list.items += count;
-          list.slots += count > 1 ? count : 0;
-        }
-      }
-      const int64_t ints = layout.rest + list_ints(shape, sums, list) + to.scratch_ints;
-      const bool fits = ints <= p.plan_ints && list.slots * shape.heads <= p.slots;
-      if (fits || chunk == 0) break;
-    }
-  }
-  to.chunk_kept = p.whole || chunk == p.chunk;
-  to.header = header_of(p, mode, sums, list, chunk);
-  to.ints.resize(to.header.ints);
-  int32_t* plan = to.ints.data();
-  std::memcpy(plan, &to.header, sizeof to.header);
-  if (sums.requests > 0) {
-    std::memcpy(plan + layout.requests, requests.data(), requests.size() * sizeof(PlannedRequest));
-  }
-  if (mode == ScheduleMode::stream) {
-    const Cuts cuts(sums.cost * shape.heads, ctas_of_line(shape, sums));
-    for (int32_t cta = 0; cta <= shape.ctas; ++cta) {
-      const CtaStart start = start_of(shape, cuts, requests.data(), sums, costs.data(), cta);
-      std::memcpy(plan + layout.starts + int64_t(cta) * kStartInts, &start, sizeof start);
-    }
-    return to;
-  }
-  // Chunks are all of a length; whole tiles are sorted.
-  std::vector<int64_t> place(kLengthSteps + 1);
-  const auto step = [&](int32_t tile) {
-    return chunk > 0 ? 0 : length_step(costs[tile + 1] - costs[tile], sums.longest);
-  };
-  if (chunk == 0) {
-    for (int32_t tile = 0; tile < sums.tiles; ++tile) ++place[step(tile) + 1];
-    for (int i = 0; i < kLengthSteps; ++i) place[i + 1] += place[i];
-  }
-  int32_t slots = 0;
-  for (int32_t index = 0; index < sums.requests; ++index) {
-    const PlannedRequest& request = requests[index];
-    for (int32_t tile = 0; tile < tiles_of(shape, request.q_len); ++tile) {
-      const int32_t count = parts(request, tile, chunk);
-      for (int32_t part = 0; part < count; ++part) {
-        const ListItem item = {index, tile, part, slots};
-        const int64_t at = place[step(request.tiles_before + tile)]++;
-        std::memcpy(plan + to.header.items_at + at * kItemInts, &item, sizeof item);
-      }
-      if (count > 1) slots += count;
-    }
-  }
-  return to;
-}
-
-#endif
 
 }  // namespace precast

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Writes the plan of an attention kernel on the device, so that no length comes to the host.
+// Makes the plan of an attention kernel on the device, so that no length is copied to the host.
 //
-// Layout   attention/plan.cuh
-// Threads  the first CTA plans. A thread takes a request, then a tile, then a CTA of the attention
-//          kernel, and so on in rounds; sums over requests and tiles are scans of the CTA. Others,
-//          if there are any, copy tables meanwhile: the first reads what they copy from.
-// Traffic  12 bytes a request and the plan: what counts is latency. Batches of up to kFewTiles
-//          keep what they search in shared memory.
-// Measured 2026-11-21 on an H200, one graph node: 4.2 us for one request, 4.8 us for 64, 5.2 us for
-//          256; 6.0 us for a prefill of 32768 tokens in 1024 tiles.
+// Layout   attention/plan.cuh describes the inputs, attention/plan_layout.cuh the plan.
+// Threads  The first CTA makes the plan. In each step a thread takes a request, then a tile, then a
+//          CTA of the attention kernel, in rounds of kPlanThreads; CTA-wide scans compute the sums
+//          over requests and tiles. The other CTAs, if there are any, copy tables meanwhile; the
+//          first CTA reads the sources of these copies, not their targets.
+// Traffic  12 bytes per request and the plan itself; latency dominates. The tile costs of up to
+//          kMaxTilesInShared tiles stay in shared memory.
+// Measured 2026-11-21 on an H200, as one node of a CUDA graph: 4.2 us for 1 request, 4.8 us for 64,
+//          5.2 us for 256; 6.0 us for a prefill of 32768 tokens in 1024 tiles.
 #pragma once
 
 #include "precast/attention/plan.cuh"
@@ -20,17 +21,19 @@ namespace precast {
 #if defined(__CUDACC__)
 
 constexpr int kPlanThreads = 512;
-constexpr int kFewTiles = 2048;
+constexpr int kMaxTilesInShared = 2048;
 
-struct PlanShared {
-  int64_t warps[kPlanThreads / kWarpSize];
-  int64_t costs[kFewTiles + 1];
-  int32_t places[kLengthSteps];
-  int32_t longest;
+struct PlanSharedStorage {
+  int64_t warp_sums[kPlanThreads / kWarpSize];
+  int64_t tile_costs[kMaxTilesInShared + 1];
+  int32_t bucket_begin[kCostBuckets];
+  int32_t max_cost;
 };
 
-// Sum of `x` over the threads before, and `total` over all. All threads must call.
-__device__ __forceinline__ int64_t sum_before(int64_t x, int64_t& total, PlanShared& shared) {
+// Returns the sum of `x` over the threads before this one; `total` becomes the sum over all
+// threads. All threads of the CTA must call it.
+__device__ __forceinline__ int64_t exclusive_sum(int64_t x, int64_t& total,
+                                                 PlanSharedStorage& shared) {
   const int lane = threadIdx.x % kWarpSize, warp = threadIdx.x / kWarpSize;
   int64_t sum = x;
 #pragma unroll
@@ -38,101 +41,109 @@ __device__ __forceinline__ int64_t sum_before(int64_t x, int64_t& total, PlanSha
     const int64_t other = __shfl_up_sync(0xffffffffu, sum, distance);
     if (lane >= distance) sum += other;
   }
-  if (lane == kWarpSize - 1) shared.warps[warp] = sum;
+  if (lane == kWarpSize - 1) shared.warp_sums[warp] = sum;
   __syncthreads();
   int64_t before = 0;
   total = 0;
 #pragma unroll
   for (int i = 0; i < kPlanThreads / kWarpSize; ++i) {
-    if (i < warp) before += shared.warps[i];
-    total += shared.warps[i];
+    if (i < warp) before += shared.warp_sums[i];
+    total += shared.warp_sums[i];
   }
-  __syncthreads();  // Why: the next call writes them.
+  __syncthreads();  // Why: the next call overwrites warp_sums.
   return before + sum - x;
 }
 
-// Two counts below 2^31 that are summed at once.
-__device__ inline int64_t pair_of(int32_t low, int32_t high) { return low | int64_t(high) << 32; }
-__device__ inline int32_t low_of(int64_t pair) { return static_cast<int32_t>(pair & 0x7fffffff); }
-__device__ inline int32_t high_of(int64_t pair) { return static_cast<int32_t>(pair >> 32); }
+// Two counts below 2^31 in one number, so that one scan sums both.
+__device__ inline int64_t pack_counts(int32_t low, int32_t high) {
+  return low | int64_t(high) << 32;
+}
+__device__ inline int32_t low_count(int64_t packed) {
+  return static_cast<int32_t>(packed & 0x7fffffff);
+}
+__device__ inline int32_t high_count(int64_t packed) { return static_cast<int32_t>(packed >> 32); }
 
-class DevicePlan {
+// Makes a plan. All threads of the CTA call every function.
+class DevicePlanner {
  public:
-  __device__ DevicePlan(const PlanParams& params, PlanShared& shared)
+  __device__ DevicePlanner(const PlanParams& params, PlanSharedStorage& shared)
       : p_(params), shared_(shared), layout_(params.shape.batch, params.shape.ctas) {
     requests_ = reinterpret_cast<PlannedRequest*>(p_.plan + layout_.requests);
   }
 
-  __device__ void write() {
-    plan_requests();
-    plan_tiles();
-    const ScheduleMode mode = choose_mode(p_, sums_);
-    ListSums list;
-    int32_t chunk = p_.whole ? 0 : p_.chunk;
-    if (mode == ScheduleMode::stream) {
-      plan_stream();
+  __device__ void run() {
+    write_requests();
+    scan_tile_costs();
+    const ScheduleMode mode = choose_mode(p_, totals_);
+    EntryTotals entries;
+    int32_t split_size = p_.disable_split ? 0 : p_.split_size;
+    if (mode == ScheduleMode::stream_k) {
+      write_cta_starts();
     } else {
-      list = chunk_that_fits(chunk);
-      if (chunk > 0) {
-        list_chunks(chunk);
+      entries = fit_split_size(split_size);
+      if (split_size > 0) {
+        write_split_entries(split_size);
       } else {
-        list_whole();
+        write_sorted_entries();
       }
     }
-    const PlanHeader header = header_of(p_, mode, sums_, list, chunk);
+    const PlanHeader header = make_header(p_, mode, totals_, entries, split_size);
     if (threadIdx.x == 0) *reinterpret_cast<PlanHeader*>(p_.plan) = header;
     int32_t* counters = p_.plan + layout_.counters;
     int64_t count = p_.shape.ctas;
-    if (mode == ScheduleMode::list) {
-      counters = p_.plan + header.counters_at;
-      count = header.ints - header.counters_at;
+    if (mode == ScheduleMode::static_persistent) {
+      counters = p_.plan + header.counters_offset;
+      count = header.num_ints - header.counters_offset;
     }
     for (int64_t i = threadIdx.x; i < count; i += kPlanThreads) counters[i] = 0;
   }
 
  private:
-  // Those with queries, one behind another.
-  __device__ void plan_requests() {
-    // Sums of tiles in the high bits, over those of requests, never get past them: so many tiles
-    // have no room, and more count as so many.
+  // Writes the requests that have queries, without gaps.
+  __device__ void write_requests() {
+    // One number counts requests in its low bits and tiles in its high bits. The high bits do not
+    // overflow, because more tiles than the plan can hold count as `max_tiles`.
     constexpr int kCountBits = 25;
-    const int64_t most = p_.plan_ints / (kItemInts + 2);
-    static_assert((int64_t(0x7fffffff) / (kItemInts + 2)) * (kPlanThreads + 1) <
+    const int64_t max_tiles = p_.max_ints / (kEntryInts + 2);
+    static_assert((int64_t(0x7fffffff) / (kEntryInts + 2)) * (kPlanThreads + 1) <
                       int64_t(1) << (63 - kCountBits),
-                  "they fit");
+                  "the counts of a scan fit");
     int64_t carry = 0;
     for (int32_t base = 0; base < p_.shape.batch; base += kPlanThreads) {
-      const int32_t number = base + threadIdx.x;
+      const int32_t request_idx = base + threadIdx.x;
       PlannedRequest request = {};
-      if (number < p_.shape.batch) request = p_.lengths.request(number, p_.shape.group);
-      const bool counts = request.q_len > 0;
-      const int64_t tiles = min(int64_t(tiles_of(p_.shape, request.q_len)), most);
+      if (request_idx < p_.shape.batch) {
+        request = p_.lengths.request(request_idx, p_.shape.group_size);
+      }
+      const bool has_queries = request.q_len > 0;
+      const int64_t tiles = min(int64_t(num_m_blocks(p_.shape, request.q_len)), max_tiles);
       int64_t total;
-      const int64_t before = carry + sum_before(counts | tiles << kCountBits, total, shared_);
-      const int32_t place = static_cast<int32_t>(before & ((1 << kCountBits) - 1));
+      const int64_t before =
+          carry + exclusive_sum(has_queries | tiles << kCountBits, total, shared_);
+      const int32_t planned_idx = static_cast<int32_t>(before & ((1 << kCountBits) - 1));
       request.tiles_before = static_cast<int32_t>(before >> kCountBits);
-      if (counts) requests_[place] = request;
+      if (has_queries) requests_[planned_idx] = request;
       carry += total;
-      carry -= max(int64_t(0), (carry >> kCountBits) - most) << kCountBits;
+      carry -= max(int64_t(0), (carry >> kCountBits) - max_tiles) << kCountBits;
     }
-    sums_.requests = static_cast<int32_t>(carry & ((1 << kCountBits) - 1));
-    sums_.tiles = static_cast<int32_t>(carry >> kCountBits);
-    // More queries than the workspace has room for: more than q has, for run() would refuse so
-    // small a workspace. Nothing is planned.
-    if (plan_room(p_.shape, sums_.tiles) > p_.plan_ints) {
-      sums_.requests = sums_.tiles = 0;
+    totals_.num_requests = static_cast<int32_t>(carry & ((1 << kCountBits) - 1));
+    totals_.num_tiles = static_cast<int32_t>(carry >> kCountBits);
+    // The lengths name more queries than the workspace holds tiles for, so more than q has: run()
+    // rejects a workspace that is too small for q. Such a plan has no work.
+    if (min_plan_ints(p_.shape, totals_.num_tiles) > p_.max_ints) {
+      totals_.num_requests = totals_.num_tiles = 0;
     }
-    costs_ = sums_.tiles <= kFewTiles
-                 ? shared_.costs
-                 : reinterpret_cast<int64_t*>(p_.plan +
-                                              (p_.plan_ints - costs_ints(sums_.tiles)) / 4 * 4);
+    tile_costs_ = totals_.num_tiles <= kMaxTilesInShared
+                      ? shared_.tile_costs
+                      : reinterpret_cast<int64_t*>(
+                            p_.plan + (p_.max_ints - tile_costs_ints(totals_.num_tiles)) / 4 * 4);
     __syncthreads();
   }
 
-  // The planned request that a tile of all belongs to.
-  __device__ int32_t request_of(int32_t tile) const {
-    if (sums_.requests == sums_.tiles) return tile;
-    int32_t low = 0, high = sums_.requests;
+  // The planned request that a tile belongs to; `tile` counts the tiles of all requests.
+  __device__ int32_t find_request(int32_t tile) const {
+    if (totals_.num_requests == totals_.num_tiles) return tile;
+    int32_t low = 0, high = totals_.num_requests;
     while (high - low > 1) {
       const int32_t middle = low + (high - low) / 2;
       (requests_[middle].tiles_before <= tile ? low : high) = middle;
@@ -140,132 +151,142 @@ class DevicePlan {
     return low;
   }
 
-  struct TileOf {
-    int32_t index, tile;
-    TokenRange tokens;
+  struct PlannedTile {
+    int32_t planned_idx, m_block;
+    KvRange range;
   };
 
-  __device__ TileOf tile_of(int32_t number) const {
-    TileOf of;
-    of.index = request_of(number);
-    const PlannedRequest& request = requests_[of.index];
-    of.tile = number - request.tiles_before;
-    of.tokens = tokens_of(p_.shape, request.q_len, request.kv_len, of.tile);
-    return of;
+  __device__ PlannedTile find_tile(int32_t tile) const {
+    PlannedTile found;
+    found.planned_idx = find_request(tile);
+    const PlannedRequest& request = requests_[found.planned_idx];
+    found.m_block = tile - request.tiles_before;
+    found.range = kv_range_of_tile(p_.shape, request.q_len, request.kv_len, found.m_block);
+    return found;
   }
 
-  __device__ void plan_tiles() {
+  // Fills tile_costs_ and the cost totals.
+  __device__ void scan_tile_costs() {
     if (threadIdx.x == 0) {
-      costs_[0] = 0;
-      shared_.longest = 0;
+      tile_costs_[0] = 0;
+      shared_.max_cost = 0;
     }
     __syncthreads();
-    int32_t longest = 0;
-    for (int32_t base = 0; base < sums_.tiles; base += kPlanThreads) {
-      const int32_t number = base + threadIdx.x;
+    int32_t max_cost = 0;
+    for (int32_t base = 0; base < totals_.num_tiles; base += kPlanThreads) {
+      const int32_t tile = base + threadIdx.x;
       int64_t cost = 0, total;
-      if (number < sums_.tiles) cost = cost_of(tile_of(number).tokens);
-      const int64_t before = sums_.cost + sum_before(cost, total, shared_);
-      if (number < sums_.tiles) costs_[number + 1] = before + cost;
-      if (cost > longest) longest = static_cast<int32_t>(cost);
-      sums_.cost += total;
+      if (tile < totals_.num_tiles) cost = tile_cost(find_tile(tile).range);
+      const int64_t before = totals_.cost + exclusive_sum(cost, total, shared_);
+      if (tile < totals_.num_tiles) tile_costs_[tile + 1] = before + cost;
+      if (cost > max_cost) max_cost = static_cast<int32_t>(cost);
+      totals_.cost += total;
     }
-    longest = static_cast<int32_t>(__reduce_max_sync(0xffffffffu, longest));
-    if (threadIdx.x % kWarpSize == 0) atomicMax(&shared_.longest, longest);
+    max_cost = static_cast<int32_t>(__reduce_max_sync(0xffffffffu, max_cost));
+    if (threadIdx.x % kWarpSize == 0) atomicMax(&shared_.max_cost, max_cost);
     __syncthreads();
-    sums_.longest = shared_.longest;
+    totals_.max_cost = shared_.max_cost;
   }
 
-  __device__ void plan_stream() {
-    const Cuts cuts(sums_.cost * p_.shape.heads, ctas_of_line(p_.shape, sums_));
+  __device__ void write_cta_starts() {
+    const StreamKPartition partition(totals_.cost * p_.shape.heads,
+                                     num_stream_k_ctas(p_.shape, totals_));
     CtaStart* starts = reinterpret_cast<CtaStart*>(p_.plan + layout_.starts);
     for (int32_t cta = threadIdx.x; cta <= p_.shape.ctas; cta += kPlanThreads) {
-      starts[cta] = start_of(p_.shape, cuts, requests_, sums_, costs_, cta);
+      starts[cta] = make_cta_start(p_.shape, partition, requests_, totals_, tile_costs_, cta);
     }
   }
 
-  __device__ ListSums chunk_that_fits(int32_t& chunk) {
-    for (;; chunk = longer_chunk(chunk)) {
-      ListSums list;
-      if (chunk == 0) {
-        list.items = sums_.tiles;
-        return list;
+  // Increases the split size until the plan and its partial results fit. Returns their totals.
+  __device__ EntryTotals fit_split_size(int32_t& split_size) {
+    for (;; split_size = next_split_size(split_size)) {
+      EntryTotals totals;
+      if (split_size == 0) {
+        totals.num_entries = totals_.num_tiles;
+        return totals;
       }
-      int64_t items = 0, slots = 0;
-      for (int32_t number = threadIdx.x; number < sums_.tiles; number += kPlanThreads) {
-        const int32_t parts = parts_of(tile_of(number).tokens, chunk);
-        items += parts;
-        slots += parts > 1 ? parts : 0;
+      int64_t num_entries = 0, num_partials = 0;
+      for (int32_t tile = threadIdx.x; tile < totals_.num_tiles; tile += kPlanThreads) {
+        const int32_t splits = num_splits_of(find_tile(tile).range, split_size);
+        num_entries += splits;
+        num_partials += splits > 1 ? splits : 0;
       }
-      sum_before(items, list.items, shared_);
-      sum_before(slots, list.slots, shared_);
-      const int64_t ints =
-          layout_.rest + list_ints(p_.shape, sums_, list) + costs_ints(sums_.tiles);
-      if (ints <= p_.plan_ints && list.slots * p_.shape.heads <= p_.slots) return list;
+      exclusive_sum(num_entries, totals.num_entries, shared_);
+      exclusive_sum(num_partials, totals.num_partials, shared_);
+      const int64_t ints = layout_.entries + entries_ints(p_.shape, totals_, totals) +
+                           tile_costs_ints(totals_.num_tiles);
+      if (ints <= p_.max_ints && totals.num_partials * p_.shape.heads <= p_.max_partials) {
+        return totals;
+      }
     }
   }
 
-  __device__ ListItem* items() const { return reinterpret_cast<ListItem*>(p_.plan + layout_.rest); }
+  __device__ WorkTileEntry* entries() const {
+    return reinterpret_cast<WorkTileEntry*>(p_.plan + layout_.entries);
+  }
 
-  __device__ void list_chunks(int32_t chunk) {
+  // Writes the splits of all tiles in order.
+  __device__ void write_split_entries(int32_t split_size) {
     int64_t carry = 0;
-    for (int32_t base = 0; base < sums_.tiles; base += kPlanThreads) {
-      const int32_t number = base + threadIdx.x;
-      TileOf of = {};
-      int32_t parts = 0;
-      if (number < sums_.tiles) {
-        of = tile_of(number);
-        parts = parts_of(of.tokens, chunk);
+    for (int32_t base = 0; base < totals_.num_tiles; base += kPlanThreads) {
+      const int32_t tile = base + threadIdx.x;
+      PlannedTile found = {};
+      int32_t splits = 0;
+      if (tile < totals_.num_tiles) {
+        found = find_tile(tile);
+        splits = num_splits_of(found.range, split_size);
       }
       int64_t total;
       const int64_t before =
-          carry + sum_before(pair_of(parts, parts > 1 ? parts : 0), total, shared_);
-      for (int32_t part = 0; part < parts; ++part) {
-        items()[low_of(before) + part] = {of.index, of.tile, part, high_of(before)};
+          carry + exclusive_sum(pack_counts(splits, splits > 1 ? splits : 0), total, shared_);
+      for (int32_t split_idx = 0; split_idx < splits; ++split_idx) {
+        entries()[low_count(before) + split_idx] = {found.planned_idx, found.m_block, split_idx,
+                                                    high_count(before)};
       }
       carry += total;
     }
   }
 
-  // The longest first, by counting; tiles of a step come in any order.
-  __device__ void list_whole() {
-    for (int i = threadIdx.x; i < kLengthSteps; i += kPlanThreads) shared_.places[i] = 0;
+  // Writes the whole tiles, the longest first, by a counting sort. The tiles of one bucket come in
+  // any order.
+  __device__ void write_sorted_entries() {
+    for (int i = threadIdx.x; i < kCostBuckets; i += kPlanThreads) shared_.bucket_begin[i] = 0;
     __syncthreads();
-    for (int32_t number = threadIdx.x; number < sums_.tiles; number += kPlanThreads) {
-      atomicAdd(&shared_.places[step_of(number)], 1);
+    for (int32_t tile = threadIdx.x; tile < totals_.num_tiles; tile += kPlanThreads) {
+      atomicAdd(&shared_.bucket_begin[bucket_of(tile)], 1);
     }
     __syncthreads();
-    static_assert(kLengthSteps == 2 * kPlanThreads, "a thread has two steps");
-    int32_t* mine = shared_.places + 2 * threadIdx.x;
-    const int32_t first = mine[0], second = mine[1];
+    static_assert(kCostBuckets == 2 * kPlanThreads, "a thread scans two buckets");
+    int32_t* own = shared_.bucket_begin + 2 * threadIdx.x;
+    const int32_t first = own[0], second = own[1];
     int64_t total;
-    const int32_t before = static_cast<int32_t>(sum_before(first + second, total, shared_));
-    mine[0] = before;
-    mine[1] = before + first;
+    const int32_t before = static_cast<int32_t>(exclusive_sum(first + second, total, shared_));
+    own[0] = before;
+    own[1] = before + first;
     __syncthreads();
-    for (int32_t number = threadIdx.x; number < sums_.tiles; number += kPlanThreads) {
-      const int32_t index = request_of(number);
-      items()[atomicAdd(&shared_.places[step_of(number)], 1)] = {
-          index, number - requests_[index].tiles_before, 0, 0};
+    for (int32_t tile = threadIdx.x; tile < totals_.num_tiles; tile += kPlanThreads) {
+      const int32_t planned_idx = find_request(tile);
+      entries()[atomicAdd(&shared_.bucket_begin[bucket_of(tile)], 1)] = {
+          planned_idx, tile - requests_[planned_idx].tiles_before, 0, 0};
     }
   }
 
-  __device__ int32_t step_of(int32_t tile) const {
-    return length_step(costs_[tile + 1] - costs_[tile], sums_.longest);
+  __device__ int32_t bucket_of(int32_t tile) const {
+    return cost_bucket(tile_costs_[tile + 1] - tile_costs_[tile], totals_.max_cost);
   }
 
   const PlanParams& p_;
-  PlanShared& shared_;
+  PlanSharedStorage& shared_;
   const PlanLayout layout_;
   PlannedRequest* requests_;
-  int64_t* costs_;
-  LineSums sums_;
+  int64_t* tile_costs_;  // [num_tiles + 1], in shared memory or at the end of the plan's memory
+  TileTotals totals_;
 };
 
-constexpr int kNumbersPerCta = 4 * kPlanThreads;
-constexpr int64_t kMostCopyingCtas = 128;
+constexpr int kCopyElementsPerCta = 4 * kPlanThreads;
+constexpr int64_t kMaxCopyCtas = 128;
 
-// The share of CTA `cta` of `ctas` that copy.
+// Copies the elements of CTA `cta` of the `ctas` that copy.
 __device__ inline void copy_tables(const PlanParams& p, uint32_t cta, uint32_t ctas) {
   const int64_t step = int64_t(ctas) * kPlanThreads;
 #pragma unroll
@@ -280,26 +301,26 @@ __device__ inline void copy_tables(const PlanParams& p, uint32_t cta, uint32_t c
 
 __global__ __launch_bounds__(kPlanThreads,
                              1) void AttentionPlanKernel(const __grid_constant__ PlanParams p) {
-  __shared__ PlanShared shared;
+  __shared__ PlanSharedStorage shared;
   allow_next_grid();
   wait_for_previous_grid();
   if (blockIdx.x > 0) {
     copy_tables(p, blockIdx.x - 1, gridDim.x - 1);
   } else {
-    DevicePlan(p, shared).write();
+    DevicePlanner(p, shared).run();
   }
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the plan and its copies on `stream`. `p.plan_ints` must hold the layout for no tiles.
+// Launches the plan kernel on `stream`. The plan's memory must hold at least min_plan_ints() of no
+// tiles.
 inline cudaError_t launch_attention_plan(const PlanParams& p, bool enable_pdl,
                                          cudaStream_t stream) {
   int64_t most = 0;
   for (const TableCopy& copy : p.copies) most = copy.count > most ? copy.count : most;
-  const int64_t copying = (most + kNumbersPerCta - 1) / kNumbersPerCta;
-  const dim3 grid(1 +
-                  static_cast<unsigned>(copying < kMostCopyingCtas ? copying : kMostCopyingCtas));
+  const int64_t copying = (most + kCopyElementsPerCta - 1) / kCopyElementsPerCta;
+  const dim3 grid(1 + static_cast<unsigned>(copying < kMaxCopyCtas ? copying : kMaxCopyCtas));
   return launch(AttentionPlanKernel, grid, dim3(kPlanThreads), enable_pdl, stream, p);
 }
 

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// What lies in the plan of an attention kernel (attention/scheduler.cuh), in int32:
+// The memory layout of a plan, which attention/plan.cuh writes and the tile scheduler
+// (attention/scheduler.cuh) reads. A plan is an array of int32:
 //
-//   header | counters [ctas] | starts [ctas + 1] | requests [batch] | the rest, which only the list
-//   mode reads: items, counters of tiles
+//   PlanHeader                    one
+//   stream-K split counters       [ctas], one for each CTA
+//   CtaStart                      [ctas + 1]
+//   PlannedRequest                [batch], of which header.num_requests are filled
+//   WorkTileEntry                 [header.num_entries], only in static_persistent mode
+//   split counters of tiles       [heads * header.num_tiles], only in static_persistent mode
 //
-// Requests without queries are left out.
+// A request without queries has no PlannedRequest.
 #pragma once
 
 #include "precast/core/host_device.cuh"
@@ -12,109 +17,114 @@
 
 namespace precast {
 
-enum class ScheduleMode : int32_t { stream, list };
+// How tiles are distributed over CTAs; attention/scheduler.cuh describes both modes.
+enum class ScheduleMode : int32_t { stream_k, static_persistent };
 
-// What a plan depends on besides lengths: the same for plan and run.
+// What a plan depends on besides the lengths of the batch. plan() and run() must use the same one.
 struct ScheduleShape {
   int32_t batch;
-  int32_t ctas;         // of the attention kernel
-  int32_t heads;        // KV heads, times the parts that head_dim_vo falls into
-  int32_t group;        // query heads of a KV head
-  int32_t tile_rows;    // packed rows
-  int32_t window_left;  // < 0: none
+  int32_t ctas;         // grid size of the attention kernel
+  int32_t heads;        // KV heads times the number of blocks that head_dim_vo is cut into
+  int32_t group_size;   // query heads per KV head
+  int32_t block_m;      // packed query rows of a tile
+  int32_t window_left;  // < 0: no window
   bool causal;
 };
 
-// A shape as numbers that are compared at once.
-struct alignas(16) ShapeWords {
+// A ScheduleShape as eight numbers, which a kernel compares without branches.
+struct alignas(16) PackedShape {
   int32_t words[8];
 
-  ShapeWords() = default;
-  PRECAST_HOST_DEVICE constexpr explicit ShapeWords(const ScheduleShape& shape)
-      : words{shape.batch,     shape.ctas,        shape.heads,  shape.group,
-              shape.tile_rows, shape.window_left, shape.causal, 0} {}
+  PackedShape() = default;
+  PRECAST_HOST_DEVICE constexpr explicit PackedShape(const ScheduleShape& shape)
+      : words{shape.batch,   shape.ctas,        shape.heads,  shape.group_size,
+              shape.block_m, shape.window_left, shape.causal, 0} {}
 };
 
-// At the start of a plan.
+// The first entry of a plan. Fields marked "static" are 0 in stream_k mode.
 struct alignas(16) PlanHeader {
   ScheduleMode mode;
-  int32_t requests;       // with queries
-  int32_t tiles;          // of one head
-  int32_t used_ctas;      // stream: CTAs beyond have nothing
-  int32_t chunk;          // list: tokens, 0 for whole tiles
-  int32_t items;          // list: of one head
-  int32_t items_at;       // list: int32 from the start of the plan
-  int32_t counters_at;    // list
-  int32_t slots;          // of the float workspace that the plan uses
-  int32_t ints;           // length of the plan
-  int32_t total_cost[2];  // low, high
-  int32_t block;          // list: items whose heads are taken one after another
-  int32_t in_blocks;      // list: items that are in such blocks
+  int32_t num_requests;     // requests that have queries
+  int32_t num_tiles;        // tiles of one head
+  int32_t active_ctas;      // CTAs with a greater index have no work
+  int32_t split_size;       // static: tokens of a split; 0: no tile is split
+  int32_t num_entries;      // static: entries of one head
+  int32_t entries_offset;   // static: in int32, from the start of the plan
+  int32_t counters_offset;  // static: in int32, from the start of the plan
+  int32_t num_partials;     // partial results that the split workspace must hold
+  int32_t num_ints;         // length of the plan
+  int32_t total_cost[2];    // low word, high word
+  int32_t swizzle_size;     // static: entries of which all heads are taken one after another
+  int32_t num_swizzled;     // static: entries that belong to such a block
   int32_t unused[2];
-  ShapeWords shape;  // what the plan is for
+  PackedShape shape;  // the shape that the plan was made for
 };
 constexpr int kHeaderInts = 24;
 static_assert(sizeof(PlanHeader) == 4 * kHeaderInts, "kHeaderInts");
 
-// A request with queries.
+// A request that has queries.
 struct alignas(16) PlannedRequest {
-  int32_t request;
-  int32_t q_begin, q_len;    // tokens
-  int32_t kv_start, kv_len;  // kv_indptr[request] (pages or tokens), tokens
-  int32_t tiles_before;      // of one head, of the requests before
+  int32_t request_idx;       // index in the batch
+  int32_t q_begin, q_len;    // qo_indptr[request_idx], number of queries
+  int32_t kv_start, kv_len;  // kv_indptr[request_idx] (pages or tokens), number of tokens
+  int32_t tiles_before;      // tiles of one head of the planned requests before this one
   int32_t unused[2];
 };
 constexpr int kRequestInts = 8;
 static_assert(sizeof(PlannedRequest) == 4 * kRequestInts, "kRequestInts");
 
-// Where a CTA starts in the line, and the CTA before ends.
+// Where a CTA starts in stream_k mode, which is also where the CTA before it ends.
 struct alignas(16) CtaStart {
-  int32_t index;             // of the planned request
-  int32_t head, tile;        // head: the number of heads at the end of the line
-  int32_t block;             // of the tile, > 0 if the tile began in a CTA before
-  int32_t first_cta, parts;  // of that tile
-  int32_t request, q_begin, q_len, kv_start, kv_len;
+  int32_t planned_idx;            // index of the PlannedRequest
+  int32_t head, m_block;          // head: ScheduleShape::heads if the CTA starts past the last tile
+  int32_t n_block;                // > 0: the tile began in a CTA before
+  int32_t first_cta, num_splits;  // of that tile
+  int32_t request_idx, q_begin, q_len, kv_start, kv_len;
   int32_t unused;
 };
 constexpr int kStartInts = 12;
 static_assert(sizeof(CtaStart) == 4 * kStartInts, "kStartInts");
 
-struct alignas(16) ListItem {
-  int32_t index;  // of the planned request
-  int32_t tile;
-  int32_t part;
-  int32_t slot;  // of part 0, in steps of `heads`; unused for a whole tile
+// A tile, or a split of a tile, for all heads (static_persistent mode).
+struct alignas(16) WorkTileEntry {
+  int32_t planned_idx;  // index of the PlannedRequest
+  int32_t m_block;
+  int32_t split_idx;
+  int32_t first_partial;  // partial result of split 0, in units of `heads`; unused without splits
 };
-constexpr int kItemInts = 4;
-static_assert(sizeof(ListItem) == 4 * kItemInts, "kItemInts");
+constexpr int kEntryInts = 4;
+static_assert(sizeof(WorkTileEntry) == 4 * kEntryInts, "kEntryInts");
 
 PRECAST_HOST_DEVICE constexpr int64_t align_ints(int64_t ints) { return (ints + 3) / 4 * 4; }
 
+// Offsets of the parts of a plan, in int32 from its start.
 struct PlanLayout {
-  int64_t counters, starts, requests, rest;  // int32 from the start
+  int64_t counters, starts, requests, entries;
 
   PRECAST_HOST_DEVICE constexpr PlanLayout(int32_t batch, int32_t ctas)
       : counters(kHeaderInts),
         starts(counters + align_ints(ctas)),
         requests(starts + int64_t(kStartInts) * (ctas + 1)),
-        rest(requests + int64_t(kRequestInts) * batch) {}
+        entries(requests + int64_t(kRequestInts) * batch) {}
 };
 
-// What an attention kernel needs of the plan.
-struct ScheduleParams {
+// What the tile scheduler of an attention kernel needs.
+struct TileSchedulerParams {
   int32_t* plan;  // 16-byte aligned
   ScheduleShape shape;
 };
 
-// Whether a plan is for a call of that shape with room for `slots` partial results. Of another one
-// a kernel must not take a piece: heads and tiles that there are not, counters of another plan.
-PRECAST_HOST_DEVICE inline bool is_planned(const ScheduleParams& params, int64_t slots) {
+// Whether a plan was made for a call of that shape, and the split workspace can hold its partial
+// results. A kernel must not take work from another plan: it names heads and tiles that do not
+// exist, and its counters belong to another call.
+PRECAST_HOST_DEVICE inline bool is_planned(const TileSchedulerParams& params,
+                                           int64_t max_partials) {
   const PlanHeader& header = *reinterpret_cast<const PlanHeader*>(params.plan);
-  const ShapeWords planned = header.shape, wanted(params.shape);
-  const bool fits = header.slots <= slots;
+  const PackedShape planned = header.shape, expected(params.shape);
+  const bool fits = header.num_partials <= max_partials;
   int32_t differ = 0;
-  for (int i = 0; i < 8; ++i) differ |= planned.words[i] ^ wanted.words[i];
-  return fits & (differ == 0);  // Why: no branch waits for a load.
+  for (int i = 0; i < 8; ++i) differ |= planned.words[i] ^ expected.words[i];
+  return fits & (differ == 0);  // Why &: no branch waits for a load.
 }
 
 }  // namespace precast

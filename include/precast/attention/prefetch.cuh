@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Hints before a kernel's turn: while the grid before still runs, a CTA asks for the tokens that it
-// starts with in L2. It goes by the plan and the page table as they lie in memory, which that grid
-// may be about to write: nothing but the choice of what to prefetch depends on what is read here.
+// With programmatic dependent launch, a CTA of the 16-row tile (decode) prefetches its first KV
+// block to L2 while the previous grid still runs. It reads the plan and the page table as they are
+// in memory, which that grid may be about to write. This is safe because the values only decide
+// what is prefetched.
 #pragma once
 
 #include "precast/attention/params.cuh"
@@ -12,37 +13,39 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// From L2, because L1 would keep what is old then for the loads that count.
-__device__ __forceinline__ uint32_t guess_word(const int32_t* word) {
+// Loads a word that the previous grid may be writing. Why from L2: L1 would keep a stale value for
+// the loads that count.
+__device__ __forceinline__ uint32_t load_relaxed(const int32_t* word) {
   uint32_t value;
   asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
 
-// Prefetches a token's row of keys and of values each. Why not in the first warp: it reads the
-// plan.
+// Prefetches the first KV block of the CTA in stream_k mode, one token per thread. Why not by the
+// first warp: it reads the plan.
 template <typename Tile, typename KV>
-__device__ __forceinline__ void prefetch_first_tokens(const AttentionParams& p) {
-  const uint32_t place = threadIdx.x - 32;
-  if (!may_overlap_previous_grid() || place >= kKvBlock) return;
-  const int32_t* start =
+__device__ __forceinline__ void prefetch_first_kv_block(const AttentionParams& p) {
+  const uint32_t lane = threadIdx.x - 32;
+  if (!may_overlap_previous_grid() || lane >= kKvBlockSize) return;
+  const int32_t* starts =
       p.schedule.plan + PlanLayout(p.schedule.shape.batch, p.schedule.shape.ctas).starts;
-  const CtaStart& at = reinterpret_cast<const CtaStart*>(start)[blockIdx.x];
-  const uint32_t part = guess_word(&at.head), token = guess_word(&at.block) * kKvBlock + place;
-  const uint32_t kv_start = guess_word(&at.kv_start), kv_len = guess_word(&at.kv_len);
-  const uint32_t head = part / Tile::kParts, column = part % Tile::kParts * Tile::kDimV;
-  if (token >= kv_len || head >= static_cast<uint32_t>(p.kv_heads)) return;
-  const uint32_t page_of_request = p.page_size.divide(token);
-  const uint64_t entry = token - page_of_request * p.page_size.value;
-  uint32_t page = kv_start + page_of_request;
-  if (p.pages != nullptr) page = page < p.page_entries ? guess_word(p.pages + page) : 0;
+  const CtaStart& start = reinterpret_cast<const CtaStart*>(starts)[blockIdx.x];
+  const uint32_t head = load_relaxed(&start.head),
+                 token = load_relaxed(&start.n_block) * kKvBlockSize + lane;
+  const uint32_t kv_start = load_relaxed(&start.kv_start), kv_len = load_relaxed(&start.kv_len);
+  const uint32_t kv_head = head / Tile::kParts, v_column = head % Tile::kParts * Tile::kDimV;
+  if (token >= kv_len || kv_head >= static_cast<uint32_t>(p.kv_heads)) return;
+  const uint32_t request_page = p.page_size.divide(token);
+  const uint64_t entry = token - request_page * p.page_size.value;
+  uint32_t page = kv_start + request_page;
+  if (p.pages != nullptr) page = page < p.page_entries ? load_relaxed(p.pages + page) : 0;
   if (page >= p.page_count) return;
   const auto row = [&](const AttentionCache& cache) {
-    return static_cast<const uint4*>(cache.data) + head * cache.head_stride +
+    return static_cast<const uint4*>(cache.data) + kv_head * cache.head_stride +
            (uint64_t(page) * cache.page_stride + entry * cache.entry_stride);
   };
   prefetch_bytes_to_l2(row(p.k), Tile::kDimK * sizeof(KV));
-  prefetch_bytes_to_l2(row(p.v) + column * sizeof(KV) / 16, Tile::kDimV * sizeof(KV));
+  prefetch_bytes_to_l2(row(p.v) + v_column * sizeof(KV) / 16, Tile::kDimV * sizeof(KV));
 }
 
 #endif  // __CUDACC__

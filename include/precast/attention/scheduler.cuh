@@ -1,313 +1,334 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which CTA of an attention kernel works on which queries and which tokens.
+// The tile scheduler: which CTA of an attention kernel works on which queries and which KV tokens.
 //
-// The queries of a request that read one KV head are packed rows: row = query * group + head of the
-// group. `tile_rows` of them are a tile; its tokens are what its rows may see, from the window of
-// its first query to the causal end of its last. Tiles of all requests and heads lie behind one
-// another: head by head, request by request, so that CTAs which read a token's heads, neighbours in
-// memory, are at work on them at about the same time. A tile costs its blocks of 64 tokens and a
-// constant.
+// The query heads that read one KV head are packed into rows (PackGQA): packed row = query *
+// group_size + head within the group. A tile is kBlockM packed rows of one request and one head. It
+// reads the KV tokens that its rows may attend to: from the window of its first query to the causal
+// end of its last query. The cost of a tile is its number of KV blocks (64 tokens) plus a constant.
+// A tile whose tokens are distributed over several CTAs is split; each split writes a partial
+// result to the split workspace, and attention/combine.cuh combines them (split-KV).
 //
-//   stream  CTA w of W takes the w-th of W equal parts of that line: the end of a tile that began
-//           before, whole tiles, the start of one that goes on. Ragged lengths need nothing else. A
-//           tile that is cut has parts in consecutive CTAs; each part but the first is what its CTA
-//           takes first, so two slots a CTA are enough.
-//   list    CTA w takes items w, w + W, ... of a list: whole tiles, the longest first, or chunks of
-//           a fixed number of tokens. What an item holds depends on its request alone, so results
-//           do not depend on the rest of the batch. Items times heads: where tiles are many, all
-//           items of a block for one head after another, else all heads of an item.
+// All tiles stand in one order: head by head, then request by request, then tile by tile. The heads
+// of a token are neighbours in memory, and this order makes CTAs read them at about the same time.
 //
-// The plan (attention/plan.cuh) writes where each CTA starts; kernels walk from there.
+//   stream_k           CTA w of W takes the w-th of W equal shares of the total cost: the last
+//                      splits of a tile that began before, whole tiles, the first splits of a tile
+//                      that continues. Ragged lengths need no other balancing. The splits of a tile
+//                      are in consecutive CTAs, and each split but the first is the first work of
+//                      its CTA, so two partial results per CTA are enough.
+//   static_persistent  CTA w takes the entries w, w + W, ... of a table in the plan: whole tiles,
+//                      the longest first, or splits of a fixed number of tokens. An entry depends
+//                      on its own request only, so results do not depend on the rest of the batch.
+//                      Each entry is taken for all heads. Where there are many tiles, the heads are
+//                      swizzled for L2: all entries of a block for one head, then for the next.
 //
-// Source   stream-k of Osama et al., arXiv:2301.03598, on the line of KV blocks of a batch.
+// The plan (attention/plan.cuh) stores where each CTA starts; the kernel iterates from there.
+//
+// Source   stream-K: Osama et al., arXiv:2301.03598, here on the KV blocks of a batch.
 #pragma once
 
 #include "precast/attention/plan_layout.cuh"
 
 namespace precast {
 
-constexpr int kKvBlock = 64;  // tokens; pieces start at multiples
+constexpr int kKvBlockSize = 64;  // tokens; work tiles begin at multiples of it
 
-// Costs count quarters of a block; what a tile takes besides is about as much as a block.
+// Costs are in quarters of a KV block. The constant cost of a tile is about that of a block.
 constexpr int kBlockCost = 4;
 constexpr int kTileCost = 4;
-// A CTA of a small batch takes no less.
-constexpr int kLeastCtaCost = 4;
-// Without a cut, where the longest tile is at most so many times what a CTA gets.
-constexpr int kListBalance = 2;
+// In a small batch, a CTA gets at least this cost.
+constexpr int kMinCtaCost = 4;
+// No tile is split if the longest tile costs at most this many times the share of a CTA.
+constexpr int kMaxImbalance = 2;
 
-static_assert(kLeastCtaCost >= kBlockCost, "two cuts of a tile would fall on one block");
+static_assert(kMinCtaCost >= kBlockCost, "two boundaries of a tile would fall on one block");
 
 // -- Tiles ----------------------------------------------------------------------------------------
 
-PRECAST_HOST_DEVICE constexpr int32_t least(int64_t a, int64_t b) {
+PRECAST_HOST_DEVICE constexpr int32_t min_int32(int64_t a, int64_t b) {
   return static_cast<int32_t>(a < b ? a : b);
 }
 
-// Of numbers that are not negative. Why: the device has no division, and in 32 bits it is short.
+// x / y of numbers that are not negative. Why 32 bits: a GPU has no divide instruction, and the
+// code that replaces it is short for 32 bits only.
 PRECAST_HOST_DEVICE constexpr int32_t quotient(int64_t x, int32_t y) {
   return static_cast<int32_t>(static_cast<uint32_t>(x) / static_cast<uint32_t>(y));
 }
 
-// Packed rows of a request are less than 2^31.
-PRECAST_HOST_DEVICE constexpr int32_t tiles_of(const ScheduleShape& shape, int32_t q_len) {
-  return quotient(int64_t(q_len) * shape.group + shape.tile_rows - 1, shape.tile_rows);
+// Tiles of a request and a head. A request has fewer than 2^31 packed rows.
+PRECAST_HOST_DEVICE constexpr int32_t num_m_blocks(const ScheduleShape& shape, int32_t q_len) {
+  return quotient(int64_t(q_len) * shape.group_size + shape.block_m - 1, shape.block_m);
 }
 
-// The tokens that some row of a tile sees; begin is a multiple of a block. Both 0 if there are
-// none.
-struct TokenRange {
+// KV tokens [begin, end); begin is a multiple of kKvBlockSize. Both are 0 if there are no tokens.
+struct KvRange {
   int32_t begin, end;
 
-  PRECAST_HOST_DEVICE constexpr int32_t blocks() const {
-    return (end - begin + kKvBlock - 1) / kKvBlock;
+  PRECAST_HOST_DEVICE constexpr int32_t num_n_blocks() const {
+    return (end - begin + kKvBlockSize - 1) / kKvBlockSize;
   }
 };
 
-PRECAST_HOST_DEVICE constexpr TokenRange tokens_of(const ScheduleShape& shape, int32_t q_len,
-                                                   int32_t kv_len, int32_t tile) {
-  const int64_t first_row = int64_t(tile) * shape.tile_rows;
-  const int64_t end_row = first_row + shape.tile_rows;
-  const int64_t rows = int64_t(q_len) * shape.group;
-  const int64_t shift = int64_t(kv_len) - q_len;  // a query's position, less its number
+// The tokens that at least one row of a tile attends to.
+PRECAST_HOST_DEVICE constexpr KvRange kv_range_of_tile(const ScheduleShape& shape, int32_t q_len,
+                                                       int32_t kv_len, int32_t m_block) {
+  const int64_t first_row = int64_t(m_block) * shape.block_m;
+  const int64_t end_row = first_row + shape.block_m;
+  const int64_t rows = int64_t(q_len) * shape.group_size;
+  const int64_t shift = int64_t(kv_len) - q_len;  // position of a query, minus its index
   int64_t begin = 0, end = kv_len;
-  if (shape.causal) end = shift + quotient((end_row < rows ? end_row : rows) - 1, shape.group) + 1;
-  if (shape.window_left >= 0) begin = shift + quotient(first_row, shape.group) - shape.window_left;
+  if (shape.causal) {
+    end = shift + quotient((end_row < rows ? end_row : rows) - 1, shape.group_size) + 1;
+  }
+  if (shape.window_left >= 0) {
+    begin = shift + quotient(first_row, shape.group_size) - shape.window_left;
+  }
   if (begin < 0) begin = 0;
   if (begin >= end) return {0, 0};
-  return {static_cast<int32_t>(begin / kKvBlock * kKvBlock), static_cast<int32_t>(end)};
+  return {static_cast<int32_t>(begin / kKvBlockSize * kKvBlockSize), static_cast<int32_t>(end)};
 }
 
-PRECAST_HOST_DEVICE constexpr int64_t cost_of(TokenRange tokens) {
-  return int64_t(tokens.blocks()) * kBlockCost + kTileCost;
+PRECAST_HOST_DEVICE constexpr int64_t tile_cost(KvRange range) {
+  return int64_t(range.num_n_blocks()) * kBlockCost + kTileCost;
 }
 
-// -- Cuts of the line -----------------------------------------------------------------------------
+// -- Stream-K -------------------------------------------------------------------------------------
 
-struct Cuts {
-  int64_t total;  // cost of the line
-  int64_t ctas;   // that take a part of it
+// Equal shares of the total cost, one for each CTA.
+struct StreamKPartition {
+  int64_t total_cost;
+  int64_t ctas;  // CTAs that get a share
 
-  PRECAST_HOST_DEVICE constexpr Cuts(int64_t cost, int32_t most_ctas)
-      : total(cost), ctas(cost / kLeastCtaCost < most_ctas ? cost / kLeastCtaCost : most_ctas) {
+  PRECAST_HOST_DEVICE constexpr StreamKPartition(int64_t cost, int32_t max_ctas)
+      : total_cost(cost), ctas(cost / kMinCtaCost < max_ctas ? cost / kMinCtaCost : max_ctas) {
     if (ctas < 1) ctas = 1;
   }
 
-  PRECAST_HOST_DEVICE constexpr int64_t at(int32_t cta) const {
-    return cta >= ctas ? total : total * cta / ctas;
+  // The cost at which the share of a CTA begins.
+  PRECAST_HOST_DEVICE constexpr int64_t begin_of(int32_t cta) const {
+    return cta >= ctas ? total_cost : total_cost * cta / ctas;
   }
 
-  // The first CTA whose cut is at or behind `cost`.
-  PRECAST_HOST_DEVICE constexpr int32_t first_at(int64_t cost) const {
-    return static_cast<int32_t>((cost * ctas + total - 1) / total);
+  // The first CTA whose share begins at or after `cost`.
+  PRECAST_HOST_DEVICE constexpr int32_t first_cta_at(int64_t cost) const {
+    return static_cast<int32_t>((cost * ctas + total_cost - 1) / total_cost);
   }
 };
 
-// A cut inside of a tile: `block` 0 and `blocks` are its ends.
-struct TileCut {
-  int32_t block;
-  int32_t first_cta, parts;  // of a tile that is cut
+// Where a share begins inside a tile: before n_block, which is 0 at the tile's begin and the number
+// of its blocks at the tile's end.
+struct TileBoundary {
+  int32_t n_block;
+  int32_t first_cta, num_splits;  // of the tile, if it is split
 };
 
-// `before`: cost of the line up to the tile; `cut`: where it is cut, inside of the tile.
-PRECAST_HOST_DEVICE constexpr TileCut cut_tile(const Cuts& cuts, int64_t before, int32_t blocks,
-                                               int64_t cut) {
-  // Rounded to the next block: from here on it is one behind the first, from there on the end.
-  const int64_t from = before + kTileCost + kBlockCost / 2;
-  const int64_t until = from + (int64_t(blocks) - 1) * kBlockCost;
-  if (cut < from) return {0, 0, 1};
-  const int32_t first = cuts.first_at(from);
-  return {static_cast<int32_t>((cut - from) / kBlockCost) + 1, first - 1,
-          cuts.first_at(until) - first + 1};
+// `cost_before`: cost of all tiles before this one; `cost`: where the share begins, inside the
+// tile.
+PRECAST_HOST_DEVICE constexpr TileBoundary find_boundary(const StreamKPartition& partition,
+                                                         int64_t cost_before, int32_t n_blocks,
+                                                         int64_t cost) {
+  // A boundary is rounded to the next block: after `from` it is behind the first block, after
+  // `until` it is the tile's end.
+  const int64_t from = cost_before + kTileCost + kBlockCost / 2;
+  const int64_t until = from + (int64_t(n_blocks) - 1) * kBlockCost;
+  if (cost < from) return {0, 0, 1};
+  const int32_t first = partition.first_cta_at(from);
+  return {static_cast<int32_t>((cost - from) / kBlockCost) + 1, first - 1,
+          partition.first_cta_at(until) - first + 1};
 }
 
-// -- List -----------------------------------------------------------------------------------------
+// -- Static persistent ----------------------------------------------------------------------------
 
-// The parts of a tile in chunks of `chunk` tokens, a multiple of a block; 0: one part. Chunks start
-// at multiples of their size, so that a token's part does not depend on the window.
-PRECAST_HOST_DEVICE constexpr int32_t parts_of(TokenRange tokens, int32_t chunk) {
-  if (chunk == 0 || tokens.begin >= tokens.end) return 1;
-  return quotient(tokens.end - 1, chunk) - quotient(tokens.begin, chunk) + 1;
+// Number of splits of a tile if a split has `split_size` tokens, a multiple of kKvBlockSize; 0: the
+// tile is not split. Splits begin at multiples of their size, so that the window does not change
+// which split a token is in.
+PRECAST_HOST_DEVICE constexpr int32_t num_splits_of(KvRange range, int32_t split_size) {
+  if (split_size == 0 || range.begin >= range.end) return 1;
+  return quotient(range.end - 1, split_size) - quotient(range.begin, split_size) + 1;
 }
 
-PRECAST_HOST_DEVICE constexpr TokenRange part_of(TokenRange tokens, int32_t chunk, int32_t part) {
-  if (chunk == 0 || tokens.begin >= tokens.end) return tokens;
-  const int64_t begin = (int64_t(tokens.begin / chunk) + part) * chunk;
-  return {begin > tokens.begin ? static_cast<int32_t>(begin) : tokens.begin,
-          least(begin + chunk, tokens.end)};
+PRECAST_HOST_DEVICE constexpr KvRange kv_range_of_split(KvRange range, int32_t split_size,
+                                                        int32_t split_idx) {
+  if (split_size == 0 || range.begin >= range.end) return range;
+  const int64_t begin = (int64_t(range.begin / split_size) + split_idx) * split_size;
+  return {begin > range.begin ? static_cast<int32_t>(begin) : range.begin,
+          min_int32(begin + split_size, range.end)};
 }
 
-// -- What kernels walk ----------------------------------------------------------------------------
+// -- The scheduler of a kernel --------------------------------------------------------------------
 
-// Tokens [kv_begin, kv_end) of tile `tile` of a request and head.
-struct Piece {
-  int32_t request, kv_head, tile;
-  int32_t q_begin, q_len;    // qo_indptr[request], queries
-  int32_t kv_start, kv_len;  // kv_indptr[request], tokens of the request
-  int32_t kv_begin, kv_end;  // a multiple of a block; one, too, or the end of the tile's tokens
-  int32_t part, parts;       // 1: the tile is whole
-  int32_t counter;           // of the tile, if it is not whole
-  int32_t first_slot, slot_step, slot_skip;
+// One tile, or one split of it: KV tokens [kv_begin, kv_end) for one m_block, request and head.
+struct WorkTile {
+  int32_t request_idx, head, m_block;
+  int32_t q_begin, q_len;         // qo_indptr[request_idx], number of queries
+  int32_t kv_start, kv_len;       // kv_indptr[request_idx], number of tokens of the request
+  int32_t kv_begin, kv_end;       // multiples of kKvBlockSize; kv_end may be the tile's last token
+  int32_t split_idx, num_splits;  // num_splits is 1 if the tile is not split
+  int32_t counter;                // index of the tile's first split counter, if it is split
+  int32_t first_partial, partial_step, partial_skip;
 
-  // Where part `i` of the tile leaves its result.
-  PRECAST_HOST_DEVICE constexpr int32_t slot(int32_t i) const {
-    return first_slot + i * slot_step - (i > 0 ? slot_skip : 0);
+  // Index of the partial result of a split of the tile in the split workspace.
+  PRECAST_HOST_DEVICE constexpr int32_t partial(int32_t split) const {
+    return first_partial + split * partial_step - (split > 0 ? partial_skip : 0);
   }
 
-  // The tile's counters, from `counter` on: in stream mode one of each CTA but the last, which may
-  // begin another tile.
-  PRECAST_HOST_DEVICE constexpr int32_t counters() const { return slot_skip > 0 ? parts - 1 : 1; }
+  // Number of the tile's split counters, from `counter` on. In stream_k mode it has one of each of
+  // its CTAs but the last, which may begin another tile.
+  PRECAST_HOST_DEVICE constexpr int32_t num_counters() const {
+    return partial_skip > 0 ? num_splits - 1 : 1;
+  }
 };
 
-// What CTA `cta` has to do, piece by piece. One thread of it walks.
-class PieceIterator {
+// Iterates over the work tiles of CTA `cta`. One thread of the CTA calls it.
+class TileScheduler {
  public:
-  PRECAST_HOST_DEVICE PieceIterator(const ScheduleParams& params, int32_t cta)
+  PRECAST_HOST_DEVICE TileScheduler(const TileSchedulerParams& params, int32_t cta)
       : params_(params), layout_(params.shape.batch, params.shape.ctas), cta_(cta) {
     header_ = reinterpret_cast<const PlanHeader*>(params.plan);
-    // The starts are read in list mode, too: so no load waits for the mode.
+    // Why static_persistent mode reads the starts, too: so no load waits for the mode.
     const CtaStart* starts = reinterpret_cast<const CtaStart*>(params.plan + layout_.starts);
     at_ = starts[cta];
     const CtaStart end = starts[cta + 1];
-    end_index_ = end.index;
+    end_planned_idx_ = end.planned_idx;
     end_head_ = end.head;
-    end_tile_ = end.tile;
-    end_block_ = end.block;
-    end_parts_ = end.parts;
-    end_first_ = end.first_cta;
-    is_list_ = header_->mode == ScheduleMode::list;
+    end_m_block_ = end.m_block;
+    end_n_block_ = end.n_block;
+    end_num_splits_ = end.num_splits;
+    end_first_cta_ = end.first_cta;
+    is_static_ = header_->mode == ScheduleMode::static_persistent;
   }
 
-  // Where the tickets of this plan are.
+  // The split counters of the plan; WorkTile::counter is an index of them.
   PRECAST_HOST_DEVICE int32_t* counters() const {
-    return params_.plan + (is_list_ ? header_->counters_at : layout_.counters);
+    return params_.plan + (is_static_ ? header_->counters_offset : layout_.counters);
   }
 
-  // False at the end.
-  PRECAST_HOST_DEVICE bool next(Piece& piece) {
-    return is_list_ ? item_of_round(round_++, piece) : next_in_line(piece);
+  // Returns false if there is no more work.
+  PRECAST_HOST_DEVICE bool get_next_work(WorkTile& work) {
+    return is_static_ ? get_work_of_round(round_++, work) : get_next_stream_k(work);
   }
 
-  // Whether the pieces are the items of a list: then any of them can be had at once.
-  PRECAST_HOST_DEVICE bool is_list() const { return is_list_; }
+  // Whether the mode is static_persistent, in which work can be found in any order.
+  PRECAST_HOST_DEVICE bool is_static() const { return is_static_; }
 
-  // The piece that next() would give after `round` others. False behind the end.
-  PRECAST_HOST_DEVICE bool item_of_round(int32_t round, Piece& piece) const {
+  // The work that get_next_work() gives after `round` others. Returns false past the end.
+  PRECAST_HOST_DEVICE bool get_work_of_round(int32_t round, WorkTile& work) const {
     const int32_t ctas = params_.shape.ctas, heads = params_.shape.heads;
-    // Every other round the other way round, and every two rounds from an eighth of the CTAs on.
-    // Why: the list is sorted, so that the CTA with the longest item of a round gets the shortest
-    // of the next, and what is in the middle of one is at the end of a later one.
-    const int32_t moved = cta_ + round / 2 * (ctas / 8);
-    const int32_t place = moved - quotient(moved, ctas) * ctas;
+    // Every second round reverses the order of the CTAs, and every two rounds shift it by an eighth
+    // of them. Why: the entries are sorted, so the CTA with the longest entry of a round gets the
+    // shortest of the next one, and the middle of a round becomes the end of a later one.
+    const int32_t shifted = cta_ + round / 2 * (ctas / 8);
+    const int32_t place = shifted - quotient(shifted, ctas) * ctas;
     const int32_t item = round * ctas + (round % 2 == 0 ? place : ctas - 1 - place);
-    if (item >= header_->items * heads) return false;
-    const int32_t block = header_->block, in_blocks = header_->in_blocks;
-    int32_t number;
-    if (item < in_blocks * heads) {
-      const int32_t first = quotient(item, block * heads) * block, rest = item - first * heads;
-      piece.kv_head = quotient(rest, block);
-      number = first + rest - piece.kv_head * block;
+    if (item >= header_->num_entries * heads) return false;
+    const int32_t swizzle = header_->swizzle_size, num_swizzled = header_->num_swizzled;
+    int32_t entry_idx;
+    if (item < num_swizzled * heads) {
+      const int32_t first = quotient(item, swizzle * heads) * swizzle, rest = item - first * heads;
+      work.head = quotient(rest, swizzle);
+      entry_idx = first + rest - work.head * swizzle;
     } else {
-      const int32_t rest = item - in_blocks * heads;
-      number = quotient(rest, heads);
-      piece.kv_head = rest - number * heads;
-      number += in_blocks;
+      const int32_t rest = item - num_swizzled * heads;
+      entry_idx = quotient(rest, heads);
+      work.head = rest - entry_idx * heads;
+      entry_idx += num_swizzled;
     }
-    const ListItem& of =
-        reinterpret_cast<const ListItem*>(params_.plan + header_->items_at)[number];
-    const PlannedRequest& at = request(of.index);
-    piece.request = at.request;
-    piece.tile = of.tile;
-    piece.q_begin = at.q_begin;
-    piece.q_len = at.q_len;
-    piece.kv_start = at.kv_start;
-    piece.kv_len = at.kv_len;
-    const TokenRange tokens = tokens_of(params_.shape, at.q_len, at.kv_len, of.tile);
-    const TokenRange part = part_of(tokens, header_->chunk, of.part);
-    piece.kv_begin = part.begin;
-    piece.kv_end = part.end;
-    piece.part = of.part;
-    piece.parts = parts_of(tokens, header_->chunk);
-    piece.counter = (at.tiles_before + of.tile) * params_.shape.heads + piece.kv_head;
-    piece.first_slot = of.slot * params_.shape.heads + piece.kv_head;
-    piece.slot_step = params_.shape.heads;
-    piece.slot_skip = 0;
+    const WorkTileEntry& entry =
+        reinterpret_cast<const WorkTileEntry*>(params_.plan + header_->entries_offset)[entry_idx];
+    const PlannedRequest& request = planned_request(entry.planned_idx);
+    work.request_idx = request.request_idx;
+    work.m_block = entry.m_block;
+    work.q_begin = request.q_begin;
+    work.q_len = request.q_len;
+    work.kv_start = request.kv_start;
+    work.kv_len = request.kv_len;
+    const KvRange range =
+        kv_range_of_tile(params_.shape, request.q_len, request.kv_len, entry.m_block);
+    const KvRange split = kv_range_of_split(range, header_->split_size, entry.split_idx);
+    work.kv_begin = split.begin;
+    work.kv_end = split.end;
+    work.split_idx = entry.split_idx;
+    work.num_splits = num_splits_of(range, header_->split_size);
+    work.counter = (request.tiles_before + entry.m_block) * params_.shape.heads + work.head;
+    work.first_partial = entry.first_partial * params_.shape.heads + work.head;
+    work.partial_step = params_.shape.heads;
+    work.partial_skip = 0;
     return true;
   }
 
  private:
-  PRECAST_HOST_DEVICE const PlannedRequest& request(int32_t index) const {
-    return reinterpret_cast<const PlannedRequest*>(params_.plan + layout_.requests)[index];
+  PRECAST_HOST_DEVICE const PlannedRequest& planned_request(int32_t planned_idx) const {
+    return reinterpret_cast<const PlannedRequest*>(params_.plan + layout_.requests)[planned_idx];
   }
 
-  PRECAST_HOST_DEVICE bool next_in_line(Piece& piece) {
+  PRECAST_HOST_DEVICE bool get_next_stream_k(WorkTile& work) {
     const bool ends_here =
-        at_.index == end_index_ && at_.head == end_head_ && at_.tile == end_tile_;
-    if (ends_here ? at_.block >= end_block_ : is_behind_end()) return false;
-    const TokenRange tokens = tokens_of(params_.shape, at_.q_len, at_.kv_len, at_.tile);
-    piece.request = at_.request;
-    piece.kv_head = at_.head;
-    piece.tile = at_.tile;
-    piece.q_begin = at_.q_begin;
-    piece.q_len = at_.q_len;
-    piece.kv_start = at_.kv_start;
-    piece.kv_len = at_.kv_len;
-    piece.kv_begin = tokens.begin + at_.block * kKvBlock;
-    piece.kv_end = ends_here ? tokens.begin + end_block_ * kKvBlock : tokens.end;
-    piece.parts = at_.block > 0 ? at_.parts : ends_here ? end_parts_ : 1;
-    const int32_t first = at_.block > 0 ? at_.first_cta : ends_here ? end_first_ : cta_;
-    piece.part = cta_ - first;
-    piece.counter = first;
-    piece.first_slot = 2 * first + 1;
-    piece.slot_step = 2;
-    piece.slot_skip = 1;
+        at_.planned_idx == end_planned_idx_ && at_.head == end_head_ && at_.m_block == end_m_block_;
+    if (ends_here ? at_.n_block >= end_n_block_ : is_past_end()) return false;
+    const KvRange range = kv_range_of_tile(params_.shape, at_.q_len, at_.kv_len, at_.m_block);
+    work.request_idx = at_.request_idx;
+    work.head = at_.head;
+    work.m_block = at_.m_block;
+    work.q_begin = at_.q_begin;
+    work.q_len = at_.q_len;
+    work.kv_start = at_.kv_start;
+    work.kv_len = at_.kv_len;
+    work.kv_begin = range.begin + at_.n_block * kKvBlockSize;
+    work.kv_end = ends_here ? range.begin + end_n_block_ * kKvBlockSize : range.end;
+    work.num_splits = at_.n_block > 0 ? at_.num_splits : ends_here ? end_num_splits_ : 1;
+    const int32_t first_cta = at_.n_block > 0 ? at_.first_cta : ends_here ? end_first_cta_ : cta_;
+    work.split_idx = cta_ - first_cta;
+    work.counter = first_cta;
+    work.first_partial = 2 * first_cta + 1;
+    work.partial_step = 2;
+    work.partial_skip = 1;
     if (ends_here) {
-      at_.block = end_block_;
+      at_.n_block = end_n_block_;
     } else {
-      at_.block = 0;
+      at_.n_block = 0;
       advance();
     }
     return true;
   }
 
-  // To the next tile of the line.
+  // Goes on to the next tile.
   PRECAST_HOST_DEVICE void advance() {
-    if (++at_.tile < tiles_of(params_.shape, at_.q_len)) return;
-    at_.tile = 0;
-    if (++at_.index >= header_->requests) {
-      at_.index = 0;
+    if (++at_.m_block < num_m_blocks(params_.shape, at_.q_len)) return;
+    at_.m_block = 0;
+    if (++at_.planned_idx >= header_->num_requests) {
+      at_.planned_idx = 0;
       ++at_.head;
     }
-    if (is_behind_end() || is_at_end()) return;
-    const PlannedRequest& next = request(at_.index);
-    at_.request = next.request;
+    if (is_past_end() || is_at_end()) return;
+    const PlannedRequest& next = planned_request(at_.planned_idx);
+    at_.request_idx = next.request_idx;
     at_.q_begin = next.q_begin;
     at_.q_len = next.q_len;
     at_.kv_start = next.kv_start;
     at_.kv_len = next.kv_len;
   }
 
-  // Why: a walk ends whatever the plan holds, even where it comes past the end.
-  PRECAST_HOST_DEVICE bool is_behind_end() const {
-    const int64_t at = int64_t(at_.index) << 32 | at_.tile;
-    const int64_t end = int64_t(end_index_) << 32 | end_tile_;
+  // Why >, not ==: the iteration ends whatever the plan holds, even where it misses the end.
+  PRECAST_HOST_DEVICE bool is_past_end() const {
+    const int64_t at = int64_t(at_.planned_idx) << 32 | at_.m_block;
+    const int64_t end = int64_t(end_planned_idx_) << 32 | end_m_block_;
     return (at_.head > end_head_) | ((at_.head == end_head_) & (at > end));
   }
 
-  // At a tile of which the next CTA takes all.
+  // Whether the next CTA takes all of this tile.
   PRECAST_HOST_DEVICE bool is_at_end() const {
-    return at_.head == end_head_ && at_.index == end_index_ && at_.tile == end_tile_ &&
-           end_block_ == 0;
+    return at_.head == end_head_ && at_.planned_idx == end_planned_idx_ &&
+           at_.m_block == end_m_block_ && end_n_block_ == 0;
   }
 
-  ScheduleParams params_;
+  TileSchedulerParams params_;
   PlanLayout layout_;
   const PlanHeader* header_;
   int32_t cta_;
   int32_t round_ = 0;
   CtaStart at_;
-  int32_t end_index_, end_head_, end_tile_, end_block_, end_parts_, end_first_;
-  bool is_list_;
+  int32_t end_planned_idx_, end_head_, end_m_block_, end_n_block_, end_num_splits_, end_first_cta_;
+  bool is_static_;
 };
 
 }  // namespace precast

@@ -9,7 +9,7 @@
 namespace precast {
 
 struct Items {
-  Divisor per_row;
+  FastDivmod per_row;
   uint32_t count = 0;
 };
 
@@ -45,7 +45,7 @@ inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   const uint64_t per_row = (static_cast<uint64_t>(columns) + item_size - 1) / item_size;
   plan.fits = per_row <= kMaxItems / rows;
   if (!plan.fits) return plan;
-  plan.items.per_row = Divisor(static_cast<uint32_t>(per_row));
+  plan.items.per_row = FastDivmod(static_cast<uint32_t>(per_row));
   plan.items.count = static_cast<uint32_t>(per_row) * rows;
   plan.ctas = (plan.items.count - 1) / kItemThreads + 1;
   return plan;

@@ -19,15 +19,15 @@
 
 namespace precast {
 
-// How the scales lie in memory. `exponents` are four bytes a word, biased exponents of powers of
-// two (E8M0 of the OCP Microscaling Formats 1.0), the first in the lowest byte.
+// How scales are stored. `exponents` means four bytes a word, each the biased exponent of a power
+// of two (E8M0 of the OCP Microscaling Formats 1.0), the first in the lowest byte.
 enum class ScaleFormat : int { numbers, powers_of_two, exponents };
 
 #if defined(__CUDACC__)
 
 // -- the largest magnitude ------------------------------------------------------------------------
-// As the bits of a non-negative fp32: they order as the numbers do, with NaN above infinity, so
-// that the maximum of integers keeps a NaN where fmaxf() drops it.
+// Magnitudes are compared as the bits of non-negative fp32 numbers. These have the order of the
+// numbers, with NaN above infinity, so that an integer maximum keeps a NaN where fmaxf() drops it.
 
 __device__ __forceinline__ uint32_t magnitude_bits(float x) {
   return __float_as_uint(x) & 0x7fffffffu;
@@ -38,7 +38,7 @@ __device__ __forceinline__ uint32_t widen_magnitude(f16, uint32_t bits) {
   return __float_as_uint(__half2float(__ushort_as_half(static_cast<unsigned short>(bits))));
 }
 
-// Two 16-bit magnitudes at once: their bits order like those of fp32.
+// Reduces two 16-bit magnitudes at once: their bits have the order of the numbers, as in fp32.
 template <typename T>
 __device__ __forceinline__ uint32_t amax_bits(Vec<T> vec) {
   static_assert(sizeof(T) == 2, "a 16-bit type");
@@ -65,7 +65,7 @@ __device__ __forceinline__ uint32_t amax_bits(Vec<f32> vec) {
 }
 
 // Maximum over each aligned group of `lanes` (a power of two) lanes, valid in every lane. All 32
-// lanes must call.
+// lanes must call it.
 __device__ __forceinline__ uint32_t warp_max(uint32_t x, int lanes = kWarpSize) {
 #pragma unroll
   for (int distance = kWarpSize / 2; distance > 0; distance /= 2) {
@@ -74,8 +74,8 @@ __device__ __forceinline__ uint32_t warp_max(uint32_t x, int lanes = kWarpSize) 
   return x;
 }
 
-// Maximum over the CTA, valid in every thread. All threads must call (blockDim.x a multiple of 32,
-// one dimension). `scratch` is shared memory of this one call.
+// Maximum over the CTA, valid in every thread. All threads must call it (blockDim.x a multiple of
+// 32, one dimension). `scratch` is shared memory that only this call uses.
 __device__ __forceinline__ uint32_t block_max(uint32_t x, uint32_t (&scratch)[kMaxWarps]) {
   const int lane = threadIdx.x % kWarpSize;
   x = warp_max(x);
@@ -95,7 +95,7 @@ struct CodeRange<i8> {
   static constexpr float kMax = 127.0f;
 };
 
-// The least power of two that is not below a positive normal number; NaN for infinity and NaN.
+// Rounds a positive normal number up to a power of two; NaN for infinity and NaN.
 __device__ __forceinline__ float round_up_to_power_of_two(float x) {
   const uint32_t bits = __float_as_uint(x);
   return __uint_as_float(bits < 0x7f800000u ? (bits + 0x7fffffu) & 0x7f800000u : 0x7fffffffu);
@@ -104,10 +104,10 @@ __device__ __forceinline__ float round_up_to_power_of_two(float x) {
 struct QuantScale {
   float scale;
   float reciprocal;
-  uint32_t exponent;  // biased; of powers of two only
+  uint32_t exponent;  // biased; for powers of two only
 };
 
-// `eps` is at least 1e-30, so that the reciprocal is finite.
+// `eps` must be at least 1e-30, so that the reciprocal is finite.
 template <typename Q>
 __device__ __forceinline__ QuantScale quant_scale(uint32_t amax, float eps, ScaleFormat format) {
   const float most = __uint_as_float(max(amax, __float_as_uint(eps)));
@@ -119,16 +119,16 @@ __device__ __forceinline__ QuantScale quant_scale(uint32_t amax, float eps, Scal
   constexpr uint32_t kNan = 0x7fffffffu;
   const uint32_t bits = __float_as_uint(result.scale);
   const bool finite = bits < 0x7f800000u;
-  // round_up_to_power_of_two() with its exponent. 2^127 is out of reach: the largest fp32 gives
-  // 2^120.
+  // Does the same as round_up_to_power_of_two(), and keeps the exponent. 2^127 is never reached:
+  // the largest fp32 gives 2^120.
   result.exponent = finite ? (bits + 0x7fffffu) >> 23 : 255u;
   result.scale = __uint_as_float(finite ? result.exponent << 23 : kNan);
   result.reciprocal = __uint_as_float(finite ? (254u - result.exponent) << 23 : kNan);
   return result;
 }
 
-// One scale at `row_offset + index * stride` (in words of four bytes) of `scales`. `count` scales
-// make a row; the bytes that its last word has behind them become 0.
+// Stores one scale at `row_offset + index * stride` (in words of four bytes) of `scales`. A row has
+// `count` scales; the unused bytes of its last word become 0.
 __device__ __forceinline__ void store_scale(void* scales, ScaleFormat format, int64_t row_offset,
                                             uint32_t index, int64_t stride, uint32_t count,
                                             const QuantScale& scale) {
@@ -165,8 +165,8 @@ __device__ __forceinline__ uint32_t pack_codes<i8>(float a, float b, float c, fl
   return bits;
 }
 
-// Multiplies, rounds and stores a vector of which `count` elements exist; `target` is aligned to
-// kSize bytes where kAligned is true.
+// Multiplies, rounds and stores a vector of which `count` elements exist. `target` must be aligned
+// to kSize bytes if kAligned.
 template <typename Q, bool kAligned, int kSize>
 __device__ __forceinline__ void store_codes(Q* target, const float (&x)[kSize], float reciprocal,
                                             int64_t count) {

@@ -27,7 +27,7 @@ struct RowPlan {
 
 // The number in the grid of the group of lanes that this thread belongs to, for RowKernel::lanes.
 // Why: lanes are a power of two, and a division at run time is what a kernel would start with.
-__device__ __forceinline__ uint32_t group_of_lanes(const RowPlan& plan) {
+__device__ __forceinline__ uint32_t row_of_lane_group(const RowPlan& plan) {
   const int shift = 31 - __clz(plan.lanes);
   return blockIdx.x * (blockDim.x >> shift) + (threadIdx.x >> shift);
 }

@@ -12,12 +12,12 @@ namespace precast {
 
 // n / divisor by one multiplication, exact for every 32-bit n: with m = floor((2^64 - 1) / d) + 1,
 // n * m / 2^64 exceeds n / d by less than 1 / d.
-struct Divisor {
+struct FastDivmod {
   uint32_t value = 1;
   uint64_t reciprocal = 0;  // 0 stands for a divisor of 1
 
-  PRECAST_HOST_DEVICE Divisor() {}
-  PRECAST_HOST_DEVICE explicit Divisor(uint32_t divisor)
+  PRECAST_HOST_DEVICE FastDivmod() {}
+  PRECAST_HOST_DEVICE explicit FastDivmod(uint32_t divisor)
       : value(divisor), reciprocal(divisor > 1 ? ~uint64_t(0) / divisor + 1 : 0) {}
 
 #if defined(__CUDACC__)
@@ -27,6 +27,8 @@ struct Divisor {
 #endif
 };
 
+using Divisor = FastDivmod;
+
 struct RowStrides {
   int64_t outer = 0;  // elements
   int64_t inner = 0;  // elements
@@ -35,7 +37,7 @@ struct RowStrides {
 // How many rows there are, and how they split into outer and inner.
 struct Rows {
   uint32_t count = 0;
-  Divisor inner;  // rows an outer step holds; the count itself for a 2-D tensor
+  FastDivmod inner;  // rows an outer step holds; the count itself for a 2-D tensor
 };
 
 #if defined(__CUDACC__)

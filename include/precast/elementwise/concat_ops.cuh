@@ -17,10 +17,10 @@
 //          4250 GB/s, 0.97 of the elementwise ceiling of the same run.
 #pragma once
 
+#include "precast/core/aligned_bytes.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/rows.cuh"
-#include "precast/core/unit.cuh"
 
 namespace precast {
 
@@ -44,7 +44,7 @@ struct ConcatMlaKParams {
 
 // The bytes of a unit that suits a call.
 inline int concat_unit(const ConcatMlaKParams& p) {
-  UnitChoice unit;
+  CommonAlignment unit;
   for (const void* address : {static_cast<const void*>(p.k), p.k_nope, p.k_rope}) unit.add(address);
   for (int64_t bytes : {p.nope, p.rope, p.k_rope_stride, p.k_strides.outer, p.k_strides.inner,
                         p.k_nope_strides.outer, p.k_nope_strides.inner}) {
@@ -88,10 +88,10 @@ __global__ __launch_bounds__(kItemThreads / kPerThread) void ConcatMlaKKernel(
   wait_for_previous_grid();
 
   const L2Policy policy = read_policy(true);
-  Unit<kUnit> units[kPerThread];
+  AlignedBytes<kUnit> units[kPerThread];
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {
-    if (exists[i]) units[i] = Unit<kUnit>::load(sources[i], policy);
+    if (exists[i]) units[i] = AlignedBytes<kUnit>::load(sources[i], policy);
   }
 #pragma unroll
   for (int i = 0; i < kPerThread; ++i) {

@@ -11,7 +11,8 @@
 // Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input, or is fp8
 //          gamma, beta  [hidden]        fp32, contiguous
 //          scale        [1]             fp32, for fp8
-// Threads  as norm/rmsnorm.cuh: a row in the registers of a group of lanes, two of a CTA, or a CTA that
+// Threads  as norm/rmsnorm.cuh: a row in the registers of a group of lanes, two of a CTA, or a CTA
+// that
 //          walks its row element by element (three times; all but the first in L2), where the row
 //          is unaligned or longer than 2048 vectors.
 // Traffic  reads input once, writes out once.
@@ -121,7 +122,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
   const int vecs = p.hidden / kSize;
   const int group_size = kRowPerCta ? blockDim.x : p.plan.lanes;
   const int rank = kRowPerCta ? threadIdx.x : threadIdx.x & (p.plan.lanes - 1);
-  const uint32_t group = kRowPerCta ? blockIdx.x : group_of_lanes(p.plan);
+  const uint32_t group = kRowPerCta ? blockIdx.x : row_of_lane_group(p.plan);
   const uint32_t row = group * kRows;
   const int64_t offset = static_cast<int64_t>(row) * p.hidden;
   const T* input = static_cast<const T*>(p.input) + offset;  // [kRows, hidden]

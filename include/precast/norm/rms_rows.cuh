@@ -5,8 +5,8 @@
 //   x[r, c] = input[r, c] + residual[r, c]        (fp32; residual[r, c] = round(x[r, c]))
 //   y[r, c] = x[r, c] / sqrt(mean_c(x[r, c]^2) + eps) * (weight[c] + weight_bias)
 //
-// A form says what a row reads besides input, and what is done with y; norm/rmsnorm.cuh has the plain
-// one. It is a class of
+// A form says what a row reads besides input, and what is done with y; norm/rmsnorm.cuh has the
+// plain one. It is a class of
 //
 //   T, Params               the element type of input; parameters derived from RmsRowsParams
 //   kAddsResidual           `second` is the residual

@@ -3,11 +3,11 @@
 #pragma once
 
 #include "precast/core/block.cuh"
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/prefetch.cuh"
 #include "precast/core/row_plan.cuh"
 #include "precast/core/rows.cuh"
+#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/vec.cuh"
 
 namespace precast {
@@ -131,9 +131,9 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
   const uint32_t thread = rank * blockDim.x + threadIdx.x;  // of those that have the row
   const int first = kRowPerCta ? thread / kWarpSize * kWarpSize * kVecs + thread % kWarpSize
                                : threadIdx.x & (p.plan.lanes - 1);
-  const uint32_t group = kCluster     ? cluster_number()
+  const uint32_t group = kCluster     ? cluster_id()
                          : kRowPerCta ? blockIdx.x
-                                      : group_of_lanes(p.plan);
+                                      : row_of_lane_group(p.plan);
   const T* weight = static_cast<const T*>(p.weight);  // [hidden]
   bool row_exists[kRows];
   const T* input[kRows];  // [kRows, hidden]
@@ -284,9 +284,9 @@ __global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(const __grid_c
   form.start();
 
   const auto second_at = [&](int column) {
-    if constexpr (!Form::kReadsSecond)
+    if constexpr (!Form::kReadsSecond) {
       return zero_vec<T>();
-    else
+    } else
       return load<kAligned>(form.second + column, p.hidden - column);
   };
   const auto elements_at = [&](int column, Vec<T> second) {

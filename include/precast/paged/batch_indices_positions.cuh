@@ -15,13 +15,13 @@
 #pragma once
 
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
 struct BatchIndicesPositionsParams {
-  Index indptr;            // [batch + 1], ascending
-  Index seq_lens;          // [batch]
+  IndexTensor indptr;      // [batch + 1], ascending
+  IndexTensor seq_lens;    // [batch]
   int32_t* batch_indices;  // [rows]
   int32_t* positions;      // [rows]
   uint32_t batch;

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Appends rows to a paged KV cache: a copy to places that a page table or a slot mapping names.
 //
-//   cache[page, entry, h, :] = rows[token, h, :]   (page, entry) of core/paged.cuh, for two tensors
+//   cache[page, entry, h, :] = rows[token, h, :]   (page, entry) of paged/slot_mapping.cuh, for two
+//   tensors
 //
 // Layout   rows   [tokens, heads, size]            any two strides, unit stride in a row
 //          cache  [pages, page_size, heads, size]  any three strides (NHD, HND, slices of a larger
@@ -23,9 +24,9 @@
 //          In the order of the pages 4 x 4096 tokens take 1.0 us less.
 #pragma once
 
+#include "precast/core/aligned_bytes.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
-#include "precast/core/unit.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
@@ -33,7 +34,7 @@ namespace precast {
 
 // The bytes of a unit that suits a call.
 inline int append_unit(const AppendPagedParams& p) {
-  UnitChoice unit;
+  CommonAlignment unit;
   for (const PagedRows& part : p.parts) {
     unit.add(part.rows);
     unit.add(part.cache);
@@ -56,7 +57,7 @@ constexpr int kAppendThreads = 128;
 // of both tensors.
 template <int kUnit, SlotKind kKind, bool kHalves>
 __global__ __launch_bounds__(kAppendThreads) void AppendPagedKernel(
-    const __grid_constant__ AppendWork<2> work) {
+    const __grid_constant__ AppendKernelParams<2> work) {
   const bool is_second = kHalves && blockIdx.x >= work.first_ctas;
   const AppendGroup<2>& group = work.groups[is_second];
   const uint32_t cta = blockIdx.x - (is_second ? work.first_ctas : 0);
@@ -74,7 +75,7 @@ __global__ __launch_bounds__(kAppendThreads) void AppendPagedKernel(
 
   allow_next_grid();
   if (may_overlap_previous_grid()) {
-    SlotFinder<kKind>::prefetch(work.slots, at.token);
+    SlotLookup<kKind>::prefetch(work.slots, at.token);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (exists[i]) prefetch_to_l2(rows[i]);
@@ -83,13 +84,13 @@ __global__ __launch_bounds__(kAppendThreads) void AppendPagedKernel(
   wait_for_previous_grid();
 
   const L2Policy policy = read_policy(true);
-  Unit<kUnit> units[2];
+  AlignedBytes<kUnit> units[2];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    if (exists[i]) units[i] = Unit<kUnit>::load(rows[i], policy);
+    if (exists[i]) units[i] = AlignedBytes<kUnit>::load(rows[i], policy);
   }
-  issue_loads();
-  SlotFinder<kKind> slot(work.slots, at.token);
+  fence_load_order();
+  SlotLookup<kKind> slot(work.slots, at.token);
   if (!slot.find(work.slots)) return;
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -119,7 +120,7 @@ template <int kUnit, SlotKind kKind>
 cudaError_t launch_append_units(const AppendPagedParams& p, bool enable_pdl, cudaStream_t stream) {
   const uint64_t items = append_items(p, kUnit);
   if (items > kMaxItems) return cudaErrorInvalidValue;
-  AppendWork<2> work;
+  AppendKernelParams<2> work;
   auto kernel = AppendPagedKernel<kUnit, kKind, false>;
   for (int i = 0; i < 2; ++i) work.groups[0].rows[i] = p.parts[i];
   if constexpr (kUnit == kVecBytes) {
@@ -137,14 +138,14 @@ cudaError_t launch_append_units(const AppendPagedParams& p, bool enable_pdl, cud
 // units.
 template <SlotKind kKind>
 cudaError_t launch_append_paged(const AppendPagedParams& p, bool enable_pdl, cudaStream_t stream) {
-  static_assert(kKind != SlotKind::narrow_table, "chosen below");
+  static_assert(kKind != SlotKind::table32, "chosen below");
   if (p.tokens == 0 || p.heads == 0 || (p.parts[0].size == 0 && p.parts[1].size == 0)) {
     return cudaSuccess;
   }
   switch (append_unit(p)) {
     case 16:
-      if (kKind == SlotKind::table && is_narrow(p.slots)) {
-        return launch_append_units<16, SlotKind::narrow_table>(p, enable_pdl, stream);
+      if (kKind == SlotKind::table && has_index32_only(p.slots)) {
+        return launch_append_units<16, SlotKind::table32>(p, enable_pdl, stream);
       }
       return launch_append_units<16, kKind>(p, enable_pdl, stream);
     case 8:

@@ -3,8 +3,8 @@
 //
 //   cache[page, entry, h, c] = saturate(round(rows[token, h, c] / scale))   the quotient in fp32
 //
-// (page, entry) from a slot mapping, core/paged.cuh; for two tensors, each with its scale. A cache
-// entry times the scale is the number again.
+// (page, entry) from a slot mapping, paged/slot_mapping.cuh; for two tensors, each with its scale.
+// A cache entry times the scale is the number again.
 //
 // Layout   rows   [tokens, heads, size]            T, any two strides, unit stride in a row
 //          cache  [pages, page_size, heads, size]  F, any three strides, unit stride in a row
@@ -20,11 +20,11 @@
 //          MLA entries of 512 and 64        27.4 us  4126 GB/s  0.94
 #pragma once
 
+#include "precast/core/aligned_bytes.cuh"
 #include "precast/core/fp8.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
-#include "precast/core/unit.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
@@ -36,7 +36,7 @@ struct QuantizeAppendPagedParams {
 
 // What the kernel gets: a group for each tensor.
 struct QuantizeAppendWork {
-  AppendWork<1> append;
+  AppendKernelParams<1> append;
   const float* scale_data[2];
   float scales[2];
 };
@@ -95,7 +95,7 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
 
   allow_next_grid();
   if (may_overlap_previous_grid()) {
-    SlotFinder<SlotKind::slots>::prefetch(q.append.slots, at.token);
+    SlotLookup<SlotKind::slots>::prefetch(q.append.slots, at.token);
     prefetch_to_l2(row);
     // Why one thread: a line that all of a grid's warps ask for holds up the others.
     if (threadIdx.x == 0 && q.scale_data[part] != nullptr) prefetch_to_l2(q.scale_data[part]);
@@ -110,8 +110,8 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
   }
   const float scale =
       q.scale_data[part] == nullptr ? q.scales[part] : load_scalar(q.scale_data[part]);
-  issue_loads();
-  SlotFinder<SlotKind::slots> slot(q.append.slots, at.token);
+  fence_load_order();
+  SlotLookup<SlotKind::slots> slot(q.append.slots, at.token);
   if (!slot.find(q.append.slots)) return;
 
   float x[kSize];
@@ -139,7 +139,7 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
 
 // The elements of an item that suits the addresses: 16 or 8, or 1 for none.
 inline int quantize_append_size(const AppendPagedParams& p) {
-  UnitChoice unit;
+  CommonAlignment unit;
   for (const PagedRows& part : p.parts) {
     unit.add(part.cache);
     // Two bytes an element, so that 8 are enough for loads of 16 bytes.

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantisation in blocks of a row that share a scale: NVFP4, MXFP4 and MXFP8.
 //
-//   amax = max |x| of the block, NaN left out
-//   mx      s = 2^e, the least with amax <= s * 6 (e2m1) or s * 448 (e4m3);  q = round(x * 2^-e)
+//   amax = max |x| of the block, without NaN
+//   mx      s = 2^e, the smallest with amax <= s * 6 (e2m1) or s * 448 (e4m3);  q = round(x * 2^-e)
 //   nvfp4   s = e4m3(g * (amax * (1 / 6)));  q = round(x * min(1 / (s * (1 / g)), largest)),
-//           and 0 where s is 0
+//           and 0 if s is 0
 //
 // All in fp32, each operation rounded once; round() and e4m3() to nearest even, saturated.
 //
@@ -12,15 +12,16 @@
 //          global  [1] or [rows]                fp32, g above or its reciprocal (nvfp4)
 //          out     [rows, padded_columns / 2]   e2m1, the first of two in the lower 4 bits; or
 //                  [rows, padded_columns]       e4m3; zero behind `columns`
-//          out_sf  core/scale_layout.cuh        e4m3 or ue8m0, one byte for 16 or 32 elements
-// Threads  one thread takes 16 elements, a block or half of one, because what is done once a block
-//          costs as much as the rest; of large dense input it takes two or four times 16 and saves
-//          what comes once a thread. In any layout the threads are numbered in the order of the
-//          scales in memory, and the padding is written on the way; dense tiles: see there.
-// Traffic  reads input once, writes out and out_sf once.
+//          out_sf  quantize/scale_layout.cuh    e4m3 or ue8m0, one byte for 16 or 32 elements
+// Threads  one thread takes 16 elements, a block or half of one, because the work for each block
+//          costs as much as the rest. For a large dense input it takes two or four times 16, which
+//          saves the work for each thread. In any layout the threads are numbered in the order of
+//          the scales in memory and write the padding, too. TiledBlockQuantizeKernel has its own
+//          mapping.
+// Traffic  reads input once, writes out and out_sf once
 // Source   OCP Microscaling Formats (MX) Specification 1.0; NVIDIA, NVFP4 (arXiv:2509.25149). The
-//          scales of mx are rounded up, as FlashInfer's and cuBLAS' are, where the specification
-//          proposes floor(log2(amax)) minus the format's largest exponent, which saturates.
+//          scales of mx are rounded up, as in FlashInfer and cuBLAS. The specification proposes
+//          floor(log2(amax)) minus the format's largest exponent, which saturates.
 // Measured 2026-11-21 on an H200, bf16, [16384, 7168], with shares of the elementwise ceiling:
 //          nvfp4   128x4  71.4 us  0.961    linear  69.2 us  0.991
 //          mxfp4   128x4  69.8 us  0.971    linear  68.4 us  0.991
@@ -32,8 +33,8 @@
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/rows.cuh"
-#include "precast/core/scale_layout.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
 
@@ -53,11 +54,13 @@ struct BlockQuantizeParams {
   int64_t global_stride;  // 0 or 1
   bool global_is_inverse;
   SfLayout layout;
-  ScaleLayout scales;      // the launcher sets it
-  uint32_t scale_columns;  // without padding; the launcher sets it
-  uint32_t items;          // the launcher sets it
-  uint32_t wide_shift;     // tiles that a warp has side by side, log2; the launcher sets it
-  bool aligned;            // the launcher sets it
+  ScaleLayout scales;      // set by the launcher
+  uint32_t scale_columns;  // without padding; set by the launcher
+  uint32_t items;          // set by the launcher
+  uint32_t
+      // log2 of the tiles that a warp processes side by side; set by the launcher
+      tiles_side_by_side_shift;
+  bool aligned;  // set by the launcher
 };
 
 #if defined(__CUDACC__)
@@ -73,25 +76,26 @@ struct PairOf<bf16> {
   using Type = __nv_bfloat162;
 };
 
-// The largest magnitude of a thread's elements; NaN if one is NaN, or NaN left out.
+// Returns the largest magnitude of a thread's elements. With kNan it is NaN if an element is;
+// otherwise NaN is ignored.
 template <bool kNan, typename T>
 __device__ __forceinline__ float largest(const Vec<T> (&vecs)[2]) {
   using Pair = typename PairOf<T>::Type;
   const uint4 a = vecs[0].bits, b = vecs[1].bits;
   const uint32_t words[8] = {a.x, a.y, a.z, a.w, b.x, b.y, b.z, b.w};
   const auto larger = [](Pair x, Pair y) { return kNan ? __hmax2_nan(x, y) : __hmax2(x, y); };
-  Pair most = __habs2(reinterpret_cast<const Pair&>(words[0]));
+  Pair max_value = __habs2(reinterpret_cast<const Pair&>(words[0]));
 #pragma unroll
   for (int i = 1; i < 8; ++i) {
-    most = larger(most, __habs2(reinterpret_cast<const Pair&>(words[i])));
+    max_value = larger(max_value, __habs2(reinterpret_cast<const Pair&>(words[i])));
   }
-  most = larger(most, __lowhigh2highlow(most));
-  return kNan ? __low2float(most) : fmaxf(__low2float(most), 0.0f);
+  max_value = larger(max_value, __lowhigh2highlow(max_value));
+  return kNan ? __low2float(max_value) : fmaxf(__low2float(max_value), 0.0f);
 }
 
 constexpr float kLargestFloat = 3.402823466e38f;
 
-// The scale of a block as its byte, and what its elements are multiplied by.
+// The byte of a block's scale, and the factor for its elements.
 struct BlockScale {
   uint32_t bits;
   float multiplier;
@@ -118,13 +122,13 @@ __device__ __forceinline__ void store_scale_byte(void* scales, uint32_t index, u
 }
 
 constexpr int kBlockElements = 16;  // of a thread
-// Of a CTA, or kFewBlockThreads. On H200 mxfp8 of [64, 7168] with linear scales took 1.2 us, 1.8
-// with 256.
+// Threads of a CTA of a large launch. On an H200, mxfp8 of [64, 7168] with linear scales took 1.2
+// us, and 1.8 us with 256.
 constexpr int kBlockThreads = 128;
 template <BlockRecipe kRecipe>
-constexpr uint32_t kBlockLanes = kRecipe == BlockRecipe::nvfp4 ? 1 : 2;  // that share a scale
+constexpr uint32_t kBlockLanes = kRecipe == BlockRecipe::nvfp4 ? 1 : 2;  // lanes that share a scale
 
-// The thread's elements as e2m1. `small`: none is NaN or becomes 7 or more.
+// Converts the thread's elements to e2m1. `small` says that none is NaN or 7 or more.
 template <typename T>
 __device__ __forceinline__ uint2 quantize_e2m1(const Vec<T> (&vecs)[2], float multiplier,
                                                bool small) {
@@ -165,36 +169,37 @@ __device__ __forceinline__ void quantize_e4m3(const Vec<T> (&vecs)[2], float mul
   }
 }
 
-// Quantises the elements of a thread and stores them if `writes`; returns the bits of their scale.
-// All lanes of a warp must call: those of a block exchange maxima.
+// Quantises the elements of a thread, stores them if `writes`, and returns the bits of their scale.
+// All lanes of a warp must call it, because the lanes of a block exchange maxima.
 template <typename T, BlockRecipe kRecipe>
 __device__ __forceinline__ uint32_t quantize_block(const Vec<T> (&vecs)[2], float global, void* out,
                                                    int64_t out_offset, bool writes) {
   float amax = largest<true>(vecs);
   const bool has_nan = amax != amax;
-  // A vote, because without one the compiler computes the other maximum for all.
+  // Why a vote: otherwise the compiler computes the second maximum in every case.
   if (__any_sync(0xffffffffu, has_nan)) amax = largest<false>(vecs);
-  if constexpr (kBlockLanes<kRecipe> == 2)
+  if constexpr (kBlockLanes<kRecipe> == 2) {
     amax = fmaxf(amax, __shfl_xor_sync(0xffffffffu, amax, 1));
-  const BlockScale by = block_scale<kRecipe>(amax, global);
+  }
+  const BlockScale quant_scale = block_scale<kRecipe>(amax, global);
   if (writes) {
     if constexpr (kRecipe == BlockRecipe::mxfp8) {
       float x[kBlockElements];
-      quantize_e4m3(vecs, by.multiplier, x);
+      quantize_e4m3(vecs, quant_scale.multiplier, x);
       store_fp8(static_cast<e4m3*>(out) + out_offset, x);
     } else {
-      const bool small = !has_nan && __fmul_rn(amax, by.multiplier) < 7.0f;
-      const uint2 words = quantize_e2m1(vecs, by.multiplier, small);
+      const bool small = !has_nan && __fmul_rn(amax, quant_scale.multiplier) < 7.0f;
+      const uint2 words = quantize_e2m1(vecs, quant_scale.multiplier, small);
       asm volatile(
           "st.global.v2.u32 [%0], {%1, %2};" ::"l"(static_cast<char*>(out) + out_offset / 2),
           "r"(words.x), "r"(words.y)
           : "memory");
     }
   }
-  return by.bits;
+  return quant_scale.bits;
 }
 
-// Any input and layout.
+// The kernel for any input and layout.
 template <typename T, BlockRecipe kRecipe, SfLayout kLayout>
 __global__ __launch_bounds__(kBlockThreads) void BlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
@@ -203,10 +208,11 @@ __global__ __launch_bounds__(kBlockThreads) void BlockQuantizeKernel(
   const uint32_t scale = item / kLanes, part = item % kLanes;
   const ScalePosition s = ScalePosition::of<kLayout>(p.scales, scale);
   const int64_t column = int64_t(s.column * kLanes + part) * kBlockElements;
-  const bool exists = item < p.items;  // such a scale, maybe of padding
-  const bool in_row = exists && s.row < p.rows.count && column < p.padded_columns;  // is written
-  const bool inside = in_row && column < p.columns;                                 // is read
-  const T* input = static_cast<const T*>(p.input);  // [kBlockElements] of [columns]
+  const bool exists = item < p.items;  // the scale exists; it may be padding
+  // the elements are written
+  const bool in_row = exists && s.row < p.rows.count && column < p.padded_columns;
+  const bool inside = in_row && column < p.columns;  // the elements are read
+  const T* input = static_cast<const T*>(p.input);   // [kBlockElements] of [columns]
   if (inside) input = RowPosition(p.rows, s.row).in<T>(p.input, p.input_strides) + column;
 
   allow_next_grid();
@@ -232,28 +238,29 @@ __global__ __launch_bounds__(kBlockThreads) void BlockQuantizeKernel(
   if (exists && part == 0) store_scale_byte(p.out_sf, scale, inside ? bits : 0u);
 }
 
-// What all threads read, by one of them. Why: on H200 a prefetch by each took 1.6 us of a small
-// call.
+// Prefetches what all threads read, by one thread. Why: on an H200 a prefetch by each thread took
+// 1.6 us of a small launch.
 __device__ __forceinline__ void prefetch_once(const void* source, uint32_t cta) {
   if (cta == 0 && threadIdx.x == 0) prefetch_to_l2(source);
 }
 
-// Whether this thread prefetches: one of the four whose elements lie in a line does. Why: lines
-// that are asked for several times cost a small call up to 0.7 us on H200, as does one that all
-// threads without elements ask for.
+// Whether this thread prefetches: one of the four threads whose elements lie in a line does. Why:
+// several requests for a line cost a small launch up to 0.7 us on an H200, and so does a request
+// from all threads without elements.
 __device__ __forceinline__ bool is_first_in_line() { return threadIdx.x % 4 == 0; }
 
 // -- dense input ----------------------------------------------------------------------------------
-// The input is aligned and contiguous, has no padding, and one scale `global`, as it is, is that of
-// all rows. So nothing is divided, and a thread takes several times 16 elements.
+// The input is aligned and contiguous and has no padding, and one scale `global`, not inverted, is
+// that of all rows. So no index is divided, and a thread takes several times 16 elements.
 
-// Scales in the order of the rows.
-template <typename T, BlockRecipe kRecipe, int kTimes>
+// The kernel for linear scales.
+template <typename T, BlockRecipe kRecipe, int kUnroll>
 __global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
-  const uint64_t first = uint64_t(blockIdx.x) * (blockDim.x * kTimes) + threadIdx.x;
+  const uint64_t first = uint64_t(blockIdx.x) * (blockDim.x * kUnroll) + threadIdx.x;
   const T* input = static_cast<const T*>(p.input);
-  const auto start = [&](int i) {  // Outside, the first elements, for nothing.
+  // Threads without elements load the first ones and do not use them.
+  const auto start = [&](int i) {
     const uint64_t item = first + i * blockDim.x;
     return item < p.items ? item * kBlockElements : 0;
   };
@@ -262,22 +269,22 @@ __global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
   if (kRecipe == BlockRecipe::nvfp4) prefetch_once(p.global, blockIdx.x);
   if (may_overlap_previous_grid()) {
 #pragma unroll
-    for (int i = 0; i < kTimes; ++i) {
+    for (int i = 0; i < kUnroll; ++i) {
       if (is_first_in_line() && first + i * blockDim.x < p.items) prefetch_to_l2(input + start(i));
     }
   }
   wait_for_previous_grid();
 
   const L2Policy policy = read_policy(true);
-  Vec<T> vecs[kTimes][2];
+  Vec<T> vecs[kUnroll][2];
 #pragma unroll
-  for (int i = 0; i < kTimes; ++i) {
+  for (int i = 0; i < kUnroll; ++i) {
     vecs[i][0] = load_vec(input + start(i), policy);
     vecs[i][1] = load_vec(input + start(i) + 8, policy);
   }
   const float global = kRecipe == BlockRecipe::nvfp4 ? load_scalar(p.global) : 1.0f;
 #pragma unroll
-  for (int i = 0; i < kTimes; ++i) {
+  for (int i = 0; i < kUnroll; ++i) {
     const uint64_t item = first + i * blockDim.x;
     const bool exists = item < p.items;
     const uint32_t bits =
@@ -293,32 +300,33 @@ __device__ __forceinline__ void store_four_scales(void* scales, uint64_t index, 
                : "memory");
 }
 
-// Scales in tiles of 128x4. Four lanes (or eight, two a block) have the scales of a row in a tile,
-// and the lanes of a warp up to four tiles side by side: whole lines of input and output. kRows is
-// 1, or 4: rows 32 apart, whose scales in a tile lie side by side.
+// The kernel for scales in tiles of 128x4. Four lanes (or eight, two for each block) hold the
+// scales of a row in a tile, and the lanes of a warp those of up to four tiles side by side: whole
+// lines of input and output. kRows is 1 or 4; the 4 rows are 32 apart, so that their scales are
+// neighbours in a tile.
 template <typename T, BlockRecipe kRecipe, int kRows>
 __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
     const __grid_constant__ BlockQuantizeParams p) {
   constexpr uint32_t kLanes = kBlockLanes<kRecipe>;
-  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;  // of those of 128 rows
+  const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;  // among those of 128 rows
   const uint32_t part = thread % kLanes, column_in_tile = thread / kLanes % 4;
   const uint32_t word = thread / (4 * kLanes);
-  const uint32_t tile_in_chunk = word & ((1u << p.wide_shift) - 1);
-  const uint32_t row_and_chunk = word >> p.wide_shift;
-  constexpr uint32_t kPlaces = 128 / kRows;  // of a thread's first row
-  const uint32_t place = row_and_chunk % kPlaces;
-  const uint32_t tile = (row_and_chunk / kPlaces << p.wide_shift) + tile_in_chunk;
-  if (tile >= p.scales.per_row.value) return;  // No lane of the warp has one.
+  const uint32_t tile_in_chunk = word & ((1u << p.tiles_side_by_side_shift) - 1);
+  const uint32_t row_and_chunk = word >> p.tiles_side_by_side_shift;
+  constexpr uint32_t kRowsPerTile = 128 / kRows;  // rows of a tile that a thread may start with
+  const uint32_t row_in_tile = row_and_chunk % kRowsPerTile;
+  const uint32_t tile =
+      (row_and_chunk / kRowsPerTile << p.tiles_side_by_side_shift) + tile_in_chunk;
+  if (tile >= p.scales.per_row.value) return;  // Then no lane of the warp has a tile.
   const uint32_t column = tile * 4 + column_in_tile;
-  const uint32_t first_row = blockIdx.y * 128 + place;
+  const uint32_t first_row = blockIdx.y * 128 + row_in_tile;
   const int64_t offset = first_row * p.columns + int64_t(column * kLanes + part) * kBlockElements;
   const T* input = static_cast<const T*>(p.input);  // [rows, columns]
   const auto is_inside = [&](int i) {
     return first_row + 32 * i < p.rows.count && column < p.scale_columns;
   };
-  const auto start = [&](int i) {  // Outside, the first elements, for nothing.
-    return is_inside(i) ? offset + 32 * i * p.columns : 0;
-  };
+  // Threads without elements load the first ones and do not use them.
+  const auto start = [&](int i) { return is_inside(i) ? offset + 32 * i * p.columns : 0; };
 
   allow_next_grid();
   const uint32_t cta = blockIdx.y * gridDim.x + blockIdx.x;
@@ -332,10 +340,10 @@ __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
   wait_for_previous_grid();
 
   const uint64_t scales =
-      (uint64_t(blockIdx.y) * p.scales.per_row.value + tile) * 512 + place % 32 * 16;
+      (uint64_t(blockIdx.y) * p.scales.per_row.value + tile) * 512 + row_in_tile % 32 * 16;
   if (kRows == 1 && !__any_sync(0xffffffffu, is_inside(0))) {
     if (column_in_tile == 0 && part == 0) {
-      store_four_scales(p.out_sf, scales + place / 32 * 4, 0u);
+      store_four_scales(p.out_sf, scales + row_in_tile / 32 * 4, 0u);
     }
     return;
   }
@@ -360,7 +368,7 @@ __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
     bytes |= __shfl_xor_sync(0xffffffffu, bytes, kLanes);
     bytes |= __shfl_xor_sync(0xffffffffu, bytes, 2 * kLanes);
     if (column_in_tile == 0 && part == 0) {
-      store_four_scales(p.out_sf, scales + place / 32 * 4, bytes);
+      store_four_scales(p.out_sf, scales + row_in_tile / 32 * 4, bytes);
     }
   } else {
     static_assert(kRows == 4, "four bytes a lane, transposed among the four lanes");
@@ -375,14 +383,14 @@ __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Up to so many items CTAs of e2m1 are smaller, where arithmetic is what takes time: on H200 nvfp4
-// of [64, 7168] in tiles took 1.8 us, 2.8 with kBlockThreads. With mxfp8 the starts of twice as
-// many CTAs, 1.2 ns each, cost 0.1 to 0.4 us.
-constexpr uint32_t kFewBlocks = 1u << 16;
-constexpr int kFewBlockThreads = 64;
-// From so many items on a thread takes several: two for each thread of a large GPU.
-constexpr uint32_t kManyBlocks = 1u << 19;
-constexpr int kLinearTimes = 2;
+// Launches with up to this many items of e2m1, which are bound by arithmetic, use smaller CTAs: on
+// an H200, nvfp4 of [64, 7168] in tiles took 1.8 us, and 2.8 us with kBlockThreads. With mxfp8,
+// starting twice as many CTAs, 1.2 ns each, costs 0.1 to 0.4 us.
+constexpr uint32_t kSmallLaunchItems = 1u << 16;
+constexpr int kSmallLaunchThreads = 64;
+// From this many items on, about two for each thread of a large GPU, a thread takes several.
+constexpr uint32_t kLargeLaunchItems = 1u << 19;
+constexpr int kLinearUnroll = 2;
 constexpr int kTiledRows = 4;
 
 template <typename T, BlockRecipe kRecipe>
@@ -392,14 +400,14 @@ auto choose_block_quantize(SfLayout layout, bool dense, bool many) {
   if (layout == SfLayout::linear) {
     return !dense ? BlockQuantizeKernel<T, kRecipe, SfLayout::linear>
                   : many ? LinearBlockQuantizeKernel < T,
-           kRecipe, kSeveral ? kLinearTimes : 1 > : LinearBlockQuantizeKernel<T, kRecipe, 1>;
+           kRecipe, kSeveral ? kLinearUnroll : 1 > : LinearBlockQuantizeKernel<T, kRecipe, 1>;
   }
   return !dense ? BlockQuantizeKernel<T, kRecipe, SfLayout::tiles_128x4>
                 : many ? TiledBlockQuantizeKernel < T,
          kRecipe, kSeveral ? kTiledRows : 1 > : TiledBlockQuantizeKernel<T, kRecipe, 1>;
 }
 
-// Launches the quantisation on `stream`; nothing where there is no row or no column.
+// Launches the quantisation on `stream`, unless there are no rows or columns. Returns
 // cudaErrorInvalidValue if there are more than 2^32 items of 16 elements, padding included.
 template <typename T>
 cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, bool enable_pdl,
@@ -418,19 +426,21 @@ cudaError_t launch_block_quantize(BlockRecipe recipe, BlockQuantizeParams p, boo
   bool dense = p.layout != SfLayout::tiles_8x4 && p.aligned && one_run &&
                p.padded_columns == p.columns && !p.global_is_inverse &&
                (p.global_stride == 0 || p.rows.count == 1);
-  // mxfp8 computes so little that several were 2 to 3 % slower.
-  const bool many = recipe != BlockRecipe::mxfp8 && p.items > kManyBlocks;
-  const bool few = recipe != BlockRecipe::mxfp8 && p.items <= kFewBlocks;
-  const uint32_t cta = few ? kFewBlockThreads : kBlockThreads;  // threads
+  // mxfp8 computes so little that several items a thread are 2 to 3 % slower.
+  const bool many = recipe != BlockRecipe::mxfp8 && p.items > kLargeLaunchItems;
+  const bool few = recipe != BlockRecipe::mxfp8 && p.items <= kSmallLaunchItems;
+  const uint32_t cta = few ? kSmallLaunchThreads : kBlockThreads;  // threads of a CTA
   dim3 ctas((p.items - 1) / cta + 1);
   if (dense && p.layout == SfLayout::linear && many) {
-    ctas = dim3((p.items - 1) / (cta * kLinearTimes) + 1);
+    ctas = dim3((p.items - 1) / (cta * kLinearUnroll) + 1);
   }
   if (dense && p.layout == SfLayout::tiles_128x4) {
     const uint32_t tile_rows = (p.rows.count - 1) / 128 + 1, tiles = p.scales.per_row.value;
-    constexpr uint32_t kMaxTileRows = 65535;  // what the second dimension of a grid holds
+    constexpr uint32_t kMaxTileRows = 65535;  // the limit of a grid's second dimension
     dense = tile_rows <= kMaxTileRows;
-    while (p.wide_shift < 2 && (tiles >> p.wide_shift) % 2 == 0) ++p.wide_shift;
+    while (p.tiles_side_by_side_shift < 2 && (tiles >> p.tiles_side_by_side_shift) % 2 == 0) {
+      ++p.tiles_side_by_side_shift;
+    }
     const uint32_t threads = p.items / tile_rows / (many ? kTiledRows : 1);
     if (dense) ctas = dim3((threads - 1) / cta + 1, tile_rows);
   }

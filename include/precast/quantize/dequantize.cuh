@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers from 8-bit codes and their scales, one scale a tile.
+// Dequantisation of 8-bit codes with one scale for each tile.
 //
 //   out[b, r, c] = round(code[b, r, c] * scale[b, r / tile_rows, c / tile_columns])
 //
-// The product is fp32. A tile is a whole tensor, a row, a group of a row, or a block; tiles at the
-// ends may be partial.
+// The product is fp32. A tile is a whole tensor, a row, a group of a row, or a block; the last
+// tiles may be partial.
 //
 // Layout   input  [batch, rows, columns]  codes, any two strides, unit column stride
 //          out    [batch, rows, columns]  T, the same
 //          scales [batch, row tiles, column tiles]  fp32 at any strides, or words of four exponents
 //                 along the columns
-// Threads  one thread writes 16 bytes of each of two neighbouring rows, or of one where there are
-//          few.
-// Traffic  reads input and scales once, writes out once.
-// Source   definition.
+// Threads  one thread writes 16 bytes of each of two neighbouring rows, or of one row if there are
+//          few
+// Traffic  reads input and scales once, writes out once
+// Source   definition
 #pragma once
 
 #include "precast/core/items.cuh"
@@ -32,12 +32,12 @@ struct DequantizeParams {
   Rows rows;
   int64_t columns;  // below 2^32
   ScaleFormat format;
-  RowStrides scale_strides;    // of batch and row tile
+  RowStrides scale_strides;    // of the batch and of the row tiles
   int64_t column_tile_stride;  // of scales
-  Divisor tile_rows;
-  Divisor tile_columns;
-  int64_t scale_step;  // from the scale of one of kRows rows to the next; the launcher sets it
-  Items items;         // of kRows rows; the launcher sets it
+  FastDivmod tile_rows;
+  FastDivmod tile_columns;
+  int64_t scale_step;  // between the scales of kRows neighbouring rows; set by the launcher
+  Items items;         // of kRows rows each; set by the launcher
 };
 
 #if defined(__CUDACC__)
@@ -53,7 +53,7 @@ __device__ __forceinline__ void unpack_codes<i8>(uint32_t bits, float (&x)[4]) {
   for (int i = 0; i < 4; ++i) x[i] = static_cast<float>(static_cast<i8>(bits >> 8 * i));
 }
 
-// A vector of codes of which `count` exist, zeros behind them.
+// Loads a vector of codes of which `count` exist; the others become zeros.
 template <bool kAligned, int kWords>
 __device__ __forceinline__ void load_codes(const void* source, int64_t count, L2Policy policy,
                                            uint32_t (&words)[kWords]) {
@@ -99,12 +99,12 @@ __device__ __forceinline__ float load_scale(const DequantizeParams& p, int64_t r
                                           : 1u << 22);
 }
 
-// On H200 two moved 0.940 of the elementwise ceiling, four 0.917, one 0.894.
+// Rows of a thread. On an H200 two reached 0.940 of the elementwise ceiling, four 0.917, one 0.894.
 constexpr int kDequantizeRows = 2;
-constexpr uint32_t kManyItems = 1u << 19;  // about two for each thread of a large GPU
+constexpr uint32_t kLargeLaunchItems = 1u << 19;  // about two for each thread of a large GPU
 
-// kWhole: vectors are aligned and not partial, and the elements of each have one scale. kRows, if
-// not 1: neighbouring rows are one stride apart, and so are their scales.
+// kWhole: vectors are aligned and whole, and all elements of a vector have one scale. If kRows is
+// not 1, neighbouring rows must be one stride apart, and their scales, too.
 template <typename Q, typename T, int kRows, bool kWhole>
 __global__ __launch_bounds__(kItemThreads) void DequantizeKernel(
     const __grid_constant__ DequantizeParams p) {
@@ -169,8 +169,8 @@ __global__ __launch_bounds__(kItemThreads) void DequantizeKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches on `stream`; nothing for an empty tensor. cudaErrorInvalidValue if `out` has more than
-// 2^32 items of 16 bytes.
+// Launches the kernel on `stream`, unless the tensor is empty. Returns cudaErrorInvalidValue if
+// `out` has more than 2^32 items of 16 bytes.
 template <typename Q, typename T>
 cudaError_t launch_dequantize(DequantizeParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows.count == 0 || p.columns == 0) return cudaSuccess;
@@ -185,7 +185,7 @@ cudaError_t launch_dequantize(DequantizeParams p, bool enable_pdl, cudaStream_t 
   const uint32_t rows = p.rows.inner.value, tile_rows = p.tile_rows.value;
   const bool steady = (rows == p.rows.count || rows % kDequantizeRows == 0) &&
                       (tile_rows == 1 || tile_rows % kDequantizeRows == 0 || tile_rows >= rows);
-  const bool many = whole && steady && plan.items.count > kManyItems;
+  const bool many = whole && steady && plan.items.count > kLargeLaunchItems;
   p.scale_step = tile_rows == 1 ? p.scale_strides.inner : 0;
   if (many) plan = plan_items((p.rows.count - 1) / kDequantizeRows + 1, p.columns, kSize);
   p.items = plan.items;

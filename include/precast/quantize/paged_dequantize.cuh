@@ -1,45 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values of whole requests as numbers, from a paged cache in NVFP4.
+// Dequantisation of the keys and values of whole requests from a paged KV cache in NVFP4.
 //
-//   out[b, t, h, i] = round((q * s) * g)  for t < seq_lens[b], otherwise left as it is
+//   out[b, t, h, i] = round((q * s) * g)  for t < seq_lens[b]; other tokens are not written
 //
-//   q = data[page, entry, h, i], s = scales[page, entry, h, i / 16], page = block_tables[b, t /
-//   page_size], entry = t mod page_size
+//   q = data[page, entry, h, i], s = scales[page, entry, h, i / 16],
+//   page = block_tables[b, t / page_size], entry = t mod page_size
 //
-// The first product is exact, the second one fp32. A token is left as it is, too, if its page is
-// not in the cache: no index can make the kernel read elsewhere.
+// The first product is exact, the second one is fp32. Tokens whose page is not in the cache are not
+// written either, so that no index makes the kernel read elsewhere.
 //
 // Layout   data          [pages, page_size, heads, head_dim / 2]   e2m1, the first of two in the
-//                        lower 4 bits; any strides but of the last dimension
+//                        lower 4 bits; any strides except in the last dimension
 //          scales        [pages, page_size, heads, head_dim / 16]  e4m3, likewise
 //          g             [1]                                       fp32
 //          block_tables  [batch, columns]                          int32 or int64, any row stride
 //          seq_lens      [batch]                                   int32
 //          out           [batch, length, heads, head_dim]          T, contiguous, 16-byte aligned
-//          of keys and of values, whose head_dim may differ
-// Threads  one thread writes 16 bytes of the keys and of the values of neighbouring tokens that lie
-//          in one page. Why: they share a page and most of the arithmetic of indices.
-// Traffic  reads data and scales once, writes out once; the page table comes from L2.
+//          each for keys and for values, whose head_dim may differ
+// Threads  one thread writes 16 bytes of the keys and of the values of neighbouring tokens in one
+//          page. Why: these share the page and most of the index arithmetic.
+// Traffic  reads data and scales once, writes out once; the page table comes from L2
 // Source   NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149; Kwon et al.,
-//          PagedAttention, arXiv:2309.06180.
+//          PagedAttention, arXiv:2309.06180
 #pragma once
 
-#include "precast/quantize/block_dequantize.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
+#include "precast/quantize/block_dequantize.cuh"
 
 namespace precast {
 
-// Bytes in a paged cache, and their strides.
+// The bytes of a paged tensor, and their strides.
 struct PagedBytes {
   const void* data = nullptr;  // [pages, page_size, heads, bytes]
   int64_t page_stride = 0, entry_stride = 0, head_stride = 0;
 };
 
-// Keys, or values.
-struct PagedCodes {
+// The keys or the values.
+struct PagedTensor {
   PagedBytes data;
   PagedBytes scales;
   const float* global = nullptr;  // [1]
@@ -48,22 +48,22 @@ struct PagedCodes {
 };
 
 struct PagedDequantizeParams {
-  PagedCodes parts[2];
-  Index block_tables;  // [batch, columns], columns * page_size >= length
+  PagedTensor parts[2];
+  IndexTensor block_tables;  // [batch, columns], columns * page_size >= length
   int64_t table_stride = 0;
   const int32_t* seq_lens = nullptr;  // [batch]
   uint32_t batch = 0, length = 0, heads = 0;
   int64_t pages = 0;
-  Divisor page_size;
-  // The launcher sets these.
-  Divisor groups;      // of tokens in a request
-  Divisor head_items;  // of the longer of both rows
-  Items items;         // of a group of tokens
+  FastDivmod page_size;
+  // Set by the launcher:
+  FastDivmod groups;      // groups of tokens in a request
+  FastDivmod head_items;  // items of the longer of the two rows
+  Items items;            // items of a group of tokens
 };
 
 #if defined(__CUDACC__)
 
-// The codes of one item, wherever they lie.
+// Loads the packed elements of one item.
 template <bool kAligned>
 __device__ __forceinline__ uint32_t load_codes(const char* source, L2Policy policy) {
   if constexpr (kAligned) return static_cast<uint32_t>(load_packed<4>(source, policy));
@@ -78,8 +78,9 @@ __device__ __forceinline__ int64_t offset_of(const PagedBytes& bytes, int64_t pa
   return page * bytes.page_stride + entry * bytes.entry_stride + head * bytes.head_stride;
 }
 
-// kAlike: values have the strides and the head_dim of keys, which saves half of the arithmetic.
-template <typename T, int kTokens, bool kAligned, bool kAlike>
+// kSameLayout: values have the strides and the head_dim of keys, which saves half of the index
+// arithmetic.
+template <typename T, int kTokens, bool kAligned, bool kSameLayout>
 __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
     const __grid_constant__ PagedDequantizeParams p) {
   constexpr int kSize = Vec<T>::kSize;
@@ -97,16 +98,16 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
   const int64_t at = request * p.table_stride + column;
 
   allow_next_grid();
-  // Why not by every thread: on H200 that many prefetches of so few lines took 8 to 10 us.
+  // Why by one thread: on an H200, prefetches of so few lines by every thread took 8 to 10 us.
   if (may_overlap_previous_grid() && threadIdx.x == 0) {
     if (first == 0) prefetch_to_l2(p.seq_lens + request);
     prefetch_to_l2(address_of(p.block_tables, at));
   }
   wait_for_previous_grid();
 
-  // The page of a token past the end may be any number, and is not used.
+  // The page of a token behind the end may be any number. It is not used.
   const int64_t page = load_index(p.block_tables, at);
-  const int32_t tokens = load_narrow_index({p.seq_lens, false}, request);
+  const int32_t tokens = load_index32({p.seq_lens, false}, request);
   const float globals[2] = {load_scalar(p.parts[0].global), load_scalar(p.parts[1].global)};
   const uint32_t end = min(static_cast<uint32_t>(max(tokens, 0)), p.length);
   if (first >= end || page < 0 || page >= p.pages) return;
@@ -116,13 +117,14 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
   uint32_t scales[2][kTokens];
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const PagedCodes& part = p.parts[i];
-    const PagedCodes& like = p.parts[kAlike ? 0 : i];
+    const PagedTensor& part = p.parts[i];
+    const PagedTensor& like = p.parts[kSameLayout ? 0 : i];
     const char* data = static_cast<const char*>(part.data.data) +
                        offset_of(like.data, page, entry, head) + item * (kSize / 2);
     const char* scale = static_cast<const char*>(part.scales.data) +
-                        offset_of(like.scales, page, entry, head) + item / 2;  // of 16 numbers
-    const bool is_in_row = kAlike || item * kSize < part.head_dim;
+                        // one scale for 16 elements
+                        offset_of(like.scales, page, entry, head) + item / 2;
+    const bool is_in_row = kSameLayout || item * kSize < part.head_dim;
 #pragma unroll
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
@@ -132,11 +134,11 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
   }
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
-    const PagedCodes& part = p.parts[i];
-    const uint32_t head_dim = p.parts[kAlike ? 0 : i].head_dim;
+    const PagedTensor& part = p.parts[i];
+    const uint32_t head_dim = p.parts[kSameLayout ? 0 : i].head_dim;
     const int64_t row = (int64_t(request) * p.length + first) * p.heads + head;
     T* out = static_cast<T*>(part.out) + row * head_dim + item * kSize;
-    const bool is_in_row = kAlike || item * kSize < head_dim;
+    const bool is_in_row = kSameLayout || item * kSize < head_dim;
 #pragma unroll
     for (int j = 0; j < kTokens; ++j) {
       if (!is_in_row || first + j >= end) continue;
@@ -153,21 +155,20 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Neighbouring tokens of one thread, where the page size allows it. On H200 eight take 2 to 6 %
-// more time, two as much as four within 2 %.
+// Neighbouring tokens of one thread, if the page size allows it. On an H200 eight take 2 to 6 %
+// more time; two and four differ by less than 2 %.
 constexpr int kPagedDequantizeTokens = 4;
-constexpr uint32_t kManyPagedItems = 1u << 19;  // about two for each thread of a large GPU
 
-// Fills in what the launcher sets. False if the items are more than 32 bits count.
+// Fills in what the launcher sets. Returns false if there are more items than 32 bits can count.
 inline bool plan_paged_dequantize(PagedDequantizeParams& p, uint32_t tokens) {
   const uint32_t longer =
       p.parts[0].head_dim > p.parts[1].head_dim ? p.parts[0].head_dim : p.parts[1].head_dim;
   const uint64_t per_group = uint64_t(longer / 8) * p.heads;
   const uint64_t groups = (uint64_t(p.length) + tokens - 1) / tokens;
   if (per_group > kMaxItems || groups * p.batch > kMaxItems / per_group) return false;
-  p.groups = Divisor(static_cast<uint32_t>(groups));
-  p.head_items = Divisor(longer / 8);
-  p.items.per_row = Divisor(static_cast<uint32_t>(per_group));
+  p.groups = FastDivmod(static_cast<uint32_t>(groups));
+  p.head_items = FastDivmod(longer / 8);
+  p.items.per_row = FastDivmod(static_cast<uint32_t>(per_group));
   p.items.count = static_cast<uint32_t>(per_group * groups * p.batch);
   return true;
 }
@@ -188,28 +189,28 @@ inline bool have_same_strides(const PagedBytes& a, const PagedBytes& b) {
 }
 
 template <typename T, int kTokens>
-auto choose_paged_dequantize(const PagedCodes& keys, const PagedCodes& values) {
+auto choose_paged_dequantize(const PagedTensor& keys, const PagedTensor& values) {
   if (!is_word_aligned(keys.data) || !is_word_aligned(values.data)) {
     return PagedDequantizeKernel<T, kTokens, false, false>;
   }
-  const bool alike = keys.head_dim == values.head_dim &&
-                     have_same_strides(keys.data, values.data) &&
-                     have_same_strides(keys.scales, values.scales);
-  return alike ? PagedDequantizeKernel<T, kTokens, true, true>
-               : PagedDequantizeKernel<T, kTokens, true, false>;
+  const bool same_layout = keys.head_dim == values.head_dim &&
+                           have_same_strides(keys.data, values.data) &&
+                           have_same_strides(keys.scales, values.scales);
+  return same_layout ? PagedDequantizeKernel<T, kTokens, true, true>
+                     : PagedDequantizeKernel<T, kTokens, true, false>;
 }
 
-// Launches it on `stream`; nothing where there is no number. cudaErrorInvalidValue if the outputs
-// have more than 2^32 items of 16 bytes.
+// Launches the kernel on `stream`, unless there are no elements. Returns cudaErrorInvalidValue if
+// the outputs have more than 2^32 items of 16 bytes.
 template <typename T>
 cudaError_t launch_paged_dequantize(PagedDequantizeParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.batch == 0 || p.length == 0 || p.heads == 0) return cudaSuccess;
   if (p.parts[0].head_dim == 0 && p.parts[1].head_dim == 0) return cudaSuccess;
   if (!plan_paged_dequantize(p, 1)) return cudaErrorInvalidValue;
-  const bool several = p.items.count > kManyPagedItems && p.length > 1 &&
+  const bool several = p.items.count > kLargeLaunchItems && p.length > 1 &&
                        p.page_size.value % kPagedDequantizeTokens == 0;
   if (several) plan_paged_dequantize(p, kPagedDequantizeTokens);
-  const PagedCodes &keys = p.parts[0], &values = p.parts[1];
+  const PagedTensor &keys = p.parts[0], &values = p.parts[1];
   const auto kernel = several ? choose_paged_dequantize<T, kPagedDequantizeTokens>(keys, values)
                               : choose_paged_dequantize<T, 1>(keys, values);
   const uint32_t ctas = (p.items.count - 1) / kItemThreads + 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Quantisation to 8 bits with one scale for each group of consecutive elements of a row, or with
-// one scale that is given for all. Alone, or of silu(gate) * up.
+// one given scale for all elements; of a tensor or of silu(gate) * up.
 //
 //   scale[r, g] = quant_scale(max_{c in g} |x[r, c]|)          core/quant.cuh
 //   out[r, c]   = round(x[r, c] * (1 / scale[r, c / group]))
@@ -10,16 +10,16 @@
 //          scales [rows, groups]    fp32 at any strides (row-major, column-major), or
 //                 [rows, ceil(groups / 4)] words of four exponents
 // Threads  one thread takes two vectors of a group (16 bytes of input each), or one when gated;
-//          1 to 16 neighbouring lanes share a group and find its maximum by shuffles. With a given
-//          scale two vectors, far apart, or one when gated.
-// Traffic  reads input once, writes out and scales once.
+//          1 to 16 neighbouring lanes share a group and reduce its maximum by shuffles. With a
+//          given scale a thread takes two vectors that are far apart, or one when gated.
+// Traffic  reads input once, writes out and scales once
 // Source   DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437 (1 x 128 groups); the
-//          layouts are those that DeepGEMM reads.
+//          layouts are those that DeepGEMM reads
 #pragma once
 
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/quantize/input.cuh"
+#include "precast/quantize/quant_input.cuh"
 
 namespace precast {
 
@@ -27,31 +27,31 @@ struct GroupQuantParams {
   QuantTensors tensors;
   void* scales;  // [rows, groups], or words of exponents
   RowStrides scale_strides;
-  int64_t group_stride;  // of scales, from one group (or word) to the next
+  int64_t group_stride;  // between the scales of neighbouring groups (or words)
   ScaleFormat format;
   int group_size;  // 16, 32, 64 or 128
   float eps;
-  int lanes;        // that share a group; the launcher sets it
-  int group_shift;  // log2(group_size); the launcher sets it
-  Items items;      // the launcher sets it
+  int lanes;        // lanes that share a group; set by the launcher
+  int group_shift;  // log2(group_size); set by the launcher
+  Items items;      // set by the launcher
 };
 
 struct StaticQuantParams {
   QuantTensors tensors;
   const float* scale;  // [1]
-  Items items;         // the launcher sets it
+  Items items;         // set by the launcher
 };
 
 #if defined(__CUDACC__)
 
-// Vectors of one group that a thread takes. Why two: what comes once a group (its place, its scale)
-// costs as many instructions as the elements of a vector, and one would be held by them. Gated, one
-// vector is two loads and has instructions of its own: on H200 [64, 2 * 7168] takes 2.4 us with one
-// and 2.6 with two, [1024, 2 * 7168] 10.0 and 10.5; for 8192 rows the two are level.
+// Vectors of one group that a thread takes. Why two: what a group costs (its index, its scale) is
+// as many instructions as the elements of one vector, so one vector would be bound by them. A gated
+// vector is two loads and has more instructions of its own: on an H200 [64, 2 * 7168] takes 2.4 us
+// with one vector and 2.6 with two, [1024, 2 * 7168] 10.0 and 10.5; for 8192 rows both are equal.
 template <bool kGated>
 constexpr int kGroupVecs = kGated ? 1 : 2;
 
-// With a given scale; two of a gated tensor bring nothing more.
+// With a given scale, two gated vectors are no faster than one.
 template <bool kGated>
 constexpr int kStaticVecs = kGated ? 1 : 2;
 
@@ -63,13 +63,13 @@ __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
   constexpr int kMaxLanes = 128 / (kVecs * kSize);
   const QuantTensors& t = p.tensors;
   const uint32_t item = blockIdx.x * kItemThreads + threadIdx.x;
-  // Why: groups are whole, but the last warp may not be, and all its lanes must shuffle. Those that
-  // have no item read the first group.
+  // Why: groups are whole, but the last warp may not be, and all its lanes must take part in the
+  // shuffles. Lanes without an item read the first group.
   const bool exists = item < p.items.count;
-  const int lane = threadIdx.x & (p.lanes - 1);  // in the group: a row is whole groups
+  const int lane = threadIdx.x & (p.lanes - 1);  // within the group; a row consists of whole groups
   const ItemPosition at(p.items, exists ? item : lane, kVecs * kSize);
   const RowPosition row(t.rows, at.row);
-  const int step = p.lanes * kSize;  // from one vector of the thread to the next
+  const int step = p.lanes * kSize;  // between the thread's vectors
   const int64_t column = at.column - lane * ((kVecs - 1) * kSize);
   const T* input = input_row<T>(t, row) + column;  // [kVecs, kSize] of [columns]
   Q* out = out_row<Q>(t, row) + column;            // [kVecs, kSize] of [columns]
@@ -93,7 +93,7 @@ __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
     vecs[i].gate();
     amax = max(amax, vecs[i].amax());
   }
-  // Without branches: a distance beyond the group becomes 0, the lane itself.
+  // This needs no branches: a distance beyond the group becomes 0, which is the lane itself.
 #pragma unroll
   for (int distance = kMaxLanes / 2; distance > 0; distance /= 2) {
     amax = max(amax, __shfl_xor_sync(0xffffffffu, amax, distance & (p.lanes - 1)));
@@ -120,7 +120,7 @@ __global__ __launch_bounds__(kItemThreads) void StaticQuantKernel(
   const QuantTensors& t = p.tensors;
   const T* inputs[kVecs];  // [kSize] of [columns]
   Q* outs[kVecs];          // [kSize] of [columns]
-  int64_t left[kVecs];     // elements, none behind the last item
+  int64_t left[kVecs];     // elements that exist; none behind the last item
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     const uint64_t item = (uint64_t(blockIdx.x) * kVecs + i) * kItemThreads + threadIdx.x;
@@ -154,8 +154,8 @@ __global__ __launch_bounds__(kItemThreads) void StaticQuantKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches on `stream`; nothing for an empty tensor. cudaErrorInvalidValue if the tensor has more
-// than 2^32 vectors, or columns that are not whole groups.
+// Launches the quantisation on `stream`, unless the tensor is empty. Returns cudaErrorInvalidValue
+// if the tensor has more than 2^32 vectors, or columns that are not whole groups.
 template <typename T, typename Q, bool kGated>
 cudaError_t launch_group_quant(GroupQuantParams p, bool enable_pdl, cudaStream_t stream) {
   const QuantTensors& t = p.tensors;
@@ -172,7 +172,7 @@ cudaError_t launch_group_quant(GroupQuantParams p, bool enable_pdl, cudaStream_t
   return launch(kernel, dim3(plan.ctas), dim3(kItemThreads), enable_pdl, stream, p);
 }
 
-// The same with a given scale; any number of columns.
+// Launches the quantisation with a given scale; any number of columns is legal.
 template <typename T, typename Q, bool kGated>
 cudaError_t launch_static_quant(StaticQuantParams p, bool enable_pdl, cudaStream_t stream) {
   const QuantTensors& t = p.tensors;

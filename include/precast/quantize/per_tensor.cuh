@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation to 8 bits with one scale for the whole tensor, found on the way.
+// Quantisation to 8 bits with one scale for the whole tensor, computed from its largest magnitude.
 //
 //   scale     = max(max |x|, eps) / max(Q)                     core/quant.cuh
 //   out[r, c] = round(x[r, c] * (1 / scale))
@@ -7,44 +7,45 @@
 // Layout   input  [rows, columns]  T, any two row strides
 //          out    [rows, columns]  codes, any two row strides
 //          scale  [1]              fp32
-//          amaxes [kTensorCtas]    fp32 bits: what CTAs leave to each other
-// Threads  by size, because the largest number must be known before the first code:
+//          amaxes [kTensorCtas]    fp32 bits: the maximum of each CTA
+// Threads  depend on the size, because the maximum must be known before the first code is written:
 //          - ClusterTensorQuantKernel: one CTA, or clusters of 16, keep the tensor in registers;
-//          - TensorAmaxKernel leaves one maximum a CTA, TensorQuantKernel quantises from the end of
-//            the tensor to its start: what was read last is still in L2;
-//          - HeldTensorQuantKernel (quantize/per_tensor_held.cuh): CTAs that stay until all is read.
-//            Their barrier counts in memory of the launch; tensors that are not aligned have two
-//            kernels instead.
-//          Nothing to clear, nothing left over from a launch: the result is the same in every run,
-//          and so is the launch in a graph.
+//          - two passes: TensorAmaxKernel stores one maximum a CTA, and TensorQuantKernel quantises
+//            from the end of the tensor to its start, because what was read last is still in L2;
+//          - PersistentTensorQuantKernel (quantize/per_tensor_persistent.cuh): all CTAs are
+//            resident and share a grid barrier, whose counter belongs to the launch. Tensors that
+//            are not aligned take two passes instead.
+//          No launch depends on memory that an earlier launch left, so that the result is the same
+//          in every run and in every replay of a graph.
 // Traffic  writes out once. Reads input twice, but from memory only what neither registers, shared
-//          memory (24 MiB of an H200) nor L2 kept.
-// Source   definition.
+//          memory (24 MiB on an H200) nor L2 kept.
+// Source   definition
 // Measured 2026-11-21 on an H200, bf16, [8192, 7168]: static_quant_fp8 40.6 us, 0.98 of the
 //          elementwise ceiling; per_tensor_quant_fp8 65.5 us, 1.02 with its input counted twice;
-//          74.7 us, 0.89, where rows are strided.
+//          74.7 us, 0.89, with strided rows.
 #pragma once
 
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/launch.cuh"
 #include "precast/core/row_plan.cuh"
-#include "precast/quantize/per_tensor_held.cuh"
+#include "precast/core/sm90/cluster.cuh"
+#include "precast/quantize/per_tensor_persistent.cuh"
 
 namespace precast {
 
-constexpr int kSecondVecs = 2;      // a thread of the second of two kernels
-constexpr int kMaxNeighbours = 16;  // CTAs of a cluster
+constexpr int kQuantVecs = 2;  // vectors of a thread in the second of two passes
+constexpr int kMaxClusterCtas = 16;
 
-// Which launch suits how many vectors, as measured on H200. [64, 4096] (32768 vectors) takes 2.4 us
-// by clusters and 2.5 us by two kernels, [64, 7168] 2.9 by either; [512, 7168] (458752) 6.3 by two
-// kernels and 6.9 by CTAs that stay, [1024, 7168] 11.0 and 9.6.
+// The number of vectors up to which, or from which, each launch is used, as measured on an H200.
+// [64, 4096] (32768 vectors) takes 2.4 us with clusters and 2.5 us in two passes, [64, 7168] 2.9
+// either way; [512, 7168] (458752) 6.3 in two passes and 6.9 with the persistent kernel, [1024,
+// 7168] 11.0 and 9.6.
 constexpr uint32_t kOneCtaItems = 1024;
 constexpr uint32_t kClusterItems = 40 << 10;
-constexpr uint32_t kHeldItems = 640 << 10;
+constexpr uint32_t kPersistentItems = 640 << 10;
 
 #if defined(__CUDACC__)
 
-// Two kernels. The first leaves one maximum a CTA.
+// The first of two passes, which stores one maximum a CTA.
 template <typename T, typename Q, TensorAccess kAccess>
 __global__ __launch_bounds__(kTensorThreads) void TensorAmaxKernel(
     const __grid_constant__ TensorQuantParams p) {
@@ -55,10 +56,10 @@ __global__ __launch_bounds__(kTensorThreads) void TensorAmaxKernel(
 #pragma unroll
   for (int i = 0; i < kUnroll; ++i) {
     if (item + i * step < p.items.count) {
-      prefetch_to_l2(TensorItem<T, Q, kAccess>(p, static_cast<uint32_t>(item + i * step)).input);
+      prefetch_to_l2(TensorVec<T, Q, kAccess>(p, static_cast<uint32_t>(item + i * step)).input);
     }
   }
-  // In this order, so that where the second kernel has started, its input may be read.
+  // In this order, the input of the second kernel is complete when that kernel starts.
   wait_for_previous_grid();
   allow_next_grid();
 
@@ -68,13 +69,13 @@ __global__ __launch_bounds__(kTensorThreads) void TensorAmaxKernel(
     QuantVec<T, false> vecs[kUnroll];
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
-      vecs[i] = TensorItem<T, Q, kAccess>(p, static_cast<uint32_t>(item + i * step)).load(policy);
+      vecs[i] = TensorVec<T, Q, kAccess>(p, static_cast<uint32_t>(item + i * step)).load(policy);
     }
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) amax = max(amax, vecs[i].amax());
   }
   for (; item < p.items.count; item += step) {
-    const TensorItem<T, Q, kAccess> at(p, static_cast<uint32_t>(item));
+    const TensorVec<T, Q, kAccess> at(p, static_cast<uint32_t>(item));
     amax = max(amax, at.load(policy).amax());
   }
   __shared__ uint32_t scratch[kMaxWarps];
@@ -86,21 +87,21 @@ template <typename T, typename Q, TensorAccess kAccess>
 __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
     const __grid_constant__ TensorQuantParams p) {
   const uint64_t first =
-      static_cast<uint64_t>(blockIdx.x) * (kTensorThreads * kSecondVecs) + threadIdx.x;
+      static_cast<uint64_t>(blockIdx.x) * (kTensorThreads * kQuantVecs) + threadIdx.x;
 
   allow_next_grid();
 
-  // Before the wait: the kernel before, TensorAmaxKernel of the same call, let this one start when
-  // it had waited itself, so the input is complete. That no L1 holds what was there earlier is what
-  // the start of a grid is relied on for; test_a_chain_reads_what_was_written_before watches it.
+  // These loads may precede the wait. The previous kernel is TensorAmaxKernel of the same call, and
+  // it let this one start only after its own wait, so the input is complete. We rely on the start
+  // of a grid to invalidate L1; test_a_chain_reads_what_was_written_before checks that.
   const L2Policy policy = read_policy(true);
-  QuantVec<T, false> vecs[kSecondVecs];
+  QuantVec<T, false> vecs[kQuantVecs];
 #pragma unroll
-  for (int i = 0; i < kSecondVecs; ++i) {
+  for (int i = 0; i < kQuantVecs; ++i) {
     const uint64_t item = first + i * kTensorThreads;
     if (item < p.items.count) {
       const uint32_t from_end = p.items.count - 1 - static_cast<uint32_t>(item);
-      vecs[i] = TensorItem<T, Q, kAccess>(p, from_end).load(policy);
+      vecs[i] = TensorVec<T, Q, kAccess>(p, from_end).load(policy);
     }
   }
   wait_for_previous_grid();
@@ -108,11 +109,11 @@ __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
   __shared__ uint32_t scratch[kMaxWarps];
   const QuantScale scale = quant_scale<Q>(load_amax(p, scratch), p.eps, ScaleFormat::numbers);
 #pragma unroll
-  for (int i = 0; i < kSecondVecs; ++i) {
+  for (int i = 0; i < kQuantVecs; ++i) {
     const uint64_t item = first + i * kTensorThreads;
     if (item < p.items.count) {
       const uint32_t from_end = p.items.count - 1 - static_cast<uint32_t>(item);
-      TensorItem<T, Q, kAccess>(p, from_end).store(vecs[i], scale.reciprocal);
+      TensorVec<T, Q, kAccess>(p, from_end).store(vecs[i], scale.reciprocal);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -120,9 +121,8 @@ __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
   }
 }
 
-// All in one kernel: each cluster keeps the whole tensor in registers, four vectors a thread, and
-// quantises the share of it that its number says. Why more than one: what comes behind the maximum
-// takes most of the instructions.
+// One pass: each cluster keeps the whole tensor in registers, four vectors a thread, and quantises
+// its share. Why more than one cluster: the work after the maximum has most of the instructions.
 template <typename T, typename Q, TensorAccess kAccess>
 __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
     const __grid_constant__ TensorQuantParams p) {
@@ -132,7 +132,7 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
   const uint32_t cluster = blockIdx.x / ctas;
   const uint32_t first = cluster_rank() * blockDim.x + threadIdx.x;
   const uint32_t step = ctas * blockDim.x;
-  const auto is_mine = [&](uint32_t i) {
+  const auto is_stored_here = [&](uint32_t i) {
     return (i & (clusters - 1)) == cluster && first + i * step < p.items.count;
   };
 
@@ -140,7 +140,7 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
   allow_next_grid();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    if (is_mine(i)) prefetch_to_l2(TensorItem<T, Q, kAccess>(p, first + i * step).input);
+    if (is_stored_here(i)) prefetch_to_l2(TensorVec<T, Q, kAccess>(p, first + i * step).input);
   }
   wait_for_previous_grid();
 
@@ -150,15 +150,15 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
   for (int i = 0; i < kVecs; ++i) {
     const uint32_t item = first + i * step;
     vecs[i].clear();
-    if (item < p.items.count) vecs[i] = TensorItem<T, Q, kAccess>(p, item).load(policy);
+    if (item < p.items.count) vecs[i] = TensorVec<T, Q, kAccess>(p, item).load(policy);
   }
   uint32_t amax = 0u;
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) amax = max(amax, vecs[i].amax());
   __shared__ uint32_t scratch[kMaxWarps];
-  __shared__ uint32_t amaxes[kMaxNeighbours];  // of the CTAs of the cluster
+  __shared__ uint32_t amaxes[kMaxClusterCtas];  // one of each CTA of the cluster
   amax = block_max(amax, scratch);
-  cluster_wait();  // until all have started
+  cluster_wait();  // all CTAs of the cluster have started
   if (threadIdx.x < ctas) store_in_cluster(&amaxes[cluster_rank()], threadIdx.x, amax);
   cluster_arrive();
   cluster_wait();
@@ -168,8 +168,8 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
   const QuantScale scale = quant_scale<Q>(amax, p.eps, ScaleFormat::numbers);
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
-    if (is_mine(i)) {
-      TensorItem<T, Q, kAccess>(p, first + i * step).store(vecs[i], scale.reciprocal);
+    if (is_stored_here(i)) {
+      TensorVec<T, Q, kAccess>(p, first + i * step).store(vecs[i], scale.reciprocal);
     }
   }
   if (blockIdx.x == 0 && threadIdx.x == 0) {
@@ -181,21 +181,21 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
 
 using TensorKernel = void (*)(TensorQuantParams);
 
-// Of one type of input, of codes and of access; `held` may be null.
+// The kernels for one type of input, of codes and of access. `persistent` may be null.
 struct TensorKernels {
   TensorKernel cluster;
   TensorKernel amax;
   TensorKernel quant;
-  TensorKernel held;
+  TensorKernel persistent;
 };
 
 template <typename T, typename Q, TensorAccess kAccess>
 TensorKernels tensor_kernels() {
   TensorKernels kernels = {ClusterTensorQuantKernel<T, Q, kAccess>, TensorAmaxKernel<T, Q, kAccess>,
                            TensorQuantKernel<T, Q, kAccess>, nullptr};
-  // Not element by element, which memory does not hold up.
+  // There is no persistent kernel for access by elements, which is not bound by memory.
   if constexpr (kAccess != TensorAccess::elements) {
-    kernels.held = HeldTensorQuantKernel<T, Q, kAccess>;
+    kernels.persistent = PersistentTensorQuantKernel<T, Q, kAccess>;
   }
   return kernels;
 }
@@ -206,24 +206,24 @@ inline cudaError_t launch_cluster_tensor_quant(TensorKernel kernel, const Tensor
   const int ctas = one_cta ? 1 : kMaxClusterSize;
   const int items = static_cast<int>(p.items.count);
   const int threads = round_up((items > 0 ? items - 1 : 0) / (ctas * kTensorUnroll) + 1, kWarpSize);
-  // Two clusters: on H200 2 to 4 % less time than one; four bring no more.
+  // Two clusters take 2 to 4 % less time than one on an H200; four are no faster.
   return launch_clusters(kernel, one_cta ? 1 : 2, ctas, dim3(threads), enable_pdl, stream, p);
 }
 
-inline cudaError_t launch_tensor_quant_twice(const TensorKernels& kernels, TensorQuantParams p,
-                                             bool enable_pdl, cudaStream_t stream) {
+inline cudaError_t launch_two_pass_tensor_quant(const TensorKernels& kernels, TensorQuantParams p,
+                                                bool enable_pdl, cudaStream_t stream) {
   const auto ctas_of = [&](uint32_t items) { return (p.items.count - 1) / items + 1; };
   const uint32_t needed = ctas_of(kTensorThreads * kTensorUnroll);
   p.amax_ctas = needed < uint32_t(kTensorCtas) ? needed : uint32_t(kTensorCtas);
   const cudaError_t status =
       launch(kernels.amax, dim3(p.amax_ctas), dim3(kTensorThreads), enable_pdl, stream, p);
   if (status != cudaSuccess) return status;
-  return launch(kernels.quant, dim3(ctas_of(kTensorThreads * kSecondVecs)), dim3(kTensorThreads),
+  return launch(kernels.quant, dim3(ctas_of(kTensorThreads * kQuantVecs)), dim3(kTensorThreads),
                 enable_pdl, stream, p);
 }
 
-// Launches on `stream`, once or twice. An empty tensor has the scale of eps. cudaErrorInvalidValue
-// if the tensor has more than 2^32 vectors.
+// Launches one or two kernels on `stream`. The scale of an empty tensor is that of eps. Returns
+// cudaErrorInvalidValue if the tensor has more than 2^32 vectors.
 template <typename T, typename Q>
 cudaError_t launch_tensor_quant(TensorQuantParams p, bool enable_pdl, cudaStream_t stream) {
   const QuantTensors& t = p.tensors;
@@ -238,13 +238,14 @@ cudaError_t launch_tensor_quant(TensorQuantParams p, bool enable_pdl, cudaStream
                                                    : tensor_kernels<T, Q, TensorAccess::flat>();
   if (p.items.count <= (kMaxClusterSize > 1 ? kClusterItems : kOneCtaItems)) {
     const cudaError_t status = launch_cluster_tensor_quant(kernels.cluster, p, enable_pdl, stream);
-    if (!no_place_for_cluster(status)) return status;
+    if (!is_cluster_too_large(status)) return status;
   }
-  if (p.items.count >= kHeldItems && kernels.held) {
-    const cudaError_t status = launch_held_tensor_quant(kernels.held, p, enable_pdl, stream);
+  if (p.items.count >= kPersistentItems && kernels.persistent) {
+    const cudaError_t status =
+        launch_persistent_tensor_quant(kernels.persistent, p, enable_pdl, stream);
     if (status != cudaErrorCooperativeLaunchTooLarge) return status;
   }
-  return launch_tensor_quant_twice(kernels, p, enable_pdl, stream);
+  return launch_two_pass_tensor_quant(kernels, p, enable_pdl, stream);
 }
 
 #endif

@@ -4,15 +4,15 @@
 //   n[t, h, c] = qkv[t, h, c] / sqrt(mean_c(qkv[t, h, c]^2) + eps) * (weight[c] + weight_bias)
 //   qkv[t, h, :] = round(rope(n[t, h, :]))
 //
-// with the rotation of rope/rope.cuh and the weight of the queries or of the keys; weight_bias is 0, or
-// 1 for Gemma's form. All arithmetic is fp32, rounded once.
+// with the rotation of rope/rope.cuh and the weight of the queries or of the keys; weight_bias is
+// 0, or 1 for Gemma's form. All arithmetic is fp32, rounded once.
 //
 // Layout   qkv     [tokens, q_heads + k_heads (+ more), head_dim]  T; any token stride
 //          q_weight, k_weight  [head_dim]  T, contiguous
 // Threads  A head belongs to `lanes` lanes (a power of two), which hold two vectors of 8 elements
-//          each as in rope/rope.cuh: those that turn, then those behind rotary_dim. The mean is a sum
-//          over these lanes. A thread takes the same place of kHeads heads, all of queries or all
-//          of keys, with one rotation and one pair of weights.
+//          each as in rope/rope.cuh: those that turn, then those behind rotary_dim. The mean is a
+//          sum over these lanes. A thread takes the same place of kHeads heads, all of queries or
+//          all of keys, with one rotation and one pair of weights.
 // Traffic  reads and writes queries and keys once, and the cache's row of each token.
 // Source   Zhang and Sennrich, arXiv:1910.07467; Su et al., arXiv:2104.09864; used in this order by
 //          Qwen3 (arXiv:2505.09388) and Gemma 3 (arXiv:2503.19786).
@@ -44,8 +44,8 @@ struct QkRmsNormRopeParams {
   bool interleave;
   RopeSource source;
   // The launcher sets the rest.
-  int q_groups;    // of kHeads heads each, or fewer in the last
-  Divisor groups;  // of queries, then of keys
+  int q_groups;       // of kHeads heads each, or fewer in the last
+  FastDivmod groups;  // of queries, then of keys
   int lanes_log2;
   uint32_t tokens_ahead;  // how far ahead rows of the cache are asked for; 0: not at all
   bool evict_last;
@@ -114,7 +114,7 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   const bool has_b = has_a && (kWhole || b_left > 0);
   T* data = static_cast<T*>(p.qkv) + token * p.token_stride + head * head_stride;
   const T* weight = static_cast<const T*>(is_query ? p.q_weight : p.k_weight);
-  const Index& positions = p.source.positions.ids;
+  const IndexTensor& positions = p.source.positions.ids;
 
   if (may_overlap_previous_grid() && blockIdx.x < kQkCtasThatPrefetch) {
 #pragma unroll
@@ -235,7 +235,7 @@ cudaError_t launch_qk_rmsnorm_rope_as(QkRmsNormRopeParams p, bool aligned, bool 
   p.evict_last = reads_evict_last(bytes, true);
   p.tokens_ahead = many ? tokens_ahead(bytes, p.tokens) : 0;
   p.q_groups = (p.q_heads + heads - 1) / heads;
-  p.groups = Divisor(static_cast<uint32_t>(p.q_groups + (p.k_heads + heads - 1) / heads));
+  p.groups = FastDivmod(static_cast<uint32_t>(p.q_groups + (p.k_heads + heads - 1) / heads));
   const uint64_t groups = uint64_t(p.tokens) * p.groups.value;
   const int threads = qk_threads(heads);
   const uint32_t ctas = static_cast<uint32_t>((groups - 1) / (threads >> p.lanes_log2) + 1);

@@ -33,9 +33,9 @@
 #include "precast/core/fp8.cuh"
 #include "precast/core/items.cuh"
 #include "precast/core/launch.cuh"
-#include "precast/core/paged.cuh"
 #include "precast/core/store.cuh"
 #include "precast/core/vec.cuh"
+#include "precast/paged/slot_mapping.cuh"
 #include "precast/rope/rotation.cuh"
 
 namespace precast {
@@ -61,9 +61,9 @@ struct RopeSegment {
   bool is_paged;
   float scale;
   // The launcher sets the rest.
-  int second;      // the column of the second vector of the first thread
-  Divisor units;   // threads a head
-  uint32_t begin;  // its first thread among those of a token
+  int second;        // the column of the second vector of the first thread
+  FastDivmod units;  // threads a head
+  uint32_t begin;    // its first thread among those of a token
   uint32_t end;
 };
 
@@ -73,7 +73,7 @@ struct RopeParams {
   uint32_t tokens;
   bool interleave;
   RopeSource source;
-  SlotSource slots;  // of paged segments
+  SlotMapping slots;  // of paged segments
   // The launcher sets the rest.
   Items items;            // per_row is threads a token
   uint32_t tokens_ahead;  // how far ahead rows of the cache are asked for; 0: not at all
@@ -88,19 +88,19 @@ inline bool plan_rope(RopeParams& p, int heads_per_thread) {
   for (int i = 0; i < kMaxRopeSegments; ++i) {
     RopeSegment& s = p.segments[i];
     s.begin = s.end = static_cast<uint32_t>(threads);
-    s.units = Divisor(1);
+    s.units = FastDivmod(1);
     if (i >= p.segment_count || s.heads == 0 || s.dim == 0) continue;
     const bool halves = s.turns && !p.interleave;
     s.second = halves ? s.dim / 2 : (s.dim + 2 * kRopeVec - 1) / (2 * kRopeVec) * kRopeVec;
     const uint32_t units = (s.second + kRopeVec - 1) / kRopeVec;
-    s.units = Divisor(units);
+    s.units = FastDivmod(units);
     threads += uint64_t(s.heads + heads_per_thread - 1) / heads_per_thread * units;
     if (threads > kMaxItems) return false;
     s.end = static_cast<uint32_t>(threads);
   }
   if (threads == 0) return true;
   if (threads > kMaxItems / p.tokens) return false;
-  p.items.per_row = Divisor(static_cast<uint32_t>(threads));
+  p.items.per_row = FastDivmod(static_cast<uint32_t>(threads));
   p.items.count = static_cast<uint32_t>(threads) * p.tokens;
   return true;
 }
@@ -149,8 +149,7 @@ __global__ __launch_bounds__(rope_threads(kAngles, kHeads),
                              rope_min_ctas(rope_threads(kAngles, kHeads), kHeads))  //
     void RopeKernel(const __grid_constant__ RopeParams p) {
   constexpr bool kPaged = kTarget != RopeTarget::rows;
-  using Finder =
-      SlotFinder<kTarget == RopeTarget::pages ? SlotKind::table : SlotKind::narrow_table>;
+  using Finder = SlotLookup<kTarget == RopeTarget::pages ? SlotKind::table : SlotKind::table32>;
   __shared__ RopeTurns turns;
   if constexpr (kAngles == RopeAngles::computed) {
     fill_turns(turns, p.source);

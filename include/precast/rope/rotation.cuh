@@ -13,9 +13,9 @@
 //          arXiv:2407.21783, whose 3.1 form blends two frequency scales.
 #pragma once
 
-#include "precast/core/paged.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/core/warp.cuh"
+#include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
@@ -34,28 +34,28 @@ struct RawIndex {
 
   // Why two loads without a branch or a predicate: with is_low(), 64 tokens took 7 % less on H200
   // than with a second load that int32 leaves out, and 10 % less than with one of 8 bytes.
-  __device__ __forceinline__ RawIndex(const Index& index, int64_t i) {
+  __device__ __forceinline__ RawIndex(const IndexTensor& index, int64_t i) {
     const char* word = static_cast<const char*>(address_of(index, i));
     asm volatile("ld.global.s32 %0, [%1];" : "=r"(low) : "l"(word) : "memory");
-    word += index.wide ? 4 : 0;
+    word += index.is_int64 ? 4 : 0;
     asm volatile("ld.global.s32 %0, [%1];" : "=r"(high) : "l"(word) : "memory");
   }
 
   // Whether a `low` that is not negative is the number.
-  __device__ __forceinline__ bool is_low(const Index& index) const {
-    return !index.wide || high == 0;
+  __device__ __forceinline__ bool is_low(const IndexTensor& index) const {
+    return !index.is_int64 || high == 0;
   }
 
   // As 32 bits; what is beyond them becomes the nearest. No cache has a position of 2^31 - 1, and
   // no call as many tokens.
-  __device__ __forceinline__ int32_t saturated(const Index& index) const {
-    if (!index.wide || high == low >> 31) return low;
+  __device__ __forceinline__ int32_t saturated(const IndexTensor& index) const {
+    if (!index.is_int64 || high == low >> 31) return low;
     return high < 0 ? -0x7fffffff - 1 : 0x7fffffff;
   }
 };
 
 // For hints, which may be wrong.
-__device__ __forceinline__ int32_t load_low_word(const Index& index, int64_t i) {
+__device__ __forceinline__ int32_t load_low_word(const IndexTensor& index, int64_t i) {
   int32_t low;
   asm volatile("ld.global.s32 %0, [%1];" : "=r"(low) : "l"(address_of(index, i)) : "memory");
   return low;
@@ -63,7 +63,7 @@ __device__ __forceinline__ int32_t load_low_word(const Index& index, int64_t i) 
 
 // The same before wait_for_previous_grid(), while the grid before may still write the number: from
 // L2, because L1 would keep what is old then for the loads that count.
-__device__ __forceinline__ int32_t guess_low_word(const Index& index, int64_t i) {
+__device__ __forceinline__ int32_t guess_low_word(const IndexTensor& index, int64_t i) {
   int32_t low;
   asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];"
                : "=r"(low)
@@ -72,7 +72,7 @@ __device__ __forceinline__ int32_t guess_low_word(const Index& index, int64_t i)
   return low;
 }
 
-__device__ __forceinline__ int32_t load_saturated(const Index& index, int64_t i) {
+__device__ __forceinline__ int32_t load_saturated(const IndexTensor& index, int64_t i) {
   return RawIndex(index, i).saturated(index);
 }
 
@@ -81,9 +81,9 @@ __device__ __forceinline__ int32_t load_saturated(const Index& index, int64_t i)
 // One position for each token, or requests of consecutive positions: tokens indptr[b] to
 // indptr[b + 1] are request b, the first of them at position offsets[b].
 struct RopePositions {
-  Index ids;      // [tokens]; data is null for requests
-  Index indptr;   // [requests + 1]
-  Index offsets;  // [requests]
+  IndexTensor ids;      // [tokens]; data is null for requests
+  IndexTensor indptr;   // [requests + 1]
+  IndexTensor offsets;  // [requests]
   int requests;
 };
 

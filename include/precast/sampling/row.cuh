@@ -1,160 +1,172 @@
 // SPDX-License-Identifier: Apache-2.0
-// A row of probabilities or logits that stays on chip while a cluster of CTAs samples from it.
+// The tiles of one row of probabilities or logits, as the CTAs of a cluster load and reduce them.
 //
-// Every sum has one order, whatever the number of warps and CTAs: a lane's elements of a slab one
-// by one, the lanes as a butterfly, the slabs of a group one by one, the groups one by one. Each
-// CTA of a cluster has one of the 8 groups, or more.
+// Every sum has one fixed order, whatever the number of warps and CTAs: a lane adds its elements of
+// a tile one by one, the lanes are added by butterfly shuffles, then the tiles of a chunk and the
+// chunks of the row one by one. Each CTA of a cluster owns one or more of the 8 chunks.
 //
-// On chip  the row is read once and lies as fp32 in the shared memory of the cluster's CTAs. A lane
-//          reads and writes its own elements alone, so that no pass needs a barrier.
-// Walked   rows that do not fit, or that little is read of but once: a pass reads the slabs that it
-//          wants again, from L2.
+// kOnChip   The row is read once and stays as fp32 in the shared memory of the cluster's CTAs. A
+//           lane reads and writes only its own elements, so no pass over the row needs a barrier.
+// !kOnChip  Rows that do not fit, and rows that are read little more than once, are streamed: each
+//           pass reads the tiles that it needs again, from L2.
 #pragma once
 
-#include "precast/sampling/weighing.cuh"
+#include "precast/sampling/weights.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// The row as one warp sees it. A CTA has the slabs from `first` on; a warp of it has the first plus
-// its number, and on in steps of the CTA's warps.
+// One warp's view of the row. A CTA owns `cta_tiles` tiles from `first_tile` on; its warp w
+// processes the tiles first_tile + w, first_tile + w + num_warps(), and so on.
 //
-// Why loops over the elements are short ones: a CTA lives for microseconds, in which instructions
-// that are run once cost more than their time.
-template <typename T, bool kOnChip, typename Edit = NoEdit>
+// Why the loops over the elements are not unrolled further: a CTA runs for only a few microseconds,
+// so fetching instructions that run once costs more than it saves.
+template <typename T, bool kOnChip, typename InputTransform = NoInputTransform>
 struct Row {
   const RowSource& p;
-  Edit edit;
-  const T* data;  // the row
-  float* copy;    // the lane's first elements of the warp's first slab; walked, of the one there is
-  int first;
-  int count;  // slabs of the CTA; none if not positive
-  Weighing weighing;
+  InputTransform transform;
+  const T* data;  // the first element of the row
+  float*
+      // the lane's first elements of the warp's first tile, or of its only buffer when streaming
+      lane_smem;
+  int first_tile;
+  int cta_tiles;  // tiles of the CTA; there are none if it is not positive
+  WeightTransform weights;
 
-  // `memory`: of the CTA's part of the row, on chip.
-  __device__ __forceinline__ Row(const RowSource& source, const Edit& edits, float* memory)
-      : p(source), edit(edits), weighing{} {
-    const int most = groups_of_cta() * p.slabs_of_group;
-    first = cluster_rank() * most;
-    count = min(most, p.slabs - first);
-    copy = memory + threadIdx.x / kWarpSize * kSlab + threadIdx.x % kWarpSize * 4;
+  // `smem` is the CTA's shared memory for the row (kOnChip), or for one tile of each warp.
+  __device__ __forceinline__ Row(const RowSource& source, const InputTransform& input_transform,
+                                 float* smem)
+      : p(source), transform(input_transform), weights{} {
+    const int max_cta_tiles = chunks_per_cta() * p.tiles_per_chunk;
+    first_tile = cluster_rank() * max_cta_tiles;
+    cta_tiles = min(max_cta_tiles, p.num_tiles - first_tile);
+    lane_smem = smem + threadIdx.x / kWarpSize * kTileSize + threadIdx.x % kWarpSize * 4;
   }
 
-  static __device__ __forceinline__ int warp() { return threadIdx.x / kWarpSize; }
-  static __device__ __forceinline__ int warps() { return blockDim.x / kWarpSize; }
+  static __device__ __forceinline__ int warp_id() { return threadIdx.x / kWarpSize; }
+  static __device__ __forceinline__ int num_warps() { return blockDim.x / kWarpSize; }
 
-  // From one slab of the warp to the next.
-  static __device__ __forceinline__ int step() { return blockDim.x * kPerLane; }
+  // The distance in floats from one tile of the warp to its next in shared memory.
+  static __device__ __forceinline__ int tile_stride() { return blockDim.x * kItemsPerLane; }
 
-  __device__ __forceinline__ float missing() const {
-    return weighing.logits ? -__int_as_float(0x7f800000) : 0.0f;
+  __device__ __forceinline__ float fill_value() const {
+    return weights.is_logits ? -__int_as_float(0x7f800000) : 0.0f;
   }
 
-  static constexpr bool kCopies = kOnChip && kArchHasBulkCopy;
+  static constexpr bool kUsesBulkCopy = kOnChip && kArchHasBulkCopy;
 
-  // Elements of 16 bits are copied to the second half of their slab's place, and spread from there.
-  static constexpr int kCopyAt = sizeof(T) == 4 ? 0 : kSlab / 2;
+  // 16-bit elements are copied to the second half of their tile's buffer and widened to fp32 from
+  // there.
+  static constexpr int kStagingOffset = sizeof(T) == 4 ? 0 : kTileSize / 2;
 
-  // Brings the row on chip: starts to, and waits. `copied` is the warp's own, and initialised.
-  __device__ __forceinline__ void fetch(uint64_t* copied) {
+  // The load of the row into shared memory. start_load() starts it and finish_load() waits for it,
+  // on a barrier of the warp's own that must be initialised.
+  __device__ __forceinline__ void start_load(uint64_t* barrier) {
     if constexpr (!kOnChip) return;
-    if (kCopies && p.aligned) {
-      if (threadIdx.x % kWarpSize == 0 && warp() < count) {
+    if (kUsesBulkCopy && p.aligned) {
+      if (threadIdx.x % kWarpSize == 0 && warp_id() < cta_tiles) {
         uint32_t bytes = 0;
 #pragma unroll 1
-        for (int i = warp(); i < count; i += warps()) bytes += bytes_of(first + i);
-        expect_bytes(copied, bytes);
-        float* to = copy;
+        for (int i = warp_id(); i < cta_tiles; i += num_warps()) {
+          bytes += tile_bytes(first_tile + i);
+        }
+        mbarrier_arrive_expect_tx(barrier, bytes);
+        float* to = lane_smem;
 #pragma unroll 1
-        for (int i = warp(); i < count; i += warps(), to += step()) {
-          start_bulk_copy(to + kCopyAt, data + (first + i) * kSlab, bytes_of(first + i), copied);
+        for (int i = warp_id(); i < cta_tiles; i += num_warps(), to += tile_stride()) {
+          cp_async_bulk(to + kStagingOffset, data + (first_tile + i) * kTileSize,
+                        tile_bytes(first_tile + i), barrier);
         }
       }
     } else {
-      read();
+      load_with_threads();
     }
   }
 
-  __device__ __forceinline__ void arrive(uint64_t* copied) {
-    if (!kCopies || !p.aligned) return;
-    if (warp() < count) wait_for_bytes(copied, 0);
-    if constexpr (sizeof(T) == 2) spread();
-    const bool edits = Edit::kChanges && edit.is_active();
-    if (!edits && (first + count) * kSlab <= p.vocab) return;
-    float* at = copy;
+  __device__ __forceinline__ void finish_load(uint64_t* barrier) {
+    if (!kUsesBulkCopy || !p.aligned) return;
+    if (warp_id() < cta_tiles) mbarrier_wait_parity(barrier, 0);
+    if constexpr (sizeof(T) == 2) widen_tiles();
+    const bool is_transformed = InputTransform::kEnabled && transform.is_active();
+    if (!is_transformed && (first_tile + cta_tiles) * kTileSize <= p.vocab_size) return;
+    float* smem = lane_smem;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      const int left = p.vocab - (first + i) * kSlab - threadIdx.x % kWarpSize * 4;
-      if (left < kSlab) {
+    for (int i = warp_id(); i < cta_tiles; i += num_warps(), smem += tile_stride()) {
+      const int remaining =
+          p.vocab_size - (first_tile + i) * kTileSize - threadIdx.x % kWarpSize * 4;
+      if (remaining < kTileSize) {
 #pragma unroll 1
-        for (int j = 0; j < kPerLane; ++j) {
-          const int to = j / 4 * 4 * kWarpSize + j % 4;
-          if (to >= left) at[to] = missing();
+        for (int j = 0; j < kItemsPerLane; ++j) {
+          const int offset = j / 4 * 4 * kWarpSize + j % 4;
+          if (offset >= remaining) smem[offset] = fill_value();
         }
       }
-      if (edits) edit_copy(edit, first + i, at);
+      if (is_transformed) transform_smem_tile(transform, first_tile + i, smem);
     }
   }
 
-  __device__ __forceinline__ void spread() const {
-    float* at = copy;
+  __device__ __forceinline__ void widen_tiles() const {
+    float* smem = lane_smem;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      const float* slab = at - threadIdx.x % kWarpSize * 4;
-      const uint2* from = reinterpret_cast<const uint2*>(slab + kCopyAt) + threadIdx.x % kWarpSize;
-      uint2 raw[kPerLane / 4];
+    for (int i = warp_id(); i < cta_tiles; i += num_warps(), smem += tile_stride()) {
+      const float* tile = smem - threadIdx.x % kWarpSize * 4;
+      const uint2* from =
+          reinterpret_cast<const uint2*>(tile + kStagingOffset) + threadIdx.x % kWarpSize;
+      uint2 raw[kItemsPerLane / 4];
 #pragma unroll
-      for (int j = 0; j < kPerLane / 4; ++j) raw[j] = from[j * kWarpSize];
-      __syncwarp();  // what follows is written over what others read
+      for (int j = 0; j < kItemsPerLane / 4; ++j) raw[j] = from[j * kWarpSize];
+      __syncwarp();  // The stores below overwrite what other lanes have just read.
 #pragma unroll
-      for (int j = 0; j < kPerLane / 4; ++j) {
+      for (int j = 0; j < kItemsPerLane / 4; ++j) {
         float y[4];
-        unpack_four<T>(raw[j], y);
-        *four_of(at, j) = make_float4(y[0], y[1], y[2], y[3]);
+        unpack_vec4<T>(raw[j], y);
+        *vec4_ptr(smem, j) = make_float4(y[0], y[1], y[2], y[3]);
       }
     }
   }
 
-  // All at once, by loads of the threads.
-  __device__ __forceinline__ void read() {
-    float* at = copy;
+  // Loads the row by loads of the threads rather than by bulk copies.
+  __device__ __forceinline__ void load_with_threads() {
+    float* smem = lane_smem;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      stage(p, data, edit, first + i, missing(), at);
+    for (int i = warp_id(); i < cta_tiles; i += num_warps(), smem += tile_stride()) {
+      stage_tile(p, data, transform, first_tile + i, fill_value(), smem);
     }
   }
 
-  // Brings the lane's elements of a slab to shared memory, and edits them. Why not inline: it is
-  // long, and wanted in every pass.
-  static __device__ __noinline__ void stage(const RowSource& p, const T* data, Edit edit, int slab,
-                                            float missing, float* at) {
-    float y[kPerLane];
-    load_slab(data, p, slab, missing, y);
-    if (Edit::kChanges && edit.is_active()) edit(slab, y);
-    store_copy(at, y);
+  // Loads the lane's elements of a tile into shared memory and transforms them. Why it is not
+  // inlined: the code is long, and every pass has a call of it.
+  static __device__ __noinline__ void stage_tile(const RowSource& p, const T* data,
+                                                 InputTransform transform, int tile,
+                                                 float fill_value, float* smem) {
+    float y[kItemsPerLane];
+    load_tile(data, p, tile, fill_value, y);
+    if (InputTransform::kEnabled && transform.is_active()) transform(tile, y);
+    store_smem(smem, y);
   }
 
-  static __device__ __noinline__ void edit_copy(Edit edit, int slab, float* at) {
-    float y[kPerLane];
-    load_copy(at, y);
-    edit(slab, y);
-    store_copy(at, y);
+  static __device__ __noinline__ void transform_smem_tile(InputTransform transform, int tile,
+                                                          float* smem) {
+    float y[kItemsPerLane];
+    load_smem(smem, y);
+    transform(tile, y);
+    store_smem(smem, y);
   }
 
-  __device__ __forceinline__ uint32_t bytes_of(int slab) const {
-    const int left = p.vocab - slab * kSlab;
-    return (left < kSlab ? left : kSlab) * sizeof(T);
+  __device__ __forceinline__ uint32_t tile_bytes(int tile) const {
+    const int remaining = p.vocab_size - tile * kTileSize;
+    return (remaining < kTileSize ? remaining : kTileSize) * sizeof(T);
   }
 
-  static __device__ __forceinline__ float4* four_of(float* at, int j) {
-    return reinterpret_cast<float4*>(at + j * 4 * kWarpSize);
+  static __device__ __forceinline__ float4* vec4_ptr(float* smem, int j) {
+    return reinterpret_cast<float4*>(smem + j * 4 * kWarpSize);
   }
 
-  static __device__ __forceinline__ void load_copy(float* at, float (&y)[kPerLane]) {
+  static __device__ __forceinline__ void load_smem(float* smem, float (&y)[kItemsPerLane]) {
 #pragma unroll
-    for (int j = 0; j < kPerLane / 4; ++j) {
-      const float4 v = *four_of(at, j);
+    for (int j = 0; j < kItemsPerLane / 4; ++j) {
+      const float4 v = *vec4_ptr(smem, j);
       y[4 * j] = v.x;
       y[4 * j + 1] = v.y;
       y[4 * j + 2] = v.z;
@@ -162,192 +174,197 @@ struct Row {
     }
   }
 
-  static __device__ __forceinline__ void store_copy(float* at, const float (&y)[kPerLane]) {
+  static __device__ __forceinline__ void store_smem(float* smem, const float (&y)[kItemsPerLane]) {
 #pragma unroll
-    for (int j = 0; j < kPerLane / 4; ++j) {
-      *four_of(at, j) = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);
+    for (int j = 0; j < kItemsPerLane / 4; ++j) {
+      *vec4_ptr(smem, j) = make_float4(y[4 * j], y[4 * j + 1], y[4 * j + 2], y[4 * j + 3]);
     }
   }
 
-  // Whether a slab that is read again goes by shared memory.
-  __device__ __forceinline__ bool is_staged(int slab) const {
-    return !p.aligned || (slab + 1) * kSlab > p.vocab || (Edit::kChanges && edit.is_active());
+  // Whether a tile that is streamed goes through shared memory.
+  __device__ __forceinline__ bool needs_staging(int tile) const {
+    return !p.aligned || (tile + 1) * kTileSize > p.vocab_size ||
+           (InputTransform::kEnabled && transform.is_active());
   }
 
-  // What the elements of a slab are: logits until they are weighed, then weights, uncut.
-  __device__ __forceinline__ void load(int slab, float* at, float (&y)[kPerLane]) const {
+  // Loads the lane's elements of a tile: logits before apply_softmax(), weights after it. The
+  // threshold is not applied.
+  __device__ __forceinline__ void load(int tile, float* smem, float (&y)[kItemsPerLane]) const {
     if constexpr (kOnChip) {
-      load_copy(at, y);
+      load_smem(smem, y);
     } else {
-      if (is_staged(slab)) {
-        stage(p, data, edit, slab, missing(), copy);
-        load_copy(copy, y);
+      if (needs_staging(tile)) {
+        stage_tile(p, data, transform, tile, fill_value(), lane_smem);
+        load_smem(lane_smem, y);
       } else {
-        load_whole_slab(data, slab, y);
+        load_full_tile(data, tile, y);
       }
-      if (weighing.weighed) {
+      if (weights.is_active) {
 #pragma unroll
-        for (int i = 0; i < kPerLane; ++i) y[i] = weight_of_logit(y[i], weighing);
+        for (int i = 0; i < kItemsPerLane; ++i) y[i] = exp_weight(y[i], weights);
       }
     }
   }
 
-  // Calls f(i, y) for each slab `first + i` of the warp.
+  // Calls f(i, y) for each tile first_tile + i of the warp.
   template <typename F>
-  __device__ __forceinline__ void each_slab(const F& f) {
-    float* at = copy;
+  __device__ __forceinline__ void for_each_tile(const F& f) {
+    float* smem = lane_smem;
 #pragma unroll 1
-    for (int i = warp(); i < count; i += warps(), at += step()) {
-      float y[kPerLane];
-      load(first + i, at, y);
+    for (int i = warp_id(); i < cta_tiles; i += num_warps(), smem += tile_stride()) {
+      float y[kItemsPerLane];
+      load(first_tile + i, smem, y);
       f(i, y);
     }
   }
 
-  // Folds each slab of the warp: calls fold.add(y) for the lane's elements, in order, on a copy of
-  // `fold`, and done(i, copy, k, other, both), where `other` is that of a second slab k, if there
-  // are both: for the latency. Slabs that are not wanted(i) are taken for empty. `kWeighs`: logits
-  // of which the maximum is known become weights.
-  template <bool kWeighs, typename Fold, typename Wanted, typename Done>
-  __device__ __forceinline__ void fold_slabs(const Fold& fold, const Wanted& wanted,
-                                             const Done& done) {
+  // Reduces each tile of the warp. The lane's elements go in order to add() of a copy of `initial`;
+  // then finish_tile(i, accumulator, k, other, both) is called. `other` belongs to a second tile k
+  // if `both`: two tiles at a time hide latency. Tiles for which needs_tile(i) is false count as
+  // empty. With kApplySoftmax, logits whose row maximum is known are replaced by their weights.
+  template <bool kApplySoftmax, typename Accumulator, typename NeedsTile, typename FinishTile>
+  __device__ __forceinline__ void reduce_tiles(const Accumulator& initial,
+                                               const NeedsTile& needs_tile,
+                                               const FinishTile& finish_tile) {
     if constexpr (!kOnChip) {
 #pragma unroll 1
-      for (int i = warp(); i < count; i += warps()) {
-        Fold own = fold;
-        if (wanted(i)) {
-          float y[kPerLane];
-          load(first + i, copy, y);
+      for (int i = warp_id(); i < cta_tiles; i += num_warps()) {
+        Accumulator accumulator = initial;
+        if (needs_tile(i)) {
+          float y[kItemsPerLane];
+          load(first_tile + i, lane_smem, y);
 #pragma unroll
-          for (int j = 0; j < kPerLane; ++j) own.add(y[j]);
+          for (int j = 0; j < kItemsPerLane; ++j) accumulator.add(y[j]);
         }
-        done(i, own, i, own, false);
+        finish_tile(i, accumulator, i, accumulator, false);
       }
-    } else if (kWeighs && weighing.weighed && !weighing.stored) {
-      float* at = copy;
+    } else if (kApplySoftmax && weights.is_active && !weights.is_stored) {
+      float* smem = lane_smem;
 #pragma unroll 1
-      for (int i = warp(); i < count; i += warps(), at += step()) {
-        Fold own = fold;
+      for (int i = warp_id(); i < cta_tiles; i += num_warps(), smem += tile_stride()) {
+        Accumulator accumulator = initial;
 #pragma unroll 1
-        for (int half = 0; half < kPerLane / 4; half += 4) {
+        for (int half = 0; half < kItemsPerLane / 4; half += 4) {
           float4 y[4];
 #pragma unroll
-          for (int j = 0; j < 4; ++j) y[j] = *four_of(at, half + j);
+          for (int j = 0; j < 4; ++j) y[j] = *vec4_ptr(smem, half + j);
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
-            y[j] = weights_of_logits(y[j], weighing);
-            *four_of(at, half + j) = y[j];
-            add_four(own, y[j]);
+            y[j] = exp_weights(y[j], weights);
+            *vec4_ptr(smem, half + j) = y[j];
+            accumulate_vec4(accumulator, y[j]);
           }
         }
-        done(i, own, i, own, false);
+        finish_tile(i, accumulator, i, accumulator, false);
       }
-      weighing.stored = true;
+      weights.is_stored = true;
     } else {
-      float* at = copy;
+      float* smem = lane_smem;
 #pragma unroll 1
-      for (int i = warp(); i < count; i += 2 * warps(), at += 2 * step()) {
-        const int k = i + warps();
-        const bool both = k < count, wants_one = wanted(i), wants_other = both && wanted(k);
-        Fold one = fold, other = fold;
-        if (wants_one && wants_other) {
+      for (int i = warp_id(); i < cta_tiles; i += 2 * num_warps(), smem += 2 * tile_stride()) {
+        const int k = i + num_warps();
+        const bool both = k < cta_tiles, needs_one = needs_tile(i),
+                   needs_other = both && needs_tile(k);
+        Accumulator one = initial, other = initial;
+        if (needs_one && needs_other) {
 #pragma unroll 1
-          for (int half = 0; half < kPerLane / 4; half += 4) {
+          for (int half = 0; half < kItemsPerLane / 4; half += 4) {
             float4 y[4], z[4];
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-              y[j] = *four_of(at, half + j);
-              z[j] = *four_of(at + step(), half + j);
+              y[j] = *vec4_ptr(smem, half + j);
+              z[j] = *vec4_ptr(smem + tile_stride(), half + j);
             }
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
-              add_four(one, y[j]);
-              add_four(other, z[j]);
+              accumulate_vec4(one, y[j]);
+              accumulate_vec4(other, z[j]);
             }
           }
-        } else if (wants_one || wants_other) {
-          Fold own = fold;
-          fold_copy(wants_one ? at : at + step(), own);
-          (wants_one ? one : other) = own;
+        } else if (needs_one || needs_other) {
+          Accumulator accumulator = initial;
+          reduce_smem_tile(needs_one ? smem : smem + tile_stride(), accumulator);
+          (needs_one ? one : other) = accumulator;
         }
-        done(i, one, k, other, both);
+        finish_tile(i, one, k, other, both);
       }
     }
   }
 
-  template <typename Fold>
-  static __device__ __forceinline__ void fold_copy(float* at, Fold& fold) {
+  template <typename Accumulator>
+  static __device__ __forceinline__ void reduce_smem_tile(float* smem, Accumulator& accumulator) {
 #pragma unroll 1
-    for (int half = 0; half < kPerLane / 4; half += 4) {
+    for (int half = 0; half < kItemsPerLane / 4; half += 4) {
       float4 y[4];
 #pragma unroll
-      for (int j = 0; j < 4; ++j) y[j] = *four_of(at, half + j);
+      for (int j = 0; j < 4; ++j) y[j] = *vec4_ptr(smem, half + j);
 #pragma unroll
-      for (int j = 0; j < 4; ++j) add_four(fold, y[j]);
+      for (int j = 0; j < 4; ++j) accumulate_vec4(accumulator, y[j]);
     }
   }
 
-  template <typename Fold>
-  static __device__ __forceinline__ void add_four(Fold& fold, float4 y) {
-    fold.add(y.x);
-    fold.add(y.y);
-    fold.add(y.z);
-    fold.add(y.w);
+  template <typename Accumulator>
+  static __device__ __forceinline__ void accumulate_vec4(Accumulator& accumulator, float4 y) {
+    accumulator.add(y.x);
+    accumulator.add(y.y);
+    accumulator.add(y.z);
+    accumulator.add(y.w);
   }
 
-  // Folds the lane's elements of slab `first + i`, of the warp, behind a pass over all.
-  template <typename Fold>
-  __device__ __forceinline__ void fold_slab(int i, Fold& fold) const {
-    float* at = copy + (i - warp()) * kSlab;
+  // Reduces the lane's elements of tile first_tile + i of the warp, after a pass over all tiles.
+  template <typename Accumulator>
+  __device__ __forceinline__ void reduce_tile(int i, Accumulator& accumulator) const {
+    float* smem = lane_smem + (i - warp_id()) * kTileSize;
     if constexpr (kOnChip) {
-      fold_copy(at, fold);
+      reduce_smem_tile(smem, accumulator);
     } else {
-      float y[kPerLane];
-      load(first + i, at, y);
+      float y[kItemsPerLane];
+      load(first_tile + i, smem, y);
 #pragma unroll
-      for (int j = 0; j < kPerLane; ++j) fold.add(y[j]);
+      for (int j = 0; j < kItemsPerLane; ++j) accumulator.add(y[j]);
     }
   }
 
-  // Whether the warp has the slab `first + i`.
-  __device__ __forceinline__ bool has(int i) const {
-    int visited = warp();
-    while (visited < i) visited += warps();
+  // Whether the warp processes tile first_tile + i.
+  __device__ __forceinline__ bool owns_tile(int i) const {
+    int visited = warp_id();
+    while (visited < i) visited += num_warps();
     return visited == i;
   }
 
-  // What `lane`'s j-th element of slab `first + i` weighs, cut; behind fold_slab() of it.
-  __device__ __forceinline__ float weight(int i, int lane, int j) const {
-    const int place = place_in_slab(lane, j);
-    const float* slab = copy - static_cast<int>(threadIdx.x % kWarpSize) * 4;
+  // Returns the weight of the j-th element of `lane` in tile first_tile + i, or 0 if it is below
+  // the threshold. reduce_tile() of the same tile must have been called before.
+  __device__ __forceinline__ float weight_at(int i, int lane, int j) const {
+    const int index = index_in_tile(lane, j);
+    const float* tile = lane_smem - static_cast<int>(threadIdx.x % kWarpSize) * 4;
     float y;
     if constexpr (kOnChip) {
-      y = slab[(i - warp()) * kSlab + place];
+      y = tile[(i - warp_id()) * kTileSize + index];
     } else {
-      if (is_staged(first + i)) {
+      if (needs_staging(first_tile + i)) {
         __syncwarp();
-        y = slab[place];
+        y = tile[index];
       } else {
-        y = load_number(data + (first + i) * kSlab + place);
+        y = load_as_float(data + (first_tile + i) * kTileSize + index);
       }
-      if (weighing.weighed) y = weight_of_logit(y, weighing);
+      if (weights.is_active) y = exp_weight(y, weights);
     }
-    return y < weighing.floor ? 0.0f : y;
+    return y < weights.threshold ? 0.0f : y;
   }
 
-  __device__ __forceinline__ void start(bool logits) {
-    weighing = {logits, false, false, 0.0f, 0.0f, 0.0f};
+  __device__ __forceinline__ void reset(bool logits) {
+    weights = {logits, false, false, 0.0f, 0.0f, 0.0f};
   }
 
-  __device__ __forceinline__ void weigh(float max, float factor) {
-    weighing.weighed = true;
-    weighing.max = max;
-    weighing.factor = factor;
+  __device__ __forceinline__ void apply_softmax(float row_max, float scale_log2) {
+    weights.is_active = true;
+    weights.row_max = row_max;
+    weights.scale_log2 = scale_log2;
   }
 
-  // Cuts what weighs less than `floor`.
-  __device__ __forceinline__ void cut(float floor) {
-    weighing.floor = fmaxf(weighing.floor, floor);
+  // Weights below `threshold` count as 0 from now on.
+  __device__ __forceinline__ void raise_threshold(float threshold) {
+    weights.threshold = fmaxf(weights.threshold, threshold);
   }
 };
 

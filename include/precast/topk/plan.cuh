@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many CTAs of how many threads work on a row, and how much their lists hold.
+// Chooses the kernel, the cluster size, the CTA size and the list capacity of a top-k launch.
 #pragma once
 
 #include "precast/topk/topk.cuh"
 
 #if !defined(__CUDACC_RTC__)
 #include <algorithm>
-#include <atomic>  // Why: launches may come from several threads
+#include <atomic>  // Why: several threads may launch at the same time
 #endif
 
 namespace precast {
@@ -14,84 +14,96 @@ namespace precast {
 #if !defined(__CUDACC_RTC__) && defined(__CUDACC__)
 
 struct TopKPlan {
-  int ctas;  // of a row
+  int ctas;  // CTAs of a row
   int threads;
-  int room;      // of a list
-  int most;      // candidates that can be ordered by way of a second list
-  size_t bytes;  // of shared memory
-  bool whole;    // which holds the rows; then:
-  int group;     // vectors
-  int enough;    // groups of a CTA that may reach the floor
+  int list_capacity;      // in candidates
+  int max_bucket_sorted;  // candidates that can be sorted with a second list
+  size_t smem_bytes;      // dynamic shared memory of a CTA
+  bool is_resident;       // shared memory holds the rows; the following is then set:
+  int vecs_per_group;
+  int enough_groups;  // groups of a CTA that may reach the threshold
 };
 
 struct TopKLimits {
-  int sms;
-  int shared;  // dynamic bytes that a CTA may have
+  int num_sms;
+  int smem_bytes;  // dynamic shared memory that a CTA may have
 };
 
-// Whether the clusters of that many CTAs are all there at once. Of large ones fewer are than there
-// are SMs for: on H200 16 clusters of 8 take twice the time of 14.
-inline bool all_at_once(uint32_t rows, int ctas, int sms) {
-  return int64_t(rows) * ctas <= (ctas <= 2 ? sms : sms - sms / 8);
+// Whether all clusters of that many CTAs can be resident at once. For large clusters this takes
+// more SMs than they have CTAs: on an H200, 16 clusters of 8 take twice the time of 14.
+inline bool fits_one_wave(uint32_t rows, int ctas, int num_sms) {
+  return int64_t(rows) * ctas <= (ctas <= 2 ? num_sms : num_sms - num_sms / 8);
 }
 
-// Whether the shared memory of clusters that are all there at once holds the rows. `vecs`: of a
-// row, `vec` elements each.
-inline bool plan_whole(TopKPlan& plan, uint32_t rows, int size, int k, int vec, int vecs,
-                       int padded, const TopKLimits& limits) {
-  constexpr int kLeastPart = 2048;  // elements
-  const int second = 8 * (k + kMostInBin);
-  int ctas = kTargetHasClusters ? kMostCtas : 1;
-  while (ctas > 1 && (!all_at_once(rows, ctas, limits.sms) || size < ctas * kLeastPart)) ctas /= 2;
-  if (!all_at_once(rows, ctas, limits.sms)) return false;
-  const int threads = ctas * kWholeThreads;
-  const int each = (vecs + threads - 1) / threads;
-  const int data = each * kWholeThreads * kVecBytes;
-  const int behind = std::max(data, second);  // the row, and later what is put in order
-  const int left = limits.shared - static_cast<int>(sizeof(ListShared)) - behind;
-  const int room = std::min(kMaxSorted, left / 8) / 2 * 2;
-  if (each * vec > kMostOfThread || room < padded) return false;
-  // Four groups for one of the k largest: few of them share one, so that the floor is close.
-  const int groups = std::min(each, (4 * k + threads - 1) / threads);
-  plan.group = (each + groups - 1) / groups;
-  // Unless all fit on the list.
-  if (size > room && (threads * (each / plan.group) < 2 * k || room < k + k / 4 * 3)) return false;
-  const int share = (k + ctas - 1) / ctas;
-  plan.enough = std::max(share + share / 4, room / (2 * ctas));
+// Whether the rows fit in the shared memory of clusters that are all resident at once. A row has
+// `vecs` vectors of `vec` elements.
+inline bool plan_resident(TopKPlan& plan, uint32_t rows, int size, int k, int vec, int vecs,
+                          int padded, const TopKLimits& limits) {
+  constexpr int kMinItemsPerCta = 2048;
+  const int sort_buffer = 8 * (k + kMaxInBin);
+  int ctas = kTargetHasClusters ? kMaxCtasPerRow : 1;
+  while (ctas > 1 &&
+         (!fits_one_wave(rows, ctas, limits.num_sms) || size < ctas * kMinItemsPerCta)) {
+    ctas /= 2;
+  }
+  if (!fits_one_wave(rows, ctas, limits.num_sms)) return false;
+  const int threads = ctas * kResidentThreads;
+  const int vecs_per_thread = (vecs + threads - 1) / threads;
+  const int data = vecs_per_thread * kResidentThreads * kVecBytes;
+  const int row_smem = std::max(data, sort_buffer);  // the row, and later the sorted list
+  const int list_smem = limits.smem_bytes - static_cast<int>(sizeof(TopKStorage)) - row_smem;
+  const int list_capacity = std::min(kMaxSorted, list_smem / 8) / 2 * 2;
+  if (vecs_per_thread * vec > kMaxItemsOfThread || list_capacity < padded) return false;
+  // Four groups for each of the k largest: seldom do two of these share a group, so that the
+  // threshold is tight.
+  const int groups = std::min(vecs_per_thread, (4 * k + threads - 1) / threads);
+  plan.vecs_per_group = (vecs_per_thread + groups - 1) / groups;
+  // The conditions do not matter if all elements fit on the list.
+  if (size > list_capacity && (threads * (vecs_per_thread / plan.vecs_per_group) < 2 * k ||
+                               list_capacity < k + k / 4 * 3)) {
+    return false;
+  }
+  const int cta_share = (k + ctas - 1) / ctas;
+  plan.enough_groups = std::max(cta_share + cta_share / 4, list_capacity / (2 * ctas));
   plan.ctas = ctas;
-  plan.threads = kWholeThreads;
-  plan.room = room;
-  plan.bytes = sizeof(ListShared) + 8 * room + behind;
-  plan.whole = true;
+  plan.threads = kResidentThreads;
+  plan.list_capacity = list_capacity;
+  plan.smem_bytes = sizeof(TopKStorage) + 8 * list_capacity + row_smem;
+  plan.is_resident = true;
   return true;
 }
 
-// `vecs`: of a row, `vec` elements each.
+// A row has `vecs` vectors of `vec` elements.
 inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int vecs,
                            const TopKLimits& limits) {
-  constexpr int kMost = kTargetHasClusters ? kMostCtas : 1;
-  constexpr int kLeastPart = 8192;  // elements
-  int padded = kLeastSorted;        // what sorting needs
+  constexpr int kMaxCtas = kTargetHasClusters ? kMaxCtasPerRow : 1;
+  constexpr int kMinItemsPerCta = 8192;
+  int padded = kMinSortCapacity;  // the list capacity that sorting needs
   while (padded < k) padded *= 2;
-  TopKPlan plan = {1, kLeastThreads, 0, 0, 0, false, 0, 0};
-  if (plan_whole(plan, rows, size, k, vec, vecs, padded, limits)) return plan;
-  const int available = (limits.shared - static_cast<int>(sizeof(ListShared))) / 8;  // candidates
-  // Few rows: several CTAs each.
-  while (plan.ctas < kMost && size >= plan.ctas * 2 * kLeastPart &&
-         all_at_once(rows, plan.ctas * 2, limits.sms)) {
+  TopKPlan plan = {1, kMinThreads, 0, 0, 0, false, 0, 0};
+  if (plan_resident(plan, rows, size, k, vec, vecs, padded, limits)) return plan;
+  // in candidates
+  const int available = (limits.smem_bytes - static_cast<int>(sizeof(TopKStorage))) / 8;
+  // A launch of few rows gives each row several CTAs.
+  while (plan.ctas < kMaxCtas && size >= plan.ctas * 2 * kMinItemsPerCta &&
+         fits_one_wave(rows, plan.ctas * 2, limits.num_sms)) {
     plan.ctas *= 2;
   }
   if (plan.ctas > 1 && 2 * padded > available) plan.ctas = 1;
-  // A part that is one tile then comes at once; otherwise two CTAs share an SM, or half of it does.
-  if (size <= plan.ctas * kItems * kMaxThreads && int64_t(rows) * plan.ctas <= limits.sms) {
+  // A part that fits in one tile is then loaded at once. Otherwise two CTAs share an SM.
+  if (size <= plan.ctas * kItemsPerThread * kMaxThreads &&
+      int64_t(rows) * plan.ctas <= limits.num_sms) {
     plan.threads = kMaxThreads;
   }
-  const int wanted = std::max({padded, 4096, std::min(4 * k, 12288)});
-  int second = k + kMostInBin;
-  if (plan.ctas == 1 && padded + second > available) second = 0;
-  plan.room = std::min(wanted, plan.ctas > 1 ? available / 2 : available - second);
-  plan.most = second > 0 && (plan.ctas == 1 || second <= plan.room) ? plan.room : 0;
-  plan.bytes = sizeof(ListShared) + 8 * (plan.room + (plan.ctas > 1 ? plan.room : second));
+  const int preferred = std::max({padded, 4096, std::min(4 * k, 12288)});
+  int sort_buffer = k + kMaxInBin;
+  if (plan.ctas == 1 && padded + sort_buffer > available) sort_buffer = 0;
+  plan.list_capacity = std::min(preferred, plan.ctas > 1 ? available / 2 : available - sort_buffer);
+  plan.max_bucket_sorted = sort_buffer > 0 && (plan.ctas == 1 || sort_buffer <= plan.list_capacity)
+                               ? plan.list_capacity
+                               : 0;
+  plan.smem_bytes = sizeof(TopKStorage) +
+                    8 * (plan.list_capacity + (plan.ctas > 1 ? plan.list_capacity : sort_buffer));
   return plan;
 }
 
@@ -102,11 +114,11 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
   TopKLimits limits = {};
   cudaError_t status = cudaGetDevice(&device);
   if (status == cudaSuccess) {
-    status = cudaDeviceGetAttribute(&limits.sms, cudaDevAttrMultiProcessorCount, device);
+    status = cudaDeviceGetAttribute(&limits.num_sms, cudaDevAttrMultiProcessorCount, device);
   }
   if (status == cudaSuccess) {
     status =
-        cudaDeviceGetAttribute(&limits.shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+        cudaDeviceGetAttribute(&limits.smem_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   if (status != cudaSuccess) return status;
   constexpr int kVec = Vec<T>::kSize;
@@ -115,22 +127,23 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
                        params.row_starts == nullptr;
   const int vecs = (params.size + kVec - 1) / kVec + (aligned ? 0 : 1);
   const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVec, vecs, limits);
-  const auto kernel = plan.whole ? TopKWholeKernel<T> : TopKKernel<T>;
-  static std::atomic<uint64_t> raised_of[2] = {};  // the kernel's limit, a bit a device
-  std::atomic<uint64_t>& raised = raised_of[plan.whole];
+  const auto kernel = plan.is_resident ? TopKResidentKernel<T> : TopKKernel<T>;
+  // one bit a device: the shared memory limit of the kernel is raised
+  static std::atomic<uint64_t> raised_of_kernel[2] = {};
+  std::atomic<uint64_t>& raised_devices = raised_of_kernel[plan.is_resident];
   const uint64_t bit = uint64_t(1) << (device & 63);
-  if (device > 63 || !(raised.load(std::memory_order_relaxed) & bit)) {
-    status =
-        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, limits.shared);
+  if (device > 63 || !(raised_devices.load(std::memory_order_relaxed) & bit)) {
+    status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  limits.smem_bytes);
     if (status != cudaSuccess) return status;
-    raised.fetch_or(bit, std::memory_order_relaxed);
+    raised_devices.fetch_or(bit, std::memory_order_relaxed);
   }
-  params.room = plan.room;
-  params.most = plan.most;
-  params.group = plan.group;
-  params.enough = plan.enough;
+  params.list_capacity = plan.list_capacity;
+  params.max_bucket_sorted = plan.max_bucket_sorted;
+  params.vecs_per_group = plan.vecs_per_group;
+  params.enough_groups = plan.enough_groups;
   return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,
-                         plan.bytes, enable_pdl, stream, params);
+                         plan.smem_bytes, enable_pdl, stream, params);
 }
 
 #endif

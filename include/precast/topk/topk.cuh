@@ -1,25 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// The k largest of each row, exactly: values and positions, or positions as sparse attention wants
-// them, in a ragged cache or through a page table.
+// The k largest elements of each row, exactly: values and indices, or indices transformed for
+// sparse attention, into a ragged KV cache or through a page table.
 //
-//   out[r] = the k of window r, row[start : start + length], that are largest; of equal ones those
-//            with the lowest (or highest) positions. NaN is larger than all, -0.0 equals 0.0
-//            and comes out as that.
+//   out[r] = the k largest of window r, row[start : start + length]; of equal elements those with
+//            the lowest (or highest) indices. NaN is larger than all numbers. -0.0 equals 0.0 and
+//            is returned as 0.0.
 //
-// Layout   input            [rows, size]    f32, f16 or bf16; rows at any address and pitch
+// Layout   input            [rows, size]    f32, f16 or bf16; rows at any address and stride
 //          values, indices  [rows, k]       the input's type and int64
-//          out, raw         [rows, k]       int32: transformed positions, positions; -1 behind them
-//          table            [batch, pages]  int32, and one int32 a row for all that differs by row
-// Threads  a cluster of 1 to 8 CTAs a row. The first one gathers what all found, takes the k
-//          largest of that and, where it is asked for, orders them (topk/order.cuh).
-// Traffic  reads the window once, and of a long one a sample, which then comes from L2; writes the
-//          results once. A window whose sample misleads is read once more.
-// Select   What reaches a floor goes to a list in shared memory. Few rows, which shared memory
-//          holds as a whole, tell a floor themselves (topk/whole.cuh). Others are read in tiles of
-//          16 elements a thread (topk/part.cuh): the floor comes from the sample, or rises each
-//          time that the list is full and cut. The k largest of a list are found by counting it in
-//          bins, and where those do not tell them apart by radix selection on the ordered keys, and
-//          on positions where equal ones remain (topk/list.cuh).
+//          out, raw         [rows, k]       int32: transformed and plain indices; -1 pads the row
+//          table            [batch, pages]  int32; all other per-row parameters are int32, too
+// Threads  a cluster of 1 to 8 CTAs a row. The first CTA gathers the candidates of all CTAs,
+//          selects the k largest and sorts them if that is requested (topk/bucket_sort.cuh).
+// Traffic  reads the window once; of a long window also a sample, which then comes from L2. Writes
+//          the results once. If the sample is not representative, the window is read once more.
+// Select   Elements at or above a threshold go to a list in shared memory. Few rows, which fit in
+//          shared memory, compute the threshold from group maxima (topk/resident.cuh). Others are
+//          streamed in tiles of 16 elements a thread (topk/streaming.cuh): the threshold comes from
+//          the sample, or rises each time that the list is full. The k largest of the list are
+//          found by one bucket pass; if a bucket holds too many, by radix selection on the ordered
+//          keys, and on the indices of equal elements (topk/radix_select.cuh).
 //
 // Measured 2026-11-21 on an H200, f32, normal rows of 128256, k 50, 256 and 2048: 1 row in 6.8, 7.2
 // and 9.4 us, 16 in 10.4, 10.8 and 12.8, 64 in 14.5, 15.9 and 19.4, 256 in 34.9, 36.6 and 43.5. In
@@ -27,22 +27,22 @@
 // take up to 1.75 times as long.
 #pragma once
 
-#include "precast/topk/part.cuh"
-#include "precast/topk/whole.cuh"
+#include "precast/topk/resident.cuh"
+#include "precast/topk/streaming.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// Where the results of a row go.
+// Writes the results of a row.
 template <typename T>
-struct Results {
+struct ResultWriter {
   const TopKParams& p;
   int64_t first;
   const int32_t* pages;
   int32_t offset;
 
-  __device__ __forceinline__ Results(const TopKParams& params, uint32_t row) : p(params) {
+  __device__ __forceinline__ ResultWriter(const TopKParams& params, uint32_t row) : p(params) {
     first = int64_t(row) * p.k;
     pages = nullptr;
     offset = 0;
@@ -55,208 +55,210 @@ struct Results {
   }
 
   __device__ __forceinline__ void put(int i, uint64_t x) const {
-    const int rank = static_cast<int>(x & (kMaxPlaces - 1));
-    const int place = p.last_first ? rank : kMaxPlaces - 1 - rank;
+    const int rank = static_cast<int>(x & (kMaxColumns - 1));
+    const int index = p.prefer_last ? rank : kMaxColumns - 1 - rank;
     if (p.mode != TopKMode::values) {
-      put_place(i, place);
+      store_index(i, index);
       return;
     }
-    const uint32_t bits = bits_of<T>(static_cast<uint32_t>(x >> kPlaceBits));
+    const uint32_t bits = from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits));
     if constexpr (sizeof(T) == 4) {
       static_cast<uint32_t*>(p.values)[first + i] = bits;
     } else {
       static_cast<unsigned short*>(p.values)[first + i] = static_cast<unsigned short>(bits);
     }
-    p.indices[first + i] = place;
+    p.indices[first + i] = index;
   }
 
-  // A position in the window; negative: there is none.
-  __device__ __forceinline__ void put_place(int i, int place) const {
+  // Stores an index of the window; a negative one means that there is none.
+  __device__ __forceinline__ void store_index(int i, int index) const {
     int32_t result = -1;
-    if (place >= 0) {
-      result = place + offset;
+    if (index >= 0) {
+      result = index + offset;
       if (pages != nullptr) {
-        const int32_t page = pages[place >> p.page_bits];
-        result = (page << p.page_bits) + (place & ((1 << p.page_bits) - 1));
+        const int32_t page = pages[index >> p.page_bits];
+        result = (page << p.page_bits) + (index & ((1 << p.page_bits) - 1));
       }
     }
     p.out[first + i] = result;
-    if (p.raw != nullptr) p.raw[first + i] = place;
+    if (p.raw != nullptr) p.raw[first + i] = index;
   }
 };
 
-// Candidates so ranked that the order wanted is a descending one, and back.
+// Sort keys: to_sort_key() maps candidates to integers whose descending order is the requested
+// order, and from_sort_key() maps them back.
 template <int kKeyBits>
-__device__ __forceinline__ uint64_t to_order(const TopKParams& p, uint64_t x) {
-  if (p.last_first) x ^= kMaxPlaces - 1;  // the lowest place is the best now
+__device__ __forceinline__ uint64_t to_sort_key(const TopKParams& p, uint64_t x) {
+  if (p.prefer_last) x ^= kMaxColumns - 1;  // the lowest index ranks highest now
   if (p.order == TopKOrder::by_value) return x;
-  return (x & (kMaxPlaces - 1)) << kKeyBits | x >> kPlaceBits;
+  return (x & (kMaxColumns - 1)) << kKeyBits | x >> kIndexBits;
 }
 
 template <int kKeyBits>
-__device__ __forceinline__ uint64_t from_order(const TopKParams& p, uint64_t x) {
+__device__ __forceinline__ uint64_t from_sort_key(const TopKParams& p, uint64_t x) {
   if (p.order == TopKOrder::by_place) {
-    x = (x & ((uint64_t(1) << kKeyBits) - 1)) << kPlaceBits | x >> kKeyBits;
+    x = (x & ((uint64_t(1) << kKeyBits) - 1)) << kIndexBits | x >> kKeyBits;
   }
-  return p.last_first ? x ^ (kMaxPlaces - 1) : x;
+  return p.prefer_last ? x ^ (kMaxColumns - 1) : x;
 }
 
-// Puts candidates where the order wants them.
+// Stores sort keys as results.
 template <typename T>
-struct PutInOrder {
-  const Results<T>& results;
+struct StoreOrdered {
+  const ResultWriter<T>& results;
 
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
-    results.put(static_cast<int>(i), from_order<Keys<T>::kBits>(results.p, x));
+    results.put(static_cast<int>(i), from_sort_key<KeyTraits<T>::kBits>(results.p, x));
   }
 };
 
-// Puts candidates that come in the order wanted.
+// Stores candidates as results.
 template <typename T>
-struct PutResult {
-  const Results<T>& results;
+struct StoreResult {
+  const ResultWriter<T>& results;
 
   __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
     results.put(static_cast<int>(i), x);
   }
 };
 
-// All threads: writes positions where the window has no more than k elements.
+// Writes all indices of a window that has no more than k elements. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_all_places(const Results<T>& results, int length) {
+__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length) {
   for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
-    results.put_place(i, i < length ? i : -1);
+    results.store_index(i, i < length ? i : -1);
   }
 }
 
-// All threads: writes a list of k candidates in the order that is asked for.
+// Writes a list of k candidates in the requested order. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_list(const Results<T>& results, ListShared& s, uint64_t* list,
-                                           uint32_t size) {
+__device__ __forceinline__ void write_list(const ResultWriter<T>& results, TopKStorage& s,
+                                           uint64_t* list, uint32_t size) {
   const TopKParams& p = results.p;
-  constexpr int kKeyBits = Keys<T>::kBits;
+  constexpr int kKeyBits = KeyTraits<T>::kBits;
   if (p.order == TopKOrder::any) {
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) results.put(i, list[i]);
     return;
   }
   for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-    list[i] = to_order<kKeyBits>(p, list[i]);
+    list[i] = to_sort_key<kKeyBits>(p, list[i]);
   }
   __syncthreads();
-  in_order(s, list, size, kKeyBits + kPlaceBits, PutInOrder<T>{results});
+  bucket_sort(s, list, size, kKeyBits + kIndexBits, StoreOrdered<T>{results});
 }
 
-// All threads: writes the k largest of a list of `size` candidates in the range of `bin`, by way of
-// `sorted`, with room for k + kMostInBin. The histogram of `turn` is all zero.
+// Writes the k largest of a list of `size` candidates in the range of `bin_map`, using `sorted`,
+// which has room for k + kMaxInBin. The histogram of `buffer` must be zero. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_largest(const Results<T>& results, ListShared& s,
+__device__ __forceinline__ void write_largest(const ResultWriter<T>& results, TopKStorage& s,
                                               uint64_t* list, uint64_t* sorted, uint32_t size,
-                                              const Binning& bin, int turn) {
+                                              const BinMap& bin_map, int buffer) {
   const TopKParams& p = results.p;
   const uint32_t k = p.k;
-  const bool by_value = p.order == TopKOrder::by_value && !p.last_first;
-  uint32_t* const bins = s.histogram[turn];
+  const bool by_value = p.order == TopKOrder::by_value && !p.prefer_last;
+  uint32_t* const bins = s.histogram[buffer];
   bool done = false;
   if (sorted != nullptr && (by_value || p.order == TopKOrder::any)) {
-    const PutResult<T> put = {results};
-    if (largest_in_order(s, bins, list, sorted, size, k, bin, by_value, put)) return;
+    const StoreResult<T> put = {results};
+    if (bucket_select(s, bins, list, sorted, size, k, bin_map, by_value, put)) return;
   } else if (sorted != nullptr) {
-    done = largest_in_order(s, bins, list, sorted, size, k, bin, false, PutOnList{list});
+    done = bucket_select(s, bins, list, sorted, size, k, bin_map, false, StoreToList{list});
   }
   if (!done) {
-    constexpr int kKeyBits = Keys<T>::kBits;
-    turn = 1;
-    share_turn(s, turn);
-    Cut cut = uncut<kKeyBits>(k);
-    go_on<kKeyBits, 1>(cut, s, EachOfList{list, size}, k, k, 1, turn);
-    compact(s, list, size, cut.edge);
+    constexpr int kKeyBits = KeyTraits<T>::kBits;
+    buffer = 1;
+    align_buffers(s, buffer);
+    RadixThreshold threshold = initial_threshold<kKeyBits>(k);
+    radix_select<kKeyBits, 1>(threshold, s, ForEachInList{list, size}, k, k, 1, buffer);
+    compact(s, list, size, threshold.lower_bound);
   }
   __syncthreads();
   write_list(results, s, list, k);
 }
 
-// The work of one CTA, in `shared` memory: ListShared and the lists.
+// The streaming kernel's CTA. `shared` holds TopKStorage and the lists.
 template <typename T>
 __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared) {
-  ListShared& s = *reinterpret_cast<ListShared*>(shared);
-  uint64_t* const lists = shared + sizeof(ListShared) / sizeof(uint64_t);
+  TopKStorage& s = *reinterpret_cast<TopKStorage*>(shared);
+  uint64_t* const lists = shared + sizeof(TopKStorage) / sizeof(uint64_t);
   const int ctas = cluster_size();
   const uint32_t row = blockIdx.x / ctas;
   const int rank = cluster_rank();
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
-  if (threadIdx.x < 3) s.added[threadIdx.x] = 0;
-  if (threadIdx.x == 0) s.forwarded = 0;
+  for (int i = threadIdx.x; i < kNumBins; i += blockDim.x) s.histogram[0][i] = 0;
+  if (threadIdx.x < 3) s.append_counts[threadIdx.x] = 0;
+  if (threadIdx.x == 0) s.num_forwarded = 0;
   if (p.lengths == nullptr && may_overlap_previous_grid()) {
     const Window<T> window(p, row, ctas);
-    window.prefetch(p.last_first ? window.tiles() - 1 : 0);
+    window.prefetch(p.prefer_last ? window.tiles() - 1 : 0);
   }
   wait_for_previous_grid();
   allow_next_grid();
   const Window<T> window(p, row, ctas);
-  const Results<T> results(p, row);
+  const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank == 0) write_all_places(results, window.length);
+    if (rank == 0) write_all_indices(results, window.length);
     return;
   }
   __syncthreads();
-  constexpr int kKeyBits = Keys<T>::kBits;
-  Part<T> part = {p, window, s, lists, 0, lowest_key<T>(), true, 0, 0};
-  part.read(p.room, ctas);
+  constexpr int kKeyBits = KeyTraits<T>::kBits;
+  StreamedPart<T> part = {p, window, s, lists, 0, min_ordered_key<T>(), true, 0, 0};
+  part.select(p.list_capacity, ctas);
   uint64_t* list = lists;
   uint32_t size = part.size;
   if (ctas > 1) {
-    if (!part.as_found) {
-      if (threadIdx.x == 0) s.base = add_in_cta(&s.forwarded, 0, size);
+    if (!part.keeps_sampled) {
+      if (threadIdx.x == 0) s.base_offset = atomic_add_in_cta(&s.num_forwarded, 0, size);
       __syncthreads();
-      part.base = s.base;
+      part.base_offset = s.base_offset;
     }
-    list += p.room;
+    list += p.list_capacity;
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
-      store_in_cta(list + part.base + i, 0, lists[i]);
+      store_in_cta(list + part.base_offset + i, 0, lists[i]);
     }
     cluster_barrier(ctas);
     if (rank != 0) return;
-    size = part.as_found ? part.total : part.cut.count;
+    size = part.keeps_sampled ? part.total : part.threshold.count;
   }
-  const Binning bin = binning_from(s, list, size, part.floor, kKeyBits + kPlaceBits);
-  uint64_t* const sorted = ctas > 1 ? lists : lists + p.room;
-  write_largest(results, s, list, p.most == 0 ? nullptr : sorted, size, bin, part.turn);
+  const BinMap bin_map = bin_map_of_list(s, list, size, part.threshold_key, kKeyBits + kIndexBits);
+  uint64_t* const sorted = ctas > 1 ? lists : lists + p.list_capacity;
+  write_largest(results, s, list, p.max_bucket_sorted == 0 ? nullptr : sorted, size, bin_map,
+                part.buffer);
 }
 
-// The same where shared memory holds the row: behind the list lie its vectors.
+// The resident kernel's CTA. `shared` holds TopKStorage, the list and the vectors of the row.
 template <typename T>
-__device__ __forceinline__ void top_k_whole_row(const TopKParams& p, uint64_t* shared) {
-  ListShared& s = *reinterpret_cast<ListShared*>(shared);
-  uint64_t* const list = shared + sizeof(ListShared) / sizeof(uint64_t);
-  Vec<T>* const data = reinterpret_cast<Vec<T>*>(list + p.room);
+__device__ __forceinline__ void top_k_resident_row(const TopKParams& p, uint64_t* shared) {
+  TopKStorage& s = *reinterpret_cast<TopKStorage*>(shared);
+  uint64_t* const list = shared + sizeof(TopKStorage) / sizeof(uint64_t);
+  Vec<T>* const data = reinterpret_cast<Vec<T>*>(list + p.list_capacity);
   const int ctas = cluster_size();
   const uint32_t row = blockIdx.x / ctas;
 #pragma unroll 1
-  for (int i = threadIdx.x; i < kBins; i += blockDim.x) s.histogram[0][i] = 0;
-  if (threadIdx.x == 0) s.kept = s.highest = 0;
+  for (int i = threadIdx.x; i < kNumBins; i += blockDim.x) s.histogram[0][i] = 0;
+  if (threadIdx.x == 0) s.num_kept = s.max_key = 0;
   if (p.lengths == nullptr && may_overlap_previous_grid()) {
     Window<T>(p, row, ctas).prefetch_all(ctas);
   }
   wait_for_previous_grid();
   allow_next_grid();
   const Window<T> window(p, row, ctas);
-  const Results<T> results(p, row);
+  const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (cluster_rank() == 0) write_all_places(results, window.length);
+    if (cluster_rank() == 0) write_all_indices(results, window.length);
     return;
   }
   if (ctas > 1) cluster_arrive_relaxed();
-  WholePart<T> part(p, window, s, data, ctas);
-  part.start();
+  ResidentPart<T> part(p, window, s, data, ctas);
+  part.start_load();
   __syncthreads();
-  part.finish();
-  int turn = 0;
-  Binning bin;
-  uint32_t size = gather_whole(part, list, ctas, bin, turn);
+  part.finish_load();
+  int buffer = 0;
+  BinMap bin_map;
+  uint32_t size = gather_candidates(part, list, ctas, bin_map, buffer);
   if (cluster_rank() != 0) return;
-  // The row's place is free now.
-  write_largest(results, s, list, reinterpret_cast<uint64_t*>(data), size, bin, turn);
+  // The vectors of the row are no longer needed.
+  write_largest(results, s, list, reinterpret_cast<uint64_t*>(data), size, bin_map, buffer);
 }
 
 template <typename T>
@@ -266,9 +268,9 @@ __global__ void __launch_bounds__(kMaxThreads, 1) TopKKernel(TopKParams p) {
 }
 
 template <typename T>
-__global__ void __launch_bounds__(kWholeThreads, 1) TopKWholeKernel(TopKParams p) {
+__global__ void __launch_bounds__(kResidentThreads, 1) TopKResidentKernel(TopKParams p) {
   extern __shared__ uint64_t shared[];
-  top_k_whole_row<T>(p, shared);
+  top_k_resident_row<T>(p, shared);
 }
 
 #endif  // __CUDACC__

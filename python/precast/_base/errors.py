@@ -7,10 +7,7 @@ An exception that engines expect under an unusual type is a class that is both t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from precast._plan.spec import JitSpec
+from typing import Any
 
 
 class ConfigError(ValueError):
@@ -26,11 +23,11 @@ class MissingJITCacheError(RuntimeError):
 
     Attributes
     ----------
-    spec : JitSpec or None
+    spec : precast.jit.JitSpec or None
         What would have been compiled.
     """
 
-    def __init__(self, message: str, spec: JitSpec | None = None) -> None:
+    def __init__(self, message: str, spec: Any = None) -> None:
         super().__init__(message)
         self.spec = spec
 

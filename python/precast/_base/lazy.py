@@ -23,11 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+#: The packages that :func:`lazy_package` was called for, in the order of the calls.
+_packages: list[types.ModuleType] = []
+
 
 def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, by its ``__name__`` and ``__file__``."""
     package = sys.modules[name]
-    package.__class__ = _Package
+    _packages.append(package)
 
     @functools.cache
     def homes() -> dict[str, str]:
@@ -54,18 +57,22 @@ def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[
     return get, lambda: sorted({*vars(package), *homes()})
 
 
-def import_all(package: types.ModuleType) -> None:
-    """Import every public name, so that whatever they register is registered."""
-    for name in package.__all__:
-        getattr(package, name)
+def import_all() -> None:
+    """Import every public name of every lazy package, so that whatever they register is there."""
+    for package in _packages:
+        for name in package.__all__:
+            getattr(package, name)
 
 
-class _Package(types.ModuleType):
-    """Keeps a public function where a submodule has its name, whichever is imported first."""
+def public_object(name: str) -> Any:
+    """What the first lazy package that exports ``name``, which is ``precast`` itself, exports.
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if isinstance(value, types.ModuleType):
-            function = vars(value).get(name)
-            if isinstance(function, types.FunctionType) and name in self.__all__:
-                value = function
-        super().__setattr__(name, value)
+    Raises
+    ------
+    AttributeError
+        If none does.
+    """
+    for package in _packages:
+        if name in package.__all__:
+            return getattr(package, name)
+    raise AttributeError(f"no package exports {name!r}")

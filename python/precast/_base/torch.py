@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """torch, imported at its first use.
 
-``import precast`` must not pull torch in, so the op files take it from here::
+``import precast`` must not pull torch in, so every other module takes it from here::
 
-    from precast._base.torch import torch, torch_ops
+    from precast._base.torch import torch
 
-Both are module objects whose attributes are looked up once and then stored. Being modules,
-TorchDynamo resolves them while it traces and never traces into the lookup itself.
+It is a module object whose attributes are looked up once and then stored. TorchDynamo resolves the
+attributes of a module while it traces, so it never traces into the look-up itself.
 """
 
 from __future__ import annotations
@@ -36,16 +36,7 @@ def _torch_attribute(name: str) -> Any:
     return getattr(importlib.import_module("torch"), name)
 
 
-def _torch_op(name: str) -> Any:
-    from precast._op.dispatch import register_torch_op
-
-    return register_torch_op(name)
-
-
 if TYPE_CHECKING:
     import torch as torch
-
-    torch_ops: Any
 else:
     torch = LazyModule("precast._base.torch.torch", _torch_attribute)
-    torch_ops = LazyModule("precast._base.torch.torch_ops", _torch_op)

@@ -28,7 +28,7 @@ from precast._jit import env, policy
 
 if TYPE_CHECKING:
     from precast._jit.toolchain import Toolchain
-    from precast._plan.spec import JitSpec
+    from precast._plan.spec import ModuleSpec
 
 META_SCHEMA = 1
 META_NAME = "meta.json"
@@ -76,21 +76,21 @@ class Found:
     refused: list[tuple[Path, str]] = field(default_factory=list)
 
 
-def key(spec: JitSpec, toolchain: Toolchain) -> str:
+def key(spec: ModuleSpec, toolchain: Toolchain) -> str:
     text = f"{spec.fingerprint}\n{toolchain.identity}"
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def module_folder(root: Path, spec: JitSpec) -> Path:
+def module_folder(root: Path, spec: ModuleSpec) -> Path:
     return root / f"cu{spec.cuda_major}-{os.uname().machine}" / spec.arch.name
 
 
-def entry(root: Path, spec: JitSpec, toolchain: Toolchain) -> Path:
+def entry(root: Path, spec: ModuleSpec, toolchain: Toolchain) -> Path:
     """The folder that holds, or will hold, this spec built by this toolchain."""
     return module_folder(root, spec) / f"{spec.name}-{key(spec, toolchain)}"
 
 
-def find(spec: JitSpec) -> Found:
+def find(spec: ModuleSpec) -> Found:
     """A cached build of ``spec`` that may be loaded.
 
     Where a compiler is at hand, only its own build counts, so that a new compiler takes effect;
@@ -116,7 +116,7 @@ def find(spec: JitSpec) -> Found:
     return found
 
 
-def _own_key(spec: JitSpec) -> str | None:
+def _own_key(spec: ModuleSpec) -> str | None:
     from precast._jit.toolchain import find_toolchain
 
     if policy.refusal() is not None:
@@ -127,7 +127,7 @@ def _own_key(spec: JitSpec) -> str | None:
         return None
 
 
-def check(folder: Path, spec: JitSpec) -> str | None:
+def check(folder: Path, spec: ModuleSpec) -> str | None:
     """Why the build in ``folder`` cannot be used for ``spec``, or None."""
     library = folder / f"{spec.name}.so"
     try:
@@ -146,7 +146,7 @@ def check(folder: Path, spec: JitSpec) -> str | None:
 # -- publishing -----------------------------------------------------------------------------------
 
 
-def work_folder(root: Path, spec: JitSpec) -> Path:
+def work_folder(root: Path, spec: ModuleSpec) -> Path:
     """A fresh private folder on the cache's own file system."""
     import tempfile
 
@@ -156,7 +156,7 @@ def work_folder(root: Path, spec: JitSpec) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{spec.name}-{os.getpid()}-", dir=parent))
 
 
-def publish(work: Path, target: Path, spec: JitSpec, meta: Meta) -> Path:
+def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
     """Move the finished library from ``work`` to ``target`` in one step; return its path.
 
     Whoever comes second takes the winner's build if it is sound, and replaces it if it is not. On a
@@ -243,7 +243,7 @@ def remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def write_meta(spec: JitSpec, toolchain: Toolchain, library: Path, seconds: float) -> Meta:
+def write_meta(spec: ModuleSpec, toolchain: Toolchain, library: Path, seconds: float) -> Meta:
     data = library.read_bytes()
     return Meta(
         name=spec.name,

@@ -22,19 +22,20 @@ from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError, CompileError, MissingJITCacheError
 from precast._base.log import get_logger
 from precast._jit import cache, causes, env, policy
+from precast._jit.commands import Command, build_commands
 from precast._jit.hermetic import compiler_environment
 from precast._jit.jobs import max_jobs
 from precast._jit.toolchain import find_toolchain
 
 if TYPE_CHECKING:
     from precast._jit.toolchain import Toolchain
-    from precast._plan.spec import Command, JitSpec
+    from precast._plan.spec import ModuleSpec
 
 #: A line in the log this often while a compile runs or is waited for.
 HEARTBEAT_SECONDS = 15.0
 
 
-def build(spec: JitSpec, reason: str) -> Path:
+def build(spec: ModuleSpec, reason: str) -> Path:
     """Return the library of ``spec``, compiled now unless the cache has it.
 
     Parameters
@@ -64,7 +65,7 @@ def build(spec: JitSpec, reason: str) -> Path:
         return _compile(spec, toolchain, root, target)
 
 
-def _announce(spec: JitSpec, toolchain: Toolchain, target: Path, reason: str) -> None:
+def _announce(spec: ModuleSpec, toolchain: Toolchain, target: Path, reason: str) -> None:
     log = get_logger()
     say = log.warning if _env.JIT() == "warn" else log.info
     hint = f' Prebuilt: pip install "precast[cu{spec.cuda_major}-{spec.arch.name}]".'
@@ -79,12 +80,12 @@ def _announce(spec: JitSpec, toolchain: Toolchain, target: Path, reason: str) ->
     )
 
 
-def _compile(spec: JitSpec, toolchain: Toolchain, root: Path, target: Path) -> Path:
+def _compile(spec: ModuleSpec, toolchain: Toolchain, root: Path, target: Path) -> Path:
     start = time.monotonic()
     work = None
     try:
         work = cache.work_folder(root, spec)
-        *compiles, link = spec.commands(toolchain, work)
+        *compiles, link = build_commands(spec, toolchain, work)
         run(compiles, work, spec.name)
         run([link], work, spec.name)
         meta = cache.write_meta(spec, toolchain, link.output, time.monotonic() - start)

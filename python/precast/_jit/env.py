@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that JIT reads from and writes to.
+"""The directory of the JIT cache.
 
-The installed package is only read. The cache directory is chosen and made when it is first needed:
-``PRECAST_CACHE_DIR``, else the user cache directory of the platform, else, where that cannot be
-written, a private temporary directory (said once in the log).
+It is chosen and made when it is first needed: ``PRECAST_CACHE_DIR``, else the user cache directory
+of the platform, else, where that cannot be written, a private temporary directory, which the log
+names once.
 """
 
 from __future__ import annotations
@@ -18,50 +18,9 @@ from pathlib import Path
 
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError
-from precast._plan.planner import checkout_root, write_if_different
-
-__all__ = [
-    "aot_config_dir",
-    "cache_dir",
-    "cache_dirs",
-    "csrc_dir",
-    "include_dir",
-    "source_root",
-    "write_if_different",
-]
 
 #: Layout version of the cache; a change of layout gets a new number and leaves the old one alone.
 CACHE_LAYOUT = "v1"
-
-
-@functools.cache
-def source_root() -> Path:
-    """The folder with ``aot_configs``, ``csrc`` and ``include``: package data, or the checkout."""
-    installed = Path(__file__).resolve().parents[1] / "data"
-    if (installed / "aot_configs" / "build.toml").is_file():
-        return installed
-    root = checkout_root()
-    if root is None:
-        raise FileNotFoundError(
-            f"{installed} is missing: the installation of precast is incomplete. "
-            f"Fix: pip install --force-reinstall precast"
-        )
-    return root
-
-
-def include_dir() -> Path:
-    """Device headers, ``#include "precast/norm.cuh"``."""
-    return source_root() / "include"
-
-
-def csrc_dir() -> Path:
-    """Launchers, bindings and the checks they share."""
-    return source_root() / "csrc"
-
-
-def aot_config_dir() -> Path:
-    """The TOML files that say what exists."""
-    return source_root() / "aot_configs"
 
 
 def cache_dir() -> Path:

@@ -18,16 +18,19 @@ import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from precast._base.driver import device_capabilities
 from precast._base.errors import ConfigError, ToolchainError, UnsupportedConfigError
+from precast._jit.commands import location_flags
 from precast._jit.hermetic import IGNORED_VARIABLES
 from precast._jit.jobs import max_jobs
-from precast._jit.toolchain import Toolchain, device_capabilities, find_toolchain, view_directory
+from precast._jit.toolchain import Toolchain, find_toolchain, view_directory
 from precast._plan.config import Arch
-from precast._plan.planner import Plan, checkout_root, write_if_different
-from precast._plan.spec import JitSpec
+from precast._plan.places import checkout_root, write_if_different
+from precast._plan.planner import Plan
+from precast._plan.spec import ModuleSpec
 
 
-def cmake_rows(specs: Iterable[JitSpec]) -> str:
+def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
     """The plan as calls of the function ``precast_add_module`` that CMakeLists.txt defines."""
     lines = ["# Written by precast._plan.planner; do not edit."]
     for spec in specs:
@@ -43,8 +46,8 @@ def cmake_rows(specs: Iterable[JitSpec]) -> str:
             "HOST_FLAGS": spec.compile_flags(".cc"),
             "LINK_FLAGS": list(spec.link_flags),
             "VERSION_SCRIPT": [spec.version_script],
-            "CUDA_LOCATIONS": spec.location_flags(".cu"),
-            "HOST_LOCATIONS": spec.location_flags(".cc"),
+            "CUDA_LOCATIONS": location_flags(spec, ".cu"),
+            "HOST_LOCATIONS": location_flags(spec, ".cc"),
         }
         body = "".join(f"\n  {key} {_quoted(values)}" for key, values in fields.items())
         lines.append(f"precast_add_module({body})")
@@ -118,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             text = cmake_toolchain(toolchain, view, archs)
         else:
             targets = None if args.archs is None else target_archs(plan, args.archs)
-            text = cmake_rows(plan.modules(args.profile, targets, args.cuda or 13))
+            text = cmake_rows(plan.modules(args.profile, targets, args.cuda))
     except (ConfigError, ToolchainError, UnsupportedConfigError, ValueError) as error:
         parser.exit(2, f"error: {error}{os.linesep}")
     write_if_different(args.out, text)

@@ -13,25 +13,20 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from precast._base import env as _env
 from precast._base import tvm_ffi as _tvm_ffi
+from precast._base.driver import driver_cuda_version
 from precast._base.errors import ToolchainError
-from precast._jit import env
 from precast._jit.hermetic import compiler_environment
-from precast._plan.config import Arch, load_config
-from precast._runtime.cudart import driver_cuda_version
+from precast._plan.config import Arch, CudaMajor, load_config
+from precast._plan.places import source_root
 
 INSTALL_HINT = 'pip install "precast[jit]"'
 SYSTEM_TOOLKIT = Path("/usr/local/cuda")
-
-#: PyPI has a complete nvcc for this CUDA major only.
-_PIP_MAJOR = 13
-#: CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR.
-_CAPABILITY_ATTRIBUTES = (75, 76)
 
 
 def for_host_compiler(flag: str) -> str:
@@ -134,7 +129,8 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     tried += "" if refused else "/usr/local/cuda or the Python environment"
     what = "" if arch is None else f" for {arch.name}"
     mend = INSTALL_HINT
-    if cuda_major not in (None, _PIP_MAJOR):
+    pypi = {major for major, row in _planned_majors().items() if row.toolkit_on_pypi}
+    if cuda_major is not None and cuda_major not in pypi:
         mend = f"install a CUDA {cuda_major} toolkit and set PRECAST_CUDA_HOME to its folder"
     raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {mend}")
 
@@ -165,8 +161,8 @@ def unsuitable(
 
 
 @functools.cache
-def _planned_majors() -> tuple[int, ...]:
-    return tuple(load_config(env.source_root()).build.cuda)
+def _planned_majors() -> Mapping[int, CudaMajor]:
+    return load_config(source_root()).build.cuda
 
 
 def candidates() -> Iterator[Toolkit]:
@@ -266,31 +262,6 @@ def _header_version(include: Path) -> tuple[int, int] | None:
         return None
     match = re.search(r"#define\s+CUDART_VERSION\s+(\d+)", text)
     return divmod(int(match[1]) // 10, 100) if match else None
-
-
-def device_capabilities() -> list[str]:
-    """Compute capabilities of the GPUs present, ``["9.0"]``; empty without a driver.
-
-    Asks the driver, so that a build environment without torch can; creates no context.
-    """
-    import ctypes
-
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return []
-    count = ctypes.c_int()
-    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
-        return []
-    found = []
-    for index in range(count.value):
-        device, value, words = ctypes.c_int(), ctypes.c_int(), []
-        if driver.cuDeviceGet(ctypes.byref(device), index) == 0:
-            for attribute in _CAPABILITY_ATTRIBUTES:
-                driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device)
-                words.append(str(value.value))
-            found.append(".".join(words))
-    return list(dict.fromkeys(found))
 
 
 def view_directory(toolkit: Toolkit, folder: Path) -> Path:

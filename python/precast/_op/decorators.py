@@ -209,21 +209,46 @@ def backend_requirement(
                 f"{function.__name__}: backend='auto' is the default, so backend_requirement needs "
                 f"heuristic_func"
             )
-        wrapper = _wrapper(function, signature, requirement)
-        functools.update_wrapper(wrapper, function)
-        wrapper.__doc__ = f"{inspect.getdoc(function) or ''}\n{_SKIP_CHECK}".lstrip()
-        wrapper.is_backend_supported = requirement.is_backend_supported
-        wrapper.is_compute_capability_supported = requirement.is_compute_capability_supported
-        wrapper.has_backend = requirement.has_backend
-        wrapper.has_backend_choices = requirement.has_backend_choices
-        wrapper.suitable_auto_backends = requirement.suitable
-        checked: CheckedOp[P, R_co] = wrapper
-        return checked
+        return _checked(function, signature, requirement)
 
     return decorate
 
 
-def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requirement) -> Any:
+def _checked(
+    function: Callable[P, R_co],
+    signature: inspect.Signature,
+    requirement: Requirement,
+    body: str | None = None,
+    names: Mapping[str, Any] | None = None,
+) -> CheckedOp[P, R_co]:
+    """The wrapper of an op with the methods that it gets."""
+    wrapper = _wrapper(function, signature, requirement, body, names)
+    functools.update_wrapper(wrapper, function)
+    wrapper.__doc__ = f"{inspect.getdoc(function) or ''}\n{_SKIP_CHECK}".lstrip()
+    wrapper.is_backend_supported = requirement.is_backend_supported
+    wrapper.is_compute_capability_supported = requirement.is_compute_capability_supported
+    wrapper.has_backend = requirement.has_backend
+    wrapper.has_backend_choices = requirement.has_backend_choices
+    wrapper.suitable_auto_backends = requirement.suitable
+    checked: CheckedOp[P, R_co] = wrapper
+    return checked
+
+
+def decorated(
+    function: Callable[P, R_co], check: served_by, body: str, names: dict[str, Any]
+) -> CheckedOp[P, R_co]:
+    """An op whose wrapper has this body; :func:`backend_requirement` with nothing to choose."""
+    requirement = Requirement(function.__name__, {}, check, None)
+    return _checked(function, inspect.signature(function), requirement, body, names)
+
+
+def _wrapper(
+    function: Callable[..., Any],
+    signature: inspect.Signature,
+    r: Requirement,
+    body: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> Any:
     """A function with exactly the op's parameters, and ``skip_check``.
 
     Its source is generated, as a dataclass's ``__init__`` is: packing ``*args, **kwargs`` and
@@ -245,7 +270,7 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
     }
     passed = ", ".join(forms.get(p.kind, "{0}").format(p.name) for p in parameters)
     named = [p for p in parameters if p.kind not in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD)]
-    names: dict[str, Any] = {"_function": function, "_validate": r.validate}
+    names: dict[str, Any] = {"_function": function, "_validate": r.validate, **(extra or {})}
     # Errors about arguments have the op's name; a lambda has none.
     name = function.__name__
     if not name.isidentifier() or name in names:
@@ -257,7 +282,7 @@ def _wrapper(function: Callable[..., Any], signature: inspect.Signature, r: Requ
             f"    if not skip_check{' or backend == ' + repr('auto') if r.checks else ''}:",
             f"        _validate({{{arguments}}}, skip_check)",
         ]
-    lines.append(f"    return _function({passed})")
+    lines.append(f"    return _function({passed})" if body is None else body)
     exec("\n".join(lines), names)
     wrapper = names[name]
     given = [p for p in named if p.default is not empty]

@@ -3,24 +3,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from precast._base.dtypes import DTYPE_WORDS
 from precast._base.lazy import import_all
 from precast._op import mode as _mode
-
-# Words of the axes for torch dtypes; keyed by name, because torch is not imported here.
-DTYPE_WORDS = {
-    "torch.float32": "f32",
-    "torch.float16": "f16",
-    "torch.bfloat16": "bf16",
-    "torch.float8_e4m3fn": "e4m3",
-    "torch.float8_e5m2": "e5m2",
-    "torch.int32": "i32",
-    "torch.uint8": "u8",
-    "torch.int8": "i8",
-}
 
 #: The kernels of the ops that are imported, by name, which is that of the export but where several
 #: share one.
@@ -29,9 +17,7 @@ KERNELS: dict[str, Kernel] = {}
 
 def kernels() -> dict[str, Kernel]:
     """Every kernel of the library by its name, after an import of all ops."""
-    import precast
-
-    import_all(precast)
+    import_all()
     return dict(KERNELS)
 
 
@@ -98,7 +84,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
         if _mode.is_reference():
             return self._run_reference
-        from precast._runtime.loader import get_function, loader
+        from precast._runtime.library import get_function
+        from precast._runtime.loader import loader
 
         *values, device = key
         if device < 0:
@@ -107,7 +94,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
                 f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch "
                 f"references"
             )
-        axes = loader.document["ops"][self.op]["axes"]
+        axes = loader.axis_names(self.op)
         words = {axis: DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
         function: Callable[..., None] = get_function(
             loader.load(self.op, words, device), self.export
@@ -148,28 +135,3 @@ def check_tensors(export: str, out: object = None, **tensors: object) -> None:
             raise TypeError(
                 f"{export}: {name} must be a torch.Tensor, got {type(value).__name__}"
             ) from None
-
-
-_registered: dict[str, Any] = {}
-_registering = threading.Lock()
-_libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
-
-
-def register_torch_op(name: str) -> Any:
-    """``torch.ops.precast.<name>``, registered at its first use under ``torch.compile``."""
-    import torch
-
-    from precast.trace.dump import on_compile
-
-    with _registering:
-        if name not in _registered:
-            kernel = KERNELS[name]
-            library: Any = torch.library.Library("precast", "FRAGMENT")
-            library.define(f"{name}{kernel.schema}")
-            library.impl(name, kernel.call, "CompositeExplicitAutograd")
-            torch.library.register_fake(
-                f"precast::{name}", lambda *args: on_compile(name, args), lib=library
-            )
-            _libraries.append(library)
-            _registered[name] = getattr(torch.ops.precast, name).default
-        return _registered[name]

@@ -6,6 +6,7 @@ Alignment and strides are the kernels' own affair; a reference takes any.
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import OutputShapeError
 from precast._base.torch import torch
 
@@ -14,41 +15,43 @@ def check_peer(
     export: str,
     name: str,
     tensor: torch.Tensor,
-    input: torch.Tensor,
-    may_be_input: bool = True,
-    dtype: torch.dtype | None = None,
+    peer: torch.Tensor,
+    peer_name: str,
+    may_be_peer: bool = True,
 ) -> None:
-    """``tensor``, which is written, is like ``input`` and lies elsewhere, or may be it.
-
-    With ``dtype``, its element type is that one.
-    """
-    check_device_and_dtype(export, name, tensor, input, dtype or input.dtype)
-    if tensor.shape != input.shape:
+    """``tensor``, which is written, has the shape of ``peer`` and memory of its own, or is it."""
+    check_same_device(export, name, tensor, peer, peer_name)
+    if tensor.shape != peer.shape:
         raise ValueError(
-            f"{export}: {name} must have input's shape {[*input.shape]}, got {[*tensor.shape]}"
+            f"{export}: {name} must have {peer_name}'s shape {[*peer.shape]}, got {[*tensor.shape]}"
         )
     check_elements_apart(export, name, tensor)
     same = (
-        tensor.data_ptr() == input.data_ptr()
-        and tensor.element_size() == input.element_size()
-        and _strides(tensor) == _strides(input)
+        tensor.data_ptr() == peer.data_ptr()
+        and tensor.element_size() == peer.element_size()
+        and _strides(tensor) == _strides(peer)
     )
-    if may_be_input and not same and not _memory_is_apart(tensor, input):
+    if may_be_peer and not same and not _memory_is_apart(tensor, peer):
         raise ValueError(
-            f"{export}: {name} must be input itself or not overlap its memory; call .clone()"
+            f"{export}: {name} must be {peer_name} itself or not overlap its memory; call .clone()"
         )
-    if not may_be_input:
-        check_memory_apart(export, name, tensor, input)
+    if not may_be_peer:
+        check_memory_apart(export, name, tensor, peer, peer_name)
 
 
-def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: int) -> None:
-    """``tensor`` has from ``least`` to ``most`` dimensions."""
-    if not least <= tensor.dim() <= most:
+def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: int | None) -> None:
+    """``tensor`` has from ``least`` to ``most`` dimensions; None is no limit."""
+    rank = tensor.dim()
+    if least <= rank and (most is None or rank <= most):
+        return
+    if most is None:
+        legal = f"at least {least}"
+    else:
         legal = f"{least} to {most}" if least < most else str(most)
-        plural = "s" if most > 1 else ""
-        raise ValueError(
-            f"{export}: {name} must have {legal} dimension{plural}, got shape {[*tensor.shape]}"
-        )
+    plural = "" if (most or least) == 1 else "s"
+    raise ValueError(
+        f"{export}: {name} must have {legal} dimension{plural}, got shape {[*tensor.shape]}"
+    )
 
 
 def check_vector(
@@ -114,7 +117,7 @@ def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
 
 def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
-    if not a.numel() or not b.numel():
+    if not a.numel() or not b.numel() or a.is_meta:  # A meta tensor has no memory.
         return True
     layouts = [[(s * t.element_size(), n) for s, n in _layout(t)] for t in (a, b)]
     sizes = a.element_size(), b.element_size()
@@ -138,11 +141,6 @@ def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
         if phase >= within[0] and period - phase >= within[1]:
             return True
     return False
-
-
-def dtype_word(dtype: torch.dtype) -> str:
-    """``float16`` of ``torch.float16``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def check_same_device(

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 
 from precast._base import env as _env
-from precast._jit import env
 from precast._plan.config import Arch
+from precast._plan.places import source_root
 from precast._plan.planner import Plan
 
 __all__ = ["CompilationContext"]
@@ -27,11 +27,12 @@ class CompilationContext:
     Raises
     ------
     ValueError
-        If ``PRECAST_CUDA_ARCH_LIST`` has an entry that is not a capability; it is quoted.
+        If ``PRECAST_CUDA_ARCH_LIST`` has an entry that is not a capability, or if no target serves
+        an entry or a GPU that is present. The message quotes it and lists what is legal.
     """
 
     def __init__(self, plan: Plan | None = None) -> None:
-        self._plan = plan or Plan.load(env.source_root())
+        self._plan = plan or Plan.load(source_root())
         self._archs = self._listed() or self._present()
         self.TARGET_CUDA_ARCHS: set[tuple[int, str]] = {_split(a) for a in self._archs}
 
@@ -48,7 +49,7 @@ class CompilationContext:
                     f"PRECAST_CUDA_ARCH_LIST: {word!r} is not a compute capability; legal: "
                     f"entries such as '8.0' or '9.0a', separated by spaces, commas or semicolons"
                 )
-        return self._plan.archs(words)
+        return self._plan.archs(words, any_suffix=True)
 
     def _present(self) -> list[Arch]:
         from precast._base.torch import torch

@@ -16,8 +16,10 @@ OP = {
     "serve it, too: for shapes that follow from shared memory. Default: false. Optional.",
     "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
     "axes": "A table from each axis to the list of its legal values: the whole space that JIT "
-    "builds in. Values are words, whole numbers or booleans; an axis named `dtype` or `dtype_*` "
-    "takes dtype words. Each becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
+    "builds in, and all of it compiles. Values are words, whole numbers or booleans; an axis named "
+    "`dtype` or `dtype_*` takes dtype words. Where only some combinations exist, one key joins the "
+    'axes by commas and lists the combinations: `"head_dim_qk,head_dim_vo" = [[64, 64], [192, '
+    "128]]`. Each axis becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
     "aot": "The prebuilt part of that space, as `[[aot]]` blocks.",
 }
 AOT = {
@@ -48,6 +50,8 @@ CUDA = {
     "min_driver": "The oldest driver that runs this CUDA major.",
     "cudart": "The file name of the CUDA runtime that modules are linked with.",
     "cudart_wheel": "The distribution on PyPI that holds it.",
+    "toolkit_on_pypi": "Whether PyPI has a complete compiler of this CUDA major, which `pip "
+    'install "precast[jit]"` brings. Default: false. Optional.',
 }
 ARCH = {
     "target": "The compute capability to compile for, with its suffix: `9.0a`.",

@@ -7,7 +7,6 @@ library only, so that a build environment without torch or tvm-ffi can run it.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,9 +18,9 @@ from precast._base.errors import UnsupportedConfigError, UnsupportedTargetError
 from precast._base.names import axis_word, module_name
 from precast._base.version import __version__
 from precast._plan.config import Arch, AxisValue, BuildConfig, Config, OpConfig, load_config
-from precast._plan.spec import JitSpec
+from precast._plan.spec import ModuleSpec
 
-PLAN_SCHEMA = 1
+PLAN_SCHEMA = 2
 
 
 @dataclass(frozen=True)
@@ -47,45 +46,31 @@ class Plan:
         Raises
         ------
         UnsupportedConfigError
-            If an axis is missing, unknown, or its value is outside the legal space.
+            If an axis is missing or unknown, or a value or a combination of values is not legal.
         """
-        declared = self.config.op(op).axes
-        for axis in values:
-            if axis not in declared:
-                raise UnsupportedConfigError(
-                    f"{op} has no axis {axis!r}; legal: {', '.join(declared) or 'none'}"
-                )
-        checked = {}
-        for axis, legal in declared.items():
-            if axis not in values:
-                raise UnsupportedConfigError(
-                    f"{op}: axis {axis!r} is missing; legal: {', '.join(map(axis_word, legal))}"
-                )
-            by_word = {axis_word(value): value for value in legal}
-            word = str(int(v)) if isinstance(v := values[axis], bool) else str(v)
-            if word not in by_word:
-                raise UnsupportedConfigError(
-                    f"{op}: {axis}={word} is not supported; legal: {', '.join(by_word)}"
-                )
-            checked[axis] = by_word[word]
-        return checked
+        return self.config.op(op).space.checked(op, values)
 
     def spec(
-        self, op: str, values: Mapping[str, object], arch: Arch | str, cuda_major: int = 13
-    ) -> JitSpec:
-        """The module of one configuration, prebuilt or not."""
+        self,
+        op: str,
+        values: Mapping[str, object],
+        arch: Arch | str,
+        cuda_major: int | None = None,
+    ) -> ModuleSpec:
+        """The module of one configuration, prebuilt or not; by default of the newest CUDA."""
         config = self.config.op(op)
         if isinstance(arch, str):
             arch = self.target(op, arch)
-        if arch.name in self.build.archs and arch.name not in config.archs:
+        if arch.name not in config.archs:
             raise UnsupportedTargetError(
                 f"{op} does not support compute capability {' or '.join(arch.serves)}: it does not "
                 f"exist for {arch.name}; legal: {', '.join(config.archs)}"
             )
         axes = self.axes(op, values)
         name = module_name(op, axes)
-        planned = arch.name in self.build.archs and arch.cuda[0] <= cuda_major
-        is_aot = planned and name in self._aot_names(op)
+        if cuda_major is None:
+            cuda_major = self.build.newest_cuda
+        is_aot = arch.cuda[0] <= cuda_major and name in self._aot_names(op)
         return self._spec(config, name, axes, arch, cuda_major, is_aot)
 
     def _spec(
@@ -96,8 +81,8 @@ class Plan:
         arch: Arch,
         cuda_major: int,
         is_aot: bool,
-    ) -> JitSpec:
-        return JitSpec(
+    ) -> ModuleSpec:
+        return ModuleSpec(
             name=name,
             arch=arch,
             sources=config.sources,
@@ -113,7 +98,7 @@ class Plan:
         )
 
     def common(self, cuda_major: int, cuda_flags: Sequence[str] = ()) -> dict[str, Any]:
-        """The fields of a ``JitSpec`` that every module of one CUDA major shares."""
+        """The fields of a ``ModuleSpec`` that every module of one CUDA major shares."""
         build = self.build
         if cuda_major not in build.cuda:
             raise UnsupportedConfigError(
@@ -136,30 +121,9 @@ class Plan:
 
     # -- targets ----------------------------------------------------------------------------------
 
-    def arch(self, name: str) -> Arch:
-        """A target by folder name (``sm90a``) or capability with suffix (``9.0a``).
-
-        A capability without suffix gets the one that the table says. A target that the table does
-        not know (a newer GPU, or an explicit suffix) is taken as it is and serves itself only.
-        """
-        if name in self.build.archs:
-            return self.build.archs[name]
-        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)([af]?)", name.strip())
-        if match is None:
-            raise ValueError(
-                f"{name!r} is not a CUDA target; legal: {', '.join(self.build.archs)}, or a "
-                f"capability such as '9.0a'"
-            )
-        capability, suffix = f"{int(match[1])}.{match[2]}", match[3]
-        for arch in self.build.archs.values():
-            if arch.target == capability + suffix:
-                return arch
-        if not suffix:
-            accepted = self.build.accepted(capability)
-            if accepted:
-                return accepted[0]
-        target = capability + suffix
-        return Arch("sm" + target.replace(".", ""), target, (capability,), (12, 0))
+    def arch(self, name: str, *, any_suffix: bool = False) -> Arch:
+        """:meth:`BuildConfig.arch`: a target by folder name or capability."""
+        return self.build.arch(name, any_suffix=any_suffix)
 
     def target(self, op: str, name: str) -> Arch:
         """:meth:`arch`; for a bare capability the best target that the op exists for."""
@@ -167,10 +131,11 @@ class Plan:
         offered = [arch for arch in serving if arch.name in self.config.op(op).archs]
         return offered[0] if offered else self.arch(name)
 
-    def archs(self, text: str | Iterable[str]) -> list[Arch]:
+    def archs(self, text: str | Iterable[str], *, any_suffix: bool = False) -> list[Arch]:
         """Targets of a list such as ``"8.0 9.0a"`` (spaces, commas or semicolons)."""
         words = re.split(r"[\s,;]+", text.strip()) if isinstance(text, str) else list(text)
-        return list(dict.fromkeys(self.arch(word) for word in words if word))
+        found = (self.arch(word, any_suffix=any_suffix) for word in words if word)
+        return list(dict.fromkeys(found))
 
     # -- the prebuilt set -------------------------------------------------------------------------
 
@@ -180,8 +145,7 @@ class Plan:
         rows: dict[str, dict[str, AxisValue]] = {}
         for block in config.aot:
             if wanted is None or not block.profiles or wanted & set(block.profiles):
-                for values in itertools.product(*(block.values[axis] for axis in config.axes)):
-                    axes = dict(zip(config.axes, values))
+                for axes in block.space.points():
                     rows.setdefault(module_name(op, axes), axes)
         return list(rows.values())
 
@@ -196,9 +160,13 @@ class Plan:
         self,
         profile: str | None = None,
         archs: Iterable[Arch] | None = None,
-        cuda_major: int = 13,
-    ) -> list[JitSpec]:
-        """The prebuilt modules of a profile (None: of any) for some targets (None: all)."""
+        cuda_major: int | None = None,
+    ) -> list[ModuleSpec]:
+        """The prebuilt modules of a profile (None: of any) for some targets (None: all).
+
+        The CUDA major is the newest unless it is given.
+        """
+        cuda_major = self.build.newest_cuda if cuda_major is None else cuda_major
         limited = self.build.profiles[profile].archs if profile and archs is None else ()
         targets = list(self.build.archs.values()) if archs is None else list(archs)
         if limited:
@@ -209,7 +177,7 @@ class Plan:
             specs += [
                 self._spec(config, module_name(op, axes), axes, arch, cuda_major, True)
                 for arch in targets
-                if arch.name in config.archs or arch.name not in self.build.archs
+                if arch.name in config.archs
             ]
         return specs
 
@@ -252,7 +220,7 @@ class Plan:
             },
             "ops": {
                 op.name: {
-                    "axes": {k: list(v) for k, v in op.axes.items()},
+                    "axes": {axis.key: axis.plain() for axis in op.space.axes},
                     "archs": list(op.archs),
                     "own_target": op.own_target,
                 }
@@ -260,18 +228,3 @@ class Plan:
             },
             "modules": modules,
         }
-
-
-def checkout_root() -> Path | None:
-    """The source tree that this file lies in, or None when it is installed."""
-    root = Path(__file__).resolve().parents[3]
-    return root if (root / "aot_configs" / "build.toml").is_file() else None
-
-
-def write_if_different(path: Path, text: str) -> bool:
-    """Write ``text`` unless the file holds it already, so that its time stamp stays."""
-    if path.is_file() and path.read_text(encoding="utf-8") == text:
-        return False
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text, encoding="utf-8")
-    return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``JitSpec``: everything that makes one module, and the commands that build it."""
+"""``ModuleSpec``: everything that makes one module."""
 
 from __future__ import annotations
 
@@ -9,28 +9,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
 from precast._plan.config import Arch, AxisValue
 from precast._plan.includes import include_closure
 
-if TYPE_CHECKING:
-    import tvm_ffi
-
-    from precast._jit.toolchain import Toolchain
-
-
-class Command(NamedTuple):
-    """One compiler or linker call."""
-
-    kind: str  # "cuda", "host" or "link"
-    argv: list[str]
-    output: Path
-
 
 @dataclass(frozen=True)
-class JitSpec:
-    """One module for one target and one CUDA major, built ahead of time or on the spot.
+class ModuleSpec:
+    """One module for one target and one CUDA major, whether it is built ahead of time or by JIT.
 
     Attributes
     ----------
@@ -115,7 +102,7 @@ class JitSpec:
         """:attr:`fingerprint`, for a caller that has read the op's files for another spec."""
         return hashlib.sha256(f"[{_json(self.canonical())},{contents}]".encode()).hexdigest()
 
-    # -- commands ---------------------------------------------------------------------------------
+    # -- flags ------------------------------------------------------------------------------------
 
     def compile_flags(self, source: str) -> list[str]:
         """The flags of one source that hold no path of this machine."""
@@ -128,104 +115,6 @@ class JitSpec:
                 f"-Xcudafe=--orig_src_path_name={self.name}",
             ]
         return list(self.host_flags)
-
-    def location_flags(self, source: str) -> list[str]:
-        """Where our headers are; ``__FILE__`` then names files without this machine's paths."""
-        from precast._jit.toolchain import for_host_compiler
-
-        names = f"-ffile-prefix-map={self.root}/="
-        return [
-            *(f"-I{path}" for path in self.include_folders),
-            for_host_compiler(names) if source.endswith(".cu") else names,
-        ]
-
-    def commands(self, toolchain: Toolchain, folder: Path) -> list[Command]:
-        """Compile commands, independent of one another, then the link command."""
-        commands = []
-        for source in self.sources:
-            output = folder / (Path(source).name + ".o")
-            cuda = source.endswith(".cu")
-            compiler = toolchain.nvcc_command() if cuda else [str(toolchain.host_compiler)]
-            argv = [
-                *compiler,
-                *self.compile_flags(source),
-                *self.location_flags(source),
-                *toolchain.include_flags(cuda, self.ffi_in_cuda),
-                "-c",
-                str(self.source_path(source)),
-                "-o",
-                str(output),
-            ]
-            commands.append(Command("cuda" if cuda else "host", argv, output))
-        library = folder / f"{self.name}.so"
-        argv = [
-            str(toolchain.host_compiler),
-            *self.link_flags,
-            f"-Wl,--version-script={self.root / self.version_script}",
-            *(str(command.output) for command in sorted(commands, key=lambda c: c.kind == "cuda")),
-            *toolchain.libraries,
-            "-o",
-            str(library),
-        ]
-        return [*commands, Command("link", argv, library)]
-
-    # -- build and load ---------------------------------------------------------------------------
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the JIT cache of this user holds a build that fits."""
-        return self.get_library_path() is not None
-
-    def get_library_path(self) -> Path | None:
-        """The library in the JIT cache, or None if it must be compiled first."""
-        from precast._jit import cache
-
-        return cache.find(self).path
-
-    def build(self, reason: str = "build() was called") -> Path:
-        """Compile into the JIT cache unless it is there; return the library's path.
-
-        Raises
-        ------
-        MissingJITCacheError
-            If ``PRECAST_JIT=error`` is set or ``precast.freeze()`` was called.
-        ToolchainError, CompileError, CacheDirectoryError
-            If it cannot be compiled or stored.
-        """
-        from precast._jit import compiler
-
-        return compiler.build(self, reason)
-
-    def load(self) -> tvm_ffi.Module:
-        """Load the compiled library.
-
-        Raises
-        ------
-        MissingJITCacheError
-            If it is not compiled.
-        LoadError
-            If it does not open, or lacks one of ``exports``.
-        """
-        from precast._base.errors import MissingJITCacheError
-
-        path = self.get_library_path()
-        if path is None:
-            raise MissingJITCacheError(
-                f"{self.name} for {self.arch.name} is not compiled. Fix: call build() first", self
-            )
-        return self._open(path)
-
-    def build_and_load(self) -> tvm_ffi.Module:
-        """:meth:`build`, then :meth:`load`."""
-        return self._open(self.build("build_and_load() was called"))
-
-    def _open(self, path: Path) -> tvm_ffi.Module:
-        from precast._runtime.loader import get_function, load_library
-
-        module = load_library(path, self.cuda_major)
-        for export in self.exports:
-            get_function(module, export)
-        return module
 
 
 def _json(value: object) -> str:

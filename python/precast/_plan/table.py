@@ -82,6 +82,13 @@ class Table:
         table = self.table(key, required)
         return [(name, table.table(name)) for name in table.data]
 
+    def blocks(self, key: str) -> list[Table]:
+        """The tables of ``[[key]]``, named ``key[0]``, ``key[1]`` and so on; none is legal."""
+        rows = self.data.get(key, [])
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise self.fail(key, f"got {rows!r}", f"[[{key}]] blocks")
+        return [Table(self.file, row, f"{self.key(key)}[{i}]") for i, row in enumerate(rows)]
+
 
 def read_table(path: Path) -> Table:
     if sys.version_info >= (3, 11):

@@ -1,20 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build the prebuilt set of a profile directly, by the commands that JIT uses.
+"""Build many modules into a folder, by the commands that JIT uses.
 
-::
-
-    python -m precast.aot --profile core --arch "8.0 9.0a 10.0f" --out-dir D
-
-is ``precast build`` with the same arguments. ``D`` is then a provider: ``PRECAST_KERNEL_DIR=D``, or
-a folder on ``PRECAST_PROVIDER_PATH``. A run that was stopped goes on where it was: a module whose
-fingerprint, compiler and contents are as wanted is kept.
+A run that was stopped goes on where it was: a module whose fingerprint, compiler and contents are
+as wanted is kept.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
-import sys
 import tempfile
 import threading
 import time
@@ -25,10 +19,11 @@ from pathlib import Path
 from precast._base.errors import ProviderError
 from precast._base.progress import Progress, make_progress
 from precast._jit import cache, compiler
+from precast._jit.commands import Command, build_commands
 from precast._jit.jobs import max_jobs
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
-from precast._plan.spec import Command, JitSpec
+from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import MANIFEST_NAME, Manifest
 from precast._runtime.manifest_writer import unplanned, write_manifest
 
@@ -40,7 +35,7 @@ DISTRIBUTION = "precast.aot"
 
 def build(
     plan: Plan,
-    specs: Sequence[JitSpec],
+    specs: Sequence[ModuleSpec],
     out_dir: Path,
     *,
     jobs: int | None = None,
@@ -50,7 +45,7 @@ def build(
 
     Parameters
     ----------
-    specs : sequence of JitSpec
+    specs : sequence of ModuleSpec
         What to build, all of one CUDA major.
     out_dir : Path
         Gets ``<arch>/<module>.so`` and ``manifest.json``.
@@ -98,7 +93,7 @@ def build(
     )
 
 
-def is_built(spec: JitSpec, toolchain: Toolchain, out_dir: Path) -> bool:
+def is_built(spec: ModuleSpec, toolchain: Toolchain, out_dir: Path) -> bool:
     """Whether ``out_dir`` holds this module, built by this compiler from these sources."""
     try:
         record = _record(spec, out_dir)
@@ -112,16 +107,16 @@ def is_built(spec: JitSpec, toolchain: Toolchain, out_dir: Path) -> bool:
     )
 
 
-def compile_seconds(specs: Iterable[JitSpec], out_dir: Path) -> dict[str, float]:
+def compile_seconds(specs: Iterable[ModuleSpec], out_dir: Path) -> dict[str, float]:
     """How long each built module took, by the name of its file."""
     return {spec.file_name: _record(spec, out_dir).compile_seconds for spec in specs}
 
 
-def _record(spec: JitSpec, out_dir: Path) -> cache.Meta:
+def _record(spec: ModuleSpec, out_dir: Path) -> cache.Meta:
     return cache.Meta.read(_record_path(spec, out_dir))
 
 
-def _record_path(spec: JitSpec, out_dir: Path) -> Path:
+def _record_path(spec: ModuleSpec, out_dir: Path) -> Path:
     return out_dir / STATE_FOLDER / spec.arch.name / f"{spec.name}.json"
 
 
@@ -133,7 +128,7 @@ class _Builder:
         self.shared: dict[tuple[str, ...], tuple[Path, Future[None]]] = {}
         self.stop = threading.Event()
 
-    def run(self, specs: Sequence[JitSpec], jobs: int, progress: Progress) -> None:
+    def run(self, specs: Sequence[ModuleSpec], jobs: int, progress: Progress) -> None:
         with ThreadPoolExecutor(jobs) as pool:
             # Shared objects go first: when a module waits for one, it is being made already.
             plans = [(spec, self._prepare(spec, pool)) for spec in specs]
@@ -149,12 +144,12 @@ class _Builder:
                 pool.shutdown(cancel_futures=True)
                 raise
 
-    def _prepare(self, spec: JitSpec, pool: ThreadPoolExecutor) -> list[Command]:
+    def _prepare(self, spec: ModuleSpec, pool: ThreadPoolExecutor) -> list[Command]:
         """The module's commands, with the host objects replaced by shared ones."""
         folder = self.work / spec.arch.name / spec.name
         folder.mkdir(parents=True)
         commands, moved = [], {}
-        for command in spec.commands(self.toolchain, folder):
+        for command in build_commands(spec, self.toolchain, folder):
             if command.kind == "host":
                 key = tuple(a for a in command.argv if a != str(command.output))
                 if key not in self.shared:
@@ -168,7 +163,7 @@ class _Builder:
                 commands.append(command._replace(argv=argv))
         return commands
 
-    def _module(self, spec: JitSpec, commands: list[Command], progress: Progress) -> float:
+    def _module(self, spec: ModuleSpec, commands: list[Command], progress: Progress) -> float:
         start = time.monotonic()
         progress.start(spec.file_name)
         *compiles, link = commands
@@ -188,7 +183,7 @@ class _Builder:
         if not self.stop.is_set():
             compiler.run([command], command.output.parent, name)
 
-    def _publish(self, spec: JitSpec, library: Path, seconds: float) -> None:
+    def _publish(self, spec: ModuleSpec, library: Path, seconds: float) -> None:
         if self.stop.is_set():
             return
         record = _record_path(spec, self.out_dir)
@@ -199,14 +194,3 @@ class _Builder:
         library.replace(target)
         meta = cache.write_meta(spec, self.toolchain, target, seconds)
         record.write_text(meta.dump(), encoding="utf-8")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """``python -m precast.aot``: the command ``precast build``; returns its exit code."""
-    from precast.cli import main
-
-    return main(["build", *(sys.argv[1:] if argv is None else argv)])
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

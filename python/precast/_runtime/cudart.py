@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The CUDA libraries of this machine: the runtime that modules link with, and the driver."""
+"""Open the CUDA runtime that modules link with."""
 
 from __future__ import annotations
 
@@ -55,16 +55,3 @@ def _in_wheel(wheel: str, soname: str) -> Iterator[Path]:
     for file in files:
         if file.name == soname:
             yield Path(str(file.locate()))
-
-
-@functools.cache
-def driver_cuda_version() -> tuple[int, int] | None:
-    """The newest CUDA that the driver runs, or None without a driver; creates no context."""
-    try:
-        driver = ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-    value = ctypes.c_int()
-    if driver.cuDriverGetVersion(ctypes.byref(value)) != 0 or value.value == 0:
-        return None
-    return value.value // 1000, value.value % 1000 // 10

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from os import PathLike
 from pathlib import Path
 
+from precast._jit.cuda_major import jit_cuda_major
 from precast._plan.config import Arch
-from precast._plan.spec import JitSpec
+from precast._plan.installed import plan
+from precast._runtime.jit_spec import JitSpec
 
 _INCLUDE_FLAG = re.compile(
     r"-I|-isystem|-iquote|-include|--include-path|--system-include|--pre-include"
@@ -42,7 +44,8 @@ def gen_jit_spec(
     exports : sequence of str
         Functions that the module exports; for documentation and checks.
     arch : str, optional
-        The target, ``"9.0a"`` or ``"sm90a"``. Default: the one target of
+        The target, ``"9.0a"`` or ``"sm90a"``; a known capability may have another suffix than the
+        targets of precast, ``"10.0a"``. Default: the one target of
         :class:`~precast.compilation_context.CompilationContext` (``PRECAST_CUDA_ARCH_LIST``, else
         the GPU present).
     cuda_major : int, optional
@@ -65,8 +68,6 @@ def gen_jit_spec(
     >>> spec = gen_jit_spec("my_kernel", ["my_kernel.cu"], arch="9.0a")  # doctest: +SKIP
     >>> spec.build_and_load().get_function("my_kernel")  # doctest: +SKIP
     """
-    from precast._runtime.loader import jit_cuda_major, plan
-
     for argument, value in (
         ("sources", sources),
         ("extra_cuda_cflags", extra_cuda_cflags),
@@ -91,7 +92,7 @@ def gen_jit_spec(
             raise ValueError(f"sources: {path} does not exist")
     if len({path.name for path in paths}) != len(paths) or not paths:
         raise ValueError("sources must be one or more files with different names")
-    target = plan().arch(arch) if arch is not None else _only_target()
+    target = plan().arch(arch, any_suffix=True) if arch is not None else _only_target()
     return JitSpec(
         name=name,
         arch=target,
@@ -100,7 +101,7 @@ def gen_jit_spec(
         include_paths=tuple(Path(p).absolute() for p in extra_include_paths),
         op=name,
         ffi_in_cuda=True,
-        **plan().common(cuda_major or jit_cuda_major(target), tuple(extra_cuda_cflags)),
+        **plan().common(cuda_major or jit_cuda_major(plan(), target), tuple(extra_cuda_cflags)),
     )
 
 

@@ -22,8 +22,9 @@ from pathlib import Path
 
 from precast._base.errors import ProviderError, ToolchainError
 from precast._base.version import __version__
-from precast._plan.planner import Plan, checkout_root, write_if_different
-from precast._plan.spec import JitSpec
+from precast._plan.places import checkout_root, write_if_different
+from precast._plan.planner import Plan
+from precast._plan.spec import ModuleSpec
 from precast._runtime import elf
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, ModuleRow
 
@@ -46,7 +47,7 @@ SECONDS_NAME = "compile_seconds.json"
 def write_manifest(
     root: Path,
     plan: Plan,
-    specs: Sequence[JitSpec],
+    specs: Sequence[ModuleSpec],
     *,
     distribution: str,
     toolkit: str,
@@ -57,7 +58,7 @@ def write_manifest(
     ----------
     root : Path
         The folder with ``<arch>/<module>.so``.
-    specs : sequence of JitSpec
+    specs : sequence of ModuleSpec
         What was planned, all of one CUDA major.
     distribution : str
         The name of the distribution that carries the modules.
@@ -104,7 +105,7 @@ def unplanned(root: Path, planned: Iterable[str]) -> list[str]:
     return [f"  {name}: not planned" for name in sorted(there - set(planned))]
 
 
-def _read_module(root: Path, spec: JitSpec) -> tuple[ModuleRow | None, list[str]]:
+def _read_module(root: Path, spec: ModuleSpec) -> tuple[ModuleRow | None, list[str]]:
     """The manifest's row of one module, and what is wrong with its file."""
     path = root / spec.file_name
     if not path.is_file():

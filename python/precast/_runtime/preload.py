@@ -7,14 +7,14 @@ import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
+from precast._base.dtypes import DTYPE_WORDS
 from precast._base.errors import MissingKernelError, UnsupportedConfigError
 from precast._base.names import axis_word
-from precast._op.dispatch import DTYPE_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from precast.utils import Device
+    from precast._base.device import Device
 
 
 class Preloaded(NamedTuple):
@@ -61,14 +61,16 @@ def preload(
         If modules are neither prebuilt nor may be compiled. All are tried first; the message has a
         paragraph for each.
     ValueError
-        If an op, profile, axis or axis value does not exist.
+        If an op, profile, axis or axis value does not exist, or if no target serves the device.
     """
-    from precast._runtime.loader import loader, plan
-    from precast.utils import device_index
+    from precast._base.device import device_index
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     if isinstance(ops, str):
         raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")
     index = device_index(device)
+    loader.check_device(index)
     wanted = set(plan().config.ops if ops is None else ops)
     for op in wanted:
         plan().config.op(op)
@@ -102,7 +104,7 @@ def preload(
         except UnsupportedConfigError:
             if ops is not None:
                 raise
-            continue  # An op for other GPUs.
+            continue  # The op is for other GPUs.
         resolution = loader.resolution(op, values, index)
         assert resolution.path is not None
         source = next((s.source for s in resolution.steps if s.accepted), "JIT")

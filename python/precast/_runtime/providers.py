@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from precast._base import env as _env
 from precast._base import tvm_ffi as _tvm_ffi
-from precast._runtime.cudart import driver_cuda_version
+from precast._base.driver import driver_cuda_version
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 ENTRY_POINT_GROUP = "precast.jit_cache"

@@ -42,23 +42,23 @@ from typing import Any, TypeVar, overload
 from precast._base import env as _env
 from precast._base.errors import EnvironmentVariableError
 from precast._base.lazy import import_all
+from precast._base.public_name import public_name
 
 __all__ = ["precast_api", "public_api"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: By the module that defines them and their qualname, which a reloaded module repeats.
 _public: dict[str, Callable[..., Any]] = {}
 
 
 def public_api() -> dict[str, Callable[..., Any]]:
     """Every function that :func:`precast_api` decorated, all ops among them, by their names.
 
-    A name is ``module.qualname``.
+    A name is ``module.qualname``, with the public module for what precast itself exports.
     """
-    import precast
-
-    import_all(precast)
-    return dict(_public)
+    import_all()
+    return {public_name(function): function for function in _public.values()}
 
 
 @overload
@@ -101,12 +101,11 @@ def precast_api(function: Any = None, /, *, trace: Any = None) -> Any:
 
 
 def _decorate(function: Callable[..., Any], trace: Any) -> Callable[..., Any]:
-    public: Any = _logged(function)
+    # The logging wrapper is the outermost one, where a second decoration finds it.
+    public: Any = _logged(function if trace is None or not _tracing() else _traced(function))
     if trace is not None:
         from precast.trace import fi_trace, register
 
-        if _tracing():
-            public = _traced(public)
         public.fi_trace = functools.partial(fi_trace, public)
         register(public, trace)
     _public[f"{function.__module__}.{function.__qualname__}"] = public

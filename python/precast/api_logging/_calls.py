@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from precast._base.public_name import public_name
 from precast._base.torch import torch
 from precast.api_logging import _destination
 from precast.api_logging._describe import describe, is_capturing, statistics, tensors_of
@@ -37,20 +38,27 @@ os.register_at_fork(after_in_child=_after_fork)
 
 
 def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
-    """``function``, with every call logged at ``level``."""
+    """``function``, with every call logged at ``level``.
+
+    A function that logs its calls already, because it was decorated before, logs them once, at the
+    new level.
+    """
+    if getattr(function, "_logging_wrapper", None) is function:
+        function = function.__wrapped__
     signature = inspect.signature(function)
-    name = f"{function.__module__}.{function.__qualname__}"
     if level < INPUTS:
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-            _destination.write(f"{_title(next(_numbers))}: {name}")
+            _destination.write(f"{_title(next(_numbers))}: {public_name(function)}")
             return function(*args, **kwargs)
 
     else:
 
         def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             values = arguments(signature, args, kwargs)
-            return _Call(name, values, level).run(functools.partial(function, *args, **kwargs))
+            return _Call(public_name(function), values, level).run(
+                functools.partial(function, *args, **kwargs)
+            )
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -59,6 +67,8 @@ def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
             return function(*args, **kwargs)
         return run(args, kwargs)
 
+    # Decorators copy attributes, so a wrapper of this one has the attribute, too; it names another.
+    call._logging_wrapper = call  # type: ignore[attr-defined]
     return call
 
 

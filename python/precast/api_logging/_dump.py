@@ -248,8 +248,7 @@ class Dump:
 def selected(name: str) -> bool:
     """Whether the patterns choose a function.
 
-    ``precast.norm.rmsnorm.rmsnorm`` is also meant by ``rmsnorm``, ``precast.rmsnorm`` and
-    ``precast.norm.rmsnorm``, the names by which users know it.
+    ``rmsnorm`` and ``precast.rmsnorm`` choose ``precast.norm.rmsnorm``, too.
     """
     *modules, function = name.split(".")
     names = [".".join([*modules[:end], function]) for end in range(len(modules) + 1)]

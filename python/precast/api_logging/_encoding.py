@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from precast._base.errors import MissingPackageError
+from precast._base.public_name import public_name
 from precast._base.torch import torch
 
 
@@ -101,7 +102,8 @@ def encode(path: str, value: Any, unknown: set[str]) -> Any:
         return {"device": str(value)}
     if isinstance(value, enum.Enum):
         kind = type(value)
-        return {"enum": [kind.__module__, kind.__qualname__, value.name]}
+        module = public_name(kind).removesuffix(f".{kind.__qualname__}")
+        return {"enum": [module, kind.__qualname__, value.name]}
     return {"unknown": repr(type(value))}
 
 

@@ -20,7 +20,7 @@ from precast.api_logging._dump import CALL, INPUTS, OUTCOME, OUTPUTS, SCHEMA, re
 from precast.api_logging._memory import Block, View, dense, place, same_bits, view_of
 
 if TYPE_CHECKING:
-    from precast.utils import Device
+    from precast._base.device import Device
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ def _compare(
 
 
 def _compare_one(name: str, got: torch.Tensor | None, want: torch.Tensor) -> Comparison:
-    from precast.testing.tolerances import TOLERANCES, assert_close
+    from precast._base.tolerances import TOLERANCES, assert_close
 
     dtype, shape = str(want.dtype).partition(".")[2], tuple(want.shape)
     if got is None:
@@ -270,7 +270,7 @@ def _devices(
     blocks: Mapping[str, Block], device: Device, reference: bool | None
 ) -> dict[str, torch.device]:
     """Where the memory of each dumped device goes."""
-    from precast.utils import device_index
+    from precast._base.device import device_index
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     places = {}

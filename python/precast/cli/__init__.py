@@ -2,17 +2,17 @@
 # PYTHON_ARGCOMPLETE_OK
 """The command ``precast``.
 
-Every module of this package whose name does not start with ``_`` is a command of the same name:
+Every module of this package whose name does not start with ``_`` is the command of that name:
 
 - its docstring is the help text, with an example;
 - ``add_arguments(parser)`` declares the arguments, and ``run(args)`` does the work and returns the
   exit code;
-- ``EXIT_CODES`` are those of the table below that it can return, besides 130, 141 and 70;
-- ``JSON`` are the keys of the object that ``--json`` prints, with their meaning.
+- ``EXIT_CODES`` lists the codes of the table below that it can return, besides 130, 141 and 70;
+- ``JSON`` lists the keys of the object that ``--json`` prints, with their meaning.
 
-With ``--json`` a command prints one JSON object to standard output and nothing else there. Its key
-``schema`` is the number of the format: it grows when a key is removed or changes its meaning; new
-keys may come at any time. Progress, log and errors always go to standard error.
+With ``--json`` a command prints exactly one JSON object to standard output. Its key ``schema`` is
+the version of the format: it grows when a key is removed or changes its meaning; new keys may be
+added at any time. Progress, log and errors always go to standard error.
 
 Exit codes::
 
@@ -22,7 +22,7 @@ Exit codes::
   3    the machine cannot do it: no compiler, no disk space, a failed download
   70   a bug in precast
   130  interrupted
-  141  the reader of the output has left
+  141  the output pipe was closed before the command ended
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the shell is offered after TAB; argcomplete asks, ``precast completion`` sets it up."""
+"""Values that the shell offers after TAB. argcomplete asks for them once it is set up."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def script(shell: str) -> str:
     Raises
     ------
     UnableError
-        Where argcomplete is not installed.
+        If argcomplete is not installed.
     """
     return str(_argcomplete().shellcode(["precast"], shell=shell))
 
 
 def answer(parser: argparse.ArgumentParser) -> NoReturn:
-    """Answer the shell's question, which stands in the environment."""
+    """Answer the shell's question, which is in the environment."""
     _argcomplete().autocomplete(parser)
-    raise SystemExit(1)  # it asked nothing: autocomplete() ends the process itself
+    raise SystemExit(1)  # There was no question, or autocomplete() would have ended the process.
 
 
 def _argcomplete() -> Any:
@@ -48,7 +48,7 @@ def _argcomplete() -> Any:
 
 
 def profiles(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     return list(plan().build.profiles)
 
@@ -60,25 +60,28 @@ def ops(**_: object) -> Sequence[str]:
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     functions = (name for op in plan().config.ops.values() for name in op.exports)
     return list(dict.fromkeys([*ops(), *functions]))
 
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
-    """``KEY=VALUE`` of the op that the line names, without the keys it has already."""
-    from precast._runtime.loader import plan
+    """``KEY=VALUE`` of the op in the command line that fit the ones that the line has already."""
+    from precast._base.names import axis_word
+    from precast._plan.installed import plan
 
     word = getattr(parsed_args, "op", None)
-    given = {text.partition("=")[0] for text in getattr(parsed_args, "axes", None) or ()}
+    given = dict(
+        text.split("=", 1) for text in getattr(parsed_args, "axes", None) or () if "=" in text
+    )
     return [
-        f"{axis}={value}"
+        f"{axis}={axis_word(value)}"
         for op in plan().config.ops.values()
         if word == op.name or word in op.exports
-        for axis, values in op.axes.items()
+        for axis in op.axes
         if axis not in given
-        for value in values
+        for value in op.space.offered(axis, given)
     ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``doctor`` and ``collect-env`` find on this machine. Imports neither torch nor tvm-ffi."""
+"""Facts about this machine for ``doctor`` and ``collect-env``, without torch and tvm-ffi."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from typing import Any
 from precast.cli._gpus import Gpu, driver_version
 from precast.cli._output import human_size
 
-#: What changes how JIT and the command line work, shown where it is installed.
+#: Optional packages that change how JIT and the command line work; shown if installed.
 _OPTIONAL = ("rich", "argcomplete", "cuda-pathfinder", "cuda-toolkit")
 
 
 def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
-    """Everything but the modules, as plain data with texts for people."""
+    """Everything but the modules, as plain data with texts to print."""
     found: dict[str, Any] = {
         "packages": packages(bool(gpus)),
         "gpus": gpu_rows(gpus),
@@ -35,7 +35,7 @@ def report(gpus: Sequence[Gpu], no_gpu: str | None) -> dict[str, Any]:
 
 
 def problems(found: Mapping[str, Any]) -> list[str]:
-    """What is wrong with packages, driver or providers."""
+    """Problems of packages, driver or providers."""
     parts: list[Any] = [found["driver"]]
     for name in ("packages", "providers"):
         parts += found[name] if isinstance(found[name], list) else [found[name]]
@@ -43,7 +43,7 @@ def problems(found: Mapping[str, Any]) -> list[str]:
 
 
 def sections(found: Mapping[str, Any]) -> dict[str, list[tuple[str, ...]]]:
-    """The rows of :func:`report` for people, by title; a part may be ``{"error": text}``."""
+    """The rows of :func:`report` to print, by title; a part may be ``{"error": text}``."""
     provided = _rows(found["providers"], lambda p: (p["label"], p["text"]))
     return {
         "Packages": _rows(found["packages"], lambda p: (p["name"], p["text"])),
@@ -82,7 +82,7 @@ def gpu_rows(gpus: Sequence[Gpu]) -> list[dict[str, Any]]:
 
 
 def packages(has_gpu: bool, optional: bool = False) -> list[dict[str, Any]]:
-    """precast, Python and what precast depends on; ``optional``: the extras too, if installed."""
+    """precast, Python and the dependencies; ``optional`` adds the extras that are installed."""
     from precast._base.version import __version__
 
     here = Path(__file__).resolve().parents[1]
@@ -111,7 +111,7 @@ def _package(name: str) -> dict[str, Any]:
 
 
 def torch(has_gpu: bool) -> dict[str, Any]:
-    """Version and CUDA of torch, which is not imported."""
+    """Version and CUDA of torch, without importing it."""
     row = _package("torch")
     if row["version"] is None:
         return row
@@ -158,8 +158,8 @@ def _tvm_ffi() -> dict[str, Any]:
 
 
 def driver(no_gpu: str | None) -> dict[str, Any]:
-    """Version of the driver and the newest CUDA that it runs."""
-    from precast._runtime.cudart import driver_cuda_version
+    """Version of the driver, and the newest CUDA that it runs."""
+    from precast._base.driver import driver_cuda_version
     from precast._runtime.loader import loader
 
     cuda, version = driver_cuda_version(), driver_version()
@@ -173,7 +173,7 @@ def driver(no_gpu: str | None) -> dict[str, Any]:
     least = min(int(major) for major in loader.document["cuda"])
     if cuda[0] < least:
         row["problem"] = (
-            f"this driver runs CUDA {cuda[0]}.{cuda[1]} only. Fix: update it to "
+            f"this driver runs only CUDA {cuda[0]}.{cuda[1]}. Fix: update it to "
             f"{loader.document['cuda'][str(least)]['min_driver']} or later"
         )
     return row
@@ -183,7 +183,7 @@ def driver(no_gpu: str | None) -> dict[str, Any]:
 
 
 def compilers() -> list[dict[str, Any]]:
-    """Every nvcc found, in the order JIT asks, and the host compiler."""
+    """Every nvcc found, in the order in which JIT tries them, and the host compiler."""
     from precast._base.errors import ToolchainError
     from precast._jit import toolchain
 
@@ -202,7 +202,8 @@ def compilers() -> list[dict[str, Any]]:
             }
         )
     if not rows:
-        rows.append(_no_compiler("nvcc", f"none was found. For JIT: {toolchain.INSTALL_HINT}"))
+        problem = f"none was found. JIT needs one. Fix: {toolchain.INSTALL_HINT}"
+        rows.append(_no_compiler("nvcc", problem))
     try:
         path, version = toolchain.host_compiler()
     except ToolchainError as error:
@@ -268,7 +269,7 @@ def providers() -> list[dict[str, Any]]:
 
 
 def jit() -> dict[str, Any]:
-    """What happens to a module that is not prebuilt."""
+    """The policy for a module that is not prebuilt."""
     from precast._base import env as _env
     from precast._jit import env, policy
 
@@ -281,13 +282,13 @@ def jit() -> dict[str, Any]:
         "policy_text": f"{_env.JIT()}: {effect}",
         "cache_dir": str(place),
         "cache_writable": writable,
-        "cache_text": str(place) + ("" if writable else " (cannot be written)"),
+        "cache_text": str(place) + ("" if writable else " (not writable)"),
     }
 
 
 @functools.cache
 def _writable(path: Path) -> bool:
-    """Whether the folder could be written or made; nothing is made."""
+    """Whether the folder is writable or could be created; nothing is created."""
     while not path.exists() and path != path.parent:
         path = path.parent
     if not path.is_dir():

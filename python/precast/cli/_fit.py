@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import functools
 import platform
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,12 +21,10 @@ if TYPE_CHECKING:
 
 #: Machines that cache wheels are built for.
 MACHINES = ("x86_64", "aarch64")
-#: For what no wheel can serve.
-JIT_CURE = 'have the modules compiled at first use instead: pip install "precast[jit]"'
 
 
 class Machine(NamedTuple):
-    """What decides about a CUDA major; None where it is not known or not there."""
+    """Facts that decide about a CUDA major; None if unknown or missing."""
 
     driver: tuple[int, int] | None
     torch_cuda: str | None
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
 
     @property
     def extra(self) -> str:
-        """The extra of precast that brings them, such as ``cu13-sm90a``."""
+        """The extra of precast that installs them, such as ``cu13-sm90a``."""
         return provider_extra(self.cuda_major, self.arch)
 
     @property
@@ -53,18 +53,18 @@ class Choice(NamedTuple):
 
 
 def this_machine() -> Machine:
-    from precast._runtime.cudart import driver_cuda_version
+    from precast._base.driver import driver_cuda_version
     from precast.cli._environment import torch
 
     return Machine(driver_cuda_version(), torch(has_gpu=False).get("cuda"))
 
 
 def suitable_majors(machine: Machine, least: int) -> list[int]:
-    """CUDA majors of at least ``least`` that the driver runs: torch's own first, then the newest.
+    """List CUDA majors from ``least`` on that the driver runs: torch's own first, then the newest.
 
-    The same major as torch's needs no second CUDA runtime in the environment.
+    With torch's major the environment needs no second CUDA runtime.
     """
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     newest = None if machine.driver is None else machine.driver[0]
     majors = [m for m in plan().build.cuda if m >= least and (newest is None or m <= newest)]
@@ -72,26 +72,26 @@ def suitable_majors(machine: Machine, least: int) -> list[int]:
 
 
 def choices(capability: str, machine: Machine, wanted: int | None = None) -> list[Choice]:
-    """The modules for a GPU of ``capability``; ``wanted`` is a CUDA major to take.
+    """Choose the modules for a GPU of ``capability``; ``wanted`` is a CUDA major to take.
 
-    Usually one: several where an op exists for another of the targets that serve the GPU.
+    There is usually one choice, and several if an op exists for another target that serves the GPU.
 
     Raises
     ------
     UnableError
         If there are none: the GPU is not known, or the driver is too old.
     UsageError
-        If there are no modules of the CUDA major that is wanted.
+        If there are no modules of the CUDA major ``wanted``.
     """
     from precast._base.version import __version__
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     build = plan().build
     if not build.accepted(capability):
-        known = ", ".join(dict.fromkeys(c for arch in build.archs.values() for c in arch.serves))
         raise UnableError(
             f"no modules are built for compute capability {capability}; precast {__version__} "
-            f"knows {known}. Fix: {JIT_CURE}"
+            f"knows {', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast "
+            f"that knows this one"
         )
     archs = {plan().target(op, capability) for op, _ in plan().aot_axes(_env.PROFILE.default)}
     return [
@@ -101,7 +101,7 @@ def choices(capability: str, machine: Machine, wanted: int | None = None) -> lis
 
 
 def _choice(capability: str, arch: Arch, machine: Machine, wanted: int | None) -> Choice:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     rows = {major: row for major, row in plan().build.cuda.items() if major >= arch.cuda[0]}
     driver = "" if machine.driver is None else f"CUDA {machine.driver[0]}.{machine.driver[1]}"
@@ -117,7 +117,7 @@ def _choice(capability: str, arch: Arch, machine: Machine, wanted: int | None) -
     if wanted not in rows:
         legal = ", ".join(map(str, rows))
         raise UsageError(
-            f"--cuda {wanted}: there are no such modules for {arch.name}; legal: {legal}. Fix: "
+            f"--cuda {wanted}: no such modules exist for {arch.name}; legal: {legal}. Fix: "
             f"precast install --cuda {max(rows)}"
         )
     if wanted not in majors:
@@ -126,7 +126,7 @@ def _choice(capability: str, arch: Arch, machine: Machine, wanted: int | None) -
             f"--cuda {wanted} needs driver >= {rows[wanted].min_driver}; this driver runs "
             f"{driver}. Fix: update the driver{instead}"
         )
-    return Choice(capability, arch.name, wanted, f"CUDA {wanted} is asked for")
+    return Choice(capability, arch.name, wanted, f"CUDA {wanted} was requested")
 
 
 def _why(major: int, machine: Machine) -> str:
@@ -139,7 +139,7 @@ def _why(major: int, machine: Machine) -> str:
 
 @functools.cache
 def platform_problem(any_libc: bool = False) -> str | None:
-    """Why no wheel of modules installs here, or None; ``any_libc`` leaves the C library out."""
+    """Why no wheel of modules installs here, or None; ``any_libc`` ignores the C library."""
     from packaging.tags import platform_tags
 
     from precast.bundle import this_target
@@ -160,8 +160,9 @@ def platform_problem(any_libc: bool = False) -> str | None:
 
 
 def fits_already(capability: str, wanted: int | None = None) -> bool:
-    """Whether every module of the core profile comes prebuilt, for its very target, already."""
-    from precast._runtime.loader import loader, plan
+    """Whether every module of the core profile is prebuilt for exactly its target already."""
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     rows = _state.profile_outcomes(_env.PROFILE.default, [capability])
     rows = [row for row in rows if row.state != "unsupported"]
@@ -173,3 +174,34 @@ def fits_already(capability: str, wanted: int | None = None) -> bool:
         and wanted in (None, majors.get(Path(row.path).parents[1]))
         for row in rows
     )
+
+
+def fixes(rows: Iterable[_state.Outcome]) -> list[str]:
+    """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
+    from precast._base.version import __version__
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
+
+    commands: list[str] = []
+    extras: list[str] = []
+    for row in rows:
+        if row.state in ("prebuilt", "unsupported"):
+            continue
+        named = [
+            match[1]
+            for step in row.steps
+            if not step.accepted and step.place.endswith(".so")
+            if (match := re.search(r"Fix: (.+)", step.reason))
+        ]
+        known = plan().build.archs.get(row.arch)
+        if named:
+            commands += named[:1]
+        elif known is None or row.module not in loader.document["modules"]:
+            commands.append('pip install "precast[jit]"')
+        else:
+            majors = suitable_majors(this_machine(), known.cuda[0])
+            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
+    if extras:
+        joined = ",".join(dict.fromkeys(extras))
+        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
+    return list(dict.fromkeys(commands))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The GPUs of this process, asked of the driver: no torch, no CUDA context."""
+"""The GPUs of this process, from the driver: without torch and without a CUDA context."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NO_DEVICE = 100
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; ``index`` counts as torch does (``CUDA_VISIBLE_DEVICES`` applied)."""
+    """One GPU; ``index`` is torch's index (``CUDA_VISIBLE_DEVICES`` applies)."""
 
     index: int
     name: str
@@ -27,7 +27,7 @@ class Gpu:
 
 
 def find_gpus() -> tuple[list[Gpu], str | None]:
-    """The GPUs, and why there may be none: no driver, or what the driver says."""
+    """The GPUs, and if there are none the reason."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""pip or uv for the environment of this interpreter, and what they are asked to do."""
+"""The commands of pip or uv for the environment of this interpreter."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from precast.cli._output import UnableError
 
 
 def find_installer() -> tuple[list[str], str]:
-    """The command that installs into this environment, and its name for people.
+    """Return the command that installs into this environment, and its name to print.
 
-    uv where the environment was made by it, or where there is no pip.
+    It is uv if uv made the environment, or if there is no pip.
 
     Raises
     ------
     UnableError
-        If there is neither.
+        If there is neither pip nor uv.
     """
     uv = os.environ.get("UV") or shutil.which("uv")
     has_pip = importlib.util.find_spec("pip") is not None
@@ -38,13 +38,13 @@ def find_installer() -> tuple[list[str], str]:
 
 
 def torch_pin(version: str | None) -> str:
-    """The requirement that keeps the torch which is installed.
+    """Return the requirement that keeps the installed torch.
 
     Raises
     ------
     UnableError
-        If there is none, or one that precast does not run with: an installer would choose another
-        build of it, which is the user's to choose.
+        If torch is missing or too old for precast. An installer would then choose a build of torch,
+        but users must choose it themselves.
     """
     from packaging.requirements import Requirement
 
@@ -52,14 +52,13 @@ def torch_pin(version: str | None) -> str:
     wanted = next((r for r in map(Requirement, texts) if r.name == "torch"), Requirement("torch"))
     if version is None:
         raise UnableError(
-            f"torch is not installed, and which build of it is not precast's to choose. Fix: pip "
+            f"torch is not installed, and precast does not choose a build of it. Fix: pip "
             f'install "{wanted}", or the build for your CUDA, first'
         )
     if not wanted.specifier.contains(version, prereleases=True):
         raise UnableError(
-            f"torch {version} is installed, precast needs {wanted.specifier}, and which build of "
-            f'it is not precast\'s to choose. Fix: pip install "{wanted}", or the build for your '
-            f"CUDA, first"
+            f"torch {version} is installed, precast needs {wanted.specifier} and does not choose "
+            f'a build of it. Fix: pip install "{wanted}", or the build for your CUDA, first'
         )
     return f"torch=={version}"
 
@@ -67,7 +66,7 @@ def torch_pin(version: str | None) -> str:
 def _own_requirements() -> list[str]:
     try:
         return importlib.metadata.requires("precast") or []
-    except importlib.metadata.PackageNotFoundError:  # a checkout on PYTHONPATH
+    except importlib.metadata.PackageNotFoundError:  # A checkout on PYTHONPATH has no metadata.
         return []
 
 
@@ -79,14 +78,14 @@ def installed_version(distribution: str) -> str | None:
 
 
 def shown(command: Sequence[str]) -> str:
-    """A command as a person would type it: requirements in double quotes."""
+    """A command as one would type it: requirements in double quotes."""
     return " ".join(
         f'"{word}"' if "==" in word and word[0] != "-" else shlex.quote(word) for word in command
     )
 
 
 def execute(command: Sequence[str]) -> None:
-    """Run an installer; all that it prints goes to standard error.
+    """Run an installer and send its output to standard error.
 
     Raises
     ------
@@ -98,8 +97,8 @@ def execute(command: Sequence[str]) -> None:
     code = subprocess.run([*command], stdout=2, stdin=subprocess.DEVNULL, check=False).returncode
     if code != 0:
         raise UnableError(
-            f"the installer failed with status {code}; what it said stands above. Where no wheel "
-            f"was found: is the version published for this machine? Fix: precast install "
+            f"the installer failed with status {code}; its messages are above. If it found no "
+            f"wheel, this version may not be published for this machine. Fix: precast install "
             f"--find-links DIR, with the wheels of a bundle; or have the modules compiled at "
             f'first use: pip install "precast[jit]"'
         )

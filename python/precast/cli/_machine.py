@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``precast collect-env`` tells besides ``_environment``: system, settings, cache, plan."""
+"""More facts for ``precast collect-env``: the system, the settings, the cache and the plan."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from precast.cli._output import human_size
 
-#: The settings of CUDA and of the host compiler that change what precast does. No others are told.
+#: Settings of CUDA and the host compiler that change what precast does; others are not shown.
 CUDA_VARIABLES = (
     "CUDA_HOME",
     "CUDA_PATH",
@@ -30,9 +30,9 @@ CUDA_VARIABLES = (
 
 
 def precast_facts() -> dict[str, Any]:
-    """Version, place, and the plan by its hash: equal hashes load equal modules."""
+    """Version, place and hash of the plan; equal hashes load equal modules."""
     from precast._base.version import __version__
-    from precast._plan.planner import checkout_root
+    from precast._plan.places import checkout_root
     from precast._runtime.loader import loader
 
     text = json.dumps(loader.document, sort_keys=True, separators=(",", ":"))
@@ -49,7 +49,7 @@ def precast_facts() -> dict[str, Any]:
 
 
 def system() -> dict[str, Any]:
-    """The operating system and the hardware without the GPUs."""
+    """The operating system, and the hardware without the GPUs."""
     from precast._jit.jobs import available_cores, available_memory
 
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -71,7 +71,7 @@ def system() -> dict[str, Any]:
 
 
 def libc() -> str:
-    """The C library, ``glibc 2.36``, or that it is another one."""
+    """The C library, such as ``glibc 2.36``, or ``not glibc``."""
     try:
         return str(os.confstr("CS_GNU_LIBC_VERSION"))
     except (ValueError, OSError):
@@ -103,7 +103,7 @@ def _environment_kind() -> str:
 
 
 def made_by_uv() -> bool:
-    """Whether the environment of this interpreter was made by uv, which leaves pip out."""
+    """Whether uv made the environment of this interpreter; such an environment has no pip."""
     try:
         text = (Path(sys.prefix) / "pyvenv.cfg").read_text(encoding="utf-8")
     except OSError:
@@ -114,7 +114,7 @@ def made_by_uv() -> bool:
 def settings() -> dict[str, str]:
     """The variables of precast and the named ones of CUDA that are set.
 
-    Of a variable that only looks like one of precast's, the name: its value is nobody's business.
+    A variable that only looks like one of precast's has its value hidden, which may be secret.
     """
     from precast._base import env as _env
 
@@ -127,7 +127,7 @@ def settings() -> dict[str, str]:
 
 
 def unknown_settings() -> list[str]:
-    """Texts about variables that look like precast's, but that nothing reads."""
+    """Problems of variables that look like precast's, but that nothing reads."""
     import difflib
 
     from precast._base import env as _env
@@ -137,34 +137,34 @@ def unknown_settings() -> list[str]:
     for name in settings():
         if name.startswith("PRECAST_") and name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.8)
-            cure = f"set {near[0]} instead" if near else f"unset {name}"
-            texts.append(f"{name} is not a variable of precast: it has no effect. Fix: {cure}")
+            fix = f"set {near[0]} instead" if near else f"unset {name}"
+            texts.append(f"{name} is not a variable of precast: it has no effect. Fix: {fix}")
     return texts
 
 
 def cache_state() -> dict[str, Any]:
     """The JIT cache of this user in numbers."""
     from precast._jit.env import cache_dir
-    from precast.cli import cache
+    from precast.cli._builds import judged_builds
 
-    rows = cache.judged()
+    rows = judged_builds()
     states = [row.state for row in rows]
     size = sum(row.entry.size for row in rows)
     counts = {state: states.count(state) for state in dict.fromkeys(states)}
-    told = ", ".join(f"{count} {state}" for state, count in counts.items())
+    summary = ", ".join(f"{count} {state}" for state, count in counts.items())
     return {
         "directory": str(cache_dir()),
         "builds": len(rows),
         "size": size,
         "states": counts,
-        "text": f"{len(rows)} builds, {human_size(size)}" + (f": {told}" if told else ""),
+        "text": f"{len(rows)} builds, {human_size(size)}" + (f": {summary}" if summary else ""),
     }
 
 
 def without_home(value: Any) -> Any:
-    """The same with the home directory as ``~``, in all texts of nested plain data."""
+    """Replace the home directory by ``~`` in all texts of nested plain data."""
     homes = {os.environ.get("HOME", "")}
-    with contextlib.suppress(RuntimeError):  # a user without a home
+    with contextlib.suppress(RuntimeError):  # The user has no home directory.
         homes.add(str(Path.home()))
     homes -= {"", "/"}
     if not homes:

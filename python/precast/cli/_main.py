@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run one command, and turn what goes wrong into a message with its cure and an exit code."""
+"""Run one command, and turn errors into a message with a fix and an exit code."""
 
 from __future__ import annotations
 
@@ -10,25 +10,25 @@ from collections.abc import Sequence
 
 from precast._base import errors
 from precast.cli._output import UnableError, UsageError
-from precast.cli._parser import build_parser, cure, parse
+from precast.cli._parser import build_parser, corrected, parse
 
 OK, FAILED, USAGE, UNABLE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 
-#: Exit code and last resort of a cure for each kind of error; None: its message says it.
+#: Exit code and default fix for each kind of error; None if its message always has one.
 _ERRORS: dict[type[BaseException], tuple[int, str | None]] = {
     UsageError: (USAGE, "{help}"),
     errors.ConfigError: (USAGE, "{help}"),
     errors.UnsupportedConfigError: (USAGE, "{help}"),
-    errors.EnvironmentVariableError: (USAGE, "unset {variable}, or give it a legal value"),
+    errors.EnvironmentVariableError: (USAGE, "unset {variable}, or set it to a legal value"),
     errors.ProviderError: (FAILED, "precast verify"),
     errors.MissingJITCacheError: (UNABLE, "precast doctor"),
     errors.ToolchainError: (UNABLE, "precast doctor"),
     errors.CompileError: (UNABLE, "precast doctor"),
     errors.CacheDirectoryError: (UNABLE, "precast doctor"),
     errors.LoadError: (UNABLE, "precast verify"),
-    errors.BundleError: (UNABLE, "give what is missing by --find-links or --wheel: {help}"),
+    errors.BundleError: (UNABLE, "name the missing wheels with --find-links or --wheel: {help}"),
     UnableError: (UNABLE, "precast doctor"),
-    OSError: (UNABLE, "free or unlock that place, or name another one: {help}"),
+    OSError: (UNABLE, "free space or permit writing there, or name another place: {help}"),
 }
 
 
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _drop_output() -> None:
-    """What Python still flushes at exit goes nowhere: its reader has left, or the disk is full."""
+    """Discard what Python flushes at exit: the pipe is closed, or the disk is full."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
@@ -83,5 +83,5 @@ def _report(error: Exception, words: Sequence[str]) -> int:
     if "Fix:" not in text and last_resort is not None:
         helped = getattr(error, "help_of", None) or f"precast {words[0]}"
         fallback = last_resort.format(help=f"{helped} --help", variable=text.partition("=")[0])
-        print(f"Fix: {cure(text, words) or fallback}", file=sys.stderr)
+        print(f"Fix: {corrected(text, words) or fallback}", file=sys.stderr)
     return code

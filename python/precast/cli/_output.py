@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands print: tables on a terminal where rich is installed, aligned text, or JSON."""
+"""Output of the commands: tables on a terminal if rich is installed, aligned text, or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 #: The format of every JSON object that a command prints; see the package's docstring.
 JSON_SCHEMA = 1
 
-#: Words that get a colour where they are a whole cell.
+#: Values that get a colour if they are a whole cell.
 _STYLES = {
     "ok": "green",
     "accepted": "green",
@@ -27,13 +27,13 @@ _STYLES = {
 }
 
 
-#: Cells up to this width are never broken, and cells of any width only if the last column would
-#: be left with less than that.
+#: Cells up to this width are never broken. Wider cells are broken only if the last column would
+#: otherwise get less than this.
 _SHORT_CELL, _LAST_COLUMN = 12, 16
 
 
 class UsageError(ValueError):
-    """The command line asks for something that has no meaning; ``help_of`` is the command."""
+    """The command line is wrong; ``help_of`` is the command whose help explains it."""
 
     def __init__(self, message: str, help_of: str | None = None) -> None:
         super().__init__(message)
@@ -45,21 +45,21 @@ class UnableError(RuntimeError):
 
 
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """Docstrings as they stand, and room for the names of options beside their help."""
+    """Keep the lines of docstrings, and leave room for option names beside their help."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
-        self._action_max_length = 16  # argparse forgets the indentation of subcommands
+        self._action_max_length = 16  # argparse ignores the indentation of subcommands.
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else, for machines"
+        "--json", action="store_true", help="print one JSON object and nothing else"
     )
 
 
 def print_json(data: Mapping[str, object]) -> None:
-    """Print the object of a command, with the number of its format."""
+    """Print the object of a command, with the version of its format."""
     print(json.dumps({"schema": JSON_SCHEMA, **data}, indent=2))
 
 
@@ -74,7 +74,7 @@ def print_heading(text: str) -> None:
 
 
 def print_sections(sections: Mapping[str, Sequence[Sequence[object]]]) -> None:
-    """Rows under headings, with an empty line before each but the first."""
+    """Print rows under headings, with an empty line before each but the first."""
     for number, (title, rows) in enumerate(sections.items()):
         if number:
             print()
@@ -85,7 +85,7 @@ def print_sections(sections: Mapping[str, Sequence[Sequence[object]]]) -> None:
 def print_table(
     rows: Iterable[Sequence[object]], header: Sequence[str] = (), indent: int = 2
 ) -> None:
-    """Rows in aligned columns; the last column may be as long as it likes."""
+    """Print rows in aligned columns; the last column may have any width."""
     cells = [[str(cell) for cell in row] for row in rows]
     if not cells:
         return
@@ -125,7 +125,7 @@ def _print_plain(cells: list[list[str]], indent: int) -> None:
 
 
 def _console() -> Any:
-    """rich's console on a terminal where rich is installed, else None."""
+    """rich's console on a terminal if rich is installed, else None."""
     if not sys.stdout.isatty():
         return None
     try:

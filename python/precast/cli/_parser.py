@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The argparse tree of all commands, and what it says about a command line that is wrong."""
+"""The argparse tree of all commands, and its errors for a wrong command line."""
 
 from __future__ import annotations
 
@@ -17,10 +17,12 @@ from typing import NoReturn
 from precast._base.version import __version__
 from precast.cli._output import JSON_SCHEMA, HelpFormatter, UsageError
 
-#: How errors of the planner and of this package name a word that does not exist.
+#: Errors of the planner and of this package that name an unknown argument.
 _UNKNOWN = re.compile(
     r"(?:(?:unknown [\w-]+|has no axis) '([^']+)'|\w+=(\S+) is not supported); legal: (.*)"
 )
+#: A combination of values outside a joint axis.
+_COMBINATION = re.compile(r"([\w,]+)=(\S+) is not supported; legal: (.*)")
 
 
 class Parser(argparse.ArgumentParser):
@@ -32,7 +34,7 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None
     ) -> tuple[argparse.Namespace, list[str]]:
-        """As its base; what is left over is an error of the very command that did not take it."""
+        """Parse as the base class does; a leftover argument is an error of the command itself."""
         found, extra = super().parse_known_args(args, namespace)
         if extra and extra[0].startswith("-"):
             legal = ", ".join(option for option in self._option_string_actions)
@@ -72,10 +74,10 @@ def exit_codes() -> dict[int, str]:
 
 
 def build_parser(only: Iterable[str] | None = None) -> Parser:
-    """The tree of all commands, or of some: each costs the import of its module."""
+    """Build the tree of all commands, or of some; each costs the import of its module."""
     parser = Parser(
         prog="precast",
-        description="CUDA kernels as finished parts: what is there, what fits, what is missing.",
+        description="Prebuilt CUDA kernels: list, check, build and install them.",
         epilog="exit codes:\n" + _rows(exit_codes()),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
@@ -102,7 +104,7 @@ def _epilog(module: ModuleType) -> str:
     parts = []
     keys: Mapping[str, str] | None = getattr(module, "JSON", None)
     if keys:
-        rows = {"schema": f"{JSON_SCHEMA}, the number of this format", **keys}
+        rows = {"schema": f"{JSON_SCHEMA}, the version of this format", **keys}
         parts.append("keys of the JSON object:\n" + _rows(rows))
     codes: Sequence[int] | None = getattr(module, "EXIT_CODES", None)
     if codes:
@@ -140,8 +142,19 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return build_parser(only).parse_args(words)
 
 
-def cure(text: str, words: Sequence[str]) -> str | None:
-    """The same command line with the unknown word replaced by the nearest legal one."""
+def corrected(text: str, words: Sequence[str]) -> str | None:
+    """The same command line with the unknown argument replaced by the nearest legal one."""
+    joint = _COMBINATION.search(text)
+    if joint is not None and "," in joint[1]:
+        keys, got = joint[1].split(","), joint[2]
+        near = difflib.get_close_matches(got, joint[3].split(" or "), 1, 0.5)
+        if not near:
+            return None
+        right = {
+            f"{k}={old}": f"{k}={new}"
+            for k, old, new in zip(keys, got.split(","), near[0].split(","))
+        }
+        return shlex.join(["precast", *(right.get(word, word) for word in words)])
     match = _UNKNOWN.search(text)
     if match is None:
         return None

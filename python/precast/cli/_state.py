@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the loader would do for a module on a device, without doing it."""
+"""Predict what the loader would do for a module on a device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from precast.cli import _completers
 from precast.cli._gpus import find_gpus
 from precast.cli._output import UsageError
 
-#: Where a module would come from, best first. ``unsupported``: no such op for the target.
+#: Where a module would come from, best first. ``unsupported``: the op or precast has no target for
+#: the device.
 STATES = ("prebuilt", "cached", "JIT", "missing", "unsupported")
-#: Of an :class:`Outcome` as JSON.
+#: Keys of an :class:`Outcome` as JSON.
 OUTCOME_KEYS = (
     "op, axes, module, capability, arch (the target), state (prebuilt, cached, JIT, missing or "
     "unsupported), place, path, reason (why it is not prebuilt) and steps (source, place, "
@@ -25,7 +26,7 @@ READY = ("prebuilt", "cached")
 
 
 class Target(NamedTuple):
-    """A device, or a compute capability without one."""
+    """A device, or a compute capability without a device."""
 
     capability: str
     label: str
@@ -53,15 +54,21 @@ class Outcome(NamedTuple):
 
 
 def capabilities(text: str) -> list[str]:
-    """An argparse type: ``"8.0 9.0a"``, ``sm90a``, ``90``, ... as compute capabilities."""
+    """Parse ``"8.0 9.0a"``, ``sm90a``, ``90``, ... to compute capabilities, as an argparse type.
+
+    A suffix is legal where a target of the plan has it.
+    """
+    from precast._plan.build_config import split_target
+    from precast._plan.installed import plan
+
     found = []
     for word in filter(None, re.split(r"[\s,;]+", text)):
-        match = re.fullmatch(r"(?:sm_?)?(\d+)\.?(\d)[af]?", word)
-        if match is None:
-            raise argparse.ArgumentTypeError(
-                f"{word!r} is not a compute capability; legal: entries such as 9.0, 9.0a or sm90a"
-            )
-        found.append(f"{int(match[1])}.{match[2]}")
+        try:
+            plan().arch(word)
+            capability, _ = split_target(word, plan().build.archs)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        found.append(capability)
     if not found:
         raise argparse.ArgumentTypeError("empty; legal: entries such as 9.0, 9.0a or sm90a")
     return found
@@ -79,16 +86,16 @@ def flatten(groups: Iterable[Sequence[str]] | None) -> list[str]:
 
 
 def device_targets(device: int | None = None) -> list[Target]:
-    """The GPUs of this process, or one of them.
+    """Return the GPUs of this process, or one of them.
 
     Raises
     ------
     UsageError
-        If there is none, or not that many.
+        If there is no GPU, or none with that index.
     """
     gpus, problem = find_gpus()
     if problem is not None:
-        raise UsageError(f"{problem}. Fix: say which GPU is meant, for example --arch 9.0")
+        raise UsageError(f"{problem}. Fix: name a compute capability, for example --arch 9.0")
     if device is not None and not 0 <= device < len(gpus):
         raise UsageError(f"--device {device}: legal: 0 to {len(gpus) - 1}")
     return [
@@ -110,20 +117,21 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
     """
     from precast._base.errors import UnsupportedConfigError
     from precast._base.names import module_name
-    from precast._runtime.loader import loader, plan
+    from precast._plan.installed import plan
+    from precast._runtime.loader import loader
 
     checked = plan().axes(op, axes)
     name = module_name(op, checked)
-    arch = plan().arch(capability)
+    targets = plan().build.accepted(capability)
+    folder = targets[0].name if targets else ""
     try:
         resolution = loader.resolve(op, checked, capability)
     except UnsupportedConfigError as error:
         return Outcome(
-            op, checked, name, capability, arch.name, "unsupported", "", None, str(error), ()
+            op, checked, name, capability, folder, "unsupported", "", None, str(error), ()
         )
     last = resolution.steps[-1]
     path = resolution.path
-    folder = arch.name
     if path is None:
         state = "JIT" if last.accepted else "missing"
     elif last.source == "JIT cache":
@@ -145,9 +153,9 @@ def outcome(op: str, axes: Mapping[str, Any], capability: str) -> Outcome:
 
 
 def _reason(steps: Sequence[Any], state: str) -> str:
-    """Why it is not prebuilt, and for a missing one why it cannot be compiled either."""
+    """Why a module is not prebuilt, and if it is missing why it cannot be compiled either."""
     prebuilt = [step for step in steps if not step.source.startswith("JIT")]
-    # A file of that name which was refused tells more than a provider that has no such file.
+    # A refused file of that name explains more than a provider without such a file.
     named = [step for step in prebuilt if step.place.endswith(".so")] or prebuilt
     texts = [f"{step.place}: {step.reason}" for step in named]
     if not texts:
@@ -160,47 +168,16 @@ def _reason(steps: Sequence[Any], state: str) -> str:
 def profile_outcomes(
     profile: str | None, found: Iterable[str], op: str | None = None
 ) -> list[Outcome]:
-    """Every module of a profile (None: of any) for every capability.
+    """Predict every module of a profile (None: of all) for every capability.
 
     Raises
     ------
     ConfigError
         If the profile or the op does not exist.
     """
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     if op is not None:
         plan().config.op(op)
     rows = [row for row in plan().aot_axes(profile) if op in (None, row[0])]
     return [outcome(name, axes, capability) for capability in found for name, axes in rows]
-
-
-def fixes(rows: Iterable[Outcome]) -> list[str]:
-    """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
-    from precast._base.version import __version__
-    from precast._runtime.loader import loader, plan
-    from precast.cli import _fit
-
-    commands: list[str] = []
-    extras: list[str] = []
-    for row in rows:
-        if row.state in ("prebuilt", "unsupported"):
-            continue
-        named = [
-            match[1]
-            for step in row.steps
-            if not step.accepted and step.place.endswith(".so")
-            if (match := re.search(r"Fix: (.+)", step.reason))
-        ]
-        known = plan().build.archs.get(row.arch)
-        if named:
-            commands += named[:1]
-        elif known is None or row.module not in loader.document["modules"]:
-            commands.append('pip install "precast[jit]"')
-        else:
-            majors = _fit.suitable_majors(_fit.this_machine(), known.cuda[0])
-            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
-    if extras:
-        joined = ",".join(dict.fromkeys(extras))
-        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
-    return list(dict.fromkeys(commands))

@@ -3,8 +3,8 @@
 
     precast build --profile core --arch "8.0 9.0a 10.0f" --out-dir build/modules
 
-The folder is then a provider: name it by PRECAST_KERNEL_DIR, or put it on PRECAST_PROVIDER_PATH. A
-run that was stopped goes on where it was. `python -m precast.aot` is the same command.
+The folder is then a provider: set PRECAST_KERNEL_DIR to it, or add it to PRECAST_PROVIDER_PATH. A
+run that was interrupted continues where it stopped. `python -m precast.aot` is the same command.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JSON = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_argument(
-        "--profile", metavar="NAME", help="what to build (default: PRECAST_PROFILE, else core)"
+        "--profile", metavar="NAME", help="profile to build (default: PRECAST_PROFILE, else core)"
     )
     _completers.attach(action, _completers.profiles)
     action = parser.add_argument(
@@ -48,14 +48,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=Path("build/modules"),
         metavar="DIR",
-        help="where to (default: %(default)s)",
+        help="output folder (default: %(default)s)",
     )
     parser.add_argument(
         "-j",
         "--jobs",
         type=_jobs,
         metavar="N",
-        help="compilers at once (default: MAX_JOBS, else by cores and free memory)",
+        help="parallel compilers (default: MAX_JOBS, else by cores and free memory)",
     )
     parser.add_argument("--dry-run", action="store_true", help="only list what would be built")
     _output.add_json(parser)
@@ -71,8 +71,8 @@ def run(args: argparse.Namespace) -> int:
     from precast._base import env as _env
     from precast._jit.plan_files import target_archs
     from precast._jit.toolchain import find_toolchain
+    from precast._plan.installed import plan
     from precast._runtime import aot
-    from precast._runtime.loader import plan
     from precast._runtime.manifest_writer import slowest
 
     try:

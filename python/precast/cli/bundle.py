@@ -4,9 +4,9 @@
     precast bundle -o bundle --arch 9.0a --python 3.12 --find-links dist
     precast bundle -o bundle --arch "8.0 9.0a" --with-torch torch==2.11.0 --extra jit
 
-The folder holds wheels/ (core, prebuilt modules for each target, and all that they need), pinned
-constraints, SHA256SUMS, install.sh and a page that explains it. torch is taken to be on the target
-already, unless --with-torch asks for it.
+The folder holds wheels/ (the core, prebuilt modules for each target, and their dependencies),
+pinned constraints, SHA256SUMS, install.sh and a page that explains it. The target must have torch
+already, unless --with-torch includes it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from precast.cli import _completers, _output
 EXIT_CODES = (0, 2, 3)
 JSON = {
     "directory": "the folder",
-    "python": "the Python that it is for",
-    "platform": "the wheel tag that it is for",
-    "requirements": "what was asked for, as pip reads it",
-    "assumed": "the requirement that the target must meet itself (torch), or null",
-    "notes": "texts for people",
+    "python": "the Python version of the target",
+    "platform": "the wheel tag of the target",
+    "requirements": "the requirements, as pip reads them",
+    "assumed": "the requirement that the target must have already (torch), or null",
+    "notes": "notes to print",
     "wheels": "name, version, file and size of each wheel",
 }
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--platform",
         metavar="TAG",
-        help="of the target (default: manylinux_2_28 of this machine's kind)",
+        help="wheel tag of the target (default: manylinux_2_28 for this machine's architecture)",
     )
     action = parser.add_argument(
         "--cuda", type=int, metavar="MAJOR", help="CUDA major (default: newest)"
@@ -52,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="torch",
         metavar="REQUIREMENT",
-        help="carry torch too (gigabytes), such as torch==2.11.0",
+        help="include torch (gigabytes), such as torch==2.11.0",
     )
     parser.add_argument(
         "--wheel",
@@ -61,27 +61,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="FILE",
-        help="take this wheel instead of fetching that project",
+        help="use this wheel instead of fetching its project",
     )
     parser.add_argument(
         "--find-links",
         action="append",
         default=[],
         metavar="DIR",
-        help="a folder of wheels; the precast wheels in it are taken, others may be",
+        help="a folder of wheels; its precast wheels are used, and others if needed",
     )
     parser.add_argument(
         "--extra", action="append", default=[], metavar="NAME", help="an extra of precast: jit"
     )
     parser.add_argument(
-        "--no-index", action="store_true", help="fetch nothing: --find-links and --wheel only"
+        "--no-index", action="store_true", help="fetch nothing; use --find-links and --wheel only"
     )
     _output.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from precast._base.version import __version__
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
     from precast.bundle import Target, local_wheels, make_bundle, this_target
 
     try:

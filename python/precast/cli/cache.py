@@ -4,9 +4,10 @@
     precast cache info
     precast cache prune --older-than 30 --max-size 2G
 
-info   what is in it, and whether this precast would still use it
-prune  remove what is damaged or was built from other sources, then what is too old or too much
-clear  remove everything
+info   lists the builds, and whether this precast would still use them
+prune  removes builds that are damaged or made from other sources, then those that are too old or
+       exceed the size limit
+clear  removes everything
 """
 
 from __future__ import annotations
@@ -15,20 +16,16 @@ import argparse
 import re
 import sys
 import time
-from typing import TYPE_CHECKING, NamedTuple
 
-from precast._base.progress import steps
 from precast.cli import _output
+from precast.cli._builds import Build, judged_builds
 from precast.cli._output import UsageError
-
-if TYPE_CHECKING:
-    from precast._jit.cache import Entry
 
 EXIT_CODES = (0, 2, 3)
 JSON = {
     "directory": "of info: the cache",
     "size": "of info: bytes in it",
-    "builds": "of info: what is in it (folder, name, target, state: ok, stale or damaged, reason, "
+    "builds": "of info: its builds (folder, name, target, state: ok, stale or damaged, reason, "
     "...)",
     "dry_run": "of prune and clear: true if nothing was removed",
     "removed": "of prune and clear: the builds, as in info",
@@ -38,28 +35,25 @@ JSON = {
 _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 
-class Row(NamedTuple):
-    """One build: ``ok``, ``stale`` or ``damaged``, and why."""
-
-    entry: Entry
-    state: str
-    reason: str
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tree = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = _action(tree, "info", "show what is in the cache")
-    prune = _action(tree, "prune", "remove what is damaged, stale, old or too much")
-    prune.add_argument(
-        "--older-than", type=_days, metavar="DAYS", help="also what was built before that"
+    info = _action(tree, "info", "list the builds in the cache")
+    prune = _action(
+        tree, "prune", "remove damaged and stale builds, then old ones and those over a size limit"
     )
     prune.add_argument(
-        "--max-size", type=_size, metavar="SIZE", help="then the oldest until this is left: 2G"
+        "--older-than", type=_days, metavar="DAYS", help="also builds that are older than this"
+    )
+    prune.add_argument(
+        "--max-size",
+        type=_size,
+        metavar="SIZE",
+        help="then the oldest builds until the cache has this size: 2G",
     )
     clear = _action(tree, "clear", "remove everything")
-    clear.add_argument("--yes", action="store_true", help="do not ask")
+    clear.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     for sub in (prune, clear):
-        sub.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+        sub.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     for sub in (info, prune, clear):
         _output.add_json(sub)
 
@@ -78,7 +72,7 @@ def _action(
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = judged()
+    rows = judged_builds()
     if args.action == "info":
         return _info(rows, args.json)
     doomed = rows if args.action == "clear" else _to_prune(rows, args.older_than, args.max_size)
@@ -105,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _info(rows: list[Row], as_json: bool) -> int:
+def _info(rows: list[Build], as_json: bool) -> int:
     from precast._jit.env import cache_dir
 
     size = sum(row.entry.size for row in rows)
@@ -134,60 +128,16 @@ def _info(rows: list[Row], as_json: bool) -> int:
     return 0
 
 
-def _as_json(row: Row) -> dict[str, object]:
+def _as_json(row: Build) -> dict[str, object]:
     from precast._jit import cache
 
     return {**cache.as_json(row.entry), "state": row.state, "reason": row.reason}
 
 
-# -- judging --------------------------------------------------------------------------------------
+# -- pruning --------------------------------------------------------------------------------------
 
 
-def judged() -> list[Row]:
-    """Every build in the cache, and whether this precast would use it."""
-    from precast._jit import cache
-
-    entries = list(cache.entries())
-    rows = []
-    with steps("checking the builds", len(entries)) as done:
-        for entry in entries:
-            rows.append(Row(entry, *_judge(entry)))
-            done()
-    return rows
-
-
-def _judge(entry: Entry) -> tuple[str, str]:
-    """``ok``, ``stale`` or ``damaged``, and why."""
-    from precast._base.errors import ConfigError, UnsupportedConfigError
-    from precast._base.trust import check_contents
-    from precast._jit import cache
-    from precast._runtime.loader import plan
-
-    meta = entry.meta
-    if meta is None:
-        return "damaged", f"{cache.META_NAME} cannot be read"
-    library = entry.folder / f"{meta.name}.so"
-    problem = check_contents(library, meta.size, meta.sha256, "precast cache prune")
-    if problem is not None:
-        return "damaged", problem
-    op = meta.name.partition("__")[0]
-    config = plan().config.ops.get(op)
-    if config is None:
-        return "ok", "a kernel of your own"
-    axes: dict[str, str] = {}
-    words = meta.name.split("__")[1:]
-    for axis, word in zip(config.axes, words):
-        axes[axis] = word.removeprefix(f"{axis}_")
-    try:
-        spec = plan().spec(op, axes, meta.arch, meta.cuda_major)
-    except (ConfigError, UnsupportedConfigError, ValueError) as error:
-        return "stale", f"this precast does not know it: {error}"
-    if spec.name != meta.name or spec.fingerprint != meta.fingerprint:
-        return "stale", "built from other sources or flags"
-    return "ok", ""
-
-
-def _to_prune(rows: list[Row], days: float | None, max_size: int | None) -> list[Row]:
+def _to_prune(rows: list[Build], days: float | None, max_size: int | None) -> list[Build]:
     now = time.time()
     doomed, kept = [], []
     for row in rows:
@@ -232,7 +182,9 @@ def _confirm(count: int) -> None:
     from precast._jit.env import cache_dir
 
     if not sys.stdin.isatty():
-        raise UsageError("nobody is there to ask. Fix: precast cache clear --yes")
+        raise UsageError(
+            "standard input is no terminal, so nobody can confirm. Fix: precast cache clear --yes"
+        )
     question = f"Remove all {count} builds of {cache_dir()}? [y/N] "
     print(question, end="", file=sys.stderr, flush=True)
     if input().strip().lower() not in ("y", "yes"):

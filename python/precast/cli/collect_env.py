@@ -4,8 +4,8 @@
     precast collect-env
     precast collect-env --json > environment.json
 
-Of the environment only precast's own variables and a few of CUDA and the compiler are told, and the
-home directory is shown as ~. A part that cannot be found out says why; the rest stands.
+It shows only precast's own environment variables and a few of CUDA and the compiler, and writes the
+home directory as ~. If a part cannot be determined, it gives the reason.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ JSON = {
     "jit": "policy, cache_dir and cache_writable",
     "cache": "directory, builds, size and states of the JIT cache",
     "variables": "the environment variables that are set, by name",
-    "problems": "texts: what is wrong, with its cure",
+    "problems": "texts: each problem and its fix",
 }
 
 
@@ -70,7 +70,7 @@ def collect() -> dict[str, Any]:
 def _attempt(part: Callable[[], Any]) -> Any:
     try:
         return part()
-    except Exception as error:  # A report about a broken machine must not break.
+    except Exception as error:  # A report about a broken machine must not fail.
         return {"error": f"{type(error).__name__}: {error}"}
 
 
@@ -94,6 +94,6 @@ def _sections(report: dict[str, Any]) -> dict[str, list[tuple[str, ...]]]:
 def _facts(part: dict[str, Any], keys: dict[str, str]) -> list[tuple[str, ...]]:
     if "error" in part:
         return [("error", part["error"])]
-    words = {True: "yes", False: "no"}
+    texts = {True: "yes", False: "no"}
     facts = {label: part[key] for label, key in keys.items()}
-    return [(k, words[v] if isinstance(v, bool) else str(v)) for k, v in facts.items()]
+    return [(k, texts[v] if isinstance(v, bool) else str(v)) for k, v in facts.items()]

@@ -5,8 +5,8 @@
     eval "$(precast completion zsh)"        in ~/.zshrc, after compinit
     precast completion fish | source        in ~/.config/fish/config.fish
 
-Then TAB offers commands, options, ops, axes, targets and profiles. Needs argcomplete, which pip
-install "precast[cli]" brings.
+TAB then offers commands, options, ops, axes, targets and profiles. This needs argcomplete:
+pip install "precast[cli]".
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ EXIT_CODES = (0, 2, 3)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("shell", choices=_completers.SHELLS, help="the shell that will read it")
+    parser.add_argument("shell", choices=_completers.SHELLS, help="the shell that reads the script")
 
 
 def run(args: argparse.Namespace) -> int:

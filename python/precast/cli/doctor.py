@@ -4,23 +4,24 @@
     precast doctor
     precast doctor --profile core --arch 9.0
 
-Then, for each GPU (or for --arch where there is none), where every module of a profile would come
-from. With --profile it is a check for images and start-up scripts: it exits with 1 if anything in
-that profile would have to be compiled, and prints the command that mends it.
+For each GPU (or for --arch without a GPU) it then shows where every module of a profile would come
+from. With --profile it is a check for images and start-up scripts: it exits with 1 if a module of
+that profile would have to be compiled, and prints how to fix it.
 """
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from typing import Any
 
-from precast.cli import _completers, _environment, _output, _state
+from precast.cli import _completers, _environment, _fit, _output, _state
 from precast.cli._gpus import find_gpus
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
-    "ok": "false if something is wrong or, with --profile, would need a compile",
-    "problems": "texts: what is wrong, with its cure",
+    "ok": "false if there is a problem or, with --profile, a module would need a compile",
+    "problems": "texts: each problem and its fix",
     "fixes": "commands after which every module of the profile is prebuilt",
     "packages": "name, version, text and perhaps problem of each package",
     "driver": "version, newest CUDA that it runs ([major, minor]), text and perhaps problem",
@@ -28,7 +29,7 @@ JSON = {
     "compilers": "name, version, path, origin, accepted and reason of each compiler",
     "providers": "label, source, root, manifest and perhaps problem of each provider",
     "jit": "policy, cache_dir and cache_writable, with texts",
-    "profile": "the profile that was looked at",
+    "profile": "the profile that was examined",
     "targets": f"capability, label and modules of each target; a module has {_state.OUTCOME_KEYS}",
 }
 
@@ -37,10 +38,12 @@ _SHOWN = 12
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_argument(
-        "--profile", metavar="NAME", help="fail if a module of it would need a compile: core, full"
+        "--profile",
+        metavar="NAME",
+        help="fail if a module of this profile would need a compile: core, full",
     )
     _completers.attach(action, _completers.profiles)
-    _state.add_arch(parser, "compute capabilities to look at instead of this machine's GPUs")
+    _state.add_arch(parser, "compute capabilities to examine instead of this machine's GPUs")
     _output.add_json(parser)
 
 
@@ -54,10 +57,11 @@ def run(args: argparse.Namespace) -> int:
     else:
         targets = [_state.Target(gpu.capability, gpu.label) for gpu in gpus]
     if args.profile is not None and not targets:
-        targets = _state.device_targets()  # Says which option is needed.
+        targets = _state.device_targets()  # Its message names the option that is needed.
     profile = args.profile or _env.PROFILE.default
     rows = _state.profile_outcomes(profile, dict.fromkeys(t.capability for t in targets))
     report = _environment.report(gpus, no_gpu)
+    report["problems"] += _unserved(targets)
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
     failed = bool(report["problems"]) or (args.profile is not None and bool(unready))
     report["profile"] = profile
@@ -68,13 +72,27 @@ def run(args: argparse.Namespace) -> int:
         }
         for target in targets
     ]
-    report["fixes"] = _state.fixes(unready)
+    report["fixes"] = _fit.fixes(unready)
     report["ok"] = not failed
     if args.json:
         _output.print_json(report)
     else:
         _print(report, targets, rows, args.profile is not None)
     return 1 if failed else 0
+
+
+def _unserved(targets: Sequence[_state.Target]) -> list[str]:
+    """A problem where there are GPUs and precast has a target for none of them."""
+    from precast._plan.installed import plan
+
+    build = plan().build
+    if not targets or any(build.accepted(target.capability) for target in targets):
+        return []
+    return [
+        f"no target of precast serves {', '.join(target.label for target in targets)}; legal: "
+        f"{', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast that "
+        f"knows this one"
+    ]
 
 
 def _print(
@@ -87,11 +105,11 @@ def _print(
     for target in targets:
         _print_target(target, report["profile"], [r for r in rows if r.capability == target[0]])
     if not targets:
-        print("\nNo GPU to look at; for one that is elsewhere: precast doctor --arch 9.0")
+        print("\nThere is no GPU. To examine another one: precast doctor --arch 9.0")
     for problem in report["problems"]:
         print(f"\nProblem: {problem}")
     if report["fixes"]:
-        print("\nFix:" if checked else "\nTo have everything prebuilt:")
+        print("\nFix:" if checked else "\nTo install everything prebuilt:")
         for fix in report["fixes"]:
             print(f"  {fix}")
     if checked:

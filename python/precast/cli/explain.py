@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Explain where the kernel of one configuration comes from: every candidate, and why or why not.
+"""Explain where the kernel of one configuration comes from, and why each candidate fits or not.
 
     precast explain norm dtype=bf16 --arch 9.0
     precast explain rmsnorm dtype=bf16
 
-The op may also be given by the name of one of its functions. Exits with 1 if it cannot be had.
+The op may also be the name of one of its functions. Exits with 1 if there is no kernel and none can
+be compiled.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from precast.cli import _completers, _output, _state
+from precast.cli import _completers, _fit, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
-    from precast._runtime.loader import Step
+    from precast._runtime.resolution import Step
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {"modules": f"one for each device or capability, with {_state.OUTCOME_KEYS}"}
@@ -32,7 +33,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     _completers.attach(action, _completers.axes)
     where = parser.add_mutually_exclusive_group()
-    where.add_argument("--device", type=int, metavar="N", help="that GPU (default: the first)")
+    where.add_argument(
+        "--device", type=int, metavar="N", help="index of a GPU (default: the first)"
+    )
     action = where.add_argument(
         "--arch", type=_state.capabilities, metavar="CC", help="a compute capability such as 9.0"
     )
@@ -67,38 +70,39 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
         "unsupported": row.reason,
     }.get(row.state, f"{row.state}: {row.path}")
     print(f"Result: {result}")
-    for fix in _state.fixes([row]) if row.state in ("JIT", "missing") else []:
-        print(f"{'To have it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
+    for fix in _fit.fixes([row]) if row.state in ("JIT", "missing") else []:
+        print(f"{'To install it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
 
 
 def _candidate(step: Step) -> str:
     return f"{step.source}: {step.place}" if step.place else step.source
 
 
-def _op(word: str) -> str:
-    from precast._runtime.loader import plan
+def _op(name: str) -> str:
+    from precast._plan.installed import plan
 
     ops = plan().config.ops
-    if word in ops:
-        return word
+    if name in ops:
+        return name
     for op in ops.values():
-        if word in op.exports:
+        if name in op.exports:
             return op.name
     functions = [name for op in ops.values() for name in op.exports]
     raise UsageError(
-        f"unknown op {word!r}; legal: {', '.join(ops)}, or a function: {', '.join(functions)}"
+        f"unknown op {name!r}; legal: {', '.join(ops)}, or a function: {', '.join(functions)}"
     )
 
 
-def _axes(op: str, words: list[str]) -> dict[str, str]:
-    from precast._runtime.loader import plan
+def _axes(op: str, arguments: list[str]) -> dict[str, str]:
+    from precast._base.names import axis_word
+    from precast._plan.installed import plan
 
     axes: dict[str, str] = {}
-    for word in words:
-        key, equals, value = word.partition("=")
+    for argument in arguments:
+        key, equals, value = argument.partition("=")
         if not equals or not value or key in axes:
-            declared = plan().config.op(op).axes
-            legal = " ".join(f"{axis}={values[0]}" for axis, values in declared.items())
-            raise UsageError(f"{word!r} is not KEY=VALUE, each key once; legal: {legal}")
+            first = next(plan().config.op(op).space.points())
+            legal = " ".join(f"{axis}={axis_word(value)}" for axis, value in first.items())
+            raise UsageError(f"{argument!r} is not KEY=VALUE, or repeats a key; legal: {legal}")
         axes[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
     return axes

@@ -3,12 +3,12 @@
 
     precast install --dry-run
     precast install
-    precast install --arch 9.0 --cuda 13                  in an image build, where there is no GPU
-    precast install --no-index --find-links bundle/wheels where there is no network
+    precast install --arch 9.0 --cuda 13                  in an image build without a GPU
+    precast install --no-index --find-links bundle/wheels without a network
 
-It says what it found and what follows, then runs pip (or uv, in an environment of uv) for this very
-interpreter, and looks whether everything is there. torch is never changed. Where the modules are
-installed already it says so and does nothing.
+It prints what it found and what it concludes, runs pip (or uv, in an environment of uv) for this
+interpreter, and checks the result. It never changes torch. If the modules are installed already, it
+prints that and does nothing.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ JSON = {
     "status": "fits (there was nothing to do), planned (a dry run), installed, or incomplete "
     "(installed, but a compile would still be needed)",
     "extras": "the extras of precast that this machine needs, such as cu13-sm90a",
-    "commands": "what is run, or would be, each as a list of words",
-    "reasons": "rows of what was looked at, what was found and what follows",
-    "notes": "texts: what is odd about this machine, with its cure",
+    "commands": "the commands that run, or would run, each as a list of arguments",
+    "reasons": "rows: the part that was examined, what was found, and the conclusion",
+    "notes": "texts: each problem of this machine and its fix",
 }
 
 
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         metavar="MAJOR",
         help="CUDA major of the modules (default: torch's if the driver runs it, else the newest "
-        "that it runs); with --arch, the driver of this machine is not looked at",
+        "that it runs); with --arch, the driver of this machine is ignored",
     )
     _completers.attach(action, _completers.cuda_majors)
     parser.add_argument(
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--no-index", action="store_true", help="take wheels from --find-links only"
     )
     parser.add_argument(
-        "--dry-run", action="store_true", help="only say what would be run, and why"
+        "--dry-run", action="store_true", help="only print what would be run, and why"
     )
     _output.add_json(parser)
 
@@ -65,10 +65,12 @@ def run(args: argparse.Namespace) -> int:
     capabilities = _state.flatten(args.arch) or list(dict.fromkeys(g.capability for g in gpus))
     if not capabilities:
         raise UsageError(
-            f"{no_gpu}. Fix: say which GPU is meant, for example precast install --arch 9.0"
+            f"{no_gpu}. Fix: name a compute capability, for example precast install --arch 9.0"
         )
     if args.no_index and not args.find_links:
-        raise UsageError("--no-index leaves nothing to install from. Fix: add --find-links DIR")
+        raise UsageError(
+            "--no-index without --find-links has no source of wheels. Fix: add --find-links DIR"
+        )
     machine = _fit.this_machine()
     if args.arch and args.cuda:
         machine = machine._replace(driver=None)
@@ -107,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def _choose(
     capabilities: list[str], machine: _fit.Machine, wanted: int | None
 ) -> tuple[list[_fit.Choice], list[str]]:
-    """The modules for every GPU that there are any for, and notes about the others."""
+    """Choose modules for every GPU that has some, and make notes about the others."""
     chosen: list[_fit.Choice] = []
     refused: list[UnableError] = []
     for capability in capabilities:
@@ -125,7 +127,7 @@ def _extras(chosen: list[_fit.Choice]) -> list[str]:
 
 
 def _commands(todo: list[_fit.Choice], links: list[str], no_index: bool) -> list[list[str]]:
-    """One command that brings what is missing, one more for what is there but is damaged."""
+    """One command installs missing modules, and one more reinstalls damaged ones."""
     from precast._base.version import __version__
 
     installer, _ = _installer.find_installer()
@@ -142,7 +144,7 @@ def _commands(todo: list[_fit.Choice], links: list[str], no_index: bool) -> list
 
 
 def _incomplete(report: dict[str, Any], left: list[_fit.Choice], as_json: bool) -> int:
-    """The installer was content, but a compile would still be needed."""
+    """Report that the installer succeeded, but a compile would still be needed."""
     from precast._base import env as _env
 
     capabilities = dict.fromkeys(choice.capability for choice in left)
@@ -153,7 +155,7 @@ def _incomplete(report: dict[str, Any], left: list[_fit.Choice], as_json: bool) 
         f"{len(missing)} modules are still not prebuilt, such as {missing[0].module}: "
         f"{missing[0].reason}"
         if missing
-        else "the modules that were there before are still the ones that load"
+        else "the modules that were installed before still load first"
     )
     if as_json:
         _output.print_json(report)
@@ -162,7 +164,7 @@ def _incomplete(report: dict[str, Any], left: list[_fit.Choice], as_json: bool) 
     return 1
 
 
-# -- what people read -----------------------------------------------------------------------------
+# -- printed text -----------------------------------------------------------------------------
 
 
 def _reasons(
@@ -179,7 +181,7 @@ def _reasons(
         found = f"runs CUDA up to {machine.driver[0]}.{machine.driver[1]}"
         rows.append({"what": "driver", "found": found, "follows": "modules up to that CUDA major"})
     torch = _environment.torch(has_gpu=False)
-    follows = "kept as it is"
+    follows = "not changed"
     if machine.torch_major is not None:
         follows += f"; modules of CUDA {machine.torch_major} share its CUDA runtime"
     rows.append({"what": "torch", "found": torch["text"], "follows": follows})
@@ -191,7 +193,7 @@ def _reasons(
 
 
 def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
-    from precast._plan.planner import checkout_root
+    from precast._plan.places import checkout_root
 
     notes = []
     torch = _environment.torch(has_gpu)
@@ -206,7 +208,7 @@ def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
         )
     if checkout_root() is not None:
         notes.append(
-            "this precast is a checkout: modules are taken only if they were built from these very "
+            "this precast is a checkout: modules fit only if they were built from exactly these "
             "sources. To build them here: pip install ./python/precast_jit_cache"
         )
     return notes
@@ -214,11 +216,11 @@ def _notes(machine: _fit.Machine, has_gpu: bool) -> list[str]:
 
 def _print(report: dict[str, Any]) -> None:
     rows = [(row["what"], row["found"], row["follows"]) for row in report["reasons"]]
-    _output.print_table(rows, ("looked at", "found", "so"), indent=0)
+    _output.print_table(rows, ("part", "found", "conclusion"), indent=0)
     for note in report["notes"]:
         print(f"Note: {note}")
     if report["status"] == "fits":
-        print(f"nothing to do: {', '.join(report['extras'])} is installed, and fits")
+        print(f"nothing to do: {', '.join(report['extras'])} is installed and fits")
     elif report["status"] == "planned":
         print("would run:")
         for command in report["commands"]:

@@ -3,8 +3,9 @@
 
     precast list --op norm --arch 9.0
 
-prebuilt: an installed provider holds it. cached: compiled earlier by this user. JIT: would be
-compiled at its first call. missing: cannot be had; `precast explain` tells why.
+prebuilt: an installed provider has the module. cached: this user compiled it earlier. JIT: it would
+be compiled at its first call. missing: it can neither be found nor compiled; `precast explain`
+shows why.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import argparse
 from precast.cli import _completers, _output, _state
 
 EXIT_CODES = (0, 2, 3)
-JSON = {"modules": f"the modules that were asked for, each with {_state.OUTCOME_KEYS}"}
+JSON = {"modules": f"the selected modules, each with {_state.OUTCOME_KEYS}"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -22,17 +23,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _completers.attach(action, _completers.ops)
     _state.add_arch(parser, "only these compute capabilities (default: every target of the plan)")
     action = parser.add_argument(
-        "--profile", metavar="NAME", help="only the modules of this profile (default: of any)"
+        "--profile", metavar="NAME", help="only the modules of this profile (default: all)"
     )
     _completers.attach(action, _completers.profiles)
-    parser.add_argument(
-        "--source", choices=_state.STATES[:4], help="only modules that come from there"
-    )
+    parser.add_argument("--source", choices=_state.STATES[:4], help="only modules in this state")
     _output.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     found = _state.flatten(args.arch)
     if not found:

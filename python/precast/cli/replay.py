@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run dumped calls again, and compare what they compute with what was dumped.
+"""Run dumped calls again, and compare their results with the dumped ones.
 
     PRECAST_LOGLEVEL=10 python serve.py
     precast replay precast_dumps
 
-DUMP is the folder of one call, or PRECAST_DUMP_DIR. A call runs on this machine's GPU; without one,
-and with --reference, its PyTorch reference runs. Exits with 1 if a call raises, or computes what
-the tolerances of precast.testing do not allow; a result with the same bits is "bitwise".
+DUMP is the folder of one call, or PRECAST_DUMP_DIR. A call runs on this machine's GPU; without a
+GPU, or with --reference, its PyTorch reference runs. Exits with 1 if a call raises, or if a result
+is outside the tolerances of precast.testing; a result with the same bits is "bitwise".
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
-    "calls": "the calls, in the order of their making: dump, function, device, verdict, ok, note "
+    "calls": "the calls, in their original order: dump, function, device, verdict, ok, note "
     "and outputs (name, dtype, shape, bitwise, max_error, problem)",
 }
 
@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="MODULE",
-        help="import it first: for functions of your own (may be given several times)",
+        help="a module to import first, for functions of your own (may be repeated)",
     )
     _output.add_json(parser)
 
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
         _output.print_json({"calls": [_as_json(found) for found in results]})
     else:
         bad = sum(not found.ok for found in results)
-        print(f"{len(results)} calls: {len(results) - bad} as dumped, {bad} not")
+        print(f"{len(results)} calls: {len(results) - bad} as dumped, {bad} different")
     return 0 if all(found.ok for found in results) else 1
 
 

@@ -4,9 +4,9 @@
     precast verify
     precast verify --strict build/modules
 
-Of every module: size and sha256, the fingerprint (was it built from the sources that this precast
-expects), the exported functions, the libraries it needs, and the machine code inside. Exits with 1
-if anything differs, or if there is nothing to verify.
+It checks of every module: size and sha256, the fingerprint (whether it was built from exactly this
+core's sources), the exported functions, the libraries that it needs, and its machine code. Exits
+with 1 if anything differs, or if there is nothing to verify.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXIT_CODES = (0, 1, 2, 3)
 JSON = {
     "ok": "true if nothing differs and there is something to verify",
-    "not_checked": "texts: what could not be looked at here, and the tool that it needs",
+    "not_checked": "texts: checks that could not run here, and the tool that they need",
     "providers": "label, root, number of modules and problems (file, problem) of each",
 }
 
@@ -37,10 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="*",
         metavar="DIR",
-        help="folders with a manifest.json (default: everything that is installed or configured)",
+        help="folders with a manifest.json (default: all that are installed or configured)",
     )
     parser.add_argument(
-        "--strict", action="store_true", help="fail also if a tool for some check is missing"
+        "--strict", action="store_true", help="fail also if the tool for a check is missing"
     )
     _output.add_json(parser)
 
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         return 0 if ok else 1
     for report in reports:
         bad = len({problem["file"] for problem in report["problems"]})
-        verdict = f"{bad} of them with problems" if bad else "all sound"
-        count = f"{report['modules']} modules, {verdict}"
+        verdict = f", {bad} of them with problems" if bad else " OK"
+        count = f"{report['modules']} modules{verdict}"
         _output.print_heading(f"{report['label']} ({report['root']}): {count}")
         _output.print_table([(p["file"], "problem", p["problem"]) for p in report["problems"]])
     for text in skipped:
@@ -118,10 +118,10 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     manifest = provider.manifest
     assert manifest is not None
     path = provider.root / row.file
-    mend = "build it again"
+    fix_hint = "build it again"
     if provider.source == "provider":
-        mend = f"pip install --force-reinstall --no-deps {manifest.distribution}"
-    problem = check_contents(path, row.size, row.sha256, mend)
+        fix_hint = f"pip install --force-reinstall --no-deps {manifest.distribution}"
+    problem = check_contents(path, row.size, row.sha256, fix_hint)
     if problem is not None:
         yield problem
         return
@@ -145,7 +145,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
 
 
 def _contents(path: Path, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
 
     if "elf" in readers:
         symbols, prefix = readers["elf"](path), readers["prefix"]
@@ -171,7 +171,7 @@ def _differs(what: str, got: Any, expected: Any) -> Iterator[str]:
 
 
 def _readers() -> tuple[dict[str, Any], list[str]]:
-    """The functions that look into a library, and what cannot be looked at here."""
+    """The functions that examine a library, and the checks that cannot run here."""
     from precast._base.errors import ToolchainError
     from precast._runtime import elf
 

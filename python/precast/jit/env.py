@@ -8,10 +8,9 @@ written, a private temporary directory (said once in the log).
 
 from __future__ import annotations
 
-from precast._jit.env import (
+from precast._jit.env import cache_dir, cache_dirs
+from precast._plan.places import (
     aot_config_dir,
-    cache_dir,
-    cache_dirs,
     csrc_dir,
     include_dir,
     source_root,

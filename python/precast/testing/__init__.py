@@ -6,6 +6,13 @@ Imports torch. :func:`bench_gpu_time` answers most questions; ``docs`` of each m
 
 from __future__ import annotations
 
+from precast._base.tolerances import (
+    TOLERANCES,
+    Tolerance,
+    assert_close,
+    tolerance,
+    tolerance_of_scales,
+)
 from precast.testing.attention import (
     attention_flops,
     attention_flops_with_actual_seq_lens,
@@ -37,13 +44,6 @@ from precast.testing.timing import (
     bench_gpu_time_with_cudagraph,
     bench_gpu_time_with_cupti,
     bench_side_by_side,
-)
-from precast.testing.tolerances import (
-    TOLERANCES,
-    Tolerance,
-    assert_close,
-    tolerance,
-    tolerance_of_scales,
 )
 
 __all__ = [

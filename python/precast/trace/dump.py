@@ -7,8 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast._base import env as _env
+from precast._base.lazy import public_object
+from precast._base.public_name import public_name
 from precast._base.torch import torch
-from precast.trace.registry import public_name, read_call
+from precast._op.dispatch import Kernel
+from precast._op.export import Export
+from precast._op.torch_ops import ON_COMPILE
+from precast.trace.registry import read_call
 
 #: What is written already, and which call has which name. ``setdefault`` decides between threads
 #: without a lock, which a fork could leave held.
@@ -30,16 +35,18 @@ def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[s
     _dump(function, args, kwargs)
 
 
-def on_compile(name: str, args: Sequence[Any]) -> None:
+def _on_compile(kernel: Kernel, args: Sequence[Any]) -> None:
     """The same for a call that ``torch.compile`` traces; ``args`` are those of its torch op."""
     if _env.TRACE_DUMP():
         import inspect
 
-        import precast
-        from precast._op.dispatch import KERNELS
-
-        kernel = KERNELS[name]
-        function = getattr(precast, kernel.function)
+        function = public_object(kernel.function)
+        if isinstance(kernel, Export):
+            public = kernel.public_arguments(tuple(args))
+            if public is not None:
+                names = inspect.signature(function).parameters.keys() & public.keys()
+                _dump(function, (), {key: public[key] for key in names})
+            return
         if kernel.public is not None:
             values = kernel.public(*args)
             if values is not None:
@@ -49,6 +56,9 @@ def on_compile(name: str, args: Sequence[Any]) -> None:
         # Outputs that the function allocates itself are arguments of the export alone.
         names = inspect.signature(function).parameters.keys() & given.keys()
         _dump(function, (), {key: given[key] for key in names})
+
+
+ON_COMPILE.append(_on_compile)
 
 
 def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

@@ -4,11 +4,11 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from precast._base.lazy import import_all
+from precast._base.public_name import public_name
 from precast.trace.template import Reading, TraceTemplate
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ def register(function: Callable[..., Any], trace: Trace) -> None:
 
 def registered() -> list[tuple[Callable[..., Any], TraceTemplate]]:
     """Every (function, template) pair, after an import of all ops."""
-    import precast
-
-    import_all(precast)
+    import_all()
     return [(row.function, template) for row in _traced.values() for template in row.templates]
 
 
@@ -171,19 +169,6 @@ def check_template(function: Callable[..., Any], template: TraceTemplate) -> lis
 
     place = f"{public_name(function)}: {template!r}"
     return [f"{place}: {text}" for text in problems(function, template)]
-
-
-def public_name(function: Callable[..., Any]) -> str:
-    """``module.qualname``, by the package that exports the function if it lies in one of ours."""
-    import inspect
-
-    module = function.__module__
-    package = module.rpartition(".")[0]
-    if "." in package:
-        exported = getattr(sys.modules.get(package), function.__name__, None)
-        if callable(exported) and inspect.unwrap(exported) is inspect.unwrap(function):
-            module = package
-    return f"{module}.{function.__qualname__}"
 
 
 @functools.cache

@@ -367,7 +367,7 @@ class TraceTemplate:
 
     def name(self, reading: Reading) -> str:
         """The name of the definition: what :meth:`key` says, the usual left out."""
-        from precast._op.dispatch import DTYPE_WORDS
+        from precast._base.dtypes import DTYPE_WORDS
 
         parts = [self.name_prefix]
         for name, axis in self.consts():

@@ -23,7 +23,7 @@ from precast._op.dispatch import kernels
 from precast.api_logging import _destination, precast_api, public_api
 from precast.errors import EnvironmentVariableError
 
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])  # where logged_ops lies
 LEVELS = ("1", "3", "5", "10")
 X = torch.tensor([[1.0, -2.0, 3.0], [4.0, 5.0, 6.0]])
 
@@ -132,6 +132,32 @@ def test_level_1_names_the_call(at, log):
     assert torch.equal(logged(X, 3.0), X * 3)
     assert bodies(log()) == [f"CALL: {__name__}.scaled"]
     assert f"of process {os.getpid()}:" in log()
+
+
+def test_a_function_that_is_decorated_twice_logs_a_call_once(at, log):
+    """At the level of the latest decoration: an op may be imported while logging is on."""
+    twice = at("1", at("10", scaled))
+    assert torch.equal(twice(X, 3.0), X * 3)
+    assert bodies(log()) == [f"CALL: {__name__}.scaled"]
+    assert twice.__wrapped__ is scaled
+
+
+def test_an_op_that_is_imported_while_logging_is_on_logs_a_call_once(tmp_path):
+    code = (
+        "import torch, precast\n"
+        "from precast.api_logging import precast_api\n"
+        "with precast.reference_mode():\n"
+        "    precast_api(precast.scale)(torch.ones(2), 3.0)\n"
+    )
+    for traced in ("0", "1"):
+        done = python(
+            "-c",
+            code,
+            PRECAST_LOGLEVEL="1",
+            PRECAST_TRACE_DUMP=traced,
+            PRECAST_TRACE_DUMP_DIR=str(tmp_path),
+        )
+        assert bodies(done.stdout) == ["CALL: precast.scale"], done.stderr
 
 
 def test_level_3_describes_inputs_and_outputs(at, log):

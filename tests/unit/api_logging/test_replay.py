@@ -23,7 +23,7 @@ from precast.api_logging.replay import Replay, find_dumps, replay
 from precast.errors import DumpError
 
 pytest.importorskip("safetensors")
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])  # where logged_ops lies
 
 
 def only(dumps: Callable[[], list[Path]], **options: Any) -> Replay:

@@ -143,7 +143,7 @@ def test_a_named_wheel_wins_over_a_newer_one(dist, tmp_path):
     assert pins(tmp_path / "b")["apache-tvm-ffi"] == "0.1.15"
 
 
-# -- refusals -------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 def refused(dist: Path, tmp_path: Path, *argv: str) -> str:

@@ -17,7 +17,7 @@ from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
 import precast
 import precast.cli
 from precast._jit.env import cache_dir
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 
 COMMANDS = [
     "build",
@@ -32,6 +32,7 @@ COMMANDS = [
     "replay",
     "verify",
 ]
+DIMS = ["head_dim_qk=64", "head_dim_vo=128"]
 
 
 def test_help_lists_every_command_and_every_exit_code():
@@ -96,23 +97,45 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
     [
         (["list", "--op", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
         (["list", "--profile", "big"], {}, "error: unknown profile 'big'; legal: ci, core, full"),
-        (["list", "--arch", "9.x"], {}, "'9.x' is not a compute capability; legal: entries such"),
+        (["list", "--arch", "9.x"], {}, "'9.x' is not a CUDA target; legal: sm80, sm86, "),
+        (
+            ["list", "--arch", "9.1"],
+            {},
+            "'9.1': no target of precast serves compute capability 9.1",
+        ),
+        (["list", "--arch", "10.0a"], {}, "'10.0a': precast has no target 10.0a; legal: 8.0, 8.6,"),
+        (["doctor", "--arch", "7.5"], {}, "serves compute capability 7.5; legal: 8.0, 8.6, 8.7"),
+        (["build", "--arch", "12.0a"], {}, "'12.0a': precast has no target 12.0a; legal: 8.0, "),
+        (["bundle", "-o", "b", "--arch", "99.9"], {}, "serves compute capability 99.9; legal: 8.0"),
         (["explain", "nrom"], {}, "error: unknown op 'nrom'; legal: activation, "),
         (["explain", "norm", "bf16", "--arch", "9.0"], {}, "error: 'bf16' is not KEY=VALUE"),
         (["explain", "norm", "--arch", "9.0"], {}, "error: norm: axis 'dtype' is missing; legal:"),
         (["explain", "norm", "dtype=e4m3", "--arch", "9.0"], {}, "norm: dtype=e4m3 is not supp"),
         (["explain", "norm", "size=3", "--arch", "9.0"], {}, "error: norm has no axis 'size'"),
+        (
+            ["explain", "attention", "dtype_q=f16", "dtype_kv=bf16", *DIMS, "--arch", "9.0"],
+            {},
+            "attention: dtype_q,dtype_kv=f16,bf16 is not supported; legal: f16,f16 or f16,e4m3 or",
+        ),
+        (
+            ["explain", "attention", "bf16", "--arch", "9.0"],
+            {},
+            "legal: dtype_q=f16 dtype_kv=f16 head_dim_qk=64 head_dim_vo=64",
+        ),
         (["doctor"], {"PRECAST_JIT": "never"}, "error: PRECAST_JIT='never' is unknown; legal:"),
         (["cache", "clear"], {}, None),
         (["frobnicate"], {}, "error: unknown command 'frobnicate'; legal: build, bundle, cache,"),
     ],
 )
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path, argv, environment, message):
-    if message is None:  # A cache with something in it, and nobody at the keyboard.
+    if message is None:  # A cache with a build in it, and standard input that is no terminal.
         folder = tmp_path / cache_dir().name / "cu13" / "sm90a" / "norm__dtype_bf16-0123"
         folder.mkdir(parents=True)
         environment = {"PRECAST_CACHE_DIR": str(tmp_path)}
-        message = "error: nobody is there to ask. Fix: precast cache clear --yes"
+        message = (
+            "error: standard input is no terminal, so nobody can confirm. "
+            "Fix: precast cache clear --yes"
+        )
     done = run(*argv, **environment)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -221,7 +244,7 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
 def test_explain_without_a_gpu_says_which_option_is_needed():
     done = run("explain", "norm", "dtype=bf16", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert "Fix: say which GPU is meant, for example --arch 9.0" in done.stderr
+    assert "Fix: name a compute capability, for example --arch 9.0" in done.stderr
 
 
 def test_nothing_is_written_by_looking(tmp_path):

@@ -22,7 +22,7 @@ def collect(*words: str, **environment: str) -> dict:
     return json.loads(done.stdout)
 
 
-def test_it_tells_what_a_bug_report_needs(tmp_path):
+def test_it_prints_what_a_bug_report_needs(tmp_path):
     root = write_provider(tmp_path / "p", core_specs("sm90a"))
     report = collect(PRECAST_PROVIDER_PATH=str(root), PRECAST_CACHE_DIR=str(tmp_path / "c"))
     assert report["precast"]["version"] == precast.__version__
@@ -45,7 +45,7 @@ def test_it_tells_what_a_bug_report_needs(tmp_path):
     assert report["precast"]["plan_sha256"] in text
 
 
-def test_only_named_variables_are_told():
+def test_only_named_variables_are_shown():
     settings = {
         "PRECAST_JIT": "warn",
         "MAX_JOBS": "3",
@@ -57,8 +57,8 @@ def test_only_named_variables_are_told():
         "PIP_INDEX_URL": "https://me:hush-4@example.org",
     }
     report = collect(**settings)
-    told = {name: settings[name] for name in ("PRECAST_JIT", "MAX_JOBS", "CUDA_VISIBLE_DEVICES")}
-    assert told.items() <= report["variables"].items()
+    shown = {name: settings[name] for name in ("PRECAST_JIT", "MAX_JOBS", "CUDA_VISIBLE_DEVICES")}
+    assert shown.items() <= report["variables"].items()
     assert "hush" not in json.dumps(report)
     assert "hush" not in run("collect-env", **settings).stdout
 

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 from cli_support import PACKAGES, run
 
-from precast._runtime.loader import loader, plan
+from precast._plan.installed import plan
+from precast._runtime.loader import loader
 from precast.cli import _completers, _parser
 
 pytest.importorskip("argcomplete")
@@ -50,6 +51,8 @@ def offered(line: str, tmp_path: Path) -> set[str]:
         ("precast explain gem", {"gemma_rmsnorm", "gemma_fused_add_rmsnorm"}),
         ("precast explain norm dtype=", {"dtype=f16", "dtype=bf16"}),
         ("precast explain norm dtype=b", {"dtype=bf16"}),
+        ("precast explain attention dtype_q=f16 dtype_kv=e", {"dtype_kv=e4m3", "dtype_kv=e5m2"}),
+        ("precast explain attention head_dim_qk=192 head_dim_v", {"head_dim_vo=128"}),
         ("precast install --cuda ", set(loader.document["cuda"])),
         ("precast bundle --arch 1", {"10.0f", "11.0a", "12.0f"}),
         ("precast build --arch 9", {"9.0a"}),

@@ -12,7 +12,8 @@ import pytest
 from cli_support import core_specs, edit_manifest, run, write_provider
 
 import precast
-from precast.cli import _gpus
+from precast.cli import _gpus, _state
+from precast.cli.doctor import _unserved
 
 
 def doctor(*argv: str, **environment: str) -> tuple[int, dict]:
@@ -58,8 +59,16 @@ def test_one_module_that_is_missing_fails_and_names_the_one_command(tmp_path, po
     assert text.returncode == 1
     assert f'Fix:\n  pip install "precast[cu13-sm90a]=={precast.__version__}"\n' in text.stdout
     assert text.stdout.endswith("failed: profile core\n")
-    # Without --profile it only tells.
+    # Without --profile it only reports.
     assert doctor("--arch", "9.0", **env)[0] == 0
+
+
+def test_a_machine_whose_gpus_no_target_serves_has_a_problem():
+    old, hopper = _state.Target("7.5", "cuda:0 (T4, 7.5)"), _state.Target("9.0", "cuda:1 (H200)")
+    (problem,) = _unserved([old])
+    assert problem.startswith("no target of precast serves cuda:0 (T4, 7.5); legal: 8.0, 8.6, ")
+    assert "Fix: " in problem
+    assert _unserved([old, hopper]) == _unserved([]) == []
 
 
 def test_two_targets_need_one_command(tmp_path):
@@ -70,7 +79,7 @@ def test_two_targets_need_one_command(tmp_path):
     assert [t["capability"] for t in report["targets"]] == ["8.0", "9.0"]
 
 
-def test_a_changed_file_is_mended_as_the_loader_says(tmp_path):
+def test_the_fix_of_a_changed_file_is_the_one_of_the_loader(tmp_path):
     root = write_provider(tmp_path, core_specs("sm90a"))
     edit_manifest(root, "norm__dtype_bf16", sha256="0" * 64)
     code, report = doctor(
@@ -96,10 +105,10 @@ def test_what_is_wrong_with_a_provider_is_a_problem(tmp_path):
 def test_a_profile_cannot_be_checked_without_a_target():
     done = run("doctor", "--profile", "core", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2
-    assert done.stderr.endswith("Fix: say which GPU is meant, for example --arch 9.0\n")
+    assert done.stderr.endswith("Fix: name a compute capability, for example --arch 9.0\n")
 
 
-def test_compilers_are_shown_with_the_reason_of_their_refusal(tmp_path):
+def test_refused_compilers_are_shown_with_the_reason(tmp_path):
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.89'\n")

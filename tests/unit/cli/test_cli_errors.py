@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the command line says when something is wrong: the cure, and the documented exit code."""
+"""Errors of the command line: the message, its fix, and the documented exit code."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from precast.cli import _main, _parser
 #: Words after ``precast``, and the environment. FULL is a standard output that takes nothing.
 Case = tuple[list[str], dict[str, str]]
 FULL = {"STDOUT": "/dev/full"}
+DIMS = ["head_dim_qk=64", "head_dim_vo=64"]
 
 
 def cases(folder: Path) -> dict[tuple[str, int], Case]:
@@ -34,7 +35,7 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
     bundle = ["bundle", "-o", str(folder / "b"), "--no-index", "--find-links"]
     explain = ["explain", "norm", "dtype=bf16", "--arch"]
     replay = ["replay", dump(folder), "--import", "logged_ops", "--device"]
-    ours = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), PACKAGES])}
+    ours = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[1]), PACKAGES])}
     return {
         ("build", 0): ([*build, str(folder / "o"), "--dry-run"], compilers),
         ("build", 1): ([*build, str(good)], compilers),
@@ -63,7 +64,7 @@ def cases(folder: Path) -> dict[tuple[str, int], Case]:
         ("install", 0): (["install", "--arch", "9.0"], here),
         ("install", 1): (["install", "--arch", "8.0"], {**no_jit, **fake_pip(folder)}),
         ("install", 2): (["install", "--arch", "9.0", "--cuda", "11"], {}),
-        ("install", 3): (["install", "--arch", "7.0"], {}),
+        ("install", 3): (["install", "--arch", "9.0"], {**here, **FULL}),
         ("list", 0): (["list", "--arch", "9.0"], here),
         ("list", 2): (["list", "--op", "nrom"], {}),
         ("list", 3): (["list"], FULL),
@@ -84,7 +85,7 @@ def dump(folder: Path) -> str:
     code = "import logged_ops, torch; logged_ops.plain(torch.ones(2))"
     env = {**os.environ, "PRECAST_LOGLEVEL": "10", "PRECAST_LOGDEST": str(folder / "log")}
     env |= {"PRECAST_DUMP_DIR": str(made), "PRECAST_REFERENCE": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent), PACKAGES])
+    env["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), PACKAGES])
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=120)
     return str(made)
 
@@ -180,12 +181,12 @@ def test_exit_code(table, tmp_path, command, code):
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr
     if code in (2, 3):
-        # One message, one cure, and nothing that a machine could take for a result.
+        # One message with one fix, and no output that a program could take for a result.
         assert done.stderr.splitlines()[-1].count("Fix: ") == 1 or "\nFix: " in done.stderr
         assert not done.stdout
 
 
-def test_a_bug_is_told_apart_from_every_other_failure(monkeypatch, capsys):
+def test_a_bug_has_an_exit_code_of_its_own(monkeypatch, capsys):
     from precast.cli import list as command
 
     def broken(args):
@@ -230,6 +231,10 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
             ["explain", "norm", "dtyp=bf16", "--arch=9.0"],
             "precast explain norm dtype=bf16 --arch=9.0",
         ),
+        (
+            ["explain", "attention", "dtype_q=f16", "dtype_kv=e4m4", *DIMS, "--arch=9.0"],
+            f"precast explain attention dtype_q=f16 dtype_kv=e4m3 {' '.join(DIMS)} --arch=9.0",
+        ),
         (["completion", "bsh"], "precast completion bash"),
         (["list", "something"], "precast list --help"),
         (["qqq"], "precast --help"),
@@ -238,7 +243,7 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         (["list", "--arc", "9.0"], "precast list --arch 9.0"),
     ],
 )
-def test_the_cure_of_a_slip_is_the_line_that_was_meant(words, fix, capsys):
+def test_the_fix_of_a_typing_error_is_the_corrected_line(words, fix, capsys):
     assert precast.cli.main(words) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -246,13 +251,13 @@ def test_the_cure_of_a_slip_is_the_line_that_was_meant(words, fix, capsys):
 
 
 def test_every_way_to_be_wrong_has_a_last_resort():
-    for _, (code, cure) in _main._ERRORS.items():
+    for _, (code, fix) in _main._ERRORS.items():
         assert code in _parser.exit_codes()
-        assert "Fix" not in cure
-        assert cure.format(help="precast x --help", variable="PRECAST_JIT")
+        assert "Fix" not in fix
+        assert fix.format(help="precast x --help", variable="PRECAST_JIT")
 
 
-def test_a_wrong_variable_is_named_in_the_cure(monkeypatch, capsys):
+def test_a_wrong_variable_is_named_in_the_fix(monkeypatch, capsys):
     monkeypatch.setenv("PRECAST_JIT", "never")
     assert precast.cli.main(["doctor"]) == 2
-    assert capsys.readouterr().err.endswith("Fix: unset PRECAST_JIT, or give it a legal value\n")
+    assert capsys.readouterr().err.endswith("Fix: unset PRECAST_JIT, or set it to a legal value\n")

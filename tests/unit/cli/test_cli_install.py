@@ -14,7 +14,7 @@ from cli_support import PACKAGES, run
 from small_wheels import ALONE, PLAN, core_plan, make_provider, make_wheel
 
 import precast
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.cli import _environment, _fit, _installer, _machine, install, main
 from precast.cli._gpus import Gpu
 from precast.cli._output import UnableError
@@ -98,8 +98,8 @@ def test_the_gpu_decides_the_target_and_driver_and_torch_the_cuda_major(
 
 
 def test_every_extra_that_can_be_chosen_is_in_the_metadata_of_the_core_wheel(monkeypatch):
-    from precast._plan.planner import checkout_root
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
+    from precast._plan.places import checkout_root
 
     root = checkout_root()
     monkeypatch.syspath_prepend(root / "python" / "precast_jit_cache")
@@ -156,21 +156,21 @@ def test_a_torch_that_the_driver_cannot_run_is_noted(box):
     assert any("torch cannot use the GPU. Fix: update the driver" in n for n in report["notes"])
 
 
-# -- refusals -------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("gpus", "driver", "words", "code", "message"),
     [
         (["7.5"], (13, 0), [], 3, "no modules are built for compute capability 7.5; precast"),
-        (["13.0"], (13, 0), [], 3, 'compiled at first use instead: pip install "precast[jit]"'),
+        (["13.0"], (13, 0), [], 3, "knows 8.0, 8.6, 8.7, 8.9, 9.0, 10.0"),
         (["9.0"], (11, 8), [], 3, "sm90a need driver >= 525 (CUDA 12); this driver runs CUDA 11.8"),
         (["11.0"], (12, 6), [], 3, "modules for sm110a need driver >= 580 (CUDA 13)"),
         (["9.0"], (12, 4), ["--cuda", "13"], 3, "--cuda 13 needs driver >= 580; this driver runs "
          "CUDA 12.4. Fix: update the driver, or: precast install --cuda 12"),
         (["9.0"], (13, 0), ["--cuda", "11"], 2, "legal: 12, 13. Fix: precast install --cuda 13"),
-        (["11.0"], (13, 0), ["--cuda", "12"], 2, "no such modules for sm110a; legal: 13"),
-        (["9.0"], (13, 0), ["--no-index"], 2, "--no-index leaves nothing to install from. Fix:"),
+        (["11.0"], (13, 0), ["--cuda", "12"], 2, "no such modules exist for sm110a; legal: 13"),
+        (["9.0"], (13, 0), ["--no-index"], 2, "--find-links has no source of wheels. Fix: add"),
     ],
 )  # fmt: skip
 def test_where_no_modules_can_be_it_says_why_and_what_to_do(
@@ -197,7 +197,7 @@ def test_without_a_gpu_it_asks_for_the_option(box):
     [
         (
             None,
-            "torch is not installed, and which build of it is not precast's to choose. Fix: pip",
+            "torch is not installed, and precast does not choose a build of it. Fix: pip",
         ),
         ("2.4.1", "torch 2.4.1 is installed, precast needs >=2.10"),
     ],
@@ -246,7 +246,7 @@ def test_what_is_installed_and_fits_is_left_alone(box):
     assert (code, report["status"], report["commands"]) == (0, "fits", [])
     assert box.ran == []
     assert main(["install"]) == 0
-    assert "nothing to do: cu13-sm90a is installed, and fits" in box.capsys.readouterr().out
+    assert "nothing to do: cu13-sm90a is installed and fits" in box.capsys.readouterr().out
     # Another CUDA major is another wish.
     _, report = box.install("--cuda", "12", "--dry-run")
     assert report["extras"] == ["cu12-sm90a"]
@@ -381,7 +381,7 @@ def test_a_real_pip_installs_the_provider_and_keeps_torch(tmp_path):
     )
     make_wheel(dist, "nvidia_cuda_runtime", "13.0")
     make_wheel(dist, "apache_tvm_ffi", "0.1.15")
-    make_wheel(dist, "torch", "99.0")  # which nobody asked for
+    make_wheel(dist, "torch", "99.0")  # not requested
     tag = f"py3-none-linux_{os.uname().machine}"
     make_provider(dist, tmp_path, tag=tag)
     env = {"PATH": os.environ["PATH"], "PRECAST_CACHE_DIR": str(tmp_path / "cache"), **ALONE}
@@ -398,4 +398,4 @@ def test_a_real_pip_installs_the_provider_and_keeps_torch(tmp_path):
     assert not (own / "torch-99.0.dist-info").exists()
     again = call()
     assert again.returncode == 0
-    assert "nothing to do: cu13-sm90a is installed, and fits" in again.stdout
+    assert "nothing to do: cu13-sm90a is installed and fits" in again.stdout

@@ -196,9 +196,9 @@ def test_every_command_but_completion_speaks_json():
     assert set(silent) & set(DOCUMENTS) == set()
 
 
-def test_help_tells_the_keys_and_the_exit_codes():
+def test_help_lists_the_keys_and_the_exit_codes():
     text = run("doctor", "--help").stdout
-    assert re.search(r"^  schema +1, the number of this format$", text, re.MULTILINE)
+    assert re.search(r"^  schema +1, the version of this format$", text, re.MULTILINE)
     assert re.search(r"^  fixes +commands after which", text, re.MULTILINE)
     assert re.search(r"^  3 +the machine cannot do it", text, re.MULTILINE)
 

@@ -15,6 +15,7 @@ from loader_support import messages
 import precast
 from precast._jit import cache, env
 from precast._jit.toolchain import Toolchain
+from precast._plan.places import write_if_different
 from precast.errors import CacheDirectoryError, ToolchainError
 
 
@@ -140,11 +141,11 @@ def test_a_configured_cache_that_cannot_be_written_is_an_error(make, monkeypatch
 
 def test_write_if_different_keeps_the_time_stamp(tmp_path):
     path = tmp_path / "d" / "f"
-    assert env.write_if_different(path, "a")
+    assert write_if_different(path, "a")
     os.utime(path, (1, 1))
-    assert not env.write_if_different(path, "a")
+    assert not write_if_different(path, "a")
     assert path.stat().st_mtime == 1
-    assert env.write_if_different(path, "b")
+    assert write_if_different(path, "b")
     assert path.read_text() == "b"
 
 

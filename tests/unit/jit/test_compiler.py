@@ -16,10 +16,10 @@ from loader_support import messages
 
 import precast
 from precast._jit import cache, compiler, env
+from precast._jit.commands import Command
 from precast._jit.hermetic import IGNORED_VARIABLES
 from precast._jit.toolchain import Toolkit
 from precast._plan.planner import Plan
-from precast._plan.spec import Command
 from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError, ToolchainError
 
 
@@ -55,9 +55,11 @@ def test_the_line_before_a_compile_comes_before_it(make, tmp_path, caplog):
     handler.emit = lambda record: seen.touch()  # type: ignore[method-assign]
     logging.getLogger("precast").addHandler(handler)
     try:
-        spec.build("why")
+        # The command reads the file that the line makes: it fails if the line comes later.
+        assert spec.build("why").is_file()
     finally:
         logging.getLogger("precast").removeHandler(handler)
+    assert seen.is_file()
 
 
 def test_policy_warn_warns_and_error_forbids(make, tmp_path, monkeypatch, caplog):
@@ -219,8 +221,9 @@ def test_a_linker_that_makes_nothing_is_an_error_and_nothing_is_published(make):
 
 def test_a_tvm_ffi_outside_the_range_is_refused_before_compiling(tree, monkeypatch):
     from precast._base import tvm_ffi as _tvm_ffi
+    from precast.jit import JitSpec
 
-    spec = Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0")
+    spec = JitSpec.of(Plan.load(tree).spec("scale", {"dtype": "f32"}, "9.0"))
     toolkit = Toolkit("test", Path("nvcc"), (13, 0), "13.0.88", Path(), Path())
     monkeypatch.setattr("precast._jit.toolchain.find_toolkit", lambda *args: toolkit)
     monkeypatch.setattr("precast._jit.toolchain.host_compiler", lambda: (Path("g++"), "g++ 12"))

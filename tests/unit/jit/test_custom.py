@@ -7,7 +7,7 @@ import re
 
 import pytest
 
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.jit import JitSpec, MissingJITCacheError, gen_jit_spec
 
 

@@ -11,8 +11,9 @@ import pytest
 
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._jit import toolchain
+from precast._jit.cuda_major import jit_cuda_major
 from precast._jit.toolchain import find_toolchain, find_toolkit, for_host_compiler
-from precast._runtime.loader import jit_cuda_major, plan
+from precast._plan.installed import plan
 from precast.errors import ToolchainError
 
 HOPPER, BLACKWELL = plan().arch("9.0"), plan().arch("10.0")
@@ -100,7 +101,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
     assert find_toolkit(HOPPER).version == (12, 4)
     assert find_toolkit(BLACKWELL).version == (13, 0)
     assert find_toolkit(HOPPER, 13).version == (13, 0)
-    assert (jit_cuda_major(HOPPER), jit_cuda_major(BLACKWELL)) == (12, 13)
+    assert (jit_cuda_major(plan(), HOPPER), jit_cuda_major(plan(), BLACKWELL)) == (12, 13)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +144,7 @@ def test_a_major_that_nothing_is_planned_for_is_passed_over(toolkit, monkeypatch
     monkeypatch.setenv("CUDA_PATH", str(toolkit("known", "13.0")))
     monkeypatch.setattr(toolchain, "driver_cuda_version", lambda: (14, 0))
     assert find_toolkit(HOPPER).version == (13, 0)
-    assert plan().common(jit_cuda_major(HOPPER))["cuda_major"] == 13
+    assert plan().common(jit_cuda_major(plan(), HOPPER))["cuda_major"] == 13
 
 
 def test_variables_that_change_a_compiler_do_not_reach_it(toolkit, monkeypatch):

@@ -85,7 +85,17 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("export", ROWWISE)
 def test_sound_arguments_are_taken(export: str, reference_mode: None) -> None:
-    getattr(precast, export)(**sound(export))
+    """Every output is written, no other tensor is, and what is returned is ``out`` or nothing."""
+    arguments = sound(export)
+    tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    returned = getattr(precast, export)(**arguments)
+    outputs = {"out" if "out" in tensors else "input", "residual", "normed_out"}
+    if export == BLOCK_QUANT:
+        outputs.add("block_scale")
+    changed = {n for n, t in tensors.items() if not torch.equal(bits(t), bits(before[n]))}
+    assert changed == outputs & tensors.keys()
+    assert returned is None or returned is arguments["out"]
 
 
 @pytest.mark.parametrize("export", ROWWISE)
@@ -223,7 +233,11 @@ def test_an_output_beside_the_input_in_one_packed_tensor(export: str, reference_
         (heads[:, :3], heads[:, 3:]),
         (heads[:, 3:].transpose(0, 1), heads[:, :3].transpose(0, 1)),
     ):
-        function(**{**arguments, "input": input, "out": out})
+        before = input.clone()
+        want = function(**{**arguments, "input": before, "out": None})
+        assert function(**{**arguments, "input": input, "out": out}) is out
+        assert torch.equal(out, want)
+        assert torch.equal(input, before)
 
 
 @pytest.mark.parametrize("export", ACTIVATIONS)

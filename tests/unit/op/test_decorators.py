@@ -15,7 +15,7 @@ import torch
 
 import precast
 from precast._op import requirement as _requirement
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.decorators import backend_requirement, served_by, supported_compute_capability
 from precast.errors import BackendSupportedError, UnsupportedConfigError
 

@@ -12,7 +12,8 @@ import torch
 
 import precast
 from precast._op.dispatch import kernels
-from precast._runtime.loader import plan
+from precast._op.export import Export
+from precast._plan.installed import plan
 from precast.trace import make_inputs, registered
 
 EXPORTS = [(op.name, export) for op in plan().config.ops.values() for export in op.exports]
@@ -45,6 +46,21 @@ def test_a_kernel_has_a_public_function_with_a_docstring_and_a_reference(name):
     assert "Raises" in (inspect.getdoc(function) or "")
 
 
+def public_arguments_of(kernel):
+    """From the export's arguments to the public ones by name, where that is more than a name."""
+    if isinstance(kernel, Export):
+        return kernel.public_arguments
+    if kernel.public is None:
+        return None
+
+    def by_position(args):
+        values = kernel.public(*args)
+        names = inspect.signature(getattr(precast, kernel.function)).parameters
+        return None if values is None else dict(zip(names, values, strict=True))
+
+    return by_position
+
+
 def _leaves(value):
     return value if isinstance(value, tuple) else (value,)
 
@@ -54,8 +70,20 @@ def test_schema_reference_and_public_signature_agree(kernel):
     schema = torch._C.parse_schema(f"precast::{kernel.name}{kernel.schema}")
     names = [argument.name for argument in schema.arguments]
     assert list(kernel.parameters) == names
-    assert list(inspect.signature(kernel.reference).parameters) == names
     public = inspect.signature(getattr(precast, kernel.function)).parameters
+    if isinstance(kernel, Export):
+        # What is declared are arguments of the public function, but for outputs that it makes and
+        # what public arguments are derived from.
+        declared = [p for p in kernel.declaration.parameters if not p.is_constant]
+        sources = [inspect.signature(f).parameters for f in kernel.derived.values()]
+        assert {*kernel.derived} <= {*public} - {p.name for p in declared}
+        if kernel.traced:
+            written = {p.name for p in declared if p.written}
+            assert {p.name for p in declared} - {*public} <= written.union(*sources)
+        assert kernel.first_tensor in names
+        assert any(argument.is_write for argument in schema.arguments)
+        return
+    assert list(inspect.signature(kernel.reference).parameters) == names
     if inspect.isclass(getattr(precast, kernel.function)):
         assert kernel.public(*(torch.zeros(()) for _ in names)) is None
     elif kernel.public is None:
@@ -79,7 +107,9 @@ def test_schema_reference_and_public_signature_agree(kernel):
     [
         pytest.param(function, template, id=template.name_prefix)
         for function, template in registered()
-        if any(k.public for k in kernels().values() if k.function == function.__name__)
+        if any(
+            public_arguments_of(k) for k in kernels().values() if k.function == function.__name__
+        )
     ],
 )
 def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, template, monkeypatch):
@@ -87,10 +117,11 @@ def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, templa
     given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
     passed = []
     for kernel in kernels().values():
-        if kernel.public is not None and kernel.function == function.__name__:
+        said_by = public_arguments_of(kernel)
+        if said_by is not None and kernel.function == function.__name__:
 
-            def reference(*args, kernel=kernel, run=kernel.reference):
-                passed.append((kernel, args))
+            def reference(*args, said_by=said_by, run=kernel.reference):
+                passed.append(said_by(args))
                 run(*args)
 
             monkeypatch.setattr(kernel, "reference", reference)
@@ -98,13 +129,14 @@ def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, templa
     bound.apply_defaults()
     with precast.reference_mode():
         function(**given)
-    said = [(kernel, args) for kernel, args in passed if kernel.public(*args) is not None]
+    said = [public for public in passed if public is not None]
     assert len(said) == 1
-    for kernel, args in said:
-        for (name, was), now in zip(bound.arguments.items(), kernel.public(*args), strict=True):
-            for left, right in zip(_leaves(was), _leaves(now), strict=True):
-                if isinstance(left, torch.Tensor):
-                    same = left.data_ptr() == right.data_ptr() and left.shape == right.shape
-                    assert same, f"{kernel.name}: {name}"
-                elif left is not None:
-                    assert left == right, f"{kernel.name}: {name}"
+    for name, now in said[0].items():
+        if name not in bound.arguments:  # An output that the function made.
+            continue
+        for left, right in zip(_leaves(bound.arguments[name]), _leaves(now), strict=True):
+            if isinstance(left, torch.Tensor):
+                same = left.data_ptr() == right.data_ptr() and left.shape == right.shape
+                assert same, name
+            elif left is not None:
+                assert left == right, name

@@ -10,8 +10,8 @@ import torch
 
 import precast
 from precast import activation, norm
+from precast._ops.elementwise.scale import scale_reference
 from precast.errors import DtypeRuntimeError
-from precast.scale import scale_reference
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 SHAPES = [(1, 8), (7, 129), (2, 3, 64)]

@@ -74,7 +74,19 @@ def refused(op: str, kind: type[Exception], words: str, **changes: Any) -> None:
 
 @every_op
 def test_sound_arguments_are_taken(op: str) -> None:
-    getattr(precast, op)(**sound(op))
+    """The three tokens stand in page 0, divided by their scale, and nothing else is written."""
+    arguments = sound(op)
+    assert getattr(precast, op)(**arguments) is None
+    if "mla" in op:
+        scale = arguments.get("scale", 1.0)
+        written = [(arguments["ckv_cache"], scale), (arguments["kpe_cache"], scale)]
+    else:
+        cache, scales = arguments["paged_kv_cache"], ("k_scale", "v_scale")
+        written = [(cache[:, i], arguments.get(name, 1.0)) for i, name in enumerate(scales)]
+    for pages, scale in written:
+        want = torch.zeros(pages.shape)
+        want[0, :3] = 1.0 / scale
+        assert torch.equal(bits(pages), bits(want.to(pages.dtype)))
 
 
 @on_keys

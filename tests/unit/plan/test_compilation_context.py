@@ -31,7 +31,6 @@ def present(monkeypatch: pytest.MonkeyPatch, *capabilities: tuple[int, int]) -> 
         ("11.0 12.0 12.1", {(11, "0a"), (12, "0f")}),
         ("  9.0 ; ", {(9, "0a")}),
         ("12.0a", {(12, "0a")}),
-        ("13.0", {(13, "0")}),
     ],
 )
 def test_a_list_is_taken_as_given_and_suffixes_come_from_the_table(monkeypatch, text, expected):
@@ -45,6 +44,18 @@ def test_a_malformed_entry_is_quoted(monkeypatch, word):
         context(monkeypatch, f"8.0 {word}")
 
 
+@pytest.mark.parametrize("word", ["99.9", "7.5", "9.1", "13.0"])
+def test_a_capability_that_no_target_serves_is_an_error(monkeypatch, word):
+    with pytest.raises(
+        ValueError, match=rf"'{word}': no target .*; legal: 8.0, 8.6, 8.7, 8.9, 9.0"
+    ):
+        context(monkeypatch, f"8.0 {word}")
+    monkeypatch.delenv("PRECAST_CUDA_ARCH_LIST")
+    major, minor = map(int, word.split("."))
+    with pytest.raises(ValueError, match=rf"'{word}': no target .*; legal: 8.0, "):
+        present(monkeypatch, (9, 0), (major, minor))
+
+
 @pytest.mark.parametrize(
     ("gpus", "expected"),
     [
@@ -53,7 +64,6 @@ def test_a_malformed_entry_is_quoted(monkeypatch, word):
         ([(8, 7)], {(8, "6")}),
         ([(10, 3), (10, 0)], {(10, "0f")}),
         ([(12, 1)], {(12, "0f")}),
-        ([(13, 0)], {(13, "0")}),
         ([], set()),
     ],
 )

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from precast._jit.env import source_root
 from precast._plan.config import load_config
+from precast._plan.places import source_root
 from precast.errors import ConfigError
 
 BUILD, SCALE = "aot_configs/build.toml", "aot_configs/scale.toml"
@@ -109,6 +109,42 @@ MISTAKES = {
         '[axes]\nlayout = ["N H D"]',
         ["axes.layout: got 'N H D'", "lower case"],
     ),
+    "joint axis without lists": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width,depth" = [4, 8]',
+        ["axes.width,depth: got 4", "a non-empty list of [width, depth]"],
+    ),
+    "joint axis with a short row": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width,depth" = [[4, 8], [4]]',
+        ["axes.width,depth: got [4]", "[width, depth]"],
+    ),
+    "joint axis with a row twice": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width,depth" = [[4, 8], [4, 8]]',
+        ["axes.width,depth: [4, 8] stands twice", "each value once"],
+    ),
+    "joint axis with a bad dtype": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width,dtype_q" = [[4, "half"]]',
+        ["axes.width,dtype_q: unknown dtype 'half'", "bf16"],
+    ),
+    "joint axis with a bad name": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width, depth" = [[4, 8]]',
+        ["axes.width, depth: bad axis name"],
+    ),
+    "axis in two keys": (
+        SCALE,
+        "[axes]",
+        '[axes]\n"width,dtype" = [[4, "f16"]]',
+        ["axes.dtype: axis 'dtype' stands twice", "each axis in one key"],
+    ),
     "bad axis name": (
         SCALE,
         "[axes]",
@@ -132,6 +168,18 @@ MISTAKES = {
         'profiles = ["ci"]\ndtype = ["f32"]',
         'profiles = ["ci"]',
         ["aot[0].dtype: missing", "bf16"],
+    ),
+    "aot outside its joint axis": (
+        "aot_configs/attention.toml",
+        '[["bf16", "bf16"]]',
+        '[["bf16", "f16"]]',
+        ["aot[0].dtype_q,dtype_kv: ['bf16', 'f16'] is outside the axis", "['bf16', 'e4m3']"],
+    ),
+    "aot with the parts of a joint axis": (
+        "aot_configs/attention.toml",
+        '"dtype_q,dtype_kv" = [["bf16", "bf16"]]',
+        'dtype_q = ["bf16"]',
+        ["aot[0].dtype_q: unknown key", "dtype_q,dtype_kv"],
     ),
     "aot not a list": (
         SCALE,

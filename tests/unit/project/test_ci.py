@@ -51,6 +51,24 @@ def test_the_matrix_can_be_narrowed(capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_the_newest_cuda_major_needs_no_number(capsys: pytest.CaptureFixture[str]) -> None:
+    assert matrix.main(["--newest"]) == 0
+    newest = capsys.readouterr().out.strip()
+    assert newest == str(max(PLAN.build.cuda))
+    assert matrix.main(["--cuda", "newest", "--machine", "x86_64", "--arch", "sm90a"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["include"]
+    assert row["cuda"] == newest
+
+
+def test_compilers_come_from_where_the_plan_says() -> None:
+    """What PyPI has no compiler for has packages; the image is by default for the newest CUDA."""
+    for major, row in PLAN.build.cuda.items():
+        assert ("packages" in images.toolkit(major)) != row.toolkit_on_pypi
+    text = (ROOT / "docker" / "build.Dockerfile").read_text()
+    assert re.findall(r"^ARG CUDA=(.*)$", text, re.M) == [str(PLAN.build.newest_cuda)]
+    assert f'CMD ["{PLAN.build.newest_cuda}", ' in text
+
+
 @pytest.mark.parametrize(
     ("words", "text"),
     [
@@ -211,7 +229,7 @@ def test_a_container_starts_only_where_every_kernel_is_there(
     assert (done.returncode, done.stdout, done.stderr) == (0, "started\n", "")
 
 
-def test_the_runtime_image_cannot_compile_and_is_nobody_special() -> None:
+def test_the_runtime_image_cannot_compile_and_has_an_unprivileged_user() -> None:
     text = (ROOT / "docker" / "runtime.Dockerfile").read_text()
     assert "PRECAST_JIT=error" in text
     assert "--network=none" in text

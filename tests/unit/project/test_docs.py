@@ -18,9 +18,10 @@ import site_links
 import precast
 from precast import errors
 from precast._base import env as _env
+from precast._base import public_name
 from precast._op.dispatch import kernels
 from precast._plan import keys
-from precast._runtime.loader import plan
+from precast._plan.installed import plan
 from precast.cli import _main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -119,6 +120,16 @@ def test_only_pages_and_their_pictures_are_published(site):
     assert not (site / "drawings").exists()
 
 
+def test_the_performance_page_shows_its_pictures(site):
+    text = (site / "performance.html").read_text(encoding="utf-8")
+    shown = re.findall(r'<img alt="(\w+): [^"]+" src="(img/[^"]+\.svg)"', text)
+    assert len(shown) > 40
+    assert "generated: pictures" not in text
+    for run, path in shown:
+        assert f">{run}: NVIDIA" in (site / path).read_text(encoding="utf-8")
+    assert {path for _, path in shown} == {f"img/{p.name}" for p in (site / "img").iterdir()}
+
+
 def test_every_page_is_in_the_navigation(site):
     linked = {link.partition("#")[0] for link in site_links.read(site)[site / "index.html"].links}
     pages = {path.relative_to(site).as_posix() for path in site.rglob("*.html")}
@@ -142,20 +153,42 @@ def test_files_of_the_repository_are_shown_whole(site):
     assert "file=" not in shown(site, "contributing.html")
 
 
+# -- README.md ------------------------------------------------------------------------------------
+
+
+def test_the_table_of_ops_is_made_from_the_exports(sitegen):
+    import ops_table
+
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme == ops_table.made(readme), "Fix: make generate"
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", ops_table.table(), re.MULTILINE))
+    assert rows["norm_quant"].endswith("| f16, bf16; `dtype_out` e4m3, e5m2")
+    assert rows.keys() >= {kernel.op for kernel in kernels().values()} - {"attention_plan"}
+    for name in (kernel.function for kernel in kernels().values()):
+        assert not hasattr(precast, name) or any(f"`{name}`" in row for row in rows.values()), name
+
+
+def test_a_page_without_the_block_is_refused(sitegen):
+    import ops_table
+
+    with pytest.raises(ValueError, match="one block between ops:begin and ops:end"):
+        ops_table.made("# precast\n")
+
+
 # -- the reference --------------------------------------------------------------------------------
 
 
 def test_every_public_name_has_an_entry(site, sitegen):
-    from sitegen import ops
+    from sitegen import ops, public
 
     pages = site_links.read(site)
     anchors = set().union(*(p.anchors for path, p in pages.items() if "reference" in path.parts))
-    exported = ops.exported()
-    assert {"scale", "rmsnorm", "preload", "reference_mode"} <= {public.name for public in exported}
-    for public in exported:
-        assert public.path in anchors
-        if public.reference is not None:
-            assert public.reference in anchors
+    exported = {name.name: name for name in public.exported()}
+    assert {"scale", "rmsnorm", "preload", "reference_mode"} <= exported.keys()
+    for name in exported.values():
+        assert name.path in anchors
+        if name.reference is not None:
+            assert name.reference in anchors
     for op in plan().config.ops.values():
         for export in op.exports:
             name = kernels()[export].function
@@ -163,12 +196,12 @@ def test_every_public_name_has_an_entry(site, sitegen):
             # A function with kernels of two ops is on the page of the one that has its name; the
             # kernels of a class stand on its page, whatever modules they are of.
             home = kernels()[name].op if name in kernels() else op.name
-            family = ops._packages().get(function.__module__.split(".")[1], home)
+            family = ops.wrappers().get(exported[name].module.__name__.rpartition(".")[2], home)
             page = pages[site / "reference" / "ops" / f"{family}.html"]
             assert any(anchor.endswith(f".{function.__name__}") for anchor in page.anchors), export
     for module in ops.library():
         for name in module.__all__:
-            found = ops.definition(module, name) in anchors
+            found = f"{module.__name__}.{name}" in anchors
             assert found or hasattr(precast, name) or hasattr(errors, name), (module, name)
 
 
@@ -185,9 +218,23 @@ def test_what_functions_of_a_package_have_in_common_is_on_its_page(site):
     assert "sampling.html#precast.sampling" in fused.links
 
 
+def test_names_are_shown_under_the_path_that_users_import(sitegen):
+    from sitegen.public import exported
+
+    paths = {name.name: name.path for name in exported()}
+    assert paths["rmsnorm"] == "precast.norm.rmsnorm"
+    assert paths["scale"] == "precast.scale"
+    assert [path for path in paths.values() if "._" in path] == []
+
+
+def test_raised_errors_link_to_the_page_of_errors(site):
+    links = site_links.read(site)[site / "reference" / "runtime.html"].links
+    assert "../errors.html#precast.errors.MissingKernelError" in links
+
+
 def test_wrappers_show_methods_of_their_bases(site):
     anchors = site_links.read(site)[site / "reference" / "ops" / "attention.html"].anchors
-    wrapper = "precast.decode.wrapper.BatchDecodeWithPagedKVCacheWrapper"
+    wrapper = "precast.decode.BatchDecodeWithPagedKVCacheWrapper"
     for method in ("plan", "run", "workspace_size", "reset_workspace_buffer"):
         assert f"{wrapper}.{method}" in anchors
 
@@ -202,12 +249,18 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm() -> None: ...
 
-    gemma_layernorm.__module__ = "precast.norm"
-    gemma_layernorm.__qualname__ = "gemma_layernorm"
-    norm = importlib.import_module("precast.norm")
+    def gemma_layernorm_reference() -> None: ...
+
+    home, exports = "precast._ops.norm.layernorm", dict(public_name._exports())
+    for function in (gemma_layernorm, gemma_layernorm_reference):
+        function.__module__, function.__qualname__ = home, function.__name__
+        exports[home, function.__name__] = "precast.norm"
+        for name in ("precast.norm", home):
+            module = importlib.import_module(name)
+            monkeypatch.setattr(module, function.__name__, function, raising=False)
+    monkeypatch.setattr(public_name, "_exports", lambda: exports)
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
-    monkeypatch.setattr(norm, "gemma_layernorm_reference", gemma_layernorm, raising=False)
     page = ops.pages()["reference/ops/norm.md"]
     assert "::: precast.norm.gemma_layernorm\n" in page
     assert "::: precast.norm.gemma_layernorm_reference\n" in page
@@ -315,18 +368,22 @@ def test_arguments_say_whether_they_are_required_and_what_they_take(sitegen):
 KINDS = [
     name
     for name, kind in vars(errors).items()
-    if isinstance(kind, type) and issubclass(kind, Exception) and kind.__module__ == errors.__name__
+    if isinstance(kind, type) and issubclass(kind, Exception)
 ]
 
 
+def test_the_errors_are_found():
+    assert {"MissingKernelError", "CacheLayoutError"} <= set(KINDS)
+
+
 @pytest.mark.parametrize("name", KINDS)
-def test_every_error_is_described_with_its_cure_and_its_real_message(site, sitegen, name):
+def test_every_error_is_described_with_its_fix_and_its_real_message(site, sitegen, name):
     from sitegen import raised
 
     text = shown(site, "errors.html")
     section = re.split(r"¶\n", text[text.index(f"\n{name}¶") :], maxsplit=1)[1]
     section = re.split(r"^.*¶$", section, maxsplit=1, flags=re.MULTILINE)[0]
-    assert "Cure:" in section
+    assert "Fix:" in section
     source = "".join(p.read_text() for p in PACKAGE.rglob("*.py") if p.name != "errors.py")
     if re.search(rf"(?:raise |\b){name}\(", source):
         first = raised.message(name).splitlines()[0]

@@ -63,7 +63,7 @@ def test_greedy_tokens_are_those_of_the_formula_while_requests_join_and_leave(
         assert answer == logits[len(request.prompt) - 1 : -1].argmax(-1).tolist()
     assert sorted(engine.free_pages) == free
     assert engine.slots == [None] * 3
-    # Somebody joined while another went on, and nobody waited for all to end.
+    # A request joined while another one ran, and none waited for all to end.
     assert any(a.joined < b.joined < a.left for a in requests for b in requests)
     assert engine.steps < sum(count for _, count in shapes) / 2
 

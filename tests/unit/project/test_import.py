@@ -52,8 +52,8 @@ def installed(tmp_path: Path) -> str:
     import json
     import shutil
 
-    from precast._jit.env import source_root
-    from precast._runtime.loader import plan
+    from precast._plan.installed import plan
+    from precast._plan.places import source_root
 
     package = tmp_path / "site" / "precast"
     ignored = shutil.ignore_patterns("__pycache__")

@@ -49,7 +49,7 @@ PAGE = (ROOT / WALKTHROUGH.PAGE).read_text(encoding="utf-8")
 
 
 def _renamed(text: str) -> str:
-    """What the stranger makes of ``scale``: ``shift(input, amount)``, which adds."""
+    """The op that a reader of the walkthrough makes of ``scale``: ``shift(input, amount)``."""
     for old, new in (("scale", "shift"), ("Scale", "Shift"), ("factor", "amount")):
         text = text.replace(old, new).replace(old.upper(), new.upper())
     return re.sub(r"\*(=?)( (?:p\.|torch\.tensor\()?amount)", r"+\1\2", text)
@@ -121,7 +121,8 @@ def test_only_the_new_files_and_the_line_of_init(trees: tuple[Path, dict[str, by
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"python/precast/__init__.pyi"}
     old, new = (c["python/precast/__init__.pyi"].decode().splitlines() for c in (before, after))
-    assert [line for line in new if line not in old] == ["from precast.shift import shift as shift"]
+    added = "from precast._ops.elementwise.shift import shift as shift"
+    assert [line for line in new if line not in old] == [added]
 
 
 def test_planned_and_listed(root: Path, tmp_path: Path) -> None:
@@ -158,7 +159,7 @@ from precast.trace import check_template, make_inputs, registered
 definition = precast.shift.fi_trace(torch.empty(3, 5, device="meta"), 0.5)
 assert definition["name"] == "shift_2d_f32", definition
 assert definition["description"] == "out = input + amount", definition
-assert definition["tags"] == ["fi_api:precast.shift.shift"], definition
+assert definition["tags"] == ["fi_api:precast.shift"], definition
 assert [*definition["inputs"]] == ["input", "amount"], definition
 names = {}
 exec(definition["reference"], names)
@@ -178,12 +179,12 @@ def test_compiles_and_loads(root: Path, tmp_path: Path) -> None:
         pytest.skip(str(error))
     code = """
 import torch, precast
-from precast._runtime.loader import plan
-from precast.errors import MissingKernelError
+from precast._plan.installed import plan
+from precast.jit import JitSpec
 
 gpu = torch.cuda.is_available()
 arch = "%d.%d" % torch.cuda.get_device_capability() if gpu else "9.0a"
-spec = plan().spec("shift", {"dtype": "f32"}, arch)
+spec = JitSpec.of(plan().spec("shift", {"dtype": "f32"}, arch))
 function = spec.build_and_load().get_function("shift")
 x = torch.ones(3, 5)
 try:

@@ -18,7 +18,7 @@ import torch
 
 import precast
 from precast import SfLayout, quantization
-from precast._ops.quantize import _formats
+from precast._ops.quantize import _reference_blocks as formats
 
 MAGNITUDES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 LAYOUTS = list(SfLayout)
@@ -63,9 +63,9 @@ def test_e2m1_is_nearest_with_ties_to_even() -> None:
     x = edges()
     x = x[: len(x) // 8 * 8]
     want = torch.tensor([nearest_code(v) for v in x.tolist()], dtype=torch.uint8)
-    assert torch.equal(_formats.e2m1_codes(x), want)
+    assert torch.equal(formats.e2m1_codes(x), want)
     special = torch.tensor([math.inf, -math.inf, math.nan, -math.nan, -0.0])
-    assert _formats.e2m1_codes(special).tolist() == [7, 15, 7, 7, 8]
+    assert formats.e2m1_codes(special).tolist() == [7, 15, 7, 7, 8]
 
 
 def test_the_kernels_rounding_by_additions() -> None:
@@ -77,13 +77,13 @@ def test_the_kernels_rounding_by_additions() -> None:
         for scale, base in ((2.0, 8388608.0), (1.0, 8388610.0), (0.5, 8388612.0))
     ]
     codes = np.minimum.reduce(lines).view(np.uint32) - np.uint32(0x4B000000)
-    assert (codes == _formats.e2m1_codes(torch.from_numpy(a)).numpy()).all()
+    assert (codes == formats.e2m1_codes(torch.from_numpy(a)).numpy()).all()
 
 
 def test_all_bytes_of_e2m1_come_back() -> None:
     packed = torch.arange(256, dtype=torch.uint8).view(16, 16)
-    values = _formats.e2m1_unpack(packed)
-    assert torch.equal(_formats.e2m1_pack(_formats.e2m1_codes(values)), packed)
+    values = formats.e2m1_unpack(packed)
+    assert torch.equal(formats.e2m1_pack(formats.e2m1_codes(values)), packed)
     assert values[1, 2:4].tolist() == [0.5, 0.5]  # byte 0x11
     assert values[15, 30:].tolist() == [-6.0, -6.0]
 
@@ -99,7 +99,7 @@ def test_ue8m0_is_the_least_scale_that_is_enough(exponent: int, mantissa: float)
     amax = (powers[:, None] * factors).flatten()
     amax = torch.cat([amax, torch.nextafter(amax, torch.tensor(math.inf))])
     amax = amax[amax.isfinite()]
-    scale = _formats.ue8m0_round_up(amax, exponent, mantissa)
+    scale = formats.ue8m0_round_up(amax, exponent, mantissa)
     value = torch.exp2(scale.double() - 127)
     assert (amax.double() <= value * largest).all()
     assert ((amax.double() > value / 2 * largest) | (scale == 0)).all()
@@ -108,14 +108,14 @@ def test_ue8m0_is_the_least_scale_that_is_enough(exponent: int, mantissa: float)
     carry = 0x7FFFFF - round((mantissa - 1) * 2**23)
     of_bits = np.maximum(((bits + carry) >> 23) - exponent, 0)
     assert (scale.numpy() == of_bits).all()
-    assert _formats.ue8m0_round_up(torch.tensor([0.0, math.inf]), exponent, mantissa).tolist() == [
+    assert formats.ue8m0_round_up(torch.tensor([0.0, math.inf]), exponent, mantissa).tolist() == [
         0,
         254,
     ]
 
 
 def test_ue8m0_values() -> None:
-    values = _formats.ue8m0_values(torch.arange(256, dtype=torch.uint8))
+    values = formats.ue8m0_values(torch.arange(256, dtype=torch.uint8))
     assert values[[0, 1, 127, 254]].tolist() == [2.0**-127, 2.0**-126, 1.0, 2.0**127]
     assert values[255].isnan()
 
@@ -124,7 +124,7 @@ def test_ue8m0_values() -> None:
 
 
 def place_of_shifts(number: int, per_row: int, layout: SfLayout) -> tuple[int, int]:
-    """ScalePosition of include/precast/core/scale_layout.cuh: row and column of a place."""
+    """ScalePosition of include/precast/quantize/scale_layout.cuh: row and column of a place."""
     if layout is SfLayout.layout_linear:
         return divmod(number, per_row)
     high = layout is SfLayout.layout_128x4
@@ -139,8 +139,8 @@ def place_of_shifts(number: int, per_row: int, layout: SfLayout) -> tuple[int, i
 @pytest.mark.parametrize(("rows", "columns"), SIZES)
 def test_places_of_scales(rows: int, columns: int, layout: SfLayout) -> None:
     scales = (torch.arange(rows * columns) % 255 + 1).to(torch.uint8).view(rows, columns)
-    placed = _formats.place_scales(scales, layout)
-    assert torch.equal(_formats.gather_scales(placed, rows, columns, layout), scales)
+    placed = formats.place_scales(scales, layout)
+    assert torch.equal(formats.gather_scales(placed, rows, columns, layout), scales)
     assert (placed != 0).sum() == rows * columns, "padding is zero, and nothing is overwritten"
     tile = {SfLayout.layout_128x4: (128, 4), SfLayout.layout_8x4: (8, 4)}.get(layout, (1, 1))
     assert placed.shape == tuple(-(-n // t) * t for n, t in zip((rows, columns), tile))

@@ -14,8 +14,13 @@ import pytest
 from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
-from precast._runtime import loader
-from precast.errors import LoadError, MissingJITCacheError, MissingKernelError
+from precast._runtime import library, loader
+from precast.errors import (
+    LoadError,
+    MissingJITCacheError,
+    MissingKernelError,
+    UnsupportedTargetError,
+)
 
 
 def test_the_whole_order_first_hit_wins(world):
@@ -268,21 +273,22 @@ def test_shapes_that_follow_from_the_target_come_from_a_device_s_own_alone(world
     assert resolve({}, "8.9", "attention_plan").path is None
 
 
-def test_an_unknown_gpu_is_told_so_and_gets_no_extra_that_does_not_exist(world):
+def test_an_unknown_gpu_is_told_so(world):
+    """No kernel is compiled for it: nobody has tried whether it would work."""
     world.provide("p", "9.0")
-    with pytest.raises(MissingKernelError) as caught:
+    with pytest.raises(UnsupportedTargetError) as caught:
         world.loader().load("norm", BF16, 3)
     text = str(caught.value)
-    assert f"precast {precast.__version__} does not know capability 13.0." in text
-    assert "sm90a serves 9.0, not 13.0" in text
-    assert caught.value.spec.arch.name == "sm130"
-    assert text.endswith('Fix: allow JIT: PRECAST_JIT=auto, with pip install "precast[jit]"')
+    assert text.startswith("cuda:3 (a GPU) has compute capability 13.0, which no target of precast")
+    assert "serves; legal: 8.0, 8.6, 8.7, 8.9, 9.0, 10.0, 10.3, 11.0, 12.0, 12.1. Fix: " in text
+    with pytest.raises(UnsupportedTargetError, match="no target of precast serves compute capab"):
+        resolve(BF16, "13.0")
 
 
 def test_legal_but_not_prebuilt_names_the_prebuilt_ones(world):
-    document = copy.deepcopy(loader._plan_document())
+    document = copy.deepcopy(loader.plan_document())
     del document["modules"]["scale__dtype_f16"]
-    world.patch.setattr(loader, "_plan_document", lambda: document)
+    world.patch.setattr(loader, "plan_document", lambda: document)
     world.patch.setattr(loader.plan().__class__, "_aot_names", lambda self, op: set())
     with pytest.raises(MissingKernelError) as caught:
         world.loader().load("scale", {"dtype": "f16"}, 0)
@@ -301,6 +307,21 @@ def test_an_illegal_axis_names_the_legal_values(world):
         fresh.load("scale", {"dtype": "f32", "size": 1}, 0)
     with pytest.raises(ValueError, match="unknown op 'mul'"):
         fresh.load("mul", {}, 0)
+    call = {"dtype_q": "f16", "dtype_kv": "bf16", "head_dim_qk": 64, "head_dim_vo": 64}
+    with pytest.raises(ValueError, match="attention: dtype_q,dtype_kv=f16,bf16 is not supported"):
+        fresh.load("attention", call, 0)
+
+
+def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
+    """Only JIT reads the TOML files; a prebuilt module needs the plan of the wheel."""
+    world.patch.setattr(world, "specs", partial(world.specs, ops=("attention",)))
+    root = world.provide("p", "9.0")
+    fresh = world.loader()
+    assert fresh.axis_names("attention") == ["dtype_q", "dtype_kv", "head_dim_qk", "head_dim_vo"]
+    world.patch.setattr(loader, "plan", lambda: pytest.fail("the files of the plan were read"))
+    call = {"head_dim_vo": 128, "head_dim_qk": 192, "dtype_kv": "e4m3", "dtype_q": "f16"}
+    name = "attention__dtype_q_f16__dtype_kv_e4m3__head_dim_qk_192__head_dim_vo_128"
+    assert fresh.resolve("attention", call, "9.0").path == root / "sm90a" / f"{name}.so"
 
 
 # -- opening --------------------------------------------------------------------------------------
@@ -309,9 +330,9 @@ def test_an_illegal_axis_names_the_legal_values(world):
 def test_a_library_that_does_not_open_gives_the_linkers_words(tmp_path, monkeypatch):
     path = tmp_path / "m.so"
     path.write_bytes(b"not an ELF file" * 100)
-    monkeypatch.setattr(loader, "open_cudart", lambda *row: None)
+    monkeypatch.setattr(library, "open_cudart", lambda *row: None)
     with pytest.raises(LoadError, match=rf"{path} was accepted but did not load: .*(header|ELF)"):
-        loader.load_library(path, 13)
+        library.load_library(path, 13)
 
 
 def test_a_missing_export_is_named():
@@ -320,7 +341,7 @@ def test_a_missing_export_is_named():
             raise AttributeError("no such thing")
 
     with pytest.raises(LoadError, match="the library has no function 'rmsnorm'"):
-        loader.get_function(Empty(), "rmsnorm")
+        library.get_function(Empty(), "rmsnorm")
 
 
 def test_a_missing_libcudart_names_the_wheel(monkeypatch, tmp_path):

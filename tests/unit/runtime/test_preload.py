@@ -10,7 +10,7 @@ import torch
 
 import precast
 from precast._runtime import loader
-from precast.errors import MissingKernelError, UnsupportedConfigError
+from precast.errors import MissingKernelError, UnsupportedConfigError, UnsupportedTargetError
 
 
 @pytest.fixture
@@ -39,6 +39,11 @@ def test_a_profile_or_a_part_of_it(world, provider):
 def test_axis_values(world, provider, dtype):
     loaded = precast.preload(["norm", "scale"], device=0, dtype=dtype)
     assert names(loaded) == {"norm__dtype_bf16", "scale__dtype_bf16"}
+
+
+def test_a_gpu_that_no_target_serves_is_an_error(world, provider):
+    with pytest.raises(UnsupportedTargetError, match=r"capability 13.0, .* legal: 8.0, 8.6, 8.7"):
+        precast.preload(device=3)
 
 
 def test_nothing_is_opened_twice(world, provider):

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""docs/performance.md, its pictures and README's table are made from the committed results."""
+"""docs/performance.md, README's table and the pictures are made from the committed results."""
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import shutil
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 from bench_support import ROOT, ceiling, timing, write_run, write_startup
@@ -16,20 +14,10 @@ from bench_support import ROOT, ceiling, timing, write_run, write_startup
 from precast.testing import report
 from precast.testing.results import load_run, newest
 
+sys.path.insert(0, str(ROOT / "docs"))
+import performance
 
-def _generator() -> ModuleType:
-    path = ROOT / "docs" / "performance.py"
-    spec = importlib.util.spec_from_file_location("performance", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-PERFORMANCE = _generator()
-COMMITTED = newest(ROOT / PERFORMANCE.RESULTS)
+COMMITTED = newest(ROOT / performance.RESULTS)
 
 
 @pytest.fixture
@@ -39,7 +27,7 @@ def root(tmp_path: Path) -> Path:
     (tmp_path / "README.md").write_text(
         "before\n<!-- performance:begin (x) -->\nold\n<!-- performance:end -->\nafter\n"
     )
-    folder = tmp_path / PERFORMANCE.RESULTS / "test-gpu"
+    folder = tmp_path / performance.RESULTS / "test-gpu"
     times = {"f [1]": 1.5, "f [2]": 2.5, "f [3]": 3.5}
     write_run(folder / "aaa" / "f_bf16.json", {"f [1]": 9.0}, commit="aaaaaaaaaa")
     newer = "2026-11-22 06:00 UTC"
@@ -48,48 +36,53 @@ def root(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def pictures_of(root: Path) -> list:
+    wanted = performance.pictures(newest(root / performance.RESULTS))
+    return [picture for pictures in wanted.values() for picture in pictures]
+
+
 # -- what is committed ----------------------------------------------------------------------------
 
 
 def test_page_and_readme_are_made_from_the_newest_results() -> None:
-    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
-    assert page == PERFORMANCE.page(COMMITTED), "Fix: make performance"
-    readme = (ROOT / PERFORMANCE.README).read_text(encoding="utf-8")
-    block = PERFORMANCE.readme_block(COMMITTED)
-    assert readme == PERFORMANCE.with_block(readme, block), "Fix: make performance"
+    page = (ROOT / performance.PAGE).read_text(encoding="utf-8")
+    assert page == performance.page(COMMITTED), "Fix: make generate"
+    readme = (ROOT / performance.README).read_text(encoding="utf-8")
+    block = performance.readme_block(COMMITTED)
+    assert readme == performance.with_block(readme, block), "Fix: make generate"
 
 
-def test_pictures_are_of_these_numbers() -> None:
-    stale = PERFORMANCE.stale_pictures(ROOT, PERFORMANCE.pictures(COMMITTED))
-    assert not stale, "Fix: make performance"
+def test_only_the_newest_results_are_kept() -> None:
+    old = performance.superseded(ROOT, COMMITTED)
+    assert not old, "Fix: make generate"
 
 
-def test_page_shows_every_picture_and_no_other() -> None:
-    page = (ROOT / PERFORMANCE.PAGE).read_text(encoding="utf-8")
-    shown = {f"docs/{path}" for path in re.findall(r"!\[[^]]*\]\(([^)]+)\)", page)}
-    assert shown == {picture.path for picture in PERFORMANCE.pictures(COMMITTED)}
-    for path in shown:
-        text = (ROOT / path).read_text(encoding="utf-8")
-        assert len(text) < 200_000, path
-        run = next(r for r in COMMITTED["nvidia-h200"].values() if r.name in text)
-        assert f"{run.name}: {run.gpu}, commit {run.commit}, {run.date:%Y-%m-%d}" in text
+def test_page_shows_the_pictures_of_every_run_and_no_other() -> None:
+    page = (ROOT / performance.PAGE).read_text(encoding="utf-8")
+    marks = re.findall(r"^<!-- generated: pictures (\S+) -->$", page, re.MULTILINE)
+    wanted = performance.pictures(COMMITTED)
+    assert marks == list(wanted)
+    assert len(marks) > 20
+    assert "![" not in page
+    names = [picture.name for pictures in wanted.values() for picture in pictures]
+    assert len(set(names)) == len(names) == 2 * len(marks)
 
 
 def test_runs_of_very_many_shapes_have_the_bars_of_one_model() -> None:
     runs = [run for run in COMMITTED["nvidia-h200"].values() if run.measures_ops]
     for run in runs:
-        few = PERFORMANCE.with_few_bars(run).records
-        assert len(few) <= PERFORMANCE.MOST_BARS, run.name
+        few = performance.with_few_bars(run).records
+        assert len(few) <= performance.MOST_BARS, run.name
         assert [record for record in run.records if record in few] == few
         assert {record["op"] for record in few} == {record["op"] for record in run.records}
-    assert any(PERFORMANCE.with_few_bars(run) is not run for run in runs)
+    assert any(performance.with_few_bars(run) is not run for run in runs)
 
 
 # -- the generator --------------------------------------------------------------------------------
 
 
 def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
-    page = PERFORMANCE.page(newest(root / PERFORMANCE.RESULTS))
+    page = performance.page(newest(root / performance.RESULTS))
     assert "Commit bbbbbbb, 2026-11-22; driver 580, CUDA 13.0." in page
     assert "aaaaaaa" not in page
     assert "| f | [2] | bf16 | 2.50 |" in page
@@ -99,41 +92,54 @@ def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
 
 
 def test_readme_has_both_ends_of_a_family(root: Path) -> None:
-    block = PERFORMANCE.readme_block(newest(root / PERFORMANCE.RESULTS))
+    block = performance.readme_block(newest(root / performance.RESULTS))
     assert "| `f` | [1] | bf16 | 1.50 | 0.500 | 2.00 | bbbbbbb |" in block
     assert "| `f` | [3] |" in block
     assert "[2]" not in block
-    assert PERFORMANCE.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
+    assert performance.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
     with pytest.raises(ValueError, match="needs one block"):
-        PERFORMANCE.with_block("no block", block)
+        performance.with_block("no block", block)
 
 
-def test_it_makes_what_is_missing_and_then_nothing(root: Path) -> None:
+def test_it_makes_what_is_missing_deletes_what_is_old_and_then_nothing(root: Path) -> None:
+    old = root / performance.RESULTS / "test-gpu" / "aaa" / "f_bf16.json"
+    assert performance.superseded(root, newest(root / performance.RESULTS)) == [old]
+    made = performance.make(root)
+    assert made == [old, root / performance.PAGE, root / performance.README]
+    assert not old.exists()
+    assert not performance.make(root)
+    page = (root / performance.PAGE).read_text()
+    assert "<!-- generated: pictures test-gpu/f_bf16 -->" in page
+    assert "startup -->" not in page
+
+
+def test_pictures_are_drawn_where_they_are_missing_and_then_not_again(root: Path) -> None:
     pytest.importorskip("matplotlib")
-    assert PERFORMANCE.make(root)
-    images = root / PERFORMANCE.PICTURES
-    drawn = {path.name: path.read_bytes() for path in images.iterdir()}
-    assert set(drawn) == {f"performance-test-gpu-f-bf16-{k}.svg" for k in ("bars", "roofline")}
-    assert not PERFORMANCE.make(root)
-    shutil.rmtree(images)
-    assert PERFORMANCE.make(root)
-    assert drawn == {path.name: path.read_bytes() for path in images.iterdir()}  # the same bytes
+    folder, wanted = root / "pictures", pictures_of(root)
+    names = {"test-gpu-f-bf16-bars.svg", "test-gpu-f-bf16-roofline.svg"}
+    assert {path.name for path in performance.draw_pictures(folder, wanted)} == names
+    drawn = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert drawn.keys() == names
+    assert all(b"f_bf16: Test GPU, commit bbbbbbb, 2026-11-22" in svg for svg in drawn.values())
+    assert performance.draw_pictures(folder, wanted) == []
+    shutil.rmtree(folder)
+    performance.draw_pictures(folder, wanted)
+    assert drawn == {path.name: path.read_bytes() for path in folder.iterdir()}  # the same bytes
 
 
 def test_a_changed_number_makes_page_and_pictures_stale(root: Path) -> None:
     pytest.importorskip("matplotlib")
-    PERFORMANCE.make(root)
-    left = root / PERFORMANCE.PICTURES / "performance-gone.svg"
+    performance.make(root)
+    folder = root / "pictures"
+    performance.draw_pictures(folder, pictures_of(root))
+    left = folder / "gone-bars.svg"
     left.write_text("of a routine that is no more")
-    path = root / PERFORMANCE.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
+    path = root / performance.RESULTS / "test-gpu" / "bbb" / "f_bf16.json"
     path.write_text(path.read_text().replace('"median": 2.5', '"median": 2.6'))
-    results = newest(root / PERFORMANCE.RESULTS)
-    stale = PERFORMANCE.stale_pictures(root, PERFORMANCE.pictures(results))
-    assert len(stale) == 3
-    assert (root / PERFORMANCE.PAGE).read_text() != PERFORMANCE.page(results)
-    assert PERFORMANCE.make(root)
+    assert performance.make(root) == [root / performance.PAGE]
+    assert len(performance.draw_pictures(folder, pictures_of(root))) == 3
     assert not left.exists()
-    assert not PERFORMANCE.make(root)
+    assert performance.draw_pictures(folder, pictures_of(root)) == []
 
 
 # -- pictures -------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
-from bench_support import RESULTS, ceiling, rewrite, timing, write_run
+from bench_support import ceiling, rewrite, timing, write_run
 
 import precast
 from precast.testing import environment, report
@@ -144,8 +144,23 @@ def test_circumstances_state_every_ceiling(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_schema_1_is_read_as_if_it_were_new(tmp_path: Path) -> None:
-    path = RESULTS / "f582b5e" / "norm_bf16.json"
-    assert json.loads(path.read_text())["schema"] == 1
+    spread = {"median": 1.198, "p20": 1.197, "p80": 1.198, "std": 0.001, "samples": 10}
+    record = {
+        "op": "rmsnorm",
+        "shape": "[1, 4096]",
+        "dtype": "bf16",
+        "bytes_moved": 16384,
+        "gbps": 13.7,
+        "share_of_elementwise": 0.0031,
+        "gpu_us": {"precast": spread},
+        "ratio": {},
+        "cpu_us": {},
+    }
+    environment = {"date": "2026-11-21 06:27 UTC", "gpu": "Test GPU", "commit": "abc"}
+    ceilings = {"elementwise": {"best": 4389.6, "kernel": "gated product", "all": {}}}
+    path = tmp_path / "norm_bf16.json"
+    old = {"schema": 1, "environment": environment, "ceilings_gbps": ceilings, "results": [record]}
+    path.write_text(json.dumps(old))
     run = load_run(path)
     assert run.ceilings["elementwise"]["unit"] == "GB/s"
     assert run.ceilings["elementwise"]["best"] == 4389.6
@@ -153,7 +168,9 @@ def test_schema_1_is_read_as_if_it_were_new(tmp_path: Path) -> None:
     assert (first["share"], first["ceiling"]) == (0.0031, "elementwise")
     rows = report.table(run.records)
     assert rows[1][:5] == ["rmsnorm", "[1, 4096]", "bf16", "1.20", "1.20-1.20"]
-    assert not load_run(RESULTS / "f582b5e" / "startup.json").measures_ops
+    startup = {"name": "import, without torch", "seconds": 0.03, "flashinfer": None, "note": ""}
+    path.write_text(json.dumps({"schema": 1, "environment": environment, "results": [startup]}))
+    assert not load_run(path).measures_ops
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path) -> None:

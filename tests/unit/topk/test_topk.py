@@ -168,9 +168,9 @@ def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
     one = torch.ones(1, dtype=torch.int32)
     assert precast.top_k_ragged_transform(x, one, one, 8192).shape == (1, 8192)
     headers = Path(__file__).resolve().parents[3] / "include" / "precast"
-    text = "".join(path.read_text() for path in sorted(headers.glob("topk*.cuh")))
+    text = "".join(path.read_text() for path in sorted((headers / "topk").glob("*.cuh")))
     assert f"constexpr int kMaxTopK = {MOST_CHOSEN};" in text
-    assert f"constexpr int kPlaceBits = {MOST_COLUMNS.bit_length() - 1};" in text
+    assert f"constexpr int kIndexBits = {MOST_COLUMNS.bit_length() - 1};" in text
 
 
 def test_windows_end_with_their_rows() -> None:

@@ -33,7 +33,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 }
 
 // The cluster's number in the grid.
-__device__ __forceinline__ uint32_t cluster_number() {
+__device__ __forceinline__ uint32_t cluster_id() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t number;
   asm("mov.u32 %0, %%clusterid.x;" : "=r"(number));
@@ -114,7 +114,7 @@ __device__ __forceinline__ float cluster_sum(float x, uint32_t (&scratch)[kMaxWa
 // which those of data centres give; the small clusters of others have not been measured.
 constexpr int kMaxClusterSize = PRECAST_SM >= 90 && PRECAST_SM < 110 ? 16 : 1;
 
-inline bool no_place_for_cluster(cudaError_t status) {
+inline bool is_cluster_too_large(cudaError_t status) {
   return status == cudaErrorInvalidClusterSize || status == cudaErrorInvalidConfiguration;
 }
 
@@ -144,7 +144,7 @@ cudaError_t launch_clusters(void (*kernel)(Params), uint32_t clusters, int clust
   config.attrs = attributes;
   config.numAttrs = kTargetHasPdl && enable_pdl ? 2 : 1;
   const cudaError_t launched = cudaLaunchKernelEx(&config, kernel, params);
-  if (no_place_for_cluster(launched)) cudaGetLastError();
+  if (is_cluster_too_large(launched)) cudaGetLastError();
   return launched;
 }
 

@@ -5,8 +5,8 @@
 // A CTA may write another's shared memory only between two barriers of the cluster.
 #pragma once
 
-#include "precast/core/sm90/cluster.cuh"
 #include "precast/core/shared_address.cuh"
+#include "precast/core/sm90/cluster.cuh"
 
 namespace precast {
 
@@ -76,7 +76,7 @@ __device__ __forceinline__ uint2 load_pair_from_cta(const uint32_t* source, int 
 }
 
 // Adds to the variable of CTA `rank` and returns what it held.
-__device__ __forceinline__ uint32_t add_in_cta(uint32_t* target, int rank, uint32_t value) {
+__device__ __forceinline__ uint32_t atomic_add_in_cta(uint32_t* target, int rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t before;
   asm volatile("atom.shared::cluster.add.u32 %0, [%1], %2;"
@@ -91,8 +91,8 @@ __device__ __forceinline__ uint32_t add_in_cta(uint32_t* target, int rank, uint3
 
 // Stores to shared memory of a cluster that complete on a barrier of the CTA stored to: that CTA
 // sees the stores once it has waited for their bytes, with no barrier of the cluster.
-__device__ __forceinline__ void store_and_count(float2* target, uint64_t* barrier, int rank,
-                                                float2 value) {
+__device__ __forceinline__ void store_async(float2* target, uint64_t* barrier, int rank,
+                                            float2 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.b32 [%0], {%1, %2}, [%3];" ::"r"(
@@ -103,8 +103,8 @@ __device__ __forceinline__ void store_and_count(float2* target, uint64_t* barrie
 #endif
 }
 
-__device__ __forceinline__ void store_and_count(uint32_t* target, uint64_t* barrier, int rank,
-                                                uint32_t value) {
+__device__ __forceinline__ void store_async(uint32_t* target, uint64_t* barrier, int rank,
+                                            uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.b32 [%0], %1, [%2];" ::"r"(
                    address_in_cta(target, rank)),
@@ -113,8 +113,8 @@ __device__ __forceinline__ void store_and_count(uint32_t* target, uint64_t* barr
 #endif
 }
 
-__device__ __forceinline__ void store_and_count(uint4* target, uint64_t* barrier, int rank,
-                                                uint4 value) {
+__device__ __forceinline__ void store_async(uint4* target, uint64_t* barrier, int rank,
+                                            uint4 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.b32 [%0], {%1, %2, %3, %4}, "
@@ -125,7 +125,7 @@ __device__ __forceinline__ void store_and_count(uint4* target, uint64_t* barrier
 }
 
 // One thread says how many bytes this phase of the barrier completes with.
-__device__ __forceinline__ void expect_bytes(uint64_t* barrier, uint32_t bytes) {
+__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
@@ -141,14 +141,14 @@ constexpr bool kArchHasBulkCopy = true;
 constexpr bool kArchHasBulkCopy = false;
 #endif
 
-// One thread; others may use the barrier behind finish_init() and a barrier of theirs.
-__device__ __forceinline__ void init_barrier(uint64_t* barrier) {
+// One thread; others may use the barrier behind fence_mbarrier_init() and a barrier of theirs.
+__device__ __forceinline__ void mbarrier_init(uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
 #endif
 }
 
-__device__ __forceinline__ void finish_init() {
+__device__ __forceinline__ void fence_mbarrier_init() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 #endif
@@ -156,8 +156,8 @@ __device__ __forceinline__ void finish_init() {
 
 // One thread starts a copy of `bytes`, a multiple of 16, between addresses that are, too. The
 // barrier's bytes are expected on their own.
-__device__ __forceinline__ void start_bulk_copy(void* target, const void* source, uint32_t bytes,
-                                                uint64_t* barrier) {
+__device__ __forceinline__ void cp_async_bulk(void* target, const void* source, uint32_t bytes,
+                                              uint64_t* barrier) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
@@ -168,7 +168,7 @@ __device__ __forceinline__ void start_bulk_copy(void* target, const void* source
 }
 
 // Waits for the bytes of the barrier's phase with this parity: 0, 1, 0, ...
-__device__ __forceinline__ void wait_for_bytes(uint64_t* barrier, uint32_t parity) {
+__device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
       "{\n"

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast._op.validation import check_half
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
-
-_SCHEMA = "(Tensor input, Tensor(a!) out, bool enable_pdl) -> ()"
 
 
 def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
@@ -87,24 +84,31 @@ def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
 
 
-def _into(
-    name: str,
-    reference: Callable[[torch.Tensor], torch.Tensor],
-) -> Callable[[torch.Tensor, torch.Tensor, bool], None]:
-    def write(input: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
-        check_half(name, out, input)
-        out.copy_(reference(input))
-
-    return write
-
-
-def _kernel(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Kernel:
-    return Kernel("activation", name, schema=_SCHEMA, reference=_into(name, reference))
+def _new_output(input: torch.Tensor) -> torch.Tensor:
+    if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
+        rows, last = input.shape
+        columns = last // 2
+        return input.new_empty_strided((rows, columns), (columns or 1, 1))
+    if input.dim() == 0:  # The checks of the shapes refuse it.
+        return torch.empty_like(input)
+    *leading, last = input.shape
+    return input.new_empty((*leading, last // 2))
 
 
-_silu_and_mul = _kernel("silu_and_mul", silu_and_mul_reference)
-_gelu_and_mul = _kernel("gelu_and_mul", gelu_and_mul_reference)
-_gelu_tanh_and_mul = _kernel("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
+def _export(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Export:
+    return Export(
+        "activation",
+        name,
+        "input:T[*rows] out!:T enable_pdl:pdl",
+        reference=reference,
+        check=check_half,
+        new={"out": _new_output},
+    )
+
+
+_SILU_AND_MUL = _export("silu_and_mul", silu_and_mul_reference)
+_GELU_AND_MUL = _export("gelu_and_mul", gelu_and_mul_reference)
+_GELU_TANH_AND_MUL = _export("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
 
 
 def _trace(
@@ -129,19 +133,8 @@ def _trace(
     )
 
 
-def _new_output(input: torch.Tensor) -> torch.Tensor:
-    if input.dim() == 2:  # Half the time of what follows: torch parses two plain tuples.
-        rows, last = input.shape
-        columns = last // 2
-        return input.new_empty_strided((rows, columns), (columns or 1, 1))
-    if input.dim() == 0:  # Refused where the shapes are checked.
-        return torch.empty_like(input)
-    *leading, last = input.shape
-    return input.new_empty((*leading, last // 2))
-
-
 @precast_api(trace=_trace("silu_and_mul", "SiLU", silu_and_mul_reference))
-@backend_requirement({}, common_check=served_by("activation"))
+@launches(_SILU_AND_MUL)
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -189,21 +182,10 @@ def silu_and_mul(
     ...     precast.silu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.4621, 0.0000]])
     """
-    try:
-        if out is None:
-            out = _new_output(input)
-        if torch.compiler.is_compiling():
-            torch_ops.silu_and_mul(input, out, enable_pdl is not False)
-        else:
-            _silu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("silu_and_mul", input=input, out=out)
-        raise
-    return out
 
 
 @precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
-@backend_requirement({}, common_check=served_by("activation"))
+@launches(_GELU_AND_MUL)
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -246,21 +228,10 @@ def gelu_and_mul(
     ...     precast.gelu_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.6827, 0.0000]])
     """
-    try:
-        if out is None:
-            out = _new_output(input)
-        if torch.compiler.is_compiling():
-            torch_ops.gelu_and_mul(input, out, enable_pdl is not False)
-        else:
-            _gelu_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("gelu_and_mul", input=input, out=out)
-        raise
-    return out
 
 
 @precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
-@backend_requirement({}, common_check=served_by("activation"))
+@launches(_GELU_TANH_AND_MUL)
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -303,14 +274,3 @@ def gelu_tanh_and_mul(
     ...     precast.gelu_tanh_and_mul(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
     tensor([[1.6824, 0.0000]])
     """
-    try:
-        if out is None:
-            out = _new_output(input)
-        if torch.compiler.is_compiling():
-            torch_ops.gelu_tanh_and_mul(input, out, enable_pdl is not False)
-        else:
-            _gelu_tanh_and_mul[input.dtype, input.get_device()](input, out, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("gelu_tanh_and_mul", input=input, out=out)
-        raise
-    return out

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import functools
 
+from precast._base.device import device_index, get_device_sm_count
 from precast._base.torch import torch
-from precast.utils import device_index, get_device_sm_count
 
 #: One token of a request, some, and a prefill; the last not of every ``head_dim_vo``.
 NARROW, MIDDLE, WIDE = 16, 64, 128

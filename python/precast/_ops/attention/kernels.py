@@ -131,7 +131,7 @@ def launch(packed: AttentionPlan, sources: Tables) -> None:
 
 def workspace_bytes(device: torch.device, shape: PlanShape, lengths: Tables) -> tuple[int, int]:
     """Bytes of the float and the int workspace that a plan needs; waits for lengths on the GPU."""
-    from precast.utils import get_device_sm_count
+    from precast._base.device import get_device_sm_count
 
     if is_reference():
         return 0, 0

@@ -10,7 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError, PlanMismatchError
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
+from precast._op.torch_ops import torch_ops
 from precast._ops.attention import kernels
 from precast._ops.attention.validation import check_shape_dtype_device
 

@@ -11,9 +11,11 @@ import functools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from precast._base.torch import torch, torch_ops
+from precast._base.device import get_device_sm_count
+from precast._base.torch import torch
 from precast._op.dispatch import Kernel
 from precast._op.mode import is_reference
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
@@ -31,7 +33,6 @@ from precast._ops.attention.plan import (
 )
 from precast._ops.attention.reference_kernels import run_single_into
 from precast._ops.attention.run import scales_of
-from precast.utils import get_device_sm_count
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
@@ -109,47 +110,22 @@ def check_no_variant(name: str, variant_owns_mask: bool) -> None:
         )
 
 
-def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
-    """The dtype of a name such as ``"float16"``; a dtype is itself.
-
-    Raises
-    ------
-    TypeError
-        If it is neither.
-    ValueError
-        If torch has no dtype of that name.
-
-    Examples
-    --------
-    >>> canonicalize_torch_dtype("bfloat16")
-    torch.bfloat16
-    """
-    if isinstance(dtype, str):
-        found = getattr(torch, dtype, None)
-        if isinstance(found, torch.dtype):
-            return found
-        raise ValueError(f"dtype must be the name of a torch dtype, got {dtype!r}")
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    raise TypeError(f"dtype must be a string or torch.dtype, got {type(dtype).__name__}")
-
-
 def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> None:
     """Raise for dtypes that no module has; those of a mode that needs none pass."""
     fp8 = (torch.float8_e4m3fn, torch.float8_e5m2)
     if q in fp8:
         raise UnsupportedConfigError(
-            f"{name}: q_data_type must be float16 or bfloat16, got {_word(q)}: only keys and "
+            f"{name}: q_data_type must be float16 or bfloat16, got {dtype_word(q)}: only keys and "
             f"values may be of 8 bits"
         )
     if kv != q and kv not in fp8:
         raise UnsupportedConfigError(
-            f"{name}: kv_data_type must be {_word(q)} as q_data_type, float8_e4m3fn or "
-            f"float8_e5m2, got {_word(kv)}"
+            f"{name}: kv_data_type must be {dtype_word(q)} as q_data_type, float8_e4m3fn or "
+            f"float8_e5m2, got {dtype_word(kv)}"
         )
     if not o.is_floating_point or o.itemsize == 1:
         raise UnsupportedConfigError(
-            f"{name}: o_data_type must be float16, bfloat16 or float32, got {_word(o)}"
+            f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
         )
 
 
@@ -165,10 +141,6 @@ def dtypes_of(
         for given in (kv_data_type, o_data_type)
     )
     return q, kv, o
-
-
-def _word(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:

@@ -6,16 +6,10 @@ Source: DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import (
-    check_device_and_dtype,
-    check_elements_apart,
-    check_memory_apart,
-    check_rank,
-    dtype_word,
-)
+from precast._base.dtypes import dtype_word
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._op.validation import check_dtype, check_memory_apart, check_rank
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
 
@@ -50,53 +44,39 @@ def concat_mla_k_reference(
     return torch.cat([k_nope, k_rope.expand(-1, k_nope.shape[1], -1)], dim=-1)
 
 
-def _check(k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
-    name = "concat_mla_k"
+def _check(export: str, k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor) -> None:
     if k.element_size() not in (1, 2, 4):
         raise ValueError(
-            f"{name}: k must have elements of 1, 2 or 4 bytes, got {dtype_word(k.dtype)}"
+            f"{export}: k must have elements of 1, 2 or 4 bytes, got {dtype_word(k.dtype)}"
         )
-    for part, tensor in (("k", k), ("k_nope", k_nope), ("k_rope", k_rope)):
-        check_device_and_dtype(name, part, tensor, k, k.dtype, "k")
-        check_rank(name, part, tensor, 3, 3)
+    for name, tensor in (("k_nope", k_nope), ("k_rope", k_rope)):
+        check_dtype(export, name, tensor, k.dtype)
+        check_rank(export, name, tensor, 3, 3)
     tokens, heads, last = k.shape
     if k_nope.shape[:2] != (tokens, heads):
         raise ValueError(
-            f"{name}: k_nope must have the tokens and heads of k, got {[*k_nope.shape]} for "
+            f"{export}: k_nope must have the tokens and heads of k, got {[*k_nope.shape]} for "
             f"{[*k.shape]}"
         )
     if k_rope.shape[:2] != (tokens, 1):
         raise ValueError(
-            f"{name}: k_rope must have shape [{tokens}, 1, rope_dim], got {[*k_rope.shape]}"
+            f"{export}: k_rope must have shape [{tokens}, 1, rope_dim], got {[*k_rope.shape]}"
         )
     if last != k_nope.shape[2] + k_rope.shape[2]:
         raise ValueError(
-            f"{name}: k's last dimension must be those of k_nope and k_rope together, "
+            f"{export}: k's last dimension must be those of k_nope and k_rope together, "
             f"{k_nope.shape[2]} + {k_rope.shape[2]}, got {last}"
         )
-    check_elements_apart(name, "k", k)
-    check_memory_apart(name, "k", k, k_nope, "k_nope")
-    check_memory_apart(name, "k", k, k_rope, "k_rope")
+    check_memory_apart(export, "k", k, k_nope, "k_nope")
+    check_memory_apart(export, "k", k, k_rope, "k_rope")
 
 
-def _concat_mla_k_into(
-    k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor, enable_pdl: bool
-) -> None:
-    _check(k, k_nope, k_rope)
-    k[..., : k_nope.shape[2]].copy_(k_nope)
-    k[..., k_nope.shape[2] :].copy_(k_rope.expand(-1, k.shape[1], -1))
-
-
-def _key(k: torch.Tensor, *others: object) -> tuple[int]:
-    return (k.get_device(),)
-
-
-_concat_mla_k = Kernel(
+_CONCAT_MLA_K = Export(
     "concat_ops",
     "concat_mla_k",
-    schema="(Tensor(a!) k, Tensor k_nope, Tensor k_rope, bool enable_pdl) -> ()",
-    reference=_concat_mla_k_into,
-    key=_key,
+    "k!:any[tokens,heads,total_dim] k_nope:any k_rope:any enable_pdl:pdl",
+    reference=concat_mla_k_reference,
+    check=_check,
 )
 
 _TRACE = TraceTemplate(
@@ -125,7 +105,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("concat_ops"))
+@launches(_CONCAT_MLA_K)
 def concat_mla_k(
     k: torch.Tensor,
     k_nope: torch.Tensor,
@@ -171,11 +151,3 @@ def concat_mla_k(
     tensor([[[1., 2., 2.],
              [1., 2., 2.]]])
     """
-    try:
-        if torch.compiler.is_compiling():
-            torch_ops.concat_mla_k(k, k_nope, k_rope, enable_pdl is not False)
-        else:
-            _concat_mla_k[(k.get_device(),)](k, k_nope, k_rope, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("concat_mla_k", k=k, k_nope=k_nope, k_rope=k_rope)
-        raise

@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_peer
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast.api_logging import precast_api
-from precast.trace import Scalar, Tensor, TraceTemplate, Var
+from precast.trace.derive import template_of
 
 
 def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
@@ -35,31 +33,16 @@ def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
     return (input.float() * factor).to(input.dtype)
 
 
-def _scale_into(input: torch.Tensor, factor: float, out: torch.Tensor, enable_pdl: bool) -> None:
-    check_peer("scale", "out", out, input)
-    out.copy_(scale_reference(input, factor))
-
-
-_scale = Kernel(
+_SCALE = Export(
     "scale",
     "scale",
-    schema="(Tensor input, float factor, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_scale_into,
-)
-
-_TRACE = TraceTemplate(
-    op_type="elementwise",
-    name_prefix="scale",
-    description="out = input * factor",
-    axes={"*size": Var()},  # One axis for each dimension of the call.
-    inputs={"input": Tensor(["*size"]), "factor": Scalar("float32")},
-    outputs={"output": Tensor(["*size"], dtype_from="input", param="out")},
+    "input:T[*size] factor:float out!:like(input) enable_pdl:pdl",
     reference=scale_reference,
 )
 
 
-@precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("scale"))
+@precast_api(trace=template_of(_SCALE, "elementwise", "out = input * factor", scale_reference))
+@launches(_SCALE)
 def scale(
     input: torch.Tensor,
     factor: float,
@@ -107,14 +90,3 @@ def scale(
     ...     precast.scale(torch.tensor([1.0, -2.0]), 0.5)
     tensor([ 0.5000, -1.0000])
     """
-    try:
-        if out is None:
-            out = torch.empty_like(input)
-        if torch.compiler.is_compiling():
-            torch_ops.scale(input, factor, out, enable_pdl is not False)
-        else:
-            _scale[input.dtype, input.get_device()](input, factor, out, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("scale", input=input, out=out)
-        raise
-    return out

@@ -6,10 +6,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from precast import sampling
 from precast._base.torch import torch
 from precast._ops.logits_processor.op import Op, ParameterizedOp
 from precast._ops.logits_processor.types import TaggedTensor, TensorType
+from precast._ops.sampling.fused import (
+    sample,
+)
+from precast._ops.sampling.min_p import (
+    min_p_sampling_from_probs,
+)
+from precast._ops.sampling.plain import (
+    sampling_from_logits,
+    sampling_from_probs,
+)
+from precast._ops.sampling.renorm import (
+    top_k_mask_logits,
+    top_k_renorm_probs,
+    top_p_renorm_probs,
+)
+from precast._ops.sampling.softmax import (
+    softmax,
+)
+from precast._ops.sampling.top_k import (
+    top_k_sampling_from_probs,
+)
+from precast._ops.sampling.top_k_top_p import (
+    top_k_top_p_sampling_from_probs,
+)
+from precast._ops.sampling.top_p import (
+    top_p_sampling_from_probs,
+)
 
 _LOGITS, _PROBS, _INDICES = TensorType.LOGITS, TensorType.PROBS, TensorType.INDICES
 
@@ -71,7 +97,7 @@ class SoftmaxOp(_Step):
     IN, OUT = _LOGITS, _PROBS
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling.softmax(x, enable_pdl=self.default_params.get("enable_pdl"))
+        return softmax(x, enable_pdl=self.default_params.get("enable_pdl"))
 
 
 class ProbsTopKOp(_Step):
@@ -80,7 +106,7 @@ class ProbsTopKOp(_Step):
     IN, OUT, PARAMS = _PROBS, _PROBS, ("top_k",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling.top_k_renorm_probs(x, *values)
+        return top_k_renorm_probs(x, *values)
 
 
 class LogitsTopKOp(_Step):
@@ -89,7 +115,7 @@ class LogitsTopKOp(_Step):
     IN, OUT, PARAMS = _LOGITS, _LOGITS, ("top_k",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling.top_k_mask_logits(x, *values)
+        return top_k_mask_logits(x, *values)
 
 
 class TopPOp(_Step):
@@ -98,7 +124,7 @@ class TopPOp(_Step):
     IN, OUT, PARAMS = _PROBS, _PROBS, ("top_p",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling.top_p_renorm_probs(x, *values)
+        return top_p_renorm_probs(x, *values)
 
 
 class MinPOp(_Step):
@@ -119,7 +145,7 @@ class ProbsSampleOp(_Step):
     IN, OUT = _PROBS, _INDICES
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return sampling.sampling_from_probs(x, **_random(self, kwargs))
+        return sampling_from_probs(x, **_random(self, kwargs))
 
 
 class LogitsSampleOp(_Step):
@@ -128,7 +154,7 @@ class LogitsSampleOp(_Step):
     IN, OUT = _LOGITS, _INDICES
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling.sampling_from_logits(x, **_random(self, kwargs))
+        return sampling_from_logits(x, **_random(self, kwargs))
 
 
 # -- fused steps ----------------------------------------------------------------------------------
@@ -160,7 +186,7 @@ class FusedTemperatureSoftmaxOp(_Step):
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
         (temperature,) = values
-        return sampling.softmax(x, temperature, self.default_params.get("enable_pdl"))
+        return softmax(x, temperature, self.default_params.get("enable_pdl"))
 
 
 class _Draw(_Step):
@@ -184,7 +210,7 @@ class FusedProbsTopKSampleOp(_Draw):
     IN, OUT, PARAMS = _PROBS, _INDICES, ("top_k",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return sampling.top_k_sampling_from_probs(x, *values, **_random(self, kwargs))
+        return top_k_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
 class FusedProbsTopPSampleOp(_Draw):
@@ -193,7 +219,7 @@ class FusedProbsTopPSampleOp(_Draw):
     IN, OUT, PARAMS = _PROBS, _INDICES, ("top_p",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return sampling.top_p_sampling_from_probs(x, *values, **_random(self, kwargs))
+        return top_p_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
 class FusedProbsMinPSampleOp(_Draw):
@@ -202,7 +228,7 @@ class FusedProbsMinPSampleOp(_Draw):
     IN, OUT, PARAMS = _PROBS, _INDICES, ("min_p",)
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return sampling.min_p_sampling_from_probs(x, *values, **_random(self, kwargs))
+        return min_p_sampling_from_probs(x, *values, **_random(self, kwargs))
 
 
 class FusedProbsTopKTopPSampleOp(_Draw):
@@ -228,9 +254,7 @@ class FusedProbsTopKTopPSampleOp(_Draw):
 
     def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
         random = _random(self, kwargs)
-        return sampling.top_k_top_p_sampling_from_probs(
-            x, *values, filter_apply_order=self.order, **random
-        )
+        return top_k_top_p_sampling_from_probs(x, *values, filter_apply_order=self.order, **random)
 
 
 class FusedLogitsSampleOp(ParameterizedOp):
@@ -263,5 +287,5 @@ class FusedLogitsSampleOp(ParameterizedOp):
                 tensor = part(tensor, **kwargs)
             return tensor
         values = dict(zip(self.names, _parameters(self, self.names, kwargs)))
-        drawn = sampling.sample(tensor.data, filter_apply_order=self.order, **values, **random)
+        drawn = sample(tensor.data, filter_apply_order=self.order, **values, **random)
         return TaggedTensor(drawn.tokens, kind)

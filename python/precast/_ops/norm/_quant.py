@@ -9,8 +9,8 @@ from typing import Any
 
 from precast._base.rounding import saturated
 from precast._base.torch import torch
-from precast._op.dispatch import check_tensors
-from precast._op.validation import dtype_word
+from precast._op.declaration import Kind
+from precast._op.validation import check_one_number
 from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 
@@ -23,7 +23,7 @@ def over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype)
     return saturated(x * number.reciprocal(), dtype)
 
 
-def scale_tensor(export: str, scale: float, input: torch.Tensor) -> torch.Tensor:
+def scale_tensor(export: str, scale: float, input: torch.Tensor, frames: int) -> torch.Tensor:
     """A scale that was passed as a number, on the device of ``input`` without a wait for it."""
     if isinstance(scale, bool) or not isinstance(scale, (float, int)):
         raise TypeError(f"{export}: scale must be a torch.Tensor, got {type(scale).__name__}")
@@ -32,17 +32,27 @@ def scale_tensor(export: str, scale: float, input: torch.Tensor) -> torch.Tensor
             f"{export}: scale as a float is deprecated; pass a float32 tensor of shape (1,) on the "
             "device of input",
             FutureWarning,
-            stacklevel=4,  # Above this, the op and its wrapper.
+            stacklevel=frames,
         )
     return torch.full((1,), scale, dtype=torch.float32, device=input.device)
 
 
-def check_fp8(export: str, out: torch.Tensor) -> torch.dtype:
-    """The type of ``out``, for which there must be modules."""
-    name = dtype_word(out.dtype)
-    if name not in FP8:
-        raise ValueError(f"{export}: out must be {' or '.join(FP8)}, got {name}")
-    return out.dtype
+def scale_kinds(export: str, frames: int = 3) -> dict[str, Kind]:
+    """The kind ``scale``: one float32 number in a tensor; a Python number is deprecated.
+
+    The warning names the caller's line, which is ``frames`` above: 3 for a plain op, 5 for one with
+    a body.
+    """
+    source = (
+        "{name} if isinstance({name}, _torch.Tensor) else "
+        f"_scale_tensor({export!r}, {{name}}, input, {frames})"
+    )
+    return {"scale": Kind("Tensor {name}", source, names={"_scale_tensor": scale_tensor})}
+
+
+def check_scale(export: str, scale: torch.Tensor, input: torch.Tensor) -> None:
+    """Raise ValueError for a scale that is not one float32 number."""
+    check_one_number(export, "scale", scale, input)
 
 
 def quant_trace(
@@ -95,10 +105,3 @@ def quant_trace(
         return templates[3 if axes_of(input) == 3 else 2, FP8[e5m2]]
 
     return by_rank_and_type
-
-
-def check_written(export: str, out: object, **tensors: object) -> None:
-    """Raise a TypeError that names the argument that is no tensor; ``out`` must be one, too."""
-    check_tensors(export, **tensors)
-    if not isinstance(out, torch.Tensor):
-        raise TypeError(f"{export}: out must be a torch.Tensor, got {type(out).__name__}") from None

@@ -7,10 +7,9 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.norm._rows import check_norm, normalized
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
@@ -75,33 +74,15 @@ def gemma_fused_add_rmsnorm_reference(
     return normalized(x, weight.float() + 1.0, eps).to(input.dtype), x.to(input.dtype)
 
 
-def _fused_add_rmsnorm_into(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
-) -> None:
-    check_norm("fused_add_rmsnorm", input, weight, "residual", residual)
-    normalized, x = fused_add_rmsnorm_reference(input, residual, weight, eps)
-    input.copy_(normalized)
-    residual.copy_(x)
-
-
-def _gemma_fused_add_rmsnorm_into(
-    input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float, enable_pdl: bool
-) -> None:
-    check_norm("gemma_fused_add_rmsnorm", input, weight, "residual", residual)
-    normalized, x = gemma_fused_add_rmsnorm_reference(input, residual, weight, eps)
-    input.copy_(normalized)
-    residual.copy_(x)
-
-
-_SCHEMA = "(Tensor(a!) input, Tensor(b!) residual, Tensor weight, float eps, bool enable_pdl) -> ()"
-_fused_add_rmsnorm = Kernel(
-    "norm", "fused_add_rmsnorm", schema=_SCHEMA, reference=_fused_add_rmsnorm_into
+_ARGUMENTS = (
+    "input!:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float "
+    "enable_pdl:pdl"
 )
-_gemma_fused_add_rmsnorm = Kernel(
-    "norm",
-    "gemma_fused_add_rmsnorm",
-    schema=_SCHEMA,
-    reference=_gemma_fused_add_rmsnorm_into,
+_FUSED_ADD_RMSNORM = Export(
+    "norm", "fused_add_rmsnorm", _ARGUMENTS, reference=fused_add_rmsnorm_reference
+)
+_GEMMA_FUSED_ADD_RMSNORM = Export(
+    "norm", "gemma_fused_add_rmsnorm", _ARGUMENTS, reference=gemma_fused_add_rmsnorm_reference
 )
 _FUSED_ADD_RMSNORM_TRACE = norm_trace(
     "fused_add_rmsnorm",
@@ -120,7 +101,7 @@ _GEMMA_FUSED_ADD_RMSNORM_TRACE = norm_trace(
 
 
 @precast_api(trace=_FUSED_ADD_RMSNORM_TRACE)
-@backend_requirement({}, common_check=served_by("norm"))
+@launches(_FUSED_ADD_RMSNORM)
 def fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -170,19 +151,10 @@ def fused_add_rmsnorm(
     >>> x, residual
     (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.fused_add_rmsnorm(input, residual, weight, eps, pdl)
-        else:
-            _fused_add_rmsnorm[input.dtype, input.get_device()](input, residual, weight, eps, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("fused_add_rmsnorm", input=input, residual=residual, weight=weight)
-        raise
 
 
 @precast_api(trace=_GEMMA_FUSED_ADD_RMSNORM_TRACE)
-@backend_requirement({}, common_check=served_by("norm"))
+@launches(_GEMMA_FUSED_ADD_RMSNORM)
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -228,14 +200,3 @@ def gemma_fused_add_rmsnorm(
     >>> x, residual
     (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.gemma_fused_add_rmsnorm(input, residual, weight, eps, pdl)
-        else:
-            _gemma_fused_add_rmsnorm[input.dtype, input.get_device()](
-                input, residual, weight, eps, pdl
-            )
-    except (AttributeError, TypeError):
-        check_tensors("gemma_fused_add_rmsnorm", input=input, residual=residual, weight=weight)
-        raise

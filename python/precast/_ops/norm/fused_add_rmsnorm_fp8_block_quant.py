@@ -7,14 +7,12 @@ groups: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
-from precast._op.validation import check_device_and_dtype, check_memory_apart, check_peer
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._op.validation import check_memory_apart
 from precast._ops.norm._block_trace import block_quant_trace
-from precast._ops.norm._quant import check_written
-from precast._ops.norm._rows import check_norm, normalized
-from precast._ops.quantize._formula import group_quant
+from precast._ops.norm._rows import normalized
+from precast._ops.quantize._reference_8bit import group_quant
 from precast.api_logging import precast_api
 
 GROUP = 128
@@ -76,8 +74,7 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
 def check_block_scale(
     export: str, block_scale: torch.Tensor, input: torch.Tensor, column_major: bool
 ) -> None:
-    """What the binding refuses of the scales."""
-    check_device_and_dtype(export, "block_scale", block_scale, input, torch.float32)
+    """Raise ValueError for scales of another shape or layout."""
     rows, groups = input.shape[:-1].numel(), input.shape[-1] // GROUP
     shape = [groups, -(-rows // 4) * 4] if column_major else [rows, groups]
     if [*block_scale.shape] != shape:
@@ -97,66 +94,43 @@ def check_block_scale(
         )
 
 
-def _block_quant_into(
+def _check(
+    export: str,
     out: torch.Tensor,
     block_scale: torch.Tensor,
     normed_out: torch.Tensor | None,
     input: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    enable_pdl: bool,
     column_major_scales: bool,
-    scale_ue8m0: bool,
 ) -> None:
-    export = "fused_add_rmsnorm_fp8_block_quant"
-    check_norm(export, input, weight, "residual", residual)
     if input.shape[-1] % GROUP:
         raise ValueError(
             f"{export}: input's last dimension must be a multiple of {GROUP}, got {input.shape[-1]}"
         )
-    check_peer(export, "out", out, input, may_be_input=False, dtype=torch.float8_e4m3fn)
     check_memory_apart(export, "out", out, residual, "residual")
     check_block_scale(export, block_scale, input, column_major_scales)
-    written = {"input": input, "residual": residual, "out": out}
+    others = {"residual": residual, "out": out}
     if normed_out is not None:
-        check_peer(export, "normed_out", normed_out, input)
-        check_memory_apart(export, "normed_out", normed_out, residual, "residual")
-        check_memory_apart(export, "normed_out", normed_out, out, "out")
-        written["normed_out"] = normed_out
-    for name, tensor in written.items():
+        for name, tensor in others.items():
+            check_memory_apart(export, "normed_out", normed_out, tensor, name)
+        others["normed_out"] = normed_out
+    for name, tensor in others.items():
         check_memory_apart(export, "block_scale", block_scale, tensor, name)
-    codes, scale, normed, x = fused_add_rmsnorm_fp8_block_quant_reference(
-        out,
-        block_scale,
-        normed_out,
-        input,
-        residual,
-        weight,
-        eps,
-        column_major_scales,
-        scale_ue8m0,
-    )
-    out.copy_(codes)
-    block_scale.copy_(scale)
-    residual.copy_(x)
-    if normed_out is not None:
-        normed_out.copy_(normed)
 
 
-_block_quant = Kernel(
+_BLOCK_QUANT = Export(
     "norm_block_quant",
     "fused_add_rmsnorm_fp8_block_quant",
-    schema="(Tensor(a!) out, Tensor(b!) block_scale, Tensor(c!)? normed_out, Tensor input, "
-    "Tensor(d!) residual, Tensor weight, float eps, bool enable_pdl, bool column_major_scales, "
-    "bool scale_ue8m0) -> ()",
-    reference=_block_quant_into,
-    axes=("input",),
+    "out!:like(input,e4m3,apart) block_scale!:f32 normed_out!?:like(input) "
+    "input:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float "
+    "enable_pdl:pdl column_major_scales:bool scale_ue8m0:bool",
+    reference=fused_add_rmsnorm_fp8_block_quant_reference,
+    check=_check,
 )
 
 
 @precast_api(trace=block_quant_trace(fused_add_rmsnorm_fp8_block_quant_reference))
-@backend_requirement({}, common_check=served_by("norm_block_quant"))
+@launches(_BLOCK_QUANT)
 def fused_add_rmsnorm_fp8_block_quant(
     out: torch.Tensor,
     block_scale: torch.Tensor,
@@ -237,37 +211,3 @@ def fused_add_rmsnorm_fp8_block_quant(
     >>> out[0, 0].item(), (scale * 448)[0].tolist(), residual[0, 0].item()
     (448.0, [1.0, 0.0, 0.0, 0.0], 4.0)
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.fused_add_rmsnorm_fp8_block_quant(
-                out,
-                block_scale,
-                normed_out,
-                input,
-                residual,
-                weight,
-                eps,
-                pdl,
-                column_major_scales,
-                scale_ue8m0,
-            )
-        else:
-            _block_quant[input.dtype, out.get_device()](
-                out,
-                block_scale,
-                normed_out,
-                input,
-                residual,
-                weight,
-                eps,
-                pdl,
-                column_major_scales,
-                scale_ue8m0,
-            )
-    except (AttributeError, TypeError):
-        tensors = {"block_scale": block_scale, "input": input, "residual": residual}
-        if normed_out is not None:
-            tensors["normed_out"] = normed_out
-        check_written("fused_add_rmsnorm_fp8_block_quant", out, **tensors, weight=weight)
-        raise

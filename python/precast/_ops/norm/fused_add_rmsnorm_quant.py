@@ -7,12 +7,11 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
-from precast._op.validation import check_memory_apart, check_one_number, check_peer
-from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
-from precast._ops.norm._rows import check_norm, normalized
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._op.validation import check_memory_apart
+from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
+from precast._ops.norm._rows import normalized
 from precast.api_logging import precast_api
 
 
@@ -59,32 +58,25 @@ def fused_add_rmsnorm_quant_reference(
     return over_scale(y, scale, out.dtype), x.to(input.dtype)
 
 
-def _fused_add_rmsnorm_quant_into(
+def _check(
+    export: str,
     out: torch.Tensor,
     input: torch.Tensor,
     residual: torch.Tensor,
-    weight: torch.Tensor,
     scale: torch.Tensor,
-    eps: float,
-    enable_pdl: bool,
 ) -> None:
-    export = "fused_add_rmsnorm_quant"
-    check_norm(export, input, weight, "residual", residual)
-    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
     check_memory_apart(export, "out", out, residual, "residual")
-    check_one_number(export, "scale", scale, input)
-    quantized, x = fused_add_rmsnorm_quant_reference(out, input, residual, weight, scale, eps)
-    out.copy_(quantized)
-    residual.copy_(x)
+    check_scale(export, scale, input)
 
 
-_fused_add_rmsnorm_quant = Kernel(
+_FUSED_ADD_RMSNORM_QUANT = Export(
     "norm_quant",
     "fused_add_rmsnorm_quant",
-    schema="(Tensor(a!) out, Tensor input, Tensor(b!) residual, Tensor weight, Tensor scale, "
-    "float eps, bool enable_pdl) -> ()",
-    reference=_fused_add_rmsnorm_quant_into,
-    axes=("input", "out"),
+    "out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] residual!:like(input,apart) "
+    "weight:T[hidden] scale:scale eps:float enable_pdl:pdl",
+    reference=fused_add_rmsnorm_quant_reference,
+    check=_check,
+    kinds=scale_kinds("fused_add_rmsnorm_quant"),
 )
 _TRACE = quant_trace(
     "fused_add_rmsnorm_quant",
@@ -96,7 +88,7 @@ _TRACE = quant_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("norm_quant"))
+@launches(_FUSED_ADD_RMSNORM_QUANT)
 def fused_add_rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -159,16 +151,3 @@ def fused_add_rmsnorm_quant(
     >>> out.float(), residual
     (tensor([[ 88., 224.]]), tensor([[3., 4.]]))
     """
-    try:
-        if not isinstance(scale, torch.Tensor):
-            scale = scale_tensor("fused_add_rmsnorm_quant", scale, input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.fused_add_rmsnorm_quant(out, input, residual, weight, scale, eps, pdl)
-        else:
-            _fused_add_rmsnorm_quant[input.dtype, out.dtype, out.get_device()](
-                out, input, residual, weight, scale, eps, pdl
-            )
-    except (AttributeError, TypeError):
-        check_written("fused_add_rmsnorm_quant", out, input=input, residual=residual, weight=weight)
-        raise

@@ -7,17 +7,17 @@ Wan's VAE, arXiv:2503.20314, which uses the two together.
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_peer, check_rank, check_vector, dtype_word
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
-_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
+#: Legal element types of the output.
+OUTPUT_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
 
 
 def fused_rmsnorm_silu_reference(
@@ -54,38 +54,33 @@ def fused_rmsnorm_silu_reference(
     return saturated(y, input.dtype if out is None else out.dtype)
 
 
-def _fused_rmsnorm_silu_into(
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-    block_scale: torch.Tensor | None,
-    enable_pdl: bool,
-) -> None:
-    export = "fused_rmsnorm_silu"
-    if not (block_scale is None or isinstance(block_scale, torch.Tensor)):
-        raise TypeError(block_scale)
-    check_rank(export, "input", input, 2, 3)
-    check_vector(export, "weight", weight, input, input.dtype)
+def check_output_type(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
+    """Raise UnsupportedConfigError for an output type that no module writes."""
     name = dtype_word(out.dtype)
-    if name not in (*_TYPES, dtype_word(input.dtype)):
-        raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {name}")
-    check_peer(export, "out", out, input, dtype=out.dtype)
+    if name not in (*OUTPUT_TYPES, dtype_word(input.dtype)):
+        raise UnsupportedConfigError(
+            f"{export}: out must be {' or '.join(OUTPUT_TYPES)}, got {name}"
+        )
+
+
+def _check(
+    export: str, input: torch.Tensor, out: torch.Tensor, block_scale: torch.Tensor | None
+) -> None:
+    check_output_type(export, out, input)
     if block_scale is not None:
         raise ValueError(
-            f"{export}: block_scale must be None, as out is {name}, which has no scales; it is for "
-            f"NVFP4 output, which is not implemented"
+            f"{export}: block_scale must be None, as out is {dtype_word(out.dtype)}, which has no "
+            f"scales; it is for NVFP4 output, which is not implemented"
         )
-    out.copy_(fused_rmsnorm_silu_reference(input, weight, eps, out))
 
 
-_fused_rmsnorm_silu = Kernel(
+_FUSED_RMSNORM_SILU = Export(
     "norm_gate",
     "fused_rmsnorm_silu",
-    schema="(Tensor input, Tensor weight, float eps, Tensor(a!) out, Tensor? block_scale, "
-    "bool enable_pdl) -> ()",
-    reference=_fused_rmsnorm_silu_into,
-    axes=("input", "out"),
+    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float "
+    "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
+    reference=fused_rmsnorm_silu_reference,
+    check=_check,
 )
 _TRACE = norm_trace(
     "fused_rmsnorm_silu",
@@ -97,7 +92,7 @@ _TRACE = norm_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("norm_gate"))
+@op("norm_gate")
 def fused_rmsnorm_silu(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -157,26 +152,15 @@ def fused_rmsnorm_silu(
     ...     precast.fused_rmsnorm_silu(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
     tensor([[0.5942, 2.0495]])
     """
+    if out is None:
+        out = torch.empty_like(input)
     try:
-        if out is None:
-            out = torch.empty_like(input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.fused_rmsnorm_silu(input, weight, eps, out, block_scale, pdl)
-        else:
-            _fused_rmsnorm_silu[input.dtype, out.dtype, input.get_device()](
-                input, weight, eps, out, block_scale, pdl
-            )
+        _FUSED_RMSNORM_SILU.launch(input, weight, eps, out, block_scale, enable_pdl)
     except UnsupportedConfigError as error:
-        if out is not None and str(out.dtype) == "torch.float4_e2m1fn_x2":
+        if str(out.dtype) == "torch.float4_e2m1fn_x2":
             raise UnsupportedConfigError(
                 "fused_rmsnorm_silu: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is "
-                f"not implemented; legal: {', '.join(_TYPES)}. Fix: quantise a bfloat16 out"
+                f"not implemented; legal: {', '.join(OUTPUT_TYPES)}. Fix: quantise a bfloat16 out"
             ) from error
-        raise
-    except (AttributeError, TypeError):
-        check_tensors("fused_rmsnorm_silu", input=input, weight=weight, out=out)
-        if block_scale is not None:
-            check_tensors("fused_rmsnorm_silu", block_scale=block_scale)
         raise
     return out

@@ -7,10 +7,8 @@ Source: Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
 from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_peer, check_rank, check_vector
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
@@ -49,38 +47,27 @@ def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
     return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def check_parameters(
-    export: str, input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor
-) -> None:
-    """What layer norms refuse of their weight and bias in reference mode."""
+def check_input(export: str, input: torch.Tensor) -> None:
+    """Raise DtypeRuntimeError, which engines expect of layer norms, for a dtype without modules."""
+    if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
+        raise DtypeRuntimeError(f"{export}: input must be bfloat16 (or float16), got {input.dtype}")
+
+
+def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> None:
+    """Raise DtypeRuntimeError for a weight or bias that is not float32."""
     for name, vector in (("gemma", gemma), ("beta", beta)):
         if vector.dtype is not torch.float32:
             raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
-        check_vector(export, name, vector, input, torch.float32)
 
 
-def _layernorm_into(
-    input: torch.Tensor,
-    gemma: torch.Tensor,
-    beta: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    check_rank("layernorm", "input", input, 2, 3)
-    check_parameters("layernorm", input, gemma, beta)
-    check_peer("layernorm", "out", out, input)
-    out.copy_(layernorm_reference(input, gemma, beta, eps))
-
-
-_layernorm = Kernel(
+_LAYERNORM = Export(
     "norm",
     "layernorm",
-    schema="(Tensor input, Tensor gemma, Tensor beta, float eps, Tensor(a!) out, "
-    "bool enable_pdl) -> ()",
-    reference=_layernorm_into,
+    "input:T[*rows(1-2),hidden] gemma:any[hidden] beta:any[hidden] eps:float out!:like(input) "
+    "enable_pdl:pdl",
+    reference=layernorm_reference,
+    check=check_parameters,
 )
-
 _TRACE = norm_trace(
     "layernorm",
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
@@ -94,7 +81,7 @@ _TRACE = norm_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("norm"))
+@op("norm")
 def layernorm(
     input: torch.Tensor,
     gemma: torch.Tensor,
@@ -152,19 +139,8 @@ def layernorm(
     ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
     tensor([[-1.,  2.]], dtype=torch.bfloat16)
     """
-    try:
-        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
-            raise DtypeRuntimeError(
-                f"layernorm: input must be bfloat16 (or float16), got {input.dtype}"
-            )
-        if out is None:
-            out = torch.empty_like(input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.layernorm(input, gemma, beta, eps, out, pdl)
-        else:
-            _layernorm[input.dtype, input.get_device()](input, gemma, beta, eps, out, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("layernorm", input=input, gemma=gemma, beta=beta, out=out)
-        raise
+    check_input("layernorm", input)
+    if out is None:
+        out = torch.empty_like(input)
+    _LAYERNORM.launch(input, gemma, beta, eps, out, enable_pdl)
     return out

@@ -7,13 +7,10 @@ Point Specification 1.0.
 
 from __future__ import annotations
 
-from precast._base.errors import DtypeRuntimeError
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
-from precast._op.validation import check_one_number, check_peer, check_rank
-from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
-from precast._ops.norm.layernorm import check_parameters, standardized
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
+from precast._ops.norm.layernorm import check_input, check_parameters, standardized
 from precast.api_logging import precast_api
 
 
@@ -57,30 +54,25 @@ def layernorm_quant_reference(
     return over_scale(y, scale, out.dtype)
 
 
-def _layernorm_quant_into(
-    out: torch.Tensor,
+def _check(
+    export: str,
     input: torch.Tensor,
     gemma: torch.Tensor,
     beta: torch.Tensor,
     scale: torch.Tensor,
-    eps: float,
-    enable_pdl: bool,
 ) -> None:
-    export = "layernorm_quant"
-    check_rank(export, "input", input, 2, 3)
-    check_parameters(export, input, gemma, beta)
-    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
-    check_one_number(export, "scale", scale, input)
-    out.copy_(layernorm_quant_reference(out, input, gemma, beta, scale, eps))
+    check_parameters(export, gemma, beta)
+    check_scale(export, scale, input)
 
 
-_layernorm_quant = Kernel(
+_LAYERNORM_QUANT = Export(
     "norm_quant",
     "layernorm_quant",
-    schema="(Tensor(a!) out, Tensor input, Tensor gemma, Tensor beta, Tensor scale, float eps, "
-    "bool enable_pdl) -> ()",
-    reference=_layernorm_quant_into,
-    axes=("input", "out"),
+    "out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] gemma:any[hidden] "
+    "beta:any[hidden] scale:scale eps:float enable_pdl:pdl",
+    reference=layernorm_quant_reference,
+    check=_check,
+    kinds=scale_kinds("layernorm_quant", frames=5),
 )
 _TRACE = quant_trace(
     "layernorm_quant",
@@ -95,7 +87,7 @@ _TRACE = quant_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("norm_quant"))
+@op("norm_quant")
 def layernorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -159,20 +151,5 @@ def layernorm_quant(
     >>> out.float()
     tensor([[-80., 160.]])
     """
-    try:
-        if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
-            raise DtypeRuntimeError(
-                f"layernorm_quant: input must be bfloat16 (or float16), got {input.dtype}"
-            )
-        if not isinstance(scale, torch.Tensor):
-            scale = scale_tensor("layernorm_quant", scale, input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.layernorm_quant(out, input, gemma, beta, scale, eps, pdl)
-        else:
-            _layernorm_quant[input.dtype, out.dtype, out.get_device()](
-                out, input, gemma, beta, scale, eps, pdl
-            )
-    except (AttributeError, TypeError):
-        check_written("layernorm_quant", out, input=input, gemma=gemma, beta=beta)
-        raise
+    check_input("layernorm_quant", input)
+    _LAYERNORM_QUANT.launch(out, input, gemma, beta, scale, eps, enable_pdl)

@@ -7,10 +7,9 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.norm._rows import check_norm, normalized
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
@@ -69,41 +68,21 @@ def gemma_rmsnorm_reference(
     return normalized(input.float(), weight.float() + 1.0, eps).to(input.dtype)
 
 
-def _rmsnorm_into(
-    input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
-) -> None:
-    check_norm("rmsnorm", input, weight, "out", out)
-    out.copy_(rmsnorm_reference(input, weight, eps))
+_ARGUMENTS = "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input) enable_pdl:pdl"
+_RMSNORM = Export("norm", "rmsnorm", _ARGUMENTS, reference=rmsnorm_reference)
+_GEMMA_RMSNORM = Export("norm", "gemma_rmsnorm", _ARGUMENTS, reference=gemma_rmsnorm_reference)
 
 
-def _gemma_rmsnorm_into(
-    input: torch.Tensor, weight: torch.Tensor, eps: float, out: torch.Tensor, enable_pdl: bool
-) -> None:
-    check_norm("gemma_rmsnorm", input, weight, "out", out)
-    out.copy_(gemma_rmsnorm_reference(input, weight, eps))
-
-
-_SCHEMA = "(Tensor input, Tensor weight, float eps, Tensor(a!) out, bool enable_pdl) -> ()"
-_rmsnorm = Kernel("norm", "rmsnorm", schema=_SCHEMA, reference=_rmsnorm_into)
-_gemma_rmsnorm = Kernel("norm", "gemma_rmsnorm", schema=_SCHEMA, reference=_gemma_rmsnorm_into)
-_RMSNORM_TRACE = norm_trace(
-    "rmsnorm",
-    "Each row divided by its root mean square, times a weight.",
-    rmsnorm_reference,
-    rows={"hidden_states": "input"},
-    outputs={"output": "out"},
+@precast_api(
+    trace=norm_trace(
+        "rmsnorm",
+        "Each row divided by its root mean square, times a weight.",
+        rmsnorm_reference,
+        rows={"hidden_states": "input"},
+        outputs={"output": "out"},
+    )
 )
-_GEMMA_RMSNORM_TRACE = norm_trace(
-    "gemma_rmsnorm",
-    "Each row divided by its root mean square, times a weight plus one.",
-    gemma_rmsnorm_reference,
-    rows={"hidden_states": "input"},
-    outputs={"output": "out"},
-)
-
-
-@precast_api(trace=_RMSNORM_TRACE)
-@backend_requirement({}, common_check=served_by("norm"))
+@launches(_RMSNORM)
 def rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -155,23 +134,18 @@ def rmsnorm(
     ...     precast.rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
     tensor([[0.8485, 2.2627]])
     """
-    try:
-        if out is None:
-            out = torch.empty_like(input)
-        if torch.compiler.is_compiling():
-            torch_ops.rmsnorm(input, weight, eps, out, enable_pdl is not False)
-        else:
-            _rmsnorm[input.dtype, input.get_device()](
-                input, weight, eps, out, enable_pdl is not False
-            )
-    except (AttributeError, TypeError):
-        check_tensors("rmsnorm", input=input, weight=weight, out=out)
-        raise
-    return out
 
 
-@precast_api(trace=_GEMMA_RMSNORM_TRACE)
-@backend_requirement({}, common_check=served_by("norm"))
+@precast_api(
+    trace=norm_trace(
+        "gemma_rmsnorm",
+        "Each row divided by its root mean square, times a weight plus one.",
+        gemma_rmsnorm_reference,
+        rows={"hidden_states": "input"},
+        outputs={"output": "out"},
+    )
+)
+@launches(_GEMMA_RMSNORM)
 def gemma_rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -218,15 +192,3 @@ def gemma_rmsnorm(
     ...     precast.gemma_rmsnorm(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
     tensor([[0.8485, 2.2627]])
     """
-    try:
-        if out is None:
-            out = torch.empty_like(input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.gemma_rmsnorm(input, weight, eps, out, pdl)
-        else:
-            _gemma_rmsnorm[input.dtype, input.get_device()](input, weight, eps, out, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("gemma_rmsnorm", input=input, weight=weight, out=out)
-        raise
-    return out

@@ -7,11 +7,9 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
-from precast._op.validation import check_one_number, check_peer, check_rank, check_vector
-from precast._ops.norm._quant import check_fp8, check_written, over_scale, quant_trace, scale_tensor
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
 from precast._ops.norm._rows import normalized
 from precast.api_logging import precast_api
 
@@ -53,29 +51,14 @@ def rmsnorm_quant_reference(
     return over_scale(normalized(input.float(), weight.float(), eps), scale, out.dtype)
 
 
-def _rmsnorm_quant_into(
-    out: torch.Tensor,
-    input: torch.Tensor,
-    weight: torch.Tensor,
-    scale: torch.Tensor,
-    eps: float,
-    enable_pdl: bool,
-) -> None:
-    export = "rmsnorm_quant"
-    check_rank(export, "input", input, 2, 3)
-    check_vector(export, "weight", weight, input, input.dtype)
-    check_peer(export, "out", out, input, may_be_input=False, dtype=check_fp8(export, out))
-    check_one_number(export, "scale", scale, input)
-    out.copy_(rmsnorm_quant_reference(out, input, weight, scale, eps))
-
-
-_rmsnorm_quant = Kernel(
+_RMSNORM_QUANT = Export(
     "norm_quant",
     "rmsnorm_quant",
-    schema="(Tensor(a!) out, Tensor input, Tensor weight, Tensor scale, float eps, "
-    "bool enable_pdl) -> ()",
-    reference=_rmsnorm_quant_into,
-    axes=("input", "out"),
+    "out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] weight:T[hidden] scale:scale "
+    "eps:float enable_pdl:pdl",
+    reference=rmsnorm_quant_reference,
+    check=check_scale,
+    kinds=scale_kinds("rmsnorm_quant"),
 )
 _TRACE = quant_trace(
     "rmsnorm_quant",
@@ -86,7 +69,7 @@ _TRACE = quant_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("norm_quant"))
+@launches(_RMSNORM_QUANT)
 def rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -147,16 +130,3 @@ def rmsnorm_quant(
     >>> out.float()
     tensor([[ 88., 224.]])
     """
-    try:
-        if not isinstance(scale, torch.Tensor):
-            scale = scale_tensor("rmsnorm_quant", scale, input)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.rmsnorm_quant(out, input, weight, scale, eps, pdl)
-        else:
-            _rmsnorm_quant[input.dtype, out.dtype, out.get_device()](
-                out, input, weight, scale, eps, pdl
-            )
-    except (AttributeError, TypeError):
-        check_written("rmsnorm_quant", out, input=input, weight=weight)
-        raise

@@ -10,24 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import (
-    check_device_and_dtype,
-    check_memory_apart,
-    check_peer,
-    check_rank,
-    check_vector,
-    dtype_word,
-)
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._op.validation import check_memory_apart
 from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
+from precast._ops.norm.fused_rmsnorm_silu import check_output_type
 from precast.api_logging import precast_api
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
-
-_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
 
 
 def rmsnorm_sigmoid_gate_reference(
@@ -68,39 +58,31 @@ def rmsnorm_sigmoid_gate_reference(
     return saturated(y * torch.sigmoid(gate.float()), input.dtype if out is None else out.dtype)
 
 
-def _rmsnorm_sigmoid_gate_into(
+def _check(export: str, input: torch.Tensor, gate: torch.Tensor, out: torch.Tensor | None) -> None:
+    if out is not None:
+        check_output_type(export, out, input)
+    name, written = ("input", input) if out is None else ("out", out)
+    check_memory_apart(export, name, written, gate, "gate")
+
+
+def _write(
     input: torch.Tensor,
     gate: torch.Tensor,
     eps: float,
     weight: torch.Tensor | None,
     out: torch.Tensor | None,
-    enable_pdl: bool,
 ) -> None:
-    export = "rmsnorm_sigmoid_gate"
-    check_rank(export, "input", input, 2, 3)
-    check_device_and_dtype(export, "gate", gate, input, input.dtype)
-    if gate.shape != input.shape:
-        raise ValueError(
-            f"{export}: gate must have input's shape {[*input.shape]}, got {[*gate.shape]}"
-        )
-    if weight is not None:
-        check_vector(export, "weight", weight, input, input.dtype)
-    to, name = (input, "input") if out is None else (out, "out")
-    dtype = dtype_word(to.dtype)
-    if out is not None and dtype not in (*_TYPES, dtype_word(input.dtype)):
-        raise UnsupportedConfigError(f"{export}: out must be {' or '.join(_TYPES)}, got {dtype}")
-    check_peer(export, name, to, input, dtype=to.dtype)
-    check_memory_apart(export, name, to, gate, "gate")
-    to.copy_(rmsnorm_sigmoid_gate_reference(input, gate, eps, weight, out))
+    written = input if out is None else out
+    written.copy_(rmsnorm_sigmoid_gate_reference(input, gate, eps, weight, out))
 
 
-_rmsnorm_sigmoid_gate = Kernel(
+_RMSNORM_SIGMOID_GATE = Export(
     "norm_gate",
     "rmsnorm_sigmoid_gate",
-    schema="(Tensor(a!) input, Tensor gate, float eps, Tensor? weight, Tensor(b!)? out, "
-    "bool enable_pdl) -> ()",
-    reference=_rmsnorm_sigmoid_gate_into,
-    axes=("input", "out"),
+    "input!:T[*rows(1-2),hidden] gate:like(input) eps:float weight?:T[hidden] "
+    "out!?:like(input,U) enable_pdl:pdl",
+    write=_write,
+    check=_check,
 )
 
 
@@ -146,7 +128,7 @@ def _trace() -> Callable[..., TraceTemplate]:
 
 
 @precast_api(trace=_trace())
-@backend_requirement({}, common_check=served_by("norm_gate"))
+@launches(_RMSNORM_SIGMOID_GATE)
 def rmsnorm_sigmoid_gate(
     input: torch.Tensor,
     gate: torch.Tensor,
@@ -202,17 +184,3 @@ def rmsnorm_sigmoid_gate(
     >>> x
     tensor([[0.4243, 0.9965]])
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.rmsnorm_sigmoid_gate(input, gate, eps, weight, out, pdl)
-        else:
-            dtype = input.dtype if out is None else out.dtype
-            _rmsnorm_sigmoid_gate[input.dtype, dtype, input.get_device()](
-                input, gate, eps, weight, out, pdl
-            )
-    except (AttributeError, TypeError):
-        check_tensors("rmsnorm_sigmoid_gate", input=input, gate=gate, out=out)
-        if weight is not None:
-            check_tensors("rmsnorm_sigmoid_gate", weight=weight)
-        raise

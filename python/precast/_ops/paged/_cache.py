@@ -8,7 +8,6 @@ from typing import TypeAlias
 from precast._base.errors import CacheLayoutError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
-from precast._op.dispatch import check_tensors
 
 #: Keys and values: one tensor with both in dimension 1, or a tensor each.
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -20,8 +19,16 @@ Places: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
 IS_HND = {"NHD": False, "HND": True}
 
 
+def is_hnd(kv_layout: str) -> bool:
+    """Whether heads come before the entries of a page; :func:`check_call` explains a KeyError."""
+    hnd = IS_HND.get(kv_layout)
+    if hnd is None:
+        raise TypeError("no layout")
+    return hnd
+
+
 def check_layout(export: str, kv_layout: object) -> None:
-    """Raise the error of a layout that is none."""
+    """Raise CacheLayoutError unless ``kv_layout`` is legal."""
     if not isinstance(kv_layout, str) or kv_layout not in IS_HND:
         raise CacheLayoutError(
             f"{export}: kv_layout must be {' or '.join(IS_HND)}, got {kv_layout!r}"
@@ -33,14 +40,27 @@ def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
     if not isinstance(paged_kv_cache, tuple):
         return paged_kv_cache, None
     if len(paged_kv_cache) != 2:
-        raise TypeError("not a pair")  # check_call() says it in words.
+        raise TypeError("not a pair")  # check_call() raises the error that explains it.
     return paged_kv_cache
 
 
-def check_call(export: str, paged_kv_cache: object, kv_layout: object, **tensors: object) -> None:
-    """Raise an error that names what is of a wrong type; called when a call has failed already."""
+def joined(k_cache: torch.Tensor, v_cache: torch.Tensor | None) -> Cache:
+    """The public argument that :func:`split` took apart."""
+    return k_cache if v_cache is None else (k_cache, v_cache)
+
+
+def layout_of(hnd: bool) -> str:
+    """The public argument of :func:`is_hnd`."""
+    return "HND" if hnd else "NHD"
+
+
+#: Public arguments of an export with ``k_cache``, ``v_cache`` and ``hnd``.
+DERIVED = {"paged_kv_cache": joined, "kv_layout": layout_of}
+
+
+def check_call(export: str, paged_kv_cache: object, kv_layout: object) -> None:
+    """Raise the error that names a layout or a cache of a wrong type."""
     check_layout(export, kv_layout)
-    check_tensors(export, **tensors)
     check_cache(export, "paged_kv_cache", paged_kv_cache)
 
 

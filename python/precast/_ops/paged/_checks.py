@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_device_and_dtype,
@@ -15,7 +16,6 @@ from precast._op.validation import (
     check_one_number,
     check_rank,
     check_same_device,
-    dtype_word,
 )
 from precast._ops.paged._cache import Cache
 
@@ -163,6 +163,10 @@ def _pages(
 
 _KV = ("append_key", "append_value")
 _MLA = ("append_ckv", "append_kpe")
+
+
+#: A page table and the indices of tokens.
+TABLE = ("batch_indices", "positions", "kv_indices", "kv_indptr", "kv_last_page_len")
 
 
 def check_table(

@@ -7,18 +7,19 @@ PagedAttention, arXiv:2309.06180; Ye et al., FlashInfer, arXiv:2501.01005 (the p
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import (
-    IS_HND,
+    DERIVED,
     Cache,
     check_call,
-    check_layout,
     copied,
     entries_of,
     halves,
+    is_hnd,
     put,
     split,
     table_places,
@@ -78,64 +79,28 @@ def append_paged_kv_cache_reference(
     return cache
 
 
-def _append_paged_kv_cache_into(
+def _check(
+    export: str,
     append_key: torch.Tensor,
     append_value: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    paged_kv_cache: Cache,
     hnd: bool,
-    enable_pdl: bool,
+    **given: Any,
 ) -> None:
-    name = "append_paged_kv_cache"
-    rows = append_key, append_value
-    cache: Cache = k_cache if v_cache is None else (k_cache, v_cache)
-    _checks.check_kv(name, rows, cache, hnd)
-    table = kv_indices, kv_indptr, kv_last_page_len
-    _checks.check_table(name, append_key, "append_key", batch_indices, positions, *table)
-    for part, row in zip(halves(cache), rows):
-        entries = entries_of(part, hnd)
-        pages, size = entries.shape[:2]
-        places = table_places(batch_indices, positions, kv_indices, kv_indptr, pages, size)
-        put(entries, row, places)
+    _checks.check_kv(export, (append_key, append_value), paged_kv_cache, hnd)
+    table = {name: given[name] for name in _checks.TABLE}
+    _checks.check_table(export, append_key, "append_key", **table)
 
 
-def _key(append_key: torch.Tensor, *others: object) -> tuple[int]:
-    return (append_key.get_device(),)
-
-
-def _public(
-    append_key: object,
-    append_value: object,
-    batch_indices: object,
-    positions: object,
-    k_cache: object,
-    v_cache: object,
-    kv_indices: object,
-    kv_indptr: object,
-    kv_last_page_len: object,
-    hnd: bool,
-    enable_pdl: bool,
-) -> tuple[object, ...]:
-    cache = k_cache if v_cache is None else (k_cache, v_cache)
-    rows = append_key, append_value, batch_indices, positions
-    layout = "HND" if hnd else "NHD"
-    return (*rows, cache, kv_indices, kv_indptr, kv_last_page_len, layout, enable_pdl)
-
-
-_append_paged_kv_cache = Kernel(
+_APPEND = Export(
     "page",
     "append_paged_kv_cache",
-    schema="(Tensor append_key, Tensor append_value, Tensor batch_indices, Tensor positions, "
-    "Tensor(a!) k_cache, Tensor(b!)? v_cache, Tensor kv_indices, Tensor kv_indptr, "
-    "Tensor kv_last_page_len, bool hnd, bool enable_pdl) -> ()",
-    reference=_append_paged_kv_cache_into,
-    key=_key,
-    public=_public,
+    "append_key:tensor append_value:tensor batch_indices:tensor positions:tensor k_cache!:tensor "
+    "v_cache!?:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor hnd:bool "
+    "enable_pdl:pdl",
+    reference=append_paged_kv_cache_reference,
+    check=_check,
+    derived=DERIVED,
 )
 
 _TRACE = kv_trace(
@@ -147,7 +112,7 @@ _TRACE = kv_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("page"))
+@op("page", explain=check_call)
 def append_paged_kv_cache(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
@@ -227,40 +192,18 @@ def append_paged_kv_cache(
     >>> cache[1, :, 1].flatten()
     tensor([1., 1., 2., 2.])
     """
-    try:
-        hnd = IS_HND.get(kv_layout)
-        if hnd is None:
-            check_layout("append_paged_kv_cache", kv_layout)
-        k_cache, v_cache = split(paged_kv_cache)
-        run = (
-            torch_ops.append_paged_kv_cache
-            if torch.compiler.is_compiling()
-            else _append_paged_kv_cache[(append_key.get_device(),)]
-        )
-        run(
-            append_key,
-            append_value,
-            batch_indices,
-            positions,
-            k_cache,
-            v_cache,
-            kv_indices,
-            kv_indptr,
-            kv_last_page_len,
-            hnd,
-            enable_pdl is not False,
-        )
-    except (AttributeError, TypeError):
-        check_call(
-            "append_paged_kv_cache",
-            paged_kv_cache,
-            kv_layout,
-            append_key=append_key,
-            append_value=append_value,
-            batch_indices=batch_indices,
-            positions=positions,
-            kv_indices=kv_indices,
-            kv_indptr=kv_indptr,
-            kv_last_page_len=kv_last_page_len,
-        )
-        raise
+    hnd = is_hnd(kv_layout)
+    k_cache, v_cache = split(paged_kv_cache)
+    _APPEND.launch(
+        append_key,
+        append_value,
+        batch_indices,
+        positions,
+        k_cache,
+        v_cache,
+        kv_indices,
+        kv_indptr,
+        kv_last_page_len,
+        hnd,
+        enable_pdl,
+    )

@@ -7,9 +7,10 @@ arXiv:2501.01005 (the page table).
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from typing import Any
+
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import put, table_places
 from precast._ops.paged._trace import TABLE, mla_trace
@@ -64,40 +65,26 @@ def append_paged_mla_kv_cache_reference(
     return caches
 
 
-def _append_paged_mla_kv_cache_into(
+def _check(
+    export: str,
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
-    enable_pdl: bool,
+    **given: Any,
 ) -> None:
-    name = "append_paged_mla_kv_cache"
-    _checks.check_mla(name, (append_ckv, append_kpe), (ckv_cache, kpe_cache))
-    table = kv_indices, kv_indptr, kv_last_page_len
-    _checks.check_table(name, append_ckv, "append_ckv", batch_indices, positions, *table)
-    pages, page_size = ckv_cache.shape[:2]
-    places = table_places(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
-    put(ckv_cache, append_ckv, places)
-    put(kpe_cache, append_kpe, places)
+    _checks.check_mla(export, (append_ckv, append_kpe), (ckv_cache, kpe_cache))
+    table = {name: given[name] for name in _checks.TABLE}
+    _checks.check_table(export, append_ckv, "append_ckv", **table)
 
 
-def _key(append_ckv: torch.Tensor, *others: object) -> tuple[int]:
-    return (append_ckv.get_device(),)
-
-
-_append_paged_mla_kv_cache = Kernel(
+_APPEND_MLA = Export(
     "page",
     "append_paged_mla_kv_cache",
-    schema="(Tensor append_ckv, Tensor append_kpe, Tensor batch_indices, Tensor positions, "
-    "Tensor(a!) ckv_cache, Tensor(b!) kpe_cache, Tensor kv_indices, Tensor kv_indptr, "
-    "Tensor kv_last_page_len, bool enable_pdl) -> ()",
-    reference=_append_paged_mla_kv_cache_into,
-    key=_key,
+    "append_ckv:tensor append_kpe:tensor batch_indices:tensor positions:tensor ckv_cache!:tensor "
+    "kpe_cache!:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor enable_pdl:pdl",
+    reference=append_paged_mla_kv_cache_reference,
+    check=_check,
 )
 
 _TRACE = mla_trace(
@@ -109,7 +96,7 @@ _TRACE = mla_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("page"))
+@launches(_APPEND_MLA)
 def append_paged_mla_kv_cache(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
@@ -171,35 +158,3 @@ def append_paged_mla_kv_cache(
     >>> cache[1].tolist()
     [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
     """
-    try:
-        run = (
-            torch_ops.append_paged_mla_kv_cache
-            if torch.compiler.is_compiling()
-            else _append_paged_mla_kv_cache[(append_ckv.get_device(),)]
-        )
-        run(
-            append_ckv,
-            append_kpe,
-            batch_indices,
-            positions,
-            ckv_cache,
-            kpe_cache,
-            kv_indices,
-            kv_indptr,
-            kv_last_page_len,
-            enable_pdl is not False,
-        )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "append_paged_mla_kv_cache",
-            append_ckv=append_ckv,
-            append_kpe=append_kpe,
-            batch_indices=batch_indices,
-            positions=positions,
-            ckv_cache=ckv_cache,
-            kpe_cache=kpe_cache,
-            kv_indices=kv_indices,
-            kv_indptr=kv_indptr,
-            kv_last_page_len=kv_last_page_len,
-        )
-        raise

@@ -7,18 +7,17 @@ PagedAttention, arXiv:2309.06180; OCP 8-bit Floating Point Specification 1.0.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import (
-    IS_HND,
+    DERIVED,
     Cache,
     check_call,
-    check_layout,
     copied,
     entries_of,
     halves,
+    is_hnd,
     put,
     quantized,
     slot_places,
@@ -123,108 +122,58 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     return caches
 
 
-def _append_into(
+def _check(
+    export: str,
     append_key: torch.Tensor,
     append_value: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
-    k_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    k_scale_value: float,
-    v_scale_value: float,
+    paged_kv_cache: Cache,
+    k_scale_tensor: torch.Tensor | None,
+    v_scale_tensor: torch.Tensor | None,
     hnd: bool,
-    enable_pdl: bool,
 ) -> None:
-    cache: Cache = k_cache if v_cache is None else (k_cache, v_cache)
-    rows = append_key, append_value
-    _checks.check_kv(_KV, rows, cache, hnd, to_fp8=True)
-    _checks.check_slots(_KV, slot_mapping, append_key, "append_key")
-    _checks.check_scale(_KV, "k_scale", k_scale, append_key, "append_key")
-    _checks.check_scale(_KV, "v_scale", v_scale, append_key, "append_key")
-    scales = (
-        k_scale_value if k_scale is None else k_scale,
-        v_scale_value if v_scale is None else v_scale,
-    )
-    for part, row, scale in zip(halves(cache), rows, scales):
-        entries = entries_of(part, hnd)
-        places = slot_places(slot_mapping, *entries.shape[:2])
-        put(entries, quantized(row, scale, part.dtype), places)
+    _checks.check_kv(export, (append_key, append_value), paged_kv_cache, hnd, to_fp8=True)
+    _checks.check_slots(export, slot_mapping, append_key, "append_key")
+    _checks.check_scale(export, "k_scale", k_scale_tensor, append_key, "append_key")
+    _checks.check_scale(export, "v_scale", v_scale_tensor, append_key, "append_key")
 
 
-def _append_mla_into(
+def _check_mla(
+    export: str,
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
     slot_mapping: torch.Tensor,
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
-    scale: torch.Tensor | None,
-    scale_value: float,
-    enable_pdl: bool,
+    scale_tensor: torch.Tensor | None,
 ) -> None:
-    rows, caches = (append_ckv, append_kpe), (ckv_cache, kpe_cache)
-    _checks.check_mla(_MLA, rows, caches, to_fp8=True)
-    _checks.check_slots(_MLA, slot_mapping, append_ckv, "append_ckv")
-    _checks.check_scale(_MLA, "scale", scale, append_ckv, "append_ckv")
-    places = slot_places(slot_mapping, *ckv_cache.shape[:2])
-    for cache, row in zip(caches, rows):
-        put(cache, quantized(row, scale_value if scale is None else scale, cache.dtype), places)
+    _checks.check_mla(export, (append_ckv, append_kpe), (ckv_cache, kpe_cache), to_fp8=True)
+    _checks.check_slots(export, slot_mapping, append_ckv, "append_ckv")
+    _checks.check_scale(export, "scale", scale_tensor, append_ckv, "append_ckv")
 
 
-def _key(
-    rows: torch.Tensor, other: object, slots: object, cache: torch.Tensor, *rest: object
-) -> tuple[torch.dtype, torch.dtype, int]:
-    return rows.dtype, cache.dtype, rows.get_device()
-
-
-def _public(
-    append_key: object,
-    append_value: object,
-    slot_mapping: object,
-    k_cache: object,
-    v_cache: object,
-    k_scale: object,
-    v_scale: object,
-    k_scale_value: object,
-    v_scale_value: object,
-    hnd: bool,
-    enable_pdl: bool,
-) -> tuple[object, ...]:
-    return (
-        append_key,
-        append_value,
-        slot_mapping,
-        k_cache if v_cache is None else (k_cache, v_cache),
-        k_scale_value if k_scale is None else k_scale,
-        v_scale_value if v_scale is None else v_scale,
-        "HND" if hnd else "NHD",
-        enable_pdl,
-    )
-
-
-def _public_mla(*arguments: object) -> tuple[object, ...]:
-    *first, scale, scale_value, enable_pdl = arguments
-    return (*first, scale_value if scale is None else scale, enable_pdl)
-
-
-_append = Kernel(
+_APPEND = Export(
     "page_fp8",
     _KV,
-    schema="(Tensor append_key, Tensor append_value, Tensor slot_mapping, Tensor(a!) k_cache, "
-    "Tensor(b!)? v_cache, Tensor? k_scale, Tensor? v_scale, float k_scale_value, "
-    "float v_scale_value, bool hnd, bool enable_pdl) -> ()",
-    reference=_append_into,
-    key=_key,
-    public=_public,
+    "append_key:T append_value:tensor slot_mapping:tensor k_cache!:U v_cache!?:tensor "
+    "k_scale_tensor?:tensor v_scale_tensor?:tensor k_scale_value:float v_scale_value:float "
+    "hnd:bool enable_pdl:pdl",
+    reference=fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference,
+    check=_check,
+    derived={
+        **DERIVED,
+        "k_scale": lambda k_scale_tensor, k_scale_value: _given(k_scale_tensor, k_scale_value),
+        "v_scale": lambda v_scale_tensor, v_scale_value: _given(v_scale_tensor, v_scale_value),
+    },
 )
-_append_mla = Kernel(
+_APPEND_MLA = Export(
     "page_fp8",
     _MLA,
-    schema="(Tensor append_ckv, Tensor append_kpe, Tensor slot_mapping, Tensor(a!) ckv_cache, "
-    "Tensor(b!) kpe_cache, Tensor? scale, float scale_value, bool enable_pdl) -> ()",
-    reference=_append_mla_into,
-    key=_key,
-    public=_public_mla,
+    "append_ckv:T append_kpe:tensor slot_mapping:tensor ckv_cache!:U kpe_cache!:tensor "
+    "scale_tensor?:tensor scale_value:float enable_pdl:pdl",
+    reference=fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference,
+    check=_check_mla,
+    derived={"scale": lambda scale_tensor, scale_value: _given(scale_tensor, scale_value)},
 )
 
 _TRACE = kv_trace(
@@ -245,13 +194,18 @@ _MLA_TRACE = mla_trace(
 )
 
 
+def _given(tensor: torch.Tensor | None, value: float) -> torch.Tensor | float:
+    """The scale that a caller gave."""
+    return value if tensor is None else tensor
+
+
 def _scale(scale: float | torch.Tensor) -> tuple[torch.Tensor | None, float]:
     """The tensor of a scale, or its value."""
     return (scale, 1.0) if isinstance(scale, torch.Tensor) else (None, float(scale))
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("page_fp8"))
+@op("page_fp8", explain=check_call)
 def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
@@ -315,44 +269,26 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
     >>> cache.float().flatten()
     tensor([  1.5000,   1.5000, 448.0000, 448.0000])
     """
-    try:
-        hnd = IS_HND.get(kv_layout)
-        if hnd is None:
-            check_layout(_KV, kv_layout)
-        k_cache, v_cache = split(paged_kv_cache)
-        (k_tensor, k_value), (v_tensor, v_value) = _scale(k_scale), _scale(v_scale)
-        run = (
-            torch_ops.fp8_quantize_append_paged_kv_cache_with_slot_mapping
-            if torch.compiler.is_compiling()
-            else _append[append_key.dtype, k_cache.dtype, append_key.get_device()]
-        )
-        run(
-            append_key,
-            append_value,
-            slot_mapping,
-            k_cache,
-            v_cache,
-            k_tensor,
-            v_tensor,
-            k_value,
-            v_value,
-            hnd,
-            enable_pdl is not False,
-        )
-    except (AttributeError, TypeError):
-        check_call(
-            _KV,
-            paged_kv_cache,
-            kv_layout,
-            append_key=append_key,
-            append_value=append_value,
-            slot_mapping=slot_mapping,
-        )
-        raise
+    hnd = is_hnd(kv_layout)
+    k_cache, v_cache = split(paged_kv_cache)
+    (k_tensor, k_value), (v_tensor, v_value) = _scale(k_scale), _scale(v_scale)
+    _APPEND.launch(
+        append_key,
+        append_value,
+        slot_mapping,
+        k_cache,
+        v_cache,
+        k_tensor,
+        v_tensor,
+        k_value,
+        v_value,
+        hnd,
+        enable_pdl,
+    )
 
 
 @precast_api(trace=_MLA_TRACE)
-@backend_requirement({}, common_check=served_by("page_fp8"))
+@op("page_fp8")
 def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
@@ -407,24 +343,7 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
     >>> cache.float()
     tensor([[[1.5000, 1.5000, 1.5000, 1.5000]]])
     """
-    try:
-        tensor, value = _scale(scale)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
-                append_ckv, append_kpe, slot_mapping, ckv_cache, kpe_cache, tensor, value, pdl
-            )
-        else:
-            _append_mla[append_ckv.dtype, ckv_cache.dtype, append_ckv.get_device()](
-                append_ckv, append_kpe, slot_mapping, ckv_cache, kpe_cache, tensor, value, pdl
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            _MLA,
-            append_ckv=append_ckv,
-            append_kpe=append_kpe,
-            slot_mapping=slot_mapping,
-            ckv_cache=ckv_cache,
-            kpe_cache=kpe_cache,
-        )
-        raise
+    tensor, value = _scale(scale)
+    _APPEND_MLA.launch(
+        append_ckv, append_kpe, slot_mapping, ckv_cache, kpe_cache, tensor, value, enable_pdl
+    )

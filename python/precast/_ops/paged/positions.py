@@ -6,9 +6,8 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast._op.validation import check_dtype, check_indices, check_memory_apart, check_rank
 from precast._ops.paged._checks import check_indptr
 from precast.api_logging import precast_api
@@ -52,43 +51,38 @@ def get_batch_indices_positions_reference(
     return request.where(used, -1).int(), positions.where(used, 0).int()
 
 
-def _into(
+def _check(
+    export: str,
     append_indptr: torch.Tensor,
     seq_lens: torch.Tensor,
     nnz: int,
     batch_indices: torch.Tensor,
     positions: torch.Tensor,
-    enable_pdl: bool,
 ) -> None:
-    name, to = "get_batch_indices_positions", "append_indptr"
-    check_indptr(name, to, append_indptr)
-    check_indices(name, to, append_indptr, append_indptr.numel(), append_indptr, to)
-    check_indices(name, "seq_lens", seq_lens, append_indptr.numel() - 1, append_indptr, to)
-    outputs = {"batch_indices": batch_indices, "positions": positions}
-    inputs = {"append_indptr": append_indptr, "seq_lens": seq_lens}
-    for output, tensor in outputs.items():
-        check_dtype(name, output, tensor, torch.int32)
-        check_indices(name, output, tensor, nnz, append_indptr, to)
-        for input, other in inputs.items():
-            check_memory_apart(name, output, tensor, other, input)
-    check_memory_apart(name, "positions", positions, batch_indices, "batch_indices")
-    for tensor, values in zip(
-        outputs.values(), get_batch_indices_positions_reference(append_indptr, seq_lens, nnz)
-    ):
-        tensor.copy_(values)
+    to = "append_indptr"
+    check_indptr(export, to, append_indptr)
+    check_indices(export, to, append_indptr, append_indptr.numel(), append_indptr, to)
+    check_indices(export, "seq_lens", seq_lens, append_indptr.numel() - 1, append_indptr, to)
+    for output, tensor in {"batch_indices": batch_indices, "positions": positions}.items():
+        check_dtype(export, output, tensor, torch.int32)
+        check_indices(export, output, tensor, nnz, append_indptr, to)
+        for input, other in {to: append_indptr, "seq_lens": seq_lens}.items():
+            check_memory_apart(export, output, tensor, other, input)
+    check_memory_apart(export, "positions", positions, batch_indices, "batch_indices")
 
 
-def _key(append_indptr: torch.Tensor, *others: object) -> tuple[int]:
-    return (append_indptr.get_device(),)
+def _new(append_indptr: torch.Tensor, nnz: int) -> torch.Tensor:
+    return torch.empty(nnz, dtype=torch.int32, device=append_indptr.device)
 
 
-_get_batch_indices_positions = Kernel(
+_GET_BATCH_INDICES_POSITIONS = Export(
     "page",
     "get_batch_indices_positions",
-    schema="(Tensor append_indptr, Tensor seq_lens, SymInt nnz, Tensor(a!) batch_indices, "
-    "Tensor(b!) positions, bool enable_pdl) -> ()",
-    reference=_into,
-    key=_key,
+    "append_indptr:tensor seq_lens:tensor nnz:size batch_indices!:tensor positions!:tensor "
+    "enable_pdl:pdl",
+    reference=get_batch_indices_positions_reference,
+    check=_check,
+    new={"batch_indices": _new, "positions": _new},
 )
 
 
@@ -126,7 +120,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("page"))
+@launches(_GET_BATCH_INDICES_POSITIONS)
 def get_batch_indices_positions(
     append_indptr: torch.Tensor,
     seq_lens: torch.Tensor,
@@ -184,28 +178,6 @@ def get_batch_indices_positions(
     ...     precast.get_batch_indices_positions(indptr, lens, 4)
     (tensor([ 0,  1,  1, -1], dtype=torch.int32), tensor([4, 5, 6, 0], dtype=torch.int32))
     """
-    try:
-        if batch_indices is None:
-            batch_indices = append_indptr.new_empty((nnz,), dtype=torch.int32)
-        if positions is None:
-            positions = append_indptr.new_empty((nnz,), dtype=torch.int32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.get_batch_indices_positions(
-                append_indptr, seq_lens, nnz, batch_indices, positions, pdl
-            )
-        else:
-            _get_batch_indices_positions[(append_indptr.get_device(),)](
-                append_indptr, seq_lens, nnz, batch_indices, positions, pdl
-            )
-    except (AttributeError, TypeError):
-        outputs = {"batch_indices": batch_indices, "positions": positions}
-        given = {name: value for name, value in outputs.items() if value is not None}
-        check_tensors(
-            "get_batch_indices_positions", append_indptr=append_indptr, seq_lens=seq_lens, **given
-        )
-        raise
-    return batch_indices, positions
 
 
 @precast_api

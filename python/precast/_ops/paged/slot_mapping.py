@@ -7,18 +7,17 @@ PagedAttention, arXiv:2309.06180.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, launches, op
 from precast._ops.paged import _checks
 from precast._ops.paged._cache import (
-    IS_HND,
+    DERIVED,
     Cache,
     check_call,
-    check_layout,
     copied,
     entries_of,
     halves,
+    is_hnd,
     put,
     slot_places,
     split,
@@ -107,74 +106,46 @@ def append_paged_mla_kv_cache_with_slot_mapping_reference(
     return caches
 
 
-def _append_into(
+def _check(
+    export: str,
     append_key: torch.Tensor,
     append_value: torch.Tensor,
     slot_mapping: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
+    paged_kv_cache: Cache,
     hnd: bool,
-    enable_pdl: bool,
 ) -> None:
-    name = "append_paged_kv_cache_with_slot_mapping"
-    cache: Cache = k_cache if v_cache is None else (k_cache, v_cache)
-    _checks.check_kv(name, (append_key, append_value), cache, hnd)
-    _checks.check_slots(name, slot_mapping, append_key, "append_key")
-    for part, rows in zip(halves(cache), (append_key, append_value)):
-        entries = entries_of(part, hnd)
-        put(entries, rows, slot_places(slot_mapping, *entries.shape[:2]))
+    _checks.check_kv(export, (append_key, append_value), paged_kv_cache, hnd)
+    _checks.check_slots(export, slot_mapping, append_key, "append_key")
 
 
-def _append_mla_into(
+def _check_mla(
+    export: str,
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
     slot_mapping: torch.Tensor,
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
-    enable_pdl: bool,
 ) -> None:
-    name = "append_paged_mla_kv_cache_with_slot_mapping"
-    _checks.check_mla(name, (append_ckv, append_kpe), (ckv_cache, kpe_cache))
-    _checks.check_slots(name, slot_mapping, append_ckv, "append_ckv")
-    places = slot_places(slot_mapping, *ckv_cache.shape[:2])
-    put(ckv_cache, append_ckv, places)
-    put(kpe_cache, append_kpe, places)
+    _checks.check_mla(export, (append_ckv, append_kpe), (ckv_cache, kpe_cache))
+    _checks.check_slots(export, slot_mapping, append_ckv, "append_ckv")
 
 
-def _key(rows: torch.Tensor, *others: object) -> tuple[int]:
-    return (rows.get_device(),)
-
-
-def _public(
-    append_key: object,
-    append_value: object,
-    slot_mapping: object,
-    k_cache: object,
-    v_cache: object,
-    hnd: bool,
-    enable_pdl: bool,
-) -> tuple[object, ...]:
-    cache = k_cache if v_cache is None else (k_cache, v_cache)
-    layout = "HND" if hnd else "NHD"
-    return append_key, append_value, slot_mapping, cache, layout, enable_pdl
-
-
-_append = Kernel(
+_APPEND = Export(
     "page",
     "append_paged_kv_cache_with_slot_mapping",
-    schema="(Tensor append_key, Tensor append_value, Tensor slot_mapping, Tensor(a!) k_cache, "
-    "Tensor(b!)? v_cache, bool hnd, bool enable_pdl) -> ()",
-    reference=_append_into,
-    key=_key,
-    public=_public,
+    "append_key:tensor append_value:tensor slot_mapping:tensor k_cache!:tensor v_cache!?:tensor "
+    "hnd:bool enable_pdl:pdl",
+    reference=append_paged_kv_cache_with_slot_mapping_reference,
+    check=_check,
+    derived=DERIVED,
 )
-_append_mla = Kernel(
+_APPEND_MLA = Export(
     "page",
     "append_paged_mla_kv_cache_with_slot_mapping",
-    schema="(Tensor append_ckv, Tensor append_kpe, Tensor slot_mapping, Tensor(a!) ckv_cache, "
-    "Tensor(b!) kpe_cache, bool enable_pdl) -> ()",
-    reference=_append_mla_into,
-    key=_key,
+    "append_ckv:tensor append_kpe:tensor slot_mapping:tensor ckv_cache!:tensor kpe_cache!:tensor "
+    "enable_pdl:pdl",
+    reference=append_paged_mla_kv_cache_with_slot_mapping_reference,
+    check=_check_mla,
 )
 
 _TRACE = kv_trace(
@@ -192,7 +163,7 @@ _MLA_TRACE = mla_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("page"))
+@op("page", explain=check_call)
 def append_paged_kv_cache_with_slot_mapping(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
@@ -246,34 +217,13 @@ def append_paged_kv_cache_with_slot_mapping(
     >>> cache[1, :, 1].flatten(), int(cache.sum())
     (tensor([1., 1., 2., 2.]), 6)
     """
-    try:
-        hnd = IS_HND.get(kv_layout)
-        if hnd is None:
-            check_layout("append_paged_kv_cache_with_slot_mapping", kv_layout)
-        k_cache, v_cache = split(paged_kv_cache)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.append_paged_kv_cache_with_slot_mapping(
-                append_key, append_value, slot_mapping, k_cache, v_cache, hnd, pdl
-            )
-        else:
-            _append[(append_key.get_device(),)](
-                append_key, append_value, slot_mapping, k_cache, v_cache, hnd, pdl
-            )
-    except (AttributeError, TypeError):
-        check_call(
-            "append_paged_kv_cache_with_slot_mapping",
-            paged_kv_cache,
-            kv_layout,
-            append_key=append_key,
-            append_value=append_value,
-            slot_mapping=slot_mapping,
-        )
-        raise
+    hnd = is_hnd(kv_layout)
+    k_cache, v_cache = split(paged_kv_cache)
+    _APPEND.launch(append_key, append_value, slot_mapping, k_cache, v_cache, hnd, enable_pdl)
 
 
 @precast_api(trace=_MLA_TRACE)
-@backend_requirement({}, common_check=served_by("page"))
+@launches(_APPEND_MLA)
 def append_paged_mla_kv_cache_with_slot_mapping(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
@@ -324,23 +274,3 @@ def append_paged_mla_kv_cache_with_slot_mapping(
     tensor([[[0., 0., 0.],
              [1., 1., 1.]]])
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.append_paged_mla_kv_cache_with_slot_mapping(
-                append_ckv, append_kpe, slot_mapping, ckv_cache, kpe_cache, pdl
-            )
-        else:
-            _append_mla[(append_ckv.get_device(),)](
-                append_ckv, append_kpe, slot_mapping, ckv_cache, kpe_cache, pdl
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "append_paged_mla_kv_cache_with_slot_mapping",
-            append_ckv=append_ckv,
-            append_kpe=append_kpe,
-            slot_mapping=slot_mapping,
-            ckv_cache=ckv_cache,
-            kpe_cache=kpe_cache,
-        )
-        raise

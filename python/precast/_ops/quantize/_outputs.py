@@ -1,40 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that quantisation writes where the caller gives none."""
+"""The tensors that 8-bit quantisation writes where the caller gives none.
+
+A caller who gives one and also says what it should be like must not contradict it.
+"""
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
-from precast._op.validation import dtype_word
 
 
-def new_codes(x: torch.Tensor, dtype: torch.dtype | None, gated: bool = False) -> torch.Tensor:
-    """Contiguous codes for ``x``, or for its product of halves; e4m3 by default."""
-    dtype = torch.float8_e4m3fn if dtype is None else dtype
-    shape = x.shape
-    if gated and shape:
+def quantized_like(
+    export: str, x: torch.Tensor, dst_dtype: torch.dtype | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """``out``, or a contiguous tensor of the shape of ``x``, in e4m3 by default."""
+    if out is None:
+        dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+        return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    if dst_dtype is not None:
+        check_output_dtype(export, "dst_dtype", dst_dtype, out)
+    return out
+
+
+def quantized_half(
+    export: str, input: torch.Tensor, dst_dtype: torch.dtype | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """``out``, or a tensor with half the columns of ``input``, in e4m3 by default."""
+    if out is None:
+        dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+        if not input.shape:  # The check of the arguments refuses it.
+            return torch.empty_like(input, dtype=dtype)
         # Sizes one by one, here and elsewhere: a tuple of them costs torch half a microsecond.
-        return x.new_empty(*shape[:-1], shape[-1] // 2, dtype=dtype)
-    return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+        return input.new_empty(*input.shape[:-1], input.shape[-1] // 2, dtype=dtype)
+    if dst_dtype is not None:
+        check_output_dtype(export, "dst_dtype", dst_dtype, out)
+    return out
 
 
-def new_group_scales(
+def check_output_dtype(
+    export: str, name: str, dtype: torch.dtype, output: torch.Tensor, output_name: str = "out"
+) -> None:
+    """Raise ValueError if the argument ``name`` asks for another dtype than the output has."""
+    if output.dtype != dtype:
+        raise ValueError(
+            f"{export}: {name} must be {output_name}'s dtype {dtype_word(output.dtype)}, got "
+            f"{dtype_word(dtype)}; give one of them"
+        )
+
+
+def group_scales(
     export: str,
     out: torch.Tensor,
     group_size: int,
     column_major_scales: bool,
     scale_tma_aligned: bool,
-    packed: bool,
+    scale_ue8m0: bool,
+    use_packed_ue8m0: bool,
+    out_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Scales of ``out``'s groups, ``[..., groups]`` or ``[..., ceil(groups / 4)]`` words.
+    """``out_scale``, or new scales of the groups of ``out`` in the layout that the flags say.
 
-    Column-major: the tokens have stride 1, and 16-byte aligned columns if ``scale_tma_aligned``.
+    The shape is ``[..., groups]``, or ``[..., ceil(groups / 4)]`` words of four exponents each.
     """
-    if out.dim() == 0 or group_size < 1:  # Refused where the arguments are checked.
+    if scale_tma_aligned and not column_major_scales:
+        raise ValueError(f"{export}: scale_tma_aligned needs column_major_scales=True")
+    if use_packed_ue8m0 and not scale_ue8m0:
+        raise ValueError(f"{export}: use_packed_ue8m0 needs scale_ue8m0=True")
+    if out_scale is not None:
+        if column_major_scales or use_packed_ue8m0:
+            _check_layout(
+                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+            )
+        return out_scale
+    if out.dim() == 0 or group_size < 1:  # The check of the arguments refuses it.
         return out.new_empty((), dtype=torch.float32)
     *leading, columns = out.shape
     count = columns // group_size
     dtype = torch.float32
-    if packed:
+    if use_packed_ue8m0:
         count, dtype = (count + 3) // 4, torch.int32
     if not column_major_scales:
         return out.new_empty(*leading, count, dtype=dtype)
@@ -51,25 +94,14 @@ def new_group_scales(
     return columns_first.transpose(-1, -2)[..., :tokens, :]
 
 
-def check_given_dtype(
-    export: str, name: str, dtype: torch.dtype, output_name: str, output: torch.Tensor
-) -> None:
-    """Raise a ValueError if the argument ``name`` asks for another type than the output has."""
-    if output.dtype != dtype:
-        raise ValueError(
-            f"{export}: {name} must be {output_name}'s dtype {dtype_word(output.dtype)}, got "
-            f"{dtype_word(dtype)}; give one of them"
-        )
-
-
-def check_given_scales(
+def _check_layout(
     export: str,
     out_scale: torch.Tensor,
     column_major_scales: bool,
     scale_tma_aligned: bool,
     use_packed_ue8m0: bool,
 ) -> None:
-    """Raise a ValueError if the flags ask for another layout than ``out_scale`` has."""
+    """Raise ValueError if the flags ask for another layout than ``out_scale`` has."""
     if use_packed_ue8m0 and out_scale.dtype != torch.int32:
         raise ValueError(
             f"{export}: use_packed_ue8m0 needs an int32 out_scale, got "
@@ -89,22 +121,3 @@ def check_given_scales(
             f"{export}: scale_tma_aligned needs an out_scale whose columns are a multiple of 4 "
             f"elements apart, got strides {[*out_scale.stride()]}"
         )
-
-
-def given(**outputs: object) -> dict[str, object]:
-    """Those that a caller gave."""
-    return {name: value for name, value in outputs.items() if value is not None}
-
-
-def check_layout(
-    export: str,
-    column_major_scales: bool,
-    scale_tma_aligned: bool,
-    scale_ue8m0: bool,
-    use_packed_ue8m0: bool,
-) -> None:
-    """Raise a ValueError if the layout of scales contradicts itself."""
-    if scale_tma_aligned and not column_major_scales:
-        raise ValueError(f"{export}: scale_tma_aligned needs column_major_scales=True")
-    if use_packed_ue8m0 and not scale_ue8m0:
-        raise ValueError(f"{export}: use_packed_ue8m0 needs scale_ue8m0=True")

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_dtype,
@@ -14,11 +15,10 @@ from precast._op.validation import (
     check_one_number,
     check_rank,
     check_same_device,
-    dtype_word,
 )
 from precast._ops.paged._cache import Cache, entries_of
 from precast._ops.paged._trace import by_layout
-from precast._ops.quantize._formats import dequantize, e2m1_unpack
+from precast._ops.quantize._reference_blocks import dequantize, e2m1_unpack
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_dtype
-from precast._ops.quantize._formats import place_scales, scale_shape
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._reference_blocks import place_scales, scale_shape
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
@@ -42,30 +40,28 @@ def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tenso
     return torch.cat([*placed, unswizzled_sf.new_empty(0)])
 
 
-def _block_scale_interleave_into(
-    unswizzled_sf: torch.Tensor, out: torch.Tensor, enable_pdl: bool
-) -> None:
-    export = "block_scale_interleave"
-    check_dtype(export, "unswizzled_sf", unswizzled_sf, torch.uint8, torch.bfloat16)
-    if not 2 <= unswizzled_sf.dim() <= 3:
-        raise ValueError(
-            f"{export}: unswizzled_sf must have 2 to 3 dimensions, got shape "
-            f"{[*unswizzled_sf.shape]}"
-        )
+def _check(export: str, unswizzled_sf: torch.Tensor) -> None:
     if not unswizzled_sf.is_contiguous():
         raise ValueError(
             f"{export}: unswizzled_sf must be contiguous, got strides "
             f"{[*unswizzled_sf.stride()]} for shape {[*unswizzled_sf.shape]}; call .contiguous()"
         )
-    out.copy_(block_scale_interleave_reference(unswizzled_sf))
 
 
-_block_scale_interleave = Kernel(
+def _new_output(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    shape = unswizzled_sf.shape
+    rows, columns = shape[-2:] if len(shape) >= 2 else (0, 0)
+    experts = shape[0] if len(shape) == 3 else 1
+    return unswizzled_sf.new_empty((experts * math.prod(scale_shape(rows, columns, 0)),))
+
+
+_BLOCK_SCALE_INTERLEAVE = Export(
     "block_scale",
     "block_scale_interleave",
-    schema="(Tensor unswizzled_sf, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_block_scale_interleave_into,
-    public=lambda unswizzled_sf, out, pdl: (unswizzled_sf,),
+    "unswizzled_sf:T=u8|bf16[*experts(0-1),rows,columns] out!:T enable_pdl:pdl_on",
+    reference=block_scale_interleave_reference,
+    check=_check,
+    new={"out": _new_output},
 )
 
 
@@ -99,7 +95,7 @@ def _trace(unswizzled_sf: Any) -> TraceTemplate:
 
 
 @precast_api(trace=_trace)
-@backend_requirement({}, common_check=served_by("block_scale"))
+@launches(_BLOCK_SCALE_INTERLEAVE)
 def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     """Put block scales into tiles of 128x4, as :attr:`SfLayout.layout_128x4` says.
 
@@ -133,22 +129,6 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
     ...     precast.block_scale_interleave(torch.ones(2, 2).byte()).shape
     torch.Size([512])
     """
-    try:
-        shape = unswizzled_sf.shape
-        rows, columns = shape[-2:] if len(shape) >= 2 else (0, 0)
-        experts = shape[0] if len(shape) == 3 else 1
-        count = experts * math.prod(scale_shape(rows, columns, 0))
-        out = unswizzled_sf.new_empty((count,))
-        if torch.compiler.is_compiling():
-            torch_ops.block_scale_interleave(unswizzled_sf, out, True)
-        else:
-            _block_scale_interleave[unswizzled_sf.dtype, unswizzled_sf.get_device()](
-                unswizzled_sf, out, True
-            )
-    except (AttributeError, TypeError):
-        check_tensors("block_scale_interleave", unswizzled_sf=unswizzled_sf)
-        raise
-    return out
 
 
 #: The name that libraries used before.

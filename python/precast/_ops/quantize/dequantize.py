@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
@@ -15,8 +16,8 @@ from precast._op.validation import (
     check_rank,
     check_same_device,
 )
-from precast._ops.quantize._formula import unpack_exponents
-from precast._ops.quantize._outputs import check_given_dtype
+from precast._ops.quantize._outputs import check_output_dtype
+from precast._ops.quantize._reference_8bit import unpack_exponents
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
@@ -281,7 +282,7 @@ def dequantize_fp8(
             dtype = torch.float32 if out_dtype is None else out_dtype
             out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
         elif out_dtype is not None:
-            check_given_dtype("dequantize_fp8", "out_dtype", out_dtype, "out", out)
+            check_output_dtype("dequantize_fp8", "out_dtype", out_dtype, out)
         pdl = enable_pdl is not False
         if torch.compiler.is_compiling():
             torch_ops.dequantize_fp8(x, x_scale, rows, columns, out, pdl)

@@ -6,14 +6,12 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
-import math
-
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
-from precast._op.validation import check_dtype
-from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference
-from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
-from precast._ops.quantize.sf_layout import SfLayout
+from precast._op.validation import check_dtype, check_rank
+from precast._ops.quantize._block_validation import check_dequantized_blocks
+from precast._ops.quantize._reference_blocks import dequantize_e2m1, dequantize_mxfp8
+from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 
 
@@ -62,14 +60,17 @@ def mxfp4_dequantize_host(
     _check_host(export, weight=weight, scale=scale)
     if group_size <= 0 or group_size % 2:
         raise ValueError(f"{export}: group_size must be positive and even, got {group_size}")
-    check_blocks_of(export, ("weight", "scale", ""), weight, scale, None, group_size, 2)
+    check_dtype(export, "weight", weight, torch.uint8)
+    check_dtype(export, "scale", scale, torch.uint8)
+    check_rank(export, "weight", weight, 2, None)
+    check_dequantized_blocks(export, "weight", weight, "scale", scale, group_size, 2)
     if weight.dim() != 2 or scale.dim() != 2 or weight.shape[0] != scale.shape[0]:
         raise ValueError(
             f"{export}: weight and scale must be 2-D with as many rows, got shapes "
             f"{[*weight.shape]} and {[*scale.shape]}"
         )
     with torch.no_grad():
-        return e2m1_reference(weight, scale, None, group_size, False, 2)
+        return dequantize_e2m1(weight, scale, None, group_size, False, 2)
 
 
 @precast_api
@@ -116,15 +117,13 @@ def mxfp8_dequantize_host(
     export = "mxfp8_dequantize_host"
     _check_host(export, input=input, scale_tensor=scale_tensor)
     check_dtype(export, "input", input, torch.float8_e4m3fn, torch.uint8)
+    check_dtype(export, "scale_tensor", scale_tensor, torch.uint8)
+    check_rank(export, "input", input, 2, None)
     if sf_swizzle_layout is None:
-        layout = 0 if is_sf_swizzled_layout else 2
+        layout = layout_of_flags(is_sf_swizzled_layout)
     else:
         layout = int(sf_swizzle_layout)
     input = input.view(torch.float8_e4m3fn)
-    names = ("input", "scale_tensor", "")
-    check_blocks_of(export, names, input, scale_tensor, None, 32, layout, torch.float8_e4m3fn)
+    check_dequantized_blocks(export, "input", input, "scale_tensor", scale_tensor, 32, layout)
     with torch.no_grad():
-        elements = input.float()
-        rows = math.prod(elements.shape[:-1])
-        scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, layout)
-        return dequantize(elements, ue8m0_values(scales), None, 32)
+        return dequantize_mxfp8(input, scale_tensor, layout)

@@ -8,24 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._block_checks import check_global
-from precast._ops.quantize._blocks import (
-    check_backend,
-    check_input,
-    new_outputs,
-    on_device,
-    write_outputs,
-)
-from precast._ops.quantize._formats import quantize_mxfp4, quantize_nvfp4
-from precast._ops.quantize._traces import Layout, quantize_trace
-from precast._ops.quantize.sf_layout import SfLayout
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_outputs import float32_on_device, packed_outputs
+from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
+from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4
+from precast._ops.quantize._trace_blocks import Layout, quantize_trace
+from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
-
-NO_GLOBAL_SCALE = "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
 
 
 def fp4_quantize_reference(
@@ -69,11 +60,11 @@ def fp4_quantize_reference(
     [[130]]
     """
     _check_recipe(sf_vec_size, sf_use_ue8m0)
-    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    _check_global_scale(global_scale, sf_use_ue8m0)
+    layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     if sf_use_ue8m0:
         return quantize_mxfp4(input, layout)
-    if global_scale is None:
-        raise ValueError(NO_GLOBAL_SCALE)
+    assert global_scale is not None
     return quantize_nvfp4(input, global_scale, layout, is_global_scale_inversed)
 
 
@@ -89,47 +80,38 @@ def _check_recipe(sf_vec_size: int, sf_use_ue8m0: bool) -> None:
         )
 
 
-def _fp4_quantize_into(
+def _check_global_scale(global_scale: torch.Tensor | None, sf_use_ue8m0: bool) -> None:
+    if global_scale is None and not sf_use_ue8m0:
+        raise ValueError(
+            "fp4_quantize: global_scale must be a tensor unless sf_use_ue8m0, got None"
+        )
+
+
+def _check(
+    export: str,
     input: torch.Tensor,
     global_scale: torch.Tensor | None,
-    out: torch.Tensor,
-    out_sf: torch.Tensor,
     sf_use_ue8m0: bool,
     sf_layout: int,
-    is_global_scale_inversed: bool,
-    enable_pdl: bool,
 ) -> None:
-    rows = check_input("fp4_quantize", "input", input, 32 if sf_use_ue8m0 else 16, sf_layout)
-    if sf_use_ue8m0:
-        write_outputs(out, out_sf, quantize_mxfp4(input, sf_layout))
-        return
-    if global_scale is None:
-        raise ValueError(NO_GLOBAL_SCALE)
-    check_global("fp4_quantize", "global_scale", global_scale, input, "input", rows)
-    result = quantize_nvfp4(input, global_scale, sf_layout, is_global_scale_inversed)
-    write_outputs(out, out_sf, result)
+    _check_global_scale(global_scale, sf_use_ue8m0)
+    block, used = (32, None) if sf_use_ue8m0 else (16, global_scale)
+    check_quantized_blocks(export, "input", input, block, sf_layout, "global_scale", used)
 
 
-_fp4_quantize = Kernel(
+_FP4_QUANTIZE = Export(
     "block_quantize",
     "fp4_quantize",
-    schema="(Tensor input, Tensor? global_scale, Tensor(a!) out, Tensor(b!) out_sf, "
-    "bool sf_use_ue8m0, int sf_layout, bool is_global_scale_inversed, bool enable_pdl) -> ()",
-    reference=_fp4_quantize_into,
-    public=lambda input, global_scale, out, out_sf, ue8m0, layout, inverse, pdl: (
-        input,
-        global_scale,
-        32 if ue8m0 else 16,
-        ue8m0,
-        layout != SfLayout.layout_linear,
-        layout == SfLayout.layout_8x4,
-        inverse,
-        pdl,
-        "cuda",
-    ),
+    "input:T=f16|bf16[*rows(1-),columns] global_scale?:f32 out!:u8 out_sf!:u8 sf_use_ue8m0:bool "
+    "sf_layout:int is_global_scale_inversed:bool enable_pdl:pdl",
+    reference=fp4_quantize_reference,
+    check=_check,
+    derived={
+        "sf_vec_size": lambda sf_use_ue8m0: 32 if sf_use_ue8m0 else 16,
+        "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
+        "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
+    },
 )
-
-
 _NVFP4 = quantize_trace(
     "fp4_quantize",
     "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
@@ -159,7 +141,7 @@ def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTempla
 
 
 @precast_api(trace=_trace)
-@backend_requirement({}, common_check=served_by("block_quantize"))
+@op("block_quantize")
 def fp4_quantize(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
@@ -227,41 +209,23 @@ def fp4_quantize(
     """
     _check_recipe(sf_vec_size, sf_use_ue8m0)
     check_backend("fp4_quantize", backend)
-    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
-    try:
-        transposed = input.dim() >= 2 and input.stride(-2) == 1 and input.stride(-1) != 1
-        if transposed:
-            input = input.transpose(-2, -1)
-        if global_scale is not None:
-            global_scale = on_device(global_scale, input)
-        out, out_sf = new_outputs(input, sf_vec_size, layout)
-        if torch.compiler.is_compiling():
-            torch_ops.fp4_quantize(
-                input,
-                global_scale,
-                out,
-                out_sf,
-                sf_use_ue8m0,
-                layout,
-                is_global_scale_inversed,
-                enable_pdl is not False,
-            )
-        else:
-            _fp4_quantize[input.dtype, input.get_device()](
-                input,
-                global_scale,
-                out,
-                out_sf,
-                sf_use_ue8m0,
-                layout,
-                is_global_scale_inversed,
-                enable_pdl is not False,
-            )
-    except (AttributeError, TypeError):
-        check_tensors("fp4_quantize", input=input)
-        if global_scale is not None:
-            check_tensors("fp4_quantize", global_scale=global_scale)
-        raise
+    layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
+    transposed = input.dim() >= 2 and input.stride(-2) == 1 and input.stride(-1) != 1
+    if transposed:
+        input = input.transpose(-2, -1)
+    if global_scale is not None:
+        global_scale = float32_on_device(global_scale, input)
+    out, out_sf = packed_outputs(input, sf_vec_size, layout)
+    _FP4_QUANTIZE.launch(
+        input,
+        global_scale,
+        out,
+        out_sf,
+        sf_use_ue8m0,
+        layout,
+        is_global_scale_inversed,
+        enable_pdl,
+    )
     if transposed:
         return out.transpose(-2, -1), out_sf.transpose(-2, -1)
     return out, out_sf

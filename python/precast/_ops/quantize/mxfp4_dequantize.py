@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference, new_values
-from precast._ops.quantize._traces import Layout, dequantize_trace
-from precast._ops.quantize.sf_layout import SfLayout
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_outputs import unpacked_output
+from precast._ops.quantize._block_validation import check_dequantized_blocks
+from precast._ops.quantize._reference_blocks import dequantize_e2m1
+from precast._ops.quantize._trace_blocks import Layout, dequantize_trace
+from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
 
@@ -44,7 +45,7 @@ def mxfp4_dequantize_reference(
     >>> mxfp4_dequantize_reference(packed, torch.tensor([[128]]).byte(), 2)[0, :2]
     tensor([ 2., 12.])
     """
-    return e2m1_reference(a_fp4, a_sf, None, 32, False, sfLayout)
+    return dequantize_e2m1(a_fp4, a_sf, None, 32, False, sfLayout)
 
 
 def e2m1_and_ufp8sf_scale_to_float_reference(
@@ -90,67 +91,46 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     ... )[0, :2]
     tensor([0.7500, 4.5000])
     """
-    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     used = global_scale_tensor if ufp8_type == 1 else None
-    return e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, layout)
+    return dequantize_e2m1(
+        e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, layout
+    )
 
 
-def _mxfp4_into(
-    a_fp4: torch.Tensor, a_sf: torch.Tensor, out: torch.Tensor, sf_layout: int, enable_pdl: bool
-) -> None:
-    check_blocks_of("mxfp4_dequantize", ("a_fp4", "a_sf", ""), a_fp4, a_sf, None, 32, sf_layout)
-    out.copy_(mxfp4_dequantize_reference(a_fp4, a_sf, sf_layout))
+def _check_mxfp4(export: str, a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int) -> None:
+    check_dequantized_blocks(export, "a_fp4", a_fp4, "a_sf", a_sf, 32, sfLayout)
 
 
-def _e2m1_into(
+def _check_e2m1(
+    export: str,
     e2m1_tensor: torch.Tensor,
     ufp8_scale_tensor: torch.Tensor,
-    global_scale_tensor: torch.Tensor | None,
-    out: torch.Tensor,
     sf_vec_size: int,
-    ufp8_type: int,
     sf_layout: int,
-    enable_pdl: bool,
 ) -> None:
-    check_blocks_of(
-        "e2m1_and_ufp8sf_scale_to_float",
-        ("e2m1_tensor", "ufp8_scale_tensor", "global_scale_tensor"),
-        e2m1_tensor,
-        ufp8_scale_tensor,
-        global_scale_tensor,
-        sf_vec_size,
-        sf_layout,
-    )
-    used = global_scale_tensor if ufp8_type == 1 else None
-    out.copy_(
-        e2m1_reference(e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, sf_layout)
-    )
+    scales = "ufp8_scale_tensor", ufp8_scale_tensor
+    check_dequantized_blocks(export, "e2m1_tensor", e2m1_tensor, *scales, sf_vec_size, sf_layout)
 
 
-_mxfp4_dequantize = Kernel(
+_MXFP4_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp4_dequantize",
-    schema="(Tensor a_fp4, Tensor a_sf, Tensor(a!) out, int sf_layout, bool enable_pdl) -> ()",
-    reference=_mxfp4_into,
-    axes=("out",),
-    public=lambda a_fp4, a_sf, out, layout, pdl: (a_fp4, a_sf, layout),
+    "a_fp4:u8[*rows(1-),packed] a_sf:u8 out!:T=f32 sfLayout:int enable_pdl:pdl_on",
+    reference=mxfp4_dequantize_reference,
+    check=_check_mxfp4,
 )
-_to_float = Kernel(
+_E2M1_TO_FLOAT = Export(
     "block_dequantize",
     "e2m1_and_ufp8sf_scale_to_float",
-    schema="(Tensor e2m1_tensor, Tensor ufp8_scale_tensor, Tensor? global_scale_tensor, "
-    "Tensor(a!) out, int sf_vec_size, int ufp8_type, int sf_layout, bool enable_pdl) -> ()",
-    reference=_e2m1_into,
-    axes=("out",),
-    public=lambda packed, scales, global_scale, out, block, kind, layout, pdl: (
-        packed,
-        scales,
-        global_scale,
-        block,
-        kind,
-        layout != SfLayout.layout_linear,
-        layout == SfLayout.layout_8x4,
-    ),
+    "e2m1_tensor:u8[*rows(1-),packed] ufp8_scale_tensor:u8 global_scale_tensor?:f32[.] out!:T=f32 "
+    "sf_vec_size:int ufp8_type:int sf_layout:int enable_pdl:pdl_on",
+    reference=e2m1_and_ufp8sf_scale_to_float_reference,
+    check=_check_e2m1,
+    derived={
+        "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
+        "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
+    },
 )
 
 
@@ -165,7 +145,7 @@ _to_float = Kernel(
         layout=Layout.of_number("sfLayout"),
     )
 )
-@backend_requirement({}, common_check=served_by("block_dequantize"))
+@op("block_dequantize")
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
@@ -209,16 +189,8 @@ def mxfp4_dequantize(
     ...     precast.mxfp4_dequantize(packed, torch.tensor([[128]]).byte(), linear)[0, :2]
     tensor([ 2., 12.])
     """
-    layout = int(sfLayout)
-    try:
-        out = new_values(a_fp4, 2, torch.float32)
-        if torch.compiler.is_compiling():
-            torch_ops.mxfp4_dequantize(a_fp4, a_sf, out, layout, True)
-        else:
-            _mxfp4_dequantize[torch.float32, a_fp4.get_device()](a_fp4, a_sf, out, layout, True)
-    except (AttributeError, TypeError):
-        check_tensors("mxfp4_dequantize", a_fp4=a_fp4, a_sf=a_sf)
-        raise
+    out = unpacked_output(a_fp4, torch.float32)
+    _MXFP4_DEQUANTIZE.launch(a_fp4, a_sf, out, int(sfLayout))
     return out
 
 
@@ -252,7 +224,7 @@ def _trace(ufp8_type: int = 1, **others: Any) -> TraceTemplate:
 
 
 @precast_api(trace=_trace)
-@backend_requirement({}, common_check=served_by("block_dequantize"))
+@op("block_dequantize")
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,
     ufp8_scale_tensor: torch.Tensor,
@@ -325,18 +297,10 @@ def e2m1_and_ufp8sf_scale_to_float(
         raise ValueError(
             f"{export}: global_scale_tensor must be a tensor with ufp8_type=1, got None"
         )
-    layout = 2 if not is_sf_swizzled_layout else 1 if is_sf_8x4_layout else 0
+    layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     number = global_scale_tensor if ufp8_type == 1 else None
-    try:
-        out = new_values(e2m1_tensor, 2, torch.float32)
-        args = (e2m1_tensor, ufp8_scale_tensor, number, out, sf_vec_size, ufp8_type, layout, True)
-        if torch.compiler.is_compiling():
-            torch_ops.e2m1_and_ufp8sf_scale_to_float(*args)
-        else:
-            _to_float[torch.float32, e2m1_tensor.get_device()](*args)
-    except (AttributeError, TypeError):
-        check_tensors(export, e2m1_tensor=e2m1_tensor, ufp8_scale_tensor=ufp8_scale_tensor)
-        if number is not None:
-            check_tensors(export, global_scale_tensor=number)
-        raise
+    out = unpacked_output(e2m1_tensor, torch.float32)
+    _E2M1_TO_FLOAT.launch(
+        e2m1_tensor, ufp8_scale_tensor, number, out, sf_vec_size, ufp8_type, layout
+    )
     return out

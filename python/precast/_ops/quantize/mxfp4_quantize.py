@@ -6,12 +6,12 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._blocks import check_backend, check_input, new_outputs, write_outputs
-from precast._ops.quantize._formats import quantize_mxfp4
-from precast._ops.quantize._traces import Layout, quantize_trace
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_outputs import packed_outputs
+from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
+from precast._ops.quantize._reference_blocks import quantize_mxfp4
+from precast._ops.quantize._trace_blocks import Layout, quantize_trace
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 
@@ -43,19 +43,16 @@ def mxfp4_quantize_reference(
     return quantize_mxfp4(a, sfLayout)
 
 
-def _mxfp4_quantize_into(
-    a: torch.Tensor, out: torch.Tensor, out_sf: torch.Tensor, sf_layout: int, enable_pdl: bool
-) -> None:
-    check_input("mxfp4_quantize", "a", a, 32, sf_layout)
-    write_outputs(out, out_sf, mxfp4_quantize_reference(a, sf_layout))
+def _check(export: str, a: torch.Tensor, sfLayout: int) -> None:
+    check_quantized_blocks(export, "a", a, 32, sfLayout)
 
 
-_mxfp4_quantize = Kernel(
+_MXFP4_QUANTIZE = Export(
     "block_quantize",
     "mxfp4_quantize",
-    schema="(Tensor a, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, bool enable_pdl) -> ()",
-    reference=_mxfp4_quantize_into,
-    public=lambda a, out, out_sf, layout, pdl: (a, "cuda", pdl, layout),
+    "a:T=f16|bf16[*rows(1-),columns] out!:u8 out_sf!:u8 sfLayout:int enable_pdl:pdl",
+    reference=mxfp4_quantize_reference,
+    check=_check,
 )
 
 
@@ -69,7 +66,7 @@ _mxfp4_quantize = Kernel(
         block=32,
     )
 )
-@backend_requirement({}, common_check=served_by("block_quantize"))
+@op("block_quantize")
 def mxfp4_quantize(
     a: torch.Tensor,
     backend: str = "cuda",
@@ -126,15 +123,6 @@ def mxfp4_quantize(
     """
     check_backend("mxfp4_quantize", backend)
     layout = int(sfLayout)
-    try:
-        out, out_sf = new_outputs(a, 32, layout)
-        if torch.compiler.is_compiling():
-            torch_ops.mxfp4_quantize(a, out, out_sf, layout, enable_pdl is not False)
-        else:
-            _mxfp4_quantize[a.dtype, a.get_device()](
-                a, out, out_sf, layout, enable_pdl is not False
-            )
-    except (AttributeError, TypeError):
-        check_tensors("mxfp4_quantize", a=a)
-        raise
+    out, out_sf = packed_outputs(a, 32, layout)
+    _MXFP4_QUANTIZE.launch(a, out, out_sf, layout, enable_pdl)
     return out, out_sf

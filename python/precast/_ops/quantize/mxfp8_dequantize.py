@@ -7,14 +7,12 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 from __future__ import annotations
 
 import functools
-import math
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._dequantize import check_blocks_of, new_values
-from precast._ops.quantize._formats import dequantize, gather_scales, ue8m0_values
-from precast._ops.quantize._traces import Layout, dequantize_trace, of_output_dtype
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_validation import check_dequantized_blocks
+from precast._ops.quantize._reference_blocks import dequantize_mxfp8
+from precast._ops.quantize._trace_blocks import Layout, dequantize_trace, of_output_dtype
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 
@@ -50,43 +48,22 @@ def mxfp8_dequantize_reference(
     >>> mxfp8_dequantize_reference(q, torch.tensor([130]).byte(), 2)[0, 0].item()
     12.0
     """
-    elements = input.float()
-    rows = math.prod(elements.shape[:-1])
-    scales = gather_scales(scale_tensor, rows, elements.shape[-1] // 32, sfLayout)
-    return dequantize(elements, ue8m0_values(scales), None, 32).to(output_dtype or torch.float32)
+    return dequantize_mxfp8(input, scale_tensor, sfLayout).to(output_dtype or torch.float32)
 
 
-def _mxfp8_into(
-    input: torch.Tensor,
-    scale_tensor: torch.Tensor,
-    out: torch.Tensor,
-    sf_layout: int,
-    enable_pdl: bool,
-) -> None:
-    check_blocks_of(
-        "mxfp8_dequantize",
-        ("input", "scale_tensor", ""),
-        input,
-        scale_tensor,
-        None,
-        32,
-        sf_layout,
-        torch.float8_e4m3fn,
-    )
-    out.copy_(mxfp8_dequantize_reference(input, scale_tensor, sf_layout))
+def _check(export: str, input: torch.Tensor, scale_tensor: torch.Tensor, sfLayout: int) -> None:
+    check_dequantized_blocks(export, "input", input, "scale_tensor", scale_tensor, 32, sfLayout)
 
 
-_mxfp8_dequantize = Kernel(
+_MXFP8_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp8_dequantize",
-    schema="(Tensor input, Tensor scale_tensor, Tensor(a!) out, int sf_layout, bool enable_pdl)"
-    " -> ()",
-    reference=_mxfp8_into,
-    axes=("out",),
-    public=lambda input, scale_tensor, out, layout, pdl: (input, scale_tensor, layout, out.dtype),
+    "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:int "
+    "enable_pdl:pdl_on",
+    reference=mxfp8_dequantize_reference,
+    check=_check,
+    derived={"output_dtype": lambda out: out.dtype},
 )
-
-
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
@@ -106,7 +83,7 @@ _TRACE = of_output_dtype(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("block_dequantize"))
+@op("block_dequantize")
 def mxfp8_dequantize(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,
@@ -155,15 +132,7 @@ def mxfp8_dequantize(
     ...     precast.mxfp8_dequantize(q, torch.tensor([130]).byte(), linear)[0, 0].item()
     12.0
     """
-    layout = int(sfLayout)
     dtype = torch.float32 if output_dtype is None else output_dtype
-    try:
-        out = new_values(input, 1, dtype)
-        if torch.compiler.is_compiling():
-            torch_ops.mxfp8_dequantize(input, scale_tensor, out, layout, True)
-        else:
-            _mxfp8_dequantize[dtype, input.get_device()](input, scale_tensor, out, layout, True)
-    except (AttributeError, TypeError):
-        check_tensors("mxfp8_dequantize", input=input, scale_tensor=scale_tensor)
-        raise
+    out = input.new_empty(*input.shape, dtype=dtype)
+    _MXFP8_DEQUANTIZE.launch(input, scale_tensor, out, int(sfLayout))
     return out

@@ -9,13 +9,12 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._blocks import check_backend, check_input, write_outputs
-from precast._ops.quantize._formats import quantize_mxfp8, scale_shape
-from precast._ops.quantize._traces import ROWS, Layout
-from precast._ops.quantize.sf_layout import SfLayout
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
+from precast._ops.quantize._reference_blocks import quantize_mxfp8, scale_shape
+from precast._ops.quantize._trace_blocks import ROWS, Layout
+from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, dispatch
 
@@ -53,41 +52,25 @@ def mxfp8_quantize_reference(
     """
     layout = sf_swizzle_layout
     if layout is None:
-        layout = 0 if is_sf_swizzled_layout else 2
+        layout = layout_of_flags(is_sf_swizzled_layout)
     elements, scales = quantize_mxfp8(input, layout, alignment)
     return elements, scales.flatten()
 
 
-def _mxfp8_quantize_into(
-    input: torch.Tensor,
-    out: torch.Tensor,
-    out_sf: torch.Tensor,
-    sf_layout: int,
-    alignment: int,
-    enable_pdl: bool,
-) -> None:
+def _check(export: str, input: torch.Tensor, sf_layout: int, alignment: int) -> None:
     if alignment <= 0 or alignment % 32:
-        raise ValueError(
-            f"mxfp8_quantize: alignment must be a positive multiple of 32, got {alignment}"
-        )
-    check_input("mxfp8_quantize", "input", input, 32, sf_layout)
-    write_outputs(out, out_sf, quantize_mxfp8(input, sf_layout, alignment))
+        raise ValueError(f"{export}: alignment must be a positive multiple of 32, got {alignment}")
+    check_quantized_blocks(export, "input", input, 32, sf_layout)
 
 
-_mxfp8_quantize = Kernel(
+_MXFP8_QUANTIZE = Export(
     "block_quantize",
     "mxfp8_quantize",
-    schema="(Tensor input, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, int alignment, "
-    "bool enable_pdl) -> ()",
-    reference=_mxfp8_quantize_into,
-    public=lambda input, out, out_sf, layout, alignment, pdl: (
-        input,
-        True,
-        alignment,
-        pdl,
-        "cuda",
-        layout,
-    ),
+    "input:T=f16|bf16[*rows(1-),columns] out!:e4m3 out_sf!:u8 sf_layout:int alignment:int "
+    "enable_pdl:pdl",
+    reference=mxfp8_quantize_reference,
+    check=_check,
+    derived={"sf_swizzle_layout": lambda sf_layout: sf_layout},
 )
 
 
@@ -131,7 +114,7 @@ def _trace(sf_swizzle_layout: int | None = None, **others: Any) -> TraceTemplate
 
 
 @precast_api(trace=_trace)
-@backend_requirement({}, common_check=served_by("block_quantize"))
+@op("block_quantize")
 def mxfp8_quantize(
     input: torch.Tensor,
     is_sf_swizzled_layout: bool = True,
@@ -194,24 +177,15 @@ def mxfp8_quantize(
     """
     check_backend("mxfp8_quantize", backend)
     if sf_swizzle_layout is None:
-        layout = 0 if is_sf_swizzled_layout else 2
+        layout = layout_of_flags(is_sf_swizzled_layout)
     else:
         layout = int(sf_swizzle_layout)
-    try:
-        shape = input.shape
-        rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
-        columns = shape[-1]
-        padded = columns if alignment == 32 else -(-columns // (alignment or 1)) * alignment
-        out = input.new_empty(*shape[:-1], padded, dtype=torch.float8_e4m3fn)
-        scale_rows, scale_columns = scale_shape(rows, padded // 32, layout)
-        out_sf = input.new_empty(scale_rows * scale_columns, dtype=torch.uint8)
-        if torch.compiler.is_compiling():
-            torch_ops.mxfp8_quantize(input, out, out_sf, layout, alignment, enable_pdl is not False)
-        else:
-            _mxfp8_quantize[input.dtype, input.get_device()](
-                input, out, out_sf, layout, alignment, enable_pdl is not False
-            )
-    except (AttributeError, TypeError):
-        check_tensors("mxfp8_quantize", input=input)
-        raise
+    shape = input.shape
+    rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+    columns = shape[-1]
+    padded = columns if alignment == 32 else -(-columns // (alignment or 1)) * alignment
+    out = input.new_empty(*shape[:-1], padded, dtype=torch.float8_e4m3fn)
+    scale_rows, scale_columns = scale_shape(rows, padded // 32, layout)
+    out_sf = input.new_empty(scale_rows * scale_columns, dtype=torch.uint8)
+    _MXFP8_QUANTIZE.launch(input, out, out_sf, layout, alignment, enable_pdl)
     return out, out_sf

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._dequantize import check_blocks_of, e2m1_reference, new_values
-from precast._ops.quantize._traces import LINEAR, dequantize_trace, of_output_dtype
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_outputs import unpacked_output
+from precast._ops.quantize._block_validation import check_dequantized_blocks
+from precast._ops.quantize._reference_blocks import dequantize_e2m1
+from precast._ops.quantize._trace_blocks import LINEAR, dequantize_trace, of_output_dtype
 from precast.api_logging import precast_api
 
 
@@ -48,38 +49,23 @@ def nvfp4_kv_dequantize_reference(
     >>> nvfp4_kv_dequantize_reference(packed, scales, torch.tensor([0.5]))[0, :2]
     tensor([0.7500, 4.5000], dtype=torch.bfloat16)
     """
-    values = e2m1_reference(fp4_data, block_scales, global_scale, 16, True, 2)
+    values = dequantize_e2m1(fp4_data, block_scales, global_scale, 16, True, 2)
     return values.to(output_dtype or torch.bfloat16)
 
 
-def _kv_into(
-    fp4_data: torch.Tensor,
-    block_scales: torch.Tensor,
-    global_scale: torch.Tensor,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    names = ("fp4_data", "block_scales", "global_scale")
-    check_blocks_of("nvfp4_kv_dequantize", names, fp4_data, block_scales, global_scale, 16, 2)
-    out.copy_(nvfp4_kv_dequantize_reference(fp4_data, block_scales, global_scale, out.dtype))
+def _check(export: str, fp4_data: torch.Tensor, block_scales: torch.Tensor) -> None:
+    check_dequantized_blocks(export, "fp4_data", fp4_data, "block_scales", block_scales, 16, 2)
 
 
-_nvfp4_kv_dequantize = Kernel(
+_NVFP4_KV_DEQUANTIZE = Export(
     "block_dequantize",
     "nvfp4_kv_dequantize",
-    schema="(Tensor fp4_data, Tensor block_scales, Tensor global_scale, Tensor(a!) out, "
-    "bool enable_pdl) -> ()",
-    reference=_kv_into,
-    axes=("out",),
-    public=lambda fp4_data, block_scales, global_scale, out, pdl: (
-        fp4_data,
-        block_scales,
-        global_scale,
-        out.dtype,
-    ),
+    "fp4_data:u8[*rows(1-),packed] block_scales:u8 global_scale:f32[.] out!:T=f32|f16|bf16 "
+    "enable_pdl:pdl_on",
+    reference=nvfp4_kv_dequantize_reference,
+    check=_check,
+    derived={"output_dtype": lambda out: out.dtype},
 )
-
-
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
@@ -99,7 +85,7 @@ _TRACE = of_output_dtype(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("block_dequantize"))
+@op("block_dequantize")
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
@@ -148,21 +134,6 @@ def nvfp4_kv_dequantize(
     ...     precast.nvfp4_kv_dequantize(packed, scales, torch.tensor([0.5]))[0, :2]
     tensor([0.7500, 4.5000], dtype=torch.bfloat16)
     """
-    dtype = torch.bfloat16 if output_dtype is None else output_dtype
-    try:
-        out = new_values(fp4_data, 2, dtype)
-        if torch.compiler.is_compiling():
-            torch_ops.nvfp4_kv_dequantize(fp4_data, block_scales, global_scale, out, True)
-        else:
-            _nvfp4_kv_dequantize[dtype, fp4_data.get_device()](
-                fp4_data, block_scales, global_scale, out, True
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "nvfp4_kv_dequantize",
-            fp4_data=fp4_data,
-            block_scales=block_scales,
-            global_scale=global_scale,
-        )
-        raise
+    out = unpacked_output(fp4_data, torch.bfloat16 if output_dtype is None else output_dtype)
+    _NVFP4_KV_DEQUANTIZE.launch(fp4_data, block_scales, global_scale, out)
     return out

@@ -7,9 +7,10 @@ Efficient Memory Management for Large Language Model Serving with PagedAttention
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel
+from precast._op.torch_ops import torch_ops
 from precast._ops.paged._cache import (
     IS_HND,
     Cache,

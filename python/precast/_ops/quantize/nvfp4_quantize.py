@@ -6,19 +6,12 @@ Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._block_checks import check_global
-from precast._ops.quantize._blocks import (
-    check_backend,
-    check_input,
-    new_outputs,
-    on_device,
-    write_outputs,
-)
-from precast._ops.quantize._formats import quantize_nvfp4
-from precast._ops.quantize._traces import Layout, quantize_trace
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_outputs import float32_on_device, packed_outputs
+from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
+from precast._ops.quantize._reference_blocks import quantize_nvfp4
+from precast._ops.quantize._trace_blocks import Layout, quantize_trace
 from precast._ops.quantize.sf_layout import SfLayout
 from precast.api_logging import precast_api
 
@@ -52,34 +45,17 @@ def nvfp4_quantize_reference(
     return quantize_nvfp4(a, a_global_sf, sfLayout, False)
 
 
-def _nvfp4_quantize_into(
-    a: torch.Tensor,
-    a_global_sf: torch.Tensor,
-    out: torch.Tensor,
-    out_sf: torch.Tensor,
-    sf_layout: int,
-    enable_pdl: bool,
-) -> None:
-    rows = check_input("nvfp4_quantize", "a", a, 16, sf_layout)
-    check_global("nvfp4_quantize", "a_global_sf", a_global_sf, a, "a", rows)
-    write_outputs(out, out_sf, nvfp4_quantize_reference(a, a_global_sf, sf_layout))
+def _check(export: str, a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int) -> None:
+    check_quantized_blocks(export, "a", a, 16, sfLayout, "a_global_sf", a_global_sf)
 
 
-_nvfp4_quantize = Kernel(
+_NVFP4_QUANTIZE = Export(
     "block_quantize",
     "nvfp4_quantize",
-    schema="(Tensor a, Tensor a_global_sf, Tensor(a!) out, Tensor(b!) out_sf, int sf_layout, "
-    "bool enable_pdl) -> ()",
-    reference=_nvfp4_quantize_into,
-    public=lambda a, a_global_sf, out, out_sf, layout, pdl: (
-        a,
-        a_global_sf,
-        layout,
-        False,
-        16,
-        pdl,
-        "cuda",
-    ),
+    "a:T=f16|bf16[*rows(1-),columns] a_global_sf:f32 out!:u8 out_sf!:u8 sfLayout:int "
+    "enable_pdl:pdl",
+    reference=nvfp4_quantize_reference,
+    check=_check,
 )
 
 
@@ -94,7 +70,7 @@ _nvfp4_quantize = Kernel(
         block=16,
     )
 )
-@backend_requirement({}, common_check=served_by("block_quantize"))
+@op("block_quantize")
 def nvfp4_quantize(
     a: torch.Tensor,
     a_global_sf: torch.Tensor,
@@ -169,16 +145,7 @@ def nvfp4_quantize(
         )
     check_backend("nvfp4_quantize", backend)
     layout = int(sfLayout)
-    try:
-        a_global_sf = on_device(a_global_sf, a)
-        out, out_sf = new_outputs(a, 16, layout)
-        if torch.compiler.is_compiling():
-            torch_ops.nvfp4_quantize(a, a_global_sf, out, out_sf, layout, enable_pdl is not False)
-        else:
-            _nvfp4_quantize[a.dtype, a.get_device()](
-                a, a_global_sf, out, out_sf, layout, enable_pdl is not False
-            )
-    except (AttributeError, TypeError):
-        check_tensors("nvfp4_quantize", a=a, a_global_sf=a_global_sf)
-        raise
+    a_global_sf = float32_on_device(a_global_sf, a)
+    out, out_sf = packed_outputs(a, 16, layout)
+    _NVFP4_QUANTIZE.launch(a, a_global_sf, out, out_sf, layout, enable_pdl)
     return out, out_sf

@@ -10,14 +10,13 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_dtype, check_rank, check_same_device
+from precast._base.torch import torch
+from precast._op.declaration import Kind
+from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
-#: Of all segments: ``new_indptr`` is int32.
+#: The most bytes of all segments, because ``new_indptr`` is int32.
 MOST_BYTES = 2**31 - 1
 
 
@@ -82,22 +81,10 @@ def segment_packbits_reference(
     return torch.cat([*parts, empty]), lengths.cumsum(0).to(torch.int32)
 
 
-def _check_values(export: str, x: torch.Tensor) -> None:
-    check_dtype(export, "x", x, torch.bool, torch.uint8)
-    check_rank(export, "x", x, 1, 1)
-
-
-def _check_indptr(x: torch.Tensor, indptr: torch.Tensor) -> None:
-    check_same_device("segment_packbits", "indptr", indptr, x, "x")
-    check_dtype("segment_packbits", "indptr", indptr, torch.int32, torch.int64)
-    check_rank("segment_packbits", "indptr", indptr, 1, 1)
-    if indptr.shape[0] == 0:
+def _check_segments(x: torch.Tensor, indptr: torch.Tensor) -> None:
+    count, segments = x.shape[0], indptr.shape[0] - 1
+    if segments < 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
-    check_bytes_fit(x.shape[0], indptr.shape[0] - 1)
-
-
-def check_bytes_fit(count: int, segments: int) -> None:
-    """The most bytes that so many values and segments can have are numbers of int32."""
     if (count + 7 * segments) // 8 > MOST_BYTES:
         raise ValueError(
             f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
@@ -105,70 +92,65 @@ def check_bytes_fit(count: int, segments: int) -> None:
         )
 
 
-def _packbits_into(x: torch.Tensor, y: torch.Tensor, little: bool, enable_pdl: bool) -> None:
-    _check_values("packbits", x)
-    y.copy_(packbits_reference(x, "little" if little else "big"))
-
-
-def _indptr_into(
-    x: torch.Tensor, indptr: torch.Tensor, new_indptr: torch.Tensor, enable_pdl: bool
-) -> None:
-    _check_values("segment_packbits", x)
-    _check_indptr(x, indptr)
+def _write_starts(indptr: torch.Tensor, new_indptr: torch.Tensor) -> None:
     new_indptr.zero_()
     new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
 
-def _segments_into(
+def _write_segments(
     x: torch.Tensor,
     indptr: torch.Tensor,
     new_indptr: torch.Tensor,
     out: torch.Tensor,
-    little: bool,
-    enable_pdl: bool,
+    bitorder: str,
 ) -> None:
-    _check_values("segment_packbits", x)
-    _check_indptr(x, indptr)
-    check_dtype("segment_packbits", "out", out, torch.uint8)
-    y, starts = segment_packbits_reference(x, indptr, "little" if little else "big")
+    y, starts = segment_packbits_reference(x, indptr, bitorder)
     new_indptr.copy_(starts)
     kept = min(y.shape[0], out.shape[0])
     out[:kept] = y[:kept]
 
 
-def _key(x: torch.Tensor, *others: object) -> tuple[int]:
-    return (x.get_device(),)
+def _is_little(export: str, bitorder: str) -> bool:
+    if bitorder not in ("big", "little"):
+        raise ValueError(f"{export}: bitorder must be 'big' or 'little', got {bitorder!r}")
+    return bitorder == "little"
 
 
-def _bitorder(little: bool) -> str:
-    return "little" if little else "big"
+def _bitorder(export: str) -> dict[str, Kind]:
+    """The kind of ``bitorder``, which reaches an export as a flag."""
+    kind = Kind(
+        "bool little",
+        f"_is_little({export!r}, {{name}})",
+        decode=lambda little: "little" if little else "big",
+        names={"_is_little": _is_little},
+    )
+    return {"bitorder": kind}
 
 
-_packbits = Kernel(
+_PACKBITS = Export(
     "packbits",
     "packbits",
-    schema="(Tensor x, Tensor(a!) y, bool little, bool enable_pdl) -> ()",
-    reference=_packbits_into,
-    key=_key,
-    public=lambda x, y, little, pdl: (x, _bitorder(little)),
+    "x:bool|u8[length] y!:u8[(length+7)//8] bitorder:bitorder enable_pdl:pdl_on",
+    reference=packbits_reference,
+    kinds=_bitorder("packbits"),
 )
-_indptr = Kernel(
+_INDPTR = Export(
     "packbits",
     "segment_packbits_indptr",
-    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, bool enable_pdl) -> ()",
-    reference=_indptr_into,
-    key=_key,
+    "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] enable_pdl:pdl_on",
+    write=_write_starts,
+    check=_check_segments,
     function="segment_packbits",
-    public=lambda *args: None,  # The export that writes the bits follows.
+    traced=False,  # The export that writes the bits follows.
 )
-_segments = Kernel(
+_SEGMENTS = Export(
     "packbits",
     "segment_packbits",
-    schema="(Tensor x, Tensor indptr, Tensor(a!) new_indptr, Tensor(b!) out, bool little, "
-    "bool enable_pdl) -> ()",
-    reference=_segments_into,
-    key=_key,
-    public=lambda x, indptr, new_indptr, out, little, pdl: (x, indptr, _bitorder(little), out),
+    "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] out!:u8[bytes] "
+    "bitorder:bitorder enable_pdl:pdl_on",
+    write=_write_segments,
+    check=_check_segments,
+    kinds=_bitorder("segment_packbits"),
 )
 
 
@@ -230,18 +212,12 @@ def _by_order(
     return choose
 
 
-def _is_little(export: str, bitorder: str) -> bool:
-    if bitorder not in ("big", "little"):
-        raise ValueError(f"{export}: bitorder must be 'big' or 'little', got {bitorder!r}")
-    return bitorder == "little"
-
-
 def _truth(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
 @precast_api(trace=_by_order("packbits", _packbits_trace))
-@backend_requirement({}, common_check=served_by("packbits"))
+@op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
 
@@ -276,22 +252,14 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     ...     precast.packbits(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool))
     tensor([179], dtype=torch.uint8)
     """
-    little = _is_little("packbits", bitorder)
-    try:
-        x = _truth(x)
-        y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
-        if torch.compiler.is_compiling():
-            torch_ops.packbits(x, y, little, True)
-        else:
-            _packbits[(x.get_device(),)](x, y, little, True)
-    except (AttributeError, TypeError):
-        check_tensors("packbits", x=x)
-        raise
+    x = _truth(x)
+    y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
+    _PACKBITS.launch(x, y, bitorder)
     return y
 
 
 @precast_api(trace=_by_order("segment_packbits", _segments_trace))
-@backend_requirement({}, common_check=served_by("packbits"))
+@op("packbits")
 def segment_packbits(
     x: torch.Tensor,
     indptr: torch.Tensor,
@@ -345,21 +313,10 @@ def segment_packbits(
     >>> y.tolist(), starts.tolist()
     ([176, 32, 208], [0, 1, 2, 3])
     """
-    little = _is_little("segment_packbits", bitorder)
-    try:
-        x = _truth(x)
-        new_indptr = torch.empty_like(indptr, dtype=torch.int32)
-        if out is None:
-            if torch.compiler.is_compiling():
-                torch_ops.segment_packbits_indptr(x, indptr, new_indptr, True)
-            else:
-                _indptr[(x.get_device(),)](x, indptr, new_indptr, True)
-            out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # waits
-        if torch.compiler.is_compiling():
-            torch_ops.segment_packbits(x, indptr, new_indptr, out, little, True)
-        else:
-            _segments[(x.get_device(),)](x, indptr, new_indptr, out, little, True)
-    except (AttributeError, TypeError):
-        check_tensors("segment_packbits", x=x, indptr=indptr, out=out)
-        raise
+    x = _truth(x)
+    new_indptr = torch.empty_like(indptr, dtype=torch.int32)
+    if out is None:
+        _INDPTR.launch(x, indptr, new_indptr)
+        out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # Waits for the GPU.
+    _SEGMENTS.launch(x, indptr, new_indptr, out, bitorder)
     return out, new_indptr

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_device_and_dtype, check_rank
-from precast._ops.quantize._checks import check_codes, check_eps
-from precast._ops.quantize._formula import codes, dequant_scale
-from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import of_e4m3
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._outputs import quantized_like
+from precast._ops.quantize._reference_8bit import dequant_scale, quantize
+from precast._ops.quantize._trace_8bit import of_e4m3
+from precast._ops.quantize._validation import check_eps
 from precast._ops.quantize.per_token_group import CAST_EPS, per_token_group_quant_8bit
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate
@@ -62,31 +60,8 @@ def per_block_cast_to_fp8_reference(
     padded = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
     blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., i, r, j, c]
     scale = dequant_scale(blocks.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, use_ue8m0)
-    quantized = codes(blocks, scale, dtype).flatten(-4, -3).flatten(-2)
+    quantized = quantize(blocks, scale, dtype).flatten(-4, -3).flatten(-2)
     return quantized[..., :rows, :columns].contiguous(), scale.squeeze(-1).squeeze(-2)
-
-
-def _into(
-    x: torch.Tensor,
-    use_ue8m0: bool,
-    eps: float,
-    out: torch.Tensor,
-    out_scale: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    export = "per_block_cast_to_fp8"
-    check_rank(export, "x", x, 2, 3)
-    check_codes(export, out, x)
-    check_eps(export, eps)
-    check_device_and_dtype(export, "out_scale", out_scale, x, torch.float32, "x")
-    if out_scale.shape != _scale_shape(x):
-        raise ValueError(
-            f"{export}: out_scale must hold a scale for each block of {BLOCK} x {BLOCK}, got shape "
-            f"{[*out_scale.shape]} for x {[*x.shape]}"
-        )
-    quantized, scale = per_block_cast_to_fp8_reference(x, use_ue8m0, eps, out.dtype)
-    out.copy_(quantized)
-    out_scale.copy_(scale)
 
 
 def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
@@ -94,19 +69,35 @@ def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
     return (*batch, (rows + BLOCK - 1) // BLOCK, (columns + BLOCK - 1) // BLOCK)
 
 
-_kernel = Kernel(
+def _new_scales(x: torch.Tensor) -> torch.Tensor:
+    # The check of the arguments refuses a tensor of fewer dimensions.
+    shape = _scale_shape(x) if x.dim() > 1 else (0,)
+    return x.new_empty(*shape, dtype=torch.float32)
+
+
+def _check(export: str, x: torch.Tensor, eps: float, out_scale: torch.Tensor) -> None:
+    check_eps(export, eps)
+    if out_scale.shape != _scale_shape(x):
+        raise ValueError(
+            f"{export}: out_scale must hold a scale for each block of {BLOCK} x {BLOCK}, got shape "
+            f"{[*out_scale.shape]} for x {[*x.shape]}"
+        )
+
+
+_PER_BLOCK = Export(
     "quantize",
     "per_block_cast_to_fp8",
-    schema="(Tensor x, bool use_ue8m0, float eps, Tensor(a!) out, Tensor(b!) out_scale, "
-    "bool enable_pdl) -> ()",
-    reference=_into,
-    axes=("x", "out"),
+    "x:T[*batch(0-1),n,k] use_ue8m0:bool eps:float out!:like(x,U=e4m3|e5m2|i8,apart) "
+    "out_scale!:f32 enable_pdl:pdl",
+    reference=per_block_cast_to_fp8_reference,
+    check=_check,
+    new={"out": quantized_like, "out_scale": _new_scales},
+    derived={"dst_dtype": lambda out: out.dtype},
 )
-
 _TRACE = TraceTemplate(
     op_type="quantization",
     name_prefix="per_block_cast_to_fp8",
-    description="Codes of a weight and a dequantisation scale for each of its blocks of 128 x 128.",
+    description="A quantised weight and a dequantisation scale for each block of 128 x 128.",
     axes={
         "n": Const(sample=200),
         "k": Const(sample=384),
@@ -127,7 +118,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=of_e4m3(_TRACE))
-@backend_requirement({}, common_check=served_by("quantize"))
+@launches(_PER_BLOCK)
 def per_block_cast_to_fp8(
     x: torch.Tensor,
     use_ue8m0: bool = True,
@@ -190,25 +181,6 @@ def per_block_cast_to_fp8(
     tensor([[0.0156],
             [0.0156]])
     """
-    try:
-        if out is None:
-            out = new_codes(x, dst_dtype)
-        elif dst_dtype is not None:
-            check_given_dtype("per_block_cast_to_fp8", "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            # Of another rank the input is refused where the arguments are checked.
-            shape = _scale_shape(x) if x.dim() > 1 else (0,)
-            out_scale = x.new_empty(*shape, dtype=torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.per_block_cast_to_fp8(x, use_ue8m0, eps, out, out_scale, pdl)
-        else:
-            kernel = _kernel[x.dtype, out.dtype, x.get_device()]
-            kernel(x, use_ue8m0, eps, out, out_scale, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("per_block_cast_to_fp8", x=x, out=out, **given(out_scale=out_scale))
-        raise
-    return out, out_scale
 
 
 @precast_api
@@ -325,7 +297,7 @@ def quantize_fp8_reference(
     tiles = x.float().unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
     amax = tiles.abs().amax(dim=(-3, -1), keepdim=True)
     scale = dequant_scale(amax, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
-    x_q = codes(tiles, scale, torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
+    x_q = quantize(tiles, scale, torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
     scale = scale.squeeze(-1).squeeze(-2)
     scale = scale.transpose(-1, -2).contiguous() if scale_major_mode == "MN" else scale
     return x_q, scale.reshape((*scale_shape,))

@@ -6,19 +6,16 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_one_number
-from precast._ops.quantize._checks import check_codes, check_eps
-from precast._ops.quantize._formula import codes, dequant_scale
-from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import of_e4m3
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._outputs import quantized_like
+from precast._ops.quantize._reference_8bit import dequant_scale, quantize
+from precast._ops.quantize._trace_8bit import tensor_trace
+from precast._ops.quantize._validation import check_eps
 from precast._ops.quantize.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.api_logging import precast_api
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
-#: Elements of ``workspace``: the largest numbers that parts of the kernel leave to each other.
+#: Elements of ``workspace``, in which each CTA leaves the largest magnitude that it found.
 WORKSPACE_SIZE = 512
 
 
@@ -47,7 +44,7 @@ def static_quant_fp8_reference(
     >>> static_quant_fp8_reference(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
     tensor([  0.5000, 448.0000])
     """
-    return codes(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
+    return quantize(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 
 def per_tensor_quant_fp8_reference(
@@ -80,81 +77,56 @@ def per_tensor_quant_fp8_reference(
     wide = x.float()
     amax = wide.abs().amax().reshape(1) if x.numel() else wide.new_zeros(1)
     scale = dequant_scale(amax, eps, dtype)
-    return codes(wide, scale, dtype), scale
+    return quantize(wide, scale, dtype), scale
 
 
-def _static_into(x: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, enable_pdl: bool) -> None:
-    check_codes("static_quant_fp8", out, x)
-    check_one_number("static_quant_fp8", "scale", scale, x, "x")
-    out.copy_(static_quant_fp8_reference(x, scale, out.dtype))
-
-
-def _dynamic_into(
-    x: torch.Tensor,
-    eps: float,
-    out: torch.Tensor,
-    out_scale: torch.Tensor,
-    workspace: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    export = "per_tensor_quant_fp8"
-    check_codes(export, out, x)
+def _check_dynamic(export: str, eps: float, workspace: torch.Tensor) -> None:
     check_eps(export, eps)
-    check_one_number(export, "out_scale", out_scale, x, "x")
     if workspace.numel() < WORKSPACE_SIZE:
         raise ValueError(
             f"{export}: workspace must have at least {WORKSPACE_SIZE} elements, got shape "
             f"{[*workspace.shape]}"
         )
-    quantized, scale = per_tensor_quant_fp8_reference(x, eps, out.dtype)
-    out.copy_(quantized)
-    out_scale.copy_(scale.reshape(out_scale.shape))
 
 
-_static = Kernel(
+_STATIC = Export(
     "quantize",
     "static_quant_fp8",
-    schema="(Tensor x, Tensor scale, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_static_into,
-    axes=("x", "out"),
+    "x:T[*size] scale:f32[.] out!:like(x,U=e4m3|e5m2|i8,apart) enable_pdl:pdl",
+    reference=static_quant_fp8_reference,
+    new={"out": quantized_like},
+    derived={"dst_dtype": lambda out: out.dtype},
 )
-_dynamic = Kernel(
+_DYNAMIC = Export(
     "quantize",
     "per_tensor_quant_fp8",
-    schema="(Tensor x, float eps, Tensor(a!) out, Tensor(b!) out_scale, Tensor(c!) workspace, "
-    "bool enable_pdl) -> ()",
-    reference=_dynamic_into,
-    axes=("x", "out"),
-)
-
-_STATIC_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="static_quant_fp8",
-    description="Codes of a tensor for a given dequantisation scale.",
-    axes={"*size": Var(), "one": Const(abbrev="", sample=1)},
-    inputs={
-        "x": Tensor(["*size"]),
-        "scale": Tensor(["one"], dtype="float32", description="Multiplies the codes."),
-    },
-    outputs={"x_q": Tensor(["*size"], dtype="float8_e4m3fn", param="out")},
-    reference=static_quant_fp8_reference,
-)
-_DYNAMIC_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="per_tensor_quant_fp8",
-    description="Codes of a tensor and the one dequantisation scale that its largest number needs.",
-    axes={"*size": Var(), "one": Const(abbrev="", value="1")},
-    inputs={"x": Tensor(["*size"]), "eps": Scalar("float32")},
-    outputs={
-        "x_q": Tensor(["*size"], dtype="float8_e4m3fn", param="out"),
-        "x_s": Tensor(["one"], dtype="float32", param="out_scale"),
-    },
+    "x:T[*size] eps:float out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] workspace!:f32 "
+    "enable_pdl:pdl",
     reference=per_tensor_quant_fp8_reference,
+    check=_check_dynamic,
+    new={
+        "out": quantized_like,
+        "out_scale": "x.new_empty(1, dtype=_torch.float32)",
+        "workspace": f"x.new_empty({WORKSPACE_SIZE}, dtype=_torch.float32)",
+    },
+    derived={"dst_dtype": lambda out: out.dtype},
+)
+_STATIC_TRACE = tensor_trace(
+    "static_quant_fp8",
+    "A tensor quantised with a given dequantisation scale.",
+    static_quant_fp8_reference,
+    given_scale=True,
+)
+_DYNAMIC_TRACE = tensor_trace(
+    "per_tensor_quant_fp8",
+    "A quantised tensor and the one dequantisation scale that its largest magnitude needs.",
+    per_tensor_quant_fp8_reference,
+    given_scale=False,
 )
 
 
-@precast_api(trace=of_e4m3(_STATIC_TRACE))
-@backend_requirement({}, common_check=served_by("quantize"))
+@precast_api(trace=_STATIC_TRACE)
+@launches(_STATIC)
 def static_quant_fp8(
     x: torch.Tensor,
     scale: torch.Tensor,
@@ -207,23 +179,10 @@ def static_quant_fp8(
     ...     precast.static_quant_fp8(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
     tensor([  0.5000, 448.0000])
     """
-    try:
-        if out is None:
-            out = new_codes(x, dst_dtype)
-        elif dst_dtype is not None:
-            check_given_dtype("static_quant_fp8", "dst_dtype", dst_dtype, "out", out)
-        if torch.compiler.is_compiling():
-            torch_ops.static_quant_fp8(x, scale, out, enable_pdl is not False)
-        else:
-            _static[x.dtype, out.dtype, x.get_device()](x, scale, out, enable_pdl is not False)
-    except (AttributeError, TypeError):
-        check_tensors("static_quant_fp8", x=x, scale=scale, out=out)
-        raise
-    return out
 
 
-@precast_api(trace=of_e4m3(_DYNAMIC_TRACE))
-@backend_requirement({}, common_check=served_by("quantize"))
+@precast_api(trace=_DYNAMIC_TRACE)
+@launches(_DYNAMIC, returns=("out", "out_scale"))
 def per_tensor_quant_fp8(
     x: torch.Tensor,
     eps: float = 1e-10,
@@ -286,27 +245,6 @@ def per_tensor_quant_fp8(
     >>> x_q.float(), x_s
     (tensor([   2., -448.]), tensor([0.5000]))
     """
-    try:
-        if out is None:
-            out = new_codes(x, dst_dtype)
-        elif dst_dtype is not None:
-            check_given_dtype("per_tensor_quant_fp8", "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            out_scale = x.new_empty(1, dtype=torch.float32)
-        if workspace is None:
-            workspace = x.new_empty(WORKSPACE_SIZE, dtype=torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.per_tensor_quant_fp8(x, eps, out, out_scale, workspace, pdl)
-        else:
-            kernel = _dynamic[x.dtype, out.dtype, x.get_device()]
-            kernel(x, eps, out, out_scale, workspace, pdl)
-    except (AttributeError, TypeError):
-        check_tensors(
-            "per_tensor_quant_fp8", x=x, out=out, **given(out_scale=out_scale, workspace=workspace)
-        )
-        raise
-    return out, out_scale
 
 
 @precast_api

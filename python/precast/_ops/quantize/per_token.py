@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
-from precast._ops.quantize._formula import token_quant
-from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import token_trace
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._outputs import quantized_like
+from precast._ops.quantize._reference_8bit import token_quant
+from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._validation import check_token_scales
 from precast.api_logging import precast_api
 
 
@@ -44,35 +43,28 @@ def per_token_quant_fp8_reference(
     return token_quant(x.float(), eps, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 
-def _into(
-    x: torch.Tensor, eps: float, out: torch.Tensor, out_scale: torch.Tensor, enable_pdl: bool
-) -> None:
-    check_codes("per_token_quant_fp8", out, x)
-    check_eps("per_token_quant_fp8", eps)
-    check_row_scales("per_token_quant_fp8", out_scale, x, 1, torch.float32)
-    quantized, scale = per_token_quant_fp8_reference(x, eps, out.dtype)
-    out.copy_(quantized)
-    out_scale.copy_(scale)
-
-
-_kernel = Kernel(
+_PER_TOKEN = Export(
     "quantize",
     "per_token_quant_fp8",
-    schema="(Tensor x, float eps, Tensor(a!) out, Tensor(b!) out_scale, bool enable_pdl) -> ()",
-    reference=_into,
-    axes=("x", "out"),
+    "x:T[*tokens,hidden] eps:float out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 enable_pdl:pdl",
+    reference=per_token_quant_fp8_reference,
+    check=check_token_scales,
+    new={
+        "out": quantized_like,
+        "out_scale": "x.new_empty(*x.shape[:-1], 1, dtype=_torch.float32)",
+    },
+    derived={"dst_dtype": lambda out: out.dtype},
 )
-
-_TRACE = token_trace(
+_TRACE = rows_trace(
     "per_token_quant_fp8",
-    "Codes of each token and the dequantisation scale that its largest number needs.",
+    "Quantised rows and the dequantisation scale that each row's largest magnitude needs.",
     per_token_quant_fp8_reference,
-    param="x",
+    scales="token",
 )
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("quantize"))
+@launches(_PER_TOKEN)
 def per_token_quant_fp8(
     x: torch.Tensor,
     eps: float = 1e-10,
@@ -131,19 +123,3 @@ def per_token_quant_fp8(
     >>> x_q.float(), x_s
     (tensor([[   2., -448.]]), tensor([[0.5000]]))
     """
-    try:
-        if out is None:
-            out = new_codes(x, dst_dtype)
-        elif dst_dtype is not None:
-            check_given_dtype("per_token_quant_fp8", "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            out_scale = x.new_empty(*x.shape[:-1], 1, dtype=torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.per_token_quant_fp8(x, eps, out, out_scale, pdl)
-        else:
-            _kernel[x.dtype, out.dtype, x.get_device()](x, eps, out, out_scale, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("per_token_quant_fp8", x=x, out=out, **given(out_scale=out_scale))
-        raise
-    return out, out_scale

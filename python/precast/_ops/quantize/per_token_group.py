@@ -7,21 +7,13 @@ scales: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._blocks import check_backend
-from precast._ops.quantize._checks import check_codes, check_eps, check_groups
-from precast._ops.quantize._formula import group_quant
-from precast._ops.quantize._outputs import (
-    check_given_dtype,
-    check_given_scales,
-    check_layout,
-    given,
-    new_codes,
-    new_group_scales,
-)
-from precast._ops.quantize._trace import group_trace
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._ops.quantize._block_validation import check_backend
+from precast._ops.quantize._outputs import group_scales, quantized_like
+from precast._ops.quantize._reference_8bit import group_quant
+from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._validation import check_group_scales
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.
@@ -72,43 +64,28 @@ def per_token_group_quant_8bit_reference(
     return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
 
 
-def _into(
-    x: torch.Tensor,
-    group_size: int,
-    eps: float,
-    scale_ue8m0: bool,
-    out: torch.Tensor,
-    out_scale: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    export = "per_token_group_quant_8bit"
-    check_codes(export, out, x)
-    check_eps(export, eps)
-    packed = check_groups(export, out, out_scale, group_size, scale_ue8m0, x)
-    quantized, scale = group_quant(x.float(), group_size, eps, out.dtype, scale_ue8m0, packed)
-    out.copy_(quantized)
-    out_scale.copy_(scale)
-
-
-_kernel = Kernel(
+_GROUP = Export(
     "quantize",
     "per_token_group_quant_8bit",
-    schema="(Tensor x, int group_size, float eps, bool scale_ue8m0, Tensor(a!) out, "
-    "Tensor(b!) out_scale, bool enable_pdl) -> ()",
-    reference=_into,
-    axes=("x", "out"),
+    "x:T[*tokens,hidden] group_size:int eps:float scale_ue8m0:bool "
+    "out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32|i32 enable_pdl:pdl",
+    reference=per_token_group_quant_8bit_reference,
+    check=check_group_scales,
+    derived={
+        "dst_dtype": lambda out: out.dtype,
+        "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
+    },
 )
-
-_TRACE = group_trace(
+_TRACE = rows_trace(
     "per_token_group_quant_8bit",
-    "Codes of each token and a dequantisation scale for each group of its elements.",
+    "Quantised rows and a dequantisation scale for each group of a row's elements.",
     per_token_group_quant_8bit_reference,
-    param="x",
+    scales="group",
 )
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("quantize"))
+@op("quantize")
 def per_token_group_quant_8bit(
     x: torch.Tensor,
     group_size: int,
@@ -201,32 +178,20 @@ def per_token_group_quant_8bit(
     (tensor([   2., -448.,    0.,  448.]), tensor([0.5000, 0.0067]), (1, 2))
     """
     export = "per_token_group_quant_8bit"
-    check_backend(export, backend, "cutile")
-    try:
-        check_layout(export, column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0)
-        if out is None:
-            out = new_codes(x, dst_dtype)
-        elif dst_dtype is not None:
-            check_given_dtype(export, "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            out_scale = new_group_scales(
-                export, out, group_size, column_major_scales, scale_tma_aligned, use_packed_ue8m0
-            )
-        elif column_major_scales or use_packed_ue8m0:
-            check_given_scales(
-                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
-            )
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.per_token_group_quant_8bit(
-                x, group_size, eps, scale_ue8m0, out, out_scale, pdl
-            )
-        else:
-            kernel = _kernel[x.dtype, out.dtype, x.get_device()]
-            kernel(x, group_size, eps, scale_ue8m0, out, out_scale, pdl)
-    except (AttributeError, TypeError):
-        check_tensors(export, x=x, out=out, **given(out_scale=out_scale))
-        raise
+    if backend != "cuda":
+        check_backend(export, backend, "cutile")
+    out = quantized_like(export, x, dst_dtype, out)
+    out_scale = group_scales(
+        export,
+        out,
+        group_size,
+        column_major_scales,
+        scale_tma_aligned,
+        scale_ue8m0,
+        use_packed_ue8m0,
+        out_scale,
+    )
+    _GROUP.launch(x, group_size, eps, scale_ue8m0, out, out_scale, enable_pdl)
     return out, out_scale
 
 

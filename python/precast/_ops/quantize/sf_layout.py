@@ -23,3 +23,10 @@ class SfLayout(IntEnum):
     layout_8x4 = 1
     #: Row-major, without padding.
     layout_linear = 2
+
+
+def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool = False) -> int:
+    """The layout that the flags of FlashInfer's older functions say."""
+    if not is_sf_swizzled_layout:
+        return 2
+    return 1 if is_sf_8x4_layout else 0

@@ -9,8 +9,8 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
 from precast._ops.quantize.block_scale_interleave import block_scale_interleave
+from precast._ops.quantize.row_shuffle import shuffled_rows, shuffled_sf_rows
 from precast.api_logging import precast_api
-from precast.utils import shuffled_rows, shuffled_sf_rows
 
 
 @precast_api

@@ -6,16 +6,13 @@ Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_one_number
-from precast._ops.quantize._checks import check_codes, check_eps, check_row_scales
-from precast._ops.quantize._formula import codes, silu_and_mul, token_quant
-from precast._ops.quantize._outputs import check_given_dtype, given, new_codes
-from precast._ops.quantize._trace import of_e4m3, token_trace
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._outputs import quantized_half
+from precast._ops.quantize._reference_8bit import quantize, silu_and_mul, token_quant
+from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._validation import check_gated_output, check_token_scales
 from precast.api_logging import precast_api
-from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
 def silu_and_mul_quant_reference(
@@ -45,7 +42,7 @@ def silu_and_mul_quant_reference(
     tensor([[3., 0.]])
     """
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    return codes(silu_and_mul(input), scale, dtype)
+    return quantize(silu_and_mul(input), scale, dtype)
 
 
 def silu_and_mul_per_token_quant_reference(
@@ -78,62 +75,39 @@ def silu_and_mul_per_token_quant_reference(
     return token_quant(silu_and_mul(input), eps, dtype)
 
 
-def _static_into(
-    input: torch.Tensor, scale: torch.Tensor, out: torch.Tensor, enable_pdl: bool
-) -> None:
-    check_codes("silu_and_mul_quant", out, input, gated=True)
-    check_one_number("silu_and_mul_quant", "scale", scale, input)
-    out.copy_(silu_and_mul_quant_reference(input, scale, out.dtype))
-
-
-def _token_into(
-    input: torch.Tensor, eps: float, out: torch.Tensor, out_scale: torch.Tensor, enable_pdl: bool
-) -> None:
-    export = "silu_and_mul_per_token_quant"
-    check_codes(export, out, input, gated=True)
-    check_eps(export, eps)
-    check_row_scales(export, out_scale, input, 1, torch.float32, "input")
-    quantized, scale = token_quant(silu_and_mul(input), eps, out.dtype)
-    out.copy_(quantized)
-    out_scale.copy_(scale)
-
-
-_OP = "silu_and_mul_quant"
-_static = Kernel(
-    _OP,
+_STATIC = Export(
     "silu_and_mul_quant",
-    schema="(Tensor input, Tensor scale, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_static_into,
-    axes=("input", "out"),
-)
-_token = Kernel(
-    _OP,
-    "silu_and_mul_per_token_quant",
-    schema="(Tensor input, float eps, Tensor(a!) out, Tensor(b!) out_scale, bool enable_pdl) -> ()",
-    reference=_token_into,
-    axes=("input", "out"),
-)
-_STATIC_TRACE = TraceTemplate(
-    op_type="quantization",
-    name_prefix="silu_and_mul_quant",
-    description="Codes of silu(gate) * up for a given dequantisation scale.",
-    axes={
-        "*num_tokens": Var(),
-        "gate_up_size": Const(abbrev=""),
-        "hidden_size": Const(abbrev="h", value="gate_up_size // 2"),
-        "one": Const(abbrev="", sample=1),
-    },
-    inputs={
-        "gate_up": Tensor(["*num_tokens", "gate_up_size"], param="input"),
-        "scale": Tensor(["one"], dtype="float32", description="Multiplies the codes."),
-    },
-    outputs={"x_q": Tensor(["*num_tokens", "hidden_size"], "out", "float8_e4m3fn")},
+    "silu_and_mul_quant",
+    "input:T[*size] scale:f32[.] out!:U=e4m3|e5m2|i8 enable_pdl:pdl",
     reference=silu_and_mul_quant_reference,
+    check=check_gated_output,
+    new={"out": quantized_half},
+    derived={"dst_dtype": lambda out: out.dtype},
+)
+_PER_TOKEN = Export(
+    "silu_and_mul_quant",
+    "silu_and_mul_per_token_quant",
+    "input:T[*size] eps:float out!:U=e4m3|e5m2|i8 out_scale!:f32 enable_pdl:pdl",
+    reference=silu_and_mul_per_token_quant_reference,
+    check=check_token_scales,
+    new={
+        "out": quantized_half,
+        "out_scale": "input.new_empty(*input.shape[:-1], 1, dtype=_torch.float32)",
+    },
+    derived={"dst_dtype": lambda out: out.dtype},
 )
 
 
-@precast_api(trace=of_e4m3(_STATIC_TRACE))
-@backend_requirement({}, common_check=served_by("silu_and_mul_quant"))
+@precast_api(
+    trace=rows_trace(
+        "silu_and_mul_quant",
+        "silu(gate) * up, quantised with a given dequantisation scale.",
+        silu_and_mul_quant_reference,
+        scales="given",
+        gated=True,
+    )
+)
+@launches(_STATIC)
 def silu_and_mul_quant(
     input: torch.Tensor,
     scale: torch.Tensor,
@@ -192,32 +166,18 @@ def silu_and_mul_quant(
     ...     precast.silu_and_mul_quant(x, torch.tensor([0.5])).float()
     tensor([[3., 0.]])
     """
-    try:
-        if out is None:
-            out = new_codes(input, dst_dtype, gated=True)
-        elif dst_dtype is not None:
-            check_given_dtype("silu_and_mul_quant", "dst_dtype", dst_dtype, "out", out)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.silu_and_mul_quant(input, scale, out, pdl)
-        else:
-            _static[input.dtype, out.dtype, input.get_device()](input, scale, out, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("silu_and_mul_quant", input=input, scale=scale, out=out)
-        raise
-    return out
 
 
 @precast_api(
-    trace=token_trace(
+    trace=rows_trace(
         "silu_and_mul_per_token_quant",
-        "Codes of silu(gate) * up and a dequantisation scale for each token.",
+        "silu(gate) * up, quantised, and a dequantisation scale for each row.",
         silu_and_mul_per_token_quant_reference,
-        param="input",
+        scales="token",
         gated=True,
     )
 )
-@backend_requirement({}, common_check=served_by("silu_and_mul_quant"))
+@launches(_PER_TOKEN)
 def silu_and_mul_per_token_quant(
     input: torch.Tensor,
     eps: float = 1e-10,
@@ -271,21 +231,3 @@ def silu_and_mul_per_token_quant(
     ...     precast.silu_and_mul_per_token_quant(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))[1]
     tensor([[0.0033]])
     """
-    try:
-        if out is None:
-            out = new_codes(input, dst_dtype, gated=True)
-        elif dst_dtype is not None:
-            check_given_dtype("silu_and_mul_per_token_quant", "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            out_scale = input.new_empty(*input.shape[:-1], 1, dtype=torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.silu_and_mul_per_token_quant(input, eps, out, out_scale, pdl)
-        else:
-            _token[input.dtype, out.dtype, input.get_device()](input, eps, out, out_scale, pdl)
-    except (AttributeError, TypeError):
-        check_tensors(
-            "silu_and_mul_per_token_quant", input=input, out=out, **given(out_scale=out_scale)
-        )
-        raise
-    return out, out_scale

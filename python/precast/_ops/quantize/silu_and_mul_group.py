@@ -7,20 +7,12 @@ Technical Report, arXiv:2412.19437.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._ops.quantize._checks import check_codes, check_eps, check_groups
-from precast._ops.quantize._formula import group_quant, silu_and_mul
-from precast._ops.quantize._outputs import (
-    check_given_dtype,
-    check_given_scales,
-    check_layout,
-    given,
-    new_codes,
-    new_group_scales,
-)
-from precast._ops.quantize._trace import group_trace
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.quantize._outputs import group_scales, quantized_half
+from precast._ops.quantize._reference_8bit import group_quant, silu_and_mul
+from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._validation import check_group_scales
 from precast.api_logging import precast_api
 
 
@@ -66,45 +58,31 @@ def silu_and_mul_per_token_group_quant_reference(
     return group_quant(y, group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
 
 
-def _group_into(
-    input: torch.Tensor,
-    group_size: int,
-    eps: float,
-    scale_ue8m0: bool,
-    out: torch.Tensor,
-    out_scale: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    export = "silu_and_mul_per_token_group_quant"
-    check_codes(export, out, input, gated=True)
-    check_eps(export, eps)
-    packed = check_groups(export, out, out_scale, group_size, scale_ue8m0, input, "input")
-    y = silu_and_mul(input)
-    quantized, scale = group_quant(y, group_size, eps, out.dtype, scale_ue8m0, packed)
-    out.copy_(quantized)
-    out_scale.copy_(scale)
-
-
-_group = Kernel(
+_GROUP = Export(
     "silu_and_mul_quant",
     "silu_and_mul_per_token_group_quant",
-    schema="(Tensor input, int group_size, float eps, bool scale_ue8m0, Tensor(a!) out, "
-    "Tensor(b!) out_scale, bool enable_pdl) -> ()",
-    reference=_group_into,
-    axes=("input", "out"),
+    "input:T[*size] group_size:int eps:float scale_ue8m0:bool out!:U=e4m3|e5m2|i8 "
+    "out_scale!:f32|i32 enable_pdl:pdl",
+    reference=silu_and_mul_per_token_group_quant_reference,
+    check=check_group_scales,
+    new={"out": quantized_half, "out_scale": group_scales},
+    derived={
+        "dst_dtype": lambda out: out.dtype,
+        "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
+    },
 )
 
 
 @precast_api(
-    trace=group_trace(
+    trace=rows_trace(
         "silu_and_mul_per_token_group_quant",
-        "Codes of silu(gate) * up and a dequantisation scale for each group of a token's elements.",
+        "silu(gate) * up, quantised, and a dequantisation scale for each group of a row.",
         silu_and_mul_per_token_group_quant_reference,
-        param="input",
+        scales="group",
         gated=True,
     )
 )
-@backend_requirement({}, common_check=served_by("silu_and_mul_quant"))
+@launches(_GROUP)
 def silu_and_mul_per_token_group_quant(
     input: torch.Tensor,
     group_size: int,
@@ -169,30 +147,3 @@ def silu_and_mul_per_token_group_quant(
     ...     precast.silu_and_mul_per_token_group_quant(torch.ones(1, 128), 64)[1]
     tensor([[0.0016]])
     """
-    export = "silu_and_mul_per_token_group_quant"
-    try:
-        check_layout(export, column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0)
-        if out is None:
-            out = new_codes(input, dst_dtype, gated=True)
-        elif dst_dtype is not None:
-            check_given_dtype(export, "dst_dtype", dst_dtype, "out", out)
-        if out_scale is None:
-            out_scale = new_group_scales(
-                export, out, group_size, column_major_scales, scale_tma_aligned, use_packed_ue8m0
-            )
-        elif column_major_scales or use_packed_ue8m0:
-            check_given_scales(
-                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
-            )
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.silu_and_mul_per_token_group_quant(
-                input, group_size, eps, scale_ue8m0, out, out_scale, pdl
-            )
-        else:
-            kernel = _group[input.dtype, out.dtype, input.get_device()]
-            kernel(input, group_size, eps, scale_ue8m0, out, out_scale, pdl)
-    except (AttributeError, TypeError):
-        check_tensors(export, input=input, out=out, **given(out_scale=out_scale))
-        raise
-    return out, out_scale

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_device_and_dtype,
@@ -14,7 +15,6 @@ from precast._op.validation import (
     check_memory_apart,
     check_rank,
     check_same_device,
-    dtype_word,
 )
 
 VECTOR = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from precast._base.dtypes import dtype_word
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.validation import (
@@ -14,7 +15,6 @@ from precast._op.validation import (
     check_indices,
     check_memory_apart,
     check_rank,
-    dtype_word,
 )
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import (
@@ -24,6 +24,9 @@ from precast._ops.rope._checks import (
     check_like,
     check_tokens,
 )
+
+#: Queries and keys: the columns that are rotated, and those that are not.
+PARTS = ("q_rope", "k_rope", "q_nope", "k_nope")
 
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
@@ -69,6 +72,16 @@ def fp8_type(export: str, dtype: torch.dtype | None, **outputs: torch.Tensor | N
 
 def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.empty_like(like, dtype=dtype) if out is None else out
+
+
+def new_outputs(
+    export: str,
+    dtype: torch.dtype | None,
+    **pairs: tuple[torch.Tensor | None, torch.Tensor],
+) -> tuple[torch.Tensor, ...]:
+    """The outputs that a caller gave, and new ones in fp8 that are like their inputs."""
+    dtype = fp8_type(export, dtype, **{name: out for name, (out, _) in pairs.items()})
+    return tuple(new_output(out, like, dtype) for out, like in pairs.values())
 
 
 def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:

@@ -7,11 +7,10 @@ arXiv:2407.21783.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
+from precast._base.torch import torch
+from precast._op.export import launches
 from precast._ops.rope._angles import llama31_angles, request_positions, rotated_pair
-from precast._ops.rope._frequencies import frequency_kernels
+from precast._ops.rope._frequencies import frequency_exports
 from precast._ops.rope._trace import frequency_trace
 from precast.api_logging import precast_api
 
@@ -71,7 +70,7 @@ def apply_llama31_rope_reference(
 apply_llama31_rope_inplace_reference = apply_llama31_rope_reference
 
 
-_apply_llama31_rope, _apply_llama31_rope_inplace = frequency_kernels(
+_APPLY_LLAMA31_ROPE, _APPLY_LLAMA31_ROPE_INPLACE = frequency_exports(
     "apply_llama31_rope", apply_llama31_rope_reference
 )
 _APPLY_LLAMA31_ROPE_TRACE = frequency_trace(
@@ -89,7 +88,7 @@ _APPLY_LLAMA31_ROPE_INPLACE_TRACE = frequency_trace(
 
 
 @precast_api(trace=_APPLY_LLAMA31_ROPE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_LLAMA31_ROPE)
 def apply_llama31_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -174,49 +173,10 @@ def apply_llama31_rope(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        if torch.compiler.is_compiling():
-            torch_ops.apply_llama31_rope(
-                q,
-                k,
-                indptr,
-                offsets,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-                q_rope,
-                k_rope,
-            )
-        else:
-            _apply_llama31_rope[q.dtype, q.get_device()](
-                q,
-                k,
-                indptr,
-                offsets,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-                q_rope,
-                k_rope,
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_llama31_rope", q=q, k=k, indptr=indptr, offsets=offsets)
-        raise
-    return q_rope, k_rope
 
 
 @precast_api(trace=_APPLY_LLAMA31_ROPE_INPLACE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_LLAMA31_ROPE_INPLACE)
 def apply_llama31_rope_inplace(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -270,36 +230,3 @@ def apply_llama31_rope_inplace(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        if torch.compiler.is_compiling():
-            torch_ops.apply_llama31_rope_inplace(
-                q,
-                k,
-                indptr,
-                offsets,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-            )
-        else:
-            _apply_llama31_rope_inplace[q.dtype, q.get_device()](
-                q,
-                k,
-                indptr,
-                offsets,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_llama31_rope_inplace", q=q, k=k, indptr=indptr, offsets=offsets)
-        raise

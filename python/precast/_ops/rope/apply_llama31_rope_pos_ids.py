@@ -7,11 +7,10 @@ arXiv:2407.21783.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
+from precast._base.torch import torch
+from precast._op.export import launches
 from precast._ops.rope._angles import llama31_angles, rotated_pair
-from precast._ops.rope._frequencies import frequency_kernels
+from precast._ops.rope._frequencies import frequency_exports
 from precast._ops.rope._trace import frequency_trace
 from precast.api_logging import precast_api
 
@@ -67,7 +66,7 @@ def apply_llama31_rope_pos_ids_reference(
 apply_llama31_rope_pos_ids_inplace_reference = apply_llama31_rope_pos_ids_reference
 
 
-_apply_llama31_rope_pos_ids, _apply_llama31_rope_pos_ids_inplace = frequency_kernels(
+_APPLY_LLAMA31_ROPE_POS_IDS, _APPLY_LLAMA31_ROPE_POS_IDS_INPLACE = frequency_exports(
     "apply_llama31_rope_pos_ids", apply_llama31_rope_pos_ids_reference
 )
 _APPLY_LLAMA31_ROPE_POS_IDS_TRACE = frequency_trace(
@@ -85,7 +84,7 @@ _APPLY_LLAMA31_ROPE_POS_IDS_INPLACE_TRACE = frequency_trace(
 
 
 @precast_api(trace=_APPLY_LLAMA31_ROPE_POS_IDS_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_LLAMA31_ROPE_POS_IDS)
 def apply_llama31_rope_pos_ids(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -138,47 +137,10 @@ def apply_llama31_rope_pos_ids(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        if torch.compiler.is_compiling():
-            torch_ops.apply_llama31_rope_pos_ids(
-                q,
-                k,
-                pos_ids,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-                q_rope,
-                k_rope,
-            )
-        else:
-            _apply_llama31_rope_pos_ids[q.dtype, q.get_device()](
-                q,
-                k,
-                pos_ids,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-                q_rope,
-                k_rope,
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_llama31_rope_pos_ids", q=q, k=k, pos_ids=pos_ids)
-        raise
-    return q_rope, k_rope
 
 
 @precast_api(trace=_APPLY_LLAMA31_ROPE_POS_IDS_INPLACE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_LLAMA31_ROPE_POS_IDS_INPLACE)
 def apply_llama31_rope_pos_ids_inplace(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -230,34 +192,3 @@ def apply_llama31_rope_pos_ids_inplace(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        if torch.compiler.is_compiling():
-            torch_ops.apply_llama31_rope_pos_ids_inplace(
-                q,
-                k,
-                pos_ids,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-            )
-        else:
-            _apply_llama31_rope_pos_ids_inplace[q.dtype, q.get_device()](
-                q,
-                k,
-                pos_ids,
-                size,
-                interleave,
-                rope_scale,
-                rope_theta,
-                low_freq_factor,
-                high_freq_factor,
-                old_context_len,
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_llama31_rope_pos_ids_inplace", q=q, k=k, pos_ids=pos_ids)
-        raise

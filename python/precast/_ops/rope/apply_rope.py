@@ -6,11 +6,10 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
+from precast._base.torch import torch
+from precast._op.export import launches
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._frequencies import frequency_kernels
+from precast._ops.rope._frequencies import frequency_exports
 from precast._ops.rope._trace import frequency_trace
 from precast.api_logging import precast_api
 
@@ -63,7 +62,7 @@ def apply_rope_reference(
 apply_rope_inplace_reference = apply_rope_reference
 
 
-_apply_rope, _apply_rope_inplace = frequency_kernels("apply_rope", apply_rope_reference)
+_APPLY_ROPE, _APPLY_ROPE_INPLACE = frequency_exports("apply_rope", apply_rope_reference)
 _APPLY_ROPE_TRACE = frequency_trace(
     "rope",
     "Queries and keys of requests, turned by computed frequencies.",
@@ -79,7 +78,7 @@ _APPLY_ROPE_INPLACE_TRACE = frequency_trace(
 
 
 @precast_api(trace=_APPLY_ROPE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_ROPE)
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -149,25 +148,10 @@ def apply_rope(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        q_rope, k_rope = torch.empty_like(q), torch.empty_like(k)
-        if torch.compiler.is_compiling():
-            torch_ops.apply_rope(
-                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta, q_rope, k_rope
-            )
-        else:
-            _apply_rope[q.dtype, q.get_device()](
-                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta, q_rope, k_rope
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_rope", q=q, k=k, indptr=indptr, offsets=offsets)
-        raise
-    return q_rope, k_rope
 
 
 @precast_api(trace=_APPLY_ROPE_INPLACE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_APPLY_ROPE_INPLACE)
 def apply_rope_inplace(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -216,16 +200,3 @@ def apply_rope_inplace(
     tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
                0.0000]]])
     """
-    try:
-        size = q.shape[-1] if rotary_dim is None else rotary_dim
-        if torch.compiler.is_compiling():
-            torch_ops.apply_rope_inplace(
-                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta
-            )
-        else:
-            _apply_rope_inplace[q.dtype, q.get_device()](
-                q, k, indptr, offsets, size, interleave, rope_scale, rope_theta
-            )
-    except (AttributeError, TypeError):
-        check_tensors("apply_rope_inplace", q=q, k=k, indptr=indptr, offsets=offsets)
-        raise

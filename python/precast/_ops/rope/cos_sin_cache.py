@@ -6,12 +6,11 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast._op.validation import check_indices
 from precast._ops.rope._angles import cached_angles, rotated_pair
-from precast._ops.rope._checks import as_heads, check_cache, check_first, check_like, check_pair
+from precast._ops.rope._checks import as_heads, check_cache, check_first, check_pair
 from precast._ops.rope._trace import cache_trace
 from precast.api_logging import precast_api
 
@@ -71,7 +70,6 @@ def _check(
     cos_sin_cache: torch.Tensor,
 ) -> None:
     check_first(export, "query", query)
-    check_like(export, "key", key, "query", query)
     if head_size <= 0:
         raise ValueError(f"{export}: head_size must be positive, got {head_size}")
     q = as_heads(export, "query", query, head_size)
@@ -85,61 +83,20 @@ def _check(
     check_pair(export, ("query", "key"), q, k, cos_sin_cache.shape[1])
 
 
-def _into(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    head_size: int,
-    cos_sin_cache: torch.Tensor,
-    is_neox: bool,
-    query_out: torch.Tensor,
-    key_out: torch.Tensor,
-) -> None:
-    name = "apply_rope_with_cos_sin_cache"
-    _check(name, positions, query, key, head_size, cos_sin_cache)
-    q, k = apply_rope_with_cos_sin_cache_reference(
-        positions, query, key, head_size, cos_sin_cache, is_neox
-    )
-    query_out.copy_(q)
-    key_out.copy_(k)
-
-
-def _in_place(
-    positions: torch.Tensor,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    head_size: int,
-    cos_sin_cache: torch.Tensor,
-    is_neox: bool,
-) -> None:
-    name = "apply_rope_with_cos_sin_cache_inplace"
-    _check(name, positions, query, key, head_size, cos_sin_cache)
-    q, k = apply_rope_with_cos_sin_cache_reference(
-        positions, query, key, head_size, cos_sin_cache, is_neox
-    )
-    query.copy_(q)
-    key.copy_(k)
-
-
-_apply_rope_with_cos_sin_cache = Kernel(
+_CACHED = "head_size:int cos_sin_cache:any is_neox:bool"
+_NEW = Export(
     "rope",
     "apply_rope_with_cos_sin_cache",
-    schema=(
-        "(Tensor positions, Tensor query, Tensor key, int head_size, Tensor cos_sin_cache, "
-        "bool is_neox, Tensor(a!) query_out, Tensor(b!) key_out) -> ()"
-    ),
-    reference=_into,
-    axes=("query",),
+    f"positions:any query:T key:T {_CACHED} query_out!:like(query) key_out!:like(key)",
+    reference=apply_rope_with_cos_sin_cache_reference,
+    check=_check,
 )
-_apply_rope_with_cos_sin_cache_inplace = Kernel(
+_IN_PLACE = Export(
     "rope",
     "apply_rope_with_cos_sin_cache_inplace",
-    schema=(
-        "(Tensor positions, Tensor(a!) query, Tensor(b!) key, int head_size, "
-        "Tensor cos_sin_cache, bool is_neox) -> ()"
-    ),
-    reference=_in_place,
-    axes=("query",),
+    f"positions:any query!:T key!:T {_CACHED}",
+    reference=apply_rope_with_cos_sin_cache_reference,
+    check=_check,
 )
 _TRACE = cache_trace(
     "rope_with_cos_sin_cache",
@@ -156,7 +113,7 @@ _IN_PLACE_TRACE = cache_trace(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_NEW)
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -220,30 +177,10 @@ def apply_rope_with_cos_sin_cache(
     ...     precast.apply_rope_with_cos_sin_cache(position, q, q.clone(), 8, cache)[0]
     tensor([[-2.,  1.,  0.,  3.,  4.,  5.,  6.,  7.]])
     """
-    try:
-        query_out, key_out = torch.empty_like(query), torch.empty_like(key)
-        if torch.compiler.is_compiling():
-            torch_ops.apply_rope_with_cos_sin_cache(
-                positions, query, key, head_size, cos_sin_cache, is_neox, query_out, key_out
-            )
-        else:
-            _apply_rope_with_cos_sin_cache[query.dtype, query.get_device()](
-                positions, query, key, head_size, cos_sin_cache, is_neox, query_out, key_out
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "apply_rope_with_cos_sin_cache",
-            positions=positions,
-            query=query,
-            key=key,
-            cos_sin_cache=cos_sin_cache,
-        )
-        raise
-    return query_out, key_out
 
 
 @precast_api(trace=_IN_PLACE_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_IN_PLACE)
 def apply_rope_with_cos_sin_cache_inplace(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -291,21 +228,3 @@ def apply_rope_with_cos_sin_cache_inplace(
     >>> qkv[:, 8:16]
     tensor([[-10.,   9.,   8.,  11.,  12.,  13.,  14.,  15.]])
     """
-    try:
-        if torch.compiler.is_compiling():
-            torch_ops.apply_rope_with_cos_sin_cache_inplace(
-                positions, query, key, head_size, cos_sin_cache, is_neox
-            )
-        else:
-            _apply_rope_with_cos_sin_cache_inplace[query.dtype, query.get_device()](
-                positions, query, key, head_size, cos_sin_cache, is_neox
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "apply_rope_with_cos_sin_cache_inplace",
-            positions=positions,
-            query=query,
-            key=key,
-            cos_sin_cache=cos_sin_cache,
-        )
-        raise

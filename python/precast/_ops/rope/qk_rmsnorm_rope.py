@@ -7,9 +7,8 @@ RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, launches
 from precast._op.validation import check_elements_apart, check_indices, check_rank
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first, check_like
@@ -129,46 +128,13 @@ def _check(
     check_indices(export, "positions", positions, qkv.shape[0], qkv, "qkv")
 
 
-def _in_place(
-    qkv: torch.Tensor,
-    q_weight: torch.Tensor,
-    k_weight: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    num_q_heads: int,
-    num_k_heads: int,
-    eps: float,
-    weight_bias: float,
-    is_neox: bool,
-    enable_pdl: bool,
-) -> None:
-    name = "qk_rmsnorm_rope"
-    _check(name, qkv, q_weight, k_weight, positions, cos_sin_cache, num_q_heads, num_k_heads)
-    qkv.copy_(
-        qk_rmsnorm_rope_reference(
-            qkv,
-            q_weight,
-            k_weight,
-            positions,
-            cos_sin_cache,
-            num_q_heads,
-            num_k_heads,
-            eps,
-            weight_bias,
-            is_neox,
-        )
-    )
-
-
-_qk_rmsnorm_rope = Kernel(
+_QK_RMSNORM_ROPE = Export(
     "rope",
     "qk_rmsnorm_rope",
-    schema=(
-        "(Tensor(a!) qkv, Tensor q_weight, Tensor k_weight, Tensor positions, "
-        "Tensor cos_sin_cache, int num_q_heads, int num_k_heads, float eps, float weight_bias, "
-        "bool is_neox, bool enable_pdl) -> ()"
-    ),
-    reference=_in_place,
+    "qkv!:T q_weight:T k_weight:T positions:any cos_sin_cache:any num_q_heads:int num_k_heads:int "
+    "eps:float weight_bias:float is_neox:bool enable_pdl:pdl",
+    reference=qk_rmsnorm_rope_reference,
+    check=_check,
 )
 _TRACE = TraceTemplate(
     op_type="rope",
@@ -204,7 +170,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("rope"))
+@launches(_QK_RMSNORM_ROPE)
 def qk_rmsnorm_rope(
     qkv: torch.Tensor,
     q_weight: torch.Tensor,
@@ -277,43 +243,3 @@ def qk_rmsnorm_rope(
     >>> qkv[0, [0, 8, 16, 24, 32]].round()
     tensor([-1.,  1., -1.,  1.,  1.])
     """
-    try:
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.qk_rmsnorm_rope(
-                qkv,
-                q_weight,
-                k_weight,
-                positions,
-                cos_sin_cache,
-                num_q_heads,
-                num_k_heads,
-                eps,
-                weight_bias,
-                is_neox,
-                pdl,
-            )
-        else:
-            _qk_rmsnorm_rope[qkv.dtype, qkv.get_device()](
-                qkv,
-                q_weight,
-                k_weight,
-                positions,
-                cos_sin_cache,
-                num_q_heads,
-                num_k_heads,
-                eps,
-                weight_bias,
-                is_neox,
-                pdl,
-            )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "qk_rmsnorm_rope",
-            qkv=qkv,
-            q_weight=q_weight,
-            k_weight=k_weight,
-            positions=positions,
-            cos_sin_cache=cos_sin_cache,
-        )
-        raise

@@ -7,16 +7,15 @@ of a head turns); OCP 8-bit Floating Point Specification 1.0.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from typing import Any
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.rope._quantize import (
+    PARTS,
     check_outputs,
     check_parts,
-    fp8_type,
-    new_output,
+    new_outputs,
     quantized,
     turned_and_quantized,
     without_columns,
@@ -82,74 +81,38 @@ def rope_quantize_fp8_reference(
 mla_rope_quantize_fp8_reference = rope_quantize_fp8_reference
 
 
-def _into(export: str, key_ranks: tuple[int, int]) -> Callable[..., None]:
-    def write(
-        q_rope: torch.Tensor,
-        k_rope: torch.Tensor,
-        q_nope: torch.Tensor,
-        k_nope: torch.Tensor,
-        cos_sin_cache: torch.Tensor,
-        pos_ids: torch.Tensor,
-        is_neox: bool,
-        quant_scale_q: float,
-        quant_scale_kv: float,
-        q_rope_out: torch.Tensor,
-        k_rope_out: torch.Tensor,
-        q_nope_out: torch.Tensor,
-        k_nope_out: torch.Tensor,
-        enable_pdl: bool,
-    ) -> None:
-        check_parts(export, q_rope, k_rope, q_nope, k_nope, cos_sin_cache, pos_ids, key_ranks)
-        outputs = {
-            "q_rope_out": q_rope_out,
-            "k_rope_out": k_rope_out,
-            "q_nope_out": q_nope_out,
-            "k_nope_out": k_nope_out,
-        }
-        inputs = {"q_rope": q_rope, "k_rope": k_rope, "q_nope": q_nope, "k_nope": k_nope}
-        check_outputs(export, outputs, inputs)
-        values = rope_quantize_fp8_reference(
-            q_rope,
-            k_rope,
-            q_nope,
-            k_nope,
-            cos_sin_cache,
-            pos_ids,
-            is_neox,
-            q_rope_out.dtype,
-            quant_scale_q,
-            quant_scale_kv,
+def _export(name: str, key_ranks: tuple[int, int]) -> Export:
+    """``key_ranks`` are the least and the most dimensions of keys."""
+
+    def check(export: str, **given: Any) -> None:
+        inputs = {part: given[part] for part in PARTS}
+        check_parts(
+            export,
+            **inputs,
+            cos_sin_cache=given["cos_sin_cache"],
+            pos_ids=given["pos_ids"],
+            key_ranks=key_ranks,
         )
-        for out, value in zip(outputs.values(), values):
-            out.copy_(value)
+        check_outputs(export, {f"{part}_out": given[f"{part}_out"] for part in PARTS}, inputs)
 
-    return write
+    return Export(
+        "rope_quantize",
+        name,
+        "q_rope:T k_rope:T q_nope:T k_nope:T cos_sin_cache:any pos_ids:any is_neox:bool "
+        "quant_scale_q:float quant_scale_kv:float q_rope_out!:U=e4m3|e5m2 k_rope_out!:U "
+        "q_nope_out!:U k_nope_out!:U enable_pdl:bool",
+        reference=rope_quantize_fp8_reference,
+        check=check,
+        derived={"quantize_dtype": lambda q_rope_out: q_rope_out.dtype},
+    )
 
 
-_SCHEMA = (
-    "(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor cos_sin_cache, "
-    "Tensor pos_ids, bool is_neox, float quant_scale_q, float quant_scale_kv, "
-    "Tensor(a!) q_rope_out, Tensor(b!) k_rope_out, Tensor(c!) q_nope_out, "
-    "Tensor(d!) k_nope_out, bool enable_pdl) -> ()"
-)
-_rope_quantize_fp8 = Kernel(
-    "rope_quantize",
-    "rope_quantize_fp8",
-    schema=_SCHEMA,
-    reference=_into("rope_quantize_fp8", (2, 3)),
-    axes=("q_rope", "q_rope_out"),
-)
-_mla_rope_quantize_fp8 = Kernel(
-    "rope_quantize",
-    "mla_rope_quantize_fp8",
-    schema=_SCHEMA,
-    reference=_into("mla_rope_quantize_fp8", (2, 2)),
-    axes=("q_rope", "q_rope_out"),
-)
+_ROPE_QUANTIZE_FP8 = _export("rope_quantize_fp8", (2, 3))
+_MLA_ROPE_QUANTIZE_FP8 = _export("mla_rope_quantize_fp8", (2, 2))
 
 
 @precast_api(trace=quantize_trace("rope_quantize_fp8", rope_quantize_fp8_reference))
-@backend_requirement({}, common_check=served_by("rope_quantize"))
+@op("rope_quantize")
 def rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -235,58 +198,36 @@ def rope_quantize_fp8(
     """
     if backend != "cuda":
         raise ValueError(f"rope_quantize_fp8: backend must be 'cuda', got {backend!r}")
-    try:
-        q_nope = without_columns(q_rope) if q_nope is None else q_nope
-        k_nope = without_columns(k_rope) if k_nope is None else k_nope
-        dtype = fp8_type(
-            "rope_quantize_fp8",
-            quantize_dtype,
-            q_rope_out=q_rope_out,
-            k_rope_out=k_rope_out,
-            q_nope_out=q_nope_out,
-            k_nope_out=k_nope_out,
-        )
-        q_rope_out = new_output(q_rope_out, q_rope, dtype)
-        k_rope_out = new_output(k_rope_out, k_rope, dtype)
-        q_nope_out = new_output(q_nope_out, q_nope, dtype)
-        k_nope_out = new_output(k_nope_out, k_nope, dtype)
-        compiling = torch.compiler.is_compiling()
-        key = q_rope.dtype, dtype, q_rope.get_device()
-        call = torch_ops.rope_quantize_fp8 if compiling else _rope_quantize_fp8[key]
-        call(
-            q_rope,
-            k_rope,
-            q_nope,
-            k_nope,
-            cos_sin_cache,
-            pos_ids,
-            is_neox,
-            quant_scale_q,
-            quant_scale_kv,
-            q_rope_out,
-            k_rope_out,
-            q_nope_out,
-            k_nope_out,
-            enable_pdl,
-        )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "rope_quantize_fp8",
-            q_rope=q_rope,
-            k_rope=k_rope,
-            q_nope=q_nope,
-            k_nope=k_nope,
-            cos_sin_cache=cos_sin_cache,
-            pos_ids=pos_ids,
-        )
-        raise
-    return q_rope_out, k_rope_out, q_nope_out, k_nope_out
+    q_nope = without_columns(q_rope) if q_nope is None else q_nope
+    k_nope = without_columns(k_rope) if k_nope is None else k_nope
+    outputs = new_outputs(
+        "rope_quantize_fp8",
+        quantize_dtype,
+        q_rope_out=(q_rope_out, q_rope),
+        k_rope_out=(k_rope_out, k_rope),
+        q_nope_out=(q_nope_out, q_nope),
+        k_nope_out=(k_nope_out, k_nope),
+    )
+    _ROPE_QUANTIZE_FP8.launch(
+        q_rope,
+        k_rope,
+        q_nope,
+        k_nope,
+        cos_sin_cache,
+        pos_ids,
+        is_neox,
+        quant_scale_q,
+        quant_scale_kv,
+        *outputs,
+        enable_pdl,
+    )
+    return outputs
 
 
 @precast_api(
     trace=quantize_template("mla_rope_quantize_fp8", rope_quantize_fp8_reference, mla=True)
 )
-@backend_requirement({}, common_check=served_by("rope_quantize"))
+@op("rope_quantize")
 def mla_rope_quantize_fp8(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -351,49 +292,27 @@ def mla_rope_quantize_fp8(
     >>> out[1].float(), out[3].float()
     (tensor([[-2.,  1.]]), tensor([[1., 2.]]))
     """
-    try:
-        q_nope = without_columns(q_rope) if q_nope is None else q_nope
-        k_nope = without_columns(k_rope) if k_nope is None else k_nope
-        dtype = fp8_type(
-            "mla_rope_quantize_fp8",
-            quantize_dtype,
-            q_rope_out=q_rope_out,
-            k_rope_out=k_rope_out,
-            q_nope_out=q_nope_out,
-            k_nope_out=k_nope_out,
-        )
-        q_rope_out = new_output(q_rope_out, q_rope, dtype)
-        k_rope_out = new_output(k_rope_out, k_rope, dtype)
-        q_nope_out = new_output(q_nope_out, q_nope, dtype)
-        k_nope_out = new_output(k_nope_out, k_nope, dtype)
-        compiling = torch.compiler.is_compiling()
-        key = q_rope.dtype, dtype, q_rope.get_device()
-        call = torch_ops.mla_rope_quantize_fp8 if compiling else _mla_rope_quantize_fp8[key]
-        call(
-            q_rope,
-            k_rope,
-            q_nope,
-            k_nope,
-            cos_sin_cache,
-            pos_ids,
-            is_neox,
-            quant_scale_q,
-            quant_scale_kv,
-            q_rope_out,
-            k_rope_out,
-            q_nope_out,
-            k_nope_out,
-            enable_pdl,
-        )
-    except (AttributeError, TypeError):
-        check_tensors(
-            "mla_rope_quantize_fp8",
-            q_rope=q_rope,
-            k_rope=k_rope,
-            q_nope=q_nope,
-            k_nope=k_nope,
-            cos_sin_cache=cos_sin_cache,
-            pos_ids=pos_ids,
-        )
-        raise
-    return q_rope_out, k_rope_out, q_nope_out, k_nope_out
+    q_nope = without_columns(q_rope) if q_nope is None else q_nope
+    k_nope = without_columns(k_rope) if k_nope is None else k_nope
+    outputs = new_outputs(
+        "mla_rope_quantize_fp8",
+        quantize_dtype,
+        q_rope_out=(q_rope_out, q_rope),
+        k_rope_out=(k_rope_out, k_rope),
+        q_nope_out=(q_nope_out, q_nope),
+        k_nope_out=(k_nope_out, k_nope),
+    )
+    _MLA_ROPE_QUANTIZE_FP8.launch(
+        q_rope,
+        k_rope,
+        q_nope,
+        k_nope,
+        cos_sin_cache,
+        pos_ids,
+        is_neox,
+        quant_scale_q,
+        quant_scale_kv,
+        *outputs,
+        enable_pdl,
+    )
+    return outputs

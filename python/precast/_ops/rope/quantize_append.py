@@ -10,21 +10,20 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.errors import CacheLayoutError
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
+from precast._base.torch import torch
+from precast._op.export import Export, op
 from precast._ops.paged._cache import (
-    IS_HND,
     check_call,
-    check_layout,
     entries_of,
+    is_hnd,
+    layout_of,
     put,
     split,
     table_places,
 )
 from precast._ops.rope._quantize import (
-    fp8_type,
-    new_output,
+    PARTS,
+    new_outputs,
     quantized,
     turned_and_quantized,
     without_columns,
@@ -110,10 +109,10 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
         # torch has no concatenation of fp8.
         keys = torch.cat((turned.view(torch.uint8), rest.view(torch.uint8)), dim=-1).view(dtype)
         rows = keys, quantized(v, quant_scale_kv, dtype)
-    is_hnd = kv_layout == "HND"
+    hnd = kv_layout == "HND"
     updated = first.clone(), second.clone()
     for cache, new in zip(updated, rows):
-        entries = cache if k_rope.dim() == 2 else entries_of(cache, is_hnd)
+        entries = cache if k_rope.dim() == 2 else entries_of(cache, hnd)
         pages, size = entries.shape[:2]
         put(
             entries,
@@ -127,86 +126,55 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     )
 
 
-def _into(
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-    q_nope: torch.Tensor,
-    k_nope: torch.Tensor,
-    v: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    pos_ids: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    batch_indices: torch.Tensor,
-    positions: torch.Tensor,
-    is_neox: bool,
-    quant_scale_q: float,
-    quant_scale_kv: float,
+def _check(
+    export: str,
+    paged_kv_cache: tuple[torch.Tensor, torch.Tensor],
     page_size: int,
-    is_hnd: bool,
-    q_rope_out: torch.Tensor,
-    q_nope_out: torch.Tensor,
-    enable_pdl: bool,
+    hnd: bool,
+    **given: Any,
 ) -> None:
     check_append(
-        _NAME,
-        {"q_rope": q_rope, "k_rope": k_rope, "q_nope": q_nope, "k_nope": k_nope, "v": v},
-        cos_sin_cache,
-        pos_ids,
-        (k_cache, v_cache),
-        {"kv_indices": kv_indices, "kv_indptr": kv_indptr},
-        {"batch_indices": batch_indices, "positions": positions},
+        export,
+        {name: given[name] for name in (*PARTS, "v")},
+        given["cos_sin_cache"],
+        given["pos_ids"],
+        paged_kv_cache,
+        {name: given[name] for name in ("kv_indices", "kv_indptr")},
+        {name: given[name] for name in ("batch_indices", "positions")},
         page_size,
-        is_hnd,
-        {"q_rope_out": q_rope_out, "q_nope_out": q_nope_out},
+        hnd,
+        {name: given[name] for name in ("q_rope_out", "q_nope_out")},
     )
-    values = rope_quantize_fp8_append_paged_kv_cache_reference(
-        q_rope,
-        k_rope,
-        q_nope,
-        k_nope,
-        v,
-        cos_sin_cache,
-        pos_ids,
-        (k_cache, v_cache),
-        kv_indices,
-        kv_indptr,
-        batch_indices,
-        positions,
-        is_neox,
-        quant_scale_q,
-        quant_scale_kv,
-        page_size,
-        "HND" if is_hnd else "NHD",
-    )
+
+
+def _write(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    q_rope_out: torch.Tensor,
+    q_nope_out: torch.Tensor,
+    **given: Any,
+) -> None:
+    others = ("hnd", "enable_pdl", "quantize_dtype")
+    arguments = {name: value for name, value in given.items() if name not in others}
+    values = rope_quantize_fp8_append_paged_kv_cache_reference(**arguments)
     for out, value in zip((q_rope_out, q_nope_out, k_cache, v_cache), values):
         out.copy_(value)
 
 
-def _public(*args: Any) -> tuple[Any, ...]:
-    """The arguments of the public function from those of the export."""
-    first, caches, indices = args[:7], args[7:9], args[9:13]
-    is_neox, scale_q, scale_kv, page_size, is_hnd, q_rope_out, q_nope_out, pdl = args[13:]
-    layout = "HND" if is_hnd else "NHD"
-    rest = (scale_q, scale_kv, page_size, layout, q_rope_out, q_nope_out, pdl)
-    return (*first, tuple(caches), *indices, is_neox, None, *rest)
-
-
-_rope_quantize_fp8_append_paged_kv_cache = Kernel(
+_APPEND = Export(
     "rope_quantize",
     _NAME,
-    schema=(
-        "(Tensor q_rope, Tensor k_rope, Tensor q_nope, Tensor k_nope, Tensor v, "
-        "Tensor cos_sin_cache, Tensor pos_ids, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-        "Tensor kv_indices, Tensor kv_indptr, Tensor batch_indices, Tensor positions, "
-        "bool is_neox, float quant_scale_q, float quant_scale_kv, int page_size, bool is_hnd, "
-        "Tensor(c!) q_rope_out, Tensor(d!) q_nope_out, bool enable_pdl) -> ()"
-    ),
-    reference=_into,
-    axes=("q_rope", "q_rope_out"),
-    public=_public,
+    "q_rope:T k_rope:tensor q_nope:tensor k_nope:tensor v:tensor cos_sin_cache:tensor "
+    "pos_ids:tensor k_cache!:tensor v_cache!:tensor kv_indices:tensor kv_indptr:tensor "
+    "batch_indices:tensor positions:tensor is_neox:bool quant_scale_q:float quant_scale_kv:float "
+    "page_size:int hnd:bool q_rope_out!:U q_nope_out!:tensor enable_pdl:bool",
+    write=_write,
+    check=_check,
+    derived={
+        "paged_kv_cache": lambda k_cache, v_cache: (k_cache, v_cache),
+        "kv_layout": layout_of,
+        "quantize_dtype": lambda q_rope_out: q_rope_out.dtype,
+    },
 )
 
 
@@ -230,7 +198,7 @@ def _value(v: torch.Tensor | None, k_rope: torch.Tensor) -> torch.Tensor:
 
 
 @precast_api(trace=append_trace(_NAME, rope_quantize_fp8_append_paged_kv_cache_reference))
-@backend_requirement({}, common_check=served_by("rope_quantize"))
+@op("rope_quantize", explain=check_call)
 def rope_quantize_fp8_append_paged_kv_cache(
     q_rope: torch.Tensor,
     k_rope: torch.Tensor,
@@ -331,63 +299,33 @@ def rope_quantize_fp8_append_paged_kv_cache(
     >>> keys.float(), values.float()
     (tensor([[[[-2.,  1.]]]]), tensor([[[[1., 2.]]]]))
     """
-    try:
-        is_hnd = IS_HND.get(kv_layout)
-        if is_hnd is None:
-            check_layout(_NAME, kv_layout)
-        k_cache, v_cache = _pair(paged_kv_cache)
-        q_nope = without_columns(q_rope) if q_nope is None else q_nope
-        k_nope = without_columns(k_rope) if k_nope is None else k_nope
-        v = _value(v, k_rope)
-        dtype = fp8_type(_NAME, quantize_dtype, q_rope_out=q_rope_out, q_nope_out=q_nope_out)
-        q_rope_out = new_output(q_rope_out, q_rope, dtype)
-        q_nope_out = new_output(q_nope_out, q_nope, dtype)
-        key = q_rope.dtype, dtype, q_rope.get_device()
-        compiling = torch.compiler.is_compiling()
-        call = (
-            torch_ops.rope_quantize_fp8_append_paged_kv_cache
-            if compiling
-            else _rope_quantize_fp8_append_paged_kv_cache[key]
-        )
-        call(
-            q_rope,
-            k_rope,
-            q_nope,
-            k_nope,
-            v,
-            cos_sin_cache,
-            pos_ids,
-            k_cache,
-            v_cache,
-            kv_indices,
-            kv_indptr,
-            batch_indices,
-            positions,
-            is_neox,
-            quant_scale_q,
-            quant_scale_kv,
-            page_size,
-            is_hnd,
-            q_rope_out,
-            q_nope_out,
-            enable_pdl,
-        )
-    except (AttributeError, TypeError):
-        check_call(
-            _NAME,
-            paged_kv_cache,
-            kv_layout,
-            q_rope=q_rope,
-            k_rope=k_rope,
-            q_nope=q_nope,
-            k_nope=k_nope,
-            v=v,
-            cos_sin_cache=cos_sin_cache,
-            pos_ids=pos_ids,
-            kv_indices=kv_indices,
-            kv_indptr=kv_indptr,
-            batch_indices=batch_indices,
-            positions=positions,
-        )
-        raise
-    return q_rope_out, q_nope_out
+    hnd = is_hnd(kv_layout)
+    k_cache, v_cache = _pair(paged_kv_cache)
+    q_nope = without_columns(q_rope) if q_nope is None else q_nope
+    k_nope = without_columns(k_rope) if k_nope is None else k_nope
+    outputs = new_outputs(
+        _NAME, quantize_dtype, q_rope_out=(q_rope_out, q_rope), q_nope_out=(q_nope_out, q_nope)
+    )
+    _APPEND.launch(
+        q_rope,
+        k_rope,
+        q_nope,
+        k_nope,
+        _value(v, k_rope),
+        cos_sin_cache,
+        pos_ids,
+        k_cache,
+        v_cache,
+        kv_indices,
+        kv_indptr,
+        batch_indices,
+        positions,
+        is_neox,
+        quant_scale_q,
+        quant_scale_kv,
+        page_size,
+        hnd,
+        *outputs,
+        enable_pdl,
+    )
+    return outputs

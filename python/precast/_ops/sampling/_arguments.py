@@ -7,6 +7,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
 from precast._op.validation import (
@@ -16,7 +17,6 @@ from precast._op.validation import (
     check_rank,
     check_same_device,
     check_within,
-    dtype_word,
 )
 from precast._ops.sampling._random import random_arguments
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
 from precast._ops.sampling._arguments import Real, Whole, heat, is_joint, real, refuse_nan, whole
 from precast._ops.sampling._fused_checks import MOST_TOP_LOGPROBS

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._arguments import Whole, check_random, check_vocabulary, given
 from precast._ops.sampling._formula import chosen

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
+from precast._op.torch_ops import torch_ops
 from precast._ops.sampling._arguments import Real, Whole, draw_arguments
 from precast._ops.sampling._filters import weights_of_probs
 from precast._ops.sampling._formula import chosen

@@ -3,19 +3,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import (
-    check_dtype,
-    check_memory_apart,
-    check_rank,
-    check_same_device,
-    check_within,
-)
-from precast._ops.topk._checks import check_rows, check_scores
+from precast._base.torch import torch
+from precast._op.export import Export, op
+from precast._op.validation import check_memory_apart, check_within
+from precast._ops.topk._checks import KINDS, check_scores, new_indices
 from precast._ops.topk._formula import largest_in_windows
 from precast._ops.topk._trace import transform_trace
 from precast._ops.topk.top_k import TopKTieBreak
@@ -97,64 +88,67 @@ def page_columns(
     return at // page_size + (0 if first is None else first.long()[:, None])
 
 
-def _paged_into(
+def _check(
+    export: str,
     input: torch.Tensor,
     src_page_table: torch.Tensor,
     lengths: torch.Tensor,
     k: int,
     row_to_batch: torch.Tensor | None,
-    deterministic: bool,
     tie_break: int,
     row_starts: torch.Tensor | None,
     page_table_row_starts: torch.Tensor | None,
     page_size: int,
     out: torch.Tensor,
     out_raw_indices: torch.Tensor | None,
-    enable_pdl: bool,
 ) -> None:
-    rows = {
-        "lengths": lengths,
-        "row_to_batch": row_to_batch,
-        "row_starts": row_starts,
-        "page_table_row_starts": page_table_row_starts,
-    }
-    check_rows(NAME, input, k, tie_break, rows, {"out": out, "out_raw_indices": out_raw_indices})
-    check_same_device(NAME, "src_page_table", src_page_table, input)
-    check_dtype(NAME, "src_page_table", src_page_table, torch.int32)
-    check_rank(NAME, "src_page_table", src_page_table, 2, 2)
-    if row_to_batch is None and src_page_table.shape[0] < input.shape[0]:
+    check_scores(export, input, k, tie_break)
+    batch, columns = src_page_table.shape
+    if row_to_batch is None and batch < input.shape[0]:
         raise ValueError(
-            f"{NAME}: src_page_table must have a row for each of input's {input.shape[0]}, got "
+            f"{export}: src_page_table must have a row for each of input's {input.shape[0]}, got "
             f"shape {[*src_page_table.shape]}; or pass row_to_batch"
         )
     if out_raw_indices is not None:
-        check_memory_apart(NAME, "out_raw_indices", out_raw_indices, out, "out")
+        check_memory_apart(export, "out_raw_indices", out_raw_indices, out, "out")
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
-    starts = row_starts, page_table_row_starts
-    batch, columns = src_page_table.shape
     if row_to_batch is not None:
         used = row_to_batch[at[:, 0] >= 0]
-        check_within(NAME, "row_to_batch", used, batch, "rows of src_page_table")
-    pages = page_columns(at, *starts, page_size)[at >= 0]
-    check_within(NAME, "the page of a position", pages, columns, "columns of src_page_table")
+        check_within(export, "row_to_batch", used, batch, "rows of src_page_table")
+    pages = page_columns(at, row_starts, page_table_row_starts, page_size)[at >= 0]
+    check_within(export, "the page of a position", pages, columns, "columns of src_page_table")
+
+
+def _write(
+    input: torch.Tensor,
+    src_page_table: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    row_to_batch: torch.Tensor | None,
+    tie_break: int,
+    row_starts: torch.Tensor | None,
+    page_table_row_starts: torch.Tensor | None,
+    page_size: int,
+    out: torch.Tensor,
+    out_raw_indices: torch.Tensor | None,
+) -> None:
+    at = largest_in_windows(input, lengths, k, tie_break, row_starts)
+    starts = row_starts, page_table_row_starts
     out.copy_(in_pages(at, src_page_table, row_to_batch, *starts, page_size))
     if out_raw_indices is not None:
         out_raw_indices.copy_(at)
 
 
-def _paged_public(*args: Any) -> tuple[Any, ...]:
-    *first, deterministic, tie_break, starts, page_starts, page_size, out, raw, _ = args
-    return *first, deterministic, tie_break, False, starts, page_starts, page_size, out, raw
-
-
-_paged = Kernel(
+_PAGED = Export(
     "topk",
     NAME,
-    schema="(Tensor input, Tensor src_page_table, Tensor lengths, SymInt k, Tensor? row_to_batch, "
-    "bool deterministic, int tie_break, Tensor? row_starts, Tensor? page_table_row_starts, "
-    "int page_size, Tensor(a!) out, Tensor(b!)? out_raw_indices, bool enable_pdl) -> ()",
-    reference=_paged_into,
-    public=_paged_public,
+    "input:T[rows,columns] src_page_table:i32[batch,pages] lengths:i32[rows] k:size "
+    "row_to_batch?:i32[rows] deterministic:bool tie_break:enum row_starts?:i32[rows] "
+    "page_table_row_starts?:i32[rows] page_size:int out!:i32[rows,k] "
+    "out_raw_indices!?:i32[rows,k] enable_pdl:pdl_on",
+    write=_write,
+    check=_check,
+    kinds=KINDS,
 )
 
 
@@ -166,7 +160,7 @@ _paged = Kernel(
         True,
     )
 )
-@backend_requirement({}, common_check=served_by("topk"))
+@op("topk", explain=check_scores)
 def top_k_page_table_transform(
     input: torch.Tensor,
     src_page_table: torch.Tensor,
@@ -260,22 +254,20 @@ def top_k_page_table_transform(
             raise ValueError(
                 f"{NAME}: page_table_row_starts is required with page_size > 1 and row_starts"
             )
-    try:
-        if out is None:
-            out = torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
-        args = (
-            *(input, src_page_table, lengths, k, row_to_batch, deterministic, int(tie_break)),
-            *(row_starts, page_table_row_starts, page_size, out, out_raw_indices, True),
-        )
-        if torch.compiler.is_compiling():
-            torch_ops.top_k_page_table_transform(*args)
-        else:
-            _paged[input.dtype, input.get_device()](*args)
-    except (AttributeError, TypeError, IndexError):
-        check_tensors(NAME, out, input=input, src_page_table=src_page_table, lengths=lengths)
-        check_rank(NAME, "input", input, 2, 2)
-        raise
-    except RuntimeError:
-        check_scores(NAME, input, k, tie_break)  # Of a negative k there is no empty tensor.
-        raise
+    if out is None:
+        out = new_indices(input, k)
+    _PAGED.launch(
+        input,
+        src_page_table,
+        lengths,
+        k,
+        row_to_batch,
+        deterministic,
+        tie_break,
+        row_starts,
+        page_table_row_starts,
+        page_size,
+        out,
+        out_raw_indices,
+    )
     return out

@@ -3,11 +3,9 @@
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_rank
-from precast._ops.topk._checks import check_rows, check_scores
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.topk._checks import KINDS, check_scores, new_indices
 from precast._ops.topk._formula import largest_in_windows
 from precast._ops.topk._trace import transform_trace
 from precast._ops.topk.top_k import TopKTieBreak
@@ -56,31 +54,15 @@ def top_k_ragged_transform_reference(
     return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
 
 
-def _ragged_into(
-    input: torch.Tensor,
-    offsets: torch.Tensor,
-    lengths: torch.Tensor,
-    k: int,
-    deterministic: bool,
-    tie_break: int,
-    row_starts: torch.Tensor | None,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    rows = {"offsets": offsets, "lengths": lengths, "row_starts": row_starts}
-    check_rows(NAME, input, k, tie_break, rows, {"out": out})
-    out.copy_(top_k_ragged_transform_reference(input, offsets, lengths, k, tie_break, row_starts))
-
-
-_ragged = Kernel(
+_RAGGED = Export(
     "topk",
     NAME,
-    schema="(Tensor input, Tensor offsets, Tensor lengths, SymInt k, bool deterministic, "
-    "int tie_break, Tensor? row_starts, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_ragged_into,
-    public=lambda input, offsets, lengths, k, deterministic, tie_break, row_starts, out, pdl: (
-        *(input, offsets, lengths, k, deterministic, tie_break, False, row_starts),
-    ),
+    "input:T[rows,columns] offsets:i32[rows] lengths:i32[rows] k:size deterministic:bool "
+    "tie_break:enum row_starts?:i32[rows] out!:i32[rows,k] enable_pdl:pdl_on",
+    reference=top_k_ragged_transform_reference,
+    check=check_scores,
+    new={"out": new_indices},
+    kinds=KINDS,
 )
 
 
@@ -92,7 +74,7 @@ _ragged = Kernel(
         False,
     )
 )
-@backend_requirement({}, common_check=served_by("topk"))
+@launches(_RAGGED, explain=check_scores)
 def top_k_ragged_transform(
     input: torch.Tensor,
     offsets: torch.Tensor,
@@ -153,19 +135,3 @@ def top_k_ragged_transform(
     ...     precast.top_k_ragged_transform(scores, offsets, lengths, 2).tolist()
     [[1, 2], [3, -1]]
     """
-    try:
-        out = torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
-        rest = (deterministic, int(tie_break), row_starts, out, True)
-        args = (input, offsets, lengths, k, *rest)
-        if torch.compiler.is_compiling():
-            torch_ops.top_k_ragged_transform(*args)
-        else:
-            _ragged[input.dtype, input.get_device()](*args)
-    except (AttributeError, TypeError, IndexError):
-        check_tensors(NAME, input=input, offsets=offsets, lengths=lengths)
-        check_rank(NAME, "input", input, 2, 2)
-        raise
-    except RuntimeError:
-        check_scores(NAME, input, k, tie_break)  # Of a negative k there is no empty tensor.
-        raise
-    return out

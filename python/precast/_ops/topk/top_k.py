@@ -5,11 +5,9 @@ from __future__ import annotations
 
 import enum
 
-from precast._base.torch import torch, torch_ops
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.validation import check_dtype, check_rank, check_same_device
-from precast._ops.topk._checks import check_scores
+from precast._base.torch import torch
+from precast._op.export import Export, launches
+from precast._ops.topk._checks import KINDS, check_scores
 from precast._ops.topk._formula import by_value
 from precast._ops.topk._trace import top_k_trace
 from precast.api_logging import precast_api
@@ -68,43 +66,33 @@ def top_k_reference(
     return values, indices
 
 
-def _top_k_into(
-    input: torch.Tensor,
-    k: int,
-    sorted: bool,
-    deterministic: bool,
-    tie_break: int,
-    values: torch.Tensor,
-    indices: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    check_scores("top_k", input, k, tie_break)
+def _check(export: str, input: torch.Tensor, k: int, tie_break: int) -> None:
+    check_scores(export, input, k, tie_break)
     if k > input.shape[1]:
-        raise ValueError(f"top_k: k must be at most input's {input.shape[1]} columns, got {k}")
-    shape = (input.shape[0], k)
-    for name, out, dtype in (("values", values, input.dtype), ("indices", indices, torch.int64)):
-        check_same_device("top_k", name, out, input)
-        check_dtype("top_k", name, out, dtype)
-        if out.shape != shape:
-            raise ValueError(f"top_k: {name} must have shape {[*shape]}, got {[*out.shape]}")
-    for out, result in zip((values, indices), top_k_reference(input, k, sorted, tie_break)):
-        out.copy_(result)
+        raise ValueError(f"{export}: k must be at most input's {input.shape[1]} columns, got {k}")
 
 
-_top_k = Kernel(
+_TOP_K = Export(
     "topk",
     "top_k",
-    schema="(Tensor input, SymInt k, bool sorted, bool deterministic, int tie_break, "
-    "Tensor(a!) values, Tensor(b!) indices, bool enable_pdl) -> ()",
-    reference=_top_k_into,
-    public=lambda input, k, ordered, deterministic, tie_break, values, indices, pdl: (
-        *(input, k, ordered, deterministic, tie_break, False),
-    ),
+    "input:T[rows,columns] k:size sorted:bool deterministic:bool tie_break:enum values!:T[rows,k] "
+    "indices!:i64[rows,k] enable_pdl:pdl_on",
+    reference=top_k_reference,
+    check=_check,
+    new={
+        "values": lambda input, k: torch.empty(
+            (input.shape[0], k), dtype=input.dtype, device=input.device
+        ),
+        "indices": lambda input, k: torch.empty(
+            (input.shape[0], k), dtype=torch.int64, device=input.device
+        ),
+    },
+    kinds=KINDS,
 )
 
 
 @precast_api(trace=top_k_trace(top_k_reference))
-@backend_requirement({}, common_check=served_by("topk"))
+@launches(_TOP_K, explain=check_scores)
 def top_k(
     input: torch.Tensor,
     k: int,
@@ -156,23 +144,6 @@ def top_k(
     >>> values.tolist(), indices.tolist()
     ([[3.0, 2.0]], [[1, 2]])
     """
-    try:
-        shape, device = (input.shape[0], k), input.device
-        values = torch.empty(shape, dtype=input.dtype, device=device)
-        indices = torch.empty(shape, dtype=torch.int64, device=device)
-        args = (input, k, sorted, deterministic, int(tie_break), values, indices, True)
-        if torch.compiler.is_compiling():
-            torch_ops.top_k(*args)
-        else:
-            _top_k[input.dtype, input.get_device()](*args)
-    except (AttributeError, TypeError, IndexError):
-        check_tensors("top_k", input=input)
-        check_rank("top_k", "input", input, 2, 2)
-        raise
-    except RuntimeError:
-        check_scores("top_k", input, k, tie_break)  # Of a negative k there is no empty tensor.
-        raise
-    return values, indices
 
 
 def can_implement_filtered_topk() -> bool:

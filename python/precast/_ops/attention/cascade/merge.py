@@ -6,9 +6,10 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1
 
 from __future__ import annotations
 
-from precast._base.torch import torch, torch_ops
+from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
+from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
 from precast._ops.attention.cascade.trace import in_place_trace, pair_trace, states_trace
 from precast._ops.attention.cascade.validation import check_mask, check_pair, check_states

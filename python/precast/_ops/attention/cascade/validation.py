@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_device_and_dtype,
@@ -10,7 +11,6 @@ from precast._op.validation import (
     check_memory_apart,
     check_rank,
     check_same_device,
-    dtype_word,
 )
 
 

@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// The work tiles of a CTA in shared memory: what the mainloop needs to know of a work tile, and the
+// queue that one thread fills while the CTA works.
+#pragma once
+
+#include "precast/attention/params.cuh"
+#include "precast/attention/tile.cuh"
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// A work tile and what follows from it. WorkTile::head counts KV heads times blocks of V columns;
+// here it is taken apart.
+struct BlockInfo {
+  WorkTile work;
+  int32_t kv_head;
+  int32_t v_column;   // first column of V, and of the output, that the CTA computes
+  int32_t first_row;  // first packed row
+  int32_t num_rows;   // rows of the tile that exist
+  int32_t unmasked_begin, unmasked_end;  // tokens that no row masks by causal mask or window
+};
+
+// A packed row of a tile (PackGQA): its query and its query head.
+struct PackGqaRow {
+  int32_t q_idx;  // in the request
+  int32_t q_head;
+
+  __device__ __forceinline__ PackGqaRow(const AttentionParams& p, const BlockInfo& block, int row) {
+    const int32_t packed = block.first_row + row;
+    q_idx = static_cast<int32_t>(p.group.divide(packed));
+    q_head = (block.kv_head - q_idx) * static_cast<int32_t>(p.group.value) + packed;
+  }
+};
+
+// The tokens [begin, end) that a query attends to by the causal mask and the window.
+struct MaskBounds {
+  int32_t begin, end;
+
+  __device__ __forceinline__ MaskBounds(const AttentionParams& p, const WorkTile& work,
+                                        int32_t q_idx) {
+    const int32_t position = work.kv_len - work.q_len + q_idx;
+    // Why begin is not negative: its difference to a token must not overflow.
+    begin = p.window_left >= 0 && position > p.window_left ? position - p.window_left : 0;
+    end = work.kv_end;
+    if (p.mask == AttentionMask::causal && position < end) end = position + 1;
+  }
+};
+
+// A work tile in the queue, with the addresses of page or token 0 of its KV head. The 16-row tile
+// keeps these in registers instead.
+template <bool kIsNarrow>
+struct QueuedBlock : BlockInfo {
+  const uint4 *k_base, *v_base;
+};
+template <>
+struct QueuedBlock<true> : BlockInfo {};
+
+// A circular queue of a CTA's work tiles: the current one, the next two, and, but for the 16-row
+// tile, the previous one, whose results some warps may still be writing. Why not in registers: the
+// 128-row tile has none left. In static_persistent mode, kFetchCount threads fetch as many work
+// tiles in parallel. Why: to find one takes as long as half a KV block, and all warps wait for it.
+template <typename Tile>
+struct WorkTileQueue {
+  static constexpr int kFetchCount = Tile::kNarrow ? 1 : 4;
+  static constexpr int kDepth = Tile::kNarrow ? 3 : 8;
+
+  QueuedBlock<Tile::kNarrow> blocks[kDepth];
+  bool is_valid[kDepth];
+  int32_t* counters;  // split counters of the plan
+  // A TileScheduler. Why bytes: shared memory has no constructors.
+  alignas(16) unsigned char scheduler_storage[sizeof(TileScheduler)];
+
+  __device__ TileScheduler& scheduler() {
+    return *reinterpret_cast<TileScheduler*>(scheduler_storage);
+  }
+
+  // The first kFetchCount threads call this for the work tiles 1, 2, ... in order. The CTA can read
+  // the work tile after a barrier.
+  __device__ void fetch(const AttentionParams& p, int tile_idx) {
+    if constexpr (kFetchCount > 1) {
+      if (scheduler().is_static()) {
+        if (tile_idx % kFetchCount != 1) return;
+        tile_idx += threadIdx.x;
+        is_valid[tile_idx % kDepth] =
+            scheduler().get_work_of_round(tile_idx, blocks[tile_idx % kDepth].work);
+        if (is_valid[tile_idx % kDepth]) complete(p, tile_idx % kDepth);
+        return;
+      }
+    }
+    if (threadIdx.x == 0) fetch_next(p, tile_idx % kDepth);
+  }
+
+  __device__ void fetch_next(const AttentionParams& p, int slot) {
+    is_valid[slot] = scheduler().get_next_work(blocks[slot].work);
+    if (is_valid[slot]) complete(p, slot);
+  }
+
+  // Computes what follows from the work tile.
+  __device__ void complete(const AttentionParams& p, int slot) {
+    QueuedBlock<Tile::kNarrow>& block = blocks[slot];
+    block.kv_head = block.work.head / Tile::kParts;
+    block.v_column = block.work.head % Tile::kParts * Tile::kDimV;
+    block.first_row = block.work.m_block * Tile::kRows;
+    if constexpr (!Tile::kNarrow) {
+      block.k_base = static_cast<const uint4*>(p.k.data) + block.kv_head * p.k.head_stride;
+      block.v_base = static_cast<const uint4*>(p.v.data) + block.kv_head * p.v.head_stride +
+                     block.v_column * Tile::kKvBytes / 16;
+    }
+    // Why min: the lengths of a plan made on the device may name more queries than q has.
+    const int32_t queries = max(0, min(block.work.q_len, p.q_rows - block.work.q_begin));
+    const int32_t rows = queries * static_cast<int32_t>(p.group.value) - block.first_row;
+    block.num_rows = max(0, min(rows, Tile::kRows));
+    const PackGqaRow first(p, block, 0), last(p, block, block.num_rows - 1);
+    block.unmasked_begin = MaskBounds(p, block.work, last.q_idx).begin;
+    block.unmasked_end = MaskBounds(p, block.work, first.q_idx).end;
+  }
+
+  // One thread calls this first. The plan of another call is read, but no work is taken from it.
+  __device__ void init(const AttentionParams& p) {
+    // Why before the test: the loads of is_planned() and of the scheduler overlap.
+    const bool planned = is_planned(p.schedule, p.slots);
+    scheduler() = TileScheduler(p.schedule, blockIdx.x);
+    counters = scheduler().counters();
+    is_valid[0] = false;
+    if (planned) fetch_next(p, 0);
+  }
+};
+
+#endif  // __CUDACC__
+
+}  // namespace precast

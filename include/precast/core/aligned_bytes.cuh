@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Bytes that are moved and not looked at, in units of 1, 2, 4, 8 or 16: ops that copy need no
+// element type, only the largest unit that divides every address and length of a call.
+//
+// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid().
+#pragma once
+
+#include "precast/core/types.cuh"
+#include "precast/core/vec.cuh"
+
+#if !defined(__CUDACC_RTC__)
+#include <initializer_list>  // Why: lists of what UnitChoice takes
+#endif
+
+namespace precast {
+
+#if defined(__CUDACC__)
+
+// What kBytes bytes are in registers. Why: PTX loads a byte into a register of 16 bits.
+template <int kBytes>
+struct AlignedBytesStorage {
+  using type = unsigned short;
+};
+template <>
+struct AlignedBytesStorage<4> {
+  using type = uint32_t;
+};
+template <>
+struct AlignedBytesStorage<8> {
+  using type = uint2;
+};
+template <>
+struct AlignedBytesStorage<16> {
+  using type = uint4;
+};
+
+// kBytes bytes, at an address that kBytes divides.
+template <int kBytes>
+struct AlignedBytes {
+  typename AlignedBytesStorage<kBytes>::type bits;
+
+  // `policy` is for units of 16 bytes.
+  __device__ __forceinline__ static AlignedBytes load(const char* source, L2Policy policy) {
+    AlignedBytes unit;
+    if constexpr (kBytes == 16) {
+      unit.bits = load_vec(reinterpret_cast<const f32*>(source), policy).bits;
+    } else if constexpr (kBytes == 8) {
+      asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
+                   : "=r"(unit.bits.x), "=r"(unit.bits.y)
+                   : "l"(source)
+                   : "memory");
+    } else if constexpr (kBytes == 4) {
+      asm volatile("ld.global.u32 %0, [%1];" : "=r"(unit.bits) : "l"(source) : "memory");
+    } else if constexpr (kBytes == 2) {
+      asm volatile("ld.global.u16 %0, [%1];" : "=h"(unit.bits) : "l"(source) : "memory");
+    } else {
+      static_assert(kBytes == 1, "1, 2, 4, 8 or 16 bytes");
+      asm volatile("ld.global.u8 %0, [%1];" : "=h"(unit.bits) : "l"(source) : "memory");
+    }
+    return unit;
+  }
+
+  __device__ __forceinline__ void store(char* target) const {
+    if constexpr (kBytes == 16) {
+      store_vec(reinterpret_cast<f32*>(target), Vec<f32>{bits});
+    } else if constexpr (kBytes == 8) {
+      asm volatile("st.global.v2.u32 [%0], {%1, %2};" ::"l"(target), "r"(bits.x), "r"(bits.y)
+                   : "memory");
+    } else if constexpr (kBytes == 4) {
+      asm volatile("st.global.u32 [%0], %1;" ::"l"(target), "r"(bits) : "memory");
+    } else if constexpr (kBytes == 2) {
+      asm volatile("st.global.u16 [%0], %1;" ::"l"(target), "h"(bits) : "memory");
+    } else {
+      asm volatile("st.global.u8 [%0], %1;" ::"l"(target), "h"(bits) : "memory");
+    }
+  }
+};
+
+#endif  // __CUDACC__
+
+#if !defined(__CUDACC_RTC__)
+
+// Collects addresses, strides and lengths in bytes; value() is the largest unit that divides all.
+struct CommonAlignment {
+  uint64_t bits = kVecBytes;
+
+  void add(int64_t bytes) { bits |= static_cast<uint64_t>(bytes); }
+  void add(const void* address) { bits |= reinterpret_cast<uint64_t>(address); }
+  int value() const { return static_cast<int>(bits & (~bits + 1)); }
+};
+
+#endif
+
+}  // namespace precast

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""8-bit quantisation with a scale in plain PyTorch, bit for bit what the kernels compute.
+
+Source of the format of exponents: OCP Microscaling Formats (MX) Specification 1.0.
+"""
+
+from __future__ import annotations
+
+from precast._base.rounding import saturated
+from precast._base.torch import torch
+
+
+def largest_code(dtype: torch.dtype) -> float:
+    """The largest number of an 8-bit type: 448, 57344 or 127."""
+    return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
+
+
+def dequant_scale(
+    amax: torch.Tensor, eps: float, dtype: torch.dtype, power_of_two: bool = False
+) -> torch.Tensor:
+    """``max(amax, eps) / largest_code``, or that rounded up to a power of two.
+
+    A NaN stays one; a scale that is not finite has no power of two and becomes NaN.
+    """
+    most = amax.clamp(min=eps)
+    # By a tensor: torch multiplies by the reciprocal of a number on a GPU, which rounds twice.
+    scale = most / torch.full_like(most, largest_code(dtype))
+    if not power_of_two:
+        return scale
+    exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
+    rounded = (exponent << 23).view(torch.float32)
+    return torch.where(scale.isfinite(), rounded, torch.nan)
+
+
+def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``round(x * (1 / scale))``, to nearest even, saturating; ``x`` and ``scale`` are float32."""
+    y = x * scale.reciprocal()
+    if not dtype.is_floating_point:
+        return y.round().nan_to_num(nan=0.0).clamp(-128.0, 127.0).to(dtype)
+    return saturated(y, dtype)
+
+
+def row_amax(x: torch.Tensor) -> torch.Tensor:
+    """The largest magnitude along the last dimension, which stays; 0 where there is nothing."""
+    if x.shape[-1] == 0:
+        return x.new_zeros((*x.shape[:-1], 1))
+    return x.abs().amax(dim=-1, keepdim=True)
+
+
+def token_quant(
+    x: torch.Tensor, eps: float, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of float32 rows."""
+    scale = dequant_scale(row_amax(x), eps, dtype)
+    return quantize(x, scale, dtype), scale
+
+
+def group_quant(
+    x: torch.Tensor,
+    group_size: int,
+    eps: float,
+    dtype: torch.dtype,
+    power_of_two: bool = False,
+    packed: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes and scales of groups of float32 rows; ``packed``: four exponents a word."""
+    groups = x.unflatten(-1, (x.shape[-1] // group_size, group_size))
+    scale = dequant_scale(row_amax(groups), eps, dtype, power_of_two)
+    quantized = quantize(groups, scale, dtype).flatten(-2)
+    scale = scale.squeeze(-1)
+    return quantized, pack_exponents(scale) if packed else scale
+
+
+def pack_exponents(scale: torch.Tensor) -> torch.Tensor:
+    """The biased exponents of powers of two, four an int32 along the last dimension.
+
+    The first is in the lowest byte; a NaN is 255, bytes without a scale are 0.
+    """
+    exponent = torch.where(scale.isfinite(), scale.view(torch.int32) >> 23, 255)
+    exponent = torch.nn.functional.pad(exponent, (0, -scale.shape[-1] % 4))
+    return exponent.to(torch.uint8).contiguous().view(torch.int32)
+
+
+def unpack_exponents(words: torch.Tensor) -> torch.Tensor:
+    """The powers of two in words of four exponents; 255 is NaN."""
+    # A copy: one column at another stride counts as contiguous, and yet has no bytes side by side.
+    copy = words.clone(memory_format=torch.contiguous_format)
+    exponent = copy.view(torch.uint8).to(torch.int32)
+    bits = torch.where(exponent == 0, 1 << 22, exponent << 23)
+    return torch.where(exponent == 255, torch.nan, bits.view(torch.float32))
+
+
+def silu_and_mul(input: torch.Tensor) -> torch.Tensor:
+    """The SiLU of the first half of the last dimension times the second half, in float32."""
+    gate, up = input.float().chunk(2, dim=-1)
+    return torch.nn.functional.silu(gate) * up

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The axes of an op, and the configurations that they allow.
+
+A key of ``[axes]`` is one axis, or several axes joined by commas where only some combinations of
+their values exist. Only the TOML key is joined: module names, macros and calls name each axis.
+This module needs nothing but the standard library, so that the loader can use it at import.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from precast._base.errors import UnsupportedConfigError
+from precast._base.names import axis_word
+
+AxisValue = str | int | bool
+
+
+def names_of(key: str) -> tuple[str, ...]:
+    """The axes of one key: ``("head_dim_qk", "head_dim_vo")`` for a joint one."""
+    return tuple(key.split(","))
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One key of ``[axes]``.
+
+    Attributes
+    ----------
+    names : tuple of str
+        One axis, or those that are joined.
+    rows : tuple of tuple
+        The legal combinations: one value for each name.
+    """
+
+    names: tuple[str, ...]
+    rows: tuple[tuple[AxisValue, ...], ...]
+
+    @property
+    def key(self) -> str:
+        return ",".join(self.names)
+
+    def words(self) -> list[str]:
+        """The legal combinations as text: ``f16``, or ``192,128`` of a joint axis."""
+        return [row_word(row) for row in self.rows]
+
+    def plain(self) -> list[Any]:
+        """The rows as a TOML file holds them: values, or lists of values of a joint axis."""
+        return [row[0] if len(self.names) == 1 else list(row) for row in self.rows]
+
+
+def row_word(row: Sequence[object]) -> str:
+    return ",".join(map(axis_word, row))
+
+
+@dataclass(frozen=True)
+class Space:
+    """A set of configurations: every combination of the rows of its axes."""
+
+    axes: tuple[Axis, ...] = ()
+
+    @cached_property
+    def values(self) -> dict[str, tuple[AxisValue, ...]]:
+        """Each single axis, in declared order, with the values that occur in it."""
+        return {
+            name: tuple(dict.fromkeys(row[i] for row in axis.rows))
+            for axis in self.axes
+            for i, name in enumerate(axis.names)
+        }
+
+    def points(self) -> Iterator[dict[str, AxisValue]]:
+        """Every configuration, as a value for each single axis."""
+        for rows in itertools.product(*(axis.rows for axis in self.axes)):
+            yield {
+                name: value
+                for axis, row in zip(self.axes, rows)
+                for name, value in zip(axis.names, row)
+            }
+
+    def offered(self, name: str, given: Mapping[str, str]) -> list[AxisValue]:
+        """The values of one axis that go with the words ``given`` for the others."""
+        for axis in self.axes:
+            if name in axis.names:
+                rows = [
+                    row
+                    for row in axis.rows
+                    if all(
+                        given.get(other, axis_word(value)) == axis_word(value)
+                        for other, value in zip(axis.names, row)
+                        if other != name
+                    )
+                ]
+                return list(dict.fromkeys(row[axis.names.index(name)] for row in rows))
+        return []
+
+    def checked(self, op: str, values: Mapping[str, object]) -> dict[str, AxisValue]:
+        """``values``, which may be words, as legal values of every axis, in declared order.
+
+        Raises
+        ------
+        UnsupportedConfigError
+            If an axis is missing or unknown, or if a value or a combination of values is not legal.
+        """
+        for name in values:
+            if name not in self.values:
+                raise UnsupportedConfigError(
+                    f"{op} has no axis {name!r}; legal: {', '.join(self.values) or 'none'}"
+                )
+        checked: dict[str, AxisValue] = {}
+        for axis in self.axes:
+            for name in axis.names:
+                if name not in values:
+                    legal = ", ".join(map(axis_word, self.values[name]))
+                    raise UnsupportedConfigError(f"{op}: axis {name!r} is missing; legal: {legal}")
+            words = axis.words()
+            got = row_word([values[name] for name in axis.names])
+            if got not in words:
+                legal = (", " if len(axis.names) == 1 else " or ").join(words)
+                raise UnsupportedConfigError(
+                    f"{op}: {axis.key}={got} is not supported; legal: {legal}"
+                )
+            checked.update(zip(axis.names, axis.rows[words.index(got)]))
+        return checked
+
+
+def in_declared_order(
+    declared: Mapping[str, Sequence[Any]], values: Mapping[str, object]
+) -> dict[str, Any] | None:
+    """``values`` in the order of the plan's ``axes``, or None if they are not legal as they are.
+
+    ``declared`` is what ``plan.json`` says of an op. The loader asks this for every first call, so
+    that it reads no TOML file.
+    """
+    ordered: dict[str, Any] = {}
+    for key, rows in declared.items():
+        names = names_of(key)
+        try:
+            row = [values[name] for name in names]
+        except KeyError:
+            return None
+        if (row if len(names) > 1 else row[0]) not in rows:
+            return None
+        ordered.update(zip(names, row))
+    return ordered if len(ordered) == len(values) else None

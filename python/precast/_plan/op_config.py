@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read and check ``aot_configs/<op>.toml``: what exists of one op."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from precast._base.errors import ConfigError
+from precast._plan import keys
+from precast._plan.axes import Axis, AxisValue, Space, names_of, row_word
+from precast._plan.build_config import BuildConfig
+from precast._plan.table import Table, read_table
+
+DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "i8", "u8")
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*\Z")
+_WORD = re.compile(r"[a-z0-9]+\Z")
+
+
+@dataclass(frozen=True)
+class AotBlock:
+    """A prebuilt part of an op's space; empty ``profiles`` means every profile."""
+
+    space: Space
+    profiles: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class OpConfig:
+    """One ``aot_configs/<op>.toml``."""
+
+    name: str
+    description: str
+    sources: tuple[str, ...]
+    exports: tuple[str, ...]
+    archs: tuple[str, ...]
+    space: Space
+    aot: tuple[AotBlock, ...]
+    own_target: bool = False
+    cuda_flags: tuple[str, ...] = ()
+
+    @property
+    def axes(self) -> Mapping[str, tuple[AxisValue, ...]]:
+        """Each axis and its values. Not every combination is legal where ``space`` joins axes."""
+        return self.space.values
+
+
+def read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
+    top = read_table(path).only(*keys.OP)
+    if _NAME.match(path.stem) is None or "__" in path.stem:
+        raise ConfigError(f"{top.file}: bad op name; legal: lower case words joined by one '_'")
+
+    exports = top.filled("exports")
+    for export in exports:
+        if _NAME.match(export) is None:
+            raise top.fail("exports", f"got {export!r}", "lower case words joined by '_'")
+    archs = top.choices("archs", build.archs)
+    if not archs:
+        raise top.fail("archs", "empty", build.archs)
+    space = _read_axes(top.table("axes"))
+    return OpConfig(
+        name=path.stem,
+        description=top.text("description"),
+        sources=_read_sources(top, root),
+        exports=exports,
+        archs=archs,
+        space=space,
+        aot=tuple(_read_block(block, space, build) for block in top.blocks("aot")),
+        own_target=top.flag("own_target", False),
+        cuda_flags=top.texts("cuda_flags", ()),
+    )
+
+
+def _read_sources(top: Table, root: Path) -> tuple[str, ...]:
+    sources = top.filled("sources")
+    for source in sources:
+        if Path(source).is_absolute() or ".." in Path(source).parts:
+            raise top.fail("sources", f"{source!r} leaves the project", "paths below its root")
+        if not (root / source).is_file():
+            there = sorted(
+                path.relative_to(root).as_posix() for path in (root / "csrc").rglob("*.c[uc]")
+            )
+            raise top.fail("sources", f"{source!r} does not exist", there or "files under csrc/")
+        if not source.endswith((".cu", ".cc")):
+            raise top.fail("sources", f"{source!r} has an unknown suffix", ("*.cu", "*.cc"))
+    return sources
+
+
+# -- axes -----------------------------------------------------------------------------------------
+
+
+def _read_axes(table: Table) -> Space:
+    axes: list[Axis] = []
+    seen: set[str] = set()
+    for key in table.data:
+        names = names_of(key)
+        for name in names:
+            if _NAME.match(name) is None or "__" in name or name in ("profiles", "arch"):
+                raise table.fail(
+                    key, "bad axis name", "lower case words joined by one '_', or several with ','"
+                )
+            if name in seen:
+                raise table.fail(key, f"axis {name!r} stands twice", "each axis in one key")
+            seen.add(name)
+        rows = _read_rows(table, key, names)
+        for name, values in zip(names, zip(*rows)):
+            _check_values(table, key, name, values)
+        axes.append(Axis(names, rows))
+    return Space(tuple(axes))
+
+
+def _read_rows(
+    table: Table, key: str, names: tuple[str, ...], legal: Axis | None = None
+) -> tuple[tuple[AxisValue, ...], ...]:
+    """The value of one key as rows, each once; a subset of those of ``legal`` if it is given."""
+    shape = "a non-empty list" if len(names) == 1 else f"a non-empty list of [{', '.join(names)}]"
+    if legal is not None:
+        shape = f"a subset of {legal.plain()}"
+    values = table.data.get(key)
+    if values is None:
+        raise table.fail(key, "missing", shape)
+    if not isinstance(values, list) or not values:
+        raise table.fail(key, f"got {values!r}", shape)
+    rows: list[tuple[AxisValue, ...]] = []
+    for value in values:
+        row = tuple(value) if len(names) > 1 and isinstance(value, list) else (value,)
+        if len(row) != len(names):
+            raise table.fail(key, f"got {value!r}", shape)
+        if legal is not None and row not in legal.rows:
+            raise table.fail(key, f"{value!r} is outside the axis", legal.plain())
+        if row_word(row) in map(row_word, rows):
+            raise table.fail(key, f"{value!r} stands twice", "each value once")
+        rows.append(row)
+    return tuple(rows)
+
+
+def _check_values(table: Table, key: str, name: str, values: Iterable[object]) -> None:
+    for value in values:
+        if name == "dtype" or name.startswith("dtype_"):
+            if value not in DTYPES:
+                raise table.fail(key, f"unknown dtype {value!r}", DTYPES)
+        elif isinstance(value, str):
+            if _WORD.match(value) is None:
+                raise table.fail(key, f"got {value!r}", "words of lower case letters and digits")
+        elif not isinstance(value, int) or (not isinstance(value, bool) and value < 0):
+            raise table.fail(key, f"got {value!r}", "words, whole numbers or booleans")
+
+
+def _read_block(table: Table, space: Space, build: BuildConfig) -> AotBlock:
+    table.only(*keys.AOT, *(axis.key for axis in space.axes))
+    axes = [Axis(a.names, _read_rows(table, a.key, a.names, a)) for a in space.axes]
+    return AotBlock(Space(tuple(axes)), table.choices("profiles", build.profiles, ()))

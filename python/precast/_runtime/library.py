@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Open the library of a module through tvm-ffi, which is imported at the first one."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from precast._base.errors import FFI_KINDS, LoadError
+from precast._plan.installed import plan_document
+from precast._runtime.cudart import open_cudart
+
+if TYPE_CHECKING:
+    import tvm_ffi
+
+
+def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
+    """Open a module's library.
+
+    libcudart is opened by its full path first, whether torch has loaded one already or not: a
+    module names it, but does not say where it is.
+
+    Raises
+    ------
+    LoadError
+        If libcudart is missing or the library does not open; the message gives the linker's words.
+    """
+    row = plan_document()["cuda"][str(cuda_major)]
+    open_cudart(row["cudart"], row["cudart_wheel"])
+    try:
+        module: tvm_ffi.Module = _import_tvm_ffi().load_module(str(path))
+    except Exception as error:
+        raise LoadError(f"{path} was accepted but did not load: {error}") from error
+    return module
+
+
+@functools.cache
+def _import_tvm_ffi() -> Any:
+    import tvm_ffi
+
+    for kind in FFI_KINDS:
+        tvm_ffi.register_error(kind.__name__, kind)
+    return tvm_ffi
+
+
+def get_function(module: tvm_ffi.Module, export: str) -> Any:
+    """An exported function; LoadError if the library lacks it."""
+    try:
+        return module.get_function(export)
+    except Exception as error:
+        raise LoadError(f"the library has no function {export!r}: {error}") from error
