@@ -1,41 +1,41 @@
 # SPDX-License-Identifier: Apache-2.0
-# What a person types. The work is done by the scripts and tools that are named here.
+# Short commands for people. The named scripts and tools do the work.
 .DEFAULT_GOAL := help
 .PHONY: help demo test unit lint ci-lint reproducible matrix format types layers walkthrough \
 	generate docs wheels clean
 
 PYTHON ?= python3
 
-help: ## this list
+help: ## print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: ## build, bundle, install offline and run a model's MLP block (ci/demo.sh)
 	./ci/demo.sh
 
-test: ## every test that this machine can run (ci/test.sh)
+test: ## run every test that this machine can run (ci/test.sh)
 	./ci/test.sh
 
-unit: ## the unit tests alone, in the current environment
+unit: ## run the unit tests alone, in the current environment
 	$(PYTHON) -m pytest -q tests/unit
 
-lint: ## style and types (ci/lint.sh code)
+lint: ## check style and types (ci/lint.sh code)
 	./ci/lint.sh code
 
-ci-lint: ## scripts, workflows, Dockerfiles and pins (ci/lint.sh ci)
+ci-lint: ## check scripts, workflows, Dockerfiles and pins (ci/lint.sh ci)
 	./ci/lint.sh ci
 
 reproducible: ## build the wheels of the newest CUDA, sm90a twice and compare them (ci/reproducible.sh)
 	./ci/reproducible.sh
 
-matrix: ## the wheels that a release has
+matrix: ## list the wheels of a release
 	$(PYTHON) ci/matrix.py --names
 
-format: ## put all files into style
+format: ## format all files
 	ruff check --fix .
 	ruff format .
 	git ls-files '*.cu' '*.cuh' '*.cc' '*.h' | xargs clang-format -i
 
-types: ## mypy, as pyproject.toml sets it
+types: ## run mypy with the settings of pyproject.toml
 	mypy
 
 layers: ## import-linter: each layer imports only those below it
@@ -52,10 +52,10 @@ GENERATORS = \
 generate: ## write all generated files that are committed: README's tables, docs/performance.md
 	@for script in $(GENERATORS); do PYTHONPATH=python $(PYTHON) $$script || exit; done
 
-docs: ## the documentation into build/docs (pip install ".[docs]" brings its tools)
+docs: ## build the documentation into build/docs (needs pip install ".[docs]")
 	PYTHONPATH=python NO_MKDOCS_2_WARNING=1 $(PYTHON) -m mkdocs build
 
-wheels: ## both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
+wheels: ## build both wheels into dist/ (PRECAST_CUDA_ARCH_LIST names the targets)
 	$(PYTHON) -m pip wheel --no-deps -w dist . ./python/precast_jit_cache
 
 clean: ## delete build/, dist/ and the tools' caches

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches of attention: their arguments, how a library's wrapper is called, plain PyTorch."""
+"""Batches of attention: their arguments, calls of a library's wrapper, and plain PyTorch."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.nn import functional
 from precast.testing import attention_flops_with_actual_seq_lens
 
 PAGE = 16
-#: Always enough for FlashInfer's plans of these batches, and more than ours need.
+#: Enough for FlashInfer's plans of these batches; ours need less.
 WORKSPACE_BYTES = 384 << 20
 
-#: Queries of a decode are this long, so that few tokens have most of the weight: else the mean of
-#: thousands of values is near 0, and no check would see a wrong one.
+#: Scale of decode queries, so that few tokens have most of the weight. Otherwise the mean of
+#: thousands of values is near 0, and no check would find a wrong value.
 SHARP = 4.0
 
 Arguments = tuple[Any, ...]
@@ -46,7 +46,7 @@ class Batch(NamedTuple):
 
     @property
     def bytes_moved(self) -> int:
-        """Keys and values of each request once, queries, outputs."""
+        """Bytes of the keys and values of each request once, of queries and of outputs."""
         cache = 2 * sum(self.lengths) * self.kv_heads * self.kv_dtype.itemsize
         return self.dim * (cache + 2 * sum(self.queries) * self.qo_heads * self.dtype.itemsize)
 
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What is not usual of heads, head size and dtype."""
+        """The label of unusual heads, head size and dtype."""
         parts = [f"{self.qo_heads}/{self.kv_heads}"]
         parts += [f"d{self.dim}"] * (self.dim != 128)
         parts += ["e4m3 KV"] * (self.kv_dtype.itemsize == 1)
@@ -66,7 +66,7 @@ class Batch(NamedTuple):
     # -- arguments --------------------------------------------------------------------------------
 
     def decode(self) -> Arguments:
-        """Queries, keys and values in pages, the table of pages in three."""
+        """Queries, keys and values in pages, and the three tensors of the page table."""
         pages = [-(-n // PAGE) for n in self.lengths]
         shape = sum(pages), PAGE, self.kv_heads, self.dim
         q = self._queries()
@@ -82,7 +82,7 @@ class Batch(NamedTuple):
         return q, k, v, _starts(self.queries, q.device), *table
 
     def ragged(self) -> Arguments:
-        """Queries, keys and values one request behind the other, where those of each start."""
+        """Queries, keys and values of all requests one after the other, and the start of each."""
         q = self._queries()
         bounds = _starts(self.queries, q.device), _starts(self.lengths, q.device)
         return q, *self._cache((sum(self.lengths), self.kv_heads, self.dim)), *bounds
@@ -98,7 +98,7 @@ class Batch(NamedTuple):
     # -- calls ------------------------------------------------------------------------------------
 
     def run_decode(self, wrapper: Function) -> Function:
-        """Runs of a decode wrapper, planned at the first, as layers of a model share a plan."""
+        """Runs of a decode wrapper, which plans at the first, as layers of a model share a plan."""
         planned = None
 
         def call(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *table: torch.Tensor) -> Any:
@@ -160,11 +160,11 @@ class Batch(NamedTuple):
         return self._sdpa(q, k, v)
 
     def _sdpa(self, q: Any, k: Any, v: Any) -> Any:
-        """Of requests that have as many queries, and tokens, each."""
+        """For requests that all have the same numbers of queries and tokens."""
         q, k, v = (x.unflatten(0, (len(self.queries), -1)).transpose(1, 2) for x in (q, k, v))
         n, m = self.queries[0], self.lengths[0]
         mask = None
-        if self.causal and n != m:  # That of torch is aligned to the top left.
+        if self.causal and n != m:  # torch's causal mask is aligned to the top left.
             mask = torch.ones(n, m, dtype=torch.bool, device=q.device).tril(m - n)
         out = functional.scaled_dot_product_attention(
             q,
@@ -178,7 +178,7 @@ class Batch(NamedTuple):
 
 
 def on_host(table: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Lengths on the host; the pages, which nobody there reads, where they are."""
+    """Move lengths to the host; the host does not read the pages, so they stay on the device."""
     return [t if i == 2 else t.cpu() for i, t in enumerate(table)]
 
 

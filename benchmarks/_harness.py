@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is done with a benchmark's cases: check, measure, compare with peers."""
+"""Check and measure the cases of a benchmark, and compare them with peers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from precast.testing import (
     rotation,
 )
 
-_CALLS = 100  # in a row: few enough for the launch queue, many against the wait at their end
+# Consecutive calls: few enough for the launch queue, many compared with the wait at their end.
+_CALLS = 100
 
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16, "f32": torch.float32}
 
@@ -39,7 +40,7 @@ class Parts(NamedTuple):
     run : callable
         Takes the arguments of ``Case.make`` and calls our ops one after the other.
     bytes_moved : int
-        The least that they must read and write together.
+        The minimum that they must read and write together.
     """
 
     run: Callable[..., Any]
@@ -52,38 +53,38 @@ class Case(NamedTuple):
     Attributes
     ----------
     op : str
-        The public function of ``precast``; peers are asked for the same name.
+        The public function of ``precast``; peers are searched for the same name.
     shape : str
-        Label of the row; with ``op`` it names the case.
+        Label of the row; together with ``op`` it identifies the case.
     bytes_moved : int
-        The least that must be read and written.
+        The minimum that must be read and written.
     make : callable
-        Fresh arguments on the current device, outputs included. It is called when the case's turn
-        comes, so that only one case's tensors are alive.
+        Makes fresh arguments on the current device, outputs included. It is called just before the
+        case is measured, so that only one case's tensors are alive.
     bind : callable
-        From a library's function to one that takes the arguments of ``make``.
+        Converts a library's function to one that takes the arguments of ``make``.
     eager : callable, optional
         The same in plain PyTorch, for the peers ``torch`` and ``compile``.
     flops : int
-        Operations on matrix units, if there are any; they decide which ceiling applies.
+        Operations of tensor cores, if there are any; they decide which ceiling applies.
     dtype : torch.dtype, optional
-        What the case was made for. Default: that of the first argument.
+        The dtype of the case. Default: that of the first argument.
     parts : Parts, optional
-        What a fused op replaces, for the peer ``parts``.
+        The ops that a fused op replaces, for the peer ``parts``.
     tolerances : mapping
-        Of arguments, by position, that their dtype's tolerance does not suit.
+        Tolerances of arguments, by position, that their dtype's tolerance does not suit.
     whole : callable, optional
-        As ``bind``, for a second measurement: many calls in a row as engines make them, without a
-        graph.
+        As ``bind``, for a second measurement: many consecutive calls without a graph, as in
+        engines.
     draws : bool
-        Whether the results are tokens drawn at random: those of our reference but where logits
-        round otherwise, and of peers other ones.
+        Whether the results are tokens drawn at random. They equal those of our reference except
+        where logits round differently, and peers draw other tokens.
     tidy : callable, optional
-        From the results to what of them is the same in each call, where their order is not.
+        Converts results whose order varies to something that is equal for each call.
     close : Tolerance, optional
-        Of the results, where their dtype's does not suit.
+        Tolerance of the results, if that of their dtype does not suit.
     reads : bool
-        Whether it writes so little that the ceiling ``read`` is its own.
+        Whether the op writes so little that the ceiling ``read`` applies.
     """
 
     op: str
@@ -108,7 +109,7 @@ class Case(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """How to measure: what ``run.py`` was told."""
+    """How to measure: the options of ``run.py``."""
 
     peers: Sequence[str]
     refcheck: bool = True
@@ -143,7 +144,7 @@ def measure(case: Case, family: str, ceilings: Ceilings, settings: Settings) -> 
 def whole_times(
     case: Case, family: str, settings: Settings, args: tuple[Any, ...]
 ) -> dict[str, Timing]:
-    """Time of one call of many in a row, the CPU's or the GPU's, whichever takes longer."""
+    """Time of one of many consecutive calls, on the CPU or the GPU, whichever takes longer."""
     if case.whole is None:
         return {}
     case = case._replace(bind=case.whole)
@@ -166,13 +167,13 @@ def whole_times(
 def able(
     case: Case, others: Mapping[str, Callable[..., Any]], args: tuple[Any, ...]
 ) -> dict[str, Callable[..., Any]]:
-    """The peers that take the arguments; of the others it is said why they are left out."""
+    """The peers that accept the arguments; prints why the others are left out."""
     found = {}
     for name, fn in others.items():
         try:
             fn(*rotation.rotate(args, copies=2)[1].args)
             torch.cuda.synchronize()
-        except Exception as problem:  # of any library
+        except Exception as problem:  # A library may raise any exception.
             why = f"{type(problem).__name__}: {problem}".splitlines()[0]
             print(f"{case.op} {case.shape}: without {name}, {why}", file=sys.stderr, flush=True)
         else:
@@ -187,7 +188,7 @@ def cpu_effort(seconds_per_call: float) -> dict[str, int]:
 
 
 def refcheck(case: Case, args: tuple[Any, ...], fn: Callable[..., Any] | None = None) -> None:
-    """One call against the same call in reference mode: its result and all it wrote in place."""
+    """Compare a call with reference mode: its result and all arguments that it wrote."""
     actual = rotation.rotate(args, copies=2)[1].args
     expected = rotation.rotate(args, copies=2)[1].args
     got = case.tidy((fn or case.ours)(*actual))
@@ -209,19 +210,19 @@ def refcheck(case: Case, args: tuple[Any, ...], fn: Callable[..., Any] | None = 
 
 
 def _results(returned: Any) -> tuple[Any, ...]:
-    """What a call returned, in any number."""
+    """The results of a call, one or several."""
     if returned is None:
         return ()
     return returned if isinstance(returned, tuple) else (returned,)
 
 
 def chosen(cases: Sequence[Case], only: Mapping[str, Sequence[str]]) -> list[Case]:
-    """The cases whose ``op`` and ``shape`` are among the wanted; an empty list wants all.
+    """Select cases by ``op`` and ``shape``; an empty list selects all.
 
     Raises
     ------
     ValueError
-        If a wanted name is none of the cases', with those there are.
+        If no case has a selected name; the message lists the legal ones.
     """
     for field, wanted in only.items():
         legal = list(dict.fromkeys(getattr(case, field) for case in cases))

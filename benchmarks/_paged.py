@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of ops that append to a paged KV cache, and the same in plain PyTorch."""
+"""Arguments of ops that append to a paged KV cache, and these ops in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 HEADS, DIM, PAGE = 8, 128, 16
 MLA = (512, 64)
-#: Requests, and tokens of each that are appended: decode steps, prefills.
+#: Requests and the tokens that each appends: decode steps, prefills.
 BATCHES = ((1, 1), (64, 1), (256, 1), (4, 4096), (8, 8192))
 
 Arguments = tuple[Any, ...]
@@ -30,7 +30,7 @@ def _ragged(batch: int, length: int, device: torch.device) -> tuple[torch.Tensor
 def keys_and_values(
     batch: int, length: int, dtype: torch.dtype, cache_dtype: torch.dtype | None = None
 ) -> Arguments:
-    """Keys, values, cache, batch indices, positions, the page table in three, slots."""
+    """Keys, values, cache, batch indices, positions, the three tensors of the page table, slots."""
     tokens, pages = batch * length, batch * -(-length // PAGE)
     rows = [torch.randn(tokens, HEADS, DIM, device="cuda").to(dtype) for _ in range(2)]
     cache = torch.randn(pages, 2, PAGE, HEADS, DIM, device="cuda").to(cache_dtype or dtype)
@@ -48,7 +48,7 @@ def mla_entries(
 
 
 def put(cache: torch.Tensor, slots: torch.Tensor, rows: torch.Tensor, scale: float = 0.0) -> None:
-    """Rows to slots of ``[pages, page_size, ...]`` by torch's indexing, divided by a scale."""
+    """Write rows to slots of ``[pages, page_size, ...]`` by indexing, divided by a scale."""
     if scale:
         rows = (rows.float() / scale).clamp(-448, 448).to(cache.dtype)
         cache, rows = cache.view(torch.uint8), rows.view(torch.uint8)

@@ -2,7 +2,7 @@
 """Attention: decode over pages, prefill over rows and pages, a prefix that requests share.
 
 A wrapper plans at its first call, which is not measured: a model plans once and runs in every
-layer. What plans cost is the routine attention_plan.
+layer. The routine attention_plan measures plans.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from precast.testing.tolerances import tolerance_of_attention
 
 E4M3 = torch.float8_e4m3fn
 HEADS = ((32, 8), (64, 8))
-#: Requests, and tokens of each.
+#: Numbers of requests, and tokens of each.
 DECODES = (
     *((1, 1024), (1, 8192), (1, 65536), (16, 1024), (16, 8192)),
     *((64, 1024), (64, 4096), (64, 16384), (256, 1024), (256, 4096)),
 )
 PREFILLS = ((1, 1024), (1, 4096), (1, 8192), (1, 16384), (1, 32768), (8, 2048), (32, 512))
-#: Of other heads, of other head sizes.
+#: Shapes with other numbers of heads, and with other head sizes.
 MORE_PREFILLS = ((1, 4096), (1, 16384), (8, 2048))
 FEW_DECODES, FEW_PREFILLS = ((1, 8192), (64, 4096)), ((1, 4096), (8, 2048))
 #: Requests, tokens that they share, tokens of their own.
@@ -69,7 +69,7 @@ def ragged(batch: Batch, shape: str) -> Case:
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
-    """Queries of ``dtype``, and keys and values of it but where they are said to be e4m3."""
+    """Batches with queries of ``dtype``, and keys and values of ``dtype`` or e4m3."""
     yield from _decodes(dtype)
     yield from _prefills(dtype)
     yield _cascade(dtype)
@@ -122,7 +122,7 @@ def _prefills(dtype: torch.dtype) -> Iterator[Case]:
 
 
 def _cascade(dtype: torch.dtype) -> Case:
-    """One query of each request: over a prefix that is read once, over its own tokens, merged."""
+    """One query of each request attends to a shared prefix and to its own tokens, merged."""
     count, prefix, own = SHARED
     top = Batch([count], [prefix], dtype=dtype, kv_dtype=dtype)
     below = Batch([1] * count, [own] * count, dtype=dtype, kv_dtype=dtype)
@@ -156,7 +156,7 @@ def _cascade(dtype: torch.dtype) -> Case:
 
 
 def library(wrapper: Any) -> Any:
-    """The package that a wrapper is from, with or without options of a peer."""
+    """The package of a wrapper, with or without options of a peer."""
     made = getattr(wrapper, "func", wrapper)
     return importlib.import_module(made.__module__.partition(".")[0])
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Plans of attention, each with one run: lengths on the device, as an engine has them every step.
+"""Plans of attention, each with one run; lengths are on the device, as in an engine's step.
 
-The column of the CPU is what counts; the KV caches are short, so that the GPU does not wait behind.
+The CPU time matters here. The KV caches are short, so that the GPU is not the limit.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def _decode(batch: Batch) -> Function:
 
 
 def _graph(batch: Batch) -> Function:
-    """Lengths come from elsewhere each time, and are copied to where the graph reads them."""
+    """Copy new lengths to where the graph reads them."""
 
     def bind(wrapper: Function) -> Function:
         made: list[Any] = []
@@ -90,7 +90,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
                 eager,
                 batch.flops,
                 close=tolerance_of_attention(dtype),
-                # A peer's plan may wait for the GPU: then it has no graph, and whole calls alone.
+                # A peer's plan may wait for the GPU. It then has no graph, only whole calls.
                 whole=lambda wrapper, bind=bind: bind(wrapper),
                 reads=True,
             )

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the decorators of an op cost a call, in Python alone; needs no GPU.
+"""The CPU time that the decorators of an op add to a call; needs no GPU.
 
-The kernel is a function that does nothing, so that what is left is the op's own Python and the
-decorators. "extra" is what is above the bare op; where nothing is on, it may be 0.2 us at most.
+The kernel is a function that does nothing, so only the op's own Python and the decorators remain.
+"extra" is the time above the bare op; with everything off, it may be 0.2 us at most.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def stub(op: str, x: torch.Tensor) -> None:
 
 
 def decorated(folder: Path) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The op ``rmsnorm`` with more and more around it."""
+    """The op ``rmsnorm`` with more and more decorators."""
     bare = inspect.unwrap(precast.rmsnorm)
 
     @supported_compute_capability([80, 90])
@@ -55,14 +55,14 @@ def decorated(folder: Path) -> Iterator[tuple[str, Callable[..., Any]]]:
     yield "bare", bare
     yield "served_by, nothing on", at(0, served)
     yield "the public op, as it is imported", precast.rmsnorm
-    yield "a check of one's own", at(0, checked)
+    yield "a check with a body", at(0, checked)
     yield "the same, skip_check=True", functools.partial(checked, skip_check=True)
     for level in (1, 3, 5):
         yield f"level {level}, into a file", at(level, served)
 
 
 def measure(functions: dict[str, Callable[..., Any]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a call, in rounds that take turns, so that all see the same machine."""
+    """Seconds of a call; rounds alternate, so that all run under the same conditions."""
     x = torch.zeros(4, 8, dtype=torch.bfloat16)
     weight, out = x[0].clone(), torch.empty_like(x)
     stub("rmsnorm", x)
@@ -73,14 +73,14 @@ def measure(functions: dict[str, Callable[..., Any]], rounds: int) -> dict[str, 
             start = time.perf_counter_ns()
             for _ in range(count):
                 function(x, weight, out=out)
-            if number:  # the first round warms up
+            if number:  # The first round warms up.
                 samples[name].append((time.perf_counter_ns() - start) * 1e-9 / count)
     return samples
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=50, help="samples of each (default: 50)")
+    parser.add_argument("--rounds", type=int, default=50, help="samples of each row (default: 50)")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument(
         "--limit", type=float, help="exit with 1 if the public op costs more extra microseconds"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """RMSNorm of a sum with a residual, with fp8 output by groups of 128 columns.
 
-Of 16-bit rows it moves 7 1/32 bytes an element, and 2 more for the norm itself if that is wanted.
-The parts, ``fused_add_rmsnorm`` and a quantisation by groups, move 8 + 3 1/32. So by bytes together
-takes 0.64 (0.82) of their time.
+With 16-bit rows it moves 7 1/32 bytes an element, and 2 more if the norm itself is also an output.
+The parts, ``fused_add_rmsnorm`` and a quantisation by groups, move 8 + 3 1/32. So by bytes the
+fused op takes 0.64 (0.82) of their time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm with SiLU behind it, and under a sigmoid gate.
+"""RMSNorm followed by SiLU, and multiplied by a sigmoid gate.
 
-Of 16-bit rows the norm with SiLU moves 4 bytes an element, its parts 8: by bytes, 0.5 of their
-time. Under a gate it is 6, and 10 for a norm followed by a product with the sigmoid: 0.6.
+With 16-bit rows the norm with SiLU moves 4 bytes an element and its parts move 8, so by bytes it
+takes 0.5 of their time. With a gate it moves 6, and a norm followed by a product with the sigmoid
+moves 10: 0.6 of the time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The norms with fp8 output by a given scale.
 
-A norm and a quantisation apart write the norm and read it again: of 16-bit rows they move 7 bytes
-an element (fused with a residual 11), together 3 (7). So by bytes together takes 3/7 = 0.43
+A norm and a separate quantisation write the norm and read it again. With 16-bit rows they move 7
+bytes an element (11 with a residual), and the fused op moves 3 (7). So by bytes it takes 3/7 = 0.43
 (7/11 = 0.64) of the time of the parts. ``bench_norm.py`` measures the norms alone at the same
 shapes.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Packing of truth values: a byte read for each, a bit written."""
+"""Packing of booleans: each reads a byte and writes a bit."""
 
 from __future__ import annotations
 

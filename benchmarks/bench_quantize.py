@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """8-bit quantisation: 16 bits read, 8 written, and a scale for each tensor, token, group or block.
 
-The bytes of ``per_tensor_quant_fp8`` count its input twice: its largest number must be known before
-the first code. What the kernel keeps of it in registers, shared memory and L2 is not read from
-memory again, so that a share above 1 is possible.
+The bytes of ``per_tensor_quant_fp8`` count its input twice, because the maximum must be known
+before the first code. The kernel keeps a part of the input in registers, shared memory and L2 and
+does not read it again, so a share above 1 is possible.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws from probabilities and logits, softmax, renormalisation, speculative chains.
 
-Each is measured twice: its kernels in a graph, with a seed and an offset, and whole calls, many in
-a row, that take theirs from the generator of the device.
+Each op is measured twice: its kernels in a graph with a seed and an offset, and many consecutive
+whole calls that take both from the generator of the device.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From logits to tokens in one launch.
 
-``bench_sampling.py`` measures its parts alone at the same shapes; the most expensive one from
-logits is ``top_k_top_p_sampling_from_logits``.
+``bench_sampling.py`` measures its parts at the same shapes; the most expensive one from logits is
+``top_k_top_p_sampling_from_logits``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a process pays before the first kernel runs, and what every call pays in Python.
+"""The cost of a process before its first kernel, and the CPU time of every call.
 
 Import, first call and compile are measured in fresh processes (median of several); CPU time of a
-call is measured in this one. FlashInfer's figures stand beside ours where it is installed.
+call is measured in this one. FlashInfer is measured, too, if it is installed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from precast.testing import Timing, bench_cpu_time, environment, report
 OTHER = "flashinfer"
 HAS_OTHER = importlib.util.find_spec(OTHER) is not None
 
-# Each prints one number, in seconds, as its last line.
+# Each script prints one number, in seconds, as its last line.
 IMPORT = """
 import time
 {before}
@@ -67,7 +67,7 @@ RMSNORM, SILU = "rmsnorm(x, w, out=o)", "silu_and_mul(x)"
 
 
 class Figure(NamedTuple):
-    """One measure; seconds by library, and what could not be measured and why."""
+    """One measurement: seconds by library, and the reason if one could not be measured."""
 
     name: str
     ours: float | None
@@ -79,7 +79,7 @@ class Figure(NamedTuple):
 
 
 def child(script: str, variables: dict[str, str] | None = None, runs: int = 1) -> float | str:
-    """Median of what some fresh processes print, or the last line of their error."""
+    """The median of the numbers that several processes print, or the last line of their error."""
     values = []
     for _ in range(runs):
         done = subprocess.run(
@@ -114,7 +114,7 @@ def imports(runs: int) -> Iterator[Figure]:
     def script(package: str, before: str) -> str:
         return IMPORT.format(package=package, before=before)
 
-    child(script("precast", "import torch"))  # brings the files into the page cache
+    child(script("precast", "import torch"))  # This loads the files into the page cache.
     yield figure("import, without torch", child(script("precast", ""), runs=runs))
     theirs = child(script(OTHER, "import torch"), runs=runs) if HAS_OTHER else None
     yield figure("import after torch", child(script("precast", "import torch"), runs=runs), theirs)
@@ -135,7 +135,7 @@ def first_calls(runs: int) -> Iterator[Figure]:
 
 
 def compiles(peer: bool) -> Iterator[Figure]:
-    """Each into an empty cache."""
+    """Compile each op into an empty cache."""
     for op, call in (("scale", None), ("activation", SILU), ("norm", RMSNORM)):
         theirs: float | str | None = None
         if peer and HAS_OTHER and call is not None:
@@ -148,7 +148,7 @@ def compiles(peer: bool) -> Iterator[Figure]:
                 script = BUILD.format(op=op, word="bf16", cores=cores)
                 variables = {"PRECAST_CACHE_DIR": folder, "PRECAST_JIT": "auto"}
                 ours = child(script, variables)
-            # The peer takes all cores; beside our two its time would say nothing.
+            # The peer uses all cores, so its time cannot be compared with ours on two.
             beside = theirs if cores == everything else None
             yield figure(f"JIT of {op}, {cores} cores", ours, beside)
 
@@ -185,9 +185,9 @@ def calls() -> Iterator[tuple[str, Timing]]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--runs", type=int, default=5, help="fresh processes a figure")
-    parser.add_argument("--skip-jit", action="store_true", help="no compiles, ours or the peer's")
-    parser.add_argument("--skip-peer-jit", action="store_true", help="no compiles of the peer")
+    parser.add_argument("--runs", type=int, default=5, help="fresh processes for each figure")
+    parser.add_argument("--skip-jit", action="store_true", help="skip all compiles")
+    parser.add_argument("--skip-peer-jit", action="store_true", help="skip compiles of the peer")
     parser.add_argument("--json", type=Path, help="write the results to this file")
     parser.add_argument("--csv", type=Path, help="write the table to this file")
     parser.add_argument("--commit", help="the commit measured (default: $COMMIT, then git)")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest of each row, and the same as positions for sparse attention.
+"""The k largest elements of each row, also as positions for sparse attention.
 
-Rows are those of a vocabulary and of scores of a long context. The order within a result is left
-open, as engines do.
+Rows have the length of a vocabulary or of a long context. The order within a result is not fixed,
+as in engines.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Compare two runs of the benchmarks, and mark what became slower beyond noise.
+"""Compare two runs of the benchmarks, and mark cases that became slower beyond noise.
 
     python benchmarks/compare.py OLD NEW        files, or folders of files of the same names
 
-Machines and days differ, so a GPU time is taken in units of what its own run could do: it is
-multiplied by the ceiling that limits it (a bandwidth or a matrix rate). CPU times of a call are
-divided by that of the same `torch.add` in the same run. A case is a regression if, so normalised,
+Machines and days differ, so each GPU time is normalised: it is multiplied by the ceiling of its own
+run that limits it (a bandwidth or a matrix rate). CPU times of a call are divided by that of
+`torch.add` in the same run. A case is a regression if, after that,
 
-- its median grew by more than --threshold, which is what a new process alone can make, and
-- all between the 20th and 80th percentile of NEW is above all of that of OLD.
+- its median grew by more than --threshold (a new process alone can make this difference), and
+- the range from the 20th to the 80th percentile of NEW is entirely above that of OLD.
 
 Improvements are marked by the same rule. Exit status: 0; 1 if there is a regression; 2 if nothing
 can be compared.
@@ -30,12 +30,12 @@ CPU_UNIT = "CPU time of torch.add(x, x, out=o)"
 
 
 class Measure(NamedTuple):
-    """One time in microseconds, and what one unit of this run's machine is worth."""
+    """One time in microseconds, and the factor that normalises it."""
 
     median: float
     p20: float
     p80: float
-    scale: float  # times this, a time of another machine compares with it
+    scale: float  # Multiplied by this, times of different machines can be compared.
 
 
 class Change(NamedTuple):
@@ -48,7 +48,7 @@ class Change(NamedTuple):
 
     @property
     def ratio(self) -> float:
-        """Normalised new time over the old: above 1 is slower."""
+        """Normalised new time over the old one; above 1 is slower."""
         return self.new.median * self.new.scale / (self.old.median * self.old.scale)
 
     @property
@@ -63,7 +63,7 @@ class Change(NamedTuple):
 
 
 def measures(run: Run) -> dict[str, Measure]:
-    """Every time of a run that has a spread, by the name that the other run has it under."""
+    """Every time of a run that has a spread, by a name that both runs share."""
     return dict(_of_ops(run) if run.measures_ops else _of_startup(run))
 
 
@@ -99,7 +99,7 @@ def changes(old: Run, new: Run, threshold: float) -> list[Change]:
 
 
 def table(found: Sequence[Change]) -> list[list[str]]:
-    """Header and rows; times as measured, the ratio normalised."""
+    """Header and rows, with measured times and normalised ratios."""
     rows = [["case", "old us", "new us", "x time, normalised", "verdict"]]
     for change in found:
         times = [f"{change.old.median:.2f}", f"{change.new.median:.2f}", f"{change.ratio:.3f}"]
@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--threshold",
         type=float,
         default=0.03,
-        help="growth of a GPU time that is still noise (default: %(default)s)",
+        help="relative growth of a GPU time that is still noise (default: %(default)s)",
     )
     parser.add_argument(
         "--cpu-threshold",
@@ -148,14 +148,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         parser.error(str(error))
     if not compared:
-        print("error: the two have no case in common", file=sys.stderr)
+        print("error: the two runs have no case in common", file=sys.stderr)
         return 2
     print(f"{compared} cases compared, {regressions} regressions")
     return int(regressions > 0)
 
 
 def report(old: Run, new: Run, shown: Sequence[Change]) -> None:
-    """What is compared, with a warning if it should not be, then its rows."""
+    """Print the two runs, a warning if they should not be compared, and the rows."""
     print(f"{new.name}: {old.commit} ({old.date:%Y-%m-%d}) to {new.commit} ({new.date:%Y-%m-%d})")
     if old.gpu != new.gpu:
         print(f"  warning: other GPU: {old.gpu}, now {new.gpu}")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every benchmark behind one command.
+"""Run any benchmark with one command.
 
     python benchmarks/run.py                           all routines, bf16
     python benchmarks/run.py --list                    routines, peers and what is installed
@@ -8,8 +8,8 @@
     python benchmarks/run.py --testlist LIST --json out/ --plot out/
 
 A routine is a file bench_<name>.py beside this one. A test list holds one command line of this
-program per line; `#` starts a comment, and what a line leaves out it takes from the command line.
-Exit status: 0; 1 if a case failed, the others are measured all the same; 2 for a wrong option.
+program per line; `#` starts a comment, and a line inherits the other options from the command line.
+Exit status: 0; 1 if a case failed (the others are still measured); 2 for a wrong option.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 PREFIX = "bench_"
-DTYPES = ("bf16", "f16")  # of a routine that says nothing else
+DTYPES = ("bf16", "f16")  # The default of a routine.
 OUTPUTS = {"json": (".json",), "csv": (".csv",), "plot": (".png", ".svg", ".pdf")}
 
 sys.path.insert(0, str(HERE))
 
 
 class Job(NamedTuple):
-    """One routine in one dtype, and the cases wanted of it."""
+    """One routine in one dtype, and its selected cases."""
 
     routine: str
     dtype: str
@@ -57,12 +57,12 @@ def parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--list", action="store_true", help="list routines and peers, and measure nothing")
-    add("--routine", action="append", metavar="NAME", help="one of --list (repeatable; all)")
+    add("--routine", action="append", metavar="NAME", help="one of --list (repeatable)")
     add("--testlist", type=Path, metavar="FILE", help="one command line of this program per line")
     add("--dtype", help="element type (default: the routine's first, bf16)")
     add("--op", action="append", default=[], help="only this function (repeatable)")
     add("--shape", action="append", default=[], help="only this shape, as printed (repeatable)")
-    add("--peers", type=_names, help="comma-separated; 'none' for ours alone (default: all)")
+    add("--peers", type=_names, help="comma-separated; 'none' measures ours alone (default: all)")
     add(
         "--refcheck",
         action=argparse.BooleanOptionalAction,
@@ -86,7 +86,7 @@ def _names(text: str) -> list[str]:
 
 
 def command_lines(options: argparse.Namespace, error: Callable[[str], Any]) -> list[Any]:
-    """The command line itself, or those of its test list, each with all options."""
+    """The command line, or the lines of its test list, each with all options."""
     if options.testlist is None:
         return [options]
     try:
@@ -109,14 +109,14 @@ def command_lines(options: argparse.Namespace, error: Callable[[str], Any]) -> l
         parsed = line_parser.parse_args(words, namespace=inherited)
         same = (*OUTPUTS, "testlist", "list", "commit")
         if any(getattr(parsed, name) != getattr(options, name) for name in same):
-            error(f"{where}only the command line itself may have {', '.join(same)}")
+            error(f"{where}only the command line may have {', '.join(same)}")
         parsed.where = where
         found.append(parsed)
     return found or error(f"--testlist: {options.testlist} has no command line")
 
 
 def jobs_of(line: Any, error: Callable[[str], Any]) -> list[Job]:
-    """What one command line asks for; a wrong name is an error before anything is measured."""
+    """The jobs of one command line; a wrong name is an error before the first measurement."""
     import _harness
     import peers
 
@@ -142,7 +142,7 @@ def jobs_of(line: Any, error: Callable[[str], Any]) -> list[Job]:
             error(f"--dtype: {name} has no {dtype}; legal: {', '.join(legal)}")
         cases = list(module.cases(_harness.DTYPES[dtype]))
         only = {"op": line.op, "shape": line.shape}
-        if len(wanted) > 1:  # a name has to be known to one of the routines only
+        if len(wanted) > 1:  # Only one of the routines has to know a name.
             names = {field: {getattr(case, field) for case in cases} for field in only}
             if any(want and not names[field] & set(want) for field, want in only.items()):
                 continue
@@ -152,7 +152,7 @@ def jobs_of(line: Any, error: Callable[[str], Any]) -> list[Job]:
         except ValueError as problem:
             error(str(problem))
     if not any(job.cases or not job.dtype for job in jobs):
-        error("no case has what --op and --shape ask for")
+        error("no case matches --op and --shape")
     return jobs
 
 
@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | None) -> bool:
-    """Measure the jobs of one routine and dtype, print and write; whether all cases went well."""
+    """Measure, print and write the jobs of one routine and dtype; True if all cases succeeded."""
     import _harness
     import peers
     import torch
@@ -209,7 +209,7 @@ def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | Non
         for case in job.cases:
             try:
                 result = _harness.measure(case, job.routine, ceilings, job.settings)
-            except Exception as problem:  # the next case may work
+            except Exception as problem:  # The next case may work.
                 text = f"{type(problem).__name__}: {problem}"
                 failures.append({"op": case.op, "shape": case.shape, "error": text})
                 print(f"FAILED {case.op} {case.shape}: {text}", file=sys.stderr, flush=True)
@@ -239,7 +239,7 @@ def run_group(group: list[Job], paths: dict[str, Path | None], commit: str | Non
 
 
 def run_own(routine: str, paths: dict[str, Path | None], commit: str | None) -> bool:
-    """A routine that is no list of cases measures and writes by itself."""
+    """Run a routine that has no list of cases and measures and writes by itself."""
     arguments = ["--commit", commit] if commit else []
     for kind in ("json", "csv"):
         arguments += [f"--{kind}", str(paths[kind])] if paths[kind] else []

@@ -4,8 +4,8 @@
 #
 #   ci/build_core.sh
 #
-# OUT                where the wheel goes (wheelhouse)
-# SOURCE_DATE_EPOCH  the time that files in the wheel carry (the commit's)
+# OUT                the folder of the wheel (wheelhouse)
+# SOURCE_DATE_EPOCH  the time of the files in the wheel (the commit's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-wheelhouse}

@@ -6,11 +6,11 @@
 #   ci/build_wheels.sh --here CUDA ARCH         on this machine, without a container
 #
 # Options go to cibuildwheel, such as --print-build-identifiers. The image needs docker; --here
-# needs nvcc or pip to bring one, and gives the tag that this machine's C library allows.
+# needs nvcc, or pip to install it, and gives the wheel the tag that this machine's C library allows.
 #
-# PRECAST_PROFILE    what to build (core)
-# OUT                where the wheel goes (wheelhouse)
-# SOURCE_DATE_EPOCH  the time that files in the wheel carry (the commit's)
+# PRECAST_PROFILE    the profile to build (core)
+# OUT                the folder of the wheel (wheelhouse)
+# SOURCE_DATE_EPOCH  the time of the files in the wheel (the commit's)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 here=

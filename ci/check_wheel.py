@@ -6,9 +6,10 @@
 
     python ci/check_wheel.py --profile core wheelhouse/*.whl
 
-The core wheel: pure Python, small, and its plan is that of this checkout. A wheel of modules: its
-size, its manifest against the plan, and every module against its manifest row and the plan: hash,
-exports, libraries, machine code of its folder's target only, no PTX, GLIBC no newer than its tag.
+The core wheel must be pure Python and small, and have the plan of this checkout. A wheel of modules
+is checked for its size, its manifest is compared with the plan, and every module with its manifest
+row and the plan: hash, exports, libraries, machine code for its folder's target only, no PTX, and
+no GLIBC newer than its tag.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ MODULES_HARD_BYTES = 1 << 30
 def check_wheel(
     wheel: Path, plan: Plan, profile: str, max_glibc: str = "", max_glibcxx: str = ""
 ) -> list[str]:
-    """What is wrong with a wheel; empty if nothing is."""
+    """List the problems of a wheel."""
     name, _, *_, platform = wheel.stem.split("-")
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(wheel) as archive:
@@ -88,17 +89,17 @@ def _modules_problems(
     if not manifest.modules:
         yield f"{MANIFEST_NAME} lists no module"
     if not wheel.stem.endswith(manifest.machine):
-        yield f"its modules are for {manifest.machine}, its tag says otherwise"
+        yield f"its modules are for {manifest.machine}, its tag names another machine"
     archs = plan.archs(manifest.archs)
     named = re.fullmatch(r"precast_jit_cache_cu(\d+)_(sm\w+)", root.name)
     if named is not None:
         archs = [plan.arch(named[2])]
         if manifest.cuda_major != int(named[1]):
-            yield f"its modules are for CUDA {manifest.cuda_major}, its name says {named[1]}"
+            yield f"its modules are for CUDA {manifest.cuda_major}, its name has {named[1]}"
     planned = {s.file_name: s for s in plan.modules(profile, archs, manifest.cuda_major)}
     listed = {row.file: row for row in manifest.modules}
     yield from (
-        f"{file}: planned for {profile}, not there" for file in sorted(planned.keys() - listed)
+        f"{file}: planned for {profile}, but missing" for file in sorted(planned.keys() - listed)
     )
     yield from (f"{file}: not planned for {profile}" for file in sorted(listed.keys() - planned))
     yield from (line.strip() for line in unplanned(root, listed))
@@ -117,12 +118,12 @@ def _module_problems(
     if (len(data), hashlib.sha256(data).hexdigest()) != (row.size, row.sha256):
         yield "size or sha256 is not that of the manifest"
     if row.fingerprint != spec.fingerprint:
-        yield "its fingerprint is not that of this checkout: built from other sources"
+        yield "its fingerprint is not that of this checkout: it was built from other sources"
     symbols, code = elf.read_symbols(path), elf.read_machine_code(path)
     yield from module_problems(symbols, code, spec.exports, spec.arch.sass, spec.cudart)
     read = (symbols.exports, symbols.needed, code.sass)
     if read != (row.exports, row.needed, row.sass):
-        yield "exports, needed or sass is not what the manifest says"
+        yield "exports, needed or sass differ from the manifest"
     for family, limit in limits.items():
         got = symbols.versions.get(family, "0")
         if limit and _number(got) > _number(limit):
@@ -141,8 +142,8 @@ def _number(version: str) -> tuple[int, ...]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check built wheels.")
     parser.add_argument("wheels", nargs="+", type=Path)
-    parser.add_argument("--profile", default="core", help="what the modules were built for")
-    parser.add_argument("--max-glibc", default="", help="default: what a manylinux tag says")
+    parser.add_argument("--profile", default="core", help="profile of the modules")
+    parser.add_argument("--max-glibc", default="", help="default: the version in the manylinux tag")
     parser.add_argument("--max-glibcxx", default="")
     args = parser.parse_args(argv)
     plan = Plan.load(ROOT)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # shellcheck shell=bash
-# Words that the scripts of ci/ share. For bash with `set -euo pipefail`; to be sourced.
+# Functions that the scripts of ci/ share. Source it in bash with `set -euo pipefail`.
 #
 # PYTHON  the interpreter that environments are made from (default python3)
 # TORCH   what pip installs where PYTHON has no torch that is new enough (default torch==2.13.0)
@@ -22,7 +22,7 @@ die() {
   exit 1
 }
 
-# make_venv FOLDER: a virtual environment, kept from an earlier run if it is whole; activates it.
+# make_venv FOLDER: make and activate a virtual environment; one of an earlier run is kept if complete.
 make_venv() {
   local version='import sys; print(sys.version_info[:2])'
   if [ "$("$1/bin/python" -c "$version" 2>/dev/null)" != "$("$PYTHON" -c "$version")" ]; then
@@ -33,7 +33,7 @@ make_venv() {
   . "$1/bin/activate"
 }
 
-# Some systems split ensurepip off; the pip that PYTHON itself has serves as well.
+# Some systems package ensurepip separately; then the pip of PYTHON itself is used.
 make_venv_without_pip() {
   rm -rf "$1"
   if ! "$PYTHON" -m pip --version >/dev/null 2>&1 || ! "$PYTHON" -m venv --without-pip "$1"; then
@@ -48,7 +48,7 @@ pip_install() {
   python -m pip install --quiet --disable-pip-version-check "$@"
 }
 
-# install_torch: torch into the active environment, or, where PYTHON has one, the way to that.
+# install_torch: install torch into the active environment, or link the torch of PYTHON if it has one.
 install_torch() {
   if has_torch python; then return; fi
   if has_torch "$PYTHON"; then
@@ -59,7 +59,7 @@ install_torch() {
   fi
 }
 
-# has_torch PYTHON: whether it has a torch that the core accepts.
+# has_torch PYTHON: whether PYTHON has a torch that the core accepts.
 has_torch() {
   "$1" - 2>/dev/null <<'PY'
 import torch
@@ -69,7 +69,7 @@ PY
 }
 
 # link_packages_of PYTHON: let the active environment see another's packages, after its own.
-# (--system-site-packages does not do if that Python is a virtual environment itself.)
+# (--system-site-packages does not work if that Python is a virtual environment itself.)
 link_packages_of() {
   local folders own
   own=$(python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
@@ -81,11 +81,11 @@ for folder in dict.fromkeys(sysconfig.get_path(name) for name in ("purelib", "pl
 PY
   )
   printf '%s\n' "$folders" >"$own/_linked_packages.pth"
-  # The one that came with the environment would hide the newer one that torch asks for.
+  # The version that came with the environment would hide the newer one that torch needs.
   python -m pip uninstall --quiet --yes setuptools 2>/dev/null || true
 }
 
-# logged FILE COMMAND...: run it with its output in FILE, a sign of life every 15 s; if it fails,
+# logged FILE COMMAND...: run it with its output in FILE and print the time every 15 s; if it fails,
 # show the end of FILE.
 logged() {
   local log=$1 start=$SECONDS status=0 beat

@@ -32,8 +32,11 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-sys.path.insert(0, str(ROOT / "ci"))
+sys.path[:0] = [str(ROOT / "ci"), str(ROOT / "python")]
 from cubins import Kernel, read_kernels  # noqa: E402
+
+from precast._plan.planner import Plan  # noqa: E402
+from precast._runtime.manifest import MANIFEST_NAME, read_manifest  # noqa: E402
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -267,6 +270,21 @@ def summary(results: Iterable[Result]) -> str:
     return f"{modules} modules, {len(rows)} kernels: {', '.join(counts)}"
 
 
+def outdated(folder: Path, arch: str) -> list[str]:
+    """The modules of a folder that are not built from the sources of this checkout.
+
+    A build that fails leaves the libraries of an earlier one behind. A folder without a manifest is
+    not of ``precast.aot``, and nothing is known of it.
+    """
+    if not (folder / MANIFEST_NAME).is_file():
+        return []
+    manifest, plan = read_manifest(folder), Plan.load(ROOT)
+    specs = plan.modules(archs=[plan.build.archs[arch]], cuda_major=manifest.cuda_major)
+    wanted = {spec.file_name: spec.fingerprint for spec in specs}
+    rows = [row for row in manifest.modules if row.arch == arch]
+    return [row.file for row in rows if row.fingerprint != wanted.get(row.file)]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Compare two builds and print what differs."""
     parser = argparse.ArgumentParser(
@@ -285,6 +303,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{result.verdict.value}: {args.arch}/{result.module}: {result.kernel}")
             if result.detail:
                 print(f"    {result.detail}")
+    stale = outdated(args.new, args.arch)
+    if stale:
+        print(f"warning: {args.new} is not a build of this checkout: {', '.join(stale)}")
     print(summary(results))
     return int(any(result.verdict is Verdict.DIFFERENT for result in results))
 

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# From a fresh machine to a language model that talks, on prebuilt kernels.
+# From a fresh machine to a language model that answers, on prebuilt kernels.
 #
 #   ci/demo.sh           build both wheels, bundle them, install offline, run, show the JIT fallback
-#   ci/demo.sh BUNDLE    the same from a bundle that exists, with nothing built and no network
+#   ci/demo.sh BUNDLE    the same from an existing bundle, without a build and without a network
 #
-# Everything stays under build/demo. A second run does again what depends on the sources.
+# Everything stays under build/demo. A second run repeats only what depends on changed sources.
 #
-# PROFILE         what to build, or what the given bundle holds (ci: a slice of every op, minutes on
-#                 two processors; core: what serving needs; of a bundle: core)
+# PROFILE         the profile to build, or that of the given bundle (ci: a few modules of every op,
+#                 minutes on two processors; core: all that serving needs; default of a bundle: core)
 # PYTHON          the interpreter to start from; its torch is used if it is new enough (python3)
 # TORCH           what pip installs otherwise (torch==2.13.0)
 # EXAMPLE_WHEELS  a folder with the packages of the example, for a machine without a network
@@ -28,20 +28,20 @@ if [ -n "$bundle" ]; then
   bundle=$(realpath "$bundle")
 fi
 profile=${PROFILE:-$([ -n "$bundle" ] && echo core || echo ci)}
-# The environment decides nothing that this script decides.
+# Settings of the environment must not change what this script does.
 for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
 export PIP_DISABLE_PIP_VERSION_CHECK=1 PYTHONUNBUFFERED=1
 mkdir -p "$work/log"
 summary=()
 note() { summary+=("$(printf '%4d s  %s' "$SECONDS" "$*")"); }
 
-# environment NAME: build/demo/NAME, active, with torch in sight.
+# environment NAME: make and activate build/demo/NAME, with torch.
 environment() {
   make_venv "$work/$1"
   has_torch python || link_packages_of "$torch_python"
 }
 
-# The CUDA compiler that precast finds, or failure.
+# Print the CUDA compiler that precast finds, or fail.
 compiler() {
   python -c '
 from precast.errors import ToolchainError
@@ -52,14 +52,14 @@ except ToolchainError:
     raise SystemExit(1)'
 }
 
-step "torch, which all environments here share"
+step "torch, which all environments of the demo share"
 torch_python=$PYTHON
 if ! has_torch "$PYTHON"; then
   torch_python=$work/torch/bin/python
   make_venv "$work/torch"
   has_torch python || logged "$work/log/torch.txt" pip_install "$TORCH" numpy
 fi
-# The GPU that torch sees, or the target to build for where there is none.
+# The GPU that torch sees, or the target to build for without a GPU.
 arch=$("$torch_python" -c '
 import torch
 print("%d.%d" % torch.cuda.get_device_capability() if torch.cuda.is_available() else "9.0a")')
@@ -83,8 +83,8 @@ step "wheel of the prebuilt modules"
 if [ -n "$bundle" ]; then
   echo "taken from $bundle"
 else
-  PYTHONPATH=$PWD/python compiler || echo "no CUDA compiler here: pip brings the toolkit from PyPI"
-  # pip shows the compilers' progress when it is asked for everything; the rest goes to the log.
+  PYTHONPATH=$PWD/python compiler || echo "no CUDA compiler here: pip installs the toolkit from PyPI"
+  # pip shows the progress of compilers only if it is verbose; everything else goes to the log.
   PRECAST_PROFILE=$profile PRECAST_CUDA_ARCH_LIST=$arch python -m pip wheel -v --no-deps -w "$work/wheels" \
     --config-settings "build-dir=$work/cmake" ./python/precast_jit_cache 2>&1 |
     tee "$work/log/modules.txt" |
@@ -117,16 +117,16 @@ rm -rf "$work/run"
 environment run
 PYTHON=$(command -v python) "$bundle/install.sh" --quiet
 for need in "${example_needs[@]}"; do
-  # Present already where the torch of this machine comes with them.
+  # They exist already if the torch of this machine has them.
   python -m pip show --quiet "$need" 2>/dev/null ||
     pip_install --no-index --no-deps --find-links "$examples" "$need"
 done
-cd "$work" # away from the checkout: the installed packages are what runs
+cd "$work" # away from the checkout, so that the installed packages run
 python -c 'import precast; print("precast", precast.__version__, "in", precast.__path__[0])'
 note "installed offline"
 
 step "precast doctor"
-# Without a GPU it says what a GPU of the target would load.
+# Without a GPU it shows what a GPU of the target would load.
 if [ -n "$has_gpu" ]; then
   precast doctor --profile "$profile"
 else
@@ -150,7 +150,7 @@ environment jit
 pip_install --no-index --find-links "$bundle/wheels" precast
 if ! compiler; then
   [ -z "${1:-}" ] || die "no CUDA compiler here, and without a network pip cannot bring one"
-  echo "no CUDA compiler here: pip brings it"
+  echo "no CUDA compiler here: pip installs it"
   logged "$work/log/jit.txt" pip_install --find-links "$bundle/wheels" "precast[jit]"
   compiler
 fi
@@ -158,7 +158,7 @@ PRECAST_PROVIDER_PATH=$work/cache PRECAST_CACHE_DIR=$work/jit-cache \
   python ../../examples/jit_fallback.py 2>&1 | tee "$work/log/jit_fallback.txt"
 note "JIT: $(grep -oE 'compiled .* in [0-9.]+ s' "$work/log/jit_fallback.txt")"
 
-step "what a call tells: the log, a trace, a picture"
+step "what a call reports: the log, a trace, a picture"
 cd "$work"
 rm -rf "$work/traces"
 PRECAST_LOGLEVEL=3 PRECAST_LOGDEST=stdout PRECAST_TRACE_DUMP=1 PRECAST_TRACE_DUMP_DIR=$work/traces \
@@ -180,9 +180,9 @@ else
 fi
 note "log, trace and picture of $results"
 
-step "a language model that talks"
+step "a language model that answers"
 cd "$work"
-# The references on a CPU take some tenths of a second for each token, a GPU no time to speak of.
+# The references on a CPU take some tenths of a second for each token, a GPU almost no time.
 PRECAST_JIT=error timeout 900 "$work/run/bin/python" ../../examples/generate.py \
   ${MODEL:+--model "$MODEL"} --max-new-tokens "$([ -n "$has_gpu" ] && echo 128 || echo 24)" |
   tee "$work/log/generate.txt" || die "the model did not finish; 900 s is the limit"

@@ -6,22 +6,22 @@
 #   ci/gpu.sh [BUNDLE [STAGE...]]
 #
 # BUNDLE is a folder made by `precast bundle` (default ./bundle). Stages, all by default, in order:
-#   install   an environment over the Python that has torch, and the bundle in it
-#   doctor    would every kernel of the profile core load here without a compile?
-#   tests     the gpu layer with the prebuilt modules alone (PRECAST_JIT=error)
-#   jit       the tests that compile, into an empty cache; needs nvcc
-#   peer      the same calls by other libraries, where they are installed
+#   install   an environment based on the Python that has torch, with the bundle installed
+#   doctor    whether every kernel of the profile core would load here without a compile
+#   tests     the gpu layer with prebuilt modules only (PRECAST_JIT=error)
+#   jit       the tests that compile, into an empty cache; they need nvcc
+#   peer      the same calls by other libraries, if they are installed
 #   bench     every benchmark
 #   startup   import, first call, compile and CPU time of a call
-# and by name alone, because it takes as long as the tests:
+# One more runs only if it is named, because it takes as long as the tests:
 #   sanitize  a small sample of every op under compute-sanitizer (ci/sanitize.sh)
-# A stage that needs the environment makes it if it is not there.
+# A stage that needs the environment makes it if it is missing.
 #
 # PYTHON  the interpreter that has torch (default python3)
 # PEERS   a folder of wheels of other libraries to install too, without their dependencies
-# OUT     where logs and results go (default benchmarks/results/local)
-# COMMIT  the commit that is measured, where there is no git
-# GPU_WORK  where environment, caches and copies of the tests are kept (default build/gpu)
+# OUT     the folder of logs and results (default benchmarks/results/local)
+# COMMIT  the commit that is measured, if there is no git
+# GPU_WORK  the folder of the environment, caches and copies of the tests (default build/gpu)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -65,7 +65,7 @@ install() {
   local base=${PYTHON:-python3}
   rm -rf "$venv"
   "$base" -m venv --without-pip --system-site-packages "$venv"
-  # Where $base is itself a virtual environment, the new one sees the packages behind it only.
+  # If $base is itself a virtual environment, the new one sees only the packages behind it.
   "$base" - "$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" <<'PY'
 import pathlib, sys, sysconfig
 
@@ -78,7 +78,7 @@ PY
   "$python" -c 'import pytest' 2>/dev/null ||
     pip_offline --find-links "$bundle/wheels" ${peers:+--find-links "$peers"} pytest
   if [ -n "$peers" ]; then pip_offline --no-deps "$peers"/*.whl; fi
-  # The installed wheels are what is tested: away from the checkout, no source can stand in.
+  # Away from the checkout, the tests run on the installed wheels and not on the sources.
   rm -rf "$tree"
   mkdir -p "$tree/tests"
   cp -r tests/*.py tests/gpu tests/peer "$tree/tests/"
@@ -129,7 +129,7 @@ status=0
 for stage in "${stages[@]}"; do
   echo "== $stage" | tee -a "$log"
   start=$SECONDS
-  # In a shell of its own, so that -e holds inside the stage.
+  # A separate shell keeps -e in force inside the stage.
   set +e
   (
     set -e

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What ``ci/images.toml`` says: container images by digest, and where each CUDA toolkit comes from.
+"""Read ``ci/images.toml``: container images by digest, and the source of each CUDA toolkit.
 
 ::
 
@@ -28,7 +28,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 TABLE = ROOT / "ci" / "images.toml"
-#: Where a Dockerfile repeats an image as the default of an ARG, so that `docker build` alone works.
+#: Dockerfiles that repeat an image as the default of an ARG, so that `docker build` alone works.
 DOCKERFILES = {"build": "manylinux.x86_64", "runtime": "runtime"}
 
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -44,7 +44,7 @@ def reference(name: str, table: dict[str, Any] | None = None) -> str:
     Raises
     ------
     ValueError
-        If there is none, or it is not pinned by a digest.
+        If there is no such image, or it is not pinned by a digest.
     """
     row: Any = read() if table is None else table
     for part in name.split("."):
@@ -67,7 +67,7 @@ def machines() -> dict[str, dict[str, str]]:
 
 
 def toolkit(cuda: int) -> dict[str, Any]:
-    """Where the compiler of one CUDA major comes from in the image."""
+    """The source of one CUDA major's compiler in the image."""
     rows = read()["cuda"]
     if str(cuda) not in rows:
         raise ValueError(f"ci/images.toml has no CUDA {cuda}; legal: {', '.join(rows)}")
@@ -76,7 +76,7 @@ def toolkit(cuda: int) -> dict[str, Any]:
 
 
 def problems(root: Path = ROOT) -> list[str]:
-    """What does not fit: a tag in the place of a digest, or a copy that differs."""
+    """List problems: a tag instead of a digest, or a copy that differs."""
     table = read(root / "ci" / "images.toml")
     found = []
     images = {f"manylinux.{machine}" for machine in table["manylinux"]} | {"runtime"}
@@ -91,7 +91,7 @@ def problems(root: Path = ROOT) -> list[str]:
         if not found and stated != [reference(name, table)]:
             found.append(
                 f"docker/{file}.Dockerfile: ARG BASE_IMAGE is {', '.join(stated) or 'missing'}; "
-                f"ci/images.toml says {reference(name, table)}"
+                f"ci/images.toml has {reference(name, table)}"
             )
     pinned = _pinned_by_cibuildwheel()
     for machine in table["manylinux"] if pinned and not found else ():
@@ -114,7 +114,7 @@ def _pinned_by_cibuildwheel() -> dict[str, str]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="What ci/images.toml says.")
+    parser = argparse.ArgumentParser(description="Read ci/images.toml.")
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("name", nargs="?", help="an image, such as manylinux.x86_64 or runtime")
     what.add_argument("--packages", type=int, metavar="CUDA", help="the packages of a toolkit")

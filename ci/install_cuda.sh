@@ -4,8 +4,8 @@
 #
 #   ci/install_cuda.sh CUDA      such as 12
 #
-# The packages and their versions stand in ci/images.toml. A major whose compiler PyPI has needs
-# nothing here: the build asks pip for it.
+# ci/images.toml has the packages and their versions. If PyPI has the compiler of a major, this script
+# has nothing to do: the build gets it by pip.
 set -euo pipefail
 cuda=${1:?usage: ci/install_cuda.sh CUDA}
 here=$(cd "$(dirname "$0")" && pwd)

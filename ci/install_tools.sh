@@ -1,12 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Install the packages of extras of pyproject.toml without precast itself, and so without torch,
+# Install the packages of extras of pyproject.toml without precast itself. So torch is not installed,
 # which a machine that only builds or checks does not need.
 #
 #   ci/install_tools.sh build ci
 #
-# A name that is no extra is taken as a package. Versions are those of ci/build-constraints.txt
-# where it has them.
+# A name that is no extra is a package. ci/build-constraints.txt fixes the versions that it lists.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 [ $# -gt 0 ] || {

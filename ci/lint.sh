@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Style, types, layers, and what only runs elsewhere: scripts, workflows, Dockerfiles and pins.
+# Check style, types and layers, and files that only run elsewhere: scripts, workflows, Dockerfiles
+# and pins.
 #
 #   ci/lint.sh         everything, in the current environment (pip install ".[dev]")
 #   ci/lint.sh code    style, types and layers alone
 #   ci/lint.sh ci      scripts, workflows, Dockerfiles and pins alone
 #
-# What checks workflows and builds wheels needs Python 3.11: with an older one that is left out.
+# The tools for workflows and wheels need Python 3.11; with an older one these checks are left out.
 #
 # Nothing here needs a network.
 set -euo pipefail

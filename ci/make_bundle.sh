@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Make an offline bundle of wheels that were built before, for ci/gpu.sh and docker/runtime.Dockerfile.
+# Make an offline bundle of existing wheels, for ci/gpu.sh and docker/runtime.Dockerfile.
 #
 #   ci/make_bundle.sh ARCH [OPTION...]    such as: ci/make_bundle.sh 9.0a
 #

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Write the package index (PEP 503) of released wheels, and show it to readers in one step.
+"""Write the package index (PEP 503) of released wheels, and publish it in one step.
 
 ::
 
@@ -9,9 +9,9 @@
       --release https://host/releases/v0.2.0 sums/v0.2.0/SHA256SUMS
     pip install --index-url https://host/simple/ precast-jit-cache-cu13-sm90a
 
-Wheels stay where they were released; the index holds their addresses and digests, which pip
-checks. The pages are written to a new folder beside ``public/simple``, which is a link that is
-moved to it at the end: a reader sees the old index or the new one, never a part.
+Wheels stay at their release; the index holds their addresses and digests, which pip checks. The
+pages are written to a new folder beside ``public/simple``, which is a link. At the end the link is
+moved to the new folder, so a reader sees the old index or the new one, never a part.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def publish(found: Mapping[str, str], link: Path) -> Path:
     Raises
     ------
     ValueError
-        If there is something at ``link`` that is not a link.
+        If ``link`` exists and is not a link.
     """
     if link.exists() and not link.is_symlink():
         raise ValueError(f"{link} is no link to an index. Fix: move it away")
@@ -128,7 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         action="append",
         required=True,
         metavar=("URL", "SUMS"),
-        help="where the wheels of a release lie, and its SHA256SUMS",
+        help="address of the wheels of a release, and its SHA256SUMS",
     )
     args = parser.parse_args(argv)
     try:

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Make the project of the distribution that holds the modules of one CUDA major and one target.
+"""Make the project of a distribution with the modules of one CUDA major and one target.
 
 ::
 
@@ -67,7 +67,7 @@ def make_provider(cuda: int, arch: str, folder: Path) -> str:
     text = (TEMPLATE / "pyproject.toml").read_text(encoding="utf-8")
     for old, new in replacements.items():
         if old not in text:
-            raise AssertionError(f"{TEMPLATE}/pyproject.toml lost the text {old}")
+            raise AssertionError(f"{TEMPLATE}/pyproject.toml no longer has the text {old}")
         text = text.replace(old, new)
     (folder / package).mkdir(parents=True, exist_ok=True)
     (folder / "pyproject.toml").write_text(text, encoding="utf-8")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every wheel of modules that a release has: CUDA major x machine x target, as GitHub's matrix.
+"""List the wheels of modules of a release: CUDA major x machine x target, as GitHub's matrix.
 
 ::
 
@@ -54,8 +54,8 @@ def rows(
     for what, (selected, all_of_them) in legal.items():
         for value in selected:
             if value not in all_of_them:
-                words = ", ".join(map(str, all_of_them))
-                raise ValueError(f"{value} is not a {what}; legal: {words}")
+                legal = ", ".join(map(str, all_of_them))
+                raise ValueError(f"{value} is not a {what}; legal: {legal}")
     found = []
     for major in plan.build.cuda:
         toolkit = images.toolkit(major)["toolkit"]

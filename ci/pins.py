@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check that workflows take no foreign code that can change under them.
+"""Check that workflows use no third-party code that can change unnoticed.
 
 ::
 
     python ci/pins.py            # the actions in use; exit status 1 if one is not pinned
-    python ci/pins.py --verify   # ask GitHub whether each commit is what its comment says
+    python ci/pins.py --verify   # ask GitHub whether each commit is the release in its comment
 
-An action is pinned by the full hash of a commit, with the release it belongs to as a comment:
+An action is pinned by the full hash of a commit, with its release as a comment:
 ``uses: actions/checkout@<40 digits> # v6.0.2``. The same action has one pin in all workflows.
 """
 
@@ -26,7 +26,7 @@ _PIN = re.compile(r"([\w.-]+/[\w.-]+)(?:/[\w./-]+)?@([0-9a-f]{40})")
 
 
 def problems(texts: dict[str, str]) -> tuple[dict[str, tuple[str, str]], list[str]]:
-    """The pins of the workflows, ``{action: (commit, release)}``, and what is wrong with them."""
+    """The pins of the workflows, ``{action: (commit, release)}``, and their problems."""
     pins: dict[str, tuple[str, str]] = {}
     found = []
     for file, text in texts.items():
@@ -44,7 +44,7 @@ def problems(texts: dict[str, str]) -> tuple[dict[str, tuple[str, str]], list[st
 
 
 def moved(action: str, commit: str, release: str) -> str | None:
-    """What GitHub's tag ``release`` of ``action`` says, if it is not ``commit``."""
+    """The problem if GitHub's tag ``release`` of ``action`` is not ``commit``."""
     url = f"https://github.com/{action}"
     argv = ["git", "ls-remote", "--exit-code", url, f"refs/tags/{release}*"]
     done = subprocess.run(argv, capture_output=True, text=True)

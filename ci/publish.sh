@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Publish a checked set of wheels as one GitHub release, whole or not at all.
 #
-#   ci/publish.sh draft TAG FOLDER   upload wheels and SHA256SUMS to a release that nobody sees
-#   ci/publish.sh show TAG           compare what arrived with SHA256SUMS, then show the release
-#   ci/publish.sh index OUT URL      write the package index of all releases that are shown
+#   ci/publish.sh draft TAG FOLDER   upload wheels and SHA256SUMS to a draft release
+#   ci/publish.sh show TAG           compare the uploaded files with SHA256SUMS, then publish
+#   ci/publish.sh index OUT URL      write the package index of all published releases
 #
 # Needs gh with a token that may write releases. URL is the address of the repository.
 set -euo pipefail

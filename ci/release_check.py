@@ -4,13 +4,12 @@
 
 ::
 
-    python ci/release_check.py --profile core wheelhouse            # what is there
-    python ci/release_check.py --complete --write-sums wheelhouse   # a release: nothing is missing
+    python ci/release_check.py --profile core wheelhouse            # the wheels that exist
+    python ci/release_check.py --complete --write-sums wheelhouse   # a release, with all wheels
 
-Each wheel is judged by ``ci/check_wheel.py`` (size, manifest = plan, hashes, exports, libraries,
-machine code) with the floors of manylinux_2_28. Then the set: one core, each wheel of
-``ci/matrix.py`` once and nothing else, one version, RECORD as it should be, and every digest that
-``SHA256SUMS`` states.
+``ci/check_wheel.py`` checks each wheel (size, manifest = plan, hashes, exports, libraries, machine
+code) with the limits of manylinux_2_28. This script checks the set: one core, each wheel of
+``ci/matrix.py`` exactly once, one version, a correct RECORD, and every digest of ``SHA256SUMS``.
 """
 
 from __future__ import annotations
@@ -38,12 +37,12 @@ from precast._plan.planner import Plan  # noqa: E402
 from precast._runtime.manifest import MANIFEST_NAME  # noqa: E402
 
 SUMS = "SHA256SUMS"
-#: The newest symbols that a manylinux_2_28 system has for certain (PEP 600, auditwheel's policy).
+#: The newest symbols that every manylinux_2_28 system has (PEP 600, auditwheel's policy).
 MAX_GLIBC, MAX_GLIBCXX = "2.28", "3.4.24"
 
 
 class Name(NamedTuple):
-    """A wheel's file name."""
+    """The parts of a wheel's file name."""
 
     distribution: str
     version: str
@@ -63,12 +62,12 @@ def check_set(
     max_glibc: str = MAX_GLIBC,
     max_glibcxx: str = MAX_GLIBCXX,
 ) -> dict[str, list[str]]:
-    """What is wrong, by wheel; what concerns no single one is under ``"the set"``.
+    """List problems by wheel; those of no single wheel are under ``"the set"``.
 
     Parameters
     ----------
     complete : bool
-        Whether a wheel of ``ci/matrix.py`` that is not there is a problem.
+        Whether a missing wheel of ``ci/matrix.py`` is a problem.
     """
     wheels = sorted(folder.glob("*.whl"))
     found = {
@@ -110,7 +109,7 @@ def _machine(name: Name, machines: set[str]) -> str:
 
 
 def _record_problems(wheel: Path) -> Iterator[str]:
-    """RECORD against the members; pip goes by it when it uninstalls."""
+    """Compare RECORD, which pip uses to uninstall, with the files of the wheel."""
     with zipfile.ZipFile(wheel) as archive:
         members = [name for name in archive.namelist() if not name.endswith("/")]
         records = [name for name in members if name.endswith(".dist-info/RECORD")]
@@ -124,7 +123,7 @@ def _record_problems(wheel: Path) -> Iterator[str]:
         for name in sorted(set(members) - stated.keys()):
             yield f"{name}: not in RECORD"
         for name in sorted(stated.keys() - set(members)):
-            yield f"{name}: in RECORD, not there"
+            yield f"{name}: in RECORD, but missing"
         for name in sorted(stated.keys() & set(members)):
             digest = hashlib.sha256(archive.read(name)).digest()
             wanted = "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
@@ -156,7 +155,7 @@ def _sums_problems(folder: Path, wheels: Sequence[Path]) -> Iterator[str]:
         if name not in stated:
             yield f"{name}: not in {SUMS}"
         elif name not in there:
-            yield f"{name}: in {SUMS}, not there"
+            yield f"{name}: in {SUMS}, but missing"
         elif _sha256(there[name]) != stated[name]:
             yield f"{name}: its digest is not that of {SUMS}"
 
@@ -172,10 +171,10 @@ def _sha256(path: Path) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Check a set of wheels.")
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--profile", default="core", help="what the modules were built for")
+    parser.add_argument("--profile", default="core", help="profile of the modules")
     parser.add_argument("--complete", action="store_true", help="every planned wheel must be there")
     parser.add_argument("--tag", help="the tag that is released, such as v0.1.0")
-    parser.add_argument("--write-sums", action="store_true", help=f"write {SUMS} if all is well")
+    parser.add_argument("--write-sums", action="store_true", help=f"write {SUMS} if all is correct")
     parser.add_argument("--max-glibc", default=MAX_GLIBC)
     parser.add_argument("--max-glibcxx", default=MAX_GLIBCXX)
     args = parser.parse_args(argv)

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Give a wheel of modules the manylinux tag that it deserves; nothing is put into it.
+# Give a wheel of modules its manylinux tag, without adding libraries to it.
 #
 #   ci/repair_wheel.sh WHEEL FOLDER
 #
@@ -12,7 +12,7 @@
 set -euo pipefail
 wheel=${1:?usage: ci/repair_wheel.sh WHEEL FOLDER}
 folder=${2:?usage: ci/repair_wheel.sh WHEEL FOLDER}
-# Time and permissions of what auditwheel adds; any fixed ones give the same wheel again.
+# Fixed time and permissions for the files that auditwheel adds, so that the wheel is reproducible.
 export SOURCE_DATE_EPOCH=${SOURCE_DATE_EPOCH:-315532800}
 umask 022
 auditwheel show "$wheel"

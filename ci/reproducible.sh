@@ -5,12 +5,12 @@
 #   ci/reproducible.sh [CUDA [ARCH]]    the core and one wheel of modules (default: the newest, sm90a)
 #
 # The second build is made later, in another place, with the compiler and tvm-ffi under other paths,
-# another temporary folder, time zone, language, umask, home and number of jobs. Where auditwheel is
-# installed, what it makes of both is compared too. It works in the current Python environment,
-# which needs the packages of `pip install ".[build]"`.
+# and with another temporary folder, time zone, language, umask, home and number of jobs. If auditwheel
+# is installed, its outputs are compared, too. The script uses the current Python environment, which
+# needs the packages of `pip install ".[build]"`.
 #
-# PRECAST_PROFILE  what to build (core)
-# WORK             where (build/reproducible)
+# PRECAST_PROFILE  the profile to build (core)
+# WORK             the folder to work in (build/reproducible)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 python=$(command -v "${PYTHON:-python3}")
@@ -60,7 +60,7 @@ ln -s "$ffi" "$elsewhere/site/tvm_ffi"
   umask 077
   export TMPDIR=$elsewhere/tmp HOME=$elsewhere/home TZ=Asia/Tokyo LC_ALL=C.UTF-8 MAX_JOBS=1
   export PYTHONPATH=$elsewhere/site
-  # The packages of PyPI have lib in the place of lib64, which is how a toolkit is recognised.
+  # The packages of PyPI have lib instead of lib64, by which they are recognised.
   [ ! -d "$elsewhere/toolkit/lib64" ] || export PRECAST_CUDA_HOME=$elsewhere/toolkit
   build "$elsewhere/tree" "$work/second"
 )

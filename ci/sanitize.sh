@@ -5,9 +5,9 @@
 #
 #   ci/sanitize.sh [TOOL...]    memcheck and racecheck by default; also initcheck, synccheck
 #
-# The sample is tests/gpu/test_gpu_sanitize.py. Modules must be prebuilt. First of all, a call that
-# does read past its tensor must be found, so that silence means something. One process of memcheck
-# alone:
+# The sample is tests/gpu/test_gpu_sanitize.py. Modules must be prebuilt. First, the tool must find a
+# call that deliberately reads past its tensor; otherwise finding nothing would prove nothing. To run
+# one process of memcheck alone:
 #
 #   PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error \
 #     compute-sanitizer --tool memcheck --report-api-errors no --padding 64 \
@@ -22,7 +22,7 @@
 # PYTHON          the interpreter that has torch, pytest and precast (default python3)
 # JOBS            processes at once (default: as many as cores, at most 8)
 # SANITIZER       compute-sanitizer (default: on the PATH, or the CUDA toolkit's)
-# OUT             where logs go (default build/sanitize)
+# OUT             the folder of logs (default build/sanitize)
 set -euo pipefail
 tools=("$@")
 [ $# -gt 0 ] || tools=(memcheck racecheck)
@@ -41,8 +41,8 @@ sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bi
 }
 mkdir -p "$out"
 
-found=99 # the exit status that says that the tool found something
-# Each tensor gets an allocation of its own, which ends where the tensor ends.
+found=99 # the exit status if the tool found an error
+# Each tensor gets its own allocation, which ends where the tensor ends.
 export PYTORCH_NO_CUDA_MEMORY_CACHING=1 PRECAST_JIT=error OMP_NUM_THREADS=1
 # Only our kernels are instrumented. The option had another name before CUDA 13.
 filter=--kernel-name
@@ -52,13 +52,12 @@ help=$("$sanitizer" --help 2>&1 || true)
 checked() {
   local tool=$1 options=()
   shift
-  # torch asks the driver for functions that it may not have. What is behind an allocation is no
-  # other one.
+  # torch asks the driver for functions that it may not have. The padding keeps allocations apart.
   [ "$tool" != memcheck ] || options=(--report-api-errors no --padding 64)
   "$sanitizer" --tool "$tool" "${options[@]}" "$filter" kns=precast --error-exitcode "$found" "$@"
 }
 
-echo "== a planted error"
+echo "== a deliberate error"
 status=0
 checked memcheck "$python" tests/gpu/out_of_bounds.py >"$out/planted.log" 2>&1 || status=$?
 [ "$status" -eq "$found" ] || {
@@ -84,9 +83,9 @@ for tool in "${tools[@]}"; do
     grep -hE "^[0-9]+ passed|^=+ ERROR SUMMARY|^=+ RACECHECK SUMMARY" "$out/$tool-$i.log" || true
     [ "$status" -eq 0 ] || {
       failed=1
-      # sed reads to the end, so that grep is not stopped by a closed pipe.
+      # sed reads to the end, so that no closed pipe stops grep.
       { grep -v "^\.*$" "$out/$tool-$i.log" || true; } | sed -n 1,60p
-      echo "error: $tool, part $i of $jobs: status $status; all of it is in $out/$tool-$i.log" >&2
+      echo "error: $tool, part $i of $jobs: status $status; the whole log is in $out/$tool-$i.log" >&2
     }
   done
   echo "$tool: $((SECONDS - start)) s"

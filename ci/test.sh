@@ -13,14 +13,14 @@ cd "$(dirname "$0")/.."
 STEPS=3
 . ci/common.sh
 
-# The environment decides nothing that a test decides.
+# Settings of the environment must not change what a test does.
 for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
 
 step "environment"
 make_venv "${TEST_VENV:-$PWD/build/test-venv}"
 install_torch
 pip_install ".[dev]"
-# Its data model alone: what it depends on would bring FlashInfer.
+# Only its data model is needed; its dependencies would install FlashInfer.
 pip_install --no-deps "flashinfer-bench==0.1.*"
 export PYTHONPATH=$PWD/python # the checkout is tested; tests of wheels build their own
 
@@ -33,10 +33,10 @@ step "tests"
 if [ $# -gt 0 ]; then
   python -m pytest "$@"
 else
-  # A process for each core; a file stays in one of them, which makes its fixtures once.
+  # One process for each core. All tests of a file run in one process, which makes its fixtures once.
   workers=$(nproc)
   python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
     --ignore=tests/gpu --ignore=tests/peer tests
-  # What times a GPU, or counts its memory, has it alone.
+  # Tests that time a GPU or count its memory run alone on it.
   python -m pytest tests/gpu tests/peer
 fi

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# The image that wheels of modules are built in, for machines without cibuildwheel:
+# An image to build wheels of modules in, for machines without cibuildwheel:
 #
 #   docker build -f docker/build.Dockerfile --build-arg CUDA=12 -t precast-build .
 #   docker run --rm -v "$PWD:/project" -u "$(id -u):$(id -g)" precast-build 12 sm90a

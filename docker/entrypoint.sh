@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# Start a command only where every kernel of the profile is there for this machine's GPU.
+# Start a command only if every kernel of the profile is prebuilt for this machine's GPU.
 #
-# PRECAST_DOCTOR_PROFILE  the profile (core); empty: do not ask
+# PRECAST_DOCTOR_PROFILE  the profile (core); if empty, nothing is checked
 set -eu
 profile=${PRECAST_DOCTOR_PROFILE-core}
 if [ -n "$profile" ]; then

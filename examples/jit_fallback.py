@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call does when its kernel is not prebuilt: look everywhere, say why, compile once, load.
+"""A call whose kernel is not prebuilt: the loader searches, logs why, compiles once and loads.
 
-With a GPU it is an ordinary call. Without one the loader's steps are walked for ``--capability``,
-and the compiled library shows that it loads by refusing CPU tensors with its own C++ check.
+With a GPU this is an ordinary call. Without one the example runs the loader's steps for
+``--capability``, and the compiled library is known to load when its C++ check refuses CPU tensors.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import argparse
 import time
 
 import torch
-from ffi_check import refusal
+from ffi_check import error_of
 
 import precast
 from precast._plan.installed import plan
@@ -23,7 +23,7 @@ OP, EXPORT, AXES = "activation", "silu_and_mul", {"dtype": "bf16"}
 
 
 def call() -> None:
-    """On a GPU the loader does all of it, inside the call."""
+    """Make an ordinary call, in which the loader does everything."""
     x = torch.randn(64, 1024, dtype=torch.bfloat16, device="cuda")
     start = time.perf_counter()
     out = precast.silu_and_mul(x)
@@ -35,7 +35,7 @@ def call() -> None:
 
 
 def build(capability: str) -> None:
-    """The same steps one by one, for a GPU that is not here."""
+    """Run the steps one by one, for a GPU that this machine does not have."""
     resolution = loader.resolve(OP, AXES, capability)
     spec = JitSpec.of(plan().spec(OP, AXES, capability, resolution.cuda_major))
     start = time.perf_counter()
@@ -43,7 +43,7 @@ def build(capability: str) -> None:
         "; ".join(str(s) for s in resolution.steps if s.source == "PRECAST_PROVIDER_PATH")
     )
     print(f"built in {time.perf_counter() - start:.2f} s: {path}")
-    print(f"it loads: {refusal(load_library(path, spec.cuda_major), EXPORT)}")
+    print(f"it loads: {error_of(load_library(path, spec.cuda_major), EXPORT)}")
 
 
 def main() -> None:

@@ -34,7 +34,7 @@ class Batch(NamedTuple):
         return Batch(*(tensor.to(device, non_blocking=True) for tensor in self))
 
     def copy_(self, source: Batch) -> None:
-        """Overwrite in place what a CUDA graph reads; pages behind the last one stay unread."""
+        """Overwrite the memory that a CUDA graph reads; pages after the last are unread."""
         for tensor, new in zip(self, source):
             tensor[: len(new)].copy_(new, non_blocking=True)
 
@@ -83,7 +83,7 @@ class Llama:
         ]
 
     def forward(self, batch: Batch, cache: torch.Tensor, attention: Any) -> torch.Tensor:
-        """Logits behind the last token of each request, ``[requests, vocabulary]``.
+        """Logits after the last token of each request, ``[requests, vocabulary]``.
 
         ``cache`` is ``[layers, pages, 2, PAGE_SIZE, kv_heads, head_dim]`` and gets the new keys and
         values; ``attention`` is a wrapper that was planned for the batch.
@@ -96,7 +96,7 @@ class Llama:
         for layer, pages, next_norm in zip(self.layers, cache, next_norms):
             qkv = linear(hidden, layer.qkv).unflatten(-1, (-1, self.head_dim))
             q, k, v = qkv.split([self.qo_heads, self.kv_heads, self.kv_heads], dim=1)  # views
-            # llama.cpp orders the rows of these weights so that neighbours turn together.
+            # llama.cpp orders the rows of these weights so that neighbours rotate together.
             precast.apply_rope_pos_ids_inplace(
                 q, k, batch.positions, interleave=True, rope_theta=self.rope_theta
             )

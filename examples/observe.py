@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a call tells of itself: a line of the log, and its definition as a trace.
+"""The records of a call: its lines in the log, and its definition as a trace.
 
-Both are off unless the environment asks for them when precast is imported::
+Both are off unless these variables are set when precast is imported::
 
     PRECAST_LOGLEVEL=3 PRECAST_TRACE_DUMP=1 python examples/observe.py
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other libraries that make the same call: one module of this package each, found by being here.
+"""Other libraries that make the same call, with one module of this package each.
 
-A peer's module is called as the peer is called in tables and result files. It has
+A peer's module has the name of the peer in tables and result files. It has
 
-- ``PACKAGE``: the package that must be importable, or the peer is left out;
+- ``PACKAGE``: the package that must be importable; otherwise the peer is left out;
 - ``adapt(case, family)``: the peer's function with the arguments of ``case.make()``, or None if the
   peer has no such op. ``family`` is the routine, the ``<family>`` of ``bench_<family>.py``.
 
@@ -31,19 +31,19 @@ def names() -> tuple[str, ...]:
 
 
 def is_installed(name: str) -> bool:
-    """Whether the peer's package is there; it is not imported."""
+    """Whether the peer's package is installed, without importing it."""
     return importlib.util.find_spec(_adapter(name).PACKAGE) is not None
 
 
 def distributions() -> list[str]:
-    """What pip calls the packages of the peers that are installed, for their versions."""
+    """Names of the installed peers' distributions, for their versions."""
     providing = importlib.metadata.packages_distributions()
     packages = {_adapter(name).PACKAGE for name in names()} - {"torch", "precast"}
     return sorted({d for package in packages for d in providing.get(package, ())})
 
 
 def functions(case: Any, family: str, wanted: Sequence[str]) -> dict[str, Function]:
-    """Those of ``wanted`` that are installed and have the op, in the order of ``names()``."""
+    """The peers in ``wanted`` that are installed and have the op, in the order of ``names()``."""
     found: dict[str, Function] = {}
     for name in names():
         if name in wanted and is_installed(name):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FlashAttention-3 (PyPI ``fa3-fwd``), behind the methods of wrappers.
 
-The package has no paged cache, so that decode reads the pages in the order in which they lie, as if
-each request had its tokens in one piece: other results in the same time or less.
+This package has no paged cache. So decode reads the pages in memory order, as if each request had
+contiguous tokens: the results differ, and the time is the same or less.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ PACKAGE = "fa3_fwd"
 
 
 class Decode:
-    """Of requests with the same number of tokens, in full pages."""
+    """For requests with the same number of tokens, in full pages."""
 
     def __init__(self, workspace: Any, kv_layout: str) -> None:
         self.lengths: Any = None

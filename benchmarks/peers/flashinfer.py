@@ -12,13 +12,13 @@ import torch
 
 PACKAGE = "flashinfer"
 
-#: Functions whose kernels are empty below compute capability 10.0: they return what was in memory.
+#: Functions whose kernels are empty below compute capability 10.0 and return uninitialised memory.
 BLACKWELL_ONLY = {"fp4_quantize", "nvfp4_quantize", "mxfp4_quantize", "mxfp8_quantize"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
-#: The same of all calls of a routine: its plans copy lengths to the host.
+#: Routines of which this is true for all calls: their plans copy lengths to the host.
 PLANS_ON_HOST = {"attention_plan"}
-#: What makes a wrapper the kernel that runs on every architecture, and the faster one for decode.
+#: Options that select the kernel of every architecture, and the faster one for decode.
 OPTIONS: dict[str, dict[str, Any]] = {
     "BatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
@@ -38,7 +38,7 @@ def adapt(case: Any, family: str) -> Callable[..., Any] | None:
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:
-            if error.name != place:  # FlashInfer itself is broken: say so
+            if error.name != place:  # FlashInfer itself is broken.
                 raise
             continue
         function = getattr(module, case.op, None)

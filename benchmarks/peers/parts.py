@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a fused op replaces: ours, one after the other, as the benchmark gives it."""
+"""The separate ops of precast that a fused op replaces, from the benchmark."""
 
 from __future__ import annotations
 

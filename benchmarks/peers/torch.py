@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch, operator by operator: what the benchmark gives as ``Case.eager``."""
+"""PyTorch, operator by operator: the benchmark's ``Case.eager``."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@
 #include "precast/attention/attention.cuh"
 
 #if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
-#error "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
+#error \
+    "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
 #endif
 #if !defined(PRECAST_HEAD_DIM_QK) || !defined(PRECAST_HEAD_DIM_VO)
 #error "csrc/attention/attention.cu: define the head dimensions, -DPRECAST_HEAD_DIM_QK=128"

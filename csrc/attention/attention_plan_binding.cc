@@ -171,9 +171,9 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.schedule.shape = b.plan.shape;
   p.partials = static_cast<float*>(data_of(float_workspace));
   p.slots = b.plan.max_partials;
-  p.group = Divisor(static_cast<uint32_t>(b.plan.shape.group_size));
+  p.group = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
   p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
-  p.page_size = Divisor(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
+  p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
   if (s.page_size > 0) {
     check_given(op, "kv_indices", kv_indices, "a paged cache");
     const TensorView& view = kv_indices.value();

@@ -49,7 +49,7 @@ Rows rows_of(const Arg& v, int64_t heads) {
       << to_string(v.tensor.shape());
   Rows rows;
   rows.count = static_cast<uint32_t>(tokens * heads);
-  rows.inner = Divisor(static_cast<uint32_t>(heads > 0 ? heads : 1));
+  rows.inner = FastDivmod(static_cast<uint32_t>(heads > 0 ? heads : 1));
   return rows;
 }
 

@@ -67,8 +67,8 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
   p.rows.inner = FastDivmod(static_cast<uint32_t>(heads));
   p.nope = k_nope.size(2) * bytes;
   p.rope = k_rope.size(2) * bytes;
-  PRECAST_CHECK(plan_items(p.rows.count, p.nope + p.rope, concat_unit(p)).fits, ValueError)
-      << out.what() << " must have at most " << kMaxItems << " items of " << concat_unit(p)
+  PRECAST_CHECK(plan_items(p.rows.count, p.nope + p.rope, concat_access_bytes(p)).fits, ValueError)
+      << out.what() << " must have at most " << kMaxItems << " items of " << concat_access_bytes(p)
       << " bytes, got shape " << to_string(k.shape()) << "; call on parts of it";
   launch_on(out, [&](cudaStream_t stream) { return concat_mla_k(p, enable_pdl, stream); });
 }

@@ -4,7 +4,7 @@
 
 #include "core/memory_checks.h"
 #include "core/tvm_ffi_utils.h"
-#include "precast/norm/rms_rows.cuh"
+#include "precast/norm/rmsnorm_rows.cuh"
 
 namespace precast {
 
@@ -63,7 +63,7 @@ PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
 }
 
 // The parameters that all RMS norms have.
-inline void set_rms_rows(RmsRowsParams& params, const Arg& in, const TensorView* weight,
+inline void set_rms_rows(RmsNormRowsParams& params, const Arg& in, const TensorView* weight,
                          const RowView& view, double eps, float weight_bias) {
   params.input = data_of(in.tensor);
   params.weight = weight == nullptr ? nullptr : data_of(*weight);

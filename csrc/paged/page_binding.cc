@@ -44,7 +44,7 @@ bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p) {
   check_cache_dtype(args.first_cache, args.first);
   check_cache_dtype(args.second_cache, args.second);
   if (!check_append(args, tokens, item_bytes(args.first.tensor), p)) return false;
-  check_append_items(args.first, p, append_unit(p), "bytes");
+  check_append_items(args.first, p, append_access_bytes(p), "bytes");
   return true;
 }
 

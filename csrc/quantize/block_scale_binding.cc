@@ -42,9 +42,9 @@ void block_scale_interleave_export(TensorView unswizzled_sf, TensorView out, boo
   if (count == 0) return;
   check_vector_aligned(to);
   check_memory_apart(to, in);
-  constexpr int64_t kMost = 0x7fffffff;
-  const int64_t bands = (rows + 127) / 128, chunks = (columns + 31) / 32;
-  PRECAST_CHECK(rows <= kMost && columns <= kMost && experts <= kMost / bands / chunks, ValueError)
+  constexpr int64_t kMaxTiles = 0x7fffffff;
+  const int64_t row_tiles = (rows + 127) / 128, chunks = (columns + 31) / 32;
+  PRECAST_CHECK(rows <= kMaxTiles && columns <= kMaxTiles && experts <= kMaxTiles / row_tiles / chunks, ValueError)
       << in.what() << " must have fewer than 2^31 parts of 128 rows and 32 columns, got shape "
       << to_string(unswizzled_sf.shape()) << "; call on parts of it";
 

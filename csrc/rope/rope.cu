@@ -15,8 +15,8 @@ cudaError_t rope(RopeAngles angles, const RopeParams& params, bool enable_pdl,
                  cudaStream_t stream) {
   using T = PRECAST_DTYPE;
   return angles == RopeAngles::cached
-             ? launch_rope<T, T, RopeAngles::cached, RopeTarget::rows>(params, enable_pdl, stream)
-             : launch_rope<T, T, RopeAngles::computed, RopeTarget::rows>(params, enable_pdl,
+             ? launch_rope<T, T, RopeAngles::cached, RopeOutput::rows>(params, enable_pdl, stream)
+             : launch_rope<T, T, RopeAngles::computed, RopeOutput::rows>(params, enable_pdl,
                                                                          stream);
 }
 

@@ -23,7 +23,7 @@ struct QueryAndKey {
 
 // Checks the tensors and lists what is to be done; source.rotary_dim is set.
 RopeParams make_params(const QueryAndKey& args, const Heads& q, const Heads& k,
-                       const RopeSource& source, bool interleave) {
+                       const RopeAngleSource& source, bool interleave) {
   const bool in_place = args.q_out.name == args.q.name;
   check_head_dim(q);
   PRECAST_CHECK(k.dim == q.dim, ValueError) << args.k.what() << " must have " << args.q.name
@@ -90,7 +90,7 @@ void cached_entry(const Arg& positions, const QueryAndKey& args, int64_t head_si
   PRECAST_CHECK(q.dim == head_size, ValueError)
       << args.q.what() << " must have heads of head_size " << head_size << ", got shape "
       << to_string(args.q.tensor.shape());
-  RopeSource source = {};
+  RopeAngleSource source = {};
   set_cache(source, cache, args.q);
   source.positions.ids = check_index(positions, args.q, q.tokens);
   run(args.q, RopeAngles::cached, make_params(args, q, k, source, !is_neox));
@@ -150,7 +150,7 @@ void computed_entry(const QueryAndKey& args, const Heads& q, const RopePositions
   const Heads k = heads_of(args.k, q.dim);
   check_head_dim(q);
   check_rotary_dim(args.q.op, f.rotary_dim, q.dim);
-  RopeSource source = {};
+  RopeAngleSource source = {};
   source.positions = positions;
   source.frequencies = frequencies_of(args.q.op, f);
   source.rotary_dim = static_cast<int>(f.rotary_dim);

@@ -86,7 +86,7 @@ PRECAST_ONE_COPY void check_rotary_dim(const char* op, int64_t rotary_dim, int64
 }
 
 // Its rows are cosines, then sines, of rotary_dim / 2 pairs.
-PRECAST_ONE_COPY void set_cache(RopeSource& source, const Arg& cache, const Arg& device_of) {
+PRECAST_ONE_COPY void set_cache(RopeAngleSource& source, const Arg& cache, const Arg& device_of) {
   check_same_device(cache, device_of);
   PRECAST_CHECK(has_dtype(cache, DType::f32), ValueError)
       << cache.op << ": cos_sin_cache should be float32, got " << to_string(cache.tensor.dtype());
@@ -101,7 +101,7 @@ PRECAST_ONE_COPY void set_cache(RopeSource& source, const Arg& cache, const Arg&
 
 // Columns `column` to `column + dim` of all heads; `scale` is for fp8.
 PRECAST_ONE_COPY RopeSegment& add_segment(RopeParams& params, const Heads& in, const Heads& out,
-                                          int64_t column, int64_t dim, bool turns, float scale) {
+                                          int64_t column, int64_t dim, bool rotates, float scale) {
   const auto at = [column](const Heads& heads) {
     return static_cast<char*>(data_of(heads.arg.tensor)) +
            column * ((heads.arg.tensor.dtype().bits + 7) / 8);
@@ -115,7 +115,7 @@ PRECAST_ONE_COPY RopeSegment& add_segment(RopeParams& params, const Heads& in, c
   segment.out_head_stride = out.head_stride;
   segment.heads = static_cast<int>(in.heads);
   segment.dim = static_cast<int>(dim);
-  segment.turns = turns;
+  segment.rotates = rotates;
   segment.scale = scale;
   return segment;
 }

@@ -21,11 +21,11 @@ cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_
   using Out = PRECAST_DTYPE_OUT;
   constexpr RopeAngles kAngles = RopeAngles::cached;
   if (params.slots.tokens.data == nullptr) {  // no page table
-    return launch_rope<T, Out, kAngles, RopeTarget::rows>(params, enable_pdl, stream);
+    return launch_rope<T, Out, kAngles, RopeOutput::rows>(params, enable_pdl, stream);
   }
   return has_index32_only(params.slots)
-             ? launch_rope<T, Out, kAngles, RopeTarget::narrow_pages>(params, enable_pdl, stream)
-             : launch_rope<T, Out, kAngles, RopeTarget::pages>(params, enable_pdl, stream);
+             ? launch_rope<T, Out, kAngles, RopeOutput::pages32>(params, enable_pdl, stream)
+             : launch_rope<T, Out, kAngles, RopeOutput::pages>(params, enable_pdl, stream);
 }
 
 }  // namespace precast

@@ -160,8 +160,8 @@ void check_caches_apart(const Arg& first, const Arg& second, std::initializer_li
 
 // From column `column` of the cache's rows on.
 void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cache, int64_t column,
-                       bool turns, float scale) {
-  RopeSegment& segment = add_segment(params, in, in, 0, in.dim, turns, scale);
+                       bool rotates, float scale) {
+  RopeSegment& segment = add_segment(params, in, in, 0, in.dim, rotates, scale);
   segment.out = static_cast<char*>(cache.data) + column;  // fp8: a byte a column
   segment.is_paged = true;
   segment.out_token_stride = cache.entry_stride;

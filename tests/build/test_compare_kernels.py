@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,6 +12,8 @@ import pytest
 from ci_support import ROOT, script
 
 from precast._jit.toolchain import find_toolchain
+from precast._plan.planner import Plan
+from precast._runtime.manifest import MANIFEST_NAME, MANIFEST_SCHEMA
 
 compare = script("compare_kernels")
 
@@ -162,6 +165,42 @@ def test_a_module_without_a_partner_is_refused(
     )
     with pytest.raises(SystemExit, match="sm80 holds no modules"):
         compare.main([str(builds / "old"), str(builds / "old"), "--arch", "sm80"])
+
+
+def test_a_build_of_other_sources_is_told(tmp_path: Path) -> None:
+    plan = Plan.load(ROOT)
+    specs = plan.modules("core", plan.archs("9.0a"))[:2]
+    rows = [
+        {
+            "name": spec.name,
+            "arch": spec.arch.name,
+            "file": spec.file_name,
+            "fingerprint": spec.fingerprint,
+        }
+        for spec in specs
+    ]
+    assert told(tmp_path, rows) == []
+    rows[1]["fingerprint"] = "0" * 64
+    assert told(tmp_path, rows) == [specs[1].file_name]
+
+
+def told(folder: Path, rows: list[dict[str, str]]) -> list[str]:
+    rest = {"size": 1, "sha256": "0" * 64, "exports": [], "sass": [], "needed": []}
+    head = {
+        "schema": MANIFEST_SCHEMA,
+        "distribution": "precast.aot",
+        "version": "0",
+        "cuda_major": 13,
+        "toolkit": "13.0",
+        "min_driver": "580",
+        "machine": "x86_64",
+        "tvm_ffi_built": "0.1.15",
+        "tvm_ffi_min": "0.1.15",
+        "tvm_ffi_max_exclusive": "0.2",
+        "modules": [{**row, **rest} for row in rows],
+    }
+    (folder / MANIFEST_NAME).write_text(json.dumps(head))
+    return compare.outdated(folder, ARCH)
 
 
 def test_the_committed_map_is_legal_and_a_wrong_one_is_refused(tmp_path: Path) -> None:

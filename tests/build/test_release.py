@@ -113,12 +113,12 @@ def _spoil(wheel: Path, name: str, data: bytes | None) -> None:
 
 
 TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
-    "a module is gone": (_drop_module, f"{MODULE}: in RECORD, not there"),
+    "a module is gone": (_drop_module, f"{MODULE}: in RECORD, but missing"),
     "a module is another": (_truncate_module, "size or sha256 is not that of the manifest"),
     "the manifest is empty": (_damage_manifest, "has schema None"),
     "RECORD is empty": (_empty_record, f"{MODULE}: not in RECORD"),
     "another version": (_another_version, "version 9.9.9; this checkout is"),
-    "another machine": (_another_machine, "its tag says otherwise"),
+    "another machine": (_another_machine, "its tag names another machine"),
     "a target that nobody planned": (_another_name, "ci/matrix.py does not list it"),
     "two of one": (_twice, "2 wheels, one is planned"),
 }
@@ -145,7 +145,7 @@ def test_what_was_changed_with_record_and_manifest_is_still_refused(folder: Path
     _spoil(wheel, "RECORD", rows)
     out = problems(folder)
     assert "RECORD" not in out
-    assert "exports, needed or sass is not what the manifest says" in out
+    assert "exports, needed or sass differ from the manifest" in out
 
 
 def _digest(data: bytes) -> bytes:
@@ -158,10 +158,10 @@ def test_sums_that_do_not_fit_are_refused(folder: Path) -> None:
     good = release_check.sums(wheels)
     sums.write_text(good)
     assert problems(folder) == ""
-    sums.write_text(good.splitlines()[0] + "\n" + "0" * 64 + "  stranger.whl\n")
+    sums.write_text(good.splitlines()[0] + "\n" + "0" * 64 + "  unexpected.whl\n")
     out = problems(folder)
     assert "not in SHA256SUMS" in out
-    assert "stranger.whl: in SHA256SUMS, not there" in out
+    assert "unexpected.whl: in SHA256SUMS, but missing" in out
     sums.write_text("".join(f"{'0' * 64}  {wheel.name}\n" for wheel in wheels))
     assert problems(folder).count("its digest is not that of SHA256SUMS") == 2
 

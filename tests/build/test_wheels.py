@@ -128,13 +128,13 @@ def test_checks_refuse_spoilt_wheels(
     manifest = read_manifest(built.provider)
     few = manifest._replace(modules=tuple(r for r in manifest.modules if r.arch == "sm90a")[1:])
     out = problems(modules, MANIFEST_NAME, few.dump().encode())
-    assert f"{manifest.modules[0].name}.so: planned for ci, not there" in out
+    assert f"{manifest.modules[0].name}.so: planned for ci, but missing" in out
     assert f"{manifest.modules[0].name}.so: not planned" in out
-    assert "planned for core, not there" in problems(modules, "LICENSE", b"", "core")
+    assert "planned for core, but missing" in problems(modules, "LICENSE", b"", "core")
     assert "is not the plan of this checkout" in problems(core, "data/plan.json", b"{}")
     assert "csrc/elementwise/scale.cu is missing or differs" in problems(core, "csrc/elementwise/scale.cu", b"")
     out = problems(sm80, MANIFEST_NAME, few.dump().encode())
-    assert "sm80/scale__dtype_f32.so: planned for ci, not there" in out
+    assert "sm80/scale__dtype_f32.so: planned for ci, but missing" in out
     newest = check_wheel.check_wheel(modules, PLAN, PROFILE, max_glibc="2.2")
     assert any("the newest allowed is 2.2" in line for line in newest)
 

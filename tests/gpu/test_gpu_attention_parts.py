@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on a GPU of tiles that are cut into parts, which their CTAs merge together."""
+"""Test attention on a GPU where tiles are split, and their CTAs combine the splits together."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ class Rows(Batch):
 
 @pytest.fixture
 def workspace() -> torch.Tensor:
-    """May hold anything."""
+    """The workspace may hold anything."""
     return torch.full((WORKSPACE,), 0xFF, dtype=torch.uint8, device="cuda")
 
 
 def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """The plan, and of it the counters."""
+    """The plan, and its split counters."""
     plan = wrapper._int_workspace_buffer.view(I32)
     header, ctas = size_of("PlanHeader"), int(plan[shape_word("ctas")])
     return plan, plan[header : header + ctas]
@@ -59,7 +59,7 @@ def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tile_rows", [tiles.MIDDLE, tiles.WIDE])
 @pytest.mark.parametrize("q_lens, lens", CASES)
-def test_parts_are_merged(
+def test_splits_are_combined(
     workspace: torch.Tensor,
     generator: torch.Generator,
     monkeypatch: pytest.MonkeyPatch,
@@ -89,11 +89,11 @@ def test_parts_are_merged(
 def test_the_same_bits_beside_other_kernels(
     workspace: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """Whose CTAs keep some of the parts' off the device: nobody may wait for them for ever."""
+    """Other kernels keep some CTAs of a tile off the device: no CTA may wait for them for ever."""
     batch = Rows([32], [8192], generator)
     wrapper = batch.planned(workspace)
     plan, counters = plan_of(wrapper)
-    assert plan[0] == 0, "no tile is cut"
+    assert plan[0] == 0, "no tile is split"
     out, lse = wrapper.run_return_lse(batch.q, batch.cache)
     side = torch.cuda.Stream()
     factors = torch.randn(2, 1024, 4096, device="cuda", generator=generator).to(BF16)
@@ -113,7 +113,7 @@ def test_the_same_bits_beside_other_kernels(
 def test_counters_are_ready_for_the_next_run(
     workspace: torch.Tensor, generator: torch.Generator
 ) -> None:
-    """Of a graph, with plans between its replays."""
+    """A graph is replayed, with plans between its replays."""
     batches = [Rows([32], [n], generator) for n in (8192, 64, 5000, 0, 9000)]
     first = batches[0]
     wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(

@@ -10,7 +10,7 @@ import torch
 from build_support import CI_MODULES, Built, spec_of
 
 from precast._ops.attention.plan import PlanShape, ScoreOptions, new_block
-from precast._runtime.loader import get_function, load_library
+from precast._runtime.library import get_function, load_library
 
 MODULES = [name for name in CI_MODULES if "attention_plan" in name]
 SLOT = 4 * 16 * (128 + 2)  # bytes: a tile of 16 rows of 128 values, a maximum and a denominator

@@ -14,7 +14,7 @@ from build_support import CI_MODULES, PLAN, Built, run, spec_of
 import precast
 from precast._op.dispatch import kernels
 from precast._runtime import elf
-from precast._runtime.loader import get_function, load_library
+from precast._runtime.library import get_function, load_library
 from precast._runtime.manifest_writer import SYSTEM_LIBRARIES
 
 DTYPES = {

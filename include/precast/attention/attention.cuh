@@ -46,9 +46,9 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   extern __shared__ __align__(128) unsigned char attention_smem[];
   __shared__ AttentionSharedStorage<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "AttentionSharedStorage fits");
-  allow_next_grid();
+  launch_dependent_grids();
   if constexpr (Tile::kNarrow) prefetch_first_kv_block<Tile, KV>(p);
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
   AttentionMainloop<Tile, Q, KV>(p, attention_smem, shared).run();
 }
 

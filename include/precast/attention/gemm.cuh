@@ -87,8 +87,8 @@ struct KvLaneOffsets {
 
 // acc_s [16 kRowTiles, 8 kMmaN] += Q [16 kRowTiles, kDimK] K^T, with K [8 kMmaN, kDimK] at the
 // shared address `smem_k`. `q_frag.load(a, step)` gives the A operands of 16 columns of Q. With
-// FP8, one register of K holds four neighbouring columns of a token, and becomes both registers of a
-// B operand; permute_q_columns() puts the columns of Q into that order.
+// FP8, one register of K holds four neighbouring columns of a token, and becomes both registers of
+// a B operand; permute_q_columns() puts the columns of Q into that order.
 template <typename Tile, typename Q, typename KV, typename QFrag, int kMmaN>
 __device__ __forceinline__ void gemm_qk(float (&acc_s)[Tile::kRowTiles][kMmaN][4], uint32_t smem_k,
                                         int lane_offset, const QFrag& q_frag) {
@@ -104,12 +104,12 @@ __device__ __forceinline__ void gemm_qk(float (&acc_s)[Tile::kRowTiles][kMmaN][4
 #pragma unroll
       for (int pair = 0; pair < kMmaN / 2; ++pair) {
         uint32_t b[4];  // 16 tokens
-        load_matrices(b, smem_k + Rows::later(lane_offset, 2 * step) + pair * 16 * Rows::kStride);
+        ldmatrix_x4(b, smem_k + Rows::later(lane_offset, 2 * step) + pair * 16 * Rows::kStride);
         if (pair == 0 && step + 1 < kSteps) q_frag.load(q_stages[(step + 1) % 2], step + 1);
 #pragma unroll
         for (int m = 0; m < Tile::kRowTiles; ++m) {
-          multiply_add<T>(acc_s[m][2 * pair], a[m], b[0], b[1]);
-          multiply_add<T>(acc_s[m][2 * pair + 1], a[m], b[2], b[3]);
+          mma_m16n8k16<T>(acc_s[m][2 * pair], a[m], b[0], b[1]);
+          mma_m16n8k16<T>(acc_s[m][2 * pair + 1], a[m], b[2], b[3]);
         }
       }
     }
@@ -126,14 +126,14 @@ __device__ __forceinline__ void gemm_qk(float (&acc_s)[Tile::kRowTiles][kMmaN][4
 #pragma unroll
       for (int pair = 0; pair < kMmaN / 2; ++pair) {
         uint32_t b[4];  // 16 tokens
-        load_matrices(b, smem_k + offset + pair * 16 * Rows::kStride);
+        ldmatrix_x4(b, smem_k + offset + pair * 16 * Rows::kStride);
 #pragma unroll
         for (int i = 0; i < (is_pair ? 4 : 2); ++i) {
           uint32_t b0, b1;
           fp8x4_to_f16x2<KV>(b[i], b0, b1);
 #pragma unroll
           for (int m = 0; m < Tile::kRowTiles; ++m) {
-            multiply_add<T>(acc_s[m][2 * pair + i % 2], a[i / 2][m], b0, b1);
+            mma_m16n8k16<T>(acc_s[m][2 * pair + i % 2], a[i / 2][m], b0, b1);
           }
         }
       }
@@ -156,12 +156,12 @@ __device__ __forceinline__ void gemm_pv(float (&acc_o)[Tile::kRowTiles][Tile::kW
 #pragma unroll
       for (int column = 0; column < Tile::kWarpDimV / 16; ++column) {
         uint32_t b[4];  // 16 tokens, 16 columns
-        load_matrices_transposed(
+        ldmatrix_x4_trans(
             b, smem_v + Rows::later(lane_offset, 2 * column) + step * 16 * Rows::kStride);
 #pragma unroll
         for (int m = 0; m < Tile::kRowTiles; ++m) {
-          multiply_add<T>(acc_o[m][2 * column], p_frag[m][step], b[0], b[1]);
-          multiply_add<T>(acc_o[m][2 * column + 1], p_frag[m][step], b[2], b[3]);
+          mma_m16n8k16<T>(acc_o[m][2 * column], p_frag[m][step], b[0], b[1]);
+          mma_m16n8k16<T>(acc_o[m][2 * column + 1], p_frag[m][step], b[2], b[3]);
         }
       }
     } else {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void gemm_pv(float (&acc_o)[Tile::kRowTiles][Tile::kW
         const int offset = is_pair ? Rows::later(lane_offset, column)
                                    : Rows::offset(threadIdx.x % 16, 0) + column * 16;
         uint32_t b[4];  // 16 tokens, 32 columns
-        load_matrices_transposed(b, smem_v + offset + step * 16 * Rows::kStride);
+        ldmatrix_x4_trans(b, smem_v + offset + step * 16 * Rows::kStride);
 #pragma unroll
         for (int i = 0; i < (is_pair ? 2 : 1); ++i) {
           // Bytes: token, column; token, column + 1; token + 1, column; token + 1, column + 1.
@@ -183,8 +183,8 @@ __device__ __forceinline__ void gemm_pv(float (&acc_o)[Tile::kRowTiles][Tile::kW
           }
 #pragma unroll
           for (int m = 0; m < Tile::kRowTiles; ++m) {
-            multiply_add<T>(acc_o[m][2 * (column + i)], p_frag[m][step], even[0], even[1]);
-            multiply_add<T>(acc_o[m][2 * (column + i) + 1], p_frag[m][step], odd[0], odd[1]);
+            mma_m16n8k16<T>(acc_o[m][2 * (column + i)], p_frag[m][step], even[0], even[1]);
+            mma_m16n8k16<T>(acc_o[m][2 * (column + i) + 1], p_frag[m][step], odd[0], odd[1]);
           }
         }
       }
@@ -214,17 +214,17 @@ __device__ __forceinline__ void exp_scores_and_gemm_pv(
 #pragma unroll
     for (int column = 0; column < Tile::kWarpDimV / 16; ++column) {
       uint32_t b[4];  // 16 tokens, 16 columns
-      load_matrices_transposed(
-          b, smem_v + Rows::later(lane_offset, 2 * column) + step * 16 * Rows::kStride);
+      ldmatrix_x4_trans(b,
+                        smem_v + Rows::later(lane_offset, 2 * column) + step * 16 * Rows::kStride);
 #pragma unroll
       for (int m = 0; m < Tile::kRowTiles; ++m) {
-        multiply_add<T>(softmax.acc_o[m][2 * column], a[m], b[0], b[1]);
-        multiply_add<T>(softmax.acc_o[m][2 * column + 1], a[m], b[2], b[3]);
+        mma_m16n8k16<T>(softmax.acc_o[m][2 * column], a[m], b[0], b[1]);
+        mma_m16n8k16<T>(softmax.acc_o[m][2 * column + 1], a[m], b[2], b[3]);
       }
     }
 #pragma unroll
     for (int m = 0; m < Tile::kRowTiles; ++m) {
-      multiply_add<T>(softmax.acc_row_sum[m], a[m], ones, ones);
+      mma_m16n8k16<T>(softmax.acc_row_sum[m], a[m], ones, ones);
     }
   }
 }

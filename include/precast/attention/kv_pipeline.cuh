@@ -116,10 +116,10 @@ class KvPipeline {
       publish_addresses();
       barrier();
       load_block();
-      wait_for_copies<0>();
+      cp_async_wait_group<0>();
       barrier();
     } else {
-      wait_for_copies<Tile::kStages - 2>();
+      cp_async_wait_group<Tile::kStages - 2>();
       if constexpr (!kOverlapsMma) publish_addresses();
       barrier();
       if constexpr (!kOverlapsMma) load_block();
@@ -151,7 +151,7 @@ class KvPipeline {
   __device__ __forceinline__ void producer_commit() {
     if constexpr (kOverlapsMma) {
       advance_write_block();
-      close_copies();
+      cp_async_commit_group();
       advance_read_stage();
     }
   }
@@ -301,13 +301,13 @@ class KvPipeline {
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
 #pragma unroll
     for (int j = 0; j < kKeyChunks / kLanes; ++j) {
-      copy_async(stage + chunk_address<typename Tile::KeyRows>(k_target_, i, j), k + j * kLanes,
-                 exists, policy_);
+      cp_async(stage + chunk_address<typename Tile::KeyRows>(k_target_, i, j), k + j * kLanes,
+               exists, policy_);
     }
 #pragma unroll
     for (int j = 0; j < kValueChunks / kLanes; ++j) {
-      copy_async(stage + chunk_address<typename Tile::ValueRows>(v_target(), i, j), v + j * kLanes,
-                 exists, policy_);
+      cp_async(stage + chunk_address<typename Tile::ValueRows>(v_target(), i, j), v + j * kLanes,
+               exists, policy_);
     }
   }
 
@@ -332,7 +332,7 @@ class KvPipeline {
       }
       advance_write_block();
     }
-    close_copies();
+    cp_async_commit_group();
   }
 
   const AttentionParams& p_;

@@ -79,7 +79,7 @@ class AttentionMainloop {
     copy_q<Tile>(p_, queue.blocks[0], shared_address(smem_q_));
     pipeline.fill();
     if (threadIdx.x < Queue::kFetchCount) queue.fetch(p_, 1);
-    wait_for_copies<Tile::kStages - 1>();
+    cp_async_wait_group<Tile::kStages - 1>();
     __syncthreads();
     int tile_idx = 0, q_buffer = 0;
     while (true) {
@@ -102,7 +102,7 @@ class AttentionMainloop {
       if constexpr (Tile::kNarrow) {
         __syncthreads();
       } else {
-        wait_for_copies<0>();
+        cp_async_wait_group<0>();
         QLoadPartition<Tile>::barrier();
       }
       ++tile_idx;
@@ -167,7 +167,8 @@ class AttentionMainloop {
 
     if constexpr (Tile::kNarrow) {
       // If few KV blocks followed the copy of the next Q, consumer_wait() has not waited for it.
-      if (begin + Pipeline::kTokenStep * Tile::kStages > block.work.kv_end) wait_for_copies<0>();
+      if (begin + Pipeline::kTokenStep * Tile::kStages > block.work.kv_end)
+        cp_async_wait_group<0>();
       __syncwarp();
       WarpResults<Tile>& results = shared_.results;
       if (threadIdx.x % 32 == 0) results.stage_offsets[warp_kv_] = pipeline.free_stage_offset();

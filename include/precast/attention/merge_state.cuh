@@ -48,8 +48,8 @@ struct MergedRows {
 
 // How rows and states are distributed over threads.
 struct MergePlan {
-  Divisor group_threads;  // threads that take one state of a row together, 16 bytes each
-  Divisor row_threads;    // threads of a row; the last threads of a CTA may have no row
+  FastDivmod group_threads;  // threads that take one state of a row together, 16 bytes each
+  FastDivmod row_threads;    // threads of a row; the last threads of a CTA may have no row
   uint32_t cta_rows = 1;
   uint32_t groups = 1;  // groups of threads of a row, each with its own states
 };
@@ -134,12 +134,12 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStateKernel(
   T* v = row.in<T>(p.out.v, p.out.v_strides);        // [columns]
   const int64_t first = int64_t(at.thread) * kSize;  // column
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (at.exists && may_overlap_previous_grid()) {
     prefetch_to_l2(v_a + first);
     prefetch_to_l2(v_b + first);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(p.evict_last);
   bool merges = at.exists;
@@ -210,7 +210,7 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
   const uint32_t vec_idx = at.thread - group * group_threads;
   const int groups = p.plan.groups;
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (at.exists && may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kInFlight; ++i) {
@@ -218,7 +218,7 @@ __global__ __launch_bounds__(kMergeThreads) void MergeStatesKernel(
       if (state < p.states) prefetch_to_l2(v + state * p.v_state_stride + int64_t(vec_idx) * kSize);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   for (int64_t column = int64_t(vec_idx) * kSize;; column += int64_t(group_threads) * kSize) {
@@ -289,8 +289,8 @@ inline MergePlan plan_merge(int64_t columns, int vec_size, int states) {
       plan.groups *= 2;
     }
   }
-  plan.group_threads = Divisor(static_cast<uint32_t>(threads));
-  plan.row_threads = Divisor(static_cast<uint32_t>(threads * plan.groups));
+  plan.group_threads = FastDivmod(static_cast<uint32_t>(threads));
+  plan.row_threads = FastDivmod(static_cast<uint32_t>(threads * plan.groups));
   plan.cta_rows = kMergeThreads / plan.row_threads.value;
   return plan;
 }

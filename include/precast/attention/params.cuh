@@ -38,9 +38,9 @@ struct AttentionParams {
   AttentionCache k, v;
   const int32_t* pages = nullptr;  // kv_indices; null: the pages of a request follow one another
   uint32_t page_entries = 0;       // of kv_indices
-  Divisor page_size;
+  FastDivmod page_size;
   uint32_t page_count = 0;  // a page beyond them counts as page 0
-  Divisor group;            // query heads of a KV head
+  FastDivmod group;         // query heads of a KV head
   int32_t kv_heads = 0;
   void* out = nullptr;                          // [tokens, heads, head_dim_vo]
   int64_t out_stride = 0, out_head_stride = 0;  // elements

@@ -302,8 +302,8 @@ __device__ inline void copy_tables(const PlanParams& p, uint32_t cta, uint32_t c
 __global__ __launch_bounds__(kPlanThreads,
                              1) void AttentionPlanKernel(const __grid_constant__ PlanParams p) {
   __shared__ PlanSharedStorage shared;
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   if (blockIdx.x > 0) {
     copy_tables(p, blockIdx.x - 1, gridDim.x - 1);
   } else {

@@ -80,10 +80,10 @@ __device__ __forceinline__ void copy_q(const AttentionParams& p, const BlockInfo
     const uint32_t offset = offsets.of(row % 32);
     if (kTotal % Partition::kThreads != 0 && i >= kTotal) continue;
     const bool exists = offset != RowOffsets::kNoRow;
-    copy_async(smem_q + Tile::QueryRows::offset(Partition::first_row() + row, chunk),
-               static_cast<const uint4*>(p.q) + (exists ? offset + chunk : 0u), exists);
+    cp_async(smem_q + Tile::QueryRows::offset(Partition::first_row() + row, chunk),
+             static_cast<const uint4*>(p.q) + (exists ? offset + chunk : 0u), exists);
   }
-  close_copies();
+  cp_async_commit_group();
 }
 
 // Clamps x to [-limit, limit]; NaN stays NaN.
@@ -142,7 +142,7 @@ struct QFragments {
 #pragma unroll
     for (int step = 0; step < kRegSteps; ++step) {
 #pragma unroll
-      for (int m = 0; m < Tile::kRowTiles; ++m) load_matrices(frag_[step][m], address(m, step));
+      for (int m = 0; m < Tile::kRowTiles; ++m) ldmatrix_x4(frag_[step][m], address(m, step));
     }
   }
 
@@ -154,7 +154,7 @@ struct QFragments {
 #pragma unroll
         for (int i = 0; i < 4; ++i) a[m][i] = frag_[step][m][i];
       } else {
-        load_matrices(a[m], address(m, step));
+        ldmatrix_x4(a[m], address(m, step));
       }
     }
   }

@@ -121,7 +121,7 @@ __device__ __forceinline__ void gemm_qk_rotary(
       const uint32_t b0 = operand(n * 8 + g, column);
       const uint32_t b1 = operand(n * 8 + g, column + (Tile::kFp8 ? 2 : 8));
 #pragma unroll
-      for (int m = 0; m < Tile::kRowTiles; ++m) multiply_add<T>(acc_s[m][n], a[m], b0, b1);
+      for (int m = 0; m < Tile::kRowTiles; ++m) mma_m16n8k16<T>(acc_s[m][n], a[m], b0, b1);
     }
   }
 }

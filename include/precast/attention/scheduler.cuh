@@ -162,7 +162,7 @@ struct WorkTile {
   int32_t request_idx, head, m_block;
   int32_t q_begin, q_len;         // qo_indptr[request_idx], number of queries
   int32_t kv_start, kv_len;       // kv_indptr[request_idx], number of tokens of the request
-  int32_t kv_begin, kv_end;       // multiples of kKvBlockSize; kv_end may be the tile's last token
+  int32_t kv_begin, kv_end;       // multiples of kKvBlockSize, or kv_end ends the tile
   int32_t split_idx, num_splits;  // num_splits is 1 if the tile is not split
   int32_t counter;                // index of the tile's first split counter, if it is split
   int32_t first_partial, partial_step, partial_skip;

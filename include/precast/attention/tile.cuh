@@ -74,7 +74,7 @@ struct SharedRows {
 // The value stays in a register. Why: the compiler would compute it anew in each round of a loop.
 __device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
 
-// Where the row of a lane begins for load_matrices(): rows 0-7, rows 8-15, and both of the next
+// Where the row of a lane begins for ldmatrix_x4(): rows 0-7, rows 8-15, and both of the next
 // chunk.
 template <typename Rows>
 __device__ __forceinline__ int rows_first() {

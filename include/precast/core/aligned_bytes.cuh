@@ -1,22 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that are moved and not looked at, in units of 1, 2, 4, 8 or 16: ops that copy need no
-// element type, only the largest unit that divides every address and length of a call.
+// Copies of bytes in accesses of 1, 2, 4, 8 or 16 bytes. An op that only copies needs no element
+// type, but the largest access size that divides every address and length of a call.
 //
-// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid().
+// Loads and stores are volatile asm, so that none moves above wait_on_dependent_grids().
 #pragma once
 
 #include "precast/core/types.cuh"
 #include "precast/core/vec.cuh"
 
 #if !defined(__CUDACC_RTC__)
-#include <initializer_list>  // Why: lists of what UnitChoice takes
+#include <initializer_list>  // Why: callers pass braced lists
 #endif
 
 namespace precast {
 
 #if defined(__CUDACC__)
 
-// What kBytes bytes are in registers. Why: PTX loads a byte into a register of 16 bits.
+// The register type of kBytes bytes. Why 16 bits for one byte: PTX loads a byte into a 16-bit
+// register.
 template <int kBytes>
 struct AlignedBytesStorage {
   using type = unsigned short;
@@ -34,30 +35,30 @@ struct AlignedBytesStorage<16> {
   using type = uint4;
 };
 
-// kBytes bytes, at an address that kBytes divides.
+// kBytes bytes at an address that is a multiple of kBytes.
 template <int kBytes>
 struct AlignedBytes {
   typename AlignedBytesStorage<kBytes>::type bits;
 
-  // `policy` is for units of 16 bytes.
+  // `policy` matters only for 16 bytes.
   __device__ __forceinline__ static AlignedBytes load(const char* source, L2Policy policy) {
-    AlignedBytes unit;
+    AlignedBytes access;
     if constexpr (kBytes == 16) {
-      unit.bits = load_vec(reinterpret_cast<const f32*>(source), policy).bits;
+      access.bits = load_vec(reinterpret_cast<const f32*>(source), policy).bits;
     } else if constexpr (kBytes == 8) {
       asm volatile("ld.global.v2.u32 {%0, %1}, [%2];"
-                   : "=r"(unit.bits.x), "=r"(unit.bits.y)
+                   : "=r"(access.bits.x), "=r"(access.bits.y)
                    : "l"(source)
                    : "memory");
     } else if constexpr (kBytes == 4) {
-      asm volatile("ld.global.u32 %0, [%1];" : "=r"(unit.bits) : "l"(source) : "memory");
+      asm volatile("ld.global.u32 %0, [%1];" : "=r"(access.bits) : "l"(source) : "memory");
     } else if constexpr (kBytes == 2) {
-      asm volatile("ld.global.u16 %0, [%1];" : "=h"(unit.bits) : "l"(source) : "memory");
+      asm volatile("ld.global.u16 %0, [%1];" : "=h"(access.bits) : "l"(source) : "memory");
     } else {
       static_assert(kBytes == 1, "1, 2, 4, 8 or 16 bytes");
-      asm volatile("ld.global.u8 %0, [%1];" : "=h"(unit.bits) : "l"(source) : "memory");
+      asm volatile("ld.global.u8 %0, [%1];" : "=h"(access.bits) : "l"(source) : "memory");
     }
-    return unit;
+    return access;
   }
 
   __device__ __forceinline__ void store(char* target) const {
@@ -80,7 +81,8 @@ struct AlignedBytes {
 
 #if !defined(__CUDACC_RTC__)
 
-// Collects addresses, strides and lengths in bytes; value() is the largest unit that divides all.
+// Collects addresses, strides and lengths in bytes. value() is the largest access size that divides
+// all of them.
 struct CommonAlignment {
   uint64_t bits = kVecBytes;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reductions inside a CTA, with one barrier each.
+// Reductions over a CTA, with one barrier each.
 #pragma once
 
 #include "precast/core/warp.cuh"
@@ -11,9 +11,9 @@ constexpr int kMaxWarps = kMaxThreads / kWarpSize;
 
 #if defined(__CUDACC__)
 
-// Sum over the CTA. All threads must call (blockDim.x a multiple of 32, one dimension); the result
-// is valid in every thread and its order of addition is fixed. `scratch` is shared memory of this
-// one call: reusing it needs a barrier of the caller's.
+// Sum over the CTA. All threads must call it (blockDim.x a multiple of 32, one dimension). The
+// result is valid in every thread, and its order of addition is fixed. `scratch` is shared memory
+// that only this call uses; reusing it needs a barrier of the caller.
 __device__ __forceinline__ float block_sum(float x, float (&scratch)[kMaxWarps]) {
   const int lane = threadIdx.x % kWarpSize;
   x = warp_sum(x);
@@ -22,7 +22,7 @@ __device__ __forceinline__ float block_sum(float x, float (&scratch)[kMaxWarps])
   return warp_sum(lane < blockDim.x / kWarpSize ? scratch[lane] : 0.0f);
 }
 
-// The same for kCount sums at once, behind one barrier.
+// The same for kCount sums at once, with one barrier.
 template <int kCount>
 __device__ __forceinline__ void block_sum(float (&x)[kCount], float (&scratch)[kCount][kMaxWarps]) {
   const int lane = threadIdx.x % kWarpSize;

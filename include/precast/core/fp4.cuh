@@ -1,19 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// The number formats of block-scaled tensors: e2m1, the 4-bit floating-point type, and ue8m0, the
+// The number formats of block-scaled tensors: e2m1, the 4-bit floating-point type, and ue8m0, a
 // scale that is a power of two.
 //
 // e2m1 has the magnitudes 0, 0.5, 1, 1.5, 2, 3, 4, 6, in the order of its codes 0 to 7, and the
-// sign in bit 3; it has neither infinity nor NaN. Conversion rounds to nearest, ties to the even
-// code, and saturates; the sign of zero stays, NaN becomes 6. It is one instruction for two numbers
-// from compute capability 10.0 on, and the same result by fp32 arithmetic below. ue8m0 is the
-// exponent byte of an fp32: byte e stands for 2^(e - 127), 255 for NaN. Source: OCP Microscaling
-// Formats (MX) Specification 1.0.
+// sign in bit 3. It has neither infinity nor NaN. Conversion rounds to nearest, ties to the even
+// code, and saturates; the sign of zero is kept, and NaN becomes 6. From compute capability 10.0 on
+// it is one instruction for two numbers, below it fp32 arithmetic with the same result. ue8m0 is
+// the exponent byte of an fp32: byte e stands for 2^(e - 127), and 255 for NaN. Source: OCP
+// Microscaling Formats (MX) Specification 1.0.
 #pragma once
 
 #include "precast/core/fp8.cuh"
 #include "precast/core/types.cuh"
 
-// The conversion needs a target with the features of its architecture (100a) or family (100f).
+// The conversion instruction needs a target with architecture-specific (100a) or family-specific
+// (100f) features.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000 && \
     (defined(__CUDA_ARCH_SPECIFIC__) || defined(__CUDA_ARCH_FAMILY_SPECIFIC__))
 #define PRECAST_HAS_E2M1_CONVERSION 1
@@ -28,19 +29,20 @@ namespace precast {
 // The sum over i of the bits of 2^23 times 16^i, modulo 2^32.
 constexpr uint32_t kE2m1CodesBias = 0x4b000000u + 0xb0000000u;
 
-// 2^23 plus the code of a magnitude between 0 and 6, as bits. Why: an fp32 from 2^23 on is a whole
-// number, so that an addition rounds to nearest even. The code grows by one for each 0.5 below 2,
-// each 1 below 4 and each 2 below 6; of these three lines through even codes the lowest is the
-// right one.
+// Returns 2^23 plus the code of a magnitude between 0 and 6, as bits. Why: an fp32 from 2^23 on is
+// a whole number, so that the addition rounds to nearest even. The code grows by one for each 0.5
+// below 2, each 1 below 4 and each 2 below 6. Of these three lines through even codes the lowest is
+// the right one.
 __device__ __forceinline__ uint32_t e2m1_code(float magnitude) {
   const uint32_t halves = __float_as_uint(__fmaf_rn(magnitude, 2.0f, 8388608.0f));
   const uint32_t ones = __float_as_uint(__fadd_rn(magnitude, 8388610.0f));
   const uint32_t twos = __float_as_uint(__fmaf_rn(magnitude, 0.5f, 8388612.0f));
-  return min(min(halves, ones), twos);  // One instruction on sm90, of floats two.
+  // The minimum of integers is one instruction on sm90, that of floats two.
+  return min(min(halves, ones), twos);
 }
 
-// Eight numbers in the order of memory, the first in the lowest 4 bits. A NaN must be what
-// arithmetic makes, without a sign.
+// Packs eight numbers in memory order, the first in the lowest 4 bits. A NaN must have no sign, as
+// the results of arithmetic have none.
 __device__ __forceinline__ uint32_t pack_e2m1(const float (&x)[8]) {
 #if PRECAST_HAS_E2M1_CONVERSION
   uint32_t word;
@@ -66,9 +68,9 @@ __device__ __forceinline__ uint32_t pack_e2m1(const float (&x)[8]) {
 #endif
 }
 
-// The same for magnitudes below 7 without NaN; bits 15 and 31 of the words are the signs, those of
-// 2 i and 2 i + 1 in word i, as 16-bit numbers have them. Saves what the conversion in arithmetic
-// spends on each clamp and each sign.
+// Does the same for magnitudes below 7 without NaN. Bits 15 and 31 of the words are the signs,
+// those of numbers 2 i and 2 i + 1 in word i, as in packed 16-bit numbers. This saves the clamp and
+// the sign handling of each number.
 __device__ __forceinline__ uint32_t pack_small_e2m1(const float (&magnitude)[8], uint4 signs) {
   uint32_t codes = 0;
 #pragma unroll
@@ -80,13 +82,14 @@ __device__ __forceinline__ uint32_t pack_small_e2m1(const float (&magnitude)[8],
   return (codes - kE2m1CodesBias) | (even >> 4 & 0x08080808u) | (odd & 0x80808080u);
 }
 
-// Eight numbers, the first in the lowest 4 bits, as pairs of f16, which holds them exactly. Why:
-// the lower byte of each is zero, and a byte permutation looks up the upper bytes of four at once.
+// Converts eight numbers, the first in the lowest 4 bits, to pairs of f16, which holds them
+// exactly. Why: the lower byte of each f16 is zero, and one byte permutation looks up the upper
+// bytes of four numbers.
 __device__ __forceinline__ void e2m1_to_f16(uint32_t codes, uint32_t (&pairs)[4]) {
   const uint32_t magnitudes = codes & 0x77777777u;
-  const uint32_t shifted = codes << 4;  // The signs of numbers 0, 2, 4, 6 are bits 7 of its bytes,
+  const uint32_t shifted = codes << 4;  // Bits 7 of its bytes are the signs of numbers 0, 2, 4, 6,
   const uint32_t signs[2] = {
-      // those of the others of the bytes of `codes`.
+      // and bits 7 of the bytes of `codes` those of the other numbers.
       __byte_perm(shifted, codes, 0x5140), __byte_perm(shifted, codes, 0x7362)};
 #pragma unroll
   for (int i = 0; i < 2; ++i) {
@@ -99,14 +102,15 @@ __device__ __forceinline__ void e2m1_to_f16(uint32_t codes, uint32_t (&pairs)[4]
 
 __device__ __forceinline__ uint32_t to_bits(e4m3 x) { return x.__x; }
 
-// The same number twice.
+// Returns the number twice.
 __device__ __forceinline__ __half2 e4m3_to_f16_pair(uint32_t bits) {
   return __half2(
       __nv_cvt_fp8x2_to_halfraw2(static_cast<__nv_fp8x2_storage_t>(bits * 0x0101u), __NV_E4M3));
 }
 
-// The least ue8m0 scale with which `amax`, not negative, does not exceed the largest number of a
-// format, 2^kExponent * (1 + kMantissa / 2^23). Infinity gives the largest scale, 254.
+// Returns the smallest ue8m0 scale such that amax / scale does not exceed the largest number of a
+// format, 2^kExponent * (1 + kMantissa / 2^23). `amax` must not be negative. Infinity gives the
+// largest scale, 254.
 template <int kExponent, uint32_t kMantissa>
 __device__ __forceinline__ uint32_t ue8m0_scale(float amax) {
   const uint32_t bits = __float_as_uint(amax);
@@ -127,7 +131,7 @@ __device__ __forceinline__ float ue8m0_to_float(uint32_t scale) {
   return __uint_as_float(scale == 0u ? 0x00400000u : bits);
 }
 
-// 1 / scale, exact, of scales up to 254.
+// Returns 1 / scale, which is exact for scales up to 254.
 __device__ __forceinline__ float ue8m0_reciprocal(uint32_t scale) {
   return __uint_as_float(scale == 254u ? 0x00400000u : (254u - scale) << 23);
 }

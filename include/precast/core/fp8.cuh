@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The 8-bit floating-point types, and conversion to and from fp32.
 //
-// Conversion to fp8 rounds to nearest even and saturates: what is beyond the largest number, and
-// infinity, becomes that number; NaN stays NaN. It is one instruction for two numbers from compute
-// capability 8.9 on, and the same result by integer arithmetic below.
-// Source: OCP 8-bit Floating Point Specification 1.0.
+// Conversion to fp8 rounds to nearest even and saturates: infinity and numbers beyond the largest
+// one become that number; NaN stays NaN. From compute capability 8.9 on it is one instruction for
+// two numbers, below it integer arithmetic with the same result. Source: OCP 8-bit Floating Point
+// Specification 1.0.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -53,7 +53,7 @@ __device__ __forceinline__ e5m2 from_float<e5m2>(float x) {
 __device__ __forceinline__ float to_float(e4m3 x) { return float(x); }
 __device__ __forceinline__ float to_float(e5m2 x) { return float(x); }
 
-// Four numbers in the order of memory, the first in the lowest byte.
+// Packs four numbers in memory order, the first in the lowest byte.
 template <typename F>
 __device__ __forceinline__ uint32_t pack_fp8(float a, float b, float c, float d) {
   const uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, Fp8<F>::kKind);
@@ -73,8 +73,8 @@ __device__ __forceinline__ void unpack_fp8(uint32_t bits, float (&x)[4]) {
   }
 }
 
-// Stores of 4, 8 and 16 numbers; `target` must be aligned to that many bytes. Volatile, as all
-// loads and stores of core/vec.cuh.
+// Stores 4, 8 or 16 numbers; `target` must be aligned to that many bytes. The stores are volatile,
+// like all of core/vec.cuh.
 template <typename F>
 __device__ __forceinline__ void store_fp8(F* target, const float (&x)[4]) {
   asm volatile("st.global.u32 [%0], %1;" ::"l"(target), "r"(pack_fp8<F>(x[0], x[1], x[2], x[3]))

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The mark of functions that both sides call. A host compiler sees plain functions.
+// Marks functions that host and device code call. A host compiler sees plain functions.
 #pragma once
 
 #if defined(__CUDACC__)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Element-wise work as items: 16 bytes of one row each, numbered across all rows, so that short and
-// long rows fill CTAs alike. The last item of a row may be partial.
+// Element-wise work divided into items of 16 bytes of one row, numbered across all rows, so that
+// CTAs are full for short and for long rows. The last item of a row may be partial.
 #pragma once
 
 #include "precast/core/rows.cuh"
@@ -13,15 +13,16 @@ struct Items {
   uint32_t count = 0;
 };
 
-// One item a thread: on H200 this moves 2 to 8 % more than 2 or 4 a thread.
+// One item a thread: on an H200 this moves 2 to 8 % more bytes a second than 2 or 4 a thread.
 struct ItemPlan {
-  bool fits;  // false: more items than 32 bits count (64 GiB of 16-byte items)
+  bool fits;  // false if there are more items than 32 bits can count (64 GiB of 16-byte items)
   Items items;
   uint32_t ctas;
 };
 
 constexpr int kItemThreads = 256;
-constexpr uint64_t kMaxItems = 0xffff0000u;  // 32 bits, with room for the last CTA's overhang
+// below 2^32, so that the indices of the last CTA do not overflow
+constexpr uint64_t kMaxItems = 0xffff0000u;
 
 #if defined(__CUDACC__)
 
@@ -39,7 +40,7 @@ struct ItemPosition {
 
 #if !defined(__CUDACC_RTC__)
 
-// `columns` elements a row, `item_size` elements an item, both positive.
+// A row has `columns` elements, an item `item_size`. Both must be positive.
 inline ItemPlan plan_items(uint32_t rows, int64_t columns, int item_size) {
   ItemPlan plan = {};
   const uint64_t per_row = (static_cast<uint64_t>(columns) + item_size - 1) / item_size;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Kernel launch, and programmatic dependent launch (PDL) on both of its sides.
 //
-// With PDL a kernel may start while the kernel before it in the stream still runs. Every thread
-// calls wait_for_previous_grid() before it touches global memory, so results never depend on it;
-// what overlaps is the launch itself. Before it there are hints alone: prefetches, and numbers that
-// say what to prefetch (guess_low_word()). The one exception reads what the kernel before the last
-// wrote, and says why it may (TensorQuantKernel). PDL needs compute capability 9.0.
+// With PDL a kernel may start while the previous kernel of the stream still runs. Every thread
+// calls wait_on_dependent_grids() before it accesses global memory, so that results never depend on
+// PDL; only the launch itself overlaps. Before that call there are hints only: prefetches, and
+// loads that choose what to prefetch (prefetch_low_word()). The one exception reads data that the
+// kernel before the previous one wrote, and explains why it may (TensorQuantKernel). PDL needs
+// compute capability 9.0.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -18,27 +19,27 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Blocks until the grids this one depends on have finished and their writes are visible. The
-// "memory" clobber keeps loads from moving above it.
-__device__ __forceinline__ void wait_for_previous_grid() {
+// Blocks until all previous grids have finished and their writes are visible. The "memory" clobber
+// keeps loads from moving above it.
+__device__ __forceinline__ void wait_on_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
 
-// Lets the next grid start once every CTA of this one has called it or exited. Safe at any point:
-// the next grid's own wait is for this grid's end.
-__device__ __forceinline__ void allow_next_grid() {
+// Lets the next grid start once every CTA of this grid has called it or exited. It is safe at any
+// point, because the next grid itself waits for the end of this one.
+__device__ __forceinline__ void launch_dependent_grids() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 #endif
 }
 
-// About as many CTAs as a GPU holds at once: later ones start after the grid before has ended.
+// About as many CTAs as a GPU holds at once. Later CTAs start after the previous grid has ended.
 constexpr uint32_t kCtasThatMayOverlap = 1024;
 
-// True if prefetching for this CTA may overlap the end of the grid before. `cta` counts them in the
-// order in which they start.
+// Whether prefetches of this CTA may overlap the end of the previous grid. `cta` is its index in
+// the order in which CTAs start.
 __device__ __forceinline__ bool may_overlap_previous_grid(uint32_t cta) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   return cta < kCtasThatMayOverlap;
@@ -61,9 +62,9 @@ __device__ __forceinline__ bool may_overlap_previous_grid() {
 
 constexpr bool kTargetHasPdl = PRECAST_SM >= 90;
 
-// Launches `kernel(params)` on `stream` of the current device; more than 48 KB of dynamic shared
-// memory must have been allowed before. `enable_pdl` is dropped where the
-// target has no PDL. Returns the launch's own error; errors of the run surface later, as ever.
+// Launches `kernel(params)` on `stream` of the current device. More than 48 KB of dynamic shared
+// memory must have been allowed before. `enable_pdl` has no effect if the target has no PDL.
+// Returns the error of the launch; errors of the execution surface later, as with any launch.
 template <typename Params>
 cudaError_t launch(void (*kernel)(Params), dim3 grid, dim3 block, bool enable_pdl,
                    cudaStream_t stream, const Params& params, int dynamic_smem = 0) {

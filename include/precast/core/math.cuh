@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small words of arithmetic, and activation functions in fp32, with the fast exponential and
-// division: relative error below 2e-5 where the result exceeds 1e-36, far under the rounding of a
-// 16-bit output.
+// Arithmetic helpers, and activation functions in fp32 with the fast exponential and division: the
+// relative error is below 2e-5 for results above 1e-36, far below the rounding of a 16-bit output.
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -14,7 +13,7 @@ constexpr float kLog2E = 1.4426950408889634f;
 
 __device__ __forceinline__ float negative_infinity() { return __uint_as_float(0xff800000u); }
 
-// The larger one; NaN if one is.
+// Returns the maximum, or NaN if either argument is NaN.
 __device__ __forceinline__ float max_or_nan(float a, float b) {
   float larger;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
@@ -33,22 +32,23 @@ __device__ __forceinline__ float fast_reciprocal(float x) {
   return y;
 }
 
-// 1 / (1 + exp(-x)), 0 below -88. Why not __expf() and __fdividef(): they guard subnormal numbers,
-// which nobody sees here, by as many instructions again; norms with SiLU were held up by them.
+// 1 / (1 + exp(-x)), which is 0 below -88. Why not __expf() and __fdividef(): they handle subnormal
+// numbers, which do not occur here, with as many instructions again, and norms with SiLU were bound
+// by them.
 __device__ __forceinline__ float sigmoid(float x) {
   return fast_reciprocal(1.0f + fast_exp2(-kLog2E * x));
 }
 
-// x / (1 + exp(-x)); below -88 the exponential is infinite and the quotient 0, as it should
+// x / (1 + exp(-x)). Below -88 the exponential is infinite and the quotient 0, as it should be
 // (Hendrycks and Gimpel 2016; Ramachandran et al. 2017).
 __device__ __forceinline__ float silu(float x) { return x * sigmoid(x); }
 
-// x * Phi(x), Phi the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415).
+// x * Phi(x), where Phi is the normal distribution (Hendrycks and Gimpel, arXiv:1606.08415).
 //
 // Phi(-|x|) = exp(-x^2 / 2) * P(1 / (1 + 0.31 |x|)), in the form of Hastings (Approximations for
 // Digital Computers, 1955), with P fitted for relative error: 4.8e-6 for |x| up to 13.5. Why: with
-// erff() arithmetic held the op below the speed of memory, and 1 + erff() loses digits where x is
-// negative.
+// erff() the op was bound by arithmetic rather than memory, and 1 + erff() loses digits for
+// negative x.
 __device__ __forceinline__ float gelu(float x) {
   const float t = fabsf(x);
   const float r = __fdividef(1.0f, 1.0f + 0.31f * t);

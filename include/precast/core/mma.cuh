@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products of a warp: m16n8k16 with 16-bit operands and fp32 accumulators, and the loads of
-// its operands from shared memory.
+// Warp-level matrix multiplication: mma.m16n8k16 with 16-bit operands and fp32 accumulators, and
+// the ldmatrix loads of its operands.
 //
-// Lane l = 4 g + q holds of the operands, a register being two numbers, the first in the low half:
+// Lane l = 4 g + q holds these fragments; a register holds two numbers, the first in the low half:
 //   A [16, 16]  a[0]: row g, columns 2 q and 2 q + 1    a[1]: row g + 8    a[2], a[3]: columns + 8
 //   B [16, 8]   b[0]: rows 2 q and 2 q + 1, column g    b[1]: rows + 8
 //   C [16, 8]   c[0], c[1]: row g, columns 2 q and 2 q + 1              c[2], c[3]: row g + 8
-// so that the accumulators of two neighbouring products, packed, are the A of another product.
-// All 32 lanes call. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16".
+// So the packed accumulators of two neighbouring products are the A fragment of another product.
+// All 32 lanes must call each function. Source: PTX ISA, "Matrix Fragments for mma.m16n8k16".
 #pragma once
 
 #include "precast/core/shared_address.cuh"
@@ -17,17 +17,17 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// Four 8 x 8 matrices of 16-bit numbers: lane l gives the address of row l % 8 of matrix l / 8, 16
-// bytes, and gets of each matrix row l / 4, columns 2 (l % 4) and the next.
-__device__ __forceinline__ void load_matrices(uint32_t (&r)[4], uint32_t row) {
+// Loads four 8 x 8 matrices of 16-bit numbers. Lane l passes the address of row l % 8 of matrix l /
+// 8, 16 bytes, and gets row l / 4, columns 2 (l % 4) and 2 (l % 4) + 1 of each matrix.
+__device__ __forceinline__ void ldmatrix_x4(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
                : "memory");
 }
 
-// The same, transposed: a lane gets column l / 4, rows 2 (l % 4) and the next.
-__device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint32_t row) {
+// The same, transposed: a lane gets column l / 4, rows 2 (l % 4) and 2 (l % 4) + 1.
+__device__ __forceinline__ void ldmatrix_x4_trans(uint32_t (&r)[4], uint32_t row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(row)
@@ -36,10 +36,10 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&r)[4], uint3
 
 // c += a * b
 template <typename T>
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+__device__ __forceinline__ void mma_m16n8k16(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1);
 template <>
-__device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16<f16>(float (&c)[4], const uint32_t (&a)[4],
                                                   uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"
@@ -47,7 +47,7 @@ __device__ __forceinline__ void multiply_add<f16>(float (&c)[4], const uint32_t 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 template <>
-__device__ __forceinline__ void multiply_add<bf16>(float (&c)[4], const uint32_t (&a)[4],
+__device__ __forceinline__ void mma_m16n8k16<bf16>(float (&c)[4], const uint32_t (&a)[4],
                                                    uint32_t b0, uint32_t b1) {
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
       "{%8, %9}, {%0, %1, %2, %3};"

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantisation to 8 bits with a scale: what all granularities share.
+// Quantisation to 8 bits with a scale: the parts that all granularities share.
 //
-//   amax   = max(max |x|, eps)             over what shares a scale
+//   amax   = max(max |x|, eps)             over the elements that share a scale
 //   scale  = amax / max(Q)                 the dequantisation scale, or that rounded up to 2^n
 //   code   = round(x * (1 / scale))        to nearest even, saturating
 //
-// Every operation is one of IEEE fp32, in this order, so plain PyTorch gives the same bits. max(Q)
-// is 448 for e4m3, 57344 for e5m2 and 127 for int8.
+// Every operation is an IEEE fp32 operation, in this order, so that plain PyTorch gives the same
+// bits. max(Q) is 448 for e4m3, 57344 for e5m2 and 127 for int8.
 //
-// NaN and infinity: a NaN makes its scale NaN and with it all codes of the scale; an infinity makes
-// the scale infinite, finite numbers 0 and itself NaN. With powers of two, which have no infinity,
-// either makes the scale NaN. int8 has no NaN: its code is 0.
+// NaN and infinity: a NaN makes its scale NaN, and with it all codes of the scale. An infinity
+// makes the scale infinite, finite numbers 0, and itself NaN. Scales that are powers of two have no
+// infinity; either makes them NaN. int8 has no NaN: its code is 0.
 #pragma once
 
 #include "precast/core/block.cuh"

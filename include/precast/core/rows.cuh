@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors seen as rows: element (r, c) lies at base + outer * s.outer + inner * s.inner + c, where
-// r = outer * inner_count + inner. Covers 2-D tensors with strided rows and 3-D tensors with two
-// strides (heads inside a packed qkv). Offsets are 64-bit, row numbers 32-bit.
+// Tensors viewed as rows: element (r, c) is at base + outer * s.outer + inner * s.inner + c, where
+// r = outer * inner_count + inner. This covers 2-D tensors with strided rows and 3-D tensors with
+// two strides (heads inside a packed qkv). Offsets have 64 bits, row indices 32.
 #pragma once
 
 #include "precast/core/host_device.cuh"
@@ -10,11 +10,11 @@
 
 namespace precast {
 
-// n / divisor by one multiplication, exact for every 32-bit n: with m = floor((2^64 - 1) / d) + 1,
-// n * m / 2^64 exceeds n / d by less than 1 / d.
+// Computes n / divisor with one multiplication, exact for every 32-bit n: with m = floor((2^64 - 1)
+// / d) + 1, n * m / 2^64 exceeds n / d by less than 1 / d.
 struct FastDivmod {
   uint32_t value = 1;
-  uint64_t reciprocal = 0;  // 0 stands for a divisor of 1
+  uint64_t reciprocal = 0;  // 0 stands for the divisor 1
 
   PRECAST_HOST_DEVICE FastDivmod() {}
   PRECAST_HOST_DEVICE explicit FastDivmod(uint32_t divisor)
@@ -27,17 +27,15 @@ struct FastDivmod {
 #endif
 };
 
-using Divisor = FastDivmod;
-
 struct RowStrides {
   int64_t outer = 0;  // elements
   int64_t inner = 0;  // elements
 };
 
-// How many rows there are, and how they split into outer and inner.
+// The number of rows, and their division into outer and inner.
 struct Rows {
   uint32_t count = 0;
-  FastDivmod inner;  // rows an outer step holds; the count itself for a 2-D tensor
+  FastDivmod inner;  // rows of an outer step; equal to the count for a 2-D tensor
 };
 
 #if defined(__CUDACC__)
@@ -70,7 +68,7 @@ struct RowPosition {
 
 #if !defined(__CUDACC_RTC__)
 
-// True if every row starts on a boundary of `alignment` bytes.
+// Whether every row starts at a multiple of `alignment` bytes.
 template <typename T>
 bool rows_are_vector_aligned(const void* base, const RowStrides& strides,
                              int alignment = kVecBytes) {

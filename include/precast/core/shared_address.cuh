@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Addresses of shared memory as PTX wants them.
+// Conversion of pointers to the 32-bit shared-memory addresses of PTX.
 #pragma once
 
 #include "precast/core/types.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight fp32 numbers written as a vector of a 16-bit type, or as half of one of fp8.
+// Stores of eight fp32 numbers as 16-bit or fp8 elements.
 #pragma once
 
 #include "precast/core/fp8.cuh"
@@ -10,12 +10,12 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// What `target` of store_rounded<true>() must be aligned to, in bytes.
+// The alignment in bytes that store_rounded<true>() requires of `target`.
 template <typename Out>
 constexpr int kStoreBytes = 8 * sizeof(Out);
 
-// Rounded to nearest even once; fp8 also saturates. Whole and aligned, or the first `count` to any
-// address.
+// Rounds to nearest even once; fp8 also saturates. Stores all eight to an aligned address, or the
+// first `count` to any address.
 template <bool kAligned, typename Out>
 __device__ __forceinline__ void store_rounded(Out* target, const float (&x)[8], int64_t count) {
   if constexpr (sizeof(Out) == 2) {

@@ -22,7 +22,8 @@ typedef unsigned long long uint64_t;
 
 namespace precast {
 
-// Which type a module was compiled for: its binding reads this, for it is compiled once for all.
+// The type that a module was compiled for. Bindings read it at run time, because a binding is
+// compiled once for all modules of an op.
 enum class DType : int { f32, f16, bf16, e4m3, e5m2, i8 };
 
 #if defined(__CUDACC__)
@@ -56,7 +57,7 @@ __device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
 __device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
 __device__ __forceinline__ float to_float(i8 x) { return static_cast<float>(x); }
 
-// Round to nearest even.
+// Rounds to nearest even.
 template <typename T>
 __device__ __forceinline__ T from_float(float x);
 template <>

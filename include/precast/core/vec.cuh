@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sixteen bytes of elements: the unit in which memory-bound kernels load, compute and store.
+// Vectors of 16 bytes, in which memory-bound kernels load, compute and store.
 //
-// Loads and stores are volatile asm, so that none moves above wait_for_previous_grid().
+// Loads and stores are volatile asm, so that none moves above wait_on_dependent_grids().
 #pragma once
 
 #include "precast/core/types.cuh"
@@ -34,16 +34,16 @@ __device__ __forceinline__ Vec<T> load_vec(const T* source) {
   return Vec<T>{v};
 }
 
-// What L2 does with the lines that a load brings in.
+// The L2 eviction policy of a load.
 struct L2Policy {
   uint64_t bits;
 };
 
-// The policy for operands that an op reads once. Why: lines marked evict_last leave those written
-// as the first to go, and they go to memory in longer runs: on H200 1 to 5 % more bytes a second
-// than without a mark, and kernels that follow lose nothing. Bypassing L1, evict_first on reads or
-// writes, and larger prefetch sizes all moved less. See reads_evict_last() for where it does not
-// pay.
+// The policy for operands that an op reads once. Why: with these lines marked evict_last, the
+// written lines are evicted first, and go to memory in longer bursts: on an H200 this moves 1 to 5
+// % more bytes a second than no mark, and the kernels that follow lose nothing. Bypassing L1,
+// evict_first on reads or writes, and larger prefetch sizes all moved fewer. See reads_evict_last()
+// for the cases in which it does not pay off.
 __device__ __forceinline__ L2Policy read_policy(bool evict_last) {
   uint64_t bits;
   if (evict_last) {
@@ -64,9 +64,9 @@ __device__ __forceinline__ Vec<T> load_vec(const T* source, L2Policy policy) {
   return Vec<T>{v};
 }
 
-// Asks for the line of `source` in L2. Reads nothing, so it may go ahead of
-// wait_for_previous_grid(): it then overlaps the fetch with the end of the grid before, and a line
-// that this grid still writes is written in L2.
+// Prefetches the line of `source` into L2. It reads no data, so it may precede
+// wait_on_dependent_grids() and overlap the end of the previous grid; a line that the previous grid
+// still writes is updated in L2.
 __device__ __forceinline__ void prefetch_to_l2(const void* source) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(source));
 }
@@ -93,12 +93,12 @@ __device__ __forceinline__ uint32_t load_word(const T* source) {
   return word;
 }
 
-// One number, such as a scale; volatile, as all of these.
+// Loads one number, such as a scale. The load is volatile, like all others here.
 __device__ __forceinline__ float load_scalar(const f32* source) {
   return __uint_as_float(load_word(source));
 }
 
-// The first `count` elements from any address, zeros behind them.
+// Loads the first `count` elements from any address; the others become zeros.
 template <typename T>
 __device__ __forceinline__ Vec<T> load_elements(const T* source, int64_t count) {
   constexpr int kPerWord = 4 / sizeof(T);
@@ -110,7 +110,7 @@ __device__ __forceinline__ Vec<T> load_elements(const T* source, int64_t count) 
   return Vec<T>{make_uint4(words[0], words[1], words[2], words[3])};
 }
 
-// The first `count` elements to any address.
+// Stores the first `count` elements to any address.
 template <typename T>
 __device__ __forceinline__ void store_elements(T* target, Vec<T> vec, int64_t count) {
   constexpr int kPerWord = 4 / sizeof(T);
@@ -129,7 +129,8 @@ __device__ __forceinline__ void store_elements(T* target, Vec<T> vec, int64_t co
   }
 }
 
-// A vector of which `count` elements exist: whole and aligned, or element by element.
+// Loads or stores a vector of which `count` elements exist: as a whole from an aligned address, or
+// element by element.
 template <bool kAligned, typename T>
 __device__ __forceinline__ Vec<T> load(const T* source, int64_t count) {
   if constexpr (kAligned) return load_vec(source);
@@ -188,7 +189,7 @@ __device__ __forceinline__ uint32_t pack_pair(bf16, float low, float high) {
   return reinterpret_cast<const uint32_t&>(pair);
 }
 
-// Round to nearest even.
+// Rounds to nearest even.
 template <typename T>
 __device__ __forceinline__ Vec<T> pack(const float (&x)[8]) {
   return Vec<T>{make_uint4(pack_pair(T(), x[0], x[1]), pack_pair(T(), x[2], x[3]),
@@ -207,8 +208,8 @@ __device__ __forceinline__ Vec<T> pack(const float (&x)[4]) {
 
 inline bool exceeds_l2(int64_t bytes) { return bytes > int64_t(1) << 27; }
 
-// Whether read_policy() pays for an op that moves `bytes`. In place it marks the written lines,
-// too, which costs up to 10 % where they fit L2.
+// Whether read_policy() pays off for an op that moves `bytes`. In place it would also mark the
+// written lines, which costs up to 10 % if they fit in L2.
 inline bool reads_evict_last(int64_t bytes, bool in_place) {
   return !in_place || exceeds_l2(bytes);
 }

@@ -4,10 +4,10 @@
 //   out[r, c] = round(input[r, c] * factor), the product in fp32
 //
 // Layout   input, out  [rows, columns]  T, any two row strides, unit column stride; a contiguous
-//          tensor of any rank is one row. out may be input.
-// Threads  one thread takes one item of 16 bytes (core/items.cuh).
-// Traffic  reads input once, writes out once.
-// Source   definition.
+//          tensor of any rank counts as one row. out may be input.
+// Threads  one thread processes one item of 16 bytes (core/items.cuh)
+// Traffic  reads input once, writes out once
+// Source   definition
 // Measured 2026-11-21 on an H200, bf16: 4359 GB/s at 2^28 elements, 1.01 of the elementwise ceiling
 //          of the same run (torch's product by a number, 4300 GB/s); 4296 GB/s at 2^26.
 #pragma once
@@ -26,9 +26,9 @@ struct ScaleParams {
   RowStrides out_strides;
   Rows rows;
   int64_t columns;
-  Items items;  // the launcher sets it
+  Items items;  // set by the launcher
   float factor;
-  bool evict_last;  // the launcher sets it
+  bool evict_last;  // set by the launcher
 };
 
 #if defined(__CUDACC__)
@@ -44,12 +44,12 @@ __global__ __launch_bounds__(kItemThreads) void ScaleKernel(const __grid_constan
   const T* input = row.in<T>(p.input, p.input_strides) + at.column;  // [kSize] of [columns]
   T* out = row.in<T>(p.out, p.out_strides) + at.column;              // [kSize] of [columns]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) prefetch_to_l2(input);
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   float x[kSize];
-  // The last item of a row may be partial, on aligned rows too.
+  // The last item of a row may be partial even if rows are aligned.
   const bool whole = kAligned && left >= kSize;
   unpack(whole ? load_vec(input, read_policy(p.evict_last)) : load_elements(input, left), x);
 #pragma unroll
@@ -63,8 +63,8 @@ __global__ __launch_bounds__(kItemThreads) void ScaleKernel(const __grid_constan
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the product on `stream`; nothing for an empty tensor. cudaErrorInvalidValue if the
-// tensor has more than 2^32 items of 16 bytes.
+// Launches the product on `stream`, unless the tensor is empty. Returns cudaErrorInvalidValue if
+// the tensor has more than 2^32 items of 16 bytes.
 template <typename T>
 cudaError_t launch_scale(ScaleParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows.count == 0 || p.columns == 0) return cudaSuccess;

@@ -1,22 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
-// LayerNorm, with 16-bit output or with fp8 output by one given scale.
+// LayerNorm with 16-bit output, or with fp8 output by one given scale.
 //
 //   m[r]      = mean_c(input[r, c]),  v[r] = mean_c((input[r, c] - m[r])^2)
 //   y[r, c]   = (input[r, c] - m[r]) / sqrt(v[r] + eps) * gamma[c] + beta[c]
 //   out[r, c] = round(y[r, c]), or sat(y[r, c] * (1 / scale)) for fp8 (norm/rmsnorm_quant.cuh)
 //
-// All arithmetic is fp32. The variance is taken around the mean in a second pass over registers, so
-// that a large mean cancels nothing.
+// All arithmetic is fp32. The variance is computed around the mean in a second pass over registers,
+// so that a large mean causes no cancellation.
 //
 // Layout   input, out   [rows, hidden]  T (16-bit), contiguous; out may be input, or is fp8
 //          gamma, beta  [hidden]        fp32, contiguous
 //          scale        [1]             fp32, for fp8
-// Threads  as norm/rmsnorm.cuh: a row in the registers of a group of lanes, two of a CTA, or a CTA
-// that
-//          walks its row element by element (three times; all but the first in L2), where the row
-//          is unaligned or longer than 2048 vectors.
-// Traffic  reads input once, writes out once.
-// Source   Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450.
+// Threads  as in norm/rmsnorm.cuh: a group of lanes keeps one row in registers, or a CTA two rows;
+//          a CTA loops over its row element by element, three times (all but the first from L2), if
+//          the row is unaligned or longer than 2048 vectors.
+// Traffic  reads input once, writes out once
+// Source   Ba, Kiros and Hinton, Layer Normalization, arXiv:1607.06450
 // Measured 2026-11-21 on an H200, bf16, 16384 x 8192, with shares of the elementwise ceiling of the
 //          same run: 4229 GB/s, 0.96; to e4m3 96.7 us, 0.94.
 #pragma once
@@ -39,13 +38,13 @@ struct LayerNormParams {
   uint32_t rows;
   int hidden;
   float eps;
-  RowPlan plan;        // the launcher sets it
+  RowPlan plan;        // set by the launcher
   const float* scale;  // [1], for fp8
 };
 
 #if defined(__CUDACC__)
 
-// The parameters of one vector of T: two of fp32.
+// Loads the parameters of one vector of T, which are two vectors of fp32.
 template <bool kAligned>
 __device__ __forceinline__ void load_parameters(const float* source, int count, float (&x)[8]) {
 #pragma unroll
@@ -63,7 +62,7 @@ __device__ __forceinline__ float sum_of(const float (&x)[8]) {
   return ((x[0] + x[1]) + (x[2] + x[3])) + ((x[4] + x[5]) + (x[6] + x[7]));
 }
 
-// Squared distance from `mean` of the first `count` elements.
+// Returns the sum of squared differences from `mean` over the first `count` elements.
 __device__ __forceinline__ float squared_distance(const float (&x)[8], float mean, int count) {
   float sum = 0.0f;
 #pragma unroll
@@ -81,7 +80,8 @@ __device__ __forceinline__ void normalize(const float (&x)[8], float mean, float
   for (int i = 0; i < 8; ++i) y[i] = (x[i] - mean) * rstd * gamma[i] + beta[i];
 }
 
-// Takes the multiplier of fp8 into beta, as rstd does. Why: a product less for each element.
+// Multiplies beta by the multiplier of fp8, which rstd includes, too. Why: this saves a product for
+// each element.
 template <typename Out>
 __device__ __forceinline__ void scale_beta(float multiplier, float (&beta)[8]) {
   if constexpr (sizeof(Out) == 1) {
@@ -90,30 +90,30 @@ __device__ __forceinline__ void scale_beta(float multiplier, float (&beta)[8]) {
   }
 }
 
-// A larger multiplier would make infinity of rstd or of beta, and NaN of what is 0; with this one
-// all but what is within 4e-16 of 0 saturates.
+// A larger multiplier could make rstd or beta infinite, and turn zeros into NaN. With this limit
+// everything except numbers within 4e-16 of 0 saturates.
 constexpr float kMaxMultiplier = 0x1p60f;
 
 template <typename Out>
 __device__ __forceinline__ float load_multiplier(const LayerNormParams& p) {
   if constexpr (sizeof(Out) == 1) {
     const float multiplier = 1.0f / load_scalar(p.scale);
-    return multiplier > kMaxMultiplier ? kMaxMultiplier : multiplier;  // NaN stays
+    return multiplier > kMaxMultiplier ? kMaxMultiplier : multiplier;  // a NaN is kept
   }
   return 1.0f;
 }
 
-// Makes the compiler unpack `vec` again. Why: else it keeps eight fp32 numbers from one pass over
-// registers to the next, in twice the registers.
+// Makes the compiler unpack `vec` again. Why: otherwise it keeps eight fp32 numbers from one pass
+// over registers to the next, in twice the registers.
 template <typename T>
-__device__ __forceinline__ void forget_unpacked(Vec<T>& vec) {
+__device__ __forceinline__ void force_repack(Vec<T>& vec) {
   asm volatile("" : "+r"(vec.bits.x), "+r"(vec.bits.y), "+r"(vec.bits.z), "+r"(vec.bits.w));
 }
 
-// More than one vector a thread: 64 registers.
+// With several vectors a thread may use 64 registers.
 constexpr int layernorm_max_threads(int vecs) { return vecs == 4 ? kMaxThreads / 2 : kMaxThreads; }
 
-// A group of threads takes kRows rows at a time, which share the parameters and the barriers.
+// A group of threads processes kRows rows at a time, which share the parameters and the barriers.
 template <typename T, typename Out, int kVecs, int kRows, bool kRowPerCta>
 __global__ __launch_bounds__(layernorm_max_threads(kVecs),
                              kMaxThreads / layernorm_max_threads(kVecs)) void  //
@@ -138,7 +138,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
     }
   };
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (blockIdx.x < p.plan.prefetching_ctas) {
     if (rank == 0) {
 #pragma unroll
@@ -151,7 +151,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
       prefetch_bytes_to_l2(p.beta, p.hidden * int(sizeof(float)));
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kRows][kVecs];  // [kRows, kVecs, kSize]
@@ -182,8 +182,9 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 #pragma unroll
   for (int r = 0; r < kRows; ++r) mean[r] /= p.hidden;
 
-  // Why: one vector a thread is where latency counts, so its parameters come ahead of the second
-  // sum, whose barrier hides them. More are better read late, from L1, than kept in registers.
+  // Why: launches with one vector a thread are bound by latency, so its parameters are loaded
+  // before the second sum, whose barrier hides them. With more vectors it is better to read them
+  // late, from L1, than to keep them in registers.
   float gamma[kSize], beta[kSize];
   if (kVecs == 1 && rank < vecs) {
     load_parameters<true>(p.gamma + rank * kSize, kSize, gamma);
@@ -197,7 +198,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       if (rank + i * group_size < vecs) {
-        forget_unpacked(loaded[r][i]);
+        force_repack(loaded[r][i]);
         float x[kSize];
         unpack(loaded[r][i], x);
         rstd[r] += squared_distance(x, mean[r], kSize);
@@ -220,7 +221,7 @@ __global__ __launch_bounds__(layernorm_max_threads(kVecs),
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       if (!row_exists(r)) break;
-      forget_unpacked(loaded[r][i]);
+      force_repack(loaded[r][i]);
       float x[kSize];
       unpack(loaded[r][i], x);
       float y[kSize];
@@ -240,8 +241,8 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
   const int stride = blockDim.x * kSize;
   __shared__ float scratch[2][kMaxWarps];
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   const float multiplier = load_multiplier<Out>(p);
   float x[kSize];
@@ -274,7 +275,7 @@ __global__ __launch_bounds__(kLoopThreads) void LayerNormLoopKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches LayerNorm of every row on `stream`; nothing for an empty tensor.
+// Launches LayerNorm of every row on `stream`, unless the tensor is empty.
 template <typename T, typename Out>
 cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t stream) {
   if (p.rows == 0 || p.hidden == 0) return cudaSuccess;
@@ -289,8 +290,8 @@ cudaError_t launch_layernorm(LayerNormParams p, bool enable_pdl, cudaStream_t st
   shape.streams = 2;
   shape.in_place = p.out == p.input;
   shape.aligned = aligned;
-  // Why: of 1024 rows of 4096, two vectors a thread took 6.1 us and four 8.4; of 16384 rows of 8192
-  // four took 102 us and two 121 (H200, bf16 to e4m3).
+  // Why: for 1024 rows of 4096, two vectors a thread took 6.1 us and four 8.4; for 16384 rows of
+  // 8192 four took 102 us and two 121 (H200, bf16 to e4m3).
   shape.vecs_per_thread = p.rows >= 4096 ? 4 : 2;
   shape.prefetches_rows = true;
   p.plan = plan_rows(shape);

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// The request and the position of every row of a ragged tensor that is appended.
+// The request and the position of every row of a ragged tensor that is appended to a KV cache.
 //
-//   batch_indices[i] = b, positions[i] = seq_lens[b] - indptr[b + 1] + i   where
+//   batch_indices[i] = b, positions[i] = seq_lens[b] - indptr[b + 1] + i   for
 //                                                           indptr[b] <= i < indptr[b + 1]
-//   batch_indices[i] = -1, positions[i] = 0                 where no request has row i
+//   batch_indices[i] = -1, positions[i] = 0                 if no request has row i
 //
 // Layout   indptr [batch + 1], seq_lens [batch]  int32 or int64
 //          batch_indices, positions [rows]       int32
-// Threads  one thread takes one row, and finds its request by binary search; the CTA holds indptr
-//          in shared memory where it fits, which makes the search one trip to L2.
-// Traffic  reads indptr once a CTA, writes 8 bytes a row.
-// Source   definition; FlashInfer, arXiv:2501.01005.
+// Threads  one thread takes one row and finds its request by binary search. The CTA holds indptr in
+//          shared memory if it fits, so that the search takes only one access to L2.
+// Traffic  reads indptr once a CTA, writes 8 bytes a row
+// Source   definition; FlashInfer, arXiv:2501.01005
 // Measured 2026-11-21 on an H200: 0.9 to 1.7 us.
 #pragma once
 
@@ -28,11 +28,12 @@ struct BatchIndicesPositionsParams {
   uint32_t rows;
 };
 
-constexpr uint32_t kStagedIndptr = 4096;  // numbers in shared memory
+constexpr uint32_t kStagedIndptr = 4096;  // entries that fit in shared memory
 
 #if defined(__CUDACC__)
 
-// The number of the first `count` entries of `indptr` (shared memory, or global) that are <= row.
+// Returns how many of the first `count` entries of `indptr` (in shared or global memory) are <=
+// row.
 template <typename Load>
 __device__ __forceinline__ uint32_t entries_up_to(uint32_t count, int64_t row, const Load& load) {
   uint32_t low = 0, high = count;
@@ -51,17 +52,17 @@ template <bool kStaged>
 __global__ __launch_bounds__(kItemThreads) void BatchIndicesPositionsKernel(
     const __grid_constant__ BatchIndicesPositionsParams p) {
   const uint32_t row = blockIdx.x * kItemThreads + threadIdx.x;
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     if (threadIdx.x <= p.batch) prefetch_to_l2(address_of(p.indptr, threadIdx.x));
     if (threadIdx.x < p.batch) prefetch_to_l2(address_of(p.seq_lens, threadIdx.x));
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const uint32_t count = p.batch + 1;
-  uint32_t after;  // the first request behind the row's own
+  uint32_t after;  // the request after the row's own
   if constexpr (kStaged) {
-    // Why 32 bits: rows are, and a larger entry is behind all of them.
+    // Why 32 bits: row indices have 32 bits, and a larger entry lies behind all of them.
     __shared__ int32_t staged[kStagedIndptr];
     for (uint32_t i = threadIdx.x; i < count; i += kItemThreads) {
       const int64_t entry = load_index(p.indptr, i);
@@ -76,7 +77,7 @@ __global__ __launch_bounds__(kItemThreads) void BatchIndicesPositionsKernel(
   const bool used = after > 0 && after < count;
   int64_t position = 0;
   if (used) {
-    // Why from memory again: the end of the last request may need more than 32 bits.
+    // Why global memory again: the end of the last request may need more than 32 bits.
     const int64_t end = load_index(p.indptr, after);
     position = load_index(p.seq_lens, after - 1) - end + row;
   }
@@ -86,7 +87,7 @@ __global__ __launch_bounds__(kItemThreads) void BatchIndicesPositionsKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// Launches the search on `stream`; nothing without rows. There must be fewer than 2^31 rows.
+// Launches the search on `stream`, unless there are no rows. There must be fewer than 2^31 rows.
 inline cudaError_t launch_batch_indices_positions(const BatchIndicesPositionsParams& p,
                                                   bool enable_pdl, cudaStream_t stream) {
   if (p.rows == 0) return cudaSuccess;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// Quantises rows to fp8 with one scale a tensor, on their way into a paged KV cache.
+// Quantises rows to fp8 with one scale a tensor while appending them to a paged KV cache.
 //
 //   cache[page, entry, h, c] = saturate(round(rows[token, h, c] / scale))   the quotient in fp32
 //
-// (page, entry) from a slot mapping, paged/slot_mapping.cuh; for two tensors, each with its scale.
-// A cache entry times the scale is the number again.
+// (page, entry) comes from a slot mapping, paged/slot_mapping.cuh. There are two tensors, each with
+// its scale. A cache entry times the scale restores the number.
 //
 // Layout   rows   [tokens, heads, size]            T, any two strides, unit stride in a row
 //          cache  [pages, page_size, heads, size]  F, any three strides, unit stride in a row
-//          scale  one fp32 number, in memory of the GPU or an argument
+//          scale  one fp32 number, in GPU memory or an argument
 // Threads  one thread takes 16 elements of a row: two loads of 16 bytes and one store. The CTAs of
 //          all key rows come first, then those of the value rows. With 8 elements a thread, and a
-//          store of 8 bytes, H200 takes 20 % longer.
-// Traffic  reads the rows once, writes half as many bytes.
-// Source   arXiv:2309.06180 for the cache; OCP 8-bit Floating Point Specification 1.0.
+//          store of 8 bytes, an H200 takes 20 % longer.
+// Traffic  reads the rows once, writes half as many bytes
+// Source   arXiv:2309.06180 for the cache; OCP 8-bit Floating Point Specification 1.0
 // Measured 2026-11-21 on an H200, bf16 to e4m3, with shares of the elementwise ceiling of the same
 //          run (4387 GB/s), 8 x 8192 tokens:
 //          keys and values, 8 heads of 128  94.5 us  4259 GB/s  0.97
@@ -30,12 +30,12 @@ namespace precast {
 
 struct QuantizeAppendPagedParams {
   AppendPagedParams append;
-  const float* scale_data[2];  // [1], or null: `scales` holds it
+  const float* scale_data[2];  // [1], or null: then `scales` holds the value
   float scales[2];
 };
 
-// What the kernel gets: a group for each tensor.
-struct QuantizeAppendWork {
+// The kernel's parameters: one group for each tensor.
+struct QuantizeAppendKernelParams {
   AppendKernelParams<1> append;
   const float* scale_data[2];
   float scales[2];
@@ -43,27 +43,28 @@ struct QuantizeAppendWork {
 
 #if defined(__CUDACC__)
 
-// Quotients of 16-bit numbers by one divisor, in two instructions each where a division has eight
-// and would take longer than the memory. high + low is 1 / divisor but for 2^-40 of it, so a
-// quotient may be the float next to the rounded one, but never where fp8 tells them apart: checked
-// for all numerators of 11 bits, boundaries of fp8 up to 7 bits, and divisors within 40 floats of
-// those that give a boundary.
-struct Quotient {
+// Divides 16-bit numbers by one divisor with two instructions each; a division has eight, which
+// would take longer than the memory traffic. high + low equals 1 / divisor up to a relative error
+// of 2^-40, so a quotient may be the float next to the rounded one, but never where fp8
+// distinguishes them. This was checked for all numerators of 11 bits, boundaries of fp8 up to 7
+// bits, and divisors within 40 floats of those that give a boundary.
+struct FastDivider {
   float shift, high, low;
 
   // The powers of two keep all of these within the normal numbers.
-  __device__ __forceinline__ explicit Quotient(float divisor) {
+  __device__ __forceinline__ explicit FastDivider(float divisor) {
     const float size = fabsf(divisor);
     shift = size < 0x1p-60f ? 0x1p100f : size > 0x1p60f ? 0x1p-68f : 1.0f;
     divisor *= shift;
     float inverse;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(inverse) : "f"(divisor));
-    // Why below the inverse: low then has the sign of high, and no sum turns -0 into 0 or has
-    // infinities that cancel. Why above the remainder: for x = 2^n and a divisor just below 2^m the
-    // exact quotient is 2^-48 above the middle of two floats.
+    // Why `high` is below the inverse: `low` then has the sign of `high`, and no sum turns -0 into
+    // 0 or adds infinities that cancel. Why `low` is above the remainder: for x = 2^n and a divisor
+    // just below 2^m the exact quotient is 2^-48 above the middle of two floats.
     high = inverse * (1.0f - 0x1p-21f);
     low = fmaf(-high, divisor, 1.0f) * (inverse * (1.0f + 0x1p-20f));
-    // Divisors 0 and infinity: the product with their inverse is the quotient, NaNs included.
+    // For the divisors 0 and infinity the product with their inverse is the quotient, NaNs
+    // included.
     if (isnan(low)) low = high;
   }
 
@@ -80,27 +81,27 @@ struct Quotient {
 
 template <typename T, typename F, int kSize, bool kAligned>
 __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
-    const __grid_constant__ QuantizeAppendWork q) {
+    const __grid_constant__ QuantizeAppendKernelParams q) {
   constexpr int kVecs = kSize / Vec<T>::kSize;
   const int part = blockIdx.x >= q.append.first_ctas;
   const AppendGroup<1>& group = q.append.groups[part];
   const uint32_t cta = blockIdx.x - (part ? q.append.first_ctas : 0);
-  const uint32_t number = cta * blockDim.x + threadIdx.x;
-  if (number >= group.items.count) return;
-  const AppendPosition at(group, number);
+  const uint32_t index = cta * blockDim.x + threadIdx.x;
+  if (index >= group.items.count) return;
+  const AppendPosition at(group, index);
   const int64_t column = int64_t(at.item) * kSize;
   const int64_t left = group.rows[0].size - column;
   const T* row = static_cast<const T*>(group.rows[0].rows) + at.row(group.rows[0]) +
                  column;  // [kSize] of [size]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     SlotLookup<SlotKind::slots>::prefetch(q.append.slots, at.token);
     prefetch_to_l2(row);
-    // Why one thread: a line that all of a grid's warps ask for holds up the others.
+    // Why one thread: requests of all warps of a grid for one line delay the others.
     if (threadIdx.x == 0 && q.scale_data[part] != nullptr) prefetch_to_l2(q.scale_data[part]);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   Vec<T> vecs[kVecs];
@@ -122,7 +123,7 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
 #pragma unroll
     for (int j = 0; j < 8; ++j) x[i * 8 + j] = eight[j];
   }
-  Quotient(scale).apply(x);
+  FastDivider(scale).apply(x);
   F* target = static_cast<F*>(group.rows[0].cache) +
               at.cache_row(group.rows[0], slot.page, slot.entry) + column;  // [kSize] of [size]
   if constexpr (kAligned) {
@@ -137,19 +138,19 @@ __global__ __launch_bounds__(kItemThreads) void QuantizeAppendPagedKernel(
 
 #if !defined(__CUDACC_RTC__)
 
-// The elements of an item that suits the addresses: 16 or 8, or 1 for none.
+// Returns the elements of an item for a call: 16 or 8, or 1 if the addresses are not aligned.
 inline int quantize_append_size(const AppendPagedParams& p) {
-  CommonAlignment unit;
+  CommonAlignment alignment;
   for (const PagedRows& part : p.parts) {
-    unit.add(part.cache);
-    // Two bytes an element, so that 8 are enough for loads of 16 bytes.
+    alignment.add(part.cache);
+    // An element has two bytes, so that 8 of them are a load of 16 bytes.
     if (reinterpret_cast<uint64_t>(part.rows) % kVecBytes != 0) return 1;
     for (int64_t elements : {part.size, part.token_stride, part.head_stride, part.page_stride,
                              part.entry_stride, part.cache_head_stride}) {
-      unit.add(elements);
+      alignment.add(elements);
     }
   }
-  return unit.value() >= 8 ? unit.value() : 1;
+  return alignment.value() >= 8 ? alignment.value() : 1;
 }
 
 template <typename T, typename F, int kSize, bool kAligned>
@@ -157,22 +158,22 @@ cudaError_t launch_quantize_append_items(const QuantizeAppendPagedParams& q, boo
                                          cudaStream_t stream) {
   const uint64_t items = append_items(q.append, kSize);
   if (items > kMaxItems) return cudaErrorInvalidValue;
-  QuantizeAppendWork work;
+  QuantizeAppendKernelParams params;
   for (int i = 0; i < 2; ++i) {
-    work.append.groups[i].rows[0] = q.append.parts[i];
-    work.scale_data[i] = q.scale_data[i];
-    work.scales[i] = q.scales[i];
+    params.append.groups[i].rows[0] = q.append.parts[i];
+    params.scale_data[i] = q.scale_data[i];
+    params.scales[i] = q.scales[i];
   }
-  // Few items: smaller CTAs spread over more multiprocessors.
+  // Launches of few items use smaller CTAs, which spread over more multiprocessors.
   const int threads = items <= 1u << 16 ? 128 : kItemThreads;
-  const uint32_t ctas = plan_groups(work.append, q.append, kSize, threads);
+  const uint32_t ctas = plan_groups(params.append, q.append, kSize, threads);
   return launch(QuantizeAppendPagedKernel<T, F, kSize, kAligned>, dim3(ctas), dim3(threads),
-                enable_pdl, stream, work);
+                enable_pdl, stream, params);
 }
 
-// Launches the copy on `stream`; nothing without tokens or elements. Sizes and strides are in
-// elements; a stride that is never taken must be 0. cudaErrorInvalidValue if there are more than
-// 2^32 items of 8 elements.
+// Launches the copy on `stream`, unless there are no tokens or elements. Sizes and strides are in
+// elements; a stride that is never used must be 0. Returns cudaErrorInvalidValue if there are more
+// than 2^32 items of 8 elements.
 template <typename T, typename F>
 cudaError_t launch_quantize_append_paged(const QuantizeAppendPagedParams& q, bool enable_pdl,
                                          cudaStream_t stream) {

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where a token's rows lie in a paged KV cache, from a page table or from a slot mapping.
+// The slots of a token's rows in a paged KV cache, from a page table or from a slot mapping.
 //
 //   page table     page = kv_indices[kv_indptr[b] + position / page_size], entry = position mod
 //                  page_size, where b = batch_indices[token] and position = positions[token]
 //   slot mapping   page = slot / page_size, entry = slot mod page_size, slot = slots[token]
 //
-// A token has no place, and is left out, if an index is negative, if its position is past the pages
-// of its request, or if its page is not in the cache: no index can make a kernel write elsewhere.
+// A token is skipped if an index is negative, if its position is behind the pages of its request,
+// or if its page is not in the cache. So no index makes a kernel write elsewhere.
 #pragma once
 
 #include "precast/core/items.cuh"
@@ -14,19 +14,19 @@
 
 namespace precast {
 
-// int32 or int64 numbers. Why not an axis: the type is the same for the whole grid, so the branch
-// costs nothing beside the load.
+// A tensor of int32 or int64 indices. Why this is no axis: the type is the same for the whole grid,
+// so the branch costs nothing beside the load.
 struct IndexTensor {
   const void* data = nullptr;
   bool is_int64 = false;
 };
 
-// narrow_table: a table whose numbers are all int32, as engines have them.
+// table32: a page table whose tensors are all int32, as serving engines have them.
 enum class SlotKind { slots, table, table32 };
 
 struct SlotMapping {
   IndexTensor tokens;      // batch_indices, or slots
-  IndexTensor positions;   // from here on of a page table alone
+  IndexTensor positions;   // this and the following: for page tables only
   IndexTensor kv_indptr;   // [batch + 1]
   IndexTensor kv_indices;  // [kv_indices_count]
   uint32_t batch = 0;
@@ -40,7 +40,7 @@ inline bool has_index32_only(const SlotMapping& source) {
            source.kv_indices.is_int64);
 }
 
-// Rows that are appended and the cache that takes them. Strides count elements.
+// Rows to append, and the cache that they are appended to. Strides are in elements.
 struct PagedRows {
   const void* rows = nullptr;  // [tokens, heads, size]
   void* cache = nullptr;       // [pages, page_size, heads, size], in any order of strides
@@ -57,17 +57,17 @@ struct AppendPagedParams {
   uint32_t heads = 0;
 };
 
-// A thread takes the same item of kRows rows of one token and head.
+// A thread processes the same item of kRows rows of one token and head.
 template <int kRows>
 struct AppendGroup {
   PagedRows rows[kRows];
-  // plan_groups() sets these.
+  // Set by plan_groups():
   uint32_t row_items[kRows] = {};
-  Items items;            // of a token: heads times the items of the longest row
+  Items items;            // of a token: the heads times the items of the longest row
   FastDivmod head_items;  // items of the longest row
 };
 
-// What a kernel gets: the first CTAs are the first group's, the others the second's.
+// The kernel's parameters. The first CTAs process the first group, the others the second.
 template <int kRows>
 struct AppendKernelParams {
   SlotMapping slots;
@@ -105,23 +105,23 @@ __device__ __forceinline__ const void* address_of(const IndexTensor& index, int6
   return static_cast<const char*>(index.data) + i * (index.is_int64 ? 8 : 4);
 }
 
-// The compiler moves no load from above this below it. Why: it would let the loads of rows wait for
-// the first index of the search, and with it for a trip to L2.
+// Keeps the compiler from moving loads below this point. Why: otherwise the loads of rows would
+// wait for the first index of the lookup, and with it for an access to L2.
 __device__ __forceinline__ void fence_load_order() { __syncwarp(__activemask()); }
 
-// Finds the slot of a token in two steps, so that other loads are in flight between them: a page
-// table takes three loads that wait for each other.
+// Looks up the slot of a token in two steps, so that other loads are in flight between them: a page
+// table takes three dependent loads.
 template <SlotKind kKind>
 struct SlotLookup {
   uint32_t page;
   uint32_t entry;
 
-  // Before wait_for_previous_grid().
+  // Must precede wait_on_dependent_grids().
   __device__ __forceinline__ static void prefetch(const SlotMapping& source, uint32_t token) {
     prefetch_to_l2(address_of(source.tokens, token));
     if constexpr (kKind != SlotKind::slots) {
       prefetch_to_l2(address_of(source.positions, token));
-      // Why: in decode the token's request is the token itself.
+      // Why: in decode, the index of a token's request is that of the token.
       if (token <= source.batch) prefetch_to_l2(address_of(source.kv_indptr, token));
     }
   }
@@ -133,10 +133,10 @@ struct SlotLookup {
     if constexpr (kKind != SlotKind::slots) position_ = load(source.positions, token);
   }
 
-  // False if the token is left out.
+  // Returns false if the token is skipped.
   __device__ __forceinline__ bool find(const SlotMapping& source) {
     if constexpr (kKind == SlotKind::slots) {
-      // Comparing as unsigned refuses what is negative, too.
+      // The unsigned comparison also rejects negative slots.
       const uint64_t slots = static_cast<uint64_t>(source.pages) * source.page_size.value;
       if (static_cast<uint64_t>(first_) >= slots) return false;
       page = source.page_size.divide(static_cast<uint32_t>(first_));
@@ -171,21 +171,21 @@ struct SlotLookup {
   Number position_;
 };
 
-// What a thread takes. Rows that have no such item leave it out.
+// The work of a thread. Rows that do not have the item skip it.
 struct AppendPosition {
   uint32_t token;
   uint32_t head;
-  uint32_t item;  // of the row
+  uint32_t item;  // within the row
 
   template <int kRows>
-  __device__ __forceinline__ AppendPosition(const AppendGroup<kRows>& group, uint32_t number) {
-    token = group.items.per_row.divide(number);
-    const uint32_t rest = number - token * group.items.per_row.value;
+  __device__ __forceinline__ AppendPosition(const AppendGroup<kRows>& group, uint32_t index) {
+    token = group.items.per_row.divide(index);
+    const uint32_t rest = index - token * group.items.per_row.value;
     head = group.head_items.divide(rest);
     item = rest - head * group.head_items.value;
   }
 
-  // Elements from the start of the tensor to the row.
+  // Returns the offset of the row in elements.
   __device__ __forceinline__ int64_t row(const PagedRows& part) const {
     return token * part.token_stride + head * part.head_stride;
   }
@@ -200,8 +200,8 @@ struct AppendPosition {
 
 #if !defined(__CUDACC_RTC__)
 
-// Items of `item_size` elements, if all rows were as long as the longest; kMaxItems + 1 if those
-// are more than 32 bits count.
+// Returns the number of items of `item_size` elements, as if all rows were as long as the longest;
+// kMaxItems + 1 if there are more than 32 bits can count.
 inline uint64_t append_items(const AppendPagedParams& p, int item_size) {
   uint64_t longest = 1;
   for (const PagedRows& part : p.parts) {
@@ -212,14 +212,14 @@ inline uint64_t append_items(const AppendPagedParams& p, int item_size) {
   return fits ? longest * p.heads * p.tokens : kMaxItems + 1;
 }
 
-// Fills in `work`, in which the rows of the groups are set. The number of CTAs.
+// Completes `params`, in which the rows of the groups must be set. Returns the number of CTAs.
 template <int kRows>
-uint32_t plan_groups(AppendKernelParams<kRows>& work, const AppendPagedParams& p, int item_size,
+uint32_t plan_groups(AppendKernelParams<kRows>& params, const AppendPagedParams& p, int item_size,
                      int threads) {
-  work.slots = p.slots;
+  params.slots = p.slots;
   uint32_t ctas[2];
   for (int g = 0; g < 2; ++g) {
-    AppendGroup<kRows>& group = work.groups[g];
+    AppendGroup<kRows>& group = params.groups[g];
     uint32_t longest = 0;
     for (int i = 0; i < kRows; ++i) {
       group.row_items[i] = static_cast<uint32_t>((group.rows[i].size + item_size - 1) / item_size);
@@ -230,7 +230,7 @@ uint32_t plan_groups(AppendKernelParams<kRows>& work, const AppendPagedParams& p
     group.items.count = longest * p.heads * p.tokens;
     ctas[g] = group.items.count == 0 ? 0 : (group.items.count - 1) / threads + 1;
   }
-  work.first_ctas = ctas[0];
+  params.first_ctas = ctas[0];
   return ctas[0] + ctas[1];
 }
 

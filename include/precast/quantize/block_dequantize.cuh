@@ -166,14 +166,14 @@ __global__ __launch_bounds__(kItemThreads) void BlockDequantizeKernel(
       static_cast<const char*>(p.scales) +
       scale_offset(p.scale_layout, first, static_cast<uint32_t>(at.column >> p.block_shift));
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (is_first_in_line<kBytes>() && first + i < p.rows) prefetch_to_l2(input + i * step);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   uint64_t bits[kRows];
@@ -211,7 +211,7 @@ __global__ __launch_bounds__(kItemThreads) void LinearBlockDequantizeKernel(
   const char* block_scales = static_cast<const char*>(p.scales);
   const uint32_t shift = p.block_shift - kSizeShift;  // from indices of items to indices of blocks
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kUnroll; ++i) {
@@ -222,7 +222,7 @@ __global__ __launch_bounds__(kItemThreads) void LinearBlockDequantizeKernel(
     if (threadIdx.x == 0) prefetch_to_l2(block_scales + (first >> shift));
     if (kHasGlobal && blockIdx.x == 0 && threadIdx.x == 0) prefetch_to_l2(p.global);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   uint64_t bits[kUnroll];

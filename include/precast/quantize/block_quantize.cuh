@@ -215,9 +215,9 @@ __global__ __launch_bounds__(kBlockThreads) void BlockQuantizeKernel(
   const T* input = static_cast<const T*>(p.input);   // [kBlockElements] of [columns]
   if (inside) input = RowPosition(p.rows, s.row).in<T>(p.input, p.input_strides) + column;
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid() && inside) prefetch_to_l2(input);
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   Vec<T> vecs[2] = {zero_vec<T>(), zero_vec<T>()};
   if (inside && p.aligned) {
@@ -265,7 +265,7 @@ __global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
     return item < p.items ? item * kBlockElements : 0;
   };
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (kRecipe == BlockRecipe::nvfp4) prefetch_once(p.global, blockIdx.x);
   if (may_overlap_previous_grid()) {
 #pragma unroll
@@ -273,7 +273,7 @@ __global__ __launch_bounds__(kBlockThreads) void LinearBlockQuantizeKernel(
       if (is_first_in_line() && first + i * blockDim.x < p.items) prefetch_to_l2(input + start(i));
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   Vec<T> vecs[kUnroll][2];
@@ -328,7 +328,7 @@ __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
   // Threads without elements load the first ones and do not use them.
   const auto start = [&](int i) { return is_inside(i) ? offset + 32 * i * p.columns : 0; };
 
-  allow_next_grid();
+  launch_dependent_grids();
   const uint32_t cta = blockIdx.y * gridDim.x + blockIdx.x;
   if (kRecipe == BlockRecipe::nvfp4) prefetch_once(p.global, cta);
   if (may_overlap_previous_grid(cta)) {
@@ -337,7 +337,7 @@ __global__ __launch_bounds__(kBlockThreads) void TiledBlockQuantizeKernel(
       if (is_first_in_line() && is_inside(i)) prefetch_to_l2(input + start(i));
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const uint64_t scales =
       (uint64_t(blockIdx.y) * p.scales.per_row.value + tile) * 512 + row_in_tile % 32 * 16;

@@ -69,7 +69,7 @@ __global__ __launch_bounds__(32 * kLanes) void BlockScaleInterleaveKernel(
   T* out = static_cast<T*>(p.out) + (uint64_t(row_tile) * p.tile_columns + column / 4) * 512 +
            row_in_tile * (4 * kScaleRows);
 
-  allow_next_grid();
+  launch_dependent_grids();
   const uint64_t step = uint64_t(32) * p.columns;  // between the rows of the thread
   // One lane prefetches for all lanes of a row. Why: several requests for a line cost more than the
   // prefetch gains.
@@ -79,7 +79,7 @@ __global__ __launch_bounds__(32 * kLanes) void BlockScaleInterleaveKernel(
       if (row + 32 * i < p.rows) prefetch_to_l2(input + i * step);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   uint32_t words[kScaleRows][4] = {};

@@ -14,7 +14,7 @@ namespace precast {
 
 // A barrier of all threads of a grid that launch_cooperative() started. Its counter belongs to the
 // launch, so that launches in several streams and replays of a graph do not interfere.
-__device__ __forceinline__ void grid_barrier() { cooperative_groups::this_grid().sync(); }
+__device__ __forceinline__ void grid_sync() { cooperative_groups::this_grid().sync(); }
 
 #endif
 

@@ -121,14 +121,14 @@ __global__ __launch_bounds__(kItemThreads) void DequantizeKernel(
   const int64_t scale_row =
       row.outer * p.scale_strides.outer + p.tile_rows.divide(row.inner) * p.scale_strides.inner;
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kRows; ++i) {
       if (first + i < p.rows.count) prefetch_to_l2(input + i * p.input_strides.inner);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   uint32_t words[kRows][kSize / 4];
   const L2Policy policy = read_policy(true);

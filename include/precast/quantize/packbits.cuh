@@ -181,8 +181,8 @@ __global__ __launch_bounds__(kPackThreads) void PackBitsKernel(
   const int lane = threadIdx.x % kWarpSize;
   const int64_t first = first_byte_of_warp(p, blockIdx.x);
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   if (first >= 0 && (first + kWarpBytes) * 8 <= p.count && full_vecs_in_bounds(p, x + first * 8)) {
     pack_full_vecs<kPackVecs>(x + first * 8, y + first, p.little);

@@ -64,8 +64,8 @@ __global__ __launch_bounds__(kMaxThreads) void SegmentIndptrKernel(
   __shared__ int32_t warp_sums[kMaxWarps];
   const int thread = threadIdx.x, lane = thread % kWarpSize, warp = thread / kWarpSize;
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   int32_t before = 0;  // bytes of the previous passes
   for (int32_t start = 0; start <= p.segments; start += kMaxThreads) {
@@ -269,7 +269,7 @@ __global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
   const int32_t end = blockIdx.x * kPackWarps + threadIdx.x / kWarpSize;  // index of its segment
   int64_t first = first_byte_of_warp(p.bits, int64_t(blockIdx.x) - p.end_ctas, p.passes, p.span);
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
     // The approximate place of the warp's values: each previous segment shifts them by up to 7.
     // Each line is prefetched once, because several requests for a line cost a small launch 0.3 us
@@ -281,7 +281,7 @@ __global__ __launch_bounds__(kPackThreads) void SegmentPackBitsKernel(
     const int bound = static_cast<int>(threadIdx.x) * 16;  // entries in 64 or 128 bytes
     if (kFew && bound <= p.segments) prefetch_to_l2(static_cast<const Int*>(p.indptr) + bound);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   if (packs_end && end >= p.segments) return;
   SegmentStart start;

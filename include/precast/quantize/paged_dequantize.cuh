@@ -97,13 +97,13 @@ __global__ __launch_bounds__(kItemThreads) void PagedDequantizeKernel(
   const uint32_t entry = first - column * p.page_size.value;
   const int64_t at = request * p.table_stride + column;
 
-  allow_next_grid();
+  launch_dependent_grids();
   // Why by one thread: on an H200, prefetches of so few lines by every thread took 8 to 10 us.
   if (may_overlap_previous_grid() && threadIdx.x == 0) {
     if (first == 0) prefetch_to_l2(p.seq_lens + request);
     prefetch_to_l2(address_of(p.block_tables, at));
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   // The page of a token behind the end may be any number. It is not used.
   const int64_t page = load_index(p.block_tables, at);

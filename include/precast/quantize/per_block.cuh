@@ -60,8 +60,8 @@ __global__ __launch_bounds__(BlockShape<T>::kThreads) void BlockQuantKernel(
   const T* input = static_cast<const T*>(t.input) + batch * t.input_strides.outer + column;
   Q* out = static_cast<Q*>(t.out) + batch * t.out_strides.outer + column;
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   QuantVec<T, false> vecs[Shape::kVecs];

@@ -74,12 +74,12 @@ __global__ __launch_bounds__(kItemThreads) void GroupQuantKernel(
   const T* input = input_row<T>(t, row) + column;  // [kVecs, kSize] of [columns]
   Q* out = out_row<Q>(t, row) + column;            // [kVecs, kSize] of [columns]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) prefetch_vec<T, kGated>(input + i * step, t.columns);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   QuantVec<T, kGated> vecs[kVecs];
@@ -131,12 +131,12 @@ __global__ __launch_bounds__(kItemThreads) void StaticQuantKernel(
     left[i] = item < p.items.count ? t.columns - at.column : 0;
   }
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (may_overlap_previous_grid()) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) prefetch_vec<T, kGated>(inputs[i], t.columns);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   QuantVec<T, kGated> vecs[kVecs];

@@ -60,8 +60,8 @@ __global__ __launch_bounds__(kTensorThreads) void TensorAmaxKernel(
     }
   }
   // In this order, the input of the second kernel is complete when that kernel starts.
-  wait_for_previous_grid();
-  allow_next_grid();
+  wait_on_dependent_grids();
+  launch_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   uint32_t amax = 0u;
@@ -89,7 +89,7 @@ __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
   const uint64_t first =
       static_cast<uint64_t>(blockIdx.x) * (kTensorThreads * kQuantVecs) + threadIdx.x;
 
-  allow_next_grid();
+  launch_dependent_grids();
 
   // These loads may precede the wait. The previous kernel is TensorAmaxKernel of the same call, and
   // it let this one start only after its own wait, so the input is complete. We rely on the start
@@ -104,7 +104,7 @@ __global__ __launch_bounds__(kTensorThreads) void TensorQuantKernel(
       vecs[i] = TensorVec<T, Q, kAccess>(p, from_end).load(policy);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   __shared__ uint32_t scratch[kMaxWarps];
   const QuantScale scale = quant_scale<Q>(load_amax(p, scratch), p.eps, ScaleFormat::numbers);
@@ -137,12 +137,12 @@ __global__ __launch_bounds__(kMaxThreads) void ClusterTensorQuantKernel(
   };
 
   cluster_arrive_relaxed();
-  allow_next_grid();
+  launch_dependent_grids();
 #pragma unroll
   for (int i = 0; i < kVecs; ++i) {
     if (is_stored_here(i)) prefetch_to_l2(TensorVec<T, Q, kAccess>(p, first + i * step).input);
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   QuantVec<T, false> vecs[kVecs];

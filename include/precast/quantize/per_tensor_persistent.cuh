@@ -38,8 +38,8 @@ __launch_bounds__(kTensorThreads, kCtasPerMultiprocessor) void PersistentTensorQ
   const int first_l2_round = max(0, read_rounds - static_cast<int>(p.l2_items / step));
   const auto item_index = [&](int round) { return uint64_t(step) * uint32_t(round) + first; };
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   const L2Policy evict_first = drop_policy(), evict_last = read_policy(true);
   uint32_t amax = 0u;
@@ -77,7 +77,7 @@ __launch_bounds__(kTensorThreads, kCtasPerMultiprocessor) void PersistentTensorQ
   __shared__ uint32_t scratch[2][kMaxWarps];
   amax = block_max(amax, scratch[0]);
   if (threadIdx.x == 0) store_amax(p, amax);
-  grid_barrier();
+  grid_sync();
   const QuantScale scale = quant_scale<Q>(load_amax(p, scratch[1]), p.eps, ScaleFormat::numbers);
 
   // The second pass runs backwards. The rounds in shared memory are spread over the others, so that

@@ -48,7 +48,7 @@ __global__ __launch_bounds__(kMaxThreads) void TokenQuantKernel(
   const T* input = input_row<T>(t, position);  // [hidden]
   Q* out = out_row<Q>(t, position);            // [hidden]
 
-  allow_next_grid();
+  launch_dependent_grids();
   if (blockIdx.x < p.plan.prefetching_ctas) {
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
@@ -56,7 +56,7 @@ __global__ __launch_bounds__(kMaxThreads) void TokenQuantKernel(
       if (row_exists && vec < vecs) prefetch_vec<T, kGated>(input + vec * kSize, t.columns);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   QuantVec<T, kGated> loaded[kVecs];  // [kVecs, kSize] of the row
@@ -106,8 +106,8 @@ __global__ __launch_bounds__(kLoopThreads) void TokenQuantLoopKernel(
   const T* input = input_row<T>(t, position);  // [hidden]
   Q* out = out_row<Q>(t, position);            // [hidden]
 
-  allow_next_grid();
-  wait_for_previous_grid();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(true);
   const int step = blockDim.x * kSize;

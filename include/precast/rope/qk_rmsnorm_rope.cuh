@@ -1,23 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// RMSNorm of each head of queries and keys, then RoPE, in place on a packed projection.
+// RMSNorm of each head of queries and keys, followed by RoPE, in place on a packed projection.
 //
 //   n[t, h, c] = qkv[t, h, c] / sqrt(mean_c(qkv[t, h, c]^2) + eps) * (weight[c] + weight_bias)
 //   qkv[t, h, :] = round(rope(n[t, h, :]))
 //
-// with the rotation of rope/rope.cuh and the weight of the queries or of the keys; weight_bias is
+// with the rotation of rope/rope.cuh and the weight of the queries or of the keys. weight_bias is
 // 0, or 1 for Gemma's form. All arithmetic is fp32, rounded once.
 //
 // Layout   qkv     [tokens, q_heads + k_heads (+ more), head_dim]  T; any token stride
 //          q_weight, k_weight  [head_dim]  T, contiguous
-// Threads  A head belongs to `lanes` lanes (a power of two), which hold two vectors of 8 elements
-//          each as in rope/rope.cuh: those that turn, then those behind rotary_dim. The mean is a
-//          sum over these lanes. A thread takes the same place of kHeads heads, all of queries or
-//          all of keys, with one rotation and one pair of weights.
-// Traffic  reads and writes queries and keys once, and the cache's row of each token.
+// Threads  A head belongs to `lanes` lanes (a power of two). Each holds two vectors of 8 elements,
+//          as in rope/rope.cuh: first the lanes whose columns are rotated, then those of the
+//          columns behind rotary_dim. The mean is a sum over these lanes. A thread takes the same
+//          columns of kHeads heads, all of queries or all of keys, with one rotation and one pair
+//          of weights.
+// Traffic  reads and writes queries and keys once, and reads the cache's row of each token
 // Source   Zhang and Sennrich, arXiv:1910.07467; Su et al., arXiv:2104.09864; used in this order by
-//          Qwen3 (arXiv:2505.09388) and Gemma 3 (arXiv:2503.19786).
-// Measured 2026-11-21 on an H200, bf16, 16384 tokens, heads of 128 that turn whole, with shares of
-//          the elementwise ceiling of the same run (4387 GB/s):
+//          Qwen3 (arXiv:2505.09388) and Gemma 3 (arXiv:2503.19786)
+// Measured 2026-11-21 on an H200, bf16, 16384 tokens, heads of 128 that are rotated whole, with
+//          shares of the elementwise ceiling of the same run (4387 GB/s):
 //          32 + 8 heads   4171 GB/s  0.95        32 + 16 heads  4143 GB/s  0.94
 #pragma once
 
@@ -42,55 +43,56 @@ struct QkRmsNormRopeParams {
   float eps;
   float weight_bias;
   bool interleave;
-  RopeSource source;
-  // The launcher sets the rest.
-  int q_groups;       // of kHeads heads each, or fewer in the last
+  RopeAngleSource source;
+  // The following is set by the launcher.
+  int q_groups;       // groups of kHeads heads; the last may have fewer
   FastDivmod groups;  // of queries, then of keys
   int lanes_log2;
-  uint32_t tokens_ahead;  // how far ahead rows of the cache are asked for; 0: not at all
+  // how many tokens ahead rows of the cache are prefetched; 0 for no prefetch
+  uint32_t prefetch_distance;
   bool evict_last;
 };
 
 #if defined(__CUDACC__)
 
-// Keeps the compiler from holding the vector's elements as fp32 from here to their next use: twice
-// the registers, while to unpack them again is an instruction each.
+// Keeps the compiler from holding the vector's elements as fp32 until their next use. That would
+// take twice the registers, while unpacking them again takes one instruction each.
 template <typename T>
-__device__ __forceinline__ void forget_unpacked(Vec<T>& vec) {
+__device__ __forceinline__ void force_repack(Vec<T>& vec) {
   asm volatile("" : "+r"(vec.bits.x), "+r"(vec.bits.y), "+r"(vec.bits.z), "+r"(vec.bits.w));
 }
 
 constexpr int log2_of(int x) { return x > 1 ? 1 + log2_of(x / 2) : 0; }
 
-// Heads a thread takes where there are many and all of a head turns, and where part of it does.
-constexpr int kManyQkHeads = 4;
-constexpr int kManyPartialQkHeads = 2;
+// Heads of a thread in large launches, if heads are rotated whole or in part.
+constexpr int kHeadsPerThread = 4;
+constexpr int kHeadsPerThreadPartial = 2;
 
-// Threads of a CTA: small ones, so that a slow warp keeps little of a multiprocessor. On H200, with
-// 16384 tokens and four heads a thread, 32 were 2 % faster than 64, and 3 % than 128; with two
-// heads 64 were 4 % faster than 128.
-constexpr int qk_threads(int heads) { return heads == kManyQkHeads ? 32 : 64; }
+// Threads of a CTA. CTAs are small, so that a slow warp holds few resources of a multiprocessor. On
+// an H200, with 16384 tokens and four heads a thread, 32 threads were 2 % faster than 64, and 3 %
+// than 128; with two heads 64 were 4 % faster than 128.
+constexpr int qk_threads(int heads) { return heads == kHeadsPerThread ? 32 : 64; }
 
-// Of as many warps a multiprocessor as leave a thread the registers that it needs: 128 with four
-// heads, 72 with two. With fewer, what was spilled cost up to a third.
+// The warps a multiprocessor that leave a thread the registers it needs: 128 with four heads, 72
+// with two. With fewer registers, spills cost up to a third.
 constexpr int qk_min_ctas(int heads) { return heads == 4 ? 16 : heads == 2 ? 14 : 1; }
 
-// The first CTAs, which may prefetch while the grid before still runs. With the 320 CTAs of 64
-// tokens all of them would cost 9 % on H200.
+// The CTAs that may prefetch while the previous grid still runs. With the 320 CTAs of 64 tokens,
+// prefetches by all of them would cost 9 % on an H200.
 constexpr uint32_t kQkCtasThatPrefetch = 256;
 
-// kLanes: of a head of 16 kLanes columns, all of which turn; 0: any sizes.
+// kLanes: a head has 16 kLanes columns, all of which are rotated; 0: any sizes.
 template <typename T, bool kInterleave, bool kAligned, int kHeads, int kLanes>
 __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRmsNormRopeKernel(
     const __grid_constant__ QkRmsNormRopeParams p) {
   constexpr int kThreads = qk_threads(kHeads);
-  constexpr bool kWhole = kLanes > 0;
-  const int rotary_dim = kWhole ? 16 * kLanes : p.source.rotary_dim;
-  const int head_dim = kWhole ? 16 * kLanes : p.head_dim;
-  const int64_t head_stride = kWhole ? 16 * kLanes : p.head_stride;
-  const int lanes = kWhole ? kLanes : 1 << p.lanes_log2;
-  const int lanes_log2 = kWhole ? log2_of(kLanes) : p.lanes_log2;
-  const int turning = (rotary_dim + 15) / 16;  // lanes whose vectors turn
+  constexpr bool kRotatesWholeHead = kLanes > 0;
+  const int rotary_dim = kRotatesWholeHead ? 16 * kLanes : p.source.rotary_dim;
+  const int head_dim = kRotatesWholeHead ? 16 * kLanes : p.head_dim;
+  const int64_t head_stride = kRotatesWholeHead ? 16 * kLanes : p.head_stride;
+  const int lanes = kRotatesWholeHead ? kLanes : 1 << p.lanes_log2;
+  const int lanes_log2 = kRotatesWholeHead ? log2_of(kLanes) : p.lanes_log2;
+  const int rotating_lanes = (rotary_dim + 15) / 16;  // lanes whose columns are rotated
   const int lane = threadIdx.x & (lanes - 1);
   const uint32_t row = (blockIdx.x * (kThreads >> lanes_log2)) +  //
                        (threadIdx.x >> lanes_log2);
@@ -101,17 +103,17 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   const int left = is_query ? p.q_heads - head : p.q_heads + p.k_heads - head;
   const int heads = token < p.tokens ? min(left, kHeads) : 0;
 
-  // Columns of the lane's two vectors, and how many there are from each on.
-  const bool turns = kWhole || lane < turning;
-  const int size = turns ? rotary_dim : head_dim - rotary_dim;
-  const int column = (turns ? lane : lane - turning) * 8;
-  const int second = turns && !kInterleave ? rotary_dim / 2 : (size + 15) / 16 * 8;
-  const int a = turns ? column : rotary_dim + column;
+  // The first columns of the lane's two vectors, and the columns that exist from each on.
+  const bool rotates = kRotatesWholeHead || lane < rotating_lanes;
+  const int size = rotates ? rotary_dim : head_dim - rotary_dim;
+  const int column = (rotates ? lane : lane - rotating_lanes) * 8;
+  const int second = rotates && !kInterleave ? rotary_dim / 2 : (size + 15) / 16 * 8;
+  const int a = rotates ? column : rotary_dim + column;
   const int b = a + second;
   const int a_left = min(second, size) - column;
   const int b_left = size - second - column;
-  const bool has_a = heads > 0 && (kWhole || a_left > 0);
-  const bool has_b = has_a && (kWhole || b_left > 0);
+  const bool has_a = heads > 0 && (kRotatesWholeHead || a_left > 0);
+  const bool has_b = has_a && (kRotatesWholeHead || b_left > 0);
   T* data = static_cast<T*>(p.qkv) + token * p.token_stride + head * head_stride;
   const T* weight = static_cast<const T*>(is_query ? p.q_weight : p.k_weight);
   const IndexTensor& positions = p.source.positions.ids;
@@ -125,26 +127,26 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
     if (has_a) prefetch_to_l2(weight + a);
     if (has_b) prefetch_to_l2(weight + b);
     if (has_a && group == 0) prefetch_to_l2(address_of(positions, token));
-    if (has_a && turns && group == 0) {
-      Rotation::prefetch(p.source, guess_low_word(positions, token), lane);
+    if (has_a && rotates && group == 0) {
+      Rotation::prefetch(p.source, prefetch_low_word(positions, token), lane);
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
-  // Why ahead of the heads: the row of the cache, two reads deep, is what is there last. Behind
-  // them was 1 % slower on H200 with 16384 tokens.
-  RawIndex id;
-  int32_t position_ahead = -1;
-  if (has_a && turns) {
-    id = RawIndex(positions, token);
-    if (p.tokens_ahead > 0 && group == 0 && token + p.tokens_ahead < p.tokens) {
-      position_ahead = load_low_word(positions, token + p.tokens_ahead);
+  // Why before the heads: the row of the cache takes two dependent loads and arrives last. After
+  // the heads it was 1 % slower on an H200 with 16384 tokens.
+  LoadedIndex id;
+  int32_t next_position = -1;
+  if (has_a && rotates) {
+    id = LoadedIndex(positions, token);
+    if (p.prefetch_distance > 0 && group == 0 && token + p.prefetch_distance < p.tokens) {
+      next_position = load_low_word(positions, token + p.prefetch_distance);
     }
   }
   const int32_t position = id.saturated(positions);
-  const bool turns_it = p.source.cache.has(position);
+  const bool rotates_token = p.source.cache.has(position);
   Rotation rotation;
-  if (turns_it) {
+  if (rotates_token) {
     const RopePairs pairs = {kInterleave ? a / 2 : a, b / 2};
     rotation.load<kInterleave, kAligned>(p.source, position, pairs);
   }
@@ -158,8 +160,8 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
   }
   const Vec<T> a_weight = has_a ? load<kAligned>(weight + a, a_left) : zero_vec<T>();
   const Vec<T> b_weight = has_b ? load<kAligned>(weight + b, b_left) : zero_vec<T>();
-  // Why here: for 64 tokens, behind the loads was 14 % faster on H200 than ahead of them.
-  allow_next_grid();
+  // Why here: for 64 tokens this was 14 % faster on an H200 than before the loads.
+  launch_dependent_grids();
 
   float sum[kHeads];
 #pragma unroll
@@ -174,13 +176,13 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) sum[h] = warp_sum(sum[h], lanes);
 
-  // Why: word by word, so that the weights of all columns are never unpacked at once.
+  // Why word by word: the weights of all columns are then never unpacked at once.
   float rstd[kHeads];
 #pragma unroll
   for (int h = 0; h < kHeads; ++h) {
     rstd[h] = rsqrtf(sum[h] / head_dim + p.eps);
-    forget_unpacked(a_vec[h]);
-    forget_unpacked(b_vec[h]);
+    force_repack(a_vec[h]);
+    force_repack(b_vec[h]);
   }
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -194,7 +196,7 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
       x.y *= rstd[h] * (w_a.y + p.weight_bias);
       y.x *= rstd[h] * (w_b.x + p.weight_bias);
       y.y *= rstd[h] * (w_b.y + p.weight_bias);
-      if (turns_it) rotation.apply<kInterleave>(i, x, y);
+      if (rotates_token) rotation.apply<kInterleave>(i, x, y);
       word_of(a_vec[h], i) = pack_pair(T(), x.x, x.y);
       word_of(b_vec[h], i) = pack_pair(T(), y.x, y.y);
     }
@@ -205,35 +207,35 @@ __global__ __launch_bounds__(qk_threads(kHeads), qk_min_ctas(kHeads)) void QkRms
     if (has_a && h < heads) store<kAligned>(row_data + a, a_vec[h], a_left);
     if (has_b && h < heads) store<kAligned>(row_data + b, b_vec[h], b_left);
   }
-  Rotation::prefetch(p.source, position_ahead, lane);
+  Rotation::prefetch(p.source, next_position, lane);
 }
 
 #if !defined(__CUDACC_RTC__)
 
-// Where there are more heads than these, a thread takes several.
-constexpr int64_t kManyQkRows = 1 << 16;
+// Launches of more heads give each thread several.
+constexpr int64_t kLargeLaunchHeads = 1 << 16;
 
 template <typename T, bool kInterleave>
-cudaError_t launch_qk_rmsnorm_rope_as(QkRmsNormRopeParams p, bool aligned, bool enable_pdl,
-                                      cudaStream_t stream) {
+cudaError_t launch_qk_rmsnorm_rope_variant(QkRmsNormRopeParams p, bool aligned, bool enable_pdl,
+                                           cudaStream_t stream) {
   const int64_t rows = int64_t(p.tokens) * (p.q_heads + p.k_heads);
   const int64_t bytes = rows * p.head_dim * 4;
-  const bool many = aligned && rows >= kManyQkRows;
+  const bool many = aligned && rows >= kLargeLaunchHeads;
   const bool whole = p.source.rotary_dim == p.head_dim && p.head_stride == p.head_dim;
   auto kernel = aligned ? QkRmsNormRopeKernel<T, kInterleave, true, 1, 0>
                         : QkRmsNormRopeKernel<T, kInterleave, false, 1, 0>;
-  int heads = 1;  // a thread
+  int heads = 1;  // of a thread
   if (many) {
-    kernel = QkRmsNormRopeKernel<T, kInterleave, true, kManyPartialQkHeads, 0>;
-    heads = kManyPartialQkHeads;
+    kernel = QkRmsNormRopeKernel<T, kInterleave, true, kHeadsPerThreadPartial, 0>;
+    heads = kHeadsPerThreadPartial;
     if (whole && (p.head_dim == 128 || p.head_dim == 256)) {
-      kernel = p.head_dim == 128 ? QkRmsNormRopeKernel<T, kInterleave, true, kManyQkHeads, 8>
-                                 : QkRmsNormRopeKernel<T, kInterleave, true, kManyQkHeads, 16>;
-      heads = kManyQkHeads;
+      kernel = p.head_dim == 128 ? QkRmsNormRopeKernel<T, kInterleave, true, kHeadsPerThread, 8>
+                                 : QkRmsNormRopeKernel<T, kInterleave, true, kHeadsPerThread, 16>;
+      heads = kHeadsPerThread;
     }
   }
   p.evict_last = reads_evict_last(bytes, true);
-  p.tokens_ahead = many ? tokens_ahead(bytes, p.tokens) : 0;
+  p.prefetch_distance = many ? prefetch_distance(bytes, p.tokens) : 0;
   p.q_groups = (p.q_heads + heads - 1) / heads;
   p.groups = FastDivmod(static_cast<uint32_t>(p.q_groups + (p.k_heads + heads - 1) / heads));
   const uint64_t groups = uint64_t(p.tokens) * p.groups.value;
@@ -242,13 +244,14 @@ cudaError_t launch_qk_rmsnorm_rope_as(QkRmsNormRopeParams p, bool aligned, bool 
   return launch(kernel, dim3(ctas), dim3(threads), enable_pdl, stream, p);
 }
 
-// Lanes that a head needs, 32 at most: each has 16 columns of those that turn, or of the others.
+// Returns the lanes that a head needs, at most 32. Each has 16 rotated columns, or 16 others.
 inline int qk_lanes(int64_t head_dim, int64_t rotary_dim) {
   return static_cast<int>((rotary_dim + 15) / 16 + (head_dim - rotary_dim + 15) / 16);
 }
 
-// Launches it on `stream`; nothing without tokens or heads. head_dim is a multiple of 8, rotary_dim
-// even and not above it. cudaErrorInvalidValue if there are more than 2^31 heads.
+// Launches the kernel on `stream`, unless there are no tokens or heads. head_dim must be a multiple
+// of 8, rotary_dim even and at most head_dim. Returns cudaErrorInvalidValue if there are more than
+// 2^31 heads.
 template <typename T>
 cudaError_t launch_qk_rmsnorm_rope(QkRmsNormRopeParams p, bool enable_pdl, cudaStream_t stream) {
   const uint64_t rows = uint64_t(p.tokens) * (p.q_heads + p.k_heads);
@@ -262,8 +265,8 @@ cudaError_t launch_qk_rmsnorm_rope(QkRmsNormRopeParams p, bool enable_pdl, cudaS
       reinterpret_cast<uint64_t>(p.k_weight) | reinterpret_cast<uint64_t>(p.source.cache.rows) |
       (p.token_stride | p.head_stride) * sizeof(T) | p.source.cache.stride * sizeof(float);
   const bool aligned = bits % kVecBytes == 0 && p.source.rotary_dim % 16 == 0;
-  return p.interleave ? launch_qk_rmsnorm_rope_as<T, true>(p, aligned, enable_pdl, stream)
-                      : launch_qk_rmsnorm_rope_as<T, false>(p, aligned, enable_pdl, stream);
+  return p.interleave ? launch_qk_rmsnorm_rope_variant<T, true>(p, aligned, enable_pdl, stream)
+                      : launch_qk_rmsnorm_rope_variant<T, false>(p, aligned, enable_pdl, stream);
 }
 
 #endif

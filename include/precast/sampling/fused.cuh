@@ -180,7 +180,7 @@ struct LogProbs {
     const int n = p.top_count < p.source.vocab_size ? p.top_count : p.source.vocab_size;
     auto& row = sampler.row;
     const int lane = threadIdx.x % kWarpSize, ctas = sampler.ctas;
-    cluster_barrier(ctas);  // between this selection and that of top_k
+    cluster_sync(ctas);  // between this selection and that of top_k
     const float nth_largest = n == p.source.vocab_size
                                   ? -__int_as_float(0x7f800000)
                                   : sampler.select_threshold(n, row_max, false, 0.0f);
@@ -250,7 +250,7 @@ struct LogProbs {
         num_equal = __shfl_sync(0xffffffffu, equal_slot, kWarpSize - 1);
       }
     });
-    cluster_barrier(ctas);  // makes the collected items visible
+    cluster_sync(ctas);  // makes the collected items visible
   }
 
   // Writes the collected tokens in order, by the first warp. All threads call it, after a barrier

@@ -11,6 +11,8 @@
 //           pass reads the tiles that it needs again, from L2.
 #pragma once
 
+#include "precast/core/sm90/bulk_copy.cuh"
+#include "precast/core/sm90/mbarrier.cuh"
 #include "precast/sampling/weights.cuh"
 
 namespace precast {

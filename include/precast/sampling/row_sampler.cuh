@@ -111,8 +111,8 @@ struct Sampler {
     }
     __syncwarp();
     if (ctas > 1) cluster_arrive_relaxed();
-    allow_next_grid();
-    wait_for_previous_grid();
+    launch_dependent_grids();
+    wait_on_dependent_grids();
     choose();
     row.start_load(load_barrier());
   }

@@ -230,7 +230,7 @@ __device__ __forceinline__ void radix_select(RadixThreshold& threshold, TopKStor
       for_each(CountDigit{s.histogram[buffer], threshold.lower_bound >> threshold.shift,
                           threshold.shift, low, (1u << (threshold.shift - low)) - 1});
     }
-    cluster_barrier(kCtas == 1 ? 1 : ctas);
+    cluster_sync(kCtas == 1 ? 1 : ctas);
     // No CTA reads the other buffer any more.
 #pragma unroll 1
     for (int i = threadIdx.x; i < kNumBins; i += blockDim.x) s.histogram[buffer ^ 1][i] = 0;

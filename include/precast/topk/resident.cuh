@@ -104,7 +104,7 @@ struct ResidentPart {
 #pragma unroll 4
     for (int i = 0; i < num_thread_vecs; ++i) {
       if (first_vec + i * vec_stride < window.full_vecs) {
-        copy_async(shared_address(&vec(i)), source + int64_t(i) * vec_stride * kVecSize);
+        cp_async(shared_address(&vec(i)), source + int64_t(i) * vec_stride * kVecSize);
       } else {
         vec(i) = window.load_tail();
       }
@@ -126,7 +126,7 @@ struct ResidentPart {
   // the last vector may have such elements.
   __device__ __forceinline__ void finish_load() const {
     constexpr uint32_t kAllBits = (1u << kVecSize) - 1;
-    wait_for_all_copies();
+    cp_async_wait_all();
     if (num_thread_vecs == 0) return;
     const uint64_t bits = valid_mask();
     const uint32_t first_bits = bits & kAllBits,
@@ -276,7 +276,7 @@ __device__ __forceinline__ uint2 find_threshold(const ResidentPart<T>& part, int
       store_in_cta(&s.cta_thresholds[cluster_rank()], threadIdx.x, threshold_key);
       store_in_cta(&s.cta_max_keys[cluster_rank()], threadIdx.x, max_key);
     }
-    cluster_barrier(ctas);
+    cluster_sync(ctas);
     const int rank = threadIdx.x % ctas;
     threshold_key = __reduce_min_sync(0xffffffffu, s.cta_thresholds[rank]);
     max_key = __reduce_max_sync(0xffffffffu, s.cta_max_keys[rank]);
@@ -303,7 +303,7 @@ __device__ __forceinline__ uint32_t count_and_scan_cluster(TopKStorage& s, uint6
   const uint32_t total = s.num_kept;
   if (ctas == 1) return total;
   if (threadIdx.x < ctas) store_in_cta(&s.cta_counts[rank], threadIdx.x, total);
-  cluster_barrier(ctas);
+  cluster_sync(ctas);
   const uint32_t cta_count = lane < ctas ? s.cta_counts[lane] : 0;
   before += warp_sum(lane < rank ? cta_count : 0u);
   return warp_sum(cta_count);
@@ -339,7 +339,7 @@ __device__ __forceinline__ uint32_t gather_candidates(const ResidentPart<T>& par
                          kKeyBits + kIndexBits);
   uint64_t* to = list + before;
   part.for_each_candidate(mask, StoreToFirstCta{to});
-  cluster_barrier(ctas);
+  cluster_sync(ctas);
   return total;
 }
 

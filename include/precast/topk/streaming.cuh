@@ -182,7 +182,7 @@ struct StreamedPart {
       accepts = true;
       threshold_key = min_ordered_key<T>();
       // Selections of one CTA do not wait until other CTAs have read its histograms.
-      cluster_barrier(ctas);
+      cluster_sync(ctas);
       uses_sample = false;
     }
     uint32_t warp_count, offset;
@@ -200,7 +200,7 @@ struct StreamedPart {
       const int rank = cluster_rank(), lane = threadIdx.x % kWarpSize;
       cluster_wait();  // pairs with the arrival in select(): all CTAs have started
       if (threadIdx.x < ctas) store_in_cta(&s.cta_counts[rank], threadIdx.x, total);
-      cluster_barrier(ctas);
+      cluster_sync(ctas);
       const uint32_t count = lane < ctas ? s.cta_counts[lane] : 0;
       total = warp_sum(count);
       base_offset = warp_sum(lane < rank ? count : 0u);

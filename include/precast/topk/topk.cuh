@@ -192,8 +192,8 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
     const Window<T> window(p, row, ctas);
     window.prefetch(p.prefer_last ? window.tiles() - 1 : 0);
   }
-  wait_for_previous_grid();
-  allow_next_grid();
+  wait_on_dependent_grids();
+  launch_dependent_grids();
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
@@ -216,7 +216,7 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
     for (uint32_t i = threadIdx.x; i < size; i += blockDim.x) {
       store_in_cta(list + part.base_offset + i, 0, lists[i]);
     }
-    cluster_barrier(ctas);
+    cluster_sync(ctas);
     if (rank != 0) return;
     size = part.keeps_sampled ? part.total : part.threshold.count;
   }
@@ -240,8 +240,8 @@ __device__ __forceinline__ void top_k_resident_row(const TopKParams& p, uint64_t
   if (p.lengths == nullptr && may_overlap_previous_grid()) {
     Window<T>(p, row, ctas).prefetch_all(ctas);
   }
-  wait_for_previous_grid();
-  allow_next_grid();
+  wait_on_dependent_grids();
+  launch_dependent_grids();
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {

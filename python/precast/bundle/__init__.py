@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Make an offline bundle: a folder of wheels that installs without a network.
 
-torch is assumed to be on the target unless it is asked for: it is large, and the engine chooses its
-build. Otherwise it is neither downloaded nor looked up.
+The target is assumed to have torch, because torch is large and the engine chooses its build. torch
+is neither downloaded nor looked up, unless the caller asks to include it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ASSUMED = "torch"
 
 @dataclass
 class Bundle:
-    """What was made."""
+    """The bundle that was made."""
 
     folder: Path
     target: Target
@@ -78,29 +78,29 @@ def make_bundle(
     no_index: bool = False,
     log: Log = lambda text: None,
 ) -> Bundle:
-    """Write the bundle into ``folder``, which must be empty or not there; it appears complete.
+    """Write the bundle into ``folder``, which must be empty or missing, and appears only complete.
 
     Parameters
     ----------
     archs : sequence of str
-        Targets by folder name, such as ``["sm80", "sm90a"]``. Each is taken from a local provider
-        wheel that holds it, otherwise from the extra ``cu<major>-<arch>`` of precast.
+        Targets by folder name, such as ``["sm80", "sm90a"]``. Each comes from a local provider
+        wheel that has it, otherwise from the extra ``cu<major>-<arch>`` of precast.
     version : str
-        The precast to fetch where no local wheel of it is given.
+        The version of precast to fetch if there is no local wheel of it.
     local : iterable of Wheel
-        Wheels to take instead of fetching those projects.
+        Wheels to use instead of fetching their projects.
     with_torch : str, optional
-        The requirement of torch to carry (``"torch"``, ``"torch==2.11.0"``); None leaves it out.
+        The requirement of torch to include (``"torch"``, ``"torch==2.11.0"``); None leaves it out.
 
     Raises
     ------
     BundleError
-        If a wheel cannot be had, does not suit the target, or does not belong to this precast. The
-        folder is left as it was.
+        If a wheel cannot be found, does not suit the target, or does not belong to this precast.
+        The folder is then unchanged.
     """
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise BundleError(f"{folder} is there already and is not empty. Fix: name a new folder")
+        raise BundleError(f"{folder} exists already and is not empty. Fix: name a new folder")
     by_name = _by_name(local)
     providers, missing = _pick_providers(archs, cuda_major, by_name.values())
     names = {wheel.name for wheel in providers}
@@ -138,9 +138,9 @@ def make_bundle(
 
 
 def local_wheels(files: Iterable[Path], folders: Iterable[Path]) -> list[Wheel]:
-    """The named wheels, and those of the project (core and providers) that lie in the folders.
+    """Return the named wheels, and the wheels of precast (core and providers) in the folders.
 
-    A wheel that is named wins over one that was found; among those the newest version wins.
+    A named wheel takes precedence over one that was found; of those the newest version is used.
     """
     named = [Wheel.read(path) for path in files]
     names = {wheel.name for wheel in named}
@@ -160,13 +160,13 @@ def _by_name(wheels: Iterable[Wheel]) -> dict[str, Wheel]:
 def _pick_providers(
     archs: Sequence[str], cuda_major: int, wheels: Iterable[Wheel]
 ) -> tuple[list[Wheel], list[str]]:
-    """Local providers that hold the targets, and the targets that none of them holds."""
+    """Local providers that have the targets, and the targets that no provider has."""
     fitting = [w for w in wheels if w.manifest is not None and w.manifest.cuda_major == cuda_major]
     picked: dict[str, Wheel] = {}
     missing = []
     for arch in archs:
         holders = [w for w in fitting if w.manifest is not None and arch in w.manifest.archs]
-        # The wheel with the fewest targets: a cluster does not want what it did not ask for.
+        # The wheel with the fewest targets, so that a cluster gets only the targets that it needs.
         holders.sort(key=lambda w: len(w.manifest.archs) if w.manifest else 0)
         if not holders:
             missing.append(arch)
@@ -181,7 +181,7 @@ def _torch_requirement(text: str) -> str:
     except ValueError as error:
         raise BundleError(f"{text!r} is not a requirement: {error}") from None
     if canonicalize_name(requirement.name) != ASSUMED:
-        raise BundleError(f"{text!r} is not a requirement of torch; legal: such as torch==2.11.0")
+        raise BundleError(f"{text!r} is not a requirement of torch; legal example: torch==2.11.0")
     return text
 
 
@@ -189,7 +189,7 @@ def _torch_requirement(text: str) -> str:
 
 
 def _check_extras(core: Wheel, extras: Iterable[str]) -> None:
-    """pip only warns about an extra that does not exist."""
+    """Raise for an extra that does not exist, about which pip only warns."""
     for extra in extras:
         if canonicalize_name(extra) not in core.extras:
             raise BundleError(
@@ -199,7 +199,7 @@ def _check_extras(core: Wheel, extras: Iterable[str]) -> None:
 
 
 def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> list[str]:
-    """Refuse providers that the core would refuse; return what a person should know."""
+    """Refuse providers that the core would refuse; return notes for the user."""
     core = bundle.core
     modules: dict[str, Any] = core.plan()["modules"]
     notes = []
@@ -221,8 +221,8 @@ def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> l
         if not holders:
             raise BundleError(
                 f"no wheel with prebuilt modules for {arch} (CUDA {cuda_major}): precast "
-                f"{core.version} has no extra cu{cuda_major}-{arch} that brings one. Fix: give one "
-                f"by --wheel"
+                f"{core.version} has no extra cu{cuda_major}-{arch} for one. Fix: name one with "
+                f"--wheel"
             )
         other = [n for n, fingerprint in held.items() if planned.get(n, fingerprint) != fingerprint]
         if other:
@@ -235,11 +235,11 @@ def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> l
         if absent:
             notes.append(
                 f"{len(absent)} of {len(planned)} planned modules for {arch} are not in the "
-                f"bundle, such as {absent[0]} (another profile, perhaps)"
+                f"bundle, such as {absent[0]}; it may be built for another profile"
             )
     notes += [
-        f"{wheel.path.name} is tagged for the machine it was built on; nothing says that it runs "
-        f"with an older glibc"
+        f"{wheel.path.name} is tagged for the machine that it was built on, so it may not run with "
+        f"an older glibc"
         for wheel in bundle.wheels
         if bundle.target.platform.startswith("manylinux") and "-linux_" in wheel.path.name
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which wheels a set of requirements needs on the target.
+"""Find the wheels that a set of requirements needs on the target.
 
 Every environment marker is evaluated for the target (pip's own resolver evaluates them for the
 Python it runs in); pip only downloads, one wheel a project.
@@ -36,7 +36,7 @@ class _Wanted:
 def close(
     roots: list[Requirement], local: Mapping[str, Wheel], assumed: set[str], pip: Pip
 ) -> tuple[dict[str, Wheel], dict[str, str]]:
-    """The wheels that ``roots`` need, and the requirements that the target must meet itself."""
+    """The wheels that ``roots`` need, and the requirements that the target must have already."""
     chosen: dict[str, Wheel] = {}
     for _ in range(_MAX_ROUNDS):
         wanted = _gather(roots, chosen, pip.target)
@@ -54,14 +54,14 @@ def close(
             chosen |= pip.download(todo)
     raise BundleError(
         f"the requirements of {', '.join(todo)} contradict one another: no set of versions was "
-        f"found in {_MAX_ROUNDS} rounds. Fix: give one of them by --wheel"
+        f"found in {_MAX_ROUNDS} rounds. Fix: name one of them with --wheel"
     )
 
 
 def _gather(
     roots: list[Requirement], chosen: Mapping[str, Wheel], target: Target
 ) -> dict[str, _Wanted]:
-    """What is wanted by the roots and by all chosen wheels that can be reached from them."""
+    """The requirements of the roots and of all chosen wheels that can be reached from them."""
     wanted: dict[str, _Wanted] = {}
     queue = [(requirement, "the bundle") for requirement in roots]
     expanded: set[tuple[str, str]] = set()
@@ -87,10 +87,10 @@ def _meets(wheel: Wheel, want: _Wanted) -> bool:
 
 
 def _take(wheel: Wheel, want: _Wanted, pip: Pip) -> Wheel:
-    """A local wheel, copied into the bundle if it fits."""
+    """Copy a local wheel into the bundle if it fits."""
     if not _meets(wheel, want):
         raise BundleError(
-            f"{wheel.path.name} does not meet what is asked by {'; '.join(want.asked_by)}"
+            f"{wheel.path.name} does not meet the requirement of {'; '.join(want.asked_by)}"
         )
     problem = wheel.unsuitable(pip.target.tags, pip.target.python)
     if problem is not None:
@@ -104,7 +104,7 @@ def _take(wheel: Wheel, want: _Wanted, pip: Pip) -> Wheel:
 
 @dataclass
 class Pip:
-    """``pip download`` for the target."""
+    """Run ``pip download`` for the target."""
 
     target: Target
     folder: Path
@@ -149,6 +149,8 @@ class Pip:
                 self.log(line.strip())
         if done.wait() == 0:
             return
-        told = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
+        problems = [line for line in lines if line.startswith("ERROR:")] or lines[-3:]
         who = "; ".join(f"{name}: {', '.join(want.asked_by)}" for name, want in wanted.items())
-        raise BundleError("pip could not fetch a wheel:\n" + "\n".join(told) + f"\nAsked by: {who}")
+        raise BundleError(
+            "pip could not fetch a wheel:\n" + "\n".join(problems) + f"\nRequired by: {who}"
+        )

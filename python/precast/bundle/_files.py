@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of a bundle: the install script and the page that explains it."""
+"""The text files of a bundle: the install script and the page that explains it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ sums=$(cd "$here" && sha256sum -c SHA256SUMS 2>&1) || {{
 machine=$(uname -m)
 [ "$machine" = "{machine}" ] || fail "the bundle is for {machine}, this machine is $machine"
 {checks}
-# Only this folder counts: neither pip's configuration nor its environment variables add places.
+# pip uses only this folder: neither its configuration nor its environment variables add sources.
 PIP_CONFIG_FILE=/dev/null "$python" -m pip --isolated install --disable-pip-version-check \\
   --no-index --find-links "$here/wheels" -r "$here/requirements.txt" "$@"
 """
@@ -45,7 +45,7 @@ version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
 
 _ASSUMED_CHECK = """
 "$python" -c 'import importlib.metadata as m; m.version("{name}")' 2>/dev/null ||
-  fail "{requirement} must be installed first: this bundle does not carry it"
+  fail "{requirement} must be installed first: this bundle does not include it"
 """
 
 _README = """\
@@ -57,12 +57,12 @@ Wheels for Python {python} on {platform}.{assumed} Nothing is fetched from a net
     PYTHON=/path/to/python ./install.sh       # into another one
 
 The script checks `SHA256SUMS`, then runs `pip install --no-index` on `wheels/`; further arguments
-go to pip. Afterwards `precast doctor --profile core` says whether every kernel is there.
+go to pip. Afterwards `precast doctor --profile core` checks that every kernel is installed.
 
 | file | what it is |
 |---|---|
 | `wheels/` | the wheels below |
-| `requirements.txt` | what is installed; pip adds what that needs |
+| `requirements.txt` | the packages to install; pip adds their dependencies |
 | `constraints.txt` | the exact version of every wheel, for `pip install -c` elsewhere |
 | `SHA256SUMS` | the digest of every other file: `sha256sum -c SHA256SUMS` |
 
@@ -73,7 +73,7 @@ go to pip. Afterwards `precast doctor --profile core` says whether every kernel 
 
 
 def script(python: str | None, machine: str, assumed: str | None) -> str:
-    """``install.sh``; ``python`` is None if the wheels suit every version."""
+    """The text of ``install.sh``; ``python`` is None if the wheels suit every version."""
     checks = "" if python is None else _PYTHON_CHECK.format(python=python)
     if assumed is not None:
         name = Requirement(assumed).name
@@ -96,5 +96,5 @@ def readme(
         wheels="\n".join(rows),
     )
     if notes:
-        text += "\nTo know:\n\n" + "".join(f"- {note}\n" for note in notes)
+        text += "\nNotes:\n\n" + "".join(f"- {note}\n" for note in notes)
     return text

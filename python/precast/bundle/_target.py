@@ -35,10 +35,10 @@ class Target:
 
     def __post_init__(self) -> None:
         if re.fullmatch(r"3\.\d+", self.python) is None:
-            raise ValueError(f"Python {self.python!r} is not a version; legal: such as 3.12")
+            raise ValueError(f"Python {self.python!r} is not a version; legal example: 3.12")
         if re.fullmatch(r"(manylinux_2_\d+|linux)_[a-z0-9_]+", self.platform) is None:
             raise ValueError(
-                f"platform {self.platform!r} is unknown; legal: such as manylinux_2_28_x86_64"
+                f"platform {self.platform!r} is unknown; legal example: manylinux_2_28_x86_64"
             )
 
     @property
@@ -86,6 +86,6 @@ class Target:
 
 
 def this_target() -> Target:
-    """The Python that runs, on any Linux of the last years."""
+    """The running Python, on any Linux with a glibc of the last years."""
     python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return Target(python, f"manylinux_2_28_{host_platform.machine()}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel file says about itself."""
+"""The metadata of a wheel file."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PLAN = "precast/data/plan.json"
 @functools.total_ordering
 @dataclass(frozen=True, eq=False)
 class Wheel:
-    """One wheel file; ``manifest`` is set if it brings prebuilt modules."""
+    """One wheel file; ``manifest`` is set if it has prebuilt modules."""
 
     path: Path
     name: str
@@ -76,11 +76,11 @@ class Wheel:
         )
 
     def at(self, path: Path) -> Wheel:
-        """The same wheel in another place."""
+        """The same wheel at another path."""
         return replace(self, path=path)
 
     def requires_for(self, extra: str, environment: dict[str, str]) -> Iterator[Requirement]:
-        """What it needs under these markers because of ``extra`` ("" for what it always needs)."""
+        """Its requirements under these markers because of ``extra`` ("" for the basic ones)."""
         values = {**environment, "extra": extra}
         for requirement in self.requires:
             if requirement.marker is None:
@@ -91,7 +91,7 @@ class Wheel:
                 yield requirement
 
     def unsuitable(self, tags: frozenset[Tag], python: str) -> str | None:
-        """Why it cannot be installed there, or None."""
+        """Why it cannot be installed on the target, or None."""
         if not self.tags & tags:
             return f"is for {', '.join(sorted(map(str, self.tags)))}"
         if not self.requires_python.contains(f"{python}.0", prereleases=True):
@@ -100,14 +100,14 @@ class Wheel:
 
     @property
     def interpreter_bound(self) -> bool:
-        """Whether it installs into one version of Python only."""
+        """Whether it installs into only one version of Python."""
         return all(
             tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
             for tag in self.tags
         )
 
     def plan(self) -> dict[str, Any]:
-        """The plan that a core wheel carries."""
+        """The plan in a core wheel."""
         try:
             with zipfile.ZipFile(self.path) as archive:
                 plan: dict[str, Any] = json.loads(archive.read(_PLAN))

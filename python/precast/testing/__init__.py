@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure kernels and test them: what precast's own benchmarks and tests use.
+"""Measure and test kernels with the tools that precast's own benchmarks and tests use.
 
-Imports torch. :func:`bench_gpu_time` answers most questions; ``docs`` of each module say the rest.
+Imports torch. :func:`bench_gpu_time` answers most questions; each module documents the rest.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def attention_flops_with_actual_seq_lens(
     num_qo_heads: int,
     causal: bool,
 ) -> int:
-    """As :func:`attention_flops`, with lengths of their own for each sequence.
+    """Count as :func:`attention_flops`, with the lengths of each sequence.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def attention_flops_with_actual_seq_lens(
     Raises
     ------
     ValueError
-        If there are not as many of both, or ``causal`` and a sequence has more queries than keys.
+        If the numbers of lengths differ, or ``causal`` and a sequence has more queries than keys.
     """
     pairs = sum(
         _doubled_pairs(q, kv, causal) for q, kv in _zipped(actual_seq_lens_q, actual_seq_lens_kv)
@@ -162,7 +162,7 @@ def attention_tb_per_sec_with_actual_seq_lens(
     kv_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
-    """As :func:`attention_tb_per_sec`, with lengths of their own for each sequence."""
+    """Compute :func:`attention_tb_per_sec` with the lengths of each sequence."""
     lengths = _zipped(actual_seq_lens_q, actual_seq_lens_kv)
     moved = _bytes(
         sum(q for q, _ in lengths),
@@ -183,7 +183,7 @@ def _doubled_pairs(queries: int, keys: int, causal: bool) -> int:
             f"causal attention needs at least as many keys as queries, got {keys} keys and"
             f" {queries} queries; pass causal=False, or lengths with kv >= q"
         )
-    # All keys of all queries, less the triangle that the mask hides.
+    # All keys of all queries, minus the triangle that the mask hides.
     return (2 * keys - queries) * queries
 
 

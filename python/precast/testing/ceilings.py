@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this GPU can reach, measured in the same run as the kernels that are judged by it.
+"""The ceilings of this GPU, measured in the same run as the kernels that are compared with them.
 
 Each ceiling is the best of a fixed set of torch's kernels on large tensors of random data:
 
 - ``elementwise``, reading and writing 1 GiB: copy, negate, scale by a scalar, product of two;
 - ``read``: sum in float32 and bfloat16, of 1 GiB;
-- ``matmul``: square and oblong products in one dtype;
+- ``matmul``: square and rectangular products in one dtype;
 - ``launch``: one tiny kernel as a node of a graph, the least that any call takes.
 """
 
@@ -26,7 +26,7 @@ _PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 16384, 8192), (1638
 
 
 class Ceiling(NamedTuple):
-    """The best of several kernels, in ``unit``, and what each of them reached."""
+    """The best of several kernels, in ``unit``, and the result of each of them."""
 
     name: str
     best: float
@@ -36,7 +36,7 @@ class Ceiling(NamedTuple):
 
 
 class Ceilings(NamedTuple):
-    """What a memory-bound call is judged by: two bandwidths, and the time of an empty call."""
+    """Limits of a memory-bound call: two bandwidths, and the time of an empty call."""
 
     elementwise: Ceiling
     read: Ceiling
@@ -45,7 +45,7 @@ class Ceilings(NamedTuple):
 
 @functools.cache
 def measure_ceilings(bytes_per_tensor: int = 1 << 30) -> Ceilings:
-    """Measure them on the current device; once a process.
+    """Measure the ceilings of the current device, once a process.
 
     Parameters
     ----------

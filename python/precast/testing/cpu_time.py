@@ -22,16 +22,16 @@ def bench_cpu_time(
     calls: int = _BLOCK,
     synchronize: Callable[[], None] | None = None,
 ) -> Timing:
-    """CPU time of one call, in seconds: what an engine pays in Python and in the driver.
+    """Measure the CPU time of one call, in seconds, in Python and in the driver.
 
     Parameters
     ----------
     fn, args, kwargs
         The call. Take tensors so small that the GPU is faster than the launches.
     blocks : int
-        Samples; each is the mean of some calls in a row, with the GPU idle at its start.
+        Samples; each is the mean of several consecutive calls, and the GPU is idle at its start.
     calls : int
-        How many; fewer than 200 for kernels so slow that nobody waits for the CPU.
+        Calls of each sample; fewer than 200 for kernels so slow that the CPU does not matter.
     synchronize : callable, optional
         Waits for the device between samples; default ``torch.cuda.synchronize``.
     """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernel times from CUPTI's activity records: what the GPU did, without the gaps in between.
+"""Kernel times from CUPTI's activity records, without the gaps between kernels.
 
-Every kernel, copy and memset leaves a record with its start and end on the GPU. Which call of a
-measurement caused it is known by an id that is pushed around the call (CUPTI's *external
-correlation*), so that neither clocks have to agree nor kernels have to be counted.
+CUPTI records the start and end of every kernel, copy and memset on the GPU. An id that is pushed
+around each call (CUPTI's *external correlation*) tells which call caused a record. So clocks need
+not agree, and the number of kernels need not be constant.
 
 Source: https://docs.nvidia.com/cupti-python/ (package ``cupti-python``), CUPTI's Activity API.
 """
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 
 # CUPTI asks for a buffer when the last one is full; thousands of records fit.
 _BUFFER_BYTES = 8 << 20
-_FORCED = 1  # flush unfinished buffers too
+_FORCED = 1  # This flushes unfinished buffers, too.
 
-#: What occupies the GPU.
+#: Kinds of records that occupy the GPU.
 _WORK = ("CONCURRENT_KERNEL", "MEMCPY", "MEMCPY2", "MEMSET")
-#: Records of the external ids are only made beside those of the API calls.
+#: CUPTI records external ids only beside API calls.
 _CALLS = ("EXTERNAL_CORRELATION", "RUNTIME", "DRIVER")
 
 
 class CuptiError(RuntimeError):
-    """CUPTI cannot be used here, or left no usable records; the text says why."""
+    """CUPTI cannot be used here, or made no usable records."""
 
 
 class Span(NamedTuple):
@@ -39,7 +39,7 @@ class Span(NamedTuple):
 
 
 def busy_nanoseconds(spans: Iterable[Span]) -> int:
-    """How long at least one of the activities ran: gaps do not count, overlaps count once."""
+    """The time in which at least one activity ran: gaps do not count, overlaps count once."""
     total = reached = 0
     for span in sorted(spans, key=lambda span: span.start):
         start = max(span.start, reached)
@@ -55,9 +55,9 @@ def call_milliseconds(spans: Iterable[Span], calls: Mapping[int, int], count: in
     Parameters
     ----------
     spans : iterable of Span
-        What the GPU did, in any order.
+        Activities of the GPU, in any order.
     calls : mapping of int to int
-        The call that each correlation id belongs to; activities of no call are left out.
+        The call of each correlation id; other activities are left out.
     count : int
         Calls made. CUPTI may lose records, so a call with fewer or more activities than most
         others is left out.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a result was measured: GPU, driver, CUDA, versions, commit and date."""
+"""The circumstances of a result: GPU, driver, CUDA, versions, commit and date."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from precast._base.version import __version__
 
-#: Distributions whose version belongs to every result, where they are installed.
+#: Distributions whose version is part of every result, if they are installed.
 PACKAGES = ("apache-tvm-ffi", "triton")
 
 
@@ -31,7 +31,7 @@ def environment(
     root : Path, optional
         A folder of the source tree; default the current one.
     packages : iterable of str
-        More distributions whose version to state, where they are installed.
+        More distributions whose version is added, if they are installed.
     """
     rows = {
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),

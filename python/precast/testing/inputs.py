@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-# A NaN in float16 and bfloat16, twice in a row also in float32, that no arithmetic produces.
+# These bits are a NaN in float16 and bfloat16, and repeated also in float32, that no arithmetic
+# produces.
 _POISON = 0x7FA5
 
 #: Hidden sizes that break assumptions: below a vector, a warp, a block; not a power of two; huge.
@@ -31,7 +32,7 @@ def random_tensor(
 
 
 def row_strided(tensor: torch.Tensor, gap: int, offset: int = 0) -> torch.Tensor:
-    """The same values with ``gap`` more elements between rows, ``offset`` elements into a buffer.
+    """Copy to a buffer at ``offset`` elements, with ``gap`` more elements between rows.
 
     An odd offset gives a pointer that is not aligned to a vector; everything around the values is
     poison.
@@ -50,9 +51,9 @@ def packed_slice(
     device: torch.device | str = "cuda",
     generator: torch.Generator | None = None,
 ) -> torch.Tensor:
-    """``(tokens, heads[which], head_dim)`` out of a packed ``(tokens, sum(heads) * head_dim)``.
+    """Return ``(tokens, heads[which], head_dim)``, a view of ``(tokens, sum(heads) * head_dim)``.
 
-    That is how an engine hands the queries or keys of a fused projection to a norm.
+    Engines pass the queries or keys of a fused projection to a norm like this.
     """
     packed = random_tensor(
         tokens, sum(heads) * head_dim, dtype=dtype, device=device, generator=generator
@@ -63,9 +64,9 @@ def packed_slice(
 
 
 def poison(tensor: torch.Tensor) -> torch.Tensor:
-    """Fill a floating tensor with a NaN that no kernel computes; returns it.
+    """Fill a floating-point tensor with a NaN that no kernel computes, and return it.
 
-    In fp8 it is a NaN that a kernel may write, for one that it was given.
+    In fp8 a kernel may write this NaN if it was given one.
     """
     bits = _bits(tensor)
     bits.fill_(_PATTERNS[bits.dtype])
@@ -86,7 +87,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Guarded:
-    """A poisoned tensor inside a poisoned buffer, to catch writes outside of it.
+    """A poisoned tensor inside a poisoned buffer, to detect writes outside of the tensor.
 
     Parameters
     ----------

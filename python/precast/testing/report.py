@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """One table, one JSON and one CSV for the results of every benchmark.
 
-A measurement becomes a :class:`Result`, that a *record*: plain data, in microseconds, as it stands
-in a result file. Printing, CSV, pictures and ``docs/performance.md`` are made of records, so a run
-looks the same when it is read back (``precast.testing.results``).
+A measurement becomes a :class:`Result`, and a result becomes a *record*: plain data in
+microseconds, as in a result file. Printing, CSV, pictures and ``docs/performance.md`` use records,
+so a run looks the same when it is read back (``precast.testing.results``).
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ class Result(NamedTuple):
     cpu : mapping of str to Timing
         CPU time of one call by name.
     ceiling : Ceiling or None
-        What limits the call in this run, see :func:`limit`.
+        The limit of the call in this run, see :func:`limit`.
     flops : int
-        Operations on matrix units, 0 where there are none.
+        Operations of tensor cores; 0 if there are none.
     expected : mapping of str to float
-        By how much a peer should be slower, from the bytes that it moves.
+        The factor by which a peer should be slower, from the bytes that it moves.
     whole : mapping of str to Timing
-        Time of one call of many in a row from Python, by name, where that was measured.
+        Time of one of many consecutive calls from Python, by name, if it was measured.
     """
 
     op: str
@@ -62,7 +62,7 @@ class Result(NamedTuple):
         return self.timings["precast"]
 
     def ratio(self, peer: str) -> float:
-        """The peer's median over ours: above 1 we are faster."""
+        """The peer's median over ours; above 1, precast is faster."""
         return self.timings[peer].median / self.ours.median
 
     @property
@@ -77,7 +77,7 @@ class Result(NamedTuple):
 
     @property
     def share(self) -> float | None:
-        """What was reached of the ceiling."""
+        """The share of the ceiling."""
         if self.ceiling is None:
             return None
         reached = self.gbps if self.ceiling.unit == "GB/s" else self.tflops or 0.0
@@ -105,7 +105,7 @@ class Result(NamedTuple):
 
 
 def limit(bytes_moved: int, flops: int, memory: Ceiling, matmul: Ceiling | None) -> Ceiling:
-    """Which ceiling a call meets first: bandwidth, or the matrix units if it has FLOPs."""
+    """The ceiling that limits a call: bandwidth, or the tensor cores if it has FLOPs."""
     if not flops or matmul is None:
         return memory
     by_memory = bytes_moved / (memory.best * 1e9)
@@ -123,12 +123,12 @@ def _microseconds(timing: Timing) -> dict[str, float]:
 
 
 def peers_of(records: Iterable[Record]) -> list[str]:
-    """Whom our times are compared with, in the order of their columns."""
+    """The peers of these records, in the order of their columns."""
     return list(dict.fromkeys(name for record in records for name in record["ratio"]))
 
 
 def table(records: Sequence[Record]) -> list[list[str]]:
-    """Header and rows as text: what is printed, and what a CSV or a page holds."""
+    """Header and rows as text, for the terminal, a CSV or a page."""
     peers = peers_of(records)
     rates = ["GB/s"] + ["TFLOP/s"] * any(record["flops"] for record in records)
     header = ["op", "shape", "dtype", "us", "p20-p80", *rates, "of ceiling", "CPU us"]
@@ -193,7 +193,7 @@ def is_number(cell: str) -> bool:
 def print_circumstances(
     environment: Mapping[str, str], ceilings: Iterable[Ceiling] = (), file: TextIO | None = None
 ) -> None:
-    """Where this runs and what the GPU reaches, above the table."""
+    """The environment and the ceilings, to print above the table."""
     file = file or sys.stdout
     print(", ".join(f"{name} {value}" for name, value in environment.items()), file=file)
     for ceiling in ceilings:
@@ -208,7 +208,7 @@ def document(
     ceilings: Iterable[Ceiling] = (),
     failures: Sequence[Mapping[str, str]] = (),
 ) -> dict[str, Any]:
-    """Everything of one run, as it stands in ``benchmarks/results/``."""
+    """One run, as a file of ``benchmarks/results/`` holds it."""
     data: dict[str, Any] = {"schema": SCHEMA, "environment": dict(environment)}
     measured = {
         ceiling.name: {
@@ -228,13 +228,13 @@ def document(
 
 
 def write_json(path: Path, data: Mapping[str, Any]) -> None:
-    """Write a run's document, folders included."""
+    """Write a run's document, and create its folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def write_csv(path: Path, rows: Sequence[Sequence[str]], environment: Mapping[str, str]) -> None:
-    """The printed table, with the circumstances as further columns of each row."""
+    """The printed table, with the environment as further columns of each row."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

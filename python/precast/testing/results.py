@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read back what the benchmarks wrote: one :class:`Run` a file, whatever its schema."""
+"""Read result files of benchmarks: one :class:`Run` a file, for every version of the schema."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class Run:
     ceilings : mapping
         By name: ``unit``, ``best``, ``kernel`` and ``all``.
     records : list
-        As ``precast.testing.report`` makes them; of ``startup``, its own.
+        As ``precast.testing.report`` makes them; ``startup`` has its own.
     failures : list
-        What could not be measured: ``op``, ``shape`` and ``error``.
+        Failed measurements: ``op``, ``shape`` and ``error``.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Run:
 
     @property
     def measures_ops(self) -> bool:
-        """Whether the records are of ops, and not of the process's start."""
+        """Whether the records are of ops, not of the start of a process."""
         return all("op" in record for record in self.records)
 
 
@@ -63,7 +63,7 @@ def load_run(path: Path) -> Run:
     Raises
     ------
     ValueError
-        If it is no result file, or of a schema that this version does not know.
+        If it is no result file, or has a schema that this version does not know.
     """
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
@@ -100,7 +100,7 @@ def newest(folder: Path) -> dict[str, dict[str, Run]]:
     Returns
     -------
     dict
-        GPU, as its folder is called, to name to run; both sorted.
+        GPU (the name of its folder) to name to run; both are sorted.
     """
     found: dict[str, dict[str, Run]] = {}
     for path in sorted(folder.glob("*/*/*.json")):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Copies of a call's arguments that together do not fit into the L2 cache.
 
-A benchmark that calls a kernel on one set of buffers over and over measures the cache as soon as
-the buffers fit into it. Here every call takes the next of several copies, so that the data it needs
-have been evicted by the calls in between.
+A benchmark that calls a kernel repeatedly on one set of buffers measures the cache if the buffers
+fit into it. Here every call takes the next of several copies, so that the calls in between have
+evicted its data.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-#: Copies of a call's arguments, however small they are.
+#: The largest number of copies, however small the arguments are.
 MOST_COPIES = 1 << 14
 
 
@@ -26,7 +26,7 @@ class Call(NamedTuple):
 
 
 def l2_bytes(device: torch.device | int | None = None) -> int:
-    """Size of the L2 cache of a CUDA device (50 MiB where torch does not tell)."""
+    """Size of the L2 cache of a CUDA device (50 MiB if torch does not know)."""
     properties = torch.cuda.get_device_properties(device)
     return int(getattr(properties, "L2_cache_size", 0)) or 50 << 20
 
@@ -50,7 +50,7 @@ def copies_needed(bytes_per_call: int, cache_bytes: int, factor: float = 2.0) ->
 
 
 def clone(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy in memory of its own, with the same strides and the same offset modulo 256 bytes."""
+    """A copy in new memory, with the same strides and the same offset modulo 256 bytes."""
     if tensor.numel() == 0:
         return torch.empty_strided(
             tensor.size(), tensor.stride(), dtype=tensor.dtype, device=tensor.device

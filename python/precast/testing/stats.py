@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is kept of a list of timings."""
+"""Statistics of a list of timings."""
 
 from __future__ import annotations
 

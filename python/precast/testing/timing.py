@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a call takes on the GPU: CUPTI, CUDA events, graph replay, several calls side by side.
+"""Measure the GPU time of calls: CUPTI, CUDA events, graph replay, several calls side by side.
 
 All inputs are rotated through copies larger than L2 (``precast.testing.rotation``) unless
 ``cold_l2_cache=False``. A function is warmed up before anything is measured, so module load,
@@ -22,9 +22,9 @@ from precast.testing import cupti
 from precast.testing.rotation import Call, rotation_for
 from precast.testing.stats import Timing
 
-# GPU time of one replay: long against the few microseconds in which a graph starts.
+# GPU time of one replay, which is long compared with the few microseconds of a graph's start.
 _GRAPH_SECONDS = 2e-3
-# GPU time of a whole measurement where the caller does not say how often to repeat.
+# GPU time of a whole measurement if the caller does not choose the repetitions.
 _TOTAL_SECONDS = 0.1
 _WARM_UP = 3
 
@@ -42,8 +42,8 @@ def bench_gpu_time(
 ) -> tuple[float, float]:
     """Median and standard deviation of the GPU time of ``fn(*args, **kwargs)``, in seconds.
 
-    By default the time of its kernels, copies and memsets as CUPTI records them, gaps left out;
-    where ``cupti-python`` is not there, the time between CUDA events (the log says so once).
+    By default this is the time of its kernels, copies and memsets from CUPTI's records, without
+    gaps. Without ``cupti-python`` it is the time between CUDA events, with one line in the log.
 
     Parameters
     ----------
@@ -54,11 +54,11 @@ def bench_gpu_time(
     dry_run_iters : int, optional
         Calls before the measurement; default 3.
     repeat_iters : int, optional
-        Samples (calls, or replays of a graph); default what 0.1 s of GPU time hold, 10 to 1000.
+        Samples (calls, or replays of a graph); default: as many as fit into 0.1 s, 10 to 1000.
     enable_cupti : bool
         Take kernel times from CUPTI, ``pip install "precast[bench]"``.
     use_cuda_graph : bool
-        Replay a CUDA graph of many calls, which takes the launch from the CPU out of the time.
+        Replay a CUDA graph of many calls, which excludes the launch by the CPU from the time.
     cold_l2_cache : bool
         Rotate the arguments through copies larger than L2.
 
@@ -97,10 +97,10 @@ def bench_gpu_time_with_cupti(
     use_cuda_graph: bool = False,
     cold_l2_cache: bool = True,
 ) -> list[float]:
-    """Milliseconds in which the GPU was at work for each call, from CUPTI's activity records.
+    """Measure the milliseconds in which the GPU worked for each call, from CUPTI's records.
 
     Neither the launch nor gaps between the kernels of one call count. Every call waits for the one
-    before, so that no kernel starts early and its waiting is taken for work. Attaching CUPTI slows
+    before; otherwise a kernel could start early, and its waiting would count as work. CUPTI slows
     launches down; it is detached before this returns.
 
     Parameters
@@ -111,9 +111,9 @@ def bench_gpu_time_with_cupti(
     Returns
     -------
     list of float
-        One sample a call or replay. Where CUPTI cannot be used, what
-        :func:`bench_gpu_time_with_cuda_event` (or ``_with_cudagraph``) returns; the log says so
-        once, and why.
+        One sample a call or replay. If CUPTI cannot be used, the result of
+        :func:`bench_gpu_time_with_cuda_event` (or ``_with_cudagraph``); one line in the log gives
+        the reason.
     """
     calls = rotation_for(args, kwargs, cold_l2_cache)
     _warm_up(fn, calls, dry_run_iters)
@@ -124,7 +124,7 @@ def bench_gpu_time_with_cupti(
     return (_with_graph if use_cuda_graph else _with_events)(fn, calls, repeat_iters)
 
 
-@functools.cache  # once a process and reason
+@functools.cache  # One warning a process and reason.
 def _say_no_cupti(reason: str) -> None:
     get_logger().info(
         "CUPTI cannot be used, so times are taken with CUDA events (%s)."
@@ -142,7 +142,7 @@ def bench_gpu_time_with_cuda_event(
     repeat_iters: int | None = None,
     cold_l2_cache: bool = True,
 ) -> list[float]:
-    """Milliseconds of each call, between two CUDA events.
+    """Measure the milliseconds of each call between two CUDA events.
 
     Kernels shorter than their launch (some microseconds) need ``bench_gpu_time_with_cudagraph``.
     """
@@ -160,7 +160,7 @@ def bench_gpu_time_with_cudagraph(
     repeat_iters: int | None = None,
     cold_l2_cache: bool = True,
 ) -> list[float]:
-    """Milliseconds of one call, one sample a replay of a graph that holds a call for each copy."""
+    """Measure the milliseconds of one call; a sample is a replay of one call for each copy."""
     calls = rotation_for(args, kwargs, cold_l2_cache)
     _warm_up(fn, calls, dry_run_iters)
     return _with_graph(fn, calls, repeat_iters)
@@ -174,19 +174,19 @@ def bench_side_by_side(
     rounds: int | None = None,
     cold_l2_cache: bool = True,
 ) -> dict[str, list[float]]:
-    """Milliseconds of one call of each function, measured in alternation on the same copies.
+    """Measure the milliseconds of one call of each function, in turn on the same copies.
 
-    Clocks and temperature drift during a run; replays in turn give every function the same share
-    of that, so that a ratio of two medians is a property of the functions. Each round has an order
-    of its own: whoever always ran behind the function that heats the chip most would always find
-    the lowest clock.
+    Clocks and temperature drift during a run. If replays alternate, the drift affects every
+    function equally, so a ratio of two medians is a property of the functions. Each round has a
+    random order, because a function that always ran after the one that heats the chip most would
+    always get the lowest clock.
 
     Parameters
     ----------
     functions : mapping of str to callable
         Each is called with the same arguments and captured in its own graph.
     rounds : int, optional
-        Replays of each graph; default as many as 0.1 s of the slowest hold, 10 to 1000.
+        Replays of each graph; default: as many as the slowest needs for 0.1 s, 10 to 1000.
 
     Returns
     -------
@@ -206,8 +206,8 @@ class Graph(NamedTuple):
 
     graph: torch.cuda.CUDAGraph
     calls: int
-    seconds: float  # GPU time of one replay, roughly
-    outputs: list[Any]  # what the calls returned: its memory belongs to the graph
+    seconds: float  # Approximate GPU time of one replay.
+    outputs: list[Any]  # Results of the calls, whose memory belongs to the graph.
 
     def enqueue(self) -> tuple[torch.cuda.Event, torch.cuda.Event]:
         """Launch one replay between two events, without waiting for it."""
@@ -219,10 +219,11 @@ class Graph(NamedTuple):
 
 
 def replay(graphs: Mapping[str, Graph], rounds: int) -> dict[str, list[float]]:
-    """Replay graphs in turn, each round in a random order; milliseconds of one call by graph.
+    """Replay graphs in turn, each round in a random order, and return milliseconds by graph.
 
-    All replays are queued before the first is waited for, so that the GPU never waits for the CPU
-    between an event and the graph that follows it. One more round, dropped, fills the queue.
+    All replays are queued before the CPU waits for the first, so that the GPU never waits for the
+    CPU between an event and the graph that follows it. The first round fills the queue and is
+    dropped.
     """
     orders, names = random.Random(0), list(graphs)
     rounds_of_names = [orders.sample(names, len(names)) for _ in range(rounds + 1)]
@@ -235,7 +236,7 @@ def replay(graphs: Mapping[str, Graph], rounds: int) -> dict[str, list[float]]:
 
 
 def capture(fn: Callable[..., Any], calls: Sequence[Call], long: bool = True) -> Graph:
-    """A graph with one call for each copy; if ``long``, as often as makes it last 2 ms."""
+    """Capture one call for each copy; if ``long``, repeated until the graph takes 2 ms."""
     graph = _capture(fn, calls, 1)
     once = min(replay({"": graph}, 3)[""]) * 1e-3
     turns = graph_turns(once, len(calls)) if long else 1
@@ -245,13 +246,13 @@ def capture(fn: Callable[..., Any], calls: Sequence[Call], long: bool = True) ->
 
 
 def graph_turns(seconds_per_call: float, copies: int) -> int:
-    """How often a graph goes through all copies, so that one replay lasts at least 2 ms."""
+    """How often a graph must go through all copies to take at least 2 ms."""
     return max(1, math.ceil(_GRAPH_SECONDS / max(seconds_per_call * copies, 1e-9)))
 
 
 def _capture(fn: Callable[..., Any], calls: Sequence[Call], turns: int) -> Graph:
-    # As many results stay alive as there are copies: a function that allocates its result must not
-    # write the same, cached memory each time.
+    # As many results stay alive as there are copies, because a function that allocates its result
+    # must not write the same, cached memory each time.
     outputs: deque[Any] = deque(maxlen=len(calls))
     graph = torch.cuda.CUDAGraph()
     torch.cuda.synchronize()
@@ -317,7 +318,7 @@ def _with_cupti(
 
 
 def _warm_up(fn: Callable[..., Any], calls: Sequence[Call], count: int | None) -> None:
-    # On a stream of its own, as torch asks for work that is captured afterwards.
+    # torch requires a separate stream for work that is captured afterwards.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):

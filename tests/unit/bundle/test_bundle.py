@@ -208,7 +208,7 @@ def test_a_folder_with_contents_is_left_alone(dist, tmp_path):
     (out / "mine").write_text("precious")
     done = bundle(dist, out)
     assert done.returncode == 3
-    assert "is there already and is not empty. Fix: name a new folder" in done.stderr
+    assert "exists already and is not empty. Fix: name a new folder" in done.stderr
     assert [p.name for p in out.iterdir()] == ["mine"]
 
 
@@ -231,8 +231,8 @@ def test_planned_modules_that_are_absent_and_local_tags_are_noted(dist, tmp_path
     [
         (["--arch", "9.0x"], 2, "error: --arch: '9.0x' is not a CUDA target; legal: sm80"),
         (["--cuda", "11"], 2, "error: --cuda 11: legal: 12, 13"),
-        (["--python", "2.7"], 2, "Python '2.7' is not a version; legal: such as 3.12"),
-        (["--platform", "win_amd64"], 2, "platform 'win_amd64' is unknown; legal: such as"),
+        (["--python", "2.7"], 2, "Python '2.7' is not a version; legal example: 3.12"),
+        (["--platform", "win_amd64"], 2, "platform 'win_amd64' is unknown; legal example:"),
     ],
 )
 def test_a_wrong_request_is_a_usage_error(dist, tmp_path, argv, code, message):

@@ -329,7 +329,7 @@ def test_test_list(run: Any, measured: list[tuple[str, ...]], tmp_path: Path) ->
             "cudnn, torch, none",
         ),
         (["--routine", "norm", "--op", "scale"], "--op: unknown scale; legal: rmsnorm; "),
-        (["--op", "nope"], "no case has what --op and --shape ask for"),
+        (["--op", "nope"], "no case matches --op and --shape"),
         (["--routine", "norm", "--dtype", "f32"], "--dtype: norm has no f32; legal: bf16, f16"),
         (["--json", "one.json"], "--json: several routines need a folder, got one.json"),
         (["--testlist", "/nowhere"], "--testlist: "),
@@ -353,7 +353,7 @@ def test_wrong_options_are_said_before_anything_is_measured(
     ("line", "message"),
     [
         ("--routine scale\n--rooutine norm", ", line 2: unrecognized arguments: --rooutine"),
-        ("--routine scale --json x", ", line 1: only the command line itself may have json"),
+        ("--routine scale --json x", ", line 1: only the command line may have json"),
         ("--routine nope", ", line 1: --routine: unknown nope"),
         ("# nothing", "has no command line"),
     ],

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clusters: CTAs that are resident together, write into each other's shared memory and share a
-// barrier. They need compute capability 9.0; below it every CTA is a cluster of its own.
+// Thread-block clusters: CTAs that are resident together, access each other's shared memory and
+// share a barrier. They need compute capability 9.0; below it every CTA is a cluster of its own.
 #pragma once
 
 #include "precast/core/block.cuh"
@@ -10,7 +10,7 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// CTAs of the cluster.
+// The number of CTAs in the cluster.
 __device__ __forceinline__ uint32_t cluster_size() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t size;
@@ -21,7 +21,7 @@ __device__ __forceinline__ uint32_t cluster_size() {
 #endif
 }
 
-// This CTA's number in its cluster.
+// The index of this CTA in its cluster.
 __device__ __forceinline__ uint32_t cluster_rank() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t rank;
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t cluster_rank() {
 #endif
 }
 
-// The cluster's number in the grid.
+// The index of the cluster in the grid.
 __device__ __forceinline__ uint32_t cluster_id() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t number;
@@ -43,16 +43,16 @@ __device__ __forceinline__ uint32_t cluster_id() {
 #endif
 }
 
-// The two halves of a barrier of all threads of a cluster. All must call both, in turn. What was
-// written to shared memory before the first is seen behind the second.
+// The two halves of a barrier of all threads of a cluster. All threads must call both in turn.
+// Writes to shared memory before the first half are visible after the second.
 __device__ __forceinline__ void cluster_arrive() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
 #endif
 }
 
-// The first half where others read this CTA's shared memory behind the second: waits for no write
-// to global memory.
+// The first half if only shared memory must be visible after the second. It does not wait for
+// writes to global memory.
 __device__ __forceinline__ void cluster_arrive_shared() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile(
@@ -62,8 +62,8 @@ __device__ __forceinline__ void cluster_arrive_shared() {
 #endif
 }
 
-// The first half where nothing that was written before needs to be seen behind the second: it only
-// says that this CTA has started.
+// The first half if no memory needs to be visible after the second. It only signals that this CTA
+// has started.
 __device__ __forceinline__ void cluster_arrive_relaxed() {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("barrier.cluster.arrive.relaxed.aligned;");
@@ -78,8 +78,8 @@ __device__ __forceinline__ void cluster_wait() {
 #endif
 }
 
-// Writes to `target`, shared memory of this kernel, in the CTA of `rank`, which must have started
-// and not yet ended: a barrier on both sides of it.
+// Stores to the variable of CTA `rank` that has the address of `target`. That CTA must have started
+// and must not have exited, so a cluster barrier is needed before and after.
 __device__ __forceinline__ void store_in_cluster(uint32_t* target, uint32_t rank, uint32_t x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t address = static_cast<uint32_t>(__cvta_generic_to_shared(target));
@@ -90,13 +90,14 @@ __device__ __forceinline__ void store_in_cluster(uint32_t* target, uint32_t rank
 #endif
 }
 
-// As block_sum(), over the CTAs of a cluster, of up to kMaxWarps warps together, in the same order.
-// All threads of the cluster must have arrived once before.
+// Does the same as block_sum() over the CTAs of a cluster, which have up to kMaxWarps warps
+// together; the order of addition is the same. All threads of the cluster must have arrived once
+// before.
 __device__ __forceinline__ float cluster_sum(float x, uint32_t (&scratch)[kMaxWarps]) {
   const uint32_t lane = threadIdx.x % kWarpSize;
   const uint32_t warps = blockDim.x / kWarpSize, ctas = cluster_size();
   x = warp_sum(x);
-  cluster_wait();  // the other CTAs have started: their shared memory is there
+  cluster_wait();  // the other CTAs have started, so that their shared memory exists
   if (lane < ctas) {
     store_in_cluster(&scratch[cluster_rank() * warps + threadIdx.x / kWarpSize], lane,
                      __float_as_uint(x));
@@ -110,16 +111,16 @@ __device__ __forceinline__ float cluster_sum(float x, uint32_t (&scratch)[kMaxWa
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
-// CTAs of the largest cluster that a launch here asks for. More than 8 need the device's consent,
-// which those of data centres give; the small clusters of others have not been measured.
+// The largest cluster that a launch here uses. More than 8 CTAs need the non-portable attribute,
+// which data-centre GPUs support. Small clusters on other GPUs have not been measured.
 constexpr int kMaxClusterSize = PRECAST_SM >= 90 && PRECAST_SM < 110 ? 16 : 1;
 
 inline bool is_cluster_too_large(cudaError_t status) {
   return status == cudaErrorInvalidClusterSize || status == cudaErrorInvalidConfiguration;
 }
 
-// As launch(), with `clusters` clusters of `cluster_size` CTAs. An error for which
-// no_place_for_cluster() is true is no longer pending.
+// Does the same as launch(), with `clusters` clusters of `cluster_size` CTAs. An error for which
+// is_cluster_too_large() is true has been cleared.
 template <typename Params>
 cudaError_t launch_clusters(void (*kernel)(Params), uint32_t clusters, int cluster_size, dim3 block,
                             bool enable_pdl, cudaStream_t stream, const Params& params) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the CTAs of a cluster do with each other's shared memory, and copies into it that complete
-// on barriers. Where the target has no clusters, a cluster is one CTA and the same words work.
+// Distributed shared memory: loads, stores and atomics in the shared memory of other CTAs of a
+// cluster. If the target has no clusters, a cluster is one CTA and the same functions work.
 //
-// A CTA may write another's shared memory only between two barriers of the cluster.
+// A CTA may write to the shared memory of another only between two barriers of the cluster.
 #pragma once
 
 #include "precast/core/shared_address.cuh"
@@ -12,8 +12,8 @@ namespace precast {
 
 #if defined(__CUDACC__)
 
-// `ctas`: of the cluster. A barrier of the CTA where that is all.
-__device__ __forceinline__ void cluster_barrier(int ctas) {
+// A barrier of the cluster with `ctas` CTAs; a barrier of the CTA if there is only one.
+__device__ __forceinline__ void cluster_sync(int ctas) {
   if (ctas == 1) {
     __syncthreads();
     return;
@@ -32,7 +32,7 @@ __device__ __forceinline__ uint32_t address_in_cta(const void* target, int rank)
 }
 #endif
 
-// Stores to the variable of CTA `rank` that has the address of `target` in this one.
+// Stores to the variable of CTA `rank` that has the address of `target`.
 __device__ __forceinline__ void store_in_cta(uint32_t* target, int rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   asm volatile("st.shared::cluster.u32 [%0], %1;" ::"r"(address_in_cta(target, rank)), "r"(value)
@@ -61,7 +61,7 @@ __device__ __forceinline__ void store_in_cta(uint64_t* target, int rank, uint64_
 #endif
 }
 
-// Reads two variables of CTA `rank`, at a multiple of 8 bytes.
+// Loads two words from CTA `rank`, at a multiple of 8 bytes.
 __device__ __forceinline__ uint2 load_pair_from_cta(const uint32_t* source, int rank) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint2 value;
@@ -75,7 +75,7 @@ __device__ __forceinline__ uint2 load_pair_from_cta(const uint32_t* source, int 
 #endif
 }
 
-// Adds to the variable of CTA `rank` and returns what it held.
+// Adds to the variable of CTA `rank` and returns its previous value.
 __device__ __forceinline__ uint32_t atomic_add_in_cta(uint32_t* target, int rank, uint32_t value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   uint32_t before;
@@ -89,8 +89,8 @@ __device__ __forceinline__ uint32_t atomic_add_in_cta(uint32_t* target, int rank
 #endif
 }
 
-// Stores to shared memory of a cluster that complete on a barrier of the CTA stored to: that CTA
-// sees the stores once it has waited for their bytes, with no barrier of the cluster.
+// Stores that complete on an mbarrier of the destination CTA (st.async). That CTA sees the data
+// once it has waited for the bytes; no cluster barrier is needed.
 __device__ __forceinline__ void store_async(float2* target, uint64_t* barrier, int rank,
                                             float2 value) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
@@ -124,72 +124,14 @@ __device__ __forceinline__ void store_async(uint4* target, uint64_t* barrier, in
 #endif
 }
 
-// One thread says how many bytes this phase of the barrier completes with.
-__device__ __forceinline__ void mbarrier_arrive_expect_tx(uint64_t* barrier, uint32_t bytes) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)),
-      "r"(bytes)
-      : "memory");
-#endif
-}
-
-// Copies by the copy engine that complete on a barrier in shared memory (compute capability 9.0).
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-constexpr bool kArchHasBulkCopy = true;
-#else
-constexpr bool kArchHasBulkCopy = false;
-#endif
-
-// One thread; others may use the barrier behind fence_mbarrier_init() and a barrier of theirs.
-__device__ __forceinline__ void mbarrier_init(uint64_t* barrier) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(shared_address(barrier)) : "memory");
-#endif
-}
-
-__device__ __forceinline__ void fence_mbarrier_init() {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-#endif
-}
-
-// One thread starts a copy of `bytes`, a multiple of 16, between addresses that are, too. The
-// barrier's bytes are expected on their own.
-__device__ __forceinline__ void cp_async_bulk(void* target, const void* source, uint32_t bytes,
-                                              uint64_t* barrier) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
-          "r"(shared_address(target)),
-      "l"(source), "r"(bytes), "r"(shared_address(barrier))
-      : "memory");
-#endif
-}
-
-// Waits for the bytes of the barrier's phase with this parity: 0, 1, 0, ...
-__device__ __forceinline__ void mbarrier_wait_parity(uint64_t* barrier, uint32_t parity) {
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n"
-      "}" ::"r"(shared_address(barrier)),
-      "r"(parity)
-      : "memory");
-#endif
-}
-
 #endif  // __CUDACC__
 
 #if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
 
 constexpr bool kTargetHasClusters = PRECAST_SM >= 90;
 
-// As launch(), in clusters of `ctas` CTAs with `shared` bytes of dynamic shared memory, for which
-// the kernel's limit was raised where they exceed 48 KB.
+// Does the same as launch(), in clusters of `ctas` CTAs with `shared` bytes of dynamic shared
+// memory. The kernel's limit must have been raised if these exceed 48 KB.
 template <typename Params>
 cudaError_t launch_clusters(void (*kernel)(Params), dim3 grid, dim3 block, int ctas, size_t shared,
                             bool enable_pdl, cudaStream_t stream, const Params& params) {

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError
 from precast._base.rounding import saturated
@@ -55,7 +56,7 @@ def layout_of(hnd: bool) -> str:
 
 
 #: Public arguments of an export with ``k_cache``, ``v_cache`` and ``hnd``.
-DERIVED = {"paged_kv_cache": joined, "kv_layout": layout_of}
+DERIVED: dict[str, Callable[..., Any]] = {"paged_kv_cache": joined, "kv_layout": layout_of}
 
 
 def check_call(export: str, paged_kv_cache: object, kv_layout: object) -> None:

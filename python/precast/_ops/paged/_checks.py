@@ -103,7 +103,7 @@ def check_caches(
     geometry = []
     for i in range(2):
         name, cache = names[0 if both else i], caches[0 if both else i]
-        geometry.append(_pages(export, name, cache, row_names[i], rows[i], hnd, both))
+        geometry.append(pages_of(export, name, cache, row_names[i], rows[i], hnd, both))
     if geometry[0] != geometry[1]:
         (pages, page_size), (got_pages, got_size) = geometry
         raise ValueError(
@@ -118,7 +118,7 @@ def check_caches(
             check_memory_apart(export, name, cache, caches[0], names[0])
 
 
-def _pages(
+def pages_of(
     export: str,
     name: str,
     cache: torch.Tensor,
@@ -126,8 +126,9 @@ def _pages(
     rows: torch.Tensor,
     hnd: bool | None,
     both: bool,
+    row_bytes: int | None = None,
 ) -> tuple[int, int]:
-    """Pages and page size of a cache that takes ``rows``."""
+    """Pages and page size of a cache that takes ``rows``, or ``row_bytes`` for each of them."""
     check_same_device(export, name, cache, rows, to)
     least, most = (3, 3) if hnd is None else (3 + both, 4 + both)
     check_rank(export, name, cache, least, most)
@@ -137,17 +138,19 @@ def _pages(
             f"{export}: {name} must hold keys and values in dimension 1 of size 2, got shape "
             f"{[*cache.shape]}"
         )
-    heads = 1 if hnd is None else rows.shape[1]
+    columns = rows.shape[-1] if row_bytes is None else row_bytes
     has_entries = hnd is None or len(shape) == 4
     if hnd is None:
-        fits = shape[-1] == rows.shape[-1]
+        heads, fits = 1, shape[-1] == columns
     else:
+        heads = rows.shape[-2]
         at = 2 if has_entries and not hnd else 1
-        fits = shape[at] == heads and shape[-1] == rows.shape[-1]
+        fits = shape[at] == heads and shape[-1] == columns
     if not fits:
         layout = "" if hnd is None else f" in layout {'HND' if hnd else 'NHD'}"
+        taken = f"as {to}" if row_bytes is None else f"bytes for {to}"
         raise ValueError(
-            f"{export}: {name} must hold rows of {heads} x {rows.shape[-1]} as {to}, got shape "
+            f"{export}: {name} must hold rows of {heads} x {columns} {taken}, got shape "
             f"{[*cache.shape]}{layout}"
         )
     page_size = shape[2 if hnd else 1] if has_entries else 1

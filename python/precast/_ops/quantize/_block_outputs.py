@@ -23,7 +23,8 @@ def packed_outputs(
 
 def unpacked_output(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A new tensor for twice as many numbers in the last dimension."""
-    return packed.new_empty(*packed.shape[:-1], packed.shape[-1] * 2, dtype=dtype)
+    *leading, columns = packed.shape
+    return packed.new_empty(*leading, columns * 2, dtype=dtype)
 
 
 def float32_on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:

@@ -10,21 +10,21 @@ from precast._base.rounding import saturated
 from precast._base.torch import torch
 
 
-def largest_code(dtype: torch.dtype) -> float:
-    """The largest number of an 8-bit type: 448, 57344 or 127."""
+def largest_value(dtype: torch.dtype) -> float:
+    """Return the largest number of an 8-bit type: 448, 57344 or 127."""
     return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
 
 
 def dequant_scale(
     amax: torch.Tensor, eps: float, dtype: torch.dtype, power_of_two: bool = False
 ) -> torch.Tensor:
-    """``max(amax, eps) / largest_code``, or that rounded up to a power of two.
+    """Return ``max(amax, eps) / largest_value``, or that rounded up to a power of two.
 
     A NaN stays one; a scale that is not finite has no power of two and becomes NaN.
     """
     most = amax.clamp(min=eps)
     # By a tensor: torch multiplies by the reciprocal of a number on a GPU, which rounds twice.
-    scale = most / torch.full_like(most, largest_code(dtype))
+    scale = most / torch.full_like(most, largest_value(dtype))
     if not power_of_two:
         return scale
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
@@ -33,7 +33,7 @@ def dequant_scale(
 
 
 def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``round(x * (1 / scale))``, to nearest even, saturating; ``x`` and ``scale`` are float32."""
+    """Round float32 ``x * (1 / scale)`` to nearest even, saturated."""
     y = x * scale.reciprocal()
     if not dtype.is_floating_point:
         return y.round().nan_to_num(nan=0.0).clamp(-128.0, 127.0).to(dtype)
@@ -41,7 +41,7 @@ def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.
 
 
 def row_amax(x: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude along the last dimension, which stays; 0 where there is nothing."""
+    """Return the largest magnitude along the last dimension, which is kept; 0 for no elements."""
     if x.shape[-1] == 0:
         return x.new_zeros((*x.shape[:-1], 1))
     return x.abs().amax(dim=-1, keepdim=True)
@@ -50,7 +50,7 @@ def row_amax(x: torch.Tensor) -> torch.Tensor:
 def token_quant(
     x: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of float32 rows."""
+    """Quantised float32 rows and their scales."""
     scale = dequant_scale(row_amax(x), eps, dtype)
     return quantize(x, scale, dtype), scale
 
@@ -63,7 +63,7 @@ def group_quant(
     power_of_two: bool = False,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes and scales of groups of float32 rows; ``packed``: four exponents a word."""
+    """Float32 rows quantised by groups, and scales; ``packed`` puts four exponents in a word."""
     groups = x.unflatten(-1, (x.shape[-1] // group_size, group_size))
     scale = dequant_scale(row_amax(groups), eps, dtype, power_of_two)
     quantized = quantize(groups, scale, dtype).flatten(-2)
@@ -72,7 +72,7 @@ def group_quant(
 
 
 def pack_exponents(scale: torch.Tensor) -> torch.Tensor:
-    """The biased exponents of powers of two, four an int32 along the last dimension.
+    """Pack the biased exponents of powers of two, four in an int32, along the last dimension.
 
     The first is in the lowest byte; a NaN is 255, bytes without a scale are 0.
     """
@@ -82,7 +82,7 @@ def pack_exponents(scale: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_exponents(words: torch.Tensor) -> torch.Tensor:
-    """The powers of two in words of four exponents; 255 is NaN."""
+    """Return the powers of two that words of four exponents mean; 255 is NaN."""
     # A copy: one column at another stride counts as contiguous, and yet has no bytes side by side.
     copy = words.clone(memory_format=torch.contiguous_format)
     exponent = copy.view(torch.uint8).to(torch.int32)
@@ -91,6 +91,6 @@ def unpack_exponents(words: torch.Tensor) -> torch.Tensor:
 
 
 def silu_and_mul(input: torch.Tensor) -> torch.Tensor:
-    """The SiLU of the first half of the last dimension times the second half, in float32."""
+    """Multiply the SiLU of the first half of the last dimension by the second half, in float32."""
     gate, up = input.float().chunk(2, dim=-1)
     return torch.nn.functional.silu(gate) * up

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """e2m1, ue8m0 and the layouts of scales in plain PyTorch, for the references.
 
-Layouts are the numbers of :class:`SfLayout`: traces take no classes along.
+Layouts are plain numbers, those of :class:`SfLayout`, because a trace cannot import the class.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
 def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
-    """fp32 to codes, uint8: nearest, ties to the even code, saturated; NaN is 6."""
+    """Convert fp32 to e2m1 bits in uint8: to nearest even, saturated; NaN becomes 6."""
     a = torch.where(x.isnan(), LARGEST_E2M1, x.abs())
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for odd_is_above in (0.25, 1.25, 2.5, 5.0):
@@ -28,12 +28,12 @@ def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
 
 
 def e2m1_pack(codes: torch.Tensor) -> torch.Tensor:
-    """Two codes to a byte, the first in the lower 4 bits."""
+    """Pack the bits of two elements into a byte, the first in the lower 4 bits."""
     return codes[..., 0::2] | codes[..., 1::2] << 4
 
 
 def e2m1_unpack(packed: torch.Tensor) -> torch.Tensor:
-    """Bytes to fp32, twice as many in the last dimension."""
+    """Convert packed bytes to fp32, with twice as many elements in the last dimension."""
     codes = torch.stack([packed & 15, packed >> 4], dim=-1).flatten(-2)
     magnitudes = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
     values = torch.tensor(magnitudes + [-m for m in magnitudes], device=packed.device)
@@ -41,7 +41,7 @@ def e2m1_unpack(packed: torch.Tensor) -> torch.Tensor:
 
 
 def e4m3(x: torch.Tensor) -> torch.Tensor:
-    """fp32 to float8_e4m3fn, saturated; every NaN is the same."""
+    """Convert fp32 to float8_e4m3fn, saturated, with one NaN for all."""
     return saturated(torch.where(x.isnan(), float("nan"), x), torch.float8_e4m3fn)
 
 
@@ -57,13 +57,13 @@ def ue8m0_round_up(amax: torch.Tensor, exponent: int, mantissa: float) -> torch.
 
 
 def ue8m0_values(scales: torch.Tensor) -> torch.Tensor:
-    """Bytes to fp32; 255 is NaN."""
+    """Convert bytes of ue8m0 to fp32; 255 is NaN."""
     values = torch.ldexp(torch.ones_like(scales, dtype=torch.float64), scales.int() - 127).float()
     return torch.where(scales == 255, float("nan"), values)
 
 
 def scale_shape(rows: int, columns: int, layout: int) -> tuple[int, int]:
-    """Rows and columns with their padding."""
+    """Return the rows and columns of a layout with their padding."""
     if layout == 2:
         return rows, columns
     tile = 128 if layout == 0 else 8
@@ -71,7 +71,7 @@ def scale_shape(rows: int, columns: int, layout: int) -> tuple[int, int]:
 
 
 def scale_offsets(rows: int, columns: int, layout: int, device: torch.device) -> torch.Tensor:
-    """Where in memory the scale of each row and column lies."""
+    """Return the offset in memory of the scale of each row and column."""
     row = torch.arange(rows, device=device)[:, None]
     column = torch.arange(columns, device=device)[None]
     if layout == 2:
@@ -84,7 +84,7 @@ def scale_offsets(rows: int, columns: int, layout: int, device: torch.device) ->
 
 
 def place_scales(scales: torch.Tensor, layout: int) -> torch.Tensor:
-    """``[rows, columns]`` in a layout's order, with its padding's rows and columns; zeros there."""
+    """Put ``[rows, columns]`` in a layout's order, with zeros in its padding."""
     rows, columns = scales.shape
     placed = scales.new_zeros(scale_shape(rows, columns, layout))
     placed.view(-1)[scale_offsets(rows, columns, layout, scales.device)] = scales
@@ -92,17 +92,17 @@ def place_scales(scales: torch.Tensor, layout: int) -> torch.Tensor:
 
 
 def gather_scales(scales: torch.Tensor, rows: int, columns: int, layout: int) -> torch.Tensor:
-    """The inverse of :func:`place_scales`."""
+    """Undo :func:`place_scales`."""
     return scales.reshape(-1)[scale_offsets(rows, columns, layout, scales.device)]
 
 
 def block_maxima(blocks: torch.Tensor) -> torch.Tensor:
-    """The largest magnitude of each last dimension; NaN is left out."""
+    """Return the largest magnitude along the last dimension; NaN is left out."""
     return torch.where(blocks.isnan(), 0.0, blocks.abs()).amax(dim=-1)
 
 
 def in_blocks(input: torch.Tensor, block: int) -> torch.Tensor:
-    """fp32 ``[rows, blocks, block]``."""
+    """Reshape to fp32 ``[rows, blocks, block]``."""
     rows = math.prod(input.shape[:-1])
     return input.reshape(rows, input.shape[-1] // block, block).float()
 
@@ -110,7 +110,7 @@ def in_blocks(input: torch.Tensor, block: int) -> torch.Tensor:
 def quantize_nvfp4(
     input: torch.Tensor, global_scale: torch.Tensor, layout: int, inverse: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed codes in the shape of ``input``, scales as :func:`place_scales` gives them."""
+    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
     x = in_blocks(input, 16)
     g = global_scale.float().reshape(-1, 1)
     if inverse:
@@ -125,7 +125,7 @@ def quantize_nvfp4(
 
 
 def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Packed codes in the shape of ``input``, scales as :func:`place_scales` gives them."""
+    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
     x = in_blocks(input, 32)
     scales = ue8m0_round_up(block_maxima(x), 2, 1.5)
     codes = e2m1_codes(x * ue8m0_values(254 - scales)[..., None])
@@ -136,7 +136,7 @@ def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torc
 def quantize_mxfp8(
     input: torch.Tensor, layout: int, alignment: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Elements in the padded shape of ``input``, scales as :func:`place_scales` gives them."""
+    """Return e4m3 in the padded shape of ``input``, and scales in the order of the layout."""
     padding = -input.shape[-1] % alignment
     padded = torch.nn.functional.pad(input.float(), (0, padding))
     x = in_blocks(padded, 32)
@@ -148,7 +148,7 @@ def quantize_mxfp8(
 def dequantize(
     elements: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, block: int
 ) -> torch.Tensor:
-    """fp32 elements times their block's fp32 scales ``[rows, blocks]``, times one number."""
+    """Multiply fp32 elements by their block's fp32 scales ``[rows, blocks]`` and by one number."""
     rows = elements.reshape(scales.shape[0], scales.shape[1], block)
     values = (rows * scales[..., None]).reshape(elements.shape)
     return values if global_scale is None else values * global_scale.float().reshape(())
@@ -162,7 +162,7 @@ def dequantize_e2m1(
     e4m3_scales: bool,
     layout: int,
 ) -> torch.Tensor:
-    """fp32 from packed e2m1 and the bytes of its scales."""
+    """Convert packed e2m1 with the bytes of its scales to fp32."""
     elements = e2m1_unpack(packed)
     rows = math.prod(elements.shape[:-1])
     placed = gather_scales(scales, rows, elements.shape[-1] // block, layout)
@@ -171,7 +171,7 @@ def dequantize_e2m1(
 
 
 def dequantize_mxfp8(elements: torch.Tensor, scales: torch.Tensor, layout: int) -> torch.Tensor:
-    """fp32 from e4m3 and the bytes of its scales, which are powers of two."""
+    """Convert e4m3 with the bytes of its scales, which are powers of two, to fp32."""
     rows = math.prod(elements.shape[:-1])
     placed = gather_scales(scales, rows, elements.shape[-1] // 32, layout)
     return dequantize(elements.float(), ue8m0_values(placed), None, 32)

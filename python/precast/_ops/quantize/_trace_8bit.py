@@ -42,7 +42,7 @@ def of_e4m3(
 def tensor_trace(
     name: str, description: str, reference: Callable[..., Any], *, given_scale: bool
 ) -> Callable[..., TraceTemplate]:
-    """The definition of a quantisation with one scale for a tensor of any shape."""
+    """Make the template of a quantisation with one scale for a tensor of any shape."""
     scale = Tensor(["one"], dtype="float32", description=_MULTIPLIER)
     outputs = {"x_q": Tensor(["*size"], "out", "float8_e4m3fn")}
     if not given_scale:
@@ -73,8 +73,10 @@ def rows_trace(
     scales: str,
     gated: bool = False,
 ) -> Callable[..., TraceTemplate]:
-    """The definitions of a quantisation of rows, with scales that are ``given``, or one a ``token``
-    or a ``group``."""
+    """Make the templates of a quantisation of rows.
+
+    ``scales`` is ``given``, or ``token`` or ``group`` for one scale for each of them.
+    """
     names = (name, description, reference)
     if scales == "group":
         return of_e4m3(

@@ -12,9 +12,10 @@ ROWS = Var("Rows: tokens of all requests.")
 
 
 class Layout(NamedTuple):
-    """How the arguments of a call say where its scales lie.
+    """How the arguments of a call say in which layout its scales are.
 
-    Two conditions, neither of which means tiles of 128x4, and the numbers that they name.
+    ``linear`` and ``small`` are conditions in terms of ``inputs``; where neither holds, the layout
+    is tiles of 128x4.
     """
 
     linear: str
@@ -23,18 +24,18 @@ class Layout(NamedTuple):
 
     @classmethod
     def of_number(cls, param: str) -> Layout:
-        """By one argument, as ``SfLayout``."""
+        """One argument says it, an ``SfLayout``."""
         numbers = {"scale_layout": Scalar("int32", param=param, sample=0)}
         return cls("scale_layout == 2", "scale_layout == 1", numbers)
 
     @classmethod
     def of_flags(cls) -> Layout:
-        """By the two flags of FlashInfer's older functions."""
+        """The two flags of FlashInfer's older functions say it."""
         flags = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
         return cls(f"not {flags[0]}", flags[1], {flag: Scalar("bool") for flag in flags})
 
     def shape(self, columns: str) -> tuple[str, str]:
-        """Rows and columns of the scales of so many blocks a row."""
+        """Return the rows and columns of the scales, where a row has ``columns`` blocks."""
         if not self.inputs:
             return "num_tokens", columns
         rows = (
@@ -44,7 +45,7 @@ class Layout(NamedTuple):
         return rows, f"({columns} if {self.linear} else ({columns} + 3) // 4 * 4)"
 
 
-#: Linear, whatever the arguments are.
+#: The layout is linear, whatever the arguments are.
 LINEAR = Layout("True", "False", {})
 
 
@@ -60,7 +61,9 @@ def quantize_trace(
     extra: Mapping[str, Scalar] | None = None,
     fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
-    """To e2m1, of ``[..., hidden_size]``; the other names are those of the op's parameters."""
+    """Make the template of a quantisation of ``[..., hidden_size]`` to e2m1.
+
+    ``input`` and ``global_scale`` are names of the op's parameters."""
     inputs: dict[str, Tensor | Scalar] = {
         "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=input)
     }
@@ -102,9 +105,10 @@ def dequantize_trace(
     extra: Mapping[str, Scalar] | None = None,
     fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
-    """To ``[..., hidden_size]``; the other names are those of the op's parameters.
+    """Make the template of a dequantisation to ``[..., hidden_size]``.
 
-    ``block`` is a number, or names one of ``extra``.
+    ``input``, ``scales`` and ``global_scale`` are names of the op's parameters. ``block`` is a
+    number or the name of one of ``extra``.
     """
     packed = elements == "uint8"
     axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}

@@ -1,27 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from 8-bit codes and their scales."""
+"""Dequantisation of 8-bit values with one scale for each tile."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
-from precast._op.validation import (
-    check_dtype,
-    check_elements_apart,
-    check_memory_apart,
-    check_rank,
-    check_same_device,
-)
+from precast._op.export import Export, op
 from precast._ops.quantize._outputs import check_output_dtype
 from precast._ops.quantize._reference_8bit import unpack_exponents
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
-#: The group of packed exponents, where nothing else is said: DeepGEMM's.
+#: The default group of packed exponents, which is DeepGEMM's.
 PACKED_GROUP = 128
 
 
@@ -38,13 +29,13 @@ def dequantize_fp8_reference(
     Parameters
     ----------
     x : torch.Tensor
-        Codes ``[m, k]`` or ``[batch, m, k]``, any device.
+        Quantised values ``[m, k]`` or ``[batch, m, k]``, any device.
     x_scale : torch.Tensor
-        Scales, one a tile.
+        One scale for each tile.
     scale_major_mode : str
         ``"K"`` or ``"MN"``.
     tile_rows, tile_columns : int, optional
-        The tile. Default: what divides ``x`` into as many tiles as there are scales.
+        The size of a tile. Default: the size that gives as many tiles as there are scales.
     out_dtype : torch.dtype, optional
         float32 (the default), float16 or bfloat16.
 
@@ -74,14 +65,18 @@ def dequantize_fp8_reference(
 def _tile(
     x: torch.Tensor, scale: torch.Tensor, tile_rows: int | None, tile_columns: int | None
 ) -> tuple[int, int]:
-    """The tile that is meant; of what makes none, one that is refused later."""
-    if x.dim() < 2 or scale.dim() < 2:
+    """The tile, where a size that is left out follows from the number of scales.
+
+    Shapes without tiles give a tile of one element; the check of the arguments refuses them.
+    """
+    sizes, counts = x.shape, scale.shape
+    if len(sizes) < 2 or len(counts) < 2:
         return 1, 1
     if tile_columns is None and scale.dtype == torch.int32:
         tile_columns = PACKED_GROUP
     return (
-        _step("tile_rows", x.shape[-2], scale.shape[-2], tile_rows),
-        _step("tile_columns", x.shape[-1], scale.shape[-1], tile_columns),
+        _step("tile_rows", sizes[-2], counts[-2], tile_rows),
+        _step("tile_columns", sizes[-1], counts[-1], tile_columns),
     )
 
 
@@ -98,25 +93,9 @@ def _step(name: str, size: int, count: int, step: int | None) -> int:
     return size // count
 
 
-def _into(
-    x: torch.Tensor,
-    x_scale: torch.Tensor,
-    tile_rows: int,
-    tile_columns: int,
-    out: torch.Tensor,
-    enable_pdl: bool,
+def _check(
+    export: str, x: torch.Tensor, x_scale: torch.Tensor, tile_rows: int, tile_columns: int
 ) -> None:
-    export = "dequantize_fp8"
-    check_dtype(export, "x", x, torch.float8_e4m3fn, torch.float8_e5m2, torch.int8)
-    check_rank(export, "x", x, 2, 3)
-    check_same_device(export, "out", out, x, "x")
-    check_dtype(export, "out", out, torch.float32, torch.float16, torch.bfloat16)
-    if out.shape != x.shape:
-        raise ValueError(f"{export}: out must have x's shape {[*x.shape]}, got {[*out.shape]}")
-    check_elements_apart(export, "out", out)
-    check_memory_apart(export, "out", out, x, "x")
-    check_same_device(export, "x_scale", x_scale, x, "x")
-    check_dtype(export, "x_scale", x_scale, torch.float32, torch.int32)
     packed = x_scale.dtype == torch.int32
     rows = (x.shape[-2] + tile_rows - 1) // tile_rows
     columns = (x.shape[-1] + tile_columns - 1) // tile_columns
@@ -128,25 +107,23 @@ def _into(
             f"{'words of exponents' if packed else 'scales'} a matrix for tiles of {tile_rows} x "
             f"{tile_columns}, got shape {[*x_scale.shape]} for x {[*x.shape]}"
         )
-    if x.numel():
-        out.copy_(dequantize_fp8_reference(x, x_scale, "K", tile_rows, tile_columns, out.dtype))
 
 
-_kernel = Kernel(
+_DEQUANTIZE = Export(
     "dequantize",
     "dequantize_fp8",
-    schema="(Tensor x, Tensor x_scale, SymInt tile_rows, SymInt tile_columns, Tensor(a!) out, "
-    "bool enable_pdl) -> ()",
-    reference=_into,
-    axes=("x", "out"),
+    "x:T=e4m3|e5m2|i8[*batch(0-1),m,k] x_scale:f32|i32 tile_rows:size tile_columns:size "
+    "out!:like(x,U=f32|f16|bf16,apart) enable_pdl:pdl",
+    reference=dequantize_fp8_reference,
+    check=_check,
+    derived={"out_dtype": lambda out: out.dtype},
 )
 
-
-_SCALES = "Multiplies the codes of a tile."
+_SCALES = "Multiplies the values of a tile."
 _BY_TOKEN = TraceTemplate(
     op_type="quantization",
     name_prefix="dequantize_fp8",
-    description="Numbers from codes and a dequantisation scale for each token, or group of it.",
+    description="Quantised rows times a dequantisation scale for each row, or each group of a row.",
     axes={
         "num_tokens": Var(),
         "hidden_size": Const(abbrev="h", sample=256),
@@ -162,7 +139,7 @@ _BY_TOKEN = TraceTemplate(
 _BY_BLOCK = TraceTemplate(
     op_type="quantization",
     name_prefix="dequantize_fp8_blocks",
-    description="Numbers from codes of a weight and a dequantisation scale for each block of it.",
+    description="A quantised weight times a dequantisation scale for each of its blocks.",
     axes={
         "n": Const(sample=300),
         "k": Const(sample=384),
@@ -204,7 +181,7 @@ def _trace(
 
 
 @precast_api(trace=_trace)
-@backend_requirement({}, common_check=served_by("dequantize"))
+@op("dequantize")
 def dequantize_fp8(
     x: torch.Tensor,
     x_scale: torch.Tensor,
@@ -215,7 +192,7 @@ def dequantize_fp8(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from 8-bit codes and one scale for each tile: a tensor, token, group or block.
+    r"""Dequantise 8-bit values with one scale for each tile: a tensor, token, group or block.
 
     .. math:: out_{rc} = \mathrm{round}(x_{rc} \cdot s_{ij}), \quad
         i = \lfloor r / t_r \rfloor,\ j = \lfloor c / t_c \rfloor
@@ -223,8 +200,8 @@ def dequantize_fp8(
     Parameters
     ----------
     x : torch.Tensor
-        Codes ``[m, k]`` or ``[batch, m, k]``, float8_e4m3fn, float8_e5m2 or int8, on a CUDA device.
-        The last dimension has stride 1. 16-byte aligned rows are fastest.
+        Quantised values ``[m, k]`` or ``[batch, m, k]``, float8_e4m3fn, float8_e5m2 or int8, on a
+        CUDA device. The last dimension has stride 1. 16-byte aligned rows are fastest.
     x_scale : torch.Tensor
         *Dequantisation* scales ``[..., row tiles, column tiles]`` in float32, at any strides: what
         the quantisations of this module return. ``[1, 1]`` for a whole matrix. Or int32: four
@@ -232,9 +209,9 @@ def dequantize_fp8(
     scale_major_mode : str
         ``"K"``, or ``"MN"`` for scales ``[..., column tiles, row tiles]``.
     tile_rows, tile_columns : int, optional
-        The tile; 128 x 128 for :func:`per_block_cast_to_fp8`. Tiles at the ends may be partial.
-        Default: what divides ``x`` into as many tiles as there are scales; 128 columns for packed
-        exponents.
+        The size of a tile; 128 x 128 for :func:`per_block_cast_to_fp8`. Tiles at the ends may be
+        partial. Default: the size that gives as many tiles as there are scales; 128 columns for
+        packed exponents.
     out_dtype : torch.dtype, optional
         float32, float16 or bfloat16; that of ``out`` if both are given. Default: that of ``out``,
         else float32.
@@ -274,22 +251,13 @@ def dequantize_fp8(
         raise ValueError(
             f"dequantize_fp8: scale_major_mode must be K or MN, got {scale_major_mode!r}"
         )
-    try:
-        if scale_major_mode == "MN":
-            x_scale = x_scale.transpose(-1, -2)
-        rows, columns = _tile(x, x_scale, tile_rows, tile_columns)
-        if out is None:
-            dtype = torch.float32 if out_dtype is None else out_dtype
-            out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
-        elif out_dtype is not None:
-            check_output_dtype("dequantize_fp8", "out_dtype", out_dtype, out)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.dequantize_fp8(x, x_scale, rows, columns, out, pdl)
-        else:
-            kernel = _kernel[x.dtype, out.dtype, x.get_device()]
-            kernel(x, x_scale, rows, columns, out, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("dequantize_fp8", x=x, x_scale=x_scale, out=out)
-        raise
+    if scale_major_mode == "MN":
+        x_scale = x_scale.transpose(-1, -2)
+    rows, columns = _tile(x, x_scale, tile_rows, tile_columns)
+    if out is None:
+        dtype = torch.float32 if out_dtype is None else out_dtype
+        out = torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
+    elif out_dtype is not None:
+        check_output_dtype("dequantize_fp8", "out_dtype", out_dtype, out)
+    _DEQUANTIZE.launch(x, x_scale, rows, columns, out, enable_pdl)
     return out

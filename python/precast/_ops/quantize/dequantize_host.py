@@ -26,7 +26,7 @@ def _check_host(export: str, **tensors: torch.Tensor) -> None:
 def mxfp4_dequantize_host(
     weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32
 ) -> torch.Tensor:
-    r"""float32 from MXFP4 on the CPU.
+    r"""Dequantise MXFP4 to float32 on the CPU.
 
     .. math:: out = q \cdot 2^{s - 127}
 
@@ -37,7 +37,7 @@ def mxfp4_dequantize_host(
     scale : torch.Tensor
         ``[rows, columns // group_size]``, uint8, linear, a CPU tensor.
     group_size : int
-        Numbers of a block, even.
+        Elements of a block, an even number.
 
     Returns
     -------
@@ -80,7 +80,7 @@ def mxfp8_dequantize_host(
     is_sf_swizzled_layout: bool = True,
     sf_swizzle_layout: SfLayout | None = None,
 ) -> torch.Tensor:
-    r"""float32 from MXFP8 on the CPU.
+    r"""Dequantise MXFP8 to float32 on the CPU.
 
     .. math:: out = q \cdot 2^{s - 127}
 

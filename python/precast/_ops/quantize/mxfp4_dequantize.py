@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""float32 from packed e2m1: MXFP4, and NVFP4 with all the choices of its scales.
+"""Dequantisation of packed e2m1 to float32: MXFP4, and NVFP4 in all layouts of its scales.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.export import Export, launches, op
 from precast._ops.quantize._block_outputs import unpacked_output
 from precast._ops.quantize._block_validation import check_dequantized_blocks
 from precast._ops.quantize._reference_blocks import dequantize_e2m1
 from precast._ops.quantize._trace_blocks import Layout, dequantize_trace
-from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
+from precast._ops.quantize.sf_layout import LAYOUT_KIND, SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
 
@@ -68,7 +68,7 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     global_scale_tensor : torch.Tensor, optional
         One number.
     sf_vec_size : int
-        Numbers of a block.
+        Elements of a block.
     ufp8_type : int
         0 for ue8m0, 1 for e4m3.
     is_sf_swizzled_layout : bool
@@ -102,6 +102,10 @@ def _check_mxfp4(export: str, a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout:
     check_dequantized_blocks(export, "a_fp4", a_fp4, "a_sf", a_sf, 32, sfLayout)
 
 
+def _new_output(a_fp4: torch.Tensor) -> torch.Tensor:
+    return unpacked_output(a_fp4, torch.float32)
+
+
 def _check_e2m1(
     export: str,
     e2m1_tensor: torch.Tensor,
@@ -116,9 +120,11 @@ def _check_e2m1(
 _MXFP4_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp4_dequantize",
-    "a_fp4:u8[*rows(1-),packed] a_sf:u8 out!:T=f32 sfLayout:int enable_pdl:pdl_on",
+    "a_fp4:u8[*rows(1-),packed] a_sf:u8 out!:T=f32 sfLayout:layout enable_pdl:pdl_on",
     reference=mxfp4_dequantize_reference,
     check=_check_mxfp4,
+    new={"out": _new_output},
+    kinds=LAYOUT_KIND,
 )
 _E2M1_TO_FLOAT = Export(
     "block_dequantize",
@@ -145,11 +151,11 @@ _E2M1_TO_FLOAT = Export(
         layout=Layout.of_number("sfLayout"),
     )
 )
-@op("block_dequantize")
+@launches(_MXFP4_DEQUANTIZE)
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
-    r"""float32 from MXFP4.
+    r"""Dequantise MXFP4 to float32.
 
     .. math:: out = q \cdot 2^{s - 127}
 
@@ -189,9 +195,6 @@ def mxfp4_dequantize(
     ...     precast.mxfp4_dequantize(packed, torch.tensor([[128]]).byte(), linear)[0, :2]
     tensor([ 2., 12.])
     """
-    out = unpacked_output(a_fp4, torch.float32)
-    _MXFP4_DEQUANTIZE.launch(a_fp4, a_sf, out, int(sfLayout))
-    return out
 
 
 _E4M3 = dequantize_trace(
@@ -234,7 +237,7 @@ def e2m1_and_ufp8sf_scale_to_float(
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
 ) -> torch.Tensor:
-    r"""float32 from packed e2m1 with the scales of NVFP4 or MXFP4.
+    r"""Dequantise packed e2m1 with the scales of NVFP4 or MXFP4 to float32.
 
     .. math:: out = (q \cdot s) \cdot g
 
@@ -251,7 +254,7 @@ def e2m1_and_ufp8sf_scale_to_float(
         ``g``, one float32: the reciprocal of what :func:`nvfp4_quantize` was given. Needed for
         ``ufp8_type=1``, not read otherwise.
     sf_vec_size : int
-        Numbers of a block: 16 or 32.
+        Elements of a block: 16 or 32.
     ufp8_type : int
         0 for scales in ue8m0, 1 for e4m3.
     is_sf_swizzled_layout : bool

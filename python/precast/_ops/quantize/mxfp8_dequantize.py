@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from MXFP8.
+"""Dequantisation of MXFP8.
 
 Source: OCP Microscaling Formats (MX) Specification 1.0.
 """
@@ -9,11 +9,11 @@ from __future__ import annotations
 import functools
 
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.export import Export, launches
 from precast._ops.quantize._block_validation import check_dequantized_blocks
 from precast._ops.quantize._reference_blocks import dequantize_mxfp8
 from precast._ops.quantize._trace_blocks import Layout, dequantize_trace, of_output_dtype
-from precast._ops.quantize.sf_layout import SfLayout
+from precast._ops.quantize.sf_layout import LAYOUT_KIND, SfLayout
 from precast.api_logging import precast_api
 
 
@@ -55,19 +55,27 @@ def _check(export: str, input: torch.Tensor, scale_tensor: torch.Tensor, sfLayou
     check_dequantized_blocks(export, "input", input, "scale_tensor", scale_tensor, 32, sfLayout)
 
 
+def _new_output(input: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
+    return input.new_empty(
+        *input.shape, dtype=torch.float32 if output_dtype is None else output_dtype
+    )
+
+
 _MXFP8_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp8_dequantize",
-    "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:int "
+    "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:layout "
     "enable_pdl:pdl_on",
     reference=mxfp8_dequantize_reference,
     check=_check,
+    new={"out": _new_output},
     derived={"output_dtype": lambda out: out.dtype},
+    kinds=LAYOUT_KIND,
 )
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
-        description="Numbers from e4m3 in blocks of 32 with scales that are powers of two.",
+        description="Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
         reference=mxfp8_dequantize_reference,
         input="input",
         scales="scale_tensor",
@@ -83,14 +91,14 @@ _TRACE = of_output_dtype(
 
 
 @precast_api(trace=_TRACE)
-@op("block_dequantize")
+@launches(_MXFP8_DEQUANTIZE)
 def mxfp8_dequantize(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,
     sfLayout: SfLayout = SfLayout.layout_128x4,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from MXFP8.
+    r"""Dequantise MXFP8.
 
     .. math:: out = \mathrm{round}(q \cdot 2^{s - 127})
 
@@ -132,7 +140,3 @@ def mxfp8_dequantize(
     ...     precast.mxfp8_dequantize(q, torch.tensor([130]).byte(), linear)[0, 0].item()
     12.0
     """
-    dtype = torch.float32 if output_dtype is None else output_dtype
-    out = input.new_empty(*input.shape, dtype=dtype)
-    _MXFP8_DEQUANTIZE.launch(input, scale_tensor, out, int(sfLayout))
-    return out

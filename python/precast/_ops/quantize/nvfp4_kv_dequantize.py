@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from an NVFP4 key-value cache.
+"""Dequantisation of an NVFP4 key-value cache.
 
 Source: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149.
 """
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.export import Export, launches
 from precast._ops.quantize._block_outputs import unpacked_output
 from precast._ops.quantize._block_validation import check_dequantized_blocks
 from precast._ops.quantize._reference_blocks import dequantize_e2m1
@@ -57,6 +57,10 @@ def _check(export: str, fp4_data: torch.Tensor, block_scales: torch.Tensor) -> N
     check_dequantized_blocks(export, "fp4_data", fp4_data, "block_scales", block_scales, 16, 2)
 
 
+def _new_output(fp4_data: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
+    return unpacked_output(fp4_data, torch.bfloat16 if output_dtype is None else output_dtype)
+
+
 _NVFP4_KV_DEQUANTIZE = Export(
     "block_dequantize",
     "nvfp4_kv_dequantize",
@@ -64,12 +68,13 @@ _NVFP4_KV_DEQUANTIZE = Export(
     "enable_pdl:pdl_on",
     reference=nvfp4_kv_dequantize_reference,
     check=_check,
+    new={"out": _new_output},
     derived={"output_dtype": lambda out: out.dtype},
 )
 _TRACE = of_output_dtype(
     functools.partial(
         dequantize_trace,
-        description="Numbers from e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        description="Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
         reference=nvfp4_kv_dequantize_reference,
         input="fp4_data",
         scales="block_scales",
@@ -85,14 +90,14 @@ _TRACE = of_output_dtype(
 
 
 @precast_api(trace=_TRACE)
-@op("block_dequantize")
+@launches(_NVFP4_KV_DEQUANTIZE)
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
     global_scale: torch.Tensor,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Numbers from an NVFP4 key-value cache, whose scales are linear.
+    r"""Dequantise an NVFP4 key-value cache, whose scales are linear.
 
     .. math:: out = \mathrm{round}((q \cdot s) \cdot g)
 
@@ -134,6 +139,3 @@ def nvfp4_kv_dequantize(
     ...     precast.nvfp4_kv_dequantize(packed, scales, torch.tensor([0.5]))[0, :2]
     tensor([0.7500, 4.5000], dtype=torch.bfloat16)
     """
-    out = unpacked_output(fp4_data, torch.bfloat16 if output_dtype is None else output_dtype)
-    _NVFP4_KV_DEQUANTIZE.launch(fp4_data, block_scales, global_scale, out)
-    return out

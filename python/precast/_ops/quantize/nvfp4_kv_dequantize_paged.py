@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Numbers from a paged key-value cache in NVFP4, gathered by a page table.
+"""Dequantisation of a paged key-value cache in NVFP4, gathered by a page table.
 
 Sources: NVIDIA, Pretraining Large Language Models with NVFP4, arXiv:2509.25149; Kwon et al.,
 Efficient Memory Management for Large Language Model Serving with PagedAttention, arXiv:2309.06180.
@@ -8,22 +8,22 @@ Efficient Memory Management for Large Language Model Serving with PagedAttention
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel
-from precast._op.torch_ops import torch_ops
+from precast._op.export import Export, op
 from precast._ops.paged._cache import (
-    IS_HND,
+    DERIVED,
     Cache,
     check_cache,
     check_call,
-    check_layout,
+    entries_of,
     halves,
+    is_hnd,
+    joined,
     split,
 )
-from precast._ops.quantize._paged import check_paged_call, dequantized_pages, paged_trace
+from precast._ops.quantize._paged_validation import check_paged_call
+from precast._ops.quantize._reference_blocks import dequantize, e2m1_unpack
+from precast._ops.quantize._trace_paged import paged_trace
 from precast.api_logging import precast_api
-
-_NAME = "nvfp4_kv_dequantize_paged"
 
 
 def nvfp4_kv_dequantize_paged_reference(
@@ -48,7 +48,7 @@ def nvfp4_kv_dequantize_paged_reference(
     k_scale, v_scale : torch.Tensor
         One number each.
     output_k, output_v : torch.Tensor
-        What stands where a token is left as it is; not changed.
+        The values of tokens that are left as they are; not changed.
     kv_layout : str
         ``NHD`` or ``HND``.
 
@@ -72,78 +72,61 @@ def nvfp4_kv_dequantize_paged_reference(
             [0.0000, 0.0000]], dtype=torch.bfloat16)
     """
     hnd = kv_layout == "HND"
-    codes, factors = halves(paged_kv_cache), halves(kv_cache_sf)
+    packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)
     pages = block_tables, seq_lens, hnd
-    keys = dequantized_pages(codes[0], factors[0], k_scale, output_k, *pages)
-    return keys, dequantized_pages(codes[1], factors[1], v_scale, output_v, *pages)
+    keys = _dequantized_pages(packed[0], factors[0], k_scale, output_k, *pages)
+    return keys, _dequantized_pages(packed[1], factors[1], v_scale, output_v, *pages)
 
 
-def _paged_into(
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
-    k_sf: torch.Tensor,
-    v_sf: torch.Tensor | None,
+def _dequantized_pages(
+    cache: torch.Tensor,
+    factors: torch.Tensor,
+    scale: torch.Tensor,
+    out: torch.Tensor,
     block_tables: torch.Tensor,
     seq_lens: torch.Tensor,
-    k_scale: torch.Tensor,
-    v_scale: torch.Tensor,
-    output_k: torch.Tensor,
-    output_v: torch.Tensor,
     hnd: bool,
-    enable_pdl: bool,
-) -> None:
-    cache: Cache = k_cache if v_cache is None else (k_cache, v_cache)
-    factors: Cache = k_sf if v_sf is None else (k_sf, v_sf)
-    scales = {"k_scale": k_scale, "v_scale": v_scale}
-    outputs = {"output_k": output_k, "output_v": output_v}
-    check_paged_call(_NAME, cache, factors, hnd, block_tables, seq_lens, scales, outputs)
-    layout = "HND" if hnd else "NHD"
-    tables = block_tables, seq_lens, k_scale, v_scale, output_k, output_v
-    keys, values = nvfp4_kv_dequantize_paged_reference(cache, factors, *tables, layout)
-    output_k.copy_(keys)
-    output_v.copy_(values)
+) -> torch.Tensor:
+    """Return ``out`` with the dequantised keys or values of all tokens that have a page."""
+    packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
+    bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
+    pages, page_size = packed.shape[:2]
+    position = torch.arange(out.shape[1], device=out.device)
+    page = block_tables.long()[:, position // max(page_size, 1)]  # [batch, length]
+    kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
+    at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
+    values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
+    elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
+    rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
+    result = out.clone()
+    result[kept] = rows.view(elements.shape).to(out.dtype)
+    return result
 
 
-def _public(
-    k_cache: object,
-    v_cache: object,
-    k_sf: object,
-    v_sf: object,
-    block_tables: object,
-    seq_lens: object,
-    k_scale: object,
-    v_scale: object,
-    output_k: object,
-    output_v: object,
-    hnd: bool,
-    enable_pdl: bool,
-) -> tuple[object, ...]:
-    cache = k_cache if v_cache is None else (k_cache, v_cache)
-    factors = k_sf if v_sf is None else (k_sf, v_sf)
-    tables = block_tables, seq_lens, k_scale, v_scale
-    return (cache, factors, *tables, output_k, output_v, "HND" if hnd else "NHD", enable_pdl)
+def _explain(export: str, paged_kv_cache: object, kv_cache_sf: object, kv_layout: object) -> None:
+    check_call(export, paged_kv_cache, kv_layout)
+    check_cache(export, "kv_cache_sf", kv_cache_sf)
 
 
-_paged = Kernel(
+_PAGED = Export(
     "paged_dequantize",
-    _NAME,
-    schema="(Tensor k_cache, Tensor? v_cache, Tensor k_sf, Tensor? v_sf, Tensor block_tables, "
-    "Tensor seq_lens, Tensor k_scale, Tensor v_scale, Tensor(a!) output_k, Tensor(b!) output_v, "
-    "bool hnd, bool enable_pdl) -> ()",
-    reference=_paged_into,
-    axes=("output_k",),
-    public=_public,
+    "nvfp4_kv_dequantize_paged",
+    "k_cache:tensor v_cache?:tensor k_sf:tensor v_sf?:tensor block_tables:i32|i64 seq_lens:i32 "
+    "k_scale:f32 v_scale:f32 output_k!:T=f16|bf16 output_v!:T hnd:bool enable_pdl:pdl",
+    reference=nvfp4_kv_dequantize_paged_reference,
+    check=check_paged_call,
+    derived={**DERIVED, "kv_cache_sf": lambda k_sf, v_sf: joined(k_sf, v_sf)},
 )
 
 _TRACE = paged_trace(
-    _NAME,
-    "Keys and values of requests as numbers, from the pages of an NVFP4 cache.",
+    "nvfp4_kv_dequantize_paged",
+    "Dequantised keys and values of requests, from the pages of an NVFP4 cache.",
     nvfp4_kv_dequantize_paged_reference,
 )
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("paged_dequantize"))
+@op("paged_dequantize", explain=_explain)
 def nvfp4_kv_dequantize_paged(
     paged_kv_cache: Cache,
     kv_cache_sf: Cache,
@@ -156,7 +139,7 @@ def nvfp4_kv_dequantize_paged(
     kv_layout: str = "NHD",
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""Numbers of whole requests from a paged key-value cache in NVFP4, into given outputs.
+    r"""Dequantise whole requests from a paged key-value cache in NVFP4 into given outputs.
 
     .. math::
 
@@ -225,38 +208,15 @@ def nvfp4_kv_dequantize_paged(
     tensor([[0.7500, 4.5000],
             [0.0000, 0.0000]], dtype=torch.bfloat16)
     """
-    try:
-        hnd = IS_HND.get(kv_layout)
-        if hnd is None:
-            check_layout(_NAME, kv_layout)
-        run = (
-            torch_ops.nvfp4_kv_dequantize_paged
-            if torch.compiler.is_compiling()
-            else _paged[output_k.dtype, output_k.get_device()]
-        )
-        run(
-            *split(paged_kv_cache),
-            *split(kv_cache_sf),
-            block_tables,
-            seq_lens,
-            k_scale,
-            v_scale,
-            output_k,
-            output_v,
-            hnd,
-            enable_pdl is not False,
-        )
-    except (AttributeError, TypeError):
-        check_call(
-            _NAME,
-            paged_kv_cache,
-            kv_layout,
-            block_tables=block_tables,
-            seq_lens=seq_lens,
-            k_scale=k_scale,
-            v_scale=v_scale,
-            output_k=output_k,
-            output_v=output_v,
-        )
-        check_cache(_NAME, "kv_cache_sf", kv_cache_sf)
-        raise
+    _PAGED.launch(
+        *split(paged_kv_cache),
+        *split(kv_cache_sf),
+        block_tables,
+        seq_lens,
+        k_scale,
+        v_scale,
+        output_k,
+        output_v,
+        is_hnd(kv_layout),
+        enable_pdl,
+    )

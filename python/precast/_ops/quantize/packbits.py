@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Truth values as bits, of an array or of each segment of one.
+"""Packing of booleans into bits, of an array or of each of its segments.
 
 Source: numpy.packbits.
 """
@@ -162,7 +162,7 @@ def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
-        description=f"Eight truth values to a byte, the first in the {place} bit.",
+        description=f"Eight booleans in a byte, the first in the {place} bit.",
         axes={
             "length": Const("n"),
             "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
@@ -179,10 +179,10 @@ def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTem
     return TraceTemplate(
         op_type="quantization",
         name_prefix=name,
-        description=f"Eight truth values of a segment to a byte, the first in the {place} bit.",
+        description=f"Eight booleans of a segment in a byte, the first in the {place} bit.",
         axes={
-            "length": Var("Truth values of all segments."),
-            "num_bounds": Var("Segments and one."),
+            "length": Var("Booleans of all segments."),
+            "num_bounds": Var("One more than segments."),
             "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
         },
         inputs={
@@ -212,14 +212,14 @@ def _by_order(
     return choose
 
 
-def _truth(x: torch.Tensor) -> torch.Tensor:
+def _as_booleans(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
 @precast_api(trace=_by_order("packbits", _packbits_trace))
 @op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """Pack truth values into the bits of bytes, as ``numpy.packbits`` does.
+    """Pack booleans into the bits of bytes, as ``numpy.packbits`` does.
 
     Parameters
     ----------
@@ -252,7 +252,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     ...     precast.packbits(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1], dtype=torch.bool))
     tensor([179], dtype=torch.uint8)
     """
-    x = _truth(x)
+    x = _as_booleans(x)
     y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
     _PACKBITS.launch(x, y, bitorder)
     return y
@@ -266,7 +266,7 @@ def segment_packbits(
     bitorder: str = "big",
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Pack the truth values of each segment into bits, each segment from a byte of its own on.
+    """Pack the booleans of each segment into bits; each segment starts at a new byte.
 
     Segment ``i`` is ``x[indptr[i]:indptr[i + 1]]``; its bytes are
     ``y[new_indptr[i]:new_indptr[i + 1]]``, as :func:`packbits` packs them.
@@ -282,10 +282,10 @@ def segment_packbits(
     bitorder : str
         ``"big"`` or ``"little"``, as for :func:`packbits`.
     out : torch.Tensor, optional
-        Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, which
-        ``(n + 7 * segments) // 8`` always is; what is behind them is left as it is, and what does
-        not fit is not written. Default: a new tensor of the exact length, **for which the call
-        waits for the GPU**, as FlashInfer's does.
+        Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, for which
+        ``(n + 7 * segments) // 8`` is always enough. Bytes behind them are left as they are, and
+        bytes that do not fit are not written. Default: a new tensor of the exact length, **for
+        which the call waits for the GPU**, as FlashInfer's does.
 
     Returns
     -------
@@ -301,8 +301,8 @@ def segment_packbits(
 
     Notes
     -----
-    Without ``out`` neither in CUDA graphs nor in ``torch.compile``, for the size of the result is
-    in the data; with it safe in both. Not differentiable. Source: numpy.packbits.
+    Without ``out`` neither in CUDA graphs nor in ``torch.compile``, because the size of the result
+    depends on the data; with ``out`` safe in both. Not differentiable. Source: numpy.packbits.
 
     Examples
     --------
@@ -313,7 +313,7 @@ def segment_packbits(
     >>> y.tolist(), starts.tolist()
     ([176, 32, 208], [0, 1, 2, 3])
     """
-    x = _truth(x)
+    x = _as_booleans(x)
     new_indptr = torch.empty_like(indptr, dtype=torch.int32)
     if out is None:
         _INDPTR.launch(x, indptr, new_indptr)

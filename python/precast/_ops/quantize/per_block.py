@@ -43,7 +43,8 @@ def per_block_cast_to_fp8_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in the shape of ``x``, and scales ``[..., ceil(n / 128), ceil(k / 128)]`` in float32.
+        Quantised values in the shape of ``x``, and scales ``[..., ceil(n / 128), ceil(k / 128)]``
+        in float32.
 
     Examples
     --------
@@ -149,7 +150,8 @@ def per_block_cast_to_fp8(
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
-        The codes: shape and device of ``x``, last dimension with stride 1. Default: a new tensor.
+        The quantised values: shape and device of ``x``, last dimension with stride 1. Default: a
+        new tensor.
     out_scale : torch.Tensor, optional
         ``[..., ceil(n / 128), ceil(k / 128)]``, float32, contiguous. Default: a new tensor.
     enable_pdl : bool, optional
@@ -158,8 +160,8 @@ def per_block_cast_to_fp8(
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scales ``[..., ceil(n / 128), ceil(k / 128)]`` in
-        float32.
+        The quantised values, and the *dequantisation* scales in float32, of shape
+        ``[..., ceil(n / 128), ceil(k / 128)]``.
 
     Raises
     ------
@@ -199,8 +201,8 @@ def quantize_fp8(
         ``[m, k]`` or ``[batch, m, k]``, float16, bfloat16 or float32, on a CUDA device; whole
         tiles.
     scale_shape : sequence of int
-        Of the scales: the numbers of tiles ``([batch,] rows, columns)`` for the mode ``"K"``, the
-        last two exchanged for ``"MN"``.
+        The shape of the scales: the numbers of tiles ``([batch,] rows, columns)`` for the mode
+        ``"K"``, the last two exchanged for ``"MN"``.
     tile_shape : sequence of int
         ``([1,] 1, group)``, group 16, 32, 64 or 128, or ``([1,] 128, 128)``.
     scale_major_mode : str
@@ -211,8 +213,8 @@ def quantize_fp8(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in the shape of ``x``, and the *dequantisation* scales ``scale_shape`` in float32,
-        contiguous. The least amax is 1e-4.
+        Quantised values in the shape of ``x``, and the *dequantisation* scales ``scale_shape`` in
+        float32, contiguous. The least amax is 1e-4.
 
     Raises
     ------
@@ -280,7 +282,7 @@ def quantize_fp8_reference(
     x : torch.Tensor
         ``[m, k]`` or ``[batch, m, k]``, any device.
     scale_shape : sequence of int
-        Of the scales.
+        The shape of the scales.
     tile_shape : sequence of int
         Any tile of which ``x`` is a multiple, in each matrix alone.
     scale_major_mode : str
@@ -291,7 +293,7 @@ def quantize_fp8_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in e4m3, and scales ``scale_shape``.
+        Quantised values in e4m3, and scales ``scale_shape``.
     """
     rows, columns = tile_shape[-2:]
     tiles = x.float().unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))

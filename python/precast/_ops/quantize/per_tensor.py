@@ -29,14 +29,14 @@ def static_quant_fp8_reference(
     x : torch.Tensor
         Any shape and device.
     scale : torch.Tensor
-        ``[1]``, float32: what the codes are multiplied by to get ``x`` back.
+        ``[1]``, float32: what the quantised values are multiplied by to get ``x`` back.
     dst_dtype : torch.dtype, optional
         float8_e4m3fn (the default), float8_e5m2 or int8.
 
     Returns
     -------
     torch.Tensor
-        Codes in the shape of ``x``.
+        Quantised values in the shape of ``x``.
 
     Examples
     --------
@@ -64,7 +64,7 @@ def per_tensor_quant_fp8_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in the shape of ``x``, and the scale ``[1]`` in float32.
+        Quantised values in the shape of ``x``, and the scale ``[1]`` in float32.
 
     Examples
     --------
@@ -74,10 +74,10 @@ def per_tensor_quant_fp8_reference(
     (tensor([   2., -448.]), tensor([0.5000]))
     """
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    wide = x.float()
-    amax = wide.abs().amax().reshape(1) if x.numel() else wide.new_zeros(1)
+    x32 = x.float()
+    amax = x32.abs().amax().reshape(1) if x.numel() else x32.new_zeros(1)
     scale = dequant_scale(amax, eps, dtype)
-    return quantize(wide, scale, dtype), scale
+    return quantize(x32, scale, dtype), scale
 
 
 def _check_dynamic(export: str, eps: float, workspace: torch.Tensor) -> None:
@@ -144,8 +144,8 @@ def static_quant_fp8(
         Any shape; float16, bfloat16 or float32; on a CUDA device. The last dimension has stride 1
         and the others merge into at most two strides. 16-byte aligned rows are fastest.
     scale : torch.Tensor
-        ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the codes are
-        multiplied to get ``x`` back.
+        ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the quantised
+        values are multiplied to get ``x`` back.
     dst_dtype : torch.dtype, optional
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
@@ -209,7 +209,7 @@ def per_tensor_quant_fp8(
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
-        The codes, as :func:`static_quant_fp8` writes them. Default: a new tensor.
+        The quantised values, as :func:`static_quant_fp8` writes them. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[1]``, float32. Default: a new tensor.
     workspace : torch.Tensor, optional
@@ -220,7 +220,7 @@ def per_tensor_quant_fp8(
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scale ``[1]`` in float32.
+        The quantised values, and the *dequantisation* scale ``[1]`` in float32.
 
     Raises
     ------
@@ -233,8 +233,8 @@ def per_tensor_quant_fp8(
     and 10.x) and, where ``x`` is aligned, from 10 MiB on: its CTAs wait for each other and keep
     what they can of ``x``. Otherwise two kernels. The result does not depend on the order of
     execution. :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8; rounding as
-    in :func:`static_quant_fp8`. A NaN in ``x`` makes the scale NaN and with it every code; an
-    infinity makes the scale infinite, other codes 0, and its own NaN. Safe in CUDA graphs; not
+    in :func:`static_quant_fp8`. A NaN in ``x`` makes the scale NaN and with it every value; an
+    infinity makes the scale infinite, other values 0, and its own NaN. Safe in CUDA graphs; not
     differentiable.
 
     Examples
@@ -265,7 +265,7 @@ def scaled_fp8_quant(
     use_per_token_if_dynamic : bool
         Without ``scale``: one scale a token, not one in all.
     output : torch.Tensor, optional
-        The codes. Default: a new tensor.
+        The quantised values. Default: a new tensor.
 
     Returns
     -------
@@ -312,7 +312,7 @@ def scaled_fp8_quant_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in e4m3, and the scale.
+        Quantised values in e4m3, and the scale.
     """
     if scale is not None:
         return static_quant_fp8_reference(input, scale), scale

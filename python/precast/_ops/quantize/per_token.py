@@ -29,7 +29,7 @@ def per_token_quant_fp8_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in the shape of ``x``, and scales ``[..., 1]`` in float32.
+        Quantised values in the shape of ``x``, and scales ``[..., 1]`` in float32.
 
     Examples
     --------
@@ -92,7 +92,7 @@ def per_token_quant_fp8(
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
-        The codes: shape and device of ``x``, strides as above. Default: a new tensor.
+        The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[..., 1]``, float32. Default: a new tensor.
     enable_pdl : bool, optional
@@ -101,7 +101,7 @@ def per_token_quant_fp8(
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scales ``[..., 1]`` in float32.
+        The quantised values, and the *dequantisation* scales ``[..., 1]`` in float32.
 
     Raises
     ------

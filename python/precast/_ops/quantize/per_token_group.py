@@ -48,8 +48,8 @@ def per_token_group_quant_8bit_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes in the shape of ``x``, and scales ``[..., hidden // group_size]`` in float32, or
-        ``[..., ceil(hidden // group_size / 4)]`` in int32.
+        Quantised values in the shape of ``x``, and scales ``[..., hidden // group_size]`` in
+        float32, or ``[..., ceil(hidden // group_size / 4)]`` in int32.
 
     Examples
     --------
@@ -135,18 +135,18 @@ def per_token_group_quant_8bit(
         in the lowest byte. With ``column_major_scales`` and ``scale_tma_aligned`` that is what
         DeepGEMM takes on compute capability 10.0.
     out : torch.Tensor, optional
-        The codes: shape and device of ``x``, strides as above. Default: a new tensor.
+        The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         Where to write the scales, at any strides, in place of the four layouts above; int32 means
-        packed. A flag that asks for another form is refused. Default: a new tensor.
+        packed. A flag that asks for another form is an error. Default: a new tensor.
     enable_pdl : bool, optional
         Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scales ``[..., hidden // group_size]`` in float32, or
-        ``[..., ceil(hidden // group_size / 4)]`` words in int32.
+        The quantised values, and the *dequantisation* scales ``[..., hidden // group_size]`` in
+        float32, or ``[..., ceil(hidden // group_size / 4)]`` words in int32.
 
     Raises
     ------
@@ -160,7 +160,7 @@ def per_token_group_quant_8bit(
     -----
     :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8. Scale, reciprocal and product are
     float32 of IEEE, then one rounding to nearest even that saturates. A NaN makes the scale of its
-    group NaN and with it the codes; an infinity makes the scale infinite, the other codes 0, and
+    group NaN and with it the values; an infinity makes the scale infinite, other values 0, and
     its own NaN; either makes a power of two NaN, whose exponent is 255. int8 has 0 for NaN. Safe in
     CUDA graphs; not differentiable.
 
@@ -207,12 +207,12 @@ def per_token_cast_to_fp8_reference(
     use_ue8m0 : bool
         Scales are rounded up to powers of two.
     gran_k : int
-        Elements a group; divides ``n``.
+        Elements of a group; divides ``n``.
 
     Returns
     -------
     tuple of torch.Tensor
-        Codes ``[m, n]`` in e4m3, and scales ``[m, n // gran_k]`` in float32.
+        Quantised values ``[m, n]`` in e4m3, and scales ``[m, n // gran_k]`` in float32.
     """
     return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
 
@@ -231,13 +231,13 @@ def per_token_cast_to_fp8(
         Scales are rounded up to powers of two, as FlashInfer's function of this name always does.
         DeepGEMM on compute capability 9.0 takes any; False is more exact there.
     gran_k : int
-        Elements a group; divides ``n``.
+        Elements of a group; divides ``n``.
 
     Returns
     -------
     tuple of torch.Tensor
-        Codes ``[m, n]``, and the *dequantisation* scales ``[m, n // gran_k]`` in float32,
-        row-major.
+        Quantised values ``[m, n]``, and the *dequantisation* scales ``[m, n // gran_k]`` in
+        float32, row-major.
 
     Raises
     ------

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from precast._op.declaration import Kind
+
 
 class SfLayout(IntEnum):
     """Layout of scale factors; the values are FlashInfer's.
@@ -30,3 +32,7 @@ def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool = False)
     if not is_sf_swizzled_layout:
         return 2
     return 1 if is_sf_8x4_layout else 0
+
+
+#: The kind ``layout`` of a declaration: an :class:`SfLayout` or its number.
+LAYOUT_KIND = {"layout": Kind("int {name}", "int({name})")}

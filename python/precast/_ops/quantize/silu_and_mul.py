@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SwiGLU's activation with 8-bit quantisation of the product, which is never written wide.
+"""SwiGLU's activation with 8-bit quantisation of the product, which is not written in 16 bits.
 
 Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 """
@@ -25,14 +25,14 @@ def silu_and_mul_quant_reference(
     input : torch.Tensor
         ``[..., 2 * n]``, any device.
     scale : torch.Tensor
-        ``[1]``, float32: what the codes are multiplied by to get the product back.
+        ``[1]``, float32: what the quantised values are multiplied by to get the product back.
     dst_dtype : torch.dtype, optional
         float8_e4m3fn (the default), float8_e5m2 or int8.
 
     Returns
     -------
     torch.Tensor
-        Codes ``[..., n]``.
+        Quantised values ``[..., n]``.
 
     Examples
     --------
@@ -62,7 +62,7 @@ def silu_and_mul_per_token_quant_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes ``[..., n]``, and scales ``[..., 1]`` in float32.
+        Quantised values ``[..., n]``, and scales ``[..., 1]`` in float32.
 
     Examples
     --------
@@ -129,12 +129,13 @@ def silu_and_mul_quant(
         the others merge into at most two strides. 16-byte aligned rows and ``n`` in whole 16 bytes
         are fastest.
     scale : torch.Tensor
-        ``[1]``, float32: the *dequantisation* scale, by which the codes are multiplied.
+        ``[1]``, float32: the *dequantisation* scale, by which the quantised
+        values are multiplied.
     dst_dtype : torch.dtype, optional
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
-        The codes ``[..., n]``, strides as above. Default: a new tensor.
+        The quantised values ``[..., n]``, strides as above. Default: a new tensor.
     enable_pdl : bool, optional
         Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
@@ -154,8 +155,8 @@ def silu_and_mul_quant(
     Notes
     -----
     The activation and the product are float32 and are not rounded to 16 bits before they are
-    quantised. The activation's exponential and division are exact to about 2e-5, so that a code may
-    differ from the reference's by one where the value lies between two. Quantisation, NaN and
+    quantised. The activation's exponential and division are exact to about 2e-5, so that a value
+    may differ from the reference's by one where the value lies between two. Quantisation, NaN and
     infinity are those of :func:`static_quant_fp8`. Safe in CUDA graphs; not differentiable.
 
     Examples
@@ -204,7 +205,7 @@ def silu_and_mul_per_token_quant(
         float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
         ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
-        The codes ``[..., n]``. Default: a new tensor.
+        The quantised values ``[..., n]``. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[..., 1]``, float32. Default: a new tensor.
     enable_pdl : bool, optional
@@ -213,7 +214,7 @@ def silu_and_mul_per_token_quant(
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scales ``[..., 1]`` in float32.
+        The quantised values, and the *dequantisation* scales ``[..., 1]`` in float32.
 
     Raises
     ------

@@ -44,7 +44,7 @@ def silu_and_mul_per_token_group_quant_reference(
     Returns
     -------
     tuple of torch.Tensor
-        Codes ``[..., n]``, and scales ``[..., n // group_size]`` in float32, or
+        Quantised values ``[..., n]``, and scales ``[..., n // group_size]`` in float32, or
         ``[..., ceil(n // group_size / 4)]`` in int32.
 
     Examples
@@ -118,7 +118,7 @@ def silu_and_mul_per_token_group_quant(
     column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0 : bool
         The layout and form of the scales, as for :func:`per_token_group_quant_8bit`.
     out : torch.Tensor, optional
-        The codes ``[..., n]``. Default: a new tensor.
+        The quantised values ``[..., n]``. Default: a new tensor.
     out_scale : torch.Tensor, optional
         The scales at any strides; int32 means packed. Default: a new tensor.
     enable_pdl : bool, optional
@@ -127,8 +127,8 @@ def silu_and_mul_per_token_group_quant(
     Returns
     -------
     tuple of torch.Tensor
-        The codes, and the *dequantisation* scales ``[..., n // group_size]`` in float32, or
-        ``[..., ceil(n // group_size / 4)]`` words in int32.
+        The quantised values, and the *dequantisation* scales ``[..., n // group_size]`` in float32,
+        or ``[..., ceil(n // group_size / 4)]`` words in int32.
 
     Raises
     ------

@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
-from precast._op.dispatch import check_tensors
+from precast._op.declaration import Kind
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
@@ -76,50 +76,87 @@ def refuse_nan(x: torch.Tensor, kind: str) -> None:
         raise ValueError(f"Input {kind} contains NaN.")
 
 
-def draw_arguments(
-    function: str,
-    kind: str,
-    x: torch.Tensor,
-    indices: torch.Tensor | None,
-    generator: torch.Generator | None,
-    check_nan: bool,
-    seed: Whole | None,
-    offset: Whole | None,
-    return_valid: bool = False,
-    top_k: Whole = 0,
-    top_p: Real = 1.0,
-    min_p: Real = 0.0,
-    joint: bool = False,
-    temperature: tuple[Any, ...] = (),
-) -> tuple[Any, ...]:
-    """Everything that ``sample_from_probs`` or ``sample_from_logits`` takes, results included."""
-    try:
-        if check_nan:
-            refuse_nan(x, kind)
-        if indices is None:
-            outputs, dtype = x.shape[0], torch.int32
-        else:
-            outputs, dtype = indices.shape[0], indices.dtype
-        return (
-            x,
-            indices,
-            *whole(top_k),
-            *real(top_p),
-            *real(min_p),
-            *temperature,
-            joint,
-            *random_arguments(function, x, generator, seed, offset),
-            torch.empty(outputs, dtype=dtype, device=x.device),
-            torch.empty(outputs, dtype=torch.bool, device=x.device) if return_valid else None,
-            True,
-        )
-    except (AttributeError, TypeError, IndexError):
-        named = {kind: x} if indices is None else {kind: x, "indices": indices}
-        check_tensors(function, **named)
-        check_rank(function, kind, x, 2, 2)
-        if indices is not None:
-            check_rank(function, "indices", indices, 1, 1)
-        raise
+def draw_outputs(
+    x: torch.Tensor, indices: torch.Tensor | None, return_valid: bool
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """New tokens of a draw, and whether each row is a distribution, if that is asked for."""
+    rows = x if indices is None else indices
+    dtype = torch.int32 if indices is None else indices.dtype
+    valid = torch.empty(rows.shape[0], dtype=torch.bool, device=x.device) if return_valid else None
+    return torch.empty(rows.shape[0], dtype=dtype, device=x.device), valid
+
+
+def explain_draw(
+    export: str,
+    probs: torch.Tensor | None = None,
+    logits: torch.Tensor | None = None,
+    indices: torch.Tensor | None = None,
+) -> None:
+    """Raise ValueError for a tensor whose rank makes a draw fail in Python."""
+    for name, x, rank in (("probs", probs, 2), ("logits", logits, 2), ("indices", indices, 1)):
+        if x is not None:
+            check_rank(export, name, x, rank, rank)
+
+
+# -- kinds of arguments ---------------------------------------------------------------------------
+
+
+def _number(name: str, type_word: str, encode: Callable[..., Any]) -> Kind:
+    """A number for all rows, or a tensor with one for each: two arguments of an export."""
+    return Kind(
+        f"Tensor? {name}_arr, {type_word} {name}",
+        f"*_{encode.__name__}({{name}})",
+        given,
+        {f"_{encode.__name__}": encode},
+    )
+
+
+def _constant(name: str, type_word: str, value: float) -> Kind:
+    """The same for a function that has no such argument."""
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", f"None, {value!r}", given)
+
+
+def kinds(function: str, x: str) -> dict[str, Kind]:
+    """The kinds of arguments of functions of rows ``x``; ``no_top_k`` and the like are constants.
+
+    ``random`` is a tuple of generator, seed and offset. It comes after what can be refused, because
+    a call that fails must not advance a generator.
+    """
+    heat_source = f"*_heat({function!r}, 1.0 if {{name}} is None else {{name}})"
+    return {
+        "top_k": _number("top_k", "SymInt", whole),
+        "top_p": _number("top_p", "float", real),
+        "min_p": _number("min_p", "float", real),
+        "repetition_penalty": _number("repetition", "float", real),
+        "frequency_penalty": _number("frequency", "float", real),
+        "presence_penalty": _number("presence", "float", real),
+        "temperature": Kind(
+            "Tensor? temperature_arr, float temperature", heat_source, given, {"_heat": heat}
+        ),
+        "no_top_k": _constant("top_k", "SymInt", 0),
+        "no_top_p": _constant("top_p", "float", 1.0),
+        "no_min_p": _constant("min_p", "float", 0.0),
+        "no_temperature": _constant("temperature", "float", 1.0),
+        "not_joint": Kind("bool joint", "False"),
+        "random": Kind(
+            "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset",
+            f"*_random_arguments({function!r}, {x}, *{{name}})",
+            lambda *random: random,
+            {"_random_arguments": random_arguments},
+        ),
+    }
+
+
+#: Public arguments that are found again from what an export gets.
+DERIVED: dict[str, Callable[..., Any]] = {
+    "seed": lambda random: given(random[0], random[1]),
+    "offset": lambda random: given(random[2], random[3]),
+}
+
+
+def order_of(joint: bool) -> str:
+    """The public argument ``filter_apply_order``."""
+    return "joint" if joint else "top_k_first"
 
 
 # -- what the references of exports refuse --------------------------------------------------------
@@ -142,11 +179,11 @@ def check_vocabulary(export: str, name: str, x: torch.Tensor) -> None:
 
 
 def check_by_row(
-    export: str, x: torch.Tensor, x_name: str, parameters: Mapping[str, torch.Tensor | None]
+    export: str, x: torch.Tensor, x_name: str, parameters: Mapping[str, object]
 ) -> None:
     """Each parameter that is a tensor has a number for each row of ``x``."""
     for name, values in parameters.items():
-        if values is None:
+        if not isinstance(values, torch.Tensor):
             continue
         check_same_device(export, name, values, x, x_name)
         dtype = torch.int32 if name == "top_k" else torch.float32

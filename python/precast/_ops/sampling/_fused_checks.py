@@ -12,17 +12,16 @@ from precast._ops.sampling._arguments import check_by_row, check_distributions, 
 MOST_TOP_LOGPROBS = 32
 
 
-def check_sample(logits: torch.Tensor, **arguments: Any) -> None:
-    """All arguments of the export by name."""
+def check_sample(logits: torch.Tensor, **given: Any) -> None:
+    """Raise ValueError for an argument of ``sample`` that the kernels do not take."""
     check_distributions("sample", "logits", logits)
     rows, size = logits.shape
     filters = ("temperature", "top_k", "top_p", "min_p")
-    by_row = {name: arguments[f"{name}_arr"] for name in filters}
-    for name in ("repetition", "frequency", "presence"):
-        by_row[f"{name}_penalty"] = arguments[f"{name}_arr"]
+    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+    by_row = {name: given[name] for name in (*filters, *penalties) if name in given}
     check_by_row("sample", logits, "logits", by_row)
     words = -(-size // 32)
-    top = arguments["top_tokens"]
+    top = given.get("top_tokens")
     columns = 0 if top is None else top.shape[-1]
     for name, shape, dtype in (
         ("prompt_mask", (rows, words), torch.int32),
@@ -31,10 +30,10 @@ def check_sample(logits: torch.Tensor, **arguments: Any) -> None:
         ("out", (rows,), torch.int32),
         ("logprobs", (rows,), torch.float32),
         ("top_tokens", (rows, columns), torch.int32),
-        ("top_logprobs", (rows, columns), torch.float32),
+        ("top_token_logprobs", (rows, columns), torch.float32),
         ("valid", (rows,), torch.bool),
     ):
-        tensor = arguments[name]
+        tensor = given.get(name)
         if tensor is None:
             continue
         check_same_device("sample", name, tensor, logits, "logits")
@@ -45,5 +44,5 @@ def check_sample(logits: torch.Tensor, **arguments: Any) -> None:
         raise ValueError(
             f"sample: top_tokens must have at most {MOST_TOP_LOGPROBS} columns, got {columns}"
         )
-    random = arguments["seed_arr"], arguments["offset_arr"]
-    check_random("sample", logits, "logits", rows, *random)
+    random = given["random"]
+    check_random("sample", logits, "logits", rows, random[0], random[2])

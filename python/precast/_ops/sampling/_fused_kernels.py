@@ -6,137 +6,65 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.dispatch import Kernel
-from precast._ops.sampling._arguments import given
+from precast._op.export import Export
+from precast._ops.sampling._arguments import DERIVED, kinds, order_of
 from precast._ops.sampling._fused_checks import check_sample
 from precast._ops.sampling._fused_reference import sample_reference
 
+_LOGITS = "logits:T temperature:temperature top_k:top_k top_p:top_p min_p:min_p joint:bool"
+_PENALTIES = (
+    "repetition_penalty:repetition_penalty frequency_penalty:frequency_penalty "
+    "presence_penalty:presence_penalty"
+)
+_DERIVED = {
+    **DERIVED,
+    "filter_apply_order": order_of,
+    "return_valid": lambda valid: valid is not None,
+}
 
-def _into(
-    logits: torch.Tensor,
-    temperature_arr: torch.Tensor | None,
-    temperature: float,
-    top_k_arr: torch.Tensor | None,
-    top_k: int,
-    top_p_arr: torch.Tensor | None,
-    top_p: float,
-    min_p_arr: torch.Tensor | None,
-    min_p: float,
-    joint: bool,
-    repetition_arr: torch.Tensor | None,
-    repetition: float,
-    frequency_arr: torch.Tensor | None,
-    frequency: float,
-    presence_arr: torch.Tensor | None,
-    presence: float,
-    prompt_mask: torch.Tensor | None,
-    output_counts: torch.Tensor | None,
-    bitmask: torch.Tensor | None,
-    seed_arr: torch.Tensor | None,
-    seed: int,
-    offset_arr: torch.Tensor | None,
-    offset: int,
-    out: torch.Tensor,
-    logprobs: torch.Tensor | None,
-    top_tokens: torch.Tensor | None,
-    top_logprobs: torch.Tensor | None,
-    valid: torch.Tensor | None,
-    enable_pdl: bool,
-) -> None:
-    check_sample(**locals())
-    results = sample_reference(
-        logits,
-        given(temperature_arr, temperature),
-        given(top_k_arr, top_k),
-        given(top_p_arr, top_p),
-        given(min_p_arr, min_p),
-        given(repetition_arr, repetition),
-        given(frequency_arr, frequency),
-        given(presence_arr, presence),
-        prompt_mask,
-        output_counts,
-        bitmask,
-        "joint" if joint else "top_k_first",
-        given(seed_arr, seed),
-        given(offset_arr, offset),
-        0 if top_tokens is None else top_tokens.shape[1],
-    )
-    for target, result in zip((out, logprobs, top_tokens, top_logprobs, valid), results):
+
+_PUBLIC = (
+    *("temperature", "top_k", "top_p", "min_p", "filter_apply_order", "seed", "offset"),
+    *("repetition_penalty", "frequency_penalty", "presence_penalty", "prompt_mask"),
+    *("output_counts", "bitmask", "top_logprobs"),
+)
+
+
+def _write(out: torch.Tensor, valid: torch.Tensor | None, **given: Any) -> None:
+    arguments = {name: given[name] for name in _PUBLIC if name in given}
+    results = sample_reference(given["logits"], **arguments)
+    others = (given.get(name) for name in ("logprobs", "top_tokens", "top_token_logprobs"))
+    for target, result in zip((out, *others, valid), results):
         if target is not None:
             target.copy_(result)
 
 
-def _public(logits: Any, *args: Any) -> tuple[Any, ...]:
-    numbers = [given(args[i], args[i + 1]) for i in (0, 2, 4, 6, 9, 11, 13)]
-    joint, (prompt_mask, output_counts, bitmask) = args[8], args[15:18]
-    random = given(args[18], args[19]), given(args[20], args[21])
-    _, logprobs, top_tokens, _, valid, enable_pdl = args[22:]
-    top = 0 if top_tokens is None or not top_tokens.dim() else top_tokens.shape[1]
-    order = "joint" if joint is True else "top_k_first"
-    outputs = logprobs is not None, top, valid is not None, False, enable_pdl
-    return logits, *numbers, prompt_mask, output_counts, bitmask, order, None, *random, *outputs
-
-
-sample_kernel = Kernel(
+SAMPLE = Export(
     "sampling_fused",
     "sample",
-    schema="(Tensor logits, Tensor? temperature_arr, float temperature, Tensor? top_k_arr, "
-    "SymInt top_k, Tensor? top_p_arr, float top_p, Tensor? min_p_arr, float min_p, bool joint, "
-    "Tensor? repetition_arr, float repetition, Tensor? frequency_arr, float frequency, "
-    "Tensor? presence_arr, float presence, Tensor? prompt_mask, Tensor? output_counts, "
-    "Tensor? bitmask, Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, "
-    "Tensor(a!) out, Tensor(b!)? logprobs, Tensor(c!)? top_tokens, Tensor(d!)? top_logprobs, "
-    "Tensor(e!)? valid, bool enable_pdl) -> ()",
-    reference=_into,
-    public=_public,
+    f"{_LOGITS} {_PENALTIES} prompt_mask?:tensor output_counts?:tensor bitmask?:tensor "
+    "random:random out!:tensor logprobs!?:tensor top_tokens!?:tensor top_token_logprobs!?:tensor "
+    "valid!?:tensor enable_pdl:pdl",
+    check=check_sample,
+    write=_write,
+    derived={
+        **_DERIVED,
+        "return_logprobs": lambda logprobs: logprobs is not None,
+        "top_logprobs": lambda top_tokens: (
+            0 if top_tokens is None or not top_tokens.dim() else top_tokens.shape[1]
+        ),
+    },
+    kinds=kinds("sample", "logits"),
 )
 
-
-def _tokens_into(
-    logits: torch.Tensor,
-    temperature_arr: torch.Tensor | None,
-    temperature: float,
-    top_k_arr: torch.Tensor | None,
-    top_k: int,
-    top_p_arr: torch.Tensor | None,
-    top_p: float,
-    min_p_arr: torch.Tensor | None,
-    min_p: float,
-    joint: bool,
-    seed_arr: torch.Tensor | None,
-    seed: int,
-    offset_arr: torch.Tensor | None,
-    offset: int,
-    out: torch.Tensor,
-    valid: torch.Tensor | None,
-    enable_pdl: bool,
-) -> None:
-    heat, filters = (temperature_arr, temperature), (top_k_arr, top_k, top_p_arr, top_p)
-    penalties = None, 1.0, None, 0.0, None, 0.0
-    random = seed_arr, seed, offset_arr, offset
-    _into(
-        *(logits, *heat, *filters, min_p_arr, min_p, joint, *penalties, None, None, None),
-        *(*random, out, None, None, None, valid, enable_pdl),
-    )
-
-
-def _tokens_public(logits: Any, *args: Any) -> tuple[Any, ...]:
-    numbers = [given(args[i], args[i + 1]) for i in (0, 2, 4, 6)]
-    random = given(args[9], args[10]), given(args[11], args[12])
-    order = "joint" if args[8] is True else "top_k_first"
-    outputs = False, 0, args[14] is not None, False, args[15]
-    return logits, *numbers, 1.0, 0.0, 0.0, None, None, None, order, None, *random, *outputs
-
-
 # The kernel of `sampling`, to which nothing is added: the same tokens in less time.
-tokens_kernel = Kernel(
+SAMPLE_TOKENS = Export(
     "sampling",
     "sample_tokens",
-    schema="(Tensor logits, Tensor? temperature_arr, float temperature, Tensor? top_k_arr, "
-    "SymInt top_k, Tensor? top_p_arr, float top_p, Tensor? min_p_arr, float min_p, bool joint, "
-    "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, Tensor(a!) out, "
-    "Tensor(b!)? valid, bool enable_pdl) -> ()",
-    reference=_tokens_into,
-    public=_tokens_public,
+    f"{_LOGITS} random:random out!:tensor valid!?:tensor enable_pdl:pdl",
+    check=check_sample,
+    write=_write,
+    derived=_DERIVED,
+    kinds=kinds("sample", "logits"),
     function="sample",
 )

@@ -6,17 +6,13 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
-from precast._op.torch_ops import torch_ops
-from precast._op.validation import check_rank
-from precast._ops.sampling._arguments import Real, Whole, heat, is_joint, real, refuse_nan, whole
+from precast._op.export import op
+from precast._ops.sampling._arguments import Real, Whole, explain_draw, is_joint, refuse_nan
 from precast._ops.sampling._fused_checks import MOST_TOP_LOGPROBS
-from precast._ops.sampling._fused_kernels import sample_kernel, tokens_kernel
+from precast._ops.sampling._fused_kernels import SAMPLE, SAMPLE_TOKENS
 from precast._ops.sampling._fused_reference import sample_reference as sample_reference
 from precast._ops.sampling._fused_reference import sampled_tokens
 from precast._ops.sampling._fused_trace import sample_trace
-from precast._ops.sampling._random import random_arguments
 from precast.api_logging import precast_api
 
 
@@ -43,7 +39,7 @@ class Sampled(NamedTuple):
 
 
 @precast_api(trace=sample_trace(sampled_tokens))
-@backend_requirement({}, common_check=served_by("sampling_fused"))
+@op("sampling_fused", explain=explain_draw)
 def sample(
     logits: torch.Tensor,
     temperature: Real = 1.0,
@@ -165,58 +161,28 @@ def sample(
         raise ValueError(
             f"sample: top_logprobs must be from 0 to {MOST_TOP_LOGPROBS}, got {top_logprobs}"
         )
-    try:
-        if check_nan:
-            refuse_nan(logits, "logits")
-        rows, device = logits.shape[0], logits.device
-        top = rows, top_logprobs
-        f32, i32 = torch.float32, torch.int32
-        result = Sampled(
-            torch.empty(rows, dtype=i32, device=device),
-            torch.empty(rows, dtype=f32, device=device) if return_logprobs else None,
-            torch.empty(top, dtype=i32, device=device) if top_logprobs else None,
-            torch.empty(top, dtype=f32, device=device) if top_logprobs else None,
-            torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
-        )
-        filters = (
-            *heat("sample", temperature),
-            *whole(top_k),
-            *real(top_p),
-            *real(min_p),
-            joint,
-        )
-        random = random_arguments("sample", logits, generator, seed, offset)
-        enable_pdl = enable_pdl is not False
-        masked = prompt_mask is not None or output_counts is not None or bitmask is not None
-        if not (masked or return_logprobs or top_logprobs):
-            # The penalties are none, or have been refused.
-            tokens_args = logits, *filters, *random, result.tokens, result.valid, enable_pdl
-            if torch.compiler.is_compiling():
-                torch_ops.sample_tokens(*tokens_args)
-            else:
-                tokens_kernel[logits.dtype, logits.get_device()](*tokens_args)
-            return result
-        args = (
-            logits,
-            *filters,
-            *real(repetition_penalty),
-            *real(frequency_penalty),
-            *real(presence_penalty),
-            prompt_mask,
-            output_counts,
-            bitmask,
-            *random,
-            *result,
-            enable_pdl,
-        )
-        if torch.compiler.is_compiling():
-            torch_ops.sample(*args)
-        else:
-            sample_kernel[logits.dtype, logits.get_device()](*args)
-    except (AttributeError, TypeError, IndexError):
-        check_tensors("sample", logits=logits)
-        check_rank("sample", "logits", logits, 2, 2)
-        raise
+    if check_nan:
+        refuse_nan(logits, "logits")
+    rows, device = logits.shape[0], logits.device
+    top = rows, top_logprobs
+    f32, i32 = torch.float32, torch.int32
+    result = Sampled(
+        torch.empty(rows, dtype=i32, device=device),
+        torch.empty(rows, dtype=f32, device=device) if return_logprobs else None,
+        torch.empty(top, dtype=i32, device=device) if top_logprobs else None,
+        torch.empty(top, dtype=f32, device=device) if top_logprobs else None,
+        torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
+    )
+    random = generator, seed, offset
+    filters = temperature, top_k, top_p, min_p, joint
+    masked = prompt_mask is not None or output_counts is not None or bitmask is not None
+    if not (masked or return_logprobs or top_logprobs):
+        # The penalties are none, or have been refused.
+        SAMPLE_TOKENS.launch(logits, *filters, random, result.tokens, result.valid, enable_pdl)
+        return result
+    penalties = repetition_penalty, frequency_penalty, presence_penalty
+    masks = prompt_mask, output_counts, bitmask
+    SAMPLE.launch(logits, *filters, *penalties, *masks, random, *result, enable_pdl)
     return result
 
 

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.torch_ops import torch_ops
-from precast._ops.sampling._arguments import Real, Whole, draw_arguments
+from precast._op.export import op
+from precast._ops.sampling._arguments import Real, Whole, draw_outputs, explain_draw, refuse_nan
 from precast._ops.sampling._filters import weights_of_probs
 from precast._ops.sampling._formula import chosen
-from precast._ops.sampling._kernels import draw_kernel
+from precast._ops.sampling._kernels import draw_export
 from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
 
@@ -45,20 +44,14 @@ def min_p_sampling_from_probs_reference(
     return tokens.to(torch.int32 if indices is None else indices.dtype)
 
 
-_draw = draw_kernel(
-    "sample_from_probs",
-    "min_p_sampling_from_probs",
-    lambda x, indices, k, p, m, order, seed, offset, valid: (
-        *(x, m, indices, True, None, False, seed, offset, valid),
-    ),
-)
+_DRAW = draw_export("min_p_sampling_from_probs", ("min_p",))
 _TRACE = draw_trace(
     "min_p_sampling_from_probs", "probs", ("min_p",), min_p_sampling_from_probs_reference
 )
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling", explain=explain_draw)
 def min_p_sampling_from_probs(
     probs: torch.Tensor,
     min_p: Real,
@@ -120,20 +113,9 @@ def min_p_sampling_from_probs(
     ...     precast.min_p_sampling_from_probs(probs, 0.9, seed=1, offset=0)
     tensor([1, 2], dtype=torch.int32)
     """
-    args = draw_arguments(
-        "min_p_sampling_from_probs",
-        "probs",
-        probs,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        return_valid,
-        min_p=min_p,
-    )
-    if torch.compiler.is_compiling():
-        torch_ops.min_p_sampling_from_probs(*args)
-    else:
-        _draw[probs.dtype, probs.get_device()](*args)
-    return args[-3:-1] if return_valid else args[-3]
+    if check_nan:
+        refuse_nan(probs, "probs")
+    random = generator, seed, offset
+    out, valid = draw_outputs(probs, indices, return_valid)
+    _DRAW.launch(probs, indices, min_p, random, out, valid)
+    return (out, valid) if return_valid else out

@@ -4,12 +4,11 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.torch_ops import torch_ops
-from precast._ops.sampling._arguments import Whole, draw_arguments
+from precast._op.export import op
+from precast._ops.sampling._arguments import Whole, draw_outputs, explain_draw, refuse_nan
 from precast._ops.sampling._filters import weights_of_logits, weights_of_probs
 from precast._ops.sampling._formula import chosen
-from precast._ops.sampling._kernels import draw_kernel
+from precast._ops.sampling._kernels import draw_export
 from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
 
@@ -75,26 +74,14 @@ def sampling_from_logits_reference(
     return tokens.to(torch.int32 if indices is None else indices.dtype)
 
 
-_probs = draw_kernel(
-    "sample_from_probs",
-    "sampling_from_probs",
-    lambda x, indices, k, p, m, order, seed, offset, valid: (
-        *(x, indices, True, None, False, seed, offset, valid),
-    ),
-)
-_logits = draw_kernel(
-    "sample_from_logits",
-    "sampling_from_logits",
-    lambda x, indices, k, p, m, order, seed, offset, valid: (
-        *(x, indices, True, None, False, seed, offset),
-    ),
-)
+_PROBS = draw_export("sampling_from_probs")
+_LOGITS = draw_export("sampling_from_logits")
 _PROBS_TRACE = draw_trace("sampling_from_probs", "probs", (), sampling_from_probs_reference)
 _LOGITS_TRACE = draw_trace("sampling_from_logits", "logits", (), sampling_from_logits_reference)
 
 
 @precast_api(trace=_PROBS_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling", explain=explain_draw)
 def sampling_from_probs(
     probs: torch.Tensor,
     indices: torch.Tensor | None = None,
@@ -147,26 +134,16 @@ def sampling_from_probs(
     ...     precast.sampling_from_probs(torch.tensor([[0.0, 1.0, 0.0]]), seed=1, offset=0)
     tensor([1], dtype=torch.int32)
     """
-    args = draw_arguments(
-        "sampling_from_probs",
-        "probs",
-        probs,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        return_valid,
-    )
-    if torch.compiler.is_compiling():
-        torch_ops.sample_from_probs(*args)
-    else:
-        _probs[probs.dtype, probs.get_device()](*args)
-    return args[-3:-1] if return_valid else args[-3]
+    if check_nan:
+        refuse_nan(probs, "probs")
+    random = generator, seed, offset
+    out, valid = draw_outputs(probs, indices, return_valid)
+    _PROBS.launch(probs, indices, random, out, valid)
+    return (out, valid) if return_valid else out
 
 
 @precast_api(trace=_LOGITS_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling", explain=explain_draw)
 def sampling_from_logits(
     logits: torch.Tensor,
     indices: torch.Tensor | None = None,
@@ -220,20 +197,9 @@ def sampling_from_logits(
     ...     precast.sampling_from_logits(torch.tensor([[0.0, 200.0, 0.0]]), seed=1, offset=0)
     tensor([1], dtype=torch.int32)
     """
-    args = draw_arguments(
-        "sampling_from_logits",
-        "logits",
-        logits,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        temperature=(None, 1.0),
-    )
-    if torch.compiler.is_compiling():
-        torch_ops.sample_from_logits(*args)
-    else:
-        _logits[logits.dtype, logits.get_device()](*args)
-    result: torch.Tensor = args[-3]
-    return result
+    if check_nan:
+        refuse_nan(logits, "logits")
+    random = generator, seed, offset
+    out, _ = draw_outputs(logits, indices, False)
+    _LOGITS.launch(logits, indices, random, out, None)
+    return out

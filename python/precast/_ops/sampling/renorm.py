@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
+from precast._op.export import Export, launches
 from precast._op.validation import check_dtype
 from precast._ops.sampling._arguments import (
     Real,
@@ -16,9 +15,7 @@ from precast._ops.sampling._arguments import (
     check_by_row,
     check_distributions,
     check_result,
-    given,
-    real,
-    whole,
+    kinds,
 )
 from precast._ops.sampling._filters import top_k_threshold, top_p_threshold, weights_of_probs
 from precast._ops.sampling._formula import renormalized
@@ -97,88 +94,29 @@ def top_k_mask_logits_reference(logits: torch.Tensor, top_k: torch.Tensor | int)
     return logits.masked_fill(x < least, -torch.inf)
 
 
-def _check(
-    export: str,
-    name: str,
-    x: torch.Tensor,
-    parameters: dict[str, torch.Tensor | None],
-    out: torch.Tensor,
-) -> None:
-    check_distributions(export, name, x)
-    check_by_row(export, x, name, parameters)
-    check_dtype(export, "out", out, x.dtype)
-    check_result(export, name, x, out)
+def _export(name: str, x: str, parameter: str, reference: Callable[..., torch.Tensor]) -> Export:
+    """The rows ``x``, cut down by ``parameter``."""
+
+    def check(export: str, out: torch.Tensor, **given: Any) -> None:
+        check_distributions(export, x, given[x])
+        check_by_row(export, given[x], x, {parameter: given[parameter]})
+        check_dtype(export, "out", out, given[x].dtype)
+        check_result(export, x, given[x], out)
+
+    return Export(
+        "sampling",
+        name,
+        f"{x}:T {parameter}:{parameter} out!:tensor enable_pdl:pdl_on",
+        reference=reference,
+        check=check,
+        new={"out": f"_torch.empty({x}.shape, dtype={x}.dtype, device={x}.device)"},
+        kinds=kinds(name, x),
+    )
 
 
-def _renorm_public(
-    probs: Any, values: Any, number: Any, out: Any, enable_pdl: Any
-) -> tuple[Any, ...]:
-    return probs, given(values, number), False
-
-
-def _mask_public(
-    logits: Any, values: Any, number: Any, out: Any, enable_pdl: Any
-) -> tuple[Any, ...]:
-    return logits, given(values, number)
-
-
-def _top_k_into(
-    probs: torch.Tensor,
-    top_k_arr: torch.Tensor | None,
-    top_k: int,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    _check("top_k_renorm_probs", "probs", probs, {"top_k": top_k_arr}, out)
-    out.copy_(top_k_renorm_probs_reference(probs, given(top_k_arr, top_k)))
-
-
-def _top_p_into(
-    probs: torch.Tensor,
-    top_p_arr: torch.Tensor | None,
-    top_p: float,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    _check("top_p_renorm_probs", "probs", probs, {"top_p": top_p_arr}, out)
-    out.copy_(top_p_renorm_probs_reference(probs, given(top_p_arr, top_p)))
-
-
-def _mask_into(
-    logits: torch.Tensor,
-    top_k_arr: torch.Tensor | None,
-    top_k: int,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    _check("top_k_mask_logits", "logits", logits, {"top_k": top_k_arr}, out)
-    out.copy_(top_k_mask_logits_reference(logits, given(top_k_arr, top_k)))
-
-
-_top_k = Kernel(
-    "sampling",
-    "top_k_renorm_probs",
-    schema="(Tensor probs, Tensor? top_k_arr, SymInt top_k, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_top_k_into,
-    public=_renorm_public,
-)
-
-_top_p = Kernel(
-    "sampling",
-    "top_p_renorm_probs",
-    schema="(Tensor probs, Tensor? top_p_arr, float top_p, Tensor(a!) out, bool enable_pdl) -> ()",
-    reference=_top_p_into,
-    public=_renorm_public,
-)
-
-_mask = Kernel(
-    "sampling",
-    "top_k_mask_logits",
-    schema="(Tensor logits, Tensor? top_k_arr, SymInt top_k, Tensor(a!) out, "
-    "bool enable_pdl) -> ()",
-    reference=_mask_into,
-    public=_mask_public,
-)
+_TOP_K = _export("top_k_renorm_probs", "probs", "top_k", top_k_renorm_probs_reference)
+_TOP_P = _export("top_p_renorm_probs", "probs", "top_p", top_p_renorm_probs_reference)
+_MASK = _export("top_k_mask_logits", "logits", "top_k", top_k_mask_logits_reference)
 
 
 @precast_api(
@@ -186,7 +124,7 @@ _mask = Kernel(
         "top_k_renorm_probs", "probs", "top_k", top_k_renorm_probs_reference, "renorm_probs"
     )
 )
-@backend_requirement({}, common_check=served_by("sampling"))
+@launches(_TOP_K)
 def top_k_renorm_probs(
     probs: torch.Tensor, top_k: Whole, is_deterministic: bool = False
 ) -> torch.Tensor:
@@ -226,17 +164,6 @@ def top_k_renorm_probs(
     ...     precast.top_k_renorm_probs(torch.tensor([[0.125, 0.5, 0.375]]), 1)
     tensor([[0., 1., 0.]])
     """
-    try:
-        top_k_arr, number = whole(top_k)
-        out = torch.empty(probs.shape, dtype=probs.dtype, device=probs.device)
-        if torch.compiler.is_compiling():
-            torch_ops.top_k_renorm_probs(probs, top_k_arr, number, out, True)
-        else:
-            _top_k[probs.dtype, probs.get_device()](probs, top_k_arr, number, out, True)
-    except (AttributeError, TypeError):
-        check_tensors("top_k_renorm_probs", probs=probs)
-        raise
-    return out
 
 
 @precast_api(
@@ -244,7 +171,7 @@ def top_k_renorm_probs(
         "top_p_renorm_probs", "probs", "top_p", top_p_renorm_probs_reference, "renorm_probs"
     )
 )
-@backend_requirement({}, common_check=served_by("sampling"))
+@launches(_TOP_P)
 def top_p_renorm_probs(
     probs: torch.Tensor, top_p: Real, is_deterministic: bool = False
 ) -> torch.Tensor:
@@ -286,17 +213,6 @@ def top_p_renorm_probs(
     ...     precast.top_p_renorm_probs(torch.tensor([[0.125, 0.5, 0.375]]), 0.25)
     tensor([[0., 1., 0.]])
     """
-    try:
-        top_p_arr, number = real(top_p)
-        out = torch.empty(probs.shape, dtype=probs.dtype, device=probs.device)
-        if torch.compiler.is_compiling():
-            torch_ops.top_p_renorm_probs(probs, top_p_arr, number, out, True)
-        else:
-            _top_p[probs.dtype, probs.get_device()](probs, top_p_arr, number, out, True)
-    except (AttributeError, TypeError):
-        check_tensors("top_p_renorm_probs", probs=probs)
-        raise
-    return out
 
 
 @precast_api(
@@ -304,7 +220,7 @@ def top_p_renorm_probs(
         "top_k_mask_logits", "logits", "top_k", top_k_mask_logits_reference, "masked_logits"
     )
 )
-@backend_requirement({}, common_check=served_by("sampling"))
+@launches(_MASK)
 def top_k_mask_logits(logits: torch.Tensor, top_k: Whole) -> torch.Tensor:
     r"""Keep the ``top_k`` largest logits of each row; the others become minus infinity.
 
@@ -341,17 +257,6 @@ def top_k_mask_logits(logits: torch.Tensor, top_k: Whole) -> torch.Tensor:
     ...     precast.top_k_mask_logits(torch.tensor([[0.5, 2.0, 1.0]]), 2)
     tensor([[-inf, 2., 1.]])
     """
-    try:
-        top_k_arr, number = whole(top_k)
-        out = torch.empty(logits.shape, dtype=logits.dtype, device=logits.device)
-        if torch.compiler.is_compiling():
-            torch_ops.top_k_mask_logits(logits, top_k_arr, number, out, True)
-        else:
-            _mask[logits.dtype, logits.get_device()](logits, top_k_arr, number, out, True)
-    except (AttributeError, TypeError):
-        check_tensors("top_k_mask_logits", logits=logits)
-        raise
-    return out
 
 
 #: FlashInfer's other names of the two.

@@ -3,20 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
-from precast._op.validation import check_dtype
+from precast._op.export import Export, launches
 from precast._ops.sampling._arguments import (
     Real,
     check_by_row,
     check_distributions,
     check_result,
-    given,
-    heat,
+    kinds,
 )
 from precast._ops.sampling._filters import weights_of_logits
 from precast._ops.sampling._masses import row_sums
@@ -49,40 +43,29 @@ def softmax_reference(
     return weights * (1 / row_sums(weights)[:, None])
 
 
-def _softmax_into(
-    logits: torch.Tensor,
-    temperature_arr: torch.Tensor | None,
-    temperature: float,
-    out: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    check_distributions("softmax", "logits", logits)
-    check_by_row("softmax", logits, "logits", {"temperature": temperature_arr})
-    check_dtype("softmax", "out", out, torch.float32)
-    check_result("softmax", "logits", logits, out)
-    out.copy_(softmax_reference(logits, given(temperature_arr, temperature)))
+def _check(export: str, logits: torch.Tensor, temperature: Real, out: torch.Tensor) -> None:
+    check_distributions(export, "logits", logits)
+    check_by_row(export, logits, "logits", {"temperature": temperature})
+    check_result(export, "logits", logits, out)
 
 
-def _public(
-    logits: Any, temperature_arr: Any, temperature: Any, out: Any, enable_pdl: Any
-) -> tuple[Any, ...]:
-    return logits, given(temperature_arr, temperature), enable_pdl
-
-
-_softmax = Kernel(
+_SOFTMAX = Export(
     "sampling",
     "softmax",
-    schema="(Tensor logits, Tensor? temperature_arr, float temperature, Tensor(a!) out, "
-    "bool enable_pdl) -> ()",
-    reference=_softmax_into,
-    public=_public,
+    "logits:T temperature:temperature out!:f32 enable_pdl:pdl",
+    reference=softmax_reference,
+    check=_check,
+    new={
+        "out": lambda logits: torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    },
+    kinds=kinds("softmax", "logits"),
 )
 
 
 @precast_api(
     trace=rows_trace("softmax", "logits", "temperature", softmax_reference, "probs", "float32")
 )
-@backend_requirement({}, common_check=served_by("sampling"))
+@launches(_SOFTMAX)
 def softmax(
     logits: torch.Tensor,
     temperature: Real | None = None,
@@ -129,16 +112,3 @@ def softmax(
     ...     precast.softmax(torch.zeros(1, 4), temperature=0.5)
     tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
     """
-    try:
-        temperature_arr, number = heat("softmax", 1.0 if temperature is None else temperature)
-        out = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
-        if torch.compiler.is_compiling():
-            torch_ops.softmax(logits, temperature_arr, number, out, enable_pdl is not False)
-        else:
-            _softmax[logits.dtype, logits.get_device()](
-                logits, temperature_arr, number, out, enable_pdl is not False
-            )
-    except (AttributeError, TypeError):
-        check_tensors("softmax", logits=logits)
-        raise
-    return out

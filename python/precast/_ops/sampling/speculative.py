@@ -6,14 +6,17 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
+from precast._op.export import Export, op
 from precast._op.validation import check_dtype, check_rank, check_same_device
-from precast._ops.sampling._arguments import Whole, check_random, check_vocabulary, given
+from precast._ops.sampling._arguments import (
+    DERIVED,
+    Whole,
+    check_random,
+    check_vocabulary,
+    kinds,
+)
 from precast._ops.sampling._formula import chosen
 from precast._ops.sampling._philox import uniforms
-from precast._ops.sampling._random import random_arguments
 from precast._ops.sampling._trace import OFFSET, SEED, VOCABULARY
 from precast.api_logging import precast_api
 from precast.trace import Tensor, TraceTemplate, Var
@@ -79,20 +82,16 @@ def chain_speculative_sampling_reference(
     return tokens.to(draft_token_ids.dtype), accepted.to(torch.int32), emitted.to(torch.int32)
 
 
-def _into(
+def _check(
+    export: str,
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
     target_probs: torch.Tensor,
     accepted: torch.Tensor,
     emitted: torch.Tensor,
-    seed_arr: torch.Tensor | None,
-    seed: int,
-    offset_arr: torch.Tensor | None,
-    offset: int,
+    random: tuple[Any, ...],
     out: torch.Tensor,
-    enable_pdl: bool,
 ) -> None:
-    export = "chain_speculative_sampling"
     check_dtype(export, "draft_probs", draft_probs, torch.float32, torch.float16, torch.bfloat16)
     check_rank(export, "draft_probs", draft_probs, 3, 3)
     check_vocabulary(export, "draft_probs", draft_probs)
@@ -109,41 +108,30 @@ def _into(
         check_dtype(export, name, tensor, *dtypes)
         if tensor.shape != shape:
             raise ValueError(f"{export}: {name} must have shape {[*shape]}, got {[*tensor.shape]}")
-    check_random(export, draft_probs, "draft_probs", batch, seed_arr, offset_arr)
-    tokens, passed, prefix = chain_speculative_sampling_reference(
-        draft_probs, ids, target_probs, given(seed_arr, seed), given(offset_arr, offset)
-    )
+    check_random(export, draft_probs, "draft_probs", batch, random[0], random[2])
+
+
+def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **given: Any) -> None:
+    names = ("draft_probs", "draft_token_ids", "target_probs", "seed", "offset")
+    tokens, passed, prefix = chain_speculative_sampling_reference(*(given[n] for n in names))
     out.copy_(tokens)
     accepted += passed
     emitted += prefix
 
 
-def _public(
-    draft_probs: Any,
-    draft_token_ids: Any,
-    target_probs: Any,
-    accepted: Any,
-    emitted: Any,
-    seed_arr: Any,
-    seed: Any,
-    offset_arr: Any,
-    offset: Any,
-    out: Any,
-    enable_pdl: Any,
-) -> tuple[Any, ...]:
-    random = given(seed_arr, seed), given(offset_arr, offset)
-    probs = draft_probs, draft_token_ids, target_probs
-    return *probs, accepted, emitted, True, None, *random
-
-
-_chain = Kernel(
+_CHAIN = Export(
     "sampling",
     "chain_speculative_sampling",
-    schema="(Tensor draft_probs, Tensor draft_token_ids, Tensor target_probs, Tensor(a!) accepted, "
-    "Tensor(b!) emitted, Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset, "
-    "Tensor(c!) out, bool enable_pdl) -> ()",
-    reference=_into,
-    public=_public,
+    "draft_probs:T draft_token_ids:tensor target_probs:tensor accepted!:tensor emitted!:tensor "
+    "random:random out!:tensor enable_pdl:pdl_on",
+    check=_check,
+    write=_write,
+    derived={
+        **DERIVED,
+        "maybe_output_accepted_token_num": lambda accepted: accepted,
+        "maybe_output_emitted_draft_token_num": lambda emitted: emitted,
+    },
+    kinds=kinds("chain_speculative_sampling", "draft_probs"),
 )
 
 _TRACE = TraceTemplate(
@@ -173,7 +161,7 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling")
 def chain_speculative_sampling(
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
@@ -241,33 +229,16 @@ def chain_speculative_sampling(
     >>> tokens.tolist(), accepted.tolist(), emitted.tolist()
     ([[1, -1]], [0], [0])
     """
-    try:
-        batch, count = draft_token_ids.shape
-        device, dtype = draft_probs.device, draft_token_ids.dtype
-        accepted, emitted = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
-        if accepted is None:
-            accepted = torch.zeros(batch, dtype=torch.int32, device=device)
-        if emitted is None:
-            emitted = torch.zeros(batch, dtype=torch.int32, device=device)
-        args = (
-            *(draft_probs, draft_token_ids, target_probs, accepted, emitted),
-            *random_arguments("chain_speculative_sampling", draft_probs, generator, seed, offset),
-            torch.empty((batch, count + 1), dtype=dtype, device=device),
-            True,
-        )
-        if torch.compiler.is_compiling():
-            torch_ops.chain_speculative_sampling(*args)
-        else:
-            _chain[draft_probs.dtype, draft_probs.get_device()](*args)
-    except (AttributeError, TypeError):
-        check_tensors(
-            "chain_speculative_sampling",
-            draft_probs=draft_probs,
-            draft_token_ids=draft_token_ids,
-            target_probs=target_probs,
-        )
-        raise
-    except ValueError:
+    accepted, emitted = maybe_output_accepted_token_num, maybe_output_emitted_draft_token_num
+    if draft_token_ids.dim() != 2:
         check_rank("chain_speculative_sampling", "draft_token_ids", draft_token_ids, 2, 2)
-        raise
-    return args[-2], accepted, emitted
+    batch, count = draft_token_ids.shape
+    device, dtype = draft_probs.device, draft_token_ids.dtype
+    if accepted is None:
+        accepted = torch.zeros(batch, dtype=torch.int32, device=device)
+    if emitted is None:
+        emitted = torch.zeros(batch, dtype=torch.int32, device=device)
+    random = generator, seed, offset
+    out = torch.empty((batch, count + 1), dtype=dtype, device=device)
+    _CHAIN.launch(draft_probs, draft_token_ids, target_probs, accepted, emitted, random, out)
+    return out, accepted, emitted

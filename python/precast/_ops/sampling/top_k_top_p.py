@@ -4,12 +4,18 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.torch_ops import torch_ops
-from precast._ops.sampling._arguments import Real, Whole, draw_arguments, is_joint
+from precast._op.export import op
+from precast._ops.sampling._arguments import (
+    Real,
+    Whole,
+    draw_outputs,
+    explain_draw,
+    is_joint,
+    refuse_nan,
+)
 from precast._ops.sampling._filters import weights_of_logits, weights_of_probs
 from precast._ops.sampling._formula import chosen
-from precast._ops.sampling._kernels import draw_kernel
+from precast._ops.sampling._kernels import draw_export
 from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
 
@@ -84,25 +90,13 @@ def top_k_top_p_sampling_from_logits_reference(
     return tokens.to(torch.int32 if indices is None else indices.dtype)
 
 
-_probs = draw_kernel(
-    "sample_from_probs",
-    "top_k_top_p_sampling_from_probs",
-    lambda x, indices, k, p, m, order, seed, offset, valid: (
-        *(x, k, p, indices, order, True, None, False, seed, offset, valid),
-    ),
-)
+_PROBS = draw_export("top_k_top_p_sampling_from_probs", ("top_k", "top_p"))
+_LOGITS = draw_export("top_k_top_p_sampling_from_logits", ("top_k", "top_p"))
 _PROBS_TRACE = draw_trace(
     *("top_k_top_p_sampling_from_probs", "probs", ("top_k", "top_p")),
     top_k_top_p_sampling_from_probs_reference,
 )
 
-_logits = draw_kernel(
-    "sample_from_logits",
-    "top_k_top_p_sampling_from_logits",
-    lambda x, indices, k, p, m, order, seed, offset, valid: (
-        *(x, k, p, indices, order, True, None, False, seed, offset),
-    ),
-)
 _LOGITS_TRACE = draw_trace(
     *("top_k_top_p_sampling_from_logits", "logits", ("top_k", "top_p")),
     top_k_top_p_sampling_from_logits_reference,
@@ -110,7 +104,7 @@ _LOGITS_TRACE = draw_trace(
 
 
 @precast_api(trace=_PROBS_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling", explain=explain_draw)
 def top_k_top_p_sampling_from_probs(
     probs: torch.Tensor,
     top_k: Whole,
@@ -177,29 +171,16 @@ def top_k_top_p_sampling_from_probs(
     tensor([1, 2], dtype=torch.int32)
     """
     joint = is_joint("top_k_top_p_sampling_from_probs", filter_apply_order)
-    args = draw_arguments(
-        "top_k_top_p_sampling_from_probs",
-        "probs",
-        probs,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        return_valid,
-        top_k=top_k,
-        top_p=top_p,
-        joint=joint,
-    )
-    if torch.compiler.is_compiling():
-        torch_ops.top_k_top_p_sampling_from_probs(*args)
-    else:
-        _probs[probs.dtype, probs.get_device()](*args)
-    return args[-3:-1] if return_valid else args[-3]
+    if check_nan:
+        refuse_nan(probs, "probs")
+    random = generator, seed, offset
+    out, valid = draw_outputs(probs, indices, return_valid)
+    _PROBS.launch(probs, indices, top_k, top_p, joint, random, out, valid)
+    return (out, valid) if return_valid else out
 
 
 @precast_api(trace=_LOGITS_TRACE)
-@backend_requirement({}, common_check=served_by("sampling"))
+@op("sampling", explain=explain_draw)
 def top_k_top_p_sampling_from_logits(
     logits: torch.Tensor,
     top_k: Whole,
@@ -262,23 +243,9 @@ def top_k_top_p_sampling_from_logits(
     tensor([1, 2], dtype=torch.int32)
     """
     joint = is_joint("top_k_top_p_sampling_from_logits", filter_apply_order)
-    args = draw_arguments(
-        "top_k_top_p_sampling_from_logits",
-        "logits",
-        logits,
-        indices,
-        generator,
-        check_nan,
-        seed,
-        offset,
-        top_k=top_k,
-        top_p=top_p,
-        joint=joint,
-        temperature=(None, 1.0),
-    )
-    if torch.compiler.is_compiling():
-        torch_ops.top_k_top_p_sampling_from_logits(*args)
-    else:
-        _logits[logits.dtype, logits.get_device()](*args)
-    result: torch.Tensor = args[-3]
-    return result
+    if check_nan:
+        refuse_nan(logits, "logits")
+    random = generator, seed, offset
+    out, _ = draw_outputs(logits, indices, False)
+    _LOGITS.launch(logits, indices, top_k, top_p, joint, random, out, None)
+    return out

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of norm/rms_rows.cuh, which says what they compute, on what, and by which threads.
+// The kernels of norm/rmsnorm_rows.cuh, which describes the formula, the layouts and the threads.
 #pragma once
 
 #include "precast/core/block.cuh"
@@ -12,7 +12,7 @@
 
 namespace precast {
 
-struct RmsRowsParams {
+struct RmsNormRowsParams {
   const void* input;   // [rows, hidden]
   const void* weight;  // [hidden]
   RowStrides input_strides;
@@ -20,19 +20,19 @@ struct RmsRowsParams {
   int hidden;
   float eps;
   float weight_bias;
-  RowPlan plan;          // the launcher sets it
-  float inverse_hidden;  // the launcher sets it
+  RowPlan plan;          // set by the launcher
+  float inverse_hidden;  // set by the launcher
 };
 
 #if defined(__CUDACC__)
 
-// The row's values of one vector: input, or input + second.
+// The values of one vector of the row: input, or input + second.
 template <typename T, bool kAddsResidual>
-struct RmsRowsElements {
+struct RmsNormElements {
   static constexpr int kSize = Vec<T>::kSize;
   float x[kSize];
 
-  __device__ __forceinline__ RmsRowsElements(Vec<T> input, Vec<T> second) {
+  __device__ __forceinline__ RmsNormElements(Vec<T> input, Vec<T> second) {
     unpack(input, x);
     if constexpr (kAddsResidual) {
       float r[kSize];
@@ -49,23 +49,23 @@ struct RmsRowsElements {
     return sum;
   }
 
-  template <typename Form>
+  template <typename Epilogue>
   __device__ __forceinline__ void scale(float rstd, Vec<T> weight, float weight_bias,
                                         float (&y)[kSize]) const {
     float w[kSize];
     unpack(weight, w);
 #pragma unroll
     for (int i = 0; i < kSize; ++i) {
-      y[i] = x[i] * rstd * (Form::kAddsWeightBias ? w[i] + weight_bias : w[i]);
+      y[i] = x[i] * rstd * (Epilogue::kAddsWeightBias ? w[i] + weight_bias : w[i]);
     }
   }
 };
 
-template <typename Form, bool kAligned>
-__device__ __forceinline__ Vec<typename Form::T> load_weight(const typename Form::T* weight,
-                                                             int column, int left) {
-  using T = typename Form::T;
-  if constexpr (Form::kWeightMayBeNull) {
+template <typename Epilogue, bool kAligned>
+__device__ __forceinline__ Vec<typename Epilogue::T> load_weight(const typename Epilogue::T* weight,
+                                                                 int column, int left) {
+  using T = typename Epilogue::T;
+  if constexpr (Epilogue::kWeightMayBeNull) {
     if (weight == nullptr) {
       float ones[Vec<T>::kSize];
 #pragma unroll
@@ -77,9 +77,9 @@ __device__ __forceinline__ Vec<typename Form::T> load_weight(const typename Form
 }
 
 // -- launch bounds --------------------------------------------------------------------------------
-// Measured on H200, as all of these numbers.
+// These numbers were measured on an H200.
 
-// Threads that a multiprocessor holds.
+// Threads that a multiprocessor can hold.
 #if defined(__CUDA_ARCH__) && \
     (__CUDA_ARCH__ == 860 || __CUDA_ARCH__ == 890 || __CUDA_ARCH__ >= 1100)
 constexpr int kSmThreads = 1536;
@@ -91,44 +91,45 @@ constexpr int kLanesThreads = 128;
 constexpr int kEarlyWeightThreads = 512;
 constexpr int kFourVecsThreads = 256;
 
-constexpr int rms_rows_max_threads(int vecs, bool row_per_cta, bool early_weight) {
+constexpr int rmsnorm_max_threads(int vecs, bool row_per_cta, bool early_weight) {
   if (!row_per_cta) return kLanesThreads;
   if (vecs == 4) return kFourVecsThreads;
   return vecs > 1 && early_weight ? kEarlyWeightThreads : kMaxThreads;
 }
 
-// Early weights get 40 registers (with 43 it was 9 % slower), four vectors 48: with 40 they spill,
-// which costs 8 %. One vector a lane gets 32 (with 34 rmsnorm_sigmoid_gate was 5 % slower), two 64,
-// more 96 (with 68 and 100 fused_rmsnorm_silu was 3 and 22 % slower). 0 leaves it to the compiler,
-// which did best for two vectors a thread of the fused form.
-constexpr int rms_rows_min_ctas(int vecs, bool row_per_cta, bool reads_second, bool early_weight) {
+// With early weights a thread gets 40 registers (with 43 it was 9 % slower), with four vectors 48:
+// with 40 they spill, which costs 8 %. One vector a lane gets 32 (with 34 rmsnorm_sigmoid_gate was
+// 5 % slower), two 64, more 96 (with 68 and 100 fused_rmsnorm_silu was 3 and 22 % slower). 0 leaves
+// the choice to the compiler, which was best for two vectors a thread with a second operand.
+constexpr int rmsnorm_min_ctas(int vecs, bool row_per_cta, bool reads_second, bool early_weight) {
   if (!row_per_cta) return vecs == 1 ? kSmThreads / kLanesThreads : vecs == 2 ? 8 : 5;
   if (vecs == 1) return kSmThreads / kMaxThreads;
   if (vecs == 4) return 5;
   return reads_second ? 0 : early_weight ? 3 : 1;
 }
 
-// kCluster: a cluster of CTAs has a row, and adds its squares in the order in which a CTA would.
+// kCluster: a cluster of CTAs shares a row, and sums its squares in the same order as one CTA
+// would.
 //
-// kEarlyWeight: the weights are loaded with the row, into registers, rather than late from L1. It
-// pays where latency counts, where rows share them, and for CTAs small enough that the registers
-// cost no occupancy.
-template <typename Form, int kVecs, int kRows, bool kRowPerCta, bool kEarlyWeight,
+// kEarlyWeight: the weights are loaded into registers together with the row, rather than late from
+// L1. This pays off if the launch is bound by latency, if rows share the weights, and for CTAs
+// small enough that the registers do not reduce occupancy.
+template <typename Epilogue, int kVecs, int kRows, bool kRowPerCta, bool kEarlyWeight,
           bool kCluster = false>
-__global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeight),
-                             rms_rows_min_ctas(kVecs, kRowPerCta, Form::kReadsSecond,
-                                               kEarlyWeight))  //
-    void RmsRowsKernel(const __grid_constant__ typename Form::Params p) {
+__global__ __launch_bounds__(rmsnorm_max_threads(kVecs, kRowPerCta, kEarlyWeight),
+                             rmsnorm_min_ctas(kVecs, kRowPerCta, Epilogue::kReadsSecond,
+                                              kEarlyWeight))  //
+    void RmsNormKernel(const __grid_constant__ typename Epilogue::Params p) {
   static_assert(!kRowPerCta || kRows == 1, "a CTA has one row");
-  using T = typename Form::T;
-  using Elements = RmsRowsElements<T, Form::kAddsResidual>;
-  constexpr bool kReadsSecond = Form::kReadsSecond;
+  using T = typename Epilogue::T;
+  using Elements = RmsNormElements<T, Epilogue::kAddsResidual>;
+  constexpr bool kReadsSecond = Epilogue::kReadsSecond;
   constexpr int kSize = Vec<T>::kSize;
   const int vecs = p.hidden / kSize;
-  // Why: with a step that is known, addresses of a thread's vectors differ by constants.
+  // Why: with a compile-time stride the addresses of a thread's vectors differ by constants.
   const int step = kRowPerCta ? kWarpSize : p.plan.lanes;
   const uint32_t rank = kCluster ? cluster_rank() : 0u;
-  const uint32_t thread = rank * blockDim.x + threadIdx.x;  // of those that have the row
+  const uint32_t thread = rank * blockDim.x + threadIdx.x;  // among the threads of the row
   const int first = kRowPerCta ? thread / kWarpSize * kWarpSize * kVecs + thread % kWarpSize
                                : threadIdx.x & (p.plan.lanes - 1);
   const uint32_t group = kCluster     ? cluster_id()
@@ -136,19 +137,19 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
                                       : row_of_lane_group(p.plan);
   const T* weight = static_cast<const T*>(p.weight);  // [hidden]
   bool row_exists[kRows];
-  const T* input[kRows];  // [kRows, hidden]
-  Form form[kRows];       // form[r].second: [hidden]
+  const T* input[kRows];     // [kRows, hidden]
+  Epilogue epilogue[kRows];  // epilogue[r].second: [hidden]
 #pragma unroll
   for (int r = 0; r < kRows; ++r) {
     const uint32_t row = group * kRows + r;
     const RowPosition position(p.rows, row);
     row_exists[r] = kRowPerCta || row < p.rows.count;
     input[r] = position.in<T>(p.input, p.input_strides);
-    form[r] = Form(p, position);
+    epilogue[r] = Epilogue(p, position);
   }
 
   if constexpr (kCluster) cluster_arrive();
-  if constexpr (kVecs == 1 || kReadsSecond) allow_next_grid();
+  if constexpr (kVecs == 1 || kReadsSecond) launch_dependent_grids();
   if ((kCluster ? group : blockIdx.x) < p.plan.prefetching_ctas && rank == 0) {
     const int bytes = p.hidden * static_cast<int>(sizeof(T));
     if (kRowPerCta ? threadIdx.x == 0 : first == 0) {
@@ -156,16 +157,16 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
       for (int r = 0; r < kRows; ++r) {
         if (row_exists[r]) {
           prefetch_bytes_to_l2(input[r], bytes);
-          if constexpr (kReadsSecond) prefetch_bytes_to_l2(form[r].second, bytes);
+          if constexpr (kReadsSecond) prefetch_bytes_to_l2(epilogue[r].second, bytes);
         }
       }
     }
     if (threadIdx.x == kWarpSize && blockIdx.x < kSharedPrefetches) {
-      if (!Form::kWeightMayBeNull || weight != nullptr) prefetch_bytes_to_l2(weight, bytes);
-      form[0].prefetch();
+      if (!Epilogue::kWeightMayBeNull || weight != nullptr) prefetch_bytes_to_l2(weight, bytes);
+      epilogue[0].prefetch();
     }
   }
-  wait_for_previous_grid();
+  wait_on_dependent_grids();
 
   const L2Policy policy = read_policy(p.plan.evict_last);
   Vec<T> loaded[kRows][kVecs];  // [kRows, kVecs, kSize]
@@ -178,7 +179,7 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
       const bool exists = row_exists[r] && vec < vecs;
       loaded[r][i] = exists ? load_vec(input[r] + vec * kSize, policy) : zero_vec<T>();
       if constexpr (kReadsSecond) {
-        second[r][i] = exists ? load_vec(form[r].second + vec * kSize, policy) : zero_vec<T>();
+        second[r][i] = exists ? load_vec(epilogue[r].second + vec * kSize, policy) : zero_vec<T>();
       }
     }
   }
@@ -187,16 +188,17 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
   for (int i = 0; i < kVecs; ++i) {
     const int vec = first + i * step;
     early_weight[i] = kEarlyWeight && vec < vecs
-                          ? load_weight<Form, true>(weight, vec * kSize, kSize)
+                          ? load_weight<Epilogue, true>(weight, vec * kSize, kSize)
                           : zero_vec<T>();
   }
 #pragma unroll
-  for (int r = 0; r < kRows; ++r) form[r].start();
-  // Why: measured on H200. The fused form, and short latency, want the next grid in before the
-  // loads; a stream of many rows wants it behind them. It is here for all, since ptxas moves no
-  // load across: it put those of weights and scales behind arithmetic on the row, so that a thread
-  // waited for memory twice, and 1024 rows of 4096 took fused_add_rmsnorm_quant 9 % longer.
-  allow_next_grid();
+  for (int r = 0; r < kRows; ++r) epilogue[r].load_scalars();
+  // Why here, as measured on an H200: launches with a residual, and short launches, are faster if
+  // the next grid starts before the loads; launches of many rows if it starts after them. The
+  // second call is here for all, because ptxas moves no load across it: it moved the loads of
+  // weights and scales behind the arithmetic on the row, so that a thread waited for memory twice,
+  // and fused_add_rmsnorm_quant of 1024 rows of 4096 took 9 % longer.
+  launch_dependent_grids();
 
   float rstd[kRows];
 #pragma unroll
@@ -206,10 +208,10 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     for (int i = 0; i < kVecs; ++i) {
       const Elements elements(loaded[r][i], second[r][i]);
       sum += elements.sum_of_squares();
-      if constexpr (Form::kAddsResidual) {
+      if constexpr (Epilogue::kAddsResidual) {
         const int vec = first + i * step;
         if (row_exists[r] && vec < vecs) {
-          store_vec(form[r].second + vec * kSize, pack<T>(elements.x));
+          store_vec(epilogue[r].second + vec * kSize, pack<T>(elements.x));
         }
       }
     }
@@ -224,14 +226,14 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     } else {
       sum = warp_sum(sum, p.plan.lanes);
     }
-    // Why: behind the branches of a division ptxas unpacks the row again. Else it would keep the
-    // ten vectors as fp32 numbers, and spill.
+    // Why the division: behind its branches ptxas unpacks the row again. Otherwise it would keep
+    // the ten vectors as fp32 numbers, and spill.
     const float mean = kVecs * kRows == 10 ? sum / p.hidden : sum * p.inverse_hidden;
     rstd[r] = rsqrtf(mean + p.eps);
   }
 
-  if constexpr (Form::kStoresByWarps) {
-    static_assert(kRows == 1, "such a form has one row a group");
+  if constexpr (Epilogue::kStoresWholeWarp) {
+    static_assert(kRows == 1, "such an epilogue has one row a group");
     int columns[kVecs];
     float y[kVecs][kSize];
     Vec<T> w[kVecs];
@@ -240,14 +242,16 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
       const int vec = first + i * step;
       columns[i] = row_exists[0] && vec < vecs ? vec * kSize : -1;
       w[i] = early_weight[i];
-      if (!kEarlyWeight && vec < vecs) w[i] = load_weight<Form, true>(weight, vec * kSize, kSize);
+      if (!kEarlyWeight && vec < vecs) {
+        w[i] = load_weight<Epilogue, true>(weight, vec * kSize, kSize);
+      }
     }
 #pragma unroll
     for (int i = 0; i < kVecs; ++i) {
       const Elements elements(loaded[0][i], second[0][i]);
-      elements.template scale<Form>(rstd[0], w[i], p.weight_bias, y[i]);
+      elements.template scale<Epilogue>(rstd[0], w[i], p.weight_bias, y[i]);
     }
-    form[0].store_by_warps(columns, y);
+    epilogue[0].store_warp(columns, y);
     return;
   }
 #pragma unroll
@@ -255,65 +259,65 @@ __global__ __launch_bounds__(rms_rows_max_threads(kVecs, kRowPerCta, kEarlyWeigh
     const int vec = first + i * step;
     if (vec < vecs) {
       const Vec<T> w =
-          kEarlyWeight ? early_weight[i] : load_weight<Form, true>(weight, vec * kSize, kSize);
+          kEarlyWeight ? early_weight[i] : load_weight<Epilogue, true>(weight, vec * kSize, kSize);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (row_exists[r]) {
           const Elements elements(loaded[r][i], second[r][i]);
           float y[kSize];
-          elements.template scale<Form>(rstd[r], w, p.weight_bias, y);
-          form[r].template store<true>(vec * kSize, kSize, y, second[r][i]);
+          elements.template scale<Epilogue>(rstd[r], w, p.weight_bias, y);
+          epilogue[r].template store<true>(vec * kSize, kSize, y, second[r][i]);
         }
       }
     }
   }
 }
 
-template <typename Form, bool kAligned>
-__global__ __launch_bounds__(kLoopThreads) void RmsRowsLoopKernel(const __grid_constant__
-                                                                  typename Form::Params p) {
-  using T = typename Form::T;
+template <typename Epilogue, bool kAligned>
+__global__ __launch_bounds__(kLoopThreads) void RmsNormLoopKernel(const __grid_constant__
+                                                                  typename Epilogue::Params p) {
+  using T = typename Epilogue::T;
   constexpr int kSize = Vec<T>::kSize;
   const RowPosition position(p.rows, blockIdx.x);
   const T* input = position.in<T>(p.input, p.input_strides);  // [hidden]
   const T* weight = static_cast<const T*>(p.weight);          // [hidden]
-  Form form(p, position);                                     // form.second: [hidden]
+  Epilogue epilogue(p, position);                             // epilogue.second: [hidden]
 
-  allow_next_grid();
-  wait_for_previous_grid();
-  form.start();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+  epilogue.load_scalars();
 
   const auto second_at = [&](int column) {
-    if constexpr (!Form::kReadsSecond) {
+    if constexpr (!Epilogue::kReadsSecond) {
       return zero_vec<T>();
     } else
-      return load<kAligned>(form.second + column, p.hidden - column);
+      return load<kAligned>(epilogue.second + column, p.hidden - column);
   };
   const auto elements_at = [&](int column, Vec<T> second) {
     const Vec<T> x = load<kAligned>(input + column, p.hidden - column);
-    return RmsRowsElements<T, Form::kAddsResidual>(x, second);
+    return RmsNormElements<T, Epilogue::kAddsResidual>(x, second);
   };
 
   float sum = 0.0f;
   for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {
-    const Vec<T> r = Form::kAddsResidual ? second_at(column) : zero_vec<T>();
+    const Vec<T> r = Epilogue::kAddsResidual ? second_at(column) : zero_vec<T>();
     sum += elements_at(column, r).sum_of_squares();
   }
   __shared__ float scratch[kMaxWarps];
   const float rstd = rsqrtf(block_sum(sum, scratch) * p.inverse_hidden + p.eps);
 
-  // Why: the fused sum is added again rather than read back, because memory holds it rounded.
+  // Why the sum is computed again rather than read back: memory holds it rounded.
   for (int column = threadIdx.x * kSize; column < p.hidden; column += blockDim.x * kSize) {
     const int left = p.hidden - column;
     const Vec<T> second = second_at(column);
-    const RmsRowsElements<T, Form::kAddsResidual> elements = elements_at(column, second);
-    const Vec<T> w = load_weight<Form, kAligned>(weight, column, left);
-    if constexpr (Form::kAddsResidual) {
-      store<kAligned>(form.second + column, pack<T>(elements.x), left);
+    const RmsNormElements<T, Epilogue::kAddsResidual> elements = elements_at(column, second);
+    const Vec<T> w = load_weight<Epilogue, kAligned>(weight, column, left);
+    if constexpr (Epilogue::kAddsResidual) {
+      store<kAligned>(epilogue.second + column, pack<T>(elements.x), left);
     }
     float y[kSize];
-    elements.template scale<Form>(rstd, w, p.weight_bias, y);
-    form.template store<kAligned>(column, left, y, second);
+    elements.template scale<Epilogue>(rstd, w, p.weight_bias, y);
+    epilogue.template store<kAligned>(column, left, y, second);
   }
 }
 
