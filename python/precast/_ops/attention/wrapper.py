@@ -11,8 +11,9 @@ from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
+from precast._ops.attention.attributes import PlanAttributes
 from precast._ops.attention.buffers import alibi_slopes
-from precast._ops.attention.cached_module import CachedModule, DecodeArguments, PrefillArguments
+from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -27,61 +28,10 @@ from precast._ops.attention.plan import (
 )
 
 
-class PlanField:
-    """An attribute of a wrapper that lies in its plan; engines read it, and some of them set it.
-
-    A value that differs makes another plan, whose params block the next run packs.
-    """
-
-    def __init__(self, group: str, name: str) -> None:
-        self._group, self._name = group, name
-
-    def __get__(self, wrapper: Any, owner: type | None = None) -> Any:
-        if wrapper is None:
-            return self
-        return getattr(getattr(wrapper._plan, self._group), self._name)
-
-    def __set__(self, wrapper: Any, value: Any) -> None:
-        group = getattr(wrapper._plan, self._group)
-        before = getattr(group, self._name)
-        is_tensor = isinstance(value, torch.Tensor) or isinstance(before, torch.Tensor)
-        if value is before or (not is_tensor and value == before):
-            return
-        changed = {self._group: group._replace(**{self._name: value})}
-        wrapper._plan = wrapper._plan._replace(block=None, **changed)
-
-
-class AttentionWrapper:
+class AttentionWrapper(PlanAttributes):
     """Workspaces and the plan; attributes have the names that engines know."""
 
     _name = "AttentionWrapper"
-
-    _cached_q_data_type = PlanField("model", "q_dtype")
-    _cached_kv_data_type = PlanField("model", "kv_dtype")
-    _cached_o_data_type = PlanField("model", "o_dtype")
-    _batch_size = PlanField("shape", "batch_size")
-    _num_qo_heads = PlanField("shape", "num_qo_heads")
-    _num_kv_heads = PlanField("shape", "num_kv_heads")
-    _page_size = PlanField("shape", "page_size")
-    _causal = PlanField("scores", "causal")
-    _window_left = PlanField("scores", "window_left")
-    _logits_soft_cap = PlanField("scores", "logits_soft_cap")
-    _sm_scale = PlanField("scores", "sm_scale")
-    _pos_encoding_mode = PlanField("scores", "pos_encoding_mode")
-    _rope_scale = PlanField("scores", "rope_scale")
-    _rope_theta = PlanField("scores", "rope_theta")
-    _use_fp16_qk_reduction = PlanField("scores", "use_fp16_qk_reduction")
-    _qo_indptr_buf = PlanField("tables", "qo_indptr")
-    _custom_mask_buf = PlanField("mask", "bits")
-    _mask_indptr_buf = PlanField("mask", "indptr")
-    _prefix_len_ptr = PlanField("items", "prefix_len")
-    _token_pos_in_items_ptr = PlanField("items", "token_pos")
-    _token_pos_in_items_len = PlanField("items", "token_pos_len")
-    _max_item_len_ptr = PlanField("items", "max_item_len")
-    _max_q_len = PlanField("hints", "max_q_len")
-    _max_kv_len = PlanField("hints", "max_kv_len")
-    _max_total_num_rows = PlanField("hints", "max_total_num_rows")
-    _block_tables = PlanField("hints", "block_tables")
 
     def __init__(
         self,
@@ -177,28 +127,6 @@ class AttentionWrapper:
 
     # -- the plan ---------------------------------------------------------------------------------
 
-    @property
-    def _plan_info(self) -> list[int] | None:
-        """Rows of a tile, ``causal`` and ``window_left`` of the plan; None if there is none."""
-        shape = self._plan.shape
-        if not self._plan.is_launched:
-            return None
-        return [shape.tile_rows, int(shape.causal), shape.window_left]
-
-    @_plan_info.setter
-    def _plan_info(self, info: list[int] | None) -> None:
-        # Engines store here what _cached_module.plan() returned, which has kept its plan itself.
-        if info is None:
-            self._forget_plan()
-
-    def _forget_plan(self) -> None:
-        """From now on a run says that there is no plan."""
-        self._plan = self._plan._replace(block=None, is_launched=False)
-
-    def _check_planned(self, method: str) -> None:
-        if not self._plan.is_launched:
-            raise PlanMismatchError(f"{method}: there is no plan. Fix: call plan() first")
-
     def _raise_rows(self, tokens: int) -> None:
         """Raise: a run has another number of queries than its plan."""
         raise NotImplementedError
@@ -260,7 +188,7 @@ class AttentionWrapper:
         self._plan = launched
         self._backend = "fa2"
         if self._cached_module is None:
-            self._cached_module = CachedModule(self._plan_decode_of, self._plan_prefill_of)
+            self._cached_module = CachedModule(self)
 
     def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
         """Lengths for buffers of CUDA graphs are as long as these."""
@@ -301,83 +229,6 @@ class AttentionWrapper:
                     f"results would depend on the batch. Fix: pass a larger one to "
                     f"reset_workspace_buffer()"
                 )
-
-    # -- plans of engines -------------------------------------------------------------------------
-
-    def _plan_decode_of(self, given: DecodeArguments) -> list[int]:
-        """Of ``_cached_module.plan()`` with the arguments of decode."""
-        lengths = self._plan.tables._replace(kv_indptr=self._on_device(given.kv_indptr, False))
-        return self._replan(given, lengths, 1, given.batch_size, False, -1, False)
-
-    def _plan_prefill_of(self, given: PrefillArguments) -> list[int]:
-        """Of ``_cached_module.plan()`` with the arguments of prefill."""
-        q_len = given.uniform_q_len or None
-        if q_len is None and not given.qo_indptr.is_cuda:
-            q_len = int(given.qo_indptr.diff().max()) if given.batch_size else 0
-        lengths = self._plan.tables._replace(
-            qo_indptr=self._on_device(given.qo_indptr, False),
-            kv_indptr=self._on_device(given.kv_indptr, False),
-            kv_len=self._on_device(given.kv_len, False),
-        )
-        split = given.fixed_split_size or -1
-        return self._replan(given, lengths, q_len, -1, given.causal, split, given.disable_split_kv)
-
-    def _replan(
-        self,
-        given: DecodeArguments | PrefillArguments,
-        lengths: Tables,
-        q_len: int | None,
-        rows: int,
-        causal: bool,
-        fixed_split_size: int,
-        disable_split_kv: bool,
-    ) -> list[int]:
-        """A plan for other lengths; the tables that the wrapper shows are the engine's to set."""
-        self._check_planned("_cached_module.plan")
-        before = self._plan
-        heads = given.num_qo_heads, given.num_kv_heads
-        sizes = (*heads, given.head_dim_qk, given.head_dim_vo)
-        planned = before.shape[4:8]
-        if sizes != planned:
-            raise PlanMismatchError(
-                f"_cached_module.plan: query heads, KV heads and head dimensions must be "
-                f"{[*planned]} as in plan(), got {[*sizes]}. Fix: call plan()"
-            )
-        is_decode = isinstance(given, DecodeArguments)
-        tokens = None if isinstance(given, DecodeArguments) else given.total_num_rows
-        invariant = disable_split_kv or fixed_split_size > 0
-        causal = causal and not before.mask.is_used
-        window_left = given.window_left
-        shape = before.shape._replace(
-            batch_size=given.batch_size,
-            rows=rows,
-            q_len_per_req=int(is_decode),
-            page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
-            tile_rows=self._choose_tile(heads, given.head_dim_vo, q_len, tokens, invariant),
-            causal=causal,
-            window_left=window_left,
-            fixed_split_size=fixed_split_size,
-            disable_split_kv=disable_split_kv,
-        )
-        # Engines set the options of scores behind this call; until then they fit the plan.
-        scores = before.scores
-        scores = scores._replace(
-            causal=not is_decode and (causal or scores.causal),
-            window_left=scores.window_left if window_left < 0 else window_left,
-        )
-        plan = before._replace(
-            shape=shape,
-            scores=scores,
-            int_workspace=given.int_workspace,
-            float_workspace=given.float_workspace,
-        )
-        packed = kernels.pack(plan, lengths)
-        kernels.launch(packed, NO_TABLES)
-        if self._use_cuda_graph:  # The next plan's lengths are those of the buffers again.
-            packed = packed._replace(block=None)
-        self._keep(packed)
-        assert self._plan_info is not None
-        return self._plan_info
 
     # -- deprecated options of forward() ----------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 from precast._base.torch import torch
 from precast._ops.attention import buffers, kernels, validation
 from precast._ops.attention import heuristics as tiles
+from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.decode.validation import (
     check_graph,
     check_kv_len,
@@ -31,7 +32,7 @@ from precast._ops.attention.plan import (
 )
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
-from precast._ops.attention.wrapper import AttentionWrapper, PlanField
+from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
 
 Dtype: TypeAlias = "torch.dtype | str | None"

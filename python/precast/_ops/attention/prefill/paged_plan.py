@@ -8,12 +8,12 @@ from types import SimpleNamespace
 from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
+from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Items, PlanShape, Scores, Tables
 from precast._ops.attention.prefill.masks import paged_sizes
 from precast._ops.attention.prefill.plan import Dtype, PrefillCall, PrefillPlan
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
-from precast._ops.attention.wrapper import PlanField
 from precast.api_logging import precast_api
 
 

@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Items, Scores, Tables
 from precast._ops.attention.prefill.masks import ragged_sizes
 from precast._ops.attention.prefill.plan import Dtype, PrefillCall, PrefillPlan
-from precast._ops.attention.wrapper import PlanField
 from precast.api_logging import precast_api
 
 
