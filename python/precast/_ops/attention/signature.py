@@ -13,13 +13,13 @@ Result = TypeVar("Result")
 
 
 def arguments_of(
-    plan: Callable[..., None], without: Sequence[str]
+    other: Callable[..., Any], without: Sequence[str] = ()
 ) -> Callable[[Callable[[Any, SimpleNamespace], Result]], Callable[..., Result]]:
-    """Give a method the parameters of ``plan()`` but some; it gets their values as attributes."""
+    """Give a method the parameters of another but some; it gets their values as attributes."""
     kinds = inspect.Parameter
     parameters = [
         p.replace(kind=kinds.POSITIONAL_OR_KEYWORD)
-        for p in inspect.signature(plan).parameters.values()
+        for p in inspect.signature(other).parameters.values()
         if p.kind is not kinds.VAR_POSITIONAL and p.name not in without
     ]
 

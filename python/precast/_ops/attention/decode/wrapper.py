@@ -8,6 +8,7 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
@@ -16,7 +17,8 @@ from precast._ops.attention.batch_trace import paged_trace
 from precast._ops.attention.decode.plan import DecodePlan
 from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.validation import check_q_len
-from precast._ops.attention.plan import Scores, Tables
+from precast._ops.attention.plan import Scores, Tables, scores_of
+from precast._ops.attention.signature import arguments_of
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -274,28 +276,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         )
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
 
-    def forward_return_lse(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: Cache,
-        pos_encoding_mode: str = "NONE",
-        q_scale: Scale = None,
-        k_scale: Scale = None,
-        v_scale: Scale = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @arguments_of(forward)
+    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        cap, causal = logits_soft_cap or 0.0, self._causal
-        self._take_scores(
-            Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
-        )
-        return self.run(
-            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True
-        )
+        self._take_scores(scores_of(given, causal=self._causal))
+        scales = {f"{name}_scale": getattr(given, f"{name}_scale") for name in "qkv"}
+        return self.run(given.q, given.paged_kv_cache, return_lse=True, **scales)
 
     def end_forward(self) -> None:
         """Nothing; older engines call it."""

@@ -8,16 +8,18 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
 from precast._ops.attention.batch_trace import paged_trace
-from precast._ops.attention.plan import Mask, Scores, Tables
+from precast._ops.attention.plan import Mask, Scores, Tables, scores_of
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.paged_plan import PagedPrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention.signature import arguments_of
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -301,35 +303,17 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         assert isinstance(out, torch.Tensor)
         return out
 
-    def forward_return_lse(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: Cache,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        k_scale: Scale = None,
-        v_scale: Scale = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @arguments_of(forward)
+    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._take_options(
-            Scores(
-                causal,
-                window_left,
-                logits_soft_cap or 0.0,
-                sm_scale,
-                pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-                use_fp16_qk_reduction,
-            )
+        self._take_options(scores_of(given))
+        both = self.run(
+            given.q,
+            given.paged_kv_cache,
+            return_lse=True,
+            k_scale=given.k_scale,
+            v_scale=given.v_scale,
         )
-        both = self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=True)
         assert isinstance(both, tuple)
         return both
 
