@@ -217,7 +217,7 @@ def everybody(library: Path) -> None:
         (everybody, "is world-writable"),
     ],
 )
-def test_a_build_that_is_not_sound_is_told_and_replaced(tiny, cache, fake, damage, words):
+def test_a_damaged_build_is_reported_and_replaced(tiny, cache, fake, damage, words):
     library = success(run(worker_command(tiny), fake))
     damage(library)
     done = run(worker_command(tiny), fake)
@@ -230,7 +230,7 @@ def test_a_build_that_is_not_sound_is_told_and_replaced(tiny, cache, fake, damag
     assert list((cache / "v1" / ".work").iterdir()) == []
 
 
-def test_what_is_not_sound_is_never_loaded_where_compiling_is_forbidden(tiny, fake):
+def test_a_damaged_build_is_never_loaded_where_compiling_is_forbidden(tiny, fake):
     library = success(run(worker_command(tiny), fake))
     corrupt(library)
     done = run(worker_command(tiny), {**fake, "PRECAST_JIT": "error"})

@@ -83,7 +83,7 @@ def test_heartbeats_while_compiling(make, monkeypatch, caplog):
     assert 2 <= len(beats) <= 4
 
 
-def test_a_second_thread_waits_tells_for_whom_and_takes_the_build(
+def test_a_second_thread_waits_for_the_build_and_logs_it(
     make, tmp_path, monkeypatch, caplog
 ):
     monkeypatch.setattr(compiler, "HEARTBEAT_SECONDS", 0.2)

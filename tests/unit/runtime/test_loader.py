@@ -202,7 +202,7 @@ def test_another_version_with_the_same_fingerprints_serves_without_a_word(world,
     assert messages(caplog) == []
 
 
-def test_version_skew_is_warned_once_a_module_and_mended_by_one_command(world, caplog):
+def test_version_skew_is_warned_once_a_module_with_one_command_as_fix(world, caplog):
     root = world.install("cache-cu13-sm90a", "9.0", version="0.0.1")
     text = (root / "manifest.json").read_text()
     for spec in world.specs("9.0"):
@@ -273,7 +273,7 @@ def test_shapes_that_follow_from_the_target_come_from_a_device_s_own_alone(world
     assert resolve({}, "8.9", "attention_plan").path is None
 
 
-def test_an_unknown_gpu_is_told_so(world):
+def test_an_unknown_gpu_gets_a_message(world):
     """No kernel is compiled for it: nobody has tried whether it would work."""
     world.provide("p", "9.0")
     with pytest.raises(UnsupportedTargetError) as caught:
@@ -327,7 +327,7 @@ def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def test_a_library_that_does_not_open_gives_the_linkers_words(tmp_path, monkeypatch):
+def test_a_library_that_does_not_open_gives_the_linkers_message(tmp_path, monkeypatch):
     path = tmp_path / "m.so"
     path.write_bytes(b"not an ELF file" * 100)
     monkeypatch.setattr(library, "open_cudart", lambda *row: None)
