@@ -89,7 +89,7 @@ def fake_env() -> dict[str, str]:
 
 
 def published(public: Path, tiny: Path, fake: dict[str, str]) -> tuple[Path, dict[str, str]]:
-    """Copies of sources and compilers where everybody can read them."""
+    """Copies of sources and compilers that every user can read."""
     root = tiny.parent
     shutil.copytree(tiny, public / "tiny")
     shutil.copytree(root / "fake", public / "fake")
@@ -200,7 +200,7 @@ def no_library(library: Path) -> None:
     library.unlink()
 
 
-def everybody(library: Path) -> None:
+def world_writable(library: Path) -> None:
     library.chmod(0o777)
 
 
@@ -214,7 +214,7 @@ def everybody(library: Path) -> None:
         (no_meta, "meta.json cannot be read"),
         (half_meta, "meta.json cannot be read"),
         (no_library, "tiny.so cannot be read (No such file or directory)"),
-        (everybody, "is world-writable"),
+        (world_writable, "is world-writable"),
     ],
 )
 def test_a_damaged_build_is_reported_and_replaced(tiny, cache, fake, damage, words):
