@@ -223,7 +223,7 @@ def test_planned_modules_that_are_absent_and_local_tags_are_noted(dist, tmp_path
     assert done.returncode == 0, done.stderr
     total = len(core_specs("sm90a")) + 1
     assert f"Note: 1 of {total} planned modules for sm90a are not in the bundle" in done.stdout
-    assert "linux_x86_64.whl is tagged for the machine it was built on" in done.stdout
+    assert "linux_x86_64.whl is tagged for the machine that it was built on" in done.stdout
 
 
 @pytest.mark.parametrize(
