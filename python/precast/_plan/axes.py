@@ -11,12 +11,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.names import axis_word
 from precast._plan.axis_keys import in_declared_order as in_declared_order
 from precast._plan.axis_keys import names_of as names_of
+
+if TYPE_CHECKING:
+    from precast._plan.table import Table
 
 AxisValue = str | int | bool
 
@@ -121,3 +124,28 @@ class Space:
                 )
             checked.update(zip(axis.names, axis.rows[words.index(got)]))
         return checked
+
+
+def read_rows(
+    table: Table, key: str, names: tuple[str, ...], legal: Axis | None = None
+) -> tuple[tuple[AxisValue, ...], ...]:
+    """The value of one key as rows, each once; a subset of those of ``legal`` if it is given."""
+    shape = "a non-empty list" if len(names) == 1 else f"a non-empty list of [{', '.join(names)}]"
+    if legal is not None:
+        shape = f"a subset of {legal.plain()}"
+    values = table.data.get(key)
+    if values is None:
+        raise table.fail(key, "missing", shape)
+    if not isinstance(values, list) or not values:
+        raise table.fail(key, f"got {values!r}", shape)
+    rows: list[tuple[AxisValue, ...]] = []
+    for value in values:
+        row = tuple(value) if len(names) > 1 and isinstance(value, list) else (value,)
+        if len(row) != len(names):
+            raise table.fail(key, f"got {value!r}", shape)
+        if legal is not None and row not in legal.rows:
+            raise table.fail(key, f"{value!r} is outside the axis", legal.plain())
+        if row_word(row) in map(row_word, rows):
+            raise table.fail(key, f"{value!r} stands twice", "each value once")
+        rows.append(row)
+    return tuple(rows)
