@@ -156,13 +156,13 @@ def test_the_in_process_table_answers_first(world):
 def test_first_calls_of_many_threads_load_once(world):
     world.provide("p", "9.0")
     fresh = world.loader()
-    slow = loader.load_library
+    slow = library.load_library
 
     def open_slowly(path, major):
         time.sleep(0.05)
         return slow(path, major)
 
-    world.patch.setattr(loader, "load_library", open_slowly)
+    world.patch.setattr(library, "load_library", open_slowly)
     start = threading.Barrier(16)
     got = []
 
