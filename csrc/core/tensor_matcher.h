@@ -37,8 +37,8 @@ class Dim {
 // One dimension of an expected shape: a number, or a Dim that is bound or to be bound.
 class Extent {
  public:
-  Extent(int64_t size) : size_(size) {}              // Implicit: shapes are written as lists.
-  Extent(int size) : size_(size) {}                  // Implicit, too.
+  Extent(int64_t size) : size_(size) {}               // Implicit: shapes are written as lists.
+  Extent(int size) : size_(size) {}                   // Implicit, too.
   Extent(Dim& dim) : dim_(&dim), size_(dim.size_) {}  // Implicit, too.
 
   bool accepts(int64_t size) const { return is_unknown() ? size >= dim_->least_ : size == size_; }
