@@ -57,6 +57,16 @@ def test_no_public_name_is_that_of_a_submodule(package):
     assert names.isdisjoint(modules)
 
 
+def test_the_public_loader_is_the_submodule():
+    """And not the private module of its name, which precast imports."""
+    code = """
+import precast
+print(precast.loader.__name__, callable(precast.loader.get_function))
+print(precast.loader.loader is precast._runtime.loader.loader)
+"""
+    assert output(code) == "precast.loader True\nTrue"
+
+
 def test_star_and_submodules_come_too():
     code = """
 from precast import *

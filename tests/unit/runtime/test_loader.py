@@ -15,6 +15,7 @@ from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
 from precast._runtime import library, loader
+from precast._runtime.jit_spec import JitSpec
 from precast.errors import (
     LoadError,
     MissingJITCacheError,
@@ -155,13 +156,13 @@ def test_the_in_process_table_answers_first(world):
 def test_first_calls_of_many_threads_load_once(world):
     world.provide("p", "9.0")
     fresh = world.loader()
-    slow = loader.load_library
+    slow = library.load_library
 
     def open_slowly(path, major):
         time.sleep(0.05)
         return slow(path, major)
 
-    world.patch.setattr(loader, "load_library", open_slowly)
+    world.patch.setattr(library, "load_library", open_slowly)
     start = threading.Barrier(16)
     got = []
 
@@ -238,6 +239,7 @@ def test_a_policy_that_forbids_compiling(world, how):
         fresh.load("norm", BF16, 0)
     assert isinstance(caught.value, MissingJITCacheError)
     assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value.spec, JitSpec)
     assert caught.value.spec.name == "norm__dtype_bf16"
     assert str(caught.value) == (
         "no kernel norm__dtype_bf16 for cuda:0 (a GPU) (compute capability 9.0). Looked at:\n"
