@@ -27,8 +27,8 @@ _OP = plan_document()["ops"]["attention"]
 _ARCHS = plan_document()["archs"]
 
 #: The sizes that there are, smallest first: for one token of a request, for some, for a prefill.
-BLOCK_MS = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
-DECODE_BLOCK_M = BLOCK_MS[0]
+BLOCK_MS: tuple[int, ...] = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
+_DECODE, _MIDDLE = BLOCK_MS[:2]
 
 #: The most CTAs of one kernel that an SM holds.
 MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
@@ -47,7 +47,7 @@ _TILES = {shape["head_dim_vo"]: _tiles_of(shape["head_dim_vo"]) for shape in _OP
 
 #: KiB of shared memory of a CTA, by 10 times the compute capability of a device, which runs what is
 #: built for its best target.
-_SHARED_KIB = {
+_SHARED_KIB: dict[int, int] = {
     int(capability.replace(".", "")): _ARCHS[name]["shared_kib"]
     for name in sorted(_OP["archs"], key=lambda name: int("".join(filter(str.isdigit, name))))
     for capability in _ARCHS[name]["serves"]
@@ -62,9 +62,18 @@ def _shared_kib(index: int) -> int:
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
 
 
+#: The largest tile by ``head_dim_vo``; where not every target has it, by that and the KiB of a CTA.
+_EVERYWHERE = {dim: tiles[-1] for dim, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
+_WITHIN = {
+    (dim, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
+    for dim, tiles in _TILES.items()
+    for kib in {0, *_SHARED_KIB.values()}
+}
+
+
 def _largest(head_dim_vo: int, device: torch.device) -> Tile:
     kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
-    return [tile for tile in _TILES[head_dim_vo] if tile.min_shared_kib <= kib][-1]
+    return _WITHIN[head_dim_vo, kib]
 
 
 def largest(head_dim_vo: int, device: torch.device) -> int:
@@ -85,17 +94,16 @@ def choose(
     device: torch.device,
 ) -> int:
     """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
-    small, middle, *_ = BLOCK_MS
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
-    if rows is not None and rows <= small:
-        return small
-    if tokens is None or (rows is not None and rows <= middle):
-        return middle
-    tile = _largest(head_dim_vo, device)
-    if tile.min_tiles_per_sm:
+    if rows is not None and rows <= _DECODE:
+        return _DECODE
+    if tokens is None or (rows is not None and rows <= _MIDDLE):
+        return _MIDDLE
+    tile = _EVERYWHERE.get(head_dim_vo) or _largest(head_dim_vo, device)
+    block_m, _, min_tiles_per_sm = tile
+    if min_tiles_per_sm:
         sms = get_device_sm_count(device) if device.type == "cuda" else 0
-        few = tokens * num_qo_heads < tile.min_tiles_per_sm * tile.block_m * sms
-        return middle if few else tile.block_m
-    # Rows that only fill the last tile cost as much as others.
-    wasteful = rows is not None and 4 * _padded(rows, tile.block_m) > 5 * _padded(rows, middle)
-    return middle if wasteful else tile.block_m
+        return _MIDDLE if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
+    # Rows that only pad the last tile cost as much as others.
+    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _MIDDLE)
+    return _MIDDLE if wasteful else block_m
