@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and check ``aot_configs/``: what exists is said there and nowhere else.
+"""Read and check ``aot_configs/``, the only place that says what exists.
 
-Everything wrong in a file is one :class:`~precast.errors.ConfigError` that names the file, the key
+Each mistake in a file raises one :class:`~precast.errors.ConfigError`, which names the file, the key
 and the legal values.
 """
 
