@@ -16,7 +16,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import peers
 import torch
@@ -170,17 +170,42 @@ def calls() -> Iterator[tuple[str, Timing]]:
         ("scale, module alone", lambda: scale(x, 2.0, out, True)),
         ("torch.add(x, x, out=o)", lambda: torch.add(x, x, out=out)),
     ]
+    measured += decode_calls(precast, "")
     if HAS_OTHER:
         import flashinfer
 
         measured += [
             ("flashinfer rmsnorm(x, w, out=o)", lambda: flashinfer.rmsnorm(x, w, out=out)),
             ("flashinfer silu_and_mul(x)", lambda: flashinfer.silu_and_mul(x)),
+            *decode_calls(flashinfer, "flashinfer "),
         ]
     for name, call in measured:
         for _ in range(10):
             call()
         yield name, bench_cpu_time(call)
+
+
+def decode_calls(library: Any, prefix: str) -> list[tuple[str, Callable[[], object]]]:
+    """Runs and plans of a decode of one request of 1024 tokens, 32 query heads and 8 KV heads."""
+    heads, kv_heads, dim, page, pages = 32, 8, 128, 16, 64
+    q = torch.randn(1, heads, dim, device="cuda").to(torch.bfloat16)
+    cache = torch.randn(pages, 2, page, kv_heads, dim, device="cuda").to(torch.bfloat16)
+    out = torch.empty_like(q)
+    space = torch.empty(128 << 20, dtype=torch.uint8, device="cuda")
+    wrapper = library.BatchDecodeWithPagedKVCacheWrapper(space, "NHD")
+    last_page_len = torch.full((1,), page, dtype=torch.int32)
+    indices = torch.arange(pages, dtype=torch.int32, device="cuda")
+    table = torch.tensor([0, pages], dtype=torch.int32), indices, last_page_len
+
+    def plan() -> None:
+        wrapper.plan(*table, heads, kv_heads, dim, page, q_data_type=q.dtype)
+
+    plan()
+    return [
+        (f"{prefix}decode run(q, cache)", lambda: wrapper.run(q, cache)),
+        (f"{prefix}decode run(q, cache, out=o)", lambda: wrapper.run(q, cache, out=out)),
+        (f"{prefix}decode plan(...), lengths on the host", plan),
+    ]
 
 
 def main(argv: Sequence[str] | None = None) -> None:

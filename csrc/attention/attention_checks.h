@@ -2,8 +2,8 @@
 // What the bindings of attention share: optional tensors, workspaces, lengths.
 #pragma once
 
+#include "attention/plan_block.h"
 #include "core/tvm_ffi_utils.h"
-#include "precast/attention/plan.cuh"
 #include "precast/attention/tile.cuh"
 
 namespace precast {
@@ -83,32 +83,29 @@ PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
   return count;
 }
 
-// The shape of a schedule, which plan and run must agree on.
-struct HeadsOfCall {
-  int64_t query_heads, kv_heads;
-  int64_t head_dim_vo;
-};
+// A window as kernels take it: -1 is none.
+inline int32_t clamped_window(int64_t window_left) {
+  constexpr int64_t kMost = 0x7fffffff;
+  return static_cast<int32_t>(window_left < 0 ? -1 : window_left > kMost ? kMost : window_left);
+}
 
-PRECAST_ONE_COPY ScheduleShape shape_of(const char* op, const HeadsOfCall& heads, int64_t batch,
-                                        int64_t tile_rows, int32_t ctas, bool causal,
-                                        int64_t window_left) {
-  const bool divides = heads.kv_heads > 0 && heads.query_heads % heads.kv_heads == 0;
-  PRECAST_CHECK(divides && heads.query_heads > 0, ValueError)
-      << op << ": query heads must be a multiple of KV heads, got " << heads.query_heads << " and "
-      << heads.kv_heads;
-  PRECAST_CHECK(batch >= 0 && batch < 1 << 24, ValueError)
-      << op << ": the batch must have 0 to " << (1 << 24) - 1 << " requests, got " << batch;
+// The shape of a schedule for a kernel of `ctas` CTAs.
+PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s, int32_t ctas) {
+  const bool divides = s.num_kv_heads > 0 && s.num_qo_heads % s.num_kv_heads == 0;
+  PRECAST_CHECK(divides && s.num_qo_heads > 0, ValueError)
+      << op << ": query heads must be a multiple of KV heads, got " << s.num_qo_heads << " and "
+      << s.num_kv_heads;
+  PRECAST_CHECK(s.batch_size >= 0 && s.batch_size < 1 << 24, ValueError)
+      << op << ": the batch must have 0 to " << (1 << 24) - 1 << " requests, got " << s.batch_size;
   ScheduleShape shape = {};
-  shape.batch = static_cast<int32_t>(batch);
+  shape.batch = static_cast<int32_t>(s.batch_size);
   shape.ctas = ctas;
-  shape.heads = static_cast<int32_t>(heads.kv_heads *
-                                     attention_value_parts(static_cast<int>(heads.head_dim_vo)));
-  shape.group_size = static_cast<int32_t>(heads.query_heads / heads.kv_heads);
-  shape.block_m = static_cast<int32_t>(tile_rows);
-  shape.window_left = static_cast<int32_t>(window_left < 0            ? -1
-                                           : window_left > 0x7fffffff ? 0x7fffffff
-                                                                      : window_left);
-  shape.causal = causal;
+  shape.heads =
+      static_cast<int32_t>(s.num_kv_heads * attention_value_parts(static_cast<int>(s.head_dim_vo)));
+  shape.group_size = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
+  shape.block_m = static_cast<int32_t>(s.tile_rows);
+  shape.window_left = clamped_window(s.window_left);
+  shape.causal = s.causal != 0;
   return shape;
 }
 

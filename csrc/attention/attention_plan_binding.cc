@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry points of plans of attention: on the device, on the host, and what they take.
+// tvm-ffi entry points of plans of attention: the params block, the launch, and what they take.
+#include <cmath>
+
 #include "attention/attention_checks.h"
+#include "attention/plan_block.h"
 #include "core/ffi_export.h"
 #include "core/memory_checks.h"
 #include "precast/attention/plan_host.cuh"
@@ -13,15 +16,7 @@ cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream
 
 namespace {
 
-// What the entry points have in common besides tensors.
-struct Request {
-  int64_t batch_size, q_len_per_req, page_size;
-  HeadsOfCall heads;
-  int64_t head_dim_qk, kv_bytes, tile_rows;
-  bool causal;
-  int64_t window_left, fixed_split_size;
-  bool disable_split_kv;
-};
+constexpr int64_t kMostInt32 = 0x7fffffff;
 
 struct LengthTensors {
   const OptionalTensor& qo_indptr;
@@ -30,153 +25,233 @@ struct LengthTensors {
   const OptionalTensor& kv_len;
 };
 
+// The tensors that change scores.
+struct ScoreTensors {
+  const OptionalTensor& packed_mask;
+  const OptionalTensor& mask_indptr;
+  const OptionalTensor& alibi_slopes;
+  const OptionalTensor& prefix_len;
+  const OptionalTensor& token_pos;
+};
+
 // Params without a plan's memory, for a device of `sms` multiprocessors.
-PlanParams params_of(const char* op, const LengthTensors& lengths, const Request& r, int sms) {
+PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanShape& s, int sms) {
   const Arg indptr = {op, "kv_indptr", lengths.kv_indptr};
-  check_numbers(indptr, kInt32, r.batch_size + 1);
-  check_optional(op, "qo_indptr", lengths.qo_indptr, indptr, kInt32, r.batch_size + 1);
-  check_optional(op, "kv_last_page_len", lengths.kv_last_page_len, indptr, kInt32, r.batch_size);
-  check_optional(op, "kv_len", lengths.kv_len, indptr, kInt32, r.batch_size);
-  constexpr int64_t kMost = 0x7fffffff;
-  PRECAST_CHECK(r.page_size >= 0 && r.page_size <= kMost, ValueError)
-      << op << ": page_size must be positive, got " << r.page_size;
+  check_numbers(indptr, kInt32, s.batch_size + 1);
+  check_optional(op, "qo_indptr", lengths.qo_indptr, indptr, kInt32, s.batch_size + 1);
+  check_optional(op, "kv_last_page_len", lengths.kv_last_page_len, indptr, kInt32, s.batch_size);
+  check_optional(op, "kv_len", lengths.kv_len, indptr, kInt32, s.batch_size);
+  PRECAST_CHECK(s.page_size >= 0 && s.page_size <= kMostInt32, ValueError)
+      << op << ": page_size must be positive, got " << s.page_size;
   PRECAST_CHECK(
-      r.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
+      s.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
       ValueError)
       << op << ": pages need kv_last_page_len or kv_len, got neither";
-  PRECAST_CHECK(r.q_len_per_req >= 0 && r.q_len_per_req * (r.batch_size + 1) <= kMost, ValueError)
-      << op << ": q_len_per_req must be 0 to " << kMost / (r.batch_size + 1) << ", got "
-      << r.q_len_per_req;
-  PRECAST_CHECK(r.kv_bytes == 1 || r.kv_bytes == 2, ValueError)
-      << op << ": keys and values must have elements of 1 or 2 bytes, got " << r.kv_bytes;
-  const int per_sm = attention_plan_ctas_per_sm(
-      static_cast<int>(r.tile_rows), static_cast<int>(r.head_dim_qk),
-      static_cast<int>(r.heads.head_dim_vo), static_cast<int>(r.kv_bytes));
+  PRECAST_CHECK(s.q_len_per_req >= 0 && s.q_len_per_req * (s.batch_size + 1) <= kMostInt32,
+                ValueError)
+      << op << ": q_len_per_req must be 0 to " << kMostInt32 / (s.batch_size + 1) << ", got "
+      << s.q_len_per_req;
+  PRECAST_CHECK(s.kv_bytes == 1 || s.kv_bytes == 2, ValueError)
+      << op << ": keys and values must have elements of 1 or 2 bytes, got " << s.kv_bytes;
+  const int per_sm =
+      attention_plan_ctas_per_sm(static_cast<int>(s.tile_rows), static_cast<int>(s.head_dim_qk),
+                                 static_cast<int>(s.head_dim_vo), static_cast<int>(s.kv_bytes));
   PRECAST_CHECK(per_sm > 0, ValueError)
-      << op << ": there is no kernel of tiles of " << r.tile_rows << " rows for head_dim_qk "
-      << r.head_dim_qk << " and head_dim_vo " << r.heads.head_dim_vo;
+      << op << ": there is no kernel of tiles of " << s.tile_rows << " rows for head_dim_qk "
+      << s.head_dim_qk << " and head_dim_vo " << s.head_dim_vo;
   PlanParams p = {};
-  p.shape = shape_of(op, r.heads, r.batch_size, r.tile_rows, sms * per_sm, r.causal, r.window_left);
+  p.shape = schedule_shape(op, s, sms * per_sm);
   p.lengths.qo_indptr = data_or_null<const int32_t>(lengths.qo_indptr);
   p.lengths.kv_indptr = static_cast<const int32_t*>(data_of(lengths.kv_indptr));
   p.lengths.last_page_len = data_or_null<const int32_t>(lengths.kv_last_page_len);
   p.lengths.kv_len = data_or_null<const int32_t>(lengths.kv_len);
-  p.lengths.q_len_per_req = static_cast<int32_t>(r.q_len_per_req);
-  p.lengths.page_size = static_cast<int32_t>(r.page_size);
-  p.disable_split = r.disable_split_kv;
-  if (r.fixed_split_size > 0) {
-    const int64_t page = r.page_size > 0 ? r.page_size : 1;
+  p.lengths.q_len_per_req = static_cast<int32_t>(s.q_len_per_req);
+  p.lengths.page_size = static_cast<int32_t>(s.page_size);
+  p.disable_split = s.disable_split_kv != 0;
+  if (s.fixed_split_size > 0) {
+    const int64_t page = s.page_size > 0 ? s.page_size : 1;
     const int64_t most = (int64_t(1) << 30) / page;
-    const int64_t pages = r.fixed_split_size < most ? r.fixed_split_size : most;
+    const int64_t pages = s.fixed_split_size < most ? s.fixed_split_size : most;
     p.split_size =
         static_cast<int32_t>((pages * page + kKvBlockSize - 1) / kKvBlockSize * kKvBlockSize);
   }
   return p;
 }
 
-// The least int32 of a workspace for a plan of `batch` requests without any.
-int64_t least_ints(const PlanParams& p) { return min_plan_ints(p.shape, 0); }
-
-// Params of a plan that goes into workspaces.
-PlanParams params_into(const char* op, const LengthTensors& lengths, const Request& r,
-                       const TensorView& int_workspace, const TensorView& float_workspace) {
-  const Arg indptr = {op, "kv_indptr", lengths.kv_indptr};
-  const Arg ints = {op, "int_workspace", int_workspace};
-  const Arg floats = {op, "float_workspace", float_workspace};
-  check_cuda(indptr);
-  PlanParams p =
-      params_of(op, lengths, r, multiprocessors(op, lengths.kv_indptr.device().device_id));
-  p.max_ints = check_workspace(ints, indptr) / 4;
-  if (p.max_ints > 0x7fffffff) p.max_ints = 0x7fffffff;
-  p.max_partials = check_workspace(floats, indptr) / slot_bytes(r.tile_rows, r.heads.head_dim_vo);
-  check_memory_apart(TensorMemory(floats), TensorMemory(ints));
-  PRECAST_CHECK(p.max_ints >= least_ints(p), ValueError)
-      << op << ": int_workspace must have at least " << 4 * least_ints(p) << " bytes for "
-      << r.batch_size << " requests, got " << 4 * p.max_ints;
-  p.plan = static_cast<int32_t*>(data_of(int_workspace));
-  return p;
-}
-
-void plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
-          OptionalTensor kv_len, TensorView int_workspace, TensorView float_workspace,
-          int64_t batch_size, int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
-          int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes,
-          int64_t tile_rows, bool causal, int64_t window_left, int64_t fixed_split_size,
-          bool disable_split_kv, bool enable_pdl) {
-  const Request request = {
-      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
-      head_dim_qk, kv_bytes,         tile_rows,       causal,
-      window_left, fixed_split_size, disable_split_kv};
-  const PlanParams p = params_into("plan", {qo_indptr, kv_indptr, kv_last_page_len, kv_len},
-                                   request, int_workspace, float_workspace);
-  launch_on(PRECAST_ARG("plan", kv_indptr),
-            [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
-}
-
-// The copy of a table into a buffer, if there are both.
-TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table,
-                  const char* buffer_name, const OptionalTensor& buffer) {
-  if (!table.has_value() || !buffer.has_value()) return {};
-  const TensorView &from = table.value(), &to = buffer.value();
-  for (const Arg& arg : {Arg{with.op, name, from}, Arg{with.op, buffer_name, to}}) {
-    check_same_device(arg, with);
-    check_numbers(arg, kInt32, arg.tensor.numel());
+// Masks, positions and scales of all runs; `with` is a tensor on the plan's device.
+void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors& t,
+                 const Arg& with) {
+  const char* op = with.op;
+  const ScoreOptions& o = block.scores;
+  const int64_t batch = block.shape.batch_size, planned = block.shape.window_left;
+  PRECAST_CHECK(o.mask_mode >= 0 && o.mask_mode <= 3, ValueError)
+      << op << ": mask_mode must be 0 to 3, got " << o.mask_mode;
+  PRECAST_CHECK(o.pos_encoding >= 0 && o.pos_encoding <= 2, ValueError)
+      << op << ": pos_encoding must be 0 to 2, got " << o.pos_encoding;
+  PRECAST_CHECK(!block.shape.causal || o.mask_mode % 2 == 1, ValueError)
+      << op << ": mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
+      << o.mask_mode << "; plan again with causal=False";
+  PRECAST_CHECK(planned < 0 || (o.window_left >= 0 && o.window_left <= planned), ValueError)
+      << op << ": window_left must be 0 to " << planned << " as plan() had it, got "
+      << o.window_left << "; plan again with the wider window";
+  p.mask = static_cast<AttentionMask>(o.mask_mode);
+  p.positions = static_cast<PositionEncoding>(o.pos_encoding);
+  if (p.mask == AttentionMask::custom) {
+    check_given(op, "packed_mask", t.packed_mask, "a custom mask");
+    check_given(op, "mask_indptr", t.mask_indptr, "a custom mask");
+    check_optional(op, "mask_indptr", t.mask_indptr, with, kInt32, batch + 1);
+    const TensorView& view = t.packed_mask.value();
+    const Arg mask = {op, "packed_mask", view};
+    check_same_device(mask, with);
+    check_rank(mask, 1, 1);
+    check_numbers(mask, kUint8, view.size(0));
+    p.packed_mask = static_cast<const uint8_t*>(data_of(view));
+    p.mask_bytes = view.size(0);
+    p.mask_indptr = data_or_null<const int32_t>(t.mask_indptr);
   }
-  PRECAST_CHECK(to.numel() >= from.numel(), ValueError)
-      << with.op << ": " << buffer_name << " must have at least the " << from.numel()
-      << " elements of " << name << ", got shape " << to_string(to.shape());
-  return {static_cast<const int32_t*>(data_of(from)), static_cast<int32_t*>(data_of(to)),
-          from.numel()};
+  if (p.mask == AttentionMask::items) {
+    check_given(op, "prefix_len", t.prefix_len, "multi-item scoring");
+    check_given(op, "token_pos", t.token_pos, "multi-item scoring");
+    PRECAST_CHECK(o.token_pos_len >= 0 && o.token_pos_len <= kMostInt32, ValueError)
+        << op << ": token_pos_len must not be negative, got " << o.token_pos_len;
+    check_wide_numbers(op, "prefix_len", t.prefix_len, with, 32, batch);
+    check_wide_numbers(op, "token_pos", t.token_pos, with, 16, batch * o.token_pos_len);
+    p.prefix_len = data_or_null<const uint32_t>(t.prefix_len);
+    p.token_pos = data_or_null<const uint16_t>(t.token_pos);
+    p.token_pos_len = static_cast<int32_t>(o.token_pos_len);
+  }
+  if (p.positions == PositionEncoding::rope) {
+    PRECAST_CHECK(o.rope_scale > 0 && o.rope_theta > 0, ValueError)
+        << op << ": rope_scale and rope_theta must be positive, got " << o.rope_scale << " and "
+        << o.rope_theta;
+    p.rope_inverse_scale = static_cast<float>(1.0 / o.rope_scale);
+    p.rope_log2_theta = static_cast<float>(std::log2(o.rope_theta));
+  }
+  if (p.positions == PositionEncoding::alibi) {
+    check_given(op, "alibi_slopes", t.alibi_slopes, "ALiBi");
+    check_optional(op, "alibi_slopes", t.alibi_slopes, with, kFloat32, block.shape.num_qo_heads);
+    p.alibi_slopes = data_or_null<const float>(t.alibi_slopes);
+  }
+  p.window_left = clamped_window(o.window_left);
+  p.soft_cap = o.logits_soft_cap > 0 ? static_cast<float>(o.logits_soft_cap) : 0.0f;
 }
 
-// plan(), and copies of what it reads and of the pages into the buffers of a CUDA graph; a buffer
-// that is None is filled already.
-void fill_and_plan(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
-                   OptionalTensor kv_indices, OptionalTensor qo_indptr_buffer,
-                   OptionalTensor kv_indptr_buffer, OptionalTensor kv_last_page_len_buffer,
-                   OptionalTensor kv_indices_buffer, TensorView int_workspace,
-                   TensorView float_workspace, int64_t batch_size, int64_t q_len_per_req,
-                   int64_t page_size, int64_t num_qo_heads, int64_t num_kv_heads,
-                   int64_t head_dim_qk, int64_t head_dim_vo, int64_t kv_bytes, int64_t tile_rows,
-                   bool causal, int64_t window_left, int64_t fixed_split_size,
-                   bool disable_split_kv, bool enable_pdl) {
-  const Request request = {
-      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
-      head_dim_qk, kv_bytes,         tile_rows,       causal,
-      window_left, fixed_split_size, disable_split_kv};
-  const Arg indptr = PRECAST_ARG("fill_and_plan", kv_indptr);
-  const OptionalTensor no_kv_len, kv_starts = kv_indptr;
-  PlanParams p = params_into(indptr.op, {qo_indptr, kv_indptr, kv_last_page_len, no_kv_len},
-                             request, int_workspace, float_workspace);
-  p.copies[0] = copy_of(indptr, "qo_indptr", qo_indptr, "qo_indptr_buffer", qo_indptr_buffer);
-  p.copies[1] = copy_of(indptr, "kv_indptr", kv_starts, "kv_indptr_buffer", kv_indptr_buffer);
-  p.copies[2] = copy_of(indptr, "kv_last_page_len", kv_last_page_len, "kv_last_page_len_buffer",
-                        kv_last_page_len_buffer);
-  p.copies[3] = copy_of(indptr, "kv_indices", kv_indices, "kv_indices_buffer", kv_indices_buffer);
-  launch_on(indptr, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
+// Checks a plan's tensors and options and fills its block. Nothing is launched, and no memory but
+// the block's is written.
+void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv_last_page_len,
+               OptionalTensor kv_len, OptionalTensor kv_indices, TensorView int_workspace,
+               TensorView float_workspace, OptionalTensor packed_mask, OptionalTensor mask_indptr,
+               OptionalTensor alibi_slopes, OptionalTensor prefix_len, OptionalTensor token_pos,
+               TensorView block) {
+  const char* op = "pack_plan";
+  const Arg indptr = PRECAST_ARG(op, kv_indptr);
+  const Arg ints = PRECAST_ARG(op, int_workspace);
+  const Arg floats = PRECAST_ARG(op, float_workspace);
+  check_cuda(indptr);
+  PlanBlock& b = *block_of(PRECAST_ARG(op, block));
+  b.magic = 0;
+  const PlanShape& s = b.shape;
+  const int device = kv_indptr.device().device_id;
+  b.device_id = device;
+  b.plan = params_of(op, {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, s,
+                     multiprocessors(op, device));
+  b.int_bytes = check_workspace(ints, indptr);
+  b.float_bytes = check_workspace(floats, indptr);
+  check_memory_apart(TensorMemory(floats), TensorMemory(ints));
+  b.plan.plan = static_cast<int32_t*>(data_of(int_workspace));
+  b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
+  b.plan.max_partials = b.float_bytes / slot_bytes(s.tile_rows, s.head_dim_vo);
+  const int64_t least_ints = min_plan_ints(b.plan.shape, 0);
+  PRECAST_CHECK(b.plan.max_ints >= least_ints, ValueError)
+      << op << ": int_workspace must have at least " << 4 * least_ints << " bytes for "
+      << s.batch_size << " requests, got " << b.int_bytes;
+
+  AttentionParams p;
+  p.schedule.plan = b.plan.plan;
+  p.schedule.shape = b.plan.shape;
+  p.partials = static_cast<float*>(data_of(float_workspace));
+  p.slots = b.plan.max_partials;
+  p.group = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
+  p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
+  p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
+  if (s.page_size > 0) {
+    check_given(op, "kv_indices", kv_indices, "a paged cache");
+    const TensorView& view = kv_indices.value();
+    const Arg indices = {op, "kv_indices", view};
+    check_same_device(indices, indptr);
+    check_rank(indices, 1, 1);
+    check_numbers(indices, kInt32, view.size(0));
+    PRECAST_CHECK(view.size(0) <= kMostInt32, ValueError)
+        << indices.what() << " must have at most " << kMostInt32 << " elements, got shape "
+        << to_string(view.shape());
+    p.pages = static_cast<const int32_t*>(data_of(view));
+    p.page_entries = static_cast<uint32_t>(view.size(0));
+  }
+  pack_scores(p, b, {packed_mask, mask_indptr, alibi_slopes, prefix_len, token_pos}, indptr);
+  b.params = p;
+  b.magic = kPackedMagic;
+}
+
+// The copy of a table into the buffer of the plan. The planning kernel reads lengths of `count`
+// from where they come from.
+TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table,
+                  const int32_t* buffer, int64_t count, bool is_whole) {
+  if (!table.has_value()) return {};
+  const TensorView& view = table.value();
+  const Arg arg = {with.op, name, view};
+  check_same_device(arg, with);
+  check_numbers(arg, kInt32, is_whole ? count : view.numel());
+  PRECAST_CHECK(buffer != nullptr, ValueError)
+      << arg.what() << " must be None: the plan has no buffer to copy it to";
+  PRECAST_CHECK(view.numel() <= count, ValueError)
+      << arg.what() << " must have at most the " << count << " elements of its buffer, got shape "
+      << to_string(view.shape());
+  return {static_cast<const int32_t*>(data_of(view)), const_cast<int32_t*>(buffer), view.numel()};
+}
+
+// Divides the work of a batch among the CTAs of the attention kernel, into the int workspace. Under
+// CUDA graphs the same launch copies lengths and pages of the batch into the buffers that the block
+// knows; one that is None is in its buffer already.
+void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
+          OptionalTensor kv_indptr, OptionalTensor kv_last_page_len, OptionalTensor kv_indices,
+          bool enable_pdl) {
+  const Arg ints = PRECAST_ARG("plan", int_workspace);
+  check_cuda(ints);
+  const PlanBlock& b = packed_block(PRECAST_ARG("plan", block));
+  PlanParams p = b.plan;
+  PRECAST_CHECK(data_of(int_workspace) == p.plan && int_workspace.device().device_id == b.device_id,
+                ValueError)
+      << ints.what() << " must be the one that pack_plan() was given";
+  const int64_t batch = b.shape.batch_size;
+  const auto take = [&](int i, const char* name, const OptionalTensor& table, const int32_t*& from,
+                        int64_t count) {
+    p.copies[i] = copy_of(ints, name, table, from, count, true);
+    if (table.has_value()) from = p.copies[i].from;
+  };
+  take(0, "qo_indptr", qo_indptr, p.lengths.qo_indptr, batch + 1);
+  take(1, "kv_indptr", kv_indptr, p.lengths.kv_indptr, batch + 1);
+  take(2, "kv_last_page_len", kv_last_page_len, p.lengths.last_page_len, batch);
+  p.copies[3] =
+      copy_of(ints, "kv_indices", kv_indices, b.params.pages, b.params.page_entries, false);
+  launch_on(ints, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
 }
 
 // Bytes of the float workspace and of the int workspace for lengths on the host, and of the plan.
+// Of the block only the shape is read.
 void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTensor kv_last_page_len,
-                    OptionalTensor kv_len, TensorView sizes, int64_t batch_size,
-                    int64_t q_len_per_req, int64_t page_size, int64_t num_qo_heads,
-                    int64_t num_kv_heads, int64_t head_dim_qk, int64_t head_dim_vo,
-                    int64_t kv_bytes, int64_t tile_rows, bool causal, int64_t window_left,
-                    int64_t fixed_split_size, bool disable_split_kv, int64_t sm_count) {
-  const Arg indptr = PRECAST_ARG("workspace_size", kv_indptr);
-  const Arg bytes = PRECAST_ARG("workspace_size", sizes);
+                    OptionalTensor kv_len, TensorView sizes, TensorView block, int64_t sm_count) {
+  const char* op = "workspace_size";
+  const Arg indptr = PRECAST_ARG(op, kv_indptr);
+  const Arg bytes = PRECAST_ARG(op, sizes);
   PRECAST_CHECK(kv_indptr.device().device_type == kDLCPU, ValueError)
       << indptr.what() << " must be a CPU tensor, got " << device_name(kv_indptr.device());
   check_same_device(bytes, indptr);
   check_numbers(bytes, {kDLInt, 64, 1}, 3);
   PRECAST_CHECK(sm_count > 0 && sm_count < 1 << 16, ValueError)
-      << "workspace_size: sm_count must be positive, got " << sm_count;
-  const Request request = {
-      batch_size,  q_len_per_req,    page_size,       {num_qo_heads, num_kv_heads, head_dim_vo},
-      head_dim_qk, kv_bytes,         tile_rows,       causal,
-      window_left, fixed_split_size, disable_split_kv};
-  const PlanParams p = params_of("workspace_size", {qo_indptr, kv_indptr, kv_last_page_len, kv_len},
-                                 request, static_cast<int>(sm_count));
+      << op << ": sm_count must be positive, got " << sm_count;
+  const PlanShape& s = block_of(PRECAST_ARG(op, block))->shape;
+  const PlanParams p = params_of(op, {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, s,
+                                 static_cast<int>(sm_count));
   const HostPlan made = plan_on_host(p);
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
@@ -185,15 +260,15 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   // What run() asks for, which knows the queries alone.
   const int64_t tiles = made.num_queries * p.shape.group_size / p.shape.block_m + p.shape.batch;
   int64_t* written = static_cast<int64_t*>(data_of(sizes));
-  written[0] = slots * slot_bytes(tile_rows, head_dim_vo);
+  written[0] = slots * slot_bytes(s.tile_rows, s.head_dim_vo);
   written[1] = 4 * std::max(ints + made.scratch_ints, min_plan_ints(p.shape, tiles));
   written[2] = 4 * ints;
 }
 
 }  // namespace
 
+PRECAST_EXPORT(pack_plan, pack_plan)
 PRECAST_EXPORT(plan, plan)
-PRECAST_EXPORT(fill_and_plan, fill_and_plan)
 PRECAST_EXPORT(workspace_size, workspace_size)
 
 }  // namespace precast

@@ -22,13 +22,13 @@ from precast._base.dtypes import canonicalize_torch_dtype as canonicalize_torch_
 from precast._base.errors import BackendSupportedError as BackendSupportedError
 from precast._op.decorators import backend_requirement as backend_requirement
 from precast._op.decorators import supported_compute_capability as supported_compute_capability
+from precast._ops.attention.buffers import _cache_buf as _cache_buf
+from precast._ops.attention.buffers import _ceil_pow2 as _ceil_pow2
+from precast._ops.attention.buffers import _get_range_buf as _get_range_buf
+from precast._ops.attention.buffers import get_alibi_slopes as get_alibi_slopes
 from precast._ops.attention.enums import MaskMode as MaskMode
 from precast._ops.attention.enums import PosEncodingMode as PosEncodingMode
 from precast._ops.attention.enums import TensorLayout as TensorLayout
-from precast._ops.attention.enums import _cache_buf as _cache_buf
-from precast._ops.attention.enums import _ceil_pow2 as _ceil_pow2
-from precast._ops.attention.enums import _get_range_buf as _get_range_buf
-from precast._ops.attention.enums import get_alibi_slopes as get_alibi_slopes
 from precast._ops.quantize.row_shuffle import (
     get_shuffle_matrix_a_row_indices,
     get_shuffle_matrix_sf_a_row_indices,

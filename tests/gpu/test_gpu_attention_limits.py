@@ -12,41 +12,15 @@ from typing import Any
 
 import pytest
 import torch
+from plan_calls import OPTIONS, launch, options_of, packed
 
 from precast._ops.attention import kernels
+from precast._ops.attention.plan import PlanShape, ScoreOptions
 
 BF16, I32 = torch.bfloat16, torch.int32
 DIM = 128
 MOST = 2**31 - 1
 GUARD = 64  # rows before and behind outputs
-
-DEFAULTS: dict[str, Any] = {
-    "hnd": False,
-    "tile_rows": 16,
-    "plan_causal": False,
-    "plan_window_left": -1,
-    "q_len_per_req": 0,
-    "mask_mode": 0,
-    "window_left": -1,
-    "pos_encoding": 0,
-    "rope_scale": 1.0,
-    "rope_theta": 1e4,
-    "logits_soft_cap": 0.0,
-    "sm_scale": 0.1,
-    "out_scale": 1.0,
-    "token_pos_len": 0,
-    "enable_pdl": True,
-    "page_size": 0,
-    "head_dim_qk": DIM,
-    "head_dim_vo": DIM,
-    "causal": False,
-    "fixed_split_size": -1,
-    "disable_split_kv": False,
-}
-
-
-def call(kernel: Any, key: tuple[Any, ...], given: dict[str, Any]) -> None:
-    kernel[key](*(given.get(name, DEFAULTS.get(name)) for name in kernel.parameters))
 
 
 def indptr(*lengths: int) -> torch.Tensor:
@@ -83,25 +57,50 @@ class Call:
     def random(self, tokens: int, heads: int) -> torch.Tensor:
         return torch.randn(tokens, heads, DIM, device="cuda", generator=self.generator)
 
-    def plan(self, **more: Any) -> None:
-        given = {
-            "batch_size": len(self.kv_lens),
-            "num_qo_heads": self.heads,
-            "num_kv_heads": self.kv_heads,
-            "kv_bytes": self.dtype_kv.itemsize,
-            **self.given,
-            **more,
-        }
-        call(kernels.plan, (torch.cuda.current_device(),), given)
+    def packed(self, fits: bool, **more: Any) -> torch.Tensor:
+        """A block of these tensors and, by name, of what differs.
 
-    def run(self, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        ``plan_causal`` and ``plan_window_left`` are the plan's; the scores' options have them, too,
+        if it ``fits``.
+        """
+        names = {"causal": "plan_causal", "window_left": "plan_window_left"}
+        shape = PlanShape(
+            batch_size=len(self.kv_lens),
+            num_qo_heads=self.heads,
+            num_kv_heads=self.kv_heads,
+            head_dim_qk=DIM,
+            head_dim_vo=DIM,
+            kv_bytes=self.dtype_kv.itemsize,
+            tile_rows=16,
+        )
+        numbers = {
+            name: more.pop(names.get(name, name))
+            for name in PlanShape._fields
+            if names.get(name, name) in more
+        }
+        shape = shape._replace(**numbers)
+        given = {name: more.pop(name) for name in ScoreOptions._fields if name in more}
+        options = options_of(shape, **given) if fits else OPTIONS._replace(**given)
+        return packed(shape, options, **{**self.given, **more})
+
+    def plan(self, **more: Any) -> None:
+        """Make the plan; a run says again what it is for."""
+        ints = more.get("int_workspace", self.given["int_workspace"])
+        launch(self.packed(fits=True, **more), ints)
+
+    def run(
+        self, out: Any = None, lse: Any = None, **more: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Copies of the rows of out and lse; the guards are as they were."""
         self.outs.fill_(math.nan)
         self.sums.fill_(math.nan)
-        own = {"q": self.q, "k": self.k, "v": self.v}
-        outputs = {"out": self.outs[self.inside], "lse": self.sums[self.inside]}
+        out = self.outs[self.inside] if out is None else out
+        lse = self.sums[self.inside] if lse is None else lse
         key = BF16, self.dtype_kv, DIM, DIM, torch.cuda.current_device()
-        call(kernels.run_ragged, key, {**self.given, **own, **outputs, **more})
+        block, none = self.packed(fits=False, **more), (None, None)
+        kernels.run_ragged[key](
+            *(self.q, self.k, self.v, out, lse, None, block, 1.0, 1.0, *none, True)
+        )
         torch.cuda.synchronize()
         for tensor in (self.outs, self.sums):
             outside = torch.cat([tensor[:GUARD], tensor[-GUARD:]])
@@ -149,7 +148,7 @@ def test_another_batch_or_window_is_not_followed(generator: torch.Generator) -> 
     batch.plan()
     fewer = indptr(300, 5020)
     others: tuple[dict[str, Any], ...] = (
-        {"kv_indptr": fewer, "qo_indptr": None},
+        {"kv_indptr": fewer, "qo_indptr": None, "batch_size": 2},
         {"plan_window_left": 64, "window_left": 64},
         {"plan_causal": True, "mask_mode": 1},
     )
@@ -330,9 +329,9 @@ def test_tensors_that_overlap_are_refused(generator: torch.Generator) -> None:
 @pytest.mark.parametrize(
     ("planned", "run", "message"),
     [
-        ({"causal": True}, {"plan_causal": True}, "mask_mode must be causal"),
-        ({"window_left": 9}, {"plan_window_left": 9}, "window_left must be 0 to 9"),
-        ({"window_left": 9}, {"plan_window_left": 9, "window_left": 10}, "the wider window"),
+        ({"plan_causal": True}, {"plan_causal": True}, "mask_mode must be causal"),
+        ({"plan_window_left": 9}, {"plan_window_left": 9}, "window_left must be 0 to 9"),
+        ({"plan_window_left": 9}, {"plan_window_left": 9, "window_left": 10}, "the wider window"),
         ({}, {"pos_encoding": 1, "rope_scale": 0.0}, "rope_scale and rope_theta must be positive"),
         ({}, {"pos_encoding": 1, "rope_theta": -1.0}, "rope_scale and rope_theta must be positive"),
         ({}, {"qo_indptr": torch.zeros(3, dtype=torch.int64)}, "qo_indptr"),

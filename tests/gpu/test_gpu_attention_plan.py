@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from plan_calls import function, launch, lengths_by_name, packed
 from plan_layout import constant, read, size_of
 
-from precast._runtime.library import get_function
-from precast._runtime.loader import loader
+from precast._ops.attention.plan import PlanShape, new_block
 
 BLOCK = constant("kKvBlockSize")
 DIM = 128
-
-
-def function(export: str) -> Callable[..., None]:
-    return get_function(loader.load("attention_plan", {}, torch.cuda.current_device()), export)
 
 
 class Shape(NamedTuple):
@@ -40,10 +36,22 @@ class Shape(NamedTuple):
     fixed_split_size: int = -1
     disable_split_kv: bool = False
 
-    def arguments(self, batch: int, q_len: int) -> tuple[Any, ...]:
-        sizes = batch, q_len, self.page_size, self.heads * self.group, self.heads, DIM, DIM, 2
-        rest = self.fixed_split_size, self.disable_split_kv
-        return *sizes, self.tile_rows, self.causal, self.window_left, *rest
+    def planned(self, batch: int, q_len: int) -> PlanShape:
+        return PlanShape(
+            batch_size=batch,
+            q_len_per_req=q_len,
+            page_size=self.page_size,
+            num_qo_heads=self.heads * self.group,
+            num_kv_heads=self.heads,
+            head_dim_qk=DIM,
+            head_dim_vo=DIM,
+            kv_bytes=2,
+            tile_rows=self.tile_rows,
+            causal=self.causal,
+            window_left=self.window_left,
+            fixed_split_size=self.fixed_split_size,
+            disable_split_kv=self.disable_split_kv,
+        )
 
     def tokens(self, q_len: int, kv_len: int, tile: int) -> tuple[int, int]:
         """The tokens that the rows of a tile attend to, from the start of a KV block on."""
@@ -81,7 +89,8 @@ SM_COUNT = 132
 def sizes_of(shape: Shape, batch: Batch, sm_count: int, q_len: int = 0) -> list[int]:
     out = torch.zeros(3, dtype=torch.int64)
     lengths = batch.tensors(shape, False, q_len)
-    function("workspace_size")(*lengths, out, *shape.arguments(len(batch.q_lens), q_len), sm_count)
+    block = new_block(shape.planned(len(batch.q_lens), q_len))
+    function("workspace_size")(*lengths, out, block, sm_count)
     return out.tolist()
 
 
@@ -230,8 +239,9 @@ def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0)
         for tensor in batch.tensors(shape, by_kv_len, q_len)
     ]
     space = torch.empty(max(floats, 16), dtype=torch.uint8, device="cuda")
-    arguments = shape.arguments(len(batch.q_lens), q_len)
-    function("plan")(*lengths, buffer[:ints], space, *arguments, True)
+    workspaces = {"int_workspace": buffer[:ints], "float_workspace": space}
+    planned_shape = shape.planned(len(batch.q_lens), q_len)
+    launch(packed(planned_shape, **lengths_by_name(lengths), **workspaces), buffer[:ints])
     assert torch.equal(buffer[ints:], before[ints:]), "a plan wrote past its workspace"
     ctas = ctas_of(shape.tile_rows)
     schedule = Schedule(buffer[: ints // 4 * 4].view(torch.int32), shape, batch, ctas)
@@ -309,7 +319,8 @@ def test_splits_grow_if_the_workspace_is_small() -> None:
     lengths = [None if t is None else t.cuda() for t in batch.tensors(shape, False, 0)]
     buffer = torch.empty(ints, dtype=torch.uint8, device="cuda")
     space = torch.empty(floats // 3, dtype=torch.uint8, device="cuda")
-    function("plan")(*lengths, buffer, space, *shape.arguments(8, 0), True)
+    workspaces = {"int_workspace": buffer, "float_workspace": space}
+    launch(packed(shape.planned(8, 0), **lengths_by_name(lengths), **workspaces), buffer)
     plan = buffer[: ints // 4 * 4].view(torch.int32)
     schedule = Schedule(plan, shape, batch, ctas_of(16))
     assert schedule.split_size > 16 * 16
@@ -322,16 +333,16 @@ def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
     ints = torch.empty(1 << 20, dtype=torch.uint8, device="cuda")
     space = torch.empty(1 << 26, dtype=torch.uint8, device="cuda")
     lengths = [None if t is None else t.cuda() for t in batches[0].tensors(shape, False, 0)]
-    plan = function("plan")
-    arguments = *lengths, ints, space, *shape.arguments(9, 0), True
-    plan(*arguments)
+    workspaces = {"int_workspace": ints, "float_workspace": space}
+    block = packed(shape.planned(9, 0), **lengths_by_name(lengths), **workspaces)
+    launch(block, ints)
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
     with torch.cuda.graph(graph, stream=stream):
         import tvm_ffi
 
         with tvm_ffi.use_torch_stream(torch.cuda.current_stream()):
-            plan(*arguments)
+            launch(block, ints)
     for batch in batches:
         for held, new in zip(lengths, batch.tensors(shape, False, 0), strict=True):
             if held is not None:
@@ -341,23 +352,16 @@ def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
 
 
 def test_refusals() -> None:
-    shape, batch = SHAPES["plain"], Batch([1, 1], [100, 200])
-    plan = function("plan")
+    shape, batch = SHAPES["plain"].planned(2, 0), Batch([1, 1], [100, 200])
     ints = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
-    cpu = batch.tensors(shape, False, 0)
+    cpu = batch.tensors(SHAPES["plain"], False, 0)
     lengths = [None if t is None else t.cuda() for t in cpu]
-    good = [*lengths, ints, ints.clone(), *shape.arguments(2, 0), True]
+    good = {"int_workspace": ints, "float_workspace": ints.clone(), **lengths_by_name(lengths)}
 
     def refused(words: str, **changes: Any) -> None:
-        names = (
-            "qo_indptr kv_indptr kv_last_page_len kv_len int_workspace float_workspace batch_size"
-        )
-        arguments = list(good)
-        for name, value in changes.items():
-            positions = {**dict(zip(names.split(), range(7))), "heads": 10, "dim": 12, "rows": 14}
-            arguments[positions[name]] = value
-        with pytest.raises(ValueError, match=words):
-            plan(*arguments)
+        numbers = {name: changes.pop(name) for name in PlanShape._fields if name in changes}
+        with pytest.raises(ValueError, match=f"pack_plan: {words}"):
+            packed(shape._replace(**numbers), **{**good, **changes})
         assert not ints.any()
 
     refused("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
@@ -368,6 +372,16 @@ def test_refusals() -> None:
     refused("int_workspace must have at least", int_workspace=ints[:4096])
     refused("int_workspace must start at a multiple of 16", int_workspace=ints[8:])
     refused("int_workspace must be uint8 or int8", int_workspace=ints.view(torch.int32))
-    refused("query heads must be a multiple of KV heads, got 8 and 3", heads=3)
-    refused("no kernel of tiles of 16 rows for head_dim_qk 128 and head_dim_vo 72", dim=72)
-    refused("no kernel of tiles of 17 rows", rows=17)
+    refused("query heads must be a multiple of KV heads, got 8 and 3", num_kv_heads=3)
+    refused(
+        "there is no kernel of tiles of 16 rows for head_dim_qk 128 and head_dim_vo 72",
+        head_dim_vo=72,
+    )
+    refused("there is no kernel of tiles of 17 rows", tile_rows=17)
+
+    block = packed(shape, **good)
+    with pytest.raises(ValueError, match=r"plan: int_workspace must be the one that pack_plan"):
+        launch(block, ints.clone())
+    with pytest.raises(ValueError, match=r"plan: block must be filled by pack_plan\(\) of this"):
+        launch(new_block(shape), ints)
+    assert not ints.any()

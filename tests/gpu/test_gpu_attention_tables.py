@@ -7,22 +7,29 @@ from typing import Any
 
 import pytest
 import torch
+from plan_calls import launch, packed
 
 import precast
-from precast._runtime.library import get_function
-from precast._runtime.loader import loader
+from precast._ops.attention.plan import PlanShape
 
 I32 = torch.int32
 GUARD = -7
-#: batch_size, q_len_per_req, page_size, heads, KV heads, both head dimensions, bytes of an element,
-#: rows of a tile (of 16 a plan has one order), causal, window_left, fixed_split_size,
-#: disable_split_kv, enable_pdl.
-REST = (0, 16, 8, 2, 128, 128, 2, 16, True, -1, -1, False, True)
 NAMES = ["qo_indptr", "kv_indptr", "kv_last_page_len", "kv_indices"]
 
 
-def function(export: str) -> Any:
-    return get_function(loader.load("attention_plan", {}, torch.cuda.current_device()), export)
+def shape(batch: int) -> PlanShape:
+    """Of tiles of 16 rows, which a plan takes in one order."""
+    return PlanShape(
+        batch_size=batch,
+        page_size=16,
+        num_qo_heads=8,
+        num_kv_heads=2,
+        head_dim_qk=128,
+        head_dim_vo=128,
+        kv_bytes=2,
+        tile_rows=16,
+        causal=True,
+    )
 
 
 def tables(batch: int, indices: int, generator: torch.Generator) -> list[torch.Tensor]:
@@ -50,7 +57,23 @@ def workspaces() -> list[torch.Tensor]:
 def planned(given: list[torch.Tensor]) -> torch.Tensor:
     ints, floats = workspaces()
     batch = given[2].numel()
-    function("plan")(*given[:3], None, ints, floats, batch, *REST)
+    tables_by_name = dict(zip(NAMES, given, strict=True))
+    memory = {"int_workspace": ints, "float_workspace": floats}
+    launch(packed(shape(batch), **tables_by_name, **memory), ints)
+    return ints
+
+
+def filled(given: list[torch.Tensor], buffers: list[torch.Tensor], batch: int) -> torch.Tensor:
+    """The plan of buffers into which its launch copies what is not in them."""
+    ints, floats = workspaces()
+    held = dict(zip(NAMES, buffers, strict=True))
+    block = packed(shape(batch), **held, int_workspace=ints, float_workspace=floats)
+    sources = {
+        name: table
+        for name, table in zip(NAMES, given, strict=True)
+        if table.data_ptr() != held[name].data_ptr()
+    }
+    launch(block, ints, **sources)
     return ints
 
 
@@ -63,46 +86,45 @@ def test_all_tables(batch: int, indices: int, generator: torch.Generator) -> Non
     buffers = [
         torch.full((t.numel() + n,), GUARD, dtype=I32, device="cuda") for t, n in zip(given, more)
     ]
-    ints, floats = workspaces()
-    function("fill_and_plan")(*given, *buffers, ints, floats, batch, *REST)
-    assert torch.equal(ints, planned(given))
+    assert torch.equal(filled(given, buffers, batch), planned(given))
     for name, table, buffer in zip(NAMES, given, buffers):
         assert torch.equal(buffer[: table.numel()], table), name
         assert (buffer[table.numel() :] == GUARD).all(), name
 
 
-@pytest.mark.parametrize("filled", range(4))
-def test_a_table_that_is_in_its_place(filled: int, generator: torch.Generator) -> None:
+@pytest.mark.parametrize("filled_one", range(4))
+def test_a_table_that_is_in_its_place(filled_one: int, generator: torch.Generator) -> None:
     given = tables(33, 4000, generator)
-    buffers: list[Any] = [torch.full_like(table, GUARD) for table in given]
-    buffers[filled] = None
-    ints, floats = workspaces()
-    function("fill_and_plan")(*given, *buffers, ints, floats, 33, *REST)
-    assert torch.equal(ints, planned(given))
+    buffers = [torch.full_like(table, GUARD) for table in given]
+    buffers[filled_one] = given[filled_one]
+    assert torch.equal(filled(given, buffers, 33), planned(given))
     for table, buffer in zip(given, buffers):
-        assert buffer is None or torch.equal(buffer, table)
+        assert torch.equal(buffer, table)
 
 
 def test_refusals(generator: torch.Generator) -> None:
     given = tables(4, 9, generator)
     buffers = [torch.full_like(table, GUARD) for table in given]
     ints, floats = workspaces()
+    held = dict(zip(NAMES, buffers, strict=True))
+    held["kv_indices"] = held["kv_indices"][:8]
+    block = packed(shape(4), **held, int_workspace=ints, float_workspace=floats)
 
-    def refused(words: str, position: int, value: Any) -> None:
-        arguments = [*given, *buffers, ints, floats, 4, *REST]
-        arguments[position] = value
-        with pytest.raises(ValueError, match=f"fill_and_plan: {words}"):
-            function("fill_and_plan")(*arguments)
+    def refused(words: str, **sources: Any) -> None:
+        with pytest.raises(ValueError, match=f"plan: {words}"):
+            launch(block, ints, **sources)
         assert all((buffer == GUARD).all() for buffer in buffers)
         assert (ints == 1).all()
 
-    refused("kv_indices_buffer must have at least the 9 elements", 7, buffers[3][:8])
-    refused("kv_last_page_len_buffer must be int32, got int64", 6, buffers[2].long())
-    refused("kv_indices must be on cuda", 3, given[3].cpu())
-    refused("qo_indptr_buffer must be on cuda", 4, buffers[0].cpu())
-    refused("kv_indices must be contiguous", 3, torch.zeros(9, 2, dtype=I32, device="cuda")[:, 0])
-    refused(r"kv_indptr must have shape \[5\], got \[4\]", 1, given[1][:4])
-    refused("int_workspace must have at least", 8, ints[:256])
+    refused("kv_indices must have at most the 8 elements of its buffer", kv_indices=given[3])
+    refused("kv_last_page_len must be int32, got int64", kv_last_page_len=given[2].long())
+    refused("kv_indices must be on cuda", kv_indices=given[3].cpu())
+    refused("qo_indptr must be on cuda", qo_indptr=given[0].cpu())
+    strided = torch.zeros(8, 2, dtype=I32, device="cuda")[:, 0]
+    refused("kv_indices must be contiguous", kv_indices=strided)
+    refused(r"kv_indptr must have shape \[5\], got \[4\]", kv_indptr=given[1][:4])
+    with pytest.raises(ValueError, match="int_workspace must have at least"):
+        packed(shape(4), **held, int_workspace=ints[:256], float_workspace=floats)
 
 
 @pytest.mark.parametrize("where", ["cuda", "cpu"])

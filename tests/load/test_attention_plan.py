@@ -9,6 +9,7 @@ import pytest
 import torch
 from build_support import CI_MODULES, Built, spec_of
 
+from precast._ops.attention.plan import PlanShape, ScoreOptions, new_block
 from precast._runtime.library import get_function, load_library
 
 MODULES = [name for name in CI_MODULES if "attention_plan" in name]
@@ -22,25 +23,25 @@ def sizes(built: Built, file_name: str, kv_lens: list[int], **options: Any) -> l
     indptr = torch.tensor([0, *(-(-n // 16) for n in kv_lens)]).cumsum(0).int()
     lengths = torch.tensor(kv_lens, dtype=torch.int32)
     out = torch.full((3,), -1)
+    shape = PlanShape(
+        batch_size=len(kv_lens),
+        q_len_per_req=1,
+        page_size=16,
+        num_qo_heads=32,
+        num_kv_heads=8,
+        head_dim_qk=128,
+        head_dim_vo=128,
+        kv_bytes=2,
+        tile_rows=16,
+    )
+    shape = shape._replace(**{n: options.pop(n) for n in PlanShape._fields if n in options})
     arguments = {
         "qo_indptr": None,
         "kv_indptr": indptr,
         "kv_last_page_len": None,
         "kv_len": lengths,
         "sizes": out,
-        "batch_size": len(kv_lens),
-        "q_len_per_req": 1,
-        "page_size": 16,
-        "num_qo_heads": 32,
-        "num_kv_heads": 8,
-        "head_dim_qk": 128,
-        "head_dim_vo": 128,
-        "kv_bytes": 2,
-        "tile_rows": 16,
-        "causal": False,
-        "window_left": -1,
-        "fixed_split_size": -1,
-        "disable_split_kv": False,
+        "block": new_block(shape),
         "sm_count": 132,
         **options,
     }
@@ -73,7 +74,30 @@ def test_refusals(built: Built, file_name: str) -> None:
         ("pages need kv_last_page_len or kv_len", {"kv_len": None}),
         ("sizes must have shape [3], got [2]", {"sizes": torch.zeros(2, dtype=torch.int64)}),
         ("sm_count must be positive, got 0", {"sm_count": 0}),
+        ("block must have shape [1024], got [64]", {"block": new_block(PlanShape())[:64]}),
+        ("block must be uint8, got int8", {"block": new_block(PlanShape()).view(torch.int8)}),
     ):
         with pytest.raises(ValueError) as caught:
             sizes(built, file_name, [5, 5], **options)
         assert f"workspace_size: {words}" in str(caught.value)
+
+
+@pytest.mark.parametrize("file_name", [name for name in CI_MODULES if "attention" in name])
+def test_calls_of_cpu_tensors_are_refused(built: Built, file_name: str) -> None:
+    """What needs no GPU of the refusals of a plan and a run; a block stays as it is."""
+    spec = spec_of(built, file_name)
+    module = load_library(built.library(spec), spec.cuda_major)
+    q, ints = torch.zeros(2, 4, 64), torch.zeros(64, dtype=torch.uint8)
+    options = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
+    block, none = new_block(PlanShape(2, 2, 1, 8, 4, 2, 64, 64, 2, 16), options), [None] * 5
+    calls = {
+        "pack_plan": (ints[:3].int(), None, None, None, None, ints, ints, *none, block),
+        "plan": (ints, block, None, None, None, None, True),
+        "run_paged": (q, q, None, q, None, None, block, 1.0, 1.0, None, None, True),
+        "run_ragged": (q, q, q, q, None, None, block, 1.0, 1.0, None, None, True),
+    }
+    before = block.clone()
+    for export in set(spec.exports) & set(calls):
+        with pytest.raises(ValueError, match=f"{export}: .* must be a CUDA tensor, got cpu"):
+            get_function(module, export)(*calls[export])
+    assert torch.equal(block, before)

@@ -58,11 +58,15 @@ def cache(kv_heads=2, page_size=8):
 
 
 def attributes(wrapper):
-    """All of a wrapper; tensors by what is in them."""
+    """All of a wrapper and of its plan; tensors by what is in them."""
+    plan = {
+        f"{group}.{name}": value
+        for group in ("model", "shape", "scores", "tables", "mask", "items", "hints")
+        for name, value in getattr(wrapper._plan, group)._asdict().items()
+    }
     return {
         name: (id(value), value.tolist())
         if isinstance(value, torch.Tensor) and value.numel() < 100
         else value
-        for name, value in vars(wrapper).items()
-        if name != "_overwritten"
+        for name, value in {**vars(wrapper), **plan}.items()
     }

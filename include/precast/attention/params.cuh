@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What an attention kernel gets: tensors with their strides in elements, and the options of a call.
+// The parameters of an attention kernel: tensors with their strides, and the options of a call.
+// Strides of queries and outputs count elements, those of keys and values 16 bytes.
 #pragma once
 
 #include "precast/attention/scheduler.cuh"
@@ -11,14 +12,15 @@ enum class AttentionMask : int { none, causal, custom, items };
 enum class PositionEncoding : int { none, rope, alibi };
 
 // Keys or values: [pages, page_size, heads, dim] in any order of strides. Ragged tensors are pages
-// of one token. Why strides count 16 bytes: kernels copy so many at once, and 32 bits hold them.
+// of one token. Why strides count units of 16 bytes: a kernel copies 16 bytes at once, and in this
+// unit 32 bits hold the strides of pages and entries.
 struct AttentionCache {
   const void* data = nullptr;
-  int64_t head_stride = 0;
-  uint32_t page_stride = 0, entry_stride = 0;
+  int64_t head_stride = 0;                     // units of 16 bytes
+  uint32_t page_stride = 0, entry_stride = 0;  // units of 16 bytes
 
   AttentionCache() = default;
-  // Strides in bytes, multiples of 16 up to 2^36.
+  // The arguments count bytes: multiples of 16, up to 2^36.
   AttentionCache(const void* memory, int64_t page_bytes, int64_t entry_bytes, int64_t head_bytes)
       : data(memory),
         head_stride(head_bytes / 16),
@@ -32,7 +34,7 @@ struct AttentionParams {
   int64_t slots = 0;
   const void* q = nullptr;  // [q_rows, heads, head_dim_qk]
   int32_t q_rows = 0;
-  int64_t q_stride = 0, q_head_stride = 0;
+  int64_t q_stride = 0, q_head_stride = 0;  // elements
   AttentionCache k, v;
   const int32_t* pages = nullptr;  // kv_indices; null: the pages of a request follow one another
   uint32_t page_entries = 0;       // of kv_indices
@@ -40,10 +42,10 @@ struct AttentionParams {
   uint32_t page_count = 0;  // a page beyond them counts as page 0
   FastDivmod group;         // query heads of a KV head
   int32_t kv_heads = 0;
-  void* out = nullptr;  // [tokens, heads, head_dim_vo]
-  int64_t out_stride = 0, out_head_stride = 0;
-  float* lse = nullptr;  // [tokens, heads] base 2, or null
-  float scale = 1.0f;    // of the logits
+  void* out = nullptr;                          // [tokens, heads, head_dim_vo]
+  int64_t out_stride = 0, out_head_stride = 0;  // elements
+  float* lse = nullptr;                         // [tokens, heads] base 2, or null
+  float scale = 1.0f;                           // of the logits
   float out_scale = 1.0f;
   const float* qk_scale = nullptr;  // more of both, in memory of the device; > 0
   const float* v_scale = nullptr;

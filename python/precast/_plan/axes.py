@@ -3,7 +3,6 @@
 
 A key of ``[axes]`` is one axis, or several axes joined by commas where only some combinations of
 their values exist. Only the TOML key is joined: module names, macros and calls name each axis.
-This module needs nothing but the standard library, so that the loader can use it at import.
 """
 
 from __future__ import annotations
@@ -16,16 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.names import axis_word
+from precast._plan.axis_keys import in_declared_order as in_declared_order
+from precast._plan.axis_keys import names_of as names_of
 
 if TYPE_CHECKING:
     from precast._plan.table import Table
 
 AxisValue = str | int | bool
-
-
-def names_of(key: str) -> tuple[str, ...]:
-    """The axes of one key: ``("head_dim_qk", "head_dim_vo")`` for a joint one."""
-    return tuple(key.split(","))
 
 
 @dataclass(frozen=True)
@@ -153,24 +149,3 @@ def read_rows(
             raise table.fail(key, f"{value!r} is listed twice", "each value once")
         rows.append(row)
     return tuple(rows)
-
-
-def in_declared_order(
-    declared: Mapping[str, Sequence[Any]], values: Mapping[str, object]
-) -> dict[str, Any] | None:
-    """``values`` in the order of the plan's ``axes``, or None if they are not legal as they are.
-
-    ``declared`` is what ``plan.json`` says of an op. The loader asks this for every first call, so
-    that it reads no TOML file.
-    """
-    ordered: dict[str, Any] = {}
-    for key, rows in declared.items():
-        names = names_of(key)
-        try:
-            row = [values[name] for name in names]
-        except KeyError:
-            return None
-        if (row if len(names) > 1 else row[0]) not in rows:
-            return None
-        ordered.update(zip(names, row))
-    return ordered if len(ordered) == len(values) else None

@@ -12,7 +12,7 @@ OP = {
     "of the project.",
     "exports": "The functions that every module of the op exports. A function belongs to one op.",
     "archs": "The targets that the op has kernels for; names of `[archs.*]` in `build.toml`.",
-    "own_target": "Whether a device takes modules of the best of these targets alone, where others "
+    "exact_arch": "Whether a device takes modules of the best of these targets alone, where others "
     "serve it, too: for shapes that follow from shared memory. Default: false. Optional.",
     "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
     "axes": "A table from each axis to the list of its legal values: the whole space that JIT "

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from precast._base.errors import ConfigError
 from precast._plan import keys
-from precast._plan.axes import Axis, AxisValue, Space, names_of, read_rows
+from precast._plan.axes import Axis, AxisValue, Space, read_rows
+from precast._plan.axis_keys import names_of
 from precast._plan.build_config import BuildConfig
 from precast._plan.table import Table, read_table
 from precast._plan.tiles import Tiles, read_tiles
@@ -41,7 +42,7 @@ class OpConfig:
     space: Space
     aot: tuple[AotBlock, ...]
     tiles: Tiles | None = None
-    own_target: bool = False
+    exact_arch: bool = False
     cuda_flags: tuple[str, ...] = ()
 
     @property
@@ -72,7 +73,7 @@ def read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         space=space,
         aot=tuple(_read_block(block, space, build) for block in top.blocks("aot")),
         tiles=read_tiles(top.table("tiles"), space) if "tiles" in top.data else None,
-        own_target=top.flag("own_target", False),
+        exact_arch=top.flag("exact_arch", False),
         cuda_flags=top.texts("cuda_flags", ()),
     )
 

@@ -226,7 +226,7 @@ class Plan:
                 op.name: {
                     "axes": {axis.key: axis.plain() for axis in op.space.axes},
                     "archs": list(op.archs),
-                    "own_target": op.own_target,
+                    "exact_arch": op.exact_arch,
                     **({"tiles": op.tiles.plain()} if op.tiles is not None else {}),
                 }
                 for op in self.config.ops.values()

@@ -9,7 +9,7 @@ import math
 import pytest
 import torch
 
-from precast._ops.attention.enums import get_alibi_slopes
+from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.formula import attention, rotated_llama, unpacked_mask, visible
 from precast.decode import batch_decode_with_paged_kv_cache_reference
 from precast.decode import single_decode_with_kv_cache_reference as _decode

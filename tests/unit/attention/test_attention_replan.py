@@ -68,7 +68,7 @@ def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
     before = attributes(wrapper)
     with monkeypatch.context() as patch:
-        patch.setitem(kernels.plan, wrapper._device_key, fails)
+        patch.setitem(kernels.plan, (-1,), fails)
         with pytest.raises(ValueError, match="no room"):
             wrapper.plan(*TABLE, 8, 4, 128, 16, sm_scale=3.0, q_len_per_req=2, **F32)
         with pytest.raises(ValueError, match="no room"):
@@ -129,8 +129,7 @@ def test_a_refused_plan_of_ragged_keys_leaves_the_one_before():
 def test_where_buffers_of_a_graph_are_written_there_is_no_plan(monkeypatch):
     wrapper = decode(in_graph=True)
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
-    for export in (kernels.plan, kernels.fill_and_plan):
-        monkeypatch.setitem(export, wrapper._device_key, fails)
+    monkeypatch.setitem(kernels.plan, (-1,), fails)
     with pytest.raises(ValueError, match="no room"):
         wrapper.plan(*TABLE, *SIZES, **F32)
     with pytest.raises(PlanMismatchError, match=r"there is no plan. Fix: call plan\(\) first"):
@@ -141,14 +140,22 @@ def test_where_buffers_of_a_graph_are_written_there_is_no_plan(monkeypatch):
     torch.testing.assert_close(wrapper.run(q, kv), wrapper.reference(q, kv, *TABLE)[0])
 
 
-def test_where_the_plan_is_written_there_is_no_other(monkeypatch):
-    wrapper = decode()
+def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_before(monkeypatch):
+    """All checks come before the buffers are written."""
+    wrapper = decode(in_graph=True)
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
-    monkeypatch.setattr(type(wrapper), "_make_qo_indptr", fails)
-    with pytest.raises(ValueError, match="no room"):
-        wrapper.plan(*TABLE, *SIZES, q_len_per_req=2, **F32)
-    with pytest.raises(PlanMismatchError, match="there is no plan"):
-        wrapper.run(torch.randn(2, 4, 64), cache())
+    q, kv = torch.randn(2, 4, 64), cache()
+    before, want = attributes(wrapper), wrapper.run(q, kv)
+    with monkeypatch.context() as patch:
+        patch.setitem(kernels.pack_plan, (-1,), fails)
+        with pytest.raises(ValueError, match="no room"):
+            wrapper.plan(*TABLE, *SIZES, sm_scale=3.0, **F32)
+    too_long = torch.tensor([0, 2, 3, 3], dtype=I32)
+    for table in (too_long, too_long[:2]):
+        with pytest.raises(ValueError, match="must have"):
+            wrapper.plan(table, *TABLE[1:], *SIZES, **F32)
+    assert attributes(wrapper) == before
+    assert torch.equal(wrapper.run(q, kv), want)
 
 
 def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_refused():
@@ -202,16 +209,14 @@ def test_items_of_the_plan_before_are_gone():
 def test_every_request_has_items():
     wrapper = ragged()
     places = torch.zeros(7, dtype=torch.int32)
-    wrapper.plan(
-        *(ROWS, TOKENS, 4, 2, 64),
-        prefix_len_ptr=torch.tensor([1, 1]),
-        token_pos_in_items_ptr=places,
-        token_pos_in_items_len=4,
-        **F32,
-    )
-    q, k = torch.randn(4, 4, 64), torch.randn(9, 2, 64)
     with pytest.raises(ValueError, match=r"token_pos must have at least 8 elements, got .*\[7\]"):
-        wrapper.run(q, k, k)
+        wrapper.plan(
+            *(ROWS, TOKENS, 4, 2, 64),
+            prefix_len_ptr=torch.tensor([1, 1]),
+            token_pos_in_items_ptr=places,
+            token_pos_in_items_len=4,
+            **F32,
+        )
 
 
 def test_a_fast_plan_gives_outputs_of_its_queries_dtype():
@@ -227,12 +232,10 @@ def test_a_fast_plan_gives_outputs_of_its_queries_dtype():
 def test_a_split_that_is_off_has_no_tile_of_its_own(monkeypatch):
     """-1 is what engines pass for none."""
     wrapper, seen = ragged(), []
-    monkeypatch.setattr(
-        wrapper, "_choose_tile", lambda q_len, rows, invariant: seen.append(invariant) or 16
-    )
+    monkeypatch.setattr(wrapper, "_choose_tile", lambda *args: seen.append(args[-1]) or 16)
     for size in (None, -1, 0, 8):
         wrapper.plan(ROWS, TOKENS, 4, 2, 64, fixed_split_size=size, **F32)
-    assert seen == [False, False, False, True, True]
+    assert seen == [False, False, False, True]
 
 
 def test_a_deprecated_call_is_where_the_warning_is():

@@ -22,8 +22,7 @@ from attention_support import (
 )
 
 import precast
-from precast._ops.attention import enums as words
-from precast._ops.attention import kernels
+from precast._ops.attention import buffers, kernels
 from precast.errors import CacheLayoutError, PlanMismatchError
 
 pytestmark = pytest.mark.usefixtures("reference_mode")
@@ -176,8 +175,8 @@ def test_outputs_have_memory_of_their_own():
 def test_parts_of_a_fixed_size_need_their_room(monkeypatch):
     seen = []
 
-    def bytes_of(device, *options):
-        seen.append(options)
+    def bytes_of(device, shape, lengths):
+        seen.append(shape)
         return 4096, 64
 
     monkeypatch.setattr(kernels, "workspace_bytes", bytes_of)
@@ -196,7 +195,7 @@ def test_parts_of_a_fixed_size_need_their_room(monkeypatch):
         with pytest.raises(ValueError, match=words):
             plan(wrapper, fixed_split_size=2, **F32)
         assert attributes(wrapper) == before
-        assert seen.pop()[-2:] == (2, False)
+        assert seen.pop().fixed_split_size == 2
         wrapper.reset_workspace_buffer(torch.empty(4096, dtype=torch.uint8), workspace()[:48])
         with pytest.raises(ValueError, match="int_workspace_buffer must have at least 64 bytes"):
             plan(wrapper, fixed_split_size=2, **F32)
@@ -238,18 +237,18 @@ def test_rope_of_one_request(option):
 
 def test_what_a_graph_makes_is_not_kept(monkeypatch):
     """Its memory is written at a replay, and given back with the graph."""
-    monkeypatch.setattr(words, "_cache_buf", {})
-    monkeypatch.setattr(words, "is_capturing", lambda device: True)
+    monkeypatch.setattr(buffers, "_cache_buf", {})
+    monkeypatch.setattr(buffers, "is_capturing", lambda device: True)
     cpu = torch.device("cpu")
-    slopes, row = words.alibi_slopes(6, cpu), words._get_range_buf(5, cpu)
-    assert words._cache_buf == {}
+    slopes, row = buffers.alibi_slopes(6, cpu), buffers._get_range_buf(5, cpu)
+    assert buffers._cache_buf == {}
     wrapper = decode()
     wrapper.plan(*TABLE, *SIZES, q_len_per_req=2, **F32)
-    assert wrapper._qo_indptr_of == (0, 0)
-    monkeypatch.setattr(words, "is_capturing", lambda device: False)
-    assert torch.equal(words.alibi_slopes(6, cpu), slopes)
-    assert words.alibi_slopes(6, cpu) is words.alibi_slopes(6, cpu)
-    assert torch.equal(words._get_range_buf(5, cpu), row)
+    assert not wrapper._plan.hints.keeps_qo_indptr
+    monkeypatch.setattr(buffers, "is_capturing", lambda device: False)
+    assert torch.equal(buffers.alibi_slopes(6, cpu), slopes)
+    assert buffers.alibi_slopes(6, cpu) is buffers.alibi_slopes(6, cpu)
+    assert torch.equal(buffers._get_range_buf(5, cpu), row)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 12, 32, 40, 71, 128])
@@ -257,4 +256,4 @@ def test_slopes_are_those_of_their_definition(heads):
     n = 1 << (heads.bit_length() - 1)
     want = [2.0 ** (-8 * (i + 1) / n) for i in range(n)]
     want += [2.0 ** (-4 * (2 * i + 1) / n) for i in range(heads - n)]
-    assert torch.equal(words.get_alibi_slopes(heads), torch.tensor(want))
+    assert torch.equal(buffers.get_alibi_slopes(heads), torch.tensor(want))

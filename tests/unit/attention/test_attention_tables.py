@@ -43,27 +43,24 @@ TABLES = {
 def test_one_launch_copies_and_plans_under_graphs(workspace, monkeypatch, kind):
     tables, page = TABLES[kind]
     seen = []
-    for name in ("plan", "fill_and_plan"):
-        reference = getattr(kernels, name).reference
+    reference = kernels.plan.reference
 
-        def run(*args, name=name, reference=reference):
-            seen.append((name, args))
-            reference(*args)
+    def run(ints, block, *tables_and_pdl):
+        seen.append([table for table in tables_and_pdl[:4] if table is not None])
+        reference(ints, block, *tables_and_pdl)
 
-        monkeypatch.setattr(getattr(kernels, name), "reference", run)
+    monkeypatch.setattr(kernels.plan, "reference", run)
     wrapper, held = buffered(kind, tables, workspace)
     sizes = (4, 2, 64, *page)
     wrapper.plan(*tables, *sizes, q_data_type="float32")
-    assert [name for name, _ in seen] == ["fill_and_plan"]
+    assert {id(table) for table in seen.pop()} == {id(table) for table in tables}
     assert all(torch.equal(buffer, table) for buffer, table in zip(held, tables))
-    given = {id(argument) for argument in seen.pop()[1]}
-    assert {id(tensor) for tensor in (*tables, *held)} <= given
     # What is in its place is not copied, and other dtypes are by PyTorch.
     wrapper.plan(*held, *sizes, q_data_type="float32")
-    assert seen.pop()[0] == "plan"
+    assert seen.pop() == []
     held[0].fill_(-7)
     wrapper.plan(tables[0].long(), *held[1:], *sizes, q_data_type="float32")
-    assert seen.pop()[0] == "plan"
+    assert seen.pop() == []
     assert torch.equal(held[0], tables[0])
     assert not seen
 
@@ -81,15 +78,16 @@ def test_rows_of_no_request_are_0(workspace):
     wrapper, _ = buffered(kind, tables, workspace)
     wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
     cache = torch.randn(8, 2, 8, 2, 64)
-    wrapper._planned_rows = None  # As of lengths on the device.
+    shape = wrapper._plan.shape._replace(rows=-1)  # As of lengths on the device.
+    wrapper._plan = wrapper._plan._replace(shape=shape, block=None)
     out = wrapper.run(torch.randn(7, 4, 64), cache)
     assert out[:4].all(-1).all()
     assert not out[4:].any()
     wrapper.plan(*tables, 4, 2, 64, *page, q_data_type="float32", uniform_q_len=2)
-    assert not wrapper._pads, "there are none"
+    assert not wrapper._plan.hints.pads, "there are none"
     plain = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
     plain.plan(*tables, 4, 2, 64, *page, q_data_type="float32")
-    assert not plain._pads
+    assert not plain._plan.hints.pads
 
 
 def test_a_plan_says_which_backend_it_is_for(workspace):

@@ -12,6 +12,7 @@ import torch
 
 import precast
 from precast._ops.attention import kernels
+from precast._ops.attention.plan import read_block
 from precast.prefill import single_prefill_with_kv_cache_reference
 
 I32 = torch.int32
@@ -352,7 +353,13 @@ def test_plans_past_plan(workspace, monkeypatch):
     """What engines call with positional arguments of their own."""
     wrapper = planned(workspace)
     seen = []
-    monkeypatch.setattr(kernels.plan, "reference", lambda *args: seen.append(args))
+    pack = kernels.pack_plan.reference
+
+    def packed(*args):
+        pack(*args)
+        seen.append((args, read_block(args[-1])[0]))
+
+    monkeypatch.setattr(kernels.pack_plan, "reference", packed)
     places = (workspace, wrapper._int_workspace_buffer, wrapper._pin_memory_int_workspace_buffer)
     empty = torch.empty(0)
     info = wrapper._cached_module.plan(
@@ -366,10 +373,91 @@ def test_plans_past_plan(workspace, monkeypatch):
     assert prefill._cached_module.plan(*args, -1, False, 0, 0) == prefill._plan_info
     assert prefill._cached_module.plan(*args) == prefill._plan_info
     assert len(seen) == 4
-    assert seen[0][6:12] == (2, 1, 8, 4, 2, 64)
-    assert seen[2][3].tolist() == [11, 8]
+    assert seen[0][1][:7] == (2, 2, 1, 8, 4, 2, 64)
+    arguments, shape = seen[2]
+    assert shape[:4] == (2, -1, 0, 8)
+    assert shape.causal
+    named = dict(zip(kernels.pack_plan.parameters, arguments))
+    assert named["kv_len"].tolist() == [11, 8]
+    assert named["kv_last_page_len"] is None
     with pytest.raises(TypeError, match="takes 15, 16, 18, 19, 20 arguments, got 3"):
         wrapper._cached_module.plan(*places)
+
+
+def test_attributes_that_engines_set_count_from_the_next_run(workspace):
+    wrapper = planned(workspace)
+    q, cache = decode_call()
+    wrapper.run(q, cache)
+    before = wrapper._plan
+    wrapper._sm_scale, wrapper._window_left, wrapper._logits_soft_cap = None, -1, 0.0
+    assert wrapper._plan is before, "nothing has changed"
+    indices = torch.tensor([3, 2, 6], dtype=I32)
+    wrapper._sm_scale, wrapper._window_left, wrapper._paged_kv_indices_buf = 0.3, 2, indices
+    wrapper._pos_encoding_mode = "ALIBI"
+    assert before.scores.sm_scale is None, "a plan is frozen"
+    want, _ = wrapper.reference(
+        q, cache, TABLE[0], indices, TABLE[2], "NHD", "ALIBI", 2, sm_scale=0.3
+    )
+    torch.testing.assert_close(wrapper.run(q, cache), want)
+    wrapper._pos_encoding_mode = "X"
+    with pytest.raises(KeyError, match="pos_encoding_mode must be NONE, ROPE_LLAMA, ALIBI"):
+        wrapper.run(q, cache)
+    wrapper._plan_info = None
+    with pytest.raises(ValueError, match="there is no plan"):
+        wrapper.run(q, cache)
+
+
+#: What engines read, and some of them set.
+ATTRIBUTES = [
+    "_float_workspace_buffer",
+    "_int_workspace_buffer",
+    "_pin_memory_int_workspace_buffer",
+    "_cached_module",
+    "_plan_info",
+    "_backend",
+    "_qo_indptr_buf",
+    "_qo_indptr_last",
+    "_paged_kv_indptr_buf",
+    "_paged_kv_indices_buf",
+    "_paged_kv_last_page_len_buf",
+    "_custom_mask_buf",
+    "_mask_indptr_buf",
+    "_max_q_len",
+    "_max_kv_len",
+    "_max_total_num_rows",
+    "_batch_size",
+    "_num_qo_heads",
+    "_num_kv_heads",
+    "_cached_q_data_type",
+    "_cached_kv_data_type",
+    "_cached_o_data_type",
+    "_block_tables",
+    "_prefix_len_ptr",
+    "_token_pos_in_items_ptr",
+    "_token_pos_in_items_len",
+    "_max_item_len_ptr",
+    "_window_left",
+    "_logits_soft_cap",
+    "_sm_scale",
+    "_causal",
+    "_rope_scale",
+    "_rope_theta",
+    "_pos_encoding_mode",
+    "_jit_module",
+    "_use_cuda_graph",
+    "_kv_layout",
+    "is_cuda_graph_enabled",
+    "device",
+    "begin_forward",
+]
+
+
+def test_every_attribute_that_engines_know_is_there(workspace):
+    """Before a plan, too; those of docs and of the engines' own planning."""
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace)
+    assert [name for name in ATTRIBUTES if not hasattr(wrapper, name)] == []
+    assert wrapper._cached_module is wrapper._plan_info is None
+    wrapper.vllm_first_call = True  # Engines add their own.
 
 
 def test_warnings_are_for_what_is_deprecated_alone(workspace):

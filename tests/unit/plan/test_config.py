@@ -155,8 +155,8 @@ MISTAKES = {
     "a flag of no truth": (
         SCALE,
         'exports = ["scale"]',
-        'exports = ["scale"]\nown_target = 1',
-        ["own_target: got 1", "true or false"],
+        'exports = ["scale"]\nexact_arch = 1',
+        ["exact_arch: got 1", "true or false"],
     ),
     "aot outside its axis": (
         SCALE,

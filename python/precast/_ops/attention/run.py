@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the arguments of ``run()`` to those of the kernels."""
+"""A run by a plan: outputs, the call of the kernel, and the explanation of an error.
+
+Nothing is checked here that the export checks. When a call has failed, :func:`_explain` says which
+argument is not that of the plan.
+"""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError, PlanMismatchError
 from precast._base.torch import torch
 from precast._op.torch_ops import torch_ops
-from precast._ops.attention import enums as words
 from precast._ops.attention import kernels
-from precast._ops.attention.reference import CUSTOM
+from precast._ops.attention.validation import check_shape_dtype_device
 
 if TYPE_CHECKING:
+    from precast._ops.attention.plan import AttentionPlan
     from precast._ops.attention.wrapper import AttentionWrapper
 
     Scale: TypeAlias = "float | torch.Tensor | None"
-    Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
     Result: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 
 
-def run_paged(
-    wrapper: AttentionWrapper,
+def run(
+    w: AttentionWrapper,
     q: torch.Tensor,
-    paged_kv_cache: Cache,
-    qo_indptr: torch.Tensor | None,
-    q_len_per_req: int,
-    mask_mode: int,
+    k: Any,
+    v: Any,
     q_scale: Scale,
     k_scale: Scale,
     v_scale: Scale,
@@ -37,258 +37,160 @@ def run_paged(
     sinks: torch.Tensor | None,
     enable_pdl: bool | None,
 ) -> Result:
-    """Attention over the pages that the wrapper has planned for."""
-    w: Any = wrapper
-    if isinstance(paged_kv_cache, tuple):
-        k_cache, v_cache = pair(w, paged_kv_cache)
-    else:
-        k_cache, v_cache = paged_kv_cache, None
+    """Attention by the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
+    plan = w._plan
     try:
-        if k_cache.dim() == (4 if v_cache is None else 3):  # Page size 1, left out of the shape.
-            page = -2 if w._hnd else -3
-            k_cache = k_cache.unsqueeze(page)
-            v_cache = None if v_cache is None else v_cache.unsqueeze(page)
-        if q.dtype is not w._cached_q_data_type or k_cache.dtype is not w._cached_kv_data_type:
-            raise_dtype(w, q, k_cache)
-        shape, entries = q.shape, k_cache.shape
-        if w._planned_rows is not None and shape[0] != w._planned_rows:
-            w._check_rows(shape[0])
-        if entries[w._head_at] != w._num_kv_heads or entries[w._entry_at] != w._page_size:
-            raise_cache(w, k_cache)
-        if shape[1] != w._num_qo_heads:
-            raise_heads(w, "q", q, w._num_qo_heads)
-    except (AttributeError, IndexError):
-        check_tensors(w, q, k_cache, v_cache)
-        raise
-    result, lse = outputs(w, q, out, lse, return_lse)
-    into = result if result.dtype is q.dtype else torch.empty_like(result, dtype=q.dtype)
-    run: Any = (
-        torch_ops.run_paged if torch.compiler.is_compiling() else kernels.run_paged[w._run_key]
-    )
-    run(
-        q,
-        k_cache,
-        v_cache,
-        w._hnd,
-        qo_indptr,
-        w._paged_kv_indptr_buf,
-        w._paged_kv_indices_buf,
-        w._paged_kv_last_page_len_buf,
-        None,
-        w._int_workspace_buffer,
-        w._float_workspace_buffer,
-        into,
-        lse,
-        *w._plan_info,
-        q_len_per_req,
-        *scores(w, q, mask_mode, q_scale, k_scale, v_scale, sinks),
-        enable_pdl is not False,
-    )
-    if into is not result:
-        result.copy_(into)
-    return result, lse
-
-
-def run_ragged(
-    wrapper: AttentionWrapper,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    qo_indptr: torch.Tensor,
-    kv_indptr: torch.Tensor,
-    mask_mode: int,
-    q_scale: Scale,
-    k_scale: Scale,
-    v_scale: Scale,
-    out: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    return_lse: bool,
-    sinks: torch.Tensor | None,
-    enable_pdl: bool | None,
-) -> Result:
-    """Attention over keys and values of requests one behind the other."""
-    w: Any = wrapper
-    try:
-        if q.dtype is not w._cached_q_data_type or k.dtype is not w._cached_kv_data_type:
-            raise_dtype(w, q, k)
-        if w._planned_rows is not None and q.shape[0] != w._planned_rows:
-            w._check_rows(q.shape[0])
-        if k.shape[0 if w._hnd else 1] != w._num_kv_heads:
-            raise_heads(w, "k", k, w._num_kv_heads)
-        if q.shape[1] != w._num_qo_heads:
-            raise_heads(w, "q", q, w._num_qo_heads)
-    except (AttributeError, IndexError):
-        check_tensors(w, q, k, v)
-        raise
-    if w._hnd:
-        k, v = k.transpose(0, 1), v.transpose(0, 1)
-    result, lse = outputs(w, q, out, lse, return_lse)
-    into = result if result.dtype is q.dtype else torch.empty_like(result, dtype=q.dtype)
-    run: Any = (
-        torch_ops.run_ragged if torch.compiler.is_compiling() else kernels.run_ragged[w._run_key]
-    )
-    run(
-        q,
-        k,
-        v,
-        qo_indptr,
-        kv_indptr,
-        w._int_workspace_buffer,
-        w._float_workspace_buffer,
-        into,
-        lse,
-        *w._plan_info,
-        0,
-        *scores(w, q, mask_mode, q_scale, k_scale, v_scale, sinks),
-        enable_pdl is not False,
-    )
-    if into is not result:
-        result.copy_(into)
-    return result, lse
-
-
-def scores(
-    w: Any,
-    q: torch.Tensor,
-    mask_mode: int,
-    q_scale: Scale,
-    k_scale: Scale,
-    v_scale: Scale,
-    sinks: torch.Tensor | None,
-) -> tuple[Any, ...]:
-    """The arguments that both exports end with, but for the last."""
-    sm_scale = w._sm_scale
-    if sm_scale is None:
-        sm_scale = 1.0 / math.sqrt(q.shape[-1])
-    out_scale, qk_factor, v_factor = 1.0, None, None
-    if q_scale is not None or k_scale is not None or v_scale is not None:
-        sm_scale, qk_factor, out_scale, v_factor = scales_of(
-            w._name, sm_scale, q_scale, k_scale, v_scale
+        if plan.block is None:
+            plan = w._packed_plan()
+        paged = plan.shape.page_size > 0
+        if not paged:
+            if plan.hnd:
+                k, v = k.transpose(0, 1), v.transpose(0, 1)
+        elif k.dim() == (4 if v is None else 3):  # Page size 1, left out of the shape.
+            page = -2 if plan.hnd else -3
+            k, v = k.unsqueeze(page), None if v is None else v.unsqueeze(page)
+        if torch.compiler.is_compiling():
+            _explain(w, plan, q, k, v, out, lse if return_lse else None)
+            export: Any = torch_ops.run_paged if paged else torch_ops.run_ragged
+        elif paged:
+            export = kernels.run_paged[plan.model.key]
+        else:
+            export = kernels.run_ragged[plan.model.key]
+        result, lse = _outputs(plan, q, out, lse, return_lse)
+        into = result
+        if not plan.model.writes_outputs:
+            into = torch.empty_like(result, dtype=q.dtype)
+        if q_scale is k_scale is v_scale is None:
+            sm_factor, qk_scale, out_scale, out_factor = 1.0, None, 1.0, None
+        else:
+            sm_factor, qk_scale, out_scale, out_factor = scales_of(
+                w._name, 1.0, q_scale, k_scale, v_scale
+            )
+        export(
+            q,
+            k,
+            v,
+            into,
+            lse,
+            w._sinks if sinks is None else sinks,
+            plan.block,
+            sm_factor,
+            out_scale,
+            qk_scale,
+            out_factor,
+            enable_pdl is not False,
         )
-    positions = words.POS_ENCODINGS.get(w._pos_encoding_mode)
-    if positions is None:
-        positions = words.pos_encoding(w._name, w._pos_encoding_mode)  # Which refuses it.
-    return (
-        mask_mode,
-        w._custom_mask_buf if mask_mode == CUSTOM else None,
-        w._mask_indptr_buf if mask_mode == CUSTOM else None,
-        w._window_left,
-        positions,
-        words.alibi_slopes(q.shape[1], q.device) if positions == words.ALIBI else None,
-        w._rope_scale or 1.0,
-        w._rope_theta or 1e4,
-        w._logits_soft_cap or 0.0,
-        sm_scale,
-        out_scale,
-        qk_factor,
-        v_factor,
-        w._sinks if sinks is None else sinks,
-        w._prefix_len_ptr,
-        w._token_pos_in_items_ptr,
-        w._token_pos_in_items_len,
-        w._max_item_len_ptr,
-    )
+    except (AttributeError, IndexError, TypeError, ValueError):
+        _explain(w, plan, q, k, v, out, lse if return_lse else None)
+        raise
+    if into is not result:
+        result.copy_(into)
+    return result, lse
+
+
+def _outputs(
+    plan: AttentionPlan,
+    q: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+) -> Result:
+    """The caller's outputs, which the export checks, or new ones."""
+    if out is None:
+        if plan.model.is_like_q and not plan.hints.pads and q.is_contiguous():
+            out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
+        else:
+            shape = *q.shape[:-1], plan.shape.head_dim_vo
+            new = q.new_zeros if plan.hints.pads else q.new_empty
+            out = new(shape, dtype=plan.model.o_dtype)
+    elif not plan.model.writes_outputs:
+        _check_output(plan, q, out)  # The export does not see it.
+    if not return_lse:
+        return out, None
+    return out, q.new_empty(q.shape[:-1], dtype=torch.float32) if lse is None else lse
+
+
+def _check_output(plan: AttentionPlan, q: torch.Tensor, out: torch.Tensor) -> None:
+    shape = *q.shape[:-1], plan.shape.head_dim_vo
+    check_shape_dtype_device(out, shape, plan.model.o_dtype, q.device, "out")
 
 
 # -- arguments ------------------------------------------------------------------------------------
 
 
-def pair(w: Any, paged_kv_cache: tuple[Any, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values of a tuple."""
-    if len(paged_kv_cache) != 2:
-        raise CacheLayoutError(
-            f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got a tuple "
-            f"of {len(paged_kv_cache)}"
-        )
-    k, v = paged_kv_cache
-    if k is None or v is None:
-        raise CacheLayoutError(
-            f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got NoneType "
-            f"in a tuple"
-        )
-    return k, v
+def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
+    """Keys and values of a tuple, or the one tensor that holds both and None."""
+    if not isinstance(paged_kv_cache, tuple):
+        return paged_kv_cache, None
+    got = f"a tuple of {len(paged_kv_cache)}"
+    if len(paged_kv_cache) == 2:
+        if paged_kv_cache[0] is not None and paged_kv_cache[1] is not None:
+            return paged_kv_cache
+        got = "NoneType in a tuple"
+    raise CacheLayoutError(
+        f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got {got}"
+    )
 
 
-def check_tensors(w: Any, q: object, k: object, v: object) -> None:
-    """Say what is no tensor, or that there is no plan; called when a call has failed already."""
-    check_planned(w)
+def _explain(
+    w: AttentionWrapper,
+    plan: AttentionPlan,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+) -> None:
+    """Raise an error that names the argument that does not fit the plan, if there is one."""
+    name, shape = f"{w._name}.run", plan.shape
+    w._check_planned(name)
     if not isinstance(q, torch.Tensor):
-        raise TypeError(f"{w._name}.run: q must be a torch.Tensor, got {type(q).__name__}")
+        raise TypeError(f"{name}: q must be a torch.Tensor, got {type(q).__name__}")
     for part in (k,) if v is None else (k, v):
         if not isinstance(part, torch.Tensor):
             raise CacheLayoutError(
-                f"{w._name}.run: keys and values must be a torch.Tensor or a tuple of two, got "
+                f"{name}: keys and values must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
             )
-    for name, tensor in (("q", q), ("paged_kv_cache" if w._page_size else "k", k)):
-        assert isinstance(tensor, torch.Tensor)
+    cache = "paged_kv_cache" if shape.page_size else "k"
+    for argument, tensor in (("q", q), (cache, k)):
         if tensor.dim() < 3:
             raise ValueError(
-                f"{w._name}.run: {name} must have at least 3 dimensions, got shape "
-                f"{[*tensor.shape]}"
+                f"{name}: {argument} must have at least 3 dimensions, got shape {[*tensor.shape]}"
             )
-
-
-def check_planned(w: Any) -> None:
-    """Say that there is no plan, if there is none."""
-    if w._plan_info is None:
-        raise PlanMismatchError(f"{w._name}.run: there is no plan. Fix: call plan() first")
-
-
-def raise_heads(w: Any, name: str, tensor: torch.Tensor, planned: int) -> None:
-    """Say that a number of heads is not that of the plan."""
-    raise ValueError(
-        f"{w._name}.run: {name} must have {planned} heads as in plan(), got shape {[*tensor.shape]}"
-    )
-
-
-def raise_cache(w: Any, k_cache: torch.Tensor) -> None:
-    """Say that heads or the size of pages are not those of the plan."""
-    raise ValueError(
-        f"{w._name}.run: paged_kv_cache must have {w._num_kv_heads} heads and pages of "
-        f"{w._page_size} tokens as in plan(), in layout {w._kv_layout}, got shape "
-        f"{[*k_cache.shape]}"
-    )
-
-
-def raise_dtype(w: Any, q: torch.Tensor, k: torch.Tensor) -> None:
-    """Say which dtype is not that of the plan."""
-    check_planned(w)
-    for name, tensor, option, planned in (
-        ("q", q, "q_data_type", w._cached_q_data_type),
-        ("k", k, "kv_data_type", w._cached_kv_data_type),
+    for argument, tensor, option, planned in (
+        ("q", q, "q_data_type", plan.model.q_dtype),
+        ("k", k, "kv_data_type", plan.model.kv_dtype),
     ):
         if tensor.dtype != planned:
             raise ValueError(
-                f"{w._name}.run: the dtype of {name}, {tensor.dtype}, does not match the "
-                f"{option} {planned} of plan()"
+                f"{name}: the dtype of {argument}, {tensor.dtype}, does not match the {option} "
+                f"{planned} of plan()"
             )
-
-
-def outputs(
-    w: Any,
-    q: torch.Tensor,
-    out: torch.Tensor | None,
-    lse: torch.Tensor | None,
-    return_lse: bool,
-) -> Result:
-    """The caller's outputs, checked, or new ones."""
-    dtype, dim = w._cached_o_data_type, w._head_dim_vo
-    shape = (*q.shape[:-1], dim)
+    if shape.rows not in (-1, q.shape[0]):
+        w._raise_rows(q.shape[0])
+    head_at, entry_at = (-3, -2) if plan.hnd else (-2, -3)
+    if shape.page_size and (
+        k.shape[head_at] != shape.num_kv_heads or k.shape[entry_at] != shape.page_size
+    ):
+        raise ValueError(
+            f"{name}: paged_kv_cache must have {shape.num_kv_heads} heads and pages of "
+            f"{shape.page_size} tokens as in plan(), in layout {w._kv_layout}, got shape "
+            f"{[*k.shape]}"
+        )
+    for argument, tensor, planned in (
+        ("k", k, k.shape[-2] if shape.page_size else shape.num_kv_heads),
+        ("q", q, shape.num_qo_heads),
+    ):
+        if tensor.shape[-2] != planned:
+            raise ValueError(
+                f"{name}: {argument} must have {planned} heads as in plan(), got shape "
+                f"{[*tensor.shape]}"
+            )
     if out is not None:
-        words.check_shape_dtype_device(out, shape, dtype, q.device, "out")
-    elif w._pads:
-        out = q.new_zeros(shape, dtype=dtype)
-    elif q.dtype is dtype and q.shape[-1] == dim and q.is_contiguous():
-        out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
-    else:
-        out = q.new_empty(shape, dtype=dtype)
-    if not return_lse:
-        return out, None
-    if lse is None:
-        return out, q.new_empty(shape[:-1], dtype=torch.float32)
-    words.check_shape_dtype_device(lse, shape[:-1], torch.float32, q.device, "lse")
-    return out, lse
+        _check_output(plan, q, out)
+    if lse is not None:
+        check_shape_dtype_device(lse, q.shape[:-1], torch.float32, q.device, "lse")
 
 
 def scales_of(
@@ -318,18 +220,17 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
     return (1.0, scale.reshape(1).float()) if scale.is_cuda else (float(scale), None)
 
 
-def check_window(w: Any, window_left: int | None) -> None:
+def check_window(w: AttentionWrapper, window_left: int) -> None:
     """A run has the window of its plan."""
-    if window_left is not None:
-        check_planned(w)
-    if window_left is not None and window_left != w._window_left:
+    w._check_planned(f"{w._name}.run")
+    if window_left != w._window_left:
         raise PlanMismatchError(
             f"{w._name}.run: window_left must be {w._window_left} as in plan(), got {window_left}"
         )
 
 
-def check_other_options(w: Any, args: tuple[object, ...], **options: object) -> None:
-    """Raise for what only other backends know; nothing of it may be left out in silence."""
+def check_other_options(w: AttentionWrapper, args: tuple[object, ...], **options: object) -> None:
+    """Raise for options of other backends; none of them may be left out in silence."""
     if args:
         raise TypeError(
             f"{w._name}.run: takes no further arguments by position, got {len(args)}: they are for "

@@ -1,199 +1,196 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What reference mode refuses before it writes: what the bindings refuse, in their words."""
+"""Checks of the public arguments of attention; each error names the argument."""
 
 from __future__ import annotations
 
+import math
+
+from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
+from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
-from precast._op.validation import (
-    check_device_and_dtype,
-    check_dtype,
-    check_elements_apart,
-    check_memory_apart,
-    check_rank,
-    check_same_device,
+from precast._ops.attention.enums import PosEncodingMode
+
+POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
+
+#: ``head_dim_qk`` and ``head_dim_vo`` that there are kernels for.
+HEAD_DIMS = (
+    (64, 64),
+    (80, 80),
+    (96, 96),
+    (128, 128),
+    (192, 128),
+    (256, 256),
+    (512, 512),
 )
-from precast._ops.attention.enums import check_head_dims
-from precast._ops.attention.reference import CAUSAL, MULTI_ITEM, ROPE_LLAMA
-from precast._ops.paged._cache import Cache, entries_of, halves
+
+#: Bytes of the workspace for integers that every wrapper makes for itself.
+INT_WORKSPACE_BYTES = 8 * 1024 * 1024
+
+_OTHER_BACKENDS = (
+    "cudnn",
+    "cutlass",
+    "cute-dsl",
+    "cute-dsl-prims",
+    "cutile",
+    "fmha_v2",
+    "prims-ts",
+    "trtllm-gen",
+)
 
 
-def check_lengths(
-    export: str,
-    qo_indptr: torch.Tensor | None,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None,
-    kv_len: torch.Tensor | None,
-    batch_size: int,
-) -> None:
-    """Vectors of int32, as long as the batch."""
-    sizes = {
-        "qo_indptr": (qo_indptr, batch_size + 1),
-        "kv_indptr": (kv_indptr, batch_size + 1),
-        "kv_last_page_len": (kv_last_page_len, batch_size),
-        "kv_len": (kv_len, batch_size),
-    }
-    for name, (tensor, size) in sizes.items():
-        if tensor is None:
-            continue
-        check_dtype(export, name, tensor, torch.int32)
-        check_same_device(export, name, tensor, kv_indptr, "kv_indptr")
-        if tensor.shape != (size,):
-            raise ValueError(f"{export}: {name} must have shape [{size}], got {[*tensor.shape]}")
-
-
-def _check_q(export: str, q: torch.Tensor) -> None:
-    check_rank(export, "q", q, 3, 3)
-    check_dtype(export, "q", q, torch.float16, torch.bfloat16, torch.float32)
-
-
-def _check_kv_dtype(export: str, name: str, kv: torch.Tensor, q: torch.Tensor) -> None:
-    check_same_device(export, name, kv, q, "q")
-    check_dtype(export, name, kv, q.dtype, torch.float8_e4m3fn, torch.float8_e5m2)
-
-
-def _check_heads(export: str, name: str, q: torch.Tensor, kv: torch.Tensor) -> None:
-    heads = kv.shape[-2]
-    if heads < 1 or q.shape[1] % heads:
-        raise ValueError(
-            f"{export}: q must have a multiple of the {heads} heads of {name}, got {q.shape[1]}"
+def check_head_dims(name: str, head_dim_qk: int, head_dim_vo: int) -> None:
+    """Raise unless there is a kernel for this pair."""
+    if (head_dim_qk, head_dim_vo) not in HEAD_DIMS:
+        legal = ", ".join(f"{qk}" if qk == vo else f"{qk}/{vo}" for qk, vo in HEAD_DIMS)
+        raise UnsupportedConfigError(
+            f"{name}: head_dim_qk/head_dim_vo must be one of {legal}, got "
+            f"{head_dim_qk}/{head_dim_vo}"
         )
 
 
-def check_paged(
-    q: torch.Tensor,
-    cache: Cache,
-    hnd: bool,
-    kv_indptr: torch.Tensor,
-    kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None,
-    kv_len: torch.Tensor | None,
-) -> None:
-    """Queries, caches and the page table."""
-    export = "run_paged"
-    _check_q(export, q)
-    both = not isinstance(cache, tuple)
-    parts: tuple[torch.Tensor, ...] = cache if isinstance(cache, tuple) else (cache,)
-    for part in parts:
-        check_rank(export, "paged_kv_cache", part, 3 + both, 4 + both)
-        if both and part.shape[1] != 2:
-            raise ValueError(
-                f"{export}: paged_kv_cache must hold keys and values in dimension 1 of size 2, "
-                f"got shape {[*part.shape]}"
-            )
-        _check_kv_dtype(export, "paged_kv_cache", part, q)
-    k, v = halves(cache)
-    keys, values = entries_of(k, hnd), entries_of(v, hnd)
-    if keys.shape[:3] != values.shape[:3] or k.dtype != v.dtype:
+def check_heads(name: str, num_qo_heads: int, num_kv_heads: int) -> None:
+    """Raise unless every KV head serves the same number of query heads."""
+    if num_kv_heads < 1 or num_qo_heads < 1 or num_qo_heads % num_kv_heads:
         raise ValueError(
-            f"{export}: paged_kv_cache must hold keys and values of the same pages, heads and "
-            f"dtype, got {[*k.shape]} {k.dtype} and {[*v.shape]} {v.dtype}"
-        )
-    _check_head_dims(export, q, keys, values)
-    _check_heads(export, "paged_kv_cache", q, keys)
-    batch = kv_indptr.numel() - 1
-    check_lengths(export, None, kv_indptr, kv_last_page_len, kv_len, batch)
-    check_dtype(export, "kv_indices", kv_indices, torch.int32)
-    check_rank(export, "kv_indices", kv_indices, 1, 1)
-
-
-def _check_head_dims(export: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> None:
-    if k.shape[-1] != q.shape[-1]:
-        raise ValueError(f"{export}: keys must have head_dim {q.shape[-1]} as q, got {k.shape[-1]}")
-    check_head_dims(export, q.shape[-1], v.shape[-1])
-
-
-def check_ragged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kv_indptr: torch.Tensor
-) -> None:
-    """Queries, keys and values."""
-    export = "run_ragged"
-    _check_q(export, q)
-    for name, tensor in (("k", k), ("v", v)):
-        check_rank(export, name, tensor, 3, 3)
-        _check_kv_dtype(export, name, tensor, q)
-    check_dtype(export, "v", v, k.dtype)
-    if k.shape[:2] != v.shape[:2]:
-        raise ValueError(
-            f"{export}: v must have the tokens and heads of k, got {[*v.shape]} for {[*k.shape]}"
-        )
-    _check_head_dims(export, q, k, v)
-    _check_heads(export, "k", q, k)
-    check_lengths(export, None, kv_indptr, None, None, kv_indptr.numel() - 1)
-
-
-def check_plan(
-    export: str, plan_causal: bool, mask_mode: int, plan_window_left: int, window_left: int
-) -> None:
-    """A plan for some of the tokens serves no run that sees more."""
-    if plan_causal and mask_mode not in (CAUSAL, MULTI_ITEM):
-        raise ValueError(
-            f"{export}: mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
-            f"{mask_mode}; plan again with causal=False"
-        )
-    if plan_window_left >= 0 and not 0 <= window_left <= plan_window_left:
-        raise ValueError(
-            f"{export}: window_left must be 0 to {plan_window_left} as plan() had it, got "
-            f"{window_left}; plan again with the wider window"
+            f"{name}: num_qo_heads must be a positive multiple of num_kv_heads, got "
+            f"{num_qo_heads} and {num_kv_heads}"
         )
 
 
-def check_rope(export: str, pos_encoding: int, rope_scale: float, rope_theta: float) -> None:
-    """What positions are divided by."""
-    if pos_encoding == ROPE_LLAMA and not (rope_scale > 0 and rope_theta > 0):
-        raise ValueError(
-            f"{export}: rope_scale and rope_theta must be positive, got {rope_scale} and "
-            f"{rope_theta}"
+def check_kv_layout(name: str, kv_layout: object) -> bool:
+    """Whether heads come first; raise for a layout that is none."""
+    if kv_layout == "NHD":
+        return False
+    if kv_layout == "HND":
+        return True
+    raise CacheLayoutError(f"{name}: kv_layout must be NHD or HND, got {kv_layout!r}")
+
+
+def pos_encoding(name: str, pos_encoding_mode: str) -> int:
+    """The number that kernels know a mode by."""
+    number = POS_ENCODINGS.get(pos_encoding_mode)
+    if number is None:
+        raise CacheLayoutError(
+            f"{name}: pos_encoding_mode must be {', '.join(POS_ENCODINGS)}, got "
+            f"{pos_encoding_mode!r}"
         )
+    return number
 
 
-def check_items(
-    export: str,
-    mask_mode: int,
-    prefix_len: torch.Tensor | None,
-    token_pos: torch.Tensor | None,
-    token_pos_len: int,
-    batch: int,
-) -> None:
-    """Of multi-item scoring: a prefix and as many places for each request."""
-    if mask_mode != MULTI_ITEM:
+def check_backend(name: str, backend: str) -> None:
+    """Raise for a backend that is not here."""
+    if backend in ("auto", "fa2"):
         return
-    for name, tensor, least in (
-        ("prefix_len", prefix_len, batch),
-        ("token_pos", token_pos, batch * token_pos_len),
+    if backend == "fa3":
+        raise BackendSupportedError(
+            f"{name}: backend='fa3' (Hopper's own tensor cores) does not exist yet. Fix: pass "
+            f"backend='auto' or 'fa2', which run on every GPU from compute capability 8.0 on"
+        )
+    known = "is not part of precast" if backend in _OTHER_BACKENDS else "is unknown"
+    raise BackendSupportedError(
+        f"{name}: backend={backend!r} {known}. Fix: pass backend='auto' or 'fa2'"
+    )
+
+
+def check_no_jit(name: str, jit_args: object, jit_kwargs: object = None) -> None:
+    """Raise for code of the caller that would have to be compiled into the kernels."""
+    if jit_args is not None or jit_kwargs is not None:
+        raise NotImplementedError(
+            f"{name}: jit_args must be None: kernels are compiled ahead of time, so no code can be "
+            f"added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
+        )
+
+
+def check_no_variant(name: str, variant_owns_mask: bool) -> None:
+    """Raise for a mask that code of the caller would make."""
+    if variant_owns_mask:
+        raise ValueError(
+            f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "
+            f"to plan() as custom_mask"
+        )
+
+
+def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> None:
+    """Raise for dtypes that no module has; those of a mode that needs none pass."""
+    fp8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+    if q in fp8:
+        raise UnsupportedConfigError(
+            f"{name}: q_data_type must be float16 or bfloat16, got {dtype_word(q)}: only keys and "
+            f"values may be of 8 bits"
+        )
+    if kv != q and kv not in fp8:
+        raise UnsupportedConfigError(
+            f"{name}: kv_data_type must be {dtype_word(q)} as q_data_type, float8_e4m3fn or "
+            f"float8_e5m2, got {dtype_word(kv)}"
+        )
+    if not o.is_floating_point or o.itemsize == 1:
+        raise UnsupportedConfigError(
+            f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
+        )
+
+
+def dtypes_of(
+    q_data_type: torch.dtype | str,
+    kv_data_type: torch.dtype | str | None,
+    o_data_type: torch.dtype | str | None,
+) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
+    """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
+    q = canonicalize_torch_dtype(q_data_type)
+    kv, o = (
+        q if given is None else canonicalize_torch_dtype(given)
+        for given in (kv_data_type, o_data_type)
+    )
+    return q, kv, o
+
+
+def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
+    """Raise unless a workspace starts at a multiple of 16 bytes."""
+    offset = workspace.data_ptr() % 16 if workspace.numel() else 0
+    if offset:
+        raise ValueError(
+            f"{name}: {argument} must be 16-byte aligned, got an address {offset} bytes behind "
+            f"such a boundary; a new tensor of torch.empty is aligned"
+        )
+
+
+def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) -> None:
+    """Raise if both share memory: partial results would be written over the plan."""
+    starts = floats.data_ptr(), ints.data_ptr()
+    if (
+        floats.device == ints.device
+        and starts[0] < starts[1] + ints.nbytes
+        and starts[1] < starts[0] + floats.nbytes
     ):
-        if tensor is None:
-            raise ValueError(f"{export}: multi-item scoring needs {name}, got None")
-        if tensor.numel() < least:
-            raise ValueError(
-                f"{export}: {name} must have at least {least} elements, got shape {[*tensor.shape]}"
-            )
+        raise ValueError(
+            f"{name}: int_workspace_buffer must not overlap float_workspace_buffer's memory. Fix: "
+            f"pass two buffers"
+        )
 
 
-def check_outputs(
-    export: str,
-    q: torch.Tensor,
-    head_dim_vo: int,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    **others: torch.Tensor | None,
+def check_rope(name: str, rope_scale: float | None, rope_theta: float | None) -> None:
+    """Raise unless both are positive, where they are given."""
+    for option, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if value is not None and not value > 0:
+            raise ValueError(f"{name}: {option} must be positive, got {value}")
+
+
+def check_shape_dtype_device(
+    x: torch.Tensor,
+    expected_shape: tuple[int, ...],
+    expected_dtype: torch.dtype,
+    expected_device: torch.device,
+    name: str,
 ) -> None:
-    """What is written, and the sinks; ``others`` are read or written, too."""
-    for name, tensor, shape, dtype in (
-        ("out", out, (*q.shape[:2], head_dim_vo), q.dtype),
-        ("lse", lse, tuple(q.shape[:2]), torch.float32),
-        ("sinks", sinks, (q.shape[1],), torch.float32),
+    """Raise a ValueError that says which of the three is not as expected."""
+    for what, expected, got in (
+        ("shape", tuple(expected_shape), tuple(x.shape)),
+        ("dtype", expected_dtype, x.dtype),
+        ("device", expected_device, x.device),
     ):
-        if tensor is None:
-            continue
-        check_device_and_dtype(export, name, tensor, q, dtype, "q")
-        if tensor.shape != shape:
-            raise ValueError(f"{export}: {name} must have shape {[*shape]}, got {[*tensor.shape]}")
-    for name, tensor in (("out", out), ("lse", lse)):
-        if tensor is not None:
-            check_elements_apart(export, name, tensor)
-            for other_name, other in {"q": q, **others}.items():
-                if other is not None:
-                    check_memory_apart(export, name, tensor, other, other_name)
-    if lse is not None:
-        check_memory_apart(export, "lse", lse, out, "out")
+        if got != expected:
+            raise ValueError(f"Invalid {what} of {name}: expected {expected}, got {got}")
+
+
+def softmax_scale(sm_scale: float | None, head_dim: int) -> float:
+    """What logits are multiplied by; by default one over the root of ``head_dim``."""
+    return 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)

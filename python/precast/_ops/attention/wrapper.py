@@ -1,33 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the wrappers of decode and prefill have in common: workspaces, a plan, and its run."""
+"""The base class of the wrappers of decode and prefill: workspaces and the plan of a batch."""
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+import functools
+from collections.abc import Callable
+from typing import Any
 
-from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
-from precast._ops.attention import enums as words
 from precast._ops.attention import heuristics as tiles
-from precast._ops.attention import kernels
+from precast._ops.attention import kernels, validation
+from precast._ops.attention.attributes import PlanAttributes
+from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.cached_module import CachedModule
+from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_MASK,
+    NO_TABLES,
+    AttentionPlan,
+    Hints,
+    Mask,
+    Model,
+    PlanShape,
+    Scores,
+    Tables,
+)
 
-#: Of a buffer and what belongs into it.
-Table: TypeAlias = "tuple[torch.Tensor | None, torch.Tensor | None]"
 
-#: Tables that ``plan`` begins with.
-PLAN_TABLES = 4
-
-
-class AttentionWrapper:
-    """Workspaces and what a plan keeps; names of attributes are those that engines know."""
+class AttentionWrapper(PlanAttributes):
+    """Workspaces and the plan; attributes have the names that engines know."""
 
     _name = "AttentionWrapper"
-    #: Whether a new output may have rows that no request has; those are 0.
-    _pads = False
-    #: 0: keys and values are not in pages.
-    _page_size = 0
 
     def __init__(
         self,
@@ -37,18 +41,20 @@ class AttentionWrapper:
         backend: str,
         jit_args: object,
         jit_kwargs: object = None,
+        buffers: Tables = NO_TABLES,
+        mask: Mask = NO_MASK,
     ) -> None:
-        words.check_backend(self._name, backend)
-        words.check_no_jit(self._name, jit_args, jit_kwargs)
-        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
-        self._hnd = words.check_kv_layout(self._name, kv_layout)
+        validation.check_backend(self._name, backend)
+        validation.check_no_jit(self._name, jit_args, jit_kwargs)
+        validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
+        hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
-        self._head_at, self._entry_at = (-3, -2) if self._hnd else (-2, -3)
         self.device = float_workspace_buffer.device
-        self._device_key = (float_workspace_buffer.get_device(),)
+        self._device_index = float_workspace_buffer.get_device()
+        # A plan takes the workspaces that stand here when it is made.
         self._float_workspace_buffer = float_workspace_buffer
         self._int_workspace_buffer = torch.empty(
-            words.INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
+            validation.INT_WORKSPACE_BYTES, dtype=torch.uint8, device=self.device
         )
         self._pinned: torch.Tensor | None = None
         self._use_cuda_graph = use_cuda_graph
@@ -57,27 +63,19 @@ class AttentionWrapper:
         self._backend = backend
         self._jit_module = None
         self._cached_module: CachedModule | None = None
-        self._plan_info: list[int] | None = None
-        self._overwritten = False
-        self._config: tuple[Any, ...] | None = None
-        self._run_key: tuple[Any, ...] = ()
-        self._cached_q_data_type: Any = None
-        self._cached_kv_data_type: Any = None
-        self._cached_o_data_type: Any = None
-        self._num_qo_heads = self._num_kv_heads = self._head_dim_vo = 0
-        self._tile_rows: int | None = None
         self._sinks: torch.Tensor | None = None
-        self._block_tables: torch.Tensor | None = None
-        self._max_q_len: int | None = None
-        self._max_kv_len: int | None = None
-        self._batch_size = 0
-        self._planned_rows: int | None = None
-        self._custom_mask_buf: torch.Tensor | None = None
-        self._mask_indptr_buf: torch.Tensor | None = None
-        self._prefix_len_ptr: torch.Tensor | None = None
-        self._token_pos_in_items_ptr: torch.Tensor | None = None
-        self._token_pos_in_items_len = 0
-        self._max_item_len_ptr: torch.Tensor | None = None
+        self._plan = AttentionPlan(
+            Model(),
+            PlanShape(),
+            Scores(),
+            buffers,
+            mask,
+            NO_ITEMS,
+            Hints(),
+            hnd,
+            int_workspace=None,
+            float_workspace=None,
+        )
 
     # -- workspaces -------------------------------------------------------------------------------
 
@@ -119,49 +117,39 @@ class AttentionWrapper:
         ValueError
             An address that is no multiple of 16 bytes; buffers that overlap.
         """
-        words.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
-        words.check_workspace(self._name, "int_workspace_buffer", int_workspace_buffer)
-        words.check_workspaces_apart(self._name, float_workspace_buffer, int_workspace_buffer)
-        self._float_workspace_buffer = float_workspace_buffer
-        self._int_workspace_buffer = int_workspace_buffer
+        floats, ints = float_workspace_buffer, int_workspace_buffer
+        validation.check_workspace(self._name, "float_workspace_buffer", floats)
+        validation.check_workspace(self._name, "int_workspace_buffer", ints)
+        validation.check_workspaces_apart(self._name, floats, ints)
+        self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
         self._pinned = None
         self._forget_plan()  # It lay in the workspace before.
 
-    # -- plan -------------------------------------------------------------------------------------
+    # -- the plan ---------------------------------------------------------------------------------
 
-    def _forget_plan(self) -> None:
-        """From now on a run says that there is no plan."""
-        self._plan_info = self._config = self._cached_q_data_type = None
-        self._overwritten = True
+    def _raise_rows(self, tokens: int) -> None:
+        """Raise: a run has another number of queries than its plan."""
+        raise NotImplementedError
 
-    def _configure(
+    def _packed_plan(self) -> AttentionPlan:
+        """The plan with its block, which an attribute that an engine has set takes away."""
+        self._check_planned(f"{self._name}.run")
+        if self._plan.block is None:
+            self._plan = kernels.pack(self._plan)
+        return self._plan
+
+    def _model(
         self,
-        num_qo_heads: int,
-        num_kv_heads: int,
-        head_dim_qk: int,
-        head_dim_vo: int,
+        heads: tuple[int, int],
+        head_dims: tuple[int, int],
         pos_encoding_mode: str,
-        q_data_type: torch.dtype | str,
-        kv_data_type: torch.dtype | str | None,
-        o_data_type: torch.dtype | str | None,
-    ) -> None:
-        """Check and keep what does not depend on lengths."""
-        name = f"{self._name}.plan"
-        q, kv, o = dtypes_of(q_data_type, kv_data_type, o_data_type)
-        words.check_heads(name, num_qo_heads, num_kv_heads)
-        words.check_head_dims(name, head_dim_qk, head_dim_vo)
-        words.check_dtypes(name, q, kv, o)
-        if words.pos_encoding(name, pos_encoding_mode) == words.ALIBI:
-            words.alibi_slopes(num_qo_heads, self.device)  # Not while a graph is captured.
-        words.check_workspace(name, "float_workspace_buffer", self._float_workspace_buffer)
-        words.check_workspace(name, "int_workspace_buffer", self._int_workspace_buffer)
-        self._cached_q_data_type, self._cached_kv_data_type, self._cached_o_data_type = q, kv, o
-        self._backend = "fa2"
-        self._num_qo_heads, self._num_kv_heads = num_qo_heads, num_kv_heads
-        self._head_dim_vo = head_dim_vo
-        self._run_key = (q, kv, head_dim_qk, head_dim_vo, *self._device_key)
-        if self._cached_module is None:
-            self._cached_module = CachedModule(self)
+        dtypes: tuple[Any, Any, Any],
+    ) -> Model:
+        """Check what does not depend on the batch."""
+        if pos_encoding_mode == "ALIBI":
+            alibi_slopes(heads[0], self.device)  # Not while a graph is captured.
+        index = self._device_index
+        return _checked_model(self._name, *heads, *head_dims, pos_encoding_mode, *dtypes, index)
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
@@ -169,141 +157,137 @@ class AttentionWrapper:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
-    def _placed(
-        self, non_blocking: bool, buffer: torch.Tensor | None, table: torch.Tensor | None
-    ) -> Table:
-        """The buffer of a CUDA graph that a plan copies a table into, and where it reads it.
-
-        The buffer is None if the table is in it: the caller has put it there, or it is copied now,
-        from the host.
-        """
-        assert buffer is not None
-        assert table is not None
-        if table.dtype is torch.int32 and table.device == self.device and table.is_contiguous():
-            there = table.data_ptr() == buffer.data_ptr() and table.numel() <= buffer.numel()
-            return None if there else buffer, table
-        whole = table.numel() == buffer.numel()
-        part = buffer if whole else buffer[: table.numel()]
-        # Why: what indices come from may change before a copy that nobody waits for.
-        part.copy_(table, non_blocking=non_blocking and whole)
-        return None, part
-
-    def _tables(
+    def _launch(
         self,
+        plan: AttentionPlan,
+        given: Tables,
         non_blocking: bool,
-        qo: Table,
-        kv: Table,
-        last: Table = (None, None),
-        indices: Table = (None, None),
-    ) -> tuple[torch.Tensor | None, ...]:
-        """What ``plan`` begins with, or ``fill_and_plan``: under CUDA graphs, each table with its
-        buffer. One launch copies and plans; copies of their own would take longer than the plan.
+        fill: Callable[[], None] | None = None,
+    ) -> None:
+        """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
+
+        Under CUDA graphs ``given`` and, by ``fill``, a mask are written into buffers that the plan
+        before reads, too: a failure from there on leaves no plan.
         """
-        if qo[1] is not None:
-            qo = self._placed(non_blocking, *qo)
-        kv = self._placed(non_blocking, *kv)
-        if last[1] is not None:
-            last = self._placed(non_blocking, *last)
-        if indices[1] is not None:
-            indices = self._placed(non_blocking, *indices)
-        if qo[0] is kv[0] is last[0] is indices[0] is None:
-            return qo[1], kv[1], last[1], None
-        return qo[1], kv[1], last[1], indices[1], qo[0], kv[0], last[0], indices[0]
+        before = self._plan
+        if self._use_cuda_graph and plan.is_packed_as(before):
+            packed = before._replace(hints=plan.hints)  # A step of a graph as the one before.
+        else:
+            packed = kernels.pack(plan)
+        sources = NO_TABLES
+        if self._use_cuda_graph:
+            self._check_lengths(packed, given)
+            self._forget_plan()
+            if fill is not None:
+                fill()
+            sources = Tables(*(_source(*pair, non_blocking) for pair in zip(packed.tables, given)))
+        kernels.launch(packed, sources)
+        self._keep(packed)
+
+    def _keep(self, launched: AttentionPlan) -> None:
+        self._plan = launched
+        self._backend = "fa2"
+        if self._cached_module is None:
+            self._cached_module = CachedModule(self)
+
+    def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
+        """Lengths for buffers of CUDA graphs are as long as these."""
+        for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
+            if buffer is not None and table is not None and table.numel() != buffer.numel():
+                raise ValueError(
+                    f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
+                    f"{[*table.shape]}"
+                )
 
     def _choose_tile(
-        self, q_len: int | None, tokens: int | None = None, batch_invariant: bool = False
+        self,
+        heads: tuple[int, int],
+        head_dim_vo: int,
+        q_len: int | None,
+        tokens: int | None = None,
+        batch_invariant: bool = False,
     ) -> int:
         """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
-        if self._use_cuda_graph and self._tile_rows is not None:
-            return self._tile_rows
-        heads = self._num_qo_heads, self._num_kv_heads
+        first = self._plan.shape.tile_rows
+        if self._use_cuda_graph and first:
+            return first
         if batch_invariant:
-            self._tile_rows = tiles.largest(self._head_dim_vo, self.device)
-        else:
-            self._tile_rows = tiles.choose(q_len, tokens, *heads, self._head_dim_vo, self.device)
-        return self._tile_rows
+            return tiles.largest(head_dim_vo, self.device)
+        return tiles.choose(q_len, tokens, *heads, head_dim_vo, self.device)
 
-    def _check_split(
-        self,
-        lengths: tuple[torch.Tensor | None, ...],
-        batch_size: int,
-        q_len_per_req: int,
-        page_size: int,
-        head_dim_qk: int,
-        tile_rows: int,
-        causal: bool,
-        window_left: int,
-        fixed_split_size: int,
-        disable_split_kv: bool,
-    ) -> None:
-        """Raise if lengths on the host need more room for parts of this size than there is."""
-        heads = self._num_qo_heads, self._num_kv_heads
-        needed = kernels.workspace_bytes(
-            self.device,
-            *lengths,
-            batch_size,
-            q_len_per_req,
-            page_size,
-            *heads,
-            head_dim_qk,
-            self._head_dim_vo,
-            self._cached_kv_data_type.itemsize,
-            tile_rows,
-            causal,
-            window_left,
-            fixed_split_size,
-            disable_split_kv,
-        )
-        buffers = {
-            "float_workspace_buffer": self._float_workspace_buffer,
-            "int_workspace_buffer": self._int_workspace_buffer,
-        }
-        for (name, buffer), size in zip(buffers.items(), needed):
-            if buffer.numel() < size:
+    def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
+        """Raise if lengths on the host need more room for splits of this size than there is."""
+        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths):
+            return
+        needed = kernels.workspace_bytes(self.device, shape, lengths)
+        for argument, size in zip(("float_workspace_buffer", "int_workspace_buffer"), needed):
+            got = getattr(self, f"_{argument}").numel()
+            if got < size:
                 raise ValueError(
-                    f"{self._name}.plan: {name} must have at least {size} bytes for "
-                    f"fixed_split_size={fixed_split_size}, got {buffer.numel()}: with longer parts "
+                    f"{self._name}.plan: {argument} must have at least {size} bytes for "
+                    f"fixed_split_size={shape.fixed_split_size}, got {got}: with longer parts "
                     f"results would depend on the batch. Fix: pass a larger one to "
                     f"reset_workspace_buffer()"
                 )
 
-    def _check_positions(
-        self, pos_encoding_mode: str, rope_scale: float | None, rope_theta: float | None
-    ) -> None:
-        """Raise for options of forward() that plan() would refuse."""
-        words.pos_encoding(self._name, pos_encoding_mode)
-        words.check_rope(self._name, rope_scale, rope_theta)
+    # -- deprecated options of forward() ----------------------------------------------------------
 
-    def _check_rows(self, tokens: int) -> None:
-        """Raise, for there are not as many queries as planned."""
-        raise NotImplementedError
-
-    def _check_wider(self, window_left: int, causal: bool | None = None) -> None:
-        """What forward() asks for must see nothing that the plan left out."""
-        if self._plan_info is None:
-            raise PlanMismatchError(f"{self._name}: there is no plan. Fix: call plan() first")
-        _, planned_causal, planned_window = self._plan_info
-        if planned_window >= 0 and not 0 <= window_left <= planned_window:
+    def _take_scores(self, scores: Scores, causal: bool | None = None) -> None:
+        """Options of forward() in the place of the plan's, which must see as many tokens."""
+        self._check_planned(self._name)
+        validation.pos_encoding(self._name, scores.pos_encoding_mode)
+        validation.check_rope(self._name, scores.rope_scale, scores.rope_theta)
+        planned, window_left = self._plan.shape, scores.window_left
+        if planned.window_left >= 0 and not 0 <= window_left <= planned.window_left:
             raise PlanMismatchError(
-                f"{self._name}: window_left is {window_left} and plan() had {planned_window}. Fix: "
-                f"plan again with the wider window"
+                f"{self._name}: window_left is {window_left} and plan() had "
+                f"{planned.window_left}. Fix: plan again with the wider window"
             )
-        if planned_causal and causal is False:
+        if planned.causal and causal is False:
             raise PlanMismatchError(
                 f"{self._name}: causal is False and plan() had True. Fix: plan again with "
                 f"causal=False"
             )
+        if scores != self._plan.scores:
+            self._plan = self._plan._replace(scores=scores, block=None)
 
 
-def dtypes_of(
+@functools.lru_cache(maxsize=256)
+def _checked_model(
+    name: str,
+    num_qo_heads: int,
+    num_kv_heads: int,
+    head_dim_qk: int,
+    head_dim_vo: int,
+    pos_encoding_mode: str,
     q_data_type: torch.dtype | str,
     kv_data_type: torch.dtype | str | None,
     o_data_type: torch.dtype | str | None,
-) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
-    q = canonicalize_torch_dtype(q_data_type)
-    kv, o = (
-        q if given is None else canonicalize_torch_dtype(given)
-        for given in (kv_data_type, o_data_type)
-    )
-    return q, kv, o
+    device_index: int,
+) -> Model:
+    name = f"{name}.plan"
+    q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
+    validation.check_heads(name, num_qo_heads, num_kv_heads)
+    validation.check_head_dims(name, head_dim_qk, head_dim_vo)
+    validation.check_dtypes(name, q, kv, o)
+    validation.pos_encoding(name, pos_encoding_mode)
+    key = (q, kv, head_dim_qk, head_dim_vo, device_index)
+    return Model(q, kv, o, key, o is q, o is q and head_dim_qk == head_dim_vo)
+
+
+def _source(
+    buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
+) -> torch.Tensor | None:
+    """Where the launch of a plan copies a buffer from; None if the table is in it.
+
+    The caller has put it there, or it is copied now: from the host, or from another dtype.
+    """
+    if buffer is None or table is None:
+        return None
+    if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
+        return None if table.data_ptr() == buffer.data_ptr() else table
+    whole = table.numel() == buffer.numel()
+    part = buffer if whole else buffer[: table.numel()]
+    # Why: what indices come from may change before a copy that nobody waits for.
+    part.copy_(table, non_blocking=non_blocking and whole)
+    return None

@@ -11,8 +11,8 @@ from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
-from precast._ops.attention.cascade._checks import check_mask, check_pair, check_states
-from precast._ops.attention.cascade._trace import in_place_trace, pair_trace, states_trace
+from precast._ops.attention.cascade.trace import in_place_trace, pair_trace, states_trace
+from precast._ops.attention.cascade.validation import check_mask, check_pair, check_states
 from precast.api_logging import precast_api
 
 

@@ -3,14 +3,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from precast._base.torch import torch
-from precast._ops.attention.decode._checks import check_plan
 from precast.api_logging import precast_api
 
 if TYPE_CHECKING:
-    from precast._ops.attention.decode._plan import Dtype
+    from precast._ops.attention.decode.plan import Dtype
     from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 
 
@@ -76,16 +75,15 @@ def fast_decode_plan(
     -----
     With lengths on the device it launches one kernel and waits for nothing.
     """
-    wrapper: Any = self
-    given = wrapper._cached_o_data_type is not wrapper._cached_q_data_type
-    batch_size = last_page_len.shape[0]
-    if wrapper._use_cuda_graph:
-        check_plan(wrapper, batch_size, indices, fixed_split_size, q_len_per_req)
-        indptr, last_page_len = wrapper._paged_kv_indptr_buf, wrapper._paged_kv_last_page_len_buf
-        indices = wrapper._paged_kv_indices_buf
+    given = self._cached_o_data_type is not self._cached_q_data_type
+    if self._use_cuda_graph:
+        self._check_graph(last_page_len.shape[0], indices, q_len_per_req)
+        tables = self._plan.tables
+        indptr, last_page_len = tables.kv_indptr, tables.kv_last_page_len
+        indices = tables.kv_indices
     # The class's own method: a wrapper's may be this function.
-    type(wrapper).plan(
-        wrapper,
+    type(self).plan(
+        self,
         indptr,
         indices,
         last_page_len,
@@ -98,12 +96,12 @@ def fast_decode_plan(
         logits_soft_cap=logits_soft_cap,
         q_data_type=q_data_type or data_type or "float16",
         kv_data_type=kv_data_type or data_type,
-        o_data_type=wrapper._cached_o_data_type if given else None,
+        o_data_type=self._cached_o_data_type if given else None,
         sm_scale=sm_scale,
         rope_scale=rope_scale,
         rope_theta=rope_theta,
         non_blocking=non_blocking,
-        block_tables=wrapper._block_tables,
+        block_tables=self._block_tables,
         fixed_split_size=fixed_split_size,
         disable_split_kv=disable_split_kv,
         q_len_per_req=q_len_per_req,

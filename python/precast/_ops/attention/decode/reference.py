@@ -4,16 +4,8 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
-from precast._ops.attention.reference import (
-    ALIBI,
-    CAUSAL,
-    NON_CAUSAL,
-    ROPE_LLAMA,
-    attend,
-    paged_requests,
-    row_bounds,
-)
+from precast._ops.attention.plan import Scores
+from precast._ops.attention.reference import attend, features_of, paged_requests, row_bounds
 from precast._ops.paged._cache import Cache, entries_of, halves
 
 
@@ -78,19 +70,16 @@ def batch_decode_with_paged_kv_cache_reference(
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
-    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    features = {
-        "mask_mode": CAUSAL if q_len_per_req > 1 else NON_CAUSAL,
-        "window_left": window_left,
-        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        "alibi_slopes": slopes,
-        "rope_scale": rope_scale or 1.0,
-        "rope_theta": rope_theta or 1e4,
-        "logits_soft_cap": logits_soft_cap or 0.0,
-        "sm_scale": softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
-        "out_scale": v_scale,
-        "sinks": sinks,
-    }
+    scores = Scores(
+        q_len_per_req > 1,
+        window_left,
+        logits_soft_cap or 0.0,
+        sm_scale,
+        pos_encoding_mode,
+        rope_scale,
+        rope_theta,
+    )
+    features = features_of(q, scores, q_scale * k_scale, out_scale=v_scale, sinks=sinks)
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
     out, lse, _ = attend(q, requests, v.shape[-1], features)
     out = out.to(o_dtype or q.dtype)

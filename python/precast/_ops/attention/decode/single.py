@@ -12,12 +12,12 @@ from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by
 from precast._op.dispatch import check_tensors
 from precast._op.validation import check_rank
-from precast._ops.attention import kernels
-from precast._ops.attention.decode._trace import single_decode_trace
-from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
+from precast._ops.attention.buffers import get_alibi_slopes
+from precast._ops.attention.decode.trace import single_decode_trace
 from precast._ops.attention.formula import attention
-from precast._ops.attention.reference import NON_CAUSAL
-from precast._ops.attention.single import run_single
+from precast._ops.attention.plan import Scores
+from precast._ops.attention.single import run_single, single_decode
+from precast._ops.attention.validation import softmax_scale
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -180,23 +180,25 @@ def single_decode_with_kv_cache(
     try:
         if q.dim() != 2:
             check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+        scores = Scores(
+            False,
+            window_left,
+            logits_soft_cap or 0.0,
+            sm_scale,
+            pos_encoding_mode,
+            rope_scale,
+            rope_theta,
+        )
+        scales = q_scale, k_scale, v_scale
         out, lse = run_single(
-            kernels.single_decode,
+            single_decode,
             q.unsqueeze(0),
             k,
             v,
             kv_layout,
-            pos_encoding_mode,
-            NON_CAUSAL,
+            scores,
             None,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
-            q_scale,
-            k_scale,
-            v_scale,
+            scales,
             q.dtype,
             return_lse,
         )

@@ -8,14 +8,17 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention import run as running
 from precast._ops.attention.batch_trace import paged_trace
-from precast._ops.attention.decode._checks import check_q_len
-from precast._ops.attention.decode._plan import DecodePlan
+from precast._ops.attention.decode.plan import DecodePlan
 from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.decode.validation import check_q_len
+from precast._ops.attention.plan import Scores, Tables, scores_of
+from precast._ops.attention.signature import arguments_of
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -107,36 +110,37 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         backend: str = "auto",
         jit_args: list[Any] | None = None,
     ) -> None:
-        super().__init__(float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args)
-        self._use_tensor_cores = use_tensor_cores
-        self._q_len_per_req = None
-        self._qo_indptr_buf = None
-        self._qo_indptr_of = (0, 0)
+        indptr, indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
+        last_page_len, qo_indptr, batch_size = paged_kv_last_page_len_buffer, None, 0
         if use_cuda_graph:
-            buffers = {
-                "paged_kv_indptr_buffer": paged_kv_indptr_buffer,
-                "paged_kv_indices_buffer": paged_kv_indices_buffer,
-                "paged_kv_last_page_len_buffer": paged_kv_last_page_len_buffer,
-            }
-            for name, buffer in buffers.items():
+            for name, buffer in (
+                ("paged_kv_indptr_buffer", indptr),
+                ("paged_kv_indices_buffer", indices),
+                ("paged_kv_last_page_len_buffer", last_page_len),
+            ):
                 if not isinstance(buffer, torch.Tensor):
                     raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
-            assert paged_kv_last_page_len_buffer is not None
-            assert paged_kv_indptr_buffer is not None
-            self._fixed_batch_size = len(paged_kv_last_page_len_buffer)
-            if len(paged_kv_indptr_buffer) != self._fixed_batch_size + 1:
+            assert last_page_len is not None
+            assert indptr is not None
+            batch_size = len(last_page_len)
+            if len(indptr) != batch_size + 1:
                 raise ValueError(
                     f"The size of paged_kv_indptr_buffer should be batch_size + 1: "
-                    f"{self._fixed_batch_size + 1} for paged_kv_last_page_len_buffer, got "
-                    f"{len(paged_kv_indptr_buffer)}"
+                    f"{batch_size + 1} for paged_kv_last_page_len_buffer, got {len(indptr)}"
                 )
             if use_tensor_cores:
-                self._qo_indptr_buf = torch.arange(
-                    self._fixed_batch_size + 1, dtype=torch.int32, device=self.device
-                )
-        self._paged_kv_indptr_buf = paged_kv_indptr_buffer
-        self._paged_kv_indices_buf = paged_kv_indices_buffer
-        self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buffer
+                device = float_workspace_buffer.device
+                qo_indptr = torch.arange(batch_size + 1, dtype=torch.int32, device=device)
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            backend,
+            jit_args,
+            buffers=Tables(qo_indptr, indptr, last_page_len, indices),
+        )
+        self._fixed_batch_size = batch_size
+        self._use_tensor_cores = use_tensor_cores
 
     @property
     def use_tensor_cores(self) -> bool:
@@ -228,31 +232,22 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         Safe in CUDA graphs; not differentiable.
         """
         if q_len_per_req is not None:
-            check_q_len(self, q, q_len_per_req)
+            batch_size = self._batch_size if self._plan.is_launched else None
+            check_q_len(self._name, q.shape[0], batch_size, q_len_per_req)
         if window_left is not None:
             running.check_window(self, window_left)
-        if args or kv_cache_sf is not None or skip_softmax_threshold_scale_factor is not None:
+        if args or not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
             running.check_other_options(
                 self,
                 args,
                 kv_cache_sf=kv_cache_sf,
                 skip_softmax_threshold_scale_factor=skip_softmax_threshold_scale_factor,
             )
-        result, sums = running.run_paged(
-            self,
-            q,
-            paged_kv_cache,
-            None,
-            self._q_len_per_req,
-            self._mask_mode,
-            q_scale,
-            k_scale,
-            v_scale,
-            out,
-            lse,
-            return_lse,
-            sinks,
-            enable_pdl,
+        k, v = paged_kv_cache, None
+        if isinstance(k, tuple):
+            k, v = running.split_cache(self, k)
+        result, sums = running.run(
+            self, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl
         )
         return result if sums is None else (result, sums)
 
@@ -275,36 +270,18 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """:meth:`run`, with options that :meth:`plan` has now, too."""
-        self._check_wider(window_left)
-        self._check_positions(pos_encoding_mode, rope_scale, rope_theta)
-        self._keep(
-            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
+        cap, causal = logits_soft_cap or 0.0, self._causal
+        self._take_scores(
+            Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
         )
         return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
 
-    def forward_return_lse(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: Cache,
-        pos_encoding_mode: str = "NONE",
-        q_scale: Scale = None,
-        k_scale: Scale = None,
-        v_scale: Scale = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @arguments_of(forward)
+    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._check_wider(window_left)
-        self._check_positions(pos_encoding_mode, rope_scale, rope_theta)
-        self._keep(
-            pos_encoding_mode, window_left, logits_soft_cap, sm_scale, rope_scale, rope_theta
-        )
-        return self.run(
-            q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale, return_lse=True
-        )
+        self._take_scores(scores_of(given, causal=self._causal))
+        scales = {f"{name}_scale": getattr(given, f"{name}_scale") for name in "qkv"}
+        return self.run(given.q, given.paged_kv_cache, return_lse=True, **scales)
 
     def end_forward(self) -> None:
         """Nothing; older engines call it."""

@@ -8,15 +8,18 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
-from precast._ops.attention import enums as words
 from precast._ops.attention import run as running
+from precast._ops.attention import validation
 from precast._ops.attention.batch_trace import paged_trace
-from precast._ops.attention.prefill._lse import Lse
-from precast._ops.attention.prefill._paged_plan import PagedPrefillPlan
+from precast._ops.attention.plan import Mask, Scores, Tables, scores_of
+from precast._ops.attention.prefill.lse import Lse
+from precast._ops.attention.prefill.paged_plan import PagedPrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention.signature import arguments_of
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -115,35 +118,40 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         jit_kwargs: dict[str, Any] | None = None,
         variant_owns_mask: bool = False,
     ) -> None:
-        super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs
+        lengths = Tables(
+            qo_indptr_buf, paged_kv_indptr_buf, paged_kv_last_page_len_buf, paged_kv_indices_buf
         )
-        words.check_no_variant(self._name, variant_owns_mask)
-        if use_cuda_graph:
-            buffers = {
-                "qo_indptr_buf": qo_indptr_buf,
-                "paged_kv_indptr_buf": paged_kv_indptr_buf,
-                "paged_kv_indices_buf": paged_kv_indices_buf,
-                "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
-            }
-            for name, buffer in buffers.items():
-                if not isinstance(buffer, torch.Tensor):
-                    raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
-            assert qo_indptr_buf is not None
-            self._fixed_batch_size = len(qo_indptr_buf) - 1
-            for name, more in (("paged_kv_indptr_buf", 1), ("paged_kv_last_page_len_buf", 0)):
-                size = len(buffers[name])  # type: ignore[arg-type]
-                if size != self._fixed_batch_size + more:
-                    raise ValueError(
-                        f"The length of {name} should be batch_size{' + 1' if more else ''}: "
-                        f"{self._fixed_batch_size + more} for qo_indptr_buf, got {size}"
-                    )
-        self._qo_indptr_buf = qo_indptr_buf
-        self._paged_kv_indptr_buf = paged_kv_indptr_buf
-        self._paged_kv_indices_buf = paged_kv_indices_buf
-        self._paged_kv_last_page_len_buf = paged_kv_last_page_len_buf
-        self._custom_mask_buf = custom_mask_buf
-        self._mask_indptr_buf = mask_indptr_buf
+        super().__init__(
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            backend,
+            jit_args,
+            jit_kwargs,
+            buffers=lengths,
+            mask=Mask(custom_mask_buf, mask_indptr_buf),
+        )
+        validation.check_no_variant(self._name, variant_owns_mask)
+        if not use_cuda_graph:
+            return
+        buffers = {
+            "qo_indptr_buf": qo_indptr_buf,
+            "paged_kv_indptr_buf": paged_kv_indptr_buf,
+            "paged_kv_indices_buf": paged_kv_indices_buf,
+            "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
+        }
+        for name, buffer in buffers.items():
+            if not isinstance(buffer, torch.Tensor):
+                raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
+        assert qo_indptr_buf is not None
+        self._fixed_batch_size = len(qo_indptr_buf) - 1
+        for name, more in (("paged_kv_indptr_buf", 1), ("paged_kv_last_page_len_buf", 0)):
+            size = len(buffers[name])  # type: ignore[arg-type]
+            if size != self._fixed_batch_size + more:
+                raise ValueError(
+                    f"The length of {name} should be batch_size{' + 1' if more else ''}: "
+                    f"{self._fixed_batch_size + more} for qo_indptr_buf, got {size}"
+                )
 
     @precast_api(trace=_TRACE)
     def run(
@@ -248,21 +256,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
                 uses_spcompress=uses_spcompress,
             )
         finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
-        result, sums = running.run_paged(
-            self,
-            q,
-            paged_kv_cache,
-            self._qo_indptr_buf,
-            0,
-            self._mask_mode(),
-            q_scale,
-            k_scale,
-            v_scale,
-            out,
-            None if finish is None else finish.buffer,
-            return_lse,
-            sinks,
-            enable_pdl,
+        k, v = paged_kv_cache, None
+        if isinstance(k, tuple):
+            k, v = running.split_cache(self, k)
+        into = None if finish is None else finish.buffer
+        result, sums = running.run(
+            self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, sinks, enable_pdl
         )
         if finish is None or sums is None:
             return result
@@ -288,47 +287,33 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """:meth:`run`, with options that :meth:`plan` has now, too."""
-        self._rewind(
-            causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
+        self._take_options(
+            Scores(
+                causal,
+                window_left,
+                logits_soft_cap or 0.0,
+                sm_scale,
+                pos_encoding_mode,
+                rope_scale,
+                rope_theta,
+                use_fp16_qk_reduction,
+            )
         )
         out = self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale)
         assert isinstance(out, torch.Tensor)
         return out
 
-    def forward_return_lse(
-        self,
-        q: torch.Tensor,
-        paged_kv_cache: Cache,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        k_scale: Scale = None,
-        v_scale: Scale = None,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @arguments_of(forward)
+    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._rewind(
-            causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
+        self._take_options(scores_of(given))
+        both = self.run(
+            given.q,
+            given.paged_kv_cache,
+            return_lse=True,
+            k_scale=given.k_scale,
+            v_scale=given.v_scale,
         )
-        both = self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale, return_lse=True)
         assert isinstance(both, tuple)
         return both
 

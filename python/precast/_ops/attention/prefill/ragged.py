@@ -8,15 +8,18 @@ arXiv:2307.08691.
 from __future__ import annotations
 
 import functools
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
-from precast._ops.attention import enums as words
 from precast._ops.attention import run as running
+from precast._ops.attention import validation
 from precast._ops.attention.batch_trace import ragged_trace
-from precast._ops.attention.prefill._lse import Lse
-from precast._ops.attention.prefill._ragged_plan import RaggedPrefillPlan
+from precast._ops.attention.plan import Mask, Scores, Tables, scores_of
+from precast._ops.attention.prefill.lse import Lse
+from precast._ops.attention.prefill.ragged_plan import RaggedPrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
+from precast._ops.attention.signature import arguments_of
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -102,28 +105,29 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         variant_owns_mask: bool = False,
     ) -> None:
         super().__init__(
-            float_workspace_buffer, kv_layout, use_cuda_graph, backend, jit_args, jit_kwargs
+            float_workspace_buffer,
+            kv_layout,
+            use_cuda_graph,
+            backend,
+            jit_args,
+            jit_kwargs,
+            buffers=Tables(qo_indptr_buf, kv_indptr_buf),
+            mask=Mask(custom_mask_buf, mask_indptr_buf),
         )
-        words.check_no_variant(self._name, variant_owns_mask)
-        if use_cuda_graph:
-            for name, buffer in (
-                ("qo_indptr_buf", qo_indptr_buf),
-                ("kv_indptr_buf", kv_indptr_buf),
-            ):
-                if not isinstance(buffer, torch.Tensor):
-                    raise ValueError(f"{name} should be a torch.Tensor in cuda graph mode")
-            assert qo_indptr_buf is not None
-            assert kv_indptr_buf is not None
-            self._fixed_batch_size = len(qo_indptr_buf) - 1
-            if len(kv_indptr_buf) != self._fixed_batch_size + 1:
-                raise ValueError(
-                    f"The length of kv_indptr_buf ({len(kv_indptr_buf)}) should be the same as "
-                    f"qo_indptr_buf ({self._fixed_batch_size + 1})."
-                )
-        self._qo_indptr_buf = qo_indptr_buf
-        self._kv_indptr_buf = kv_indptr_buf
-        self._custom_mask_buf = custom_mask_buf
-        self._mask_indptr_buf = mask_indptr_buf
+        validation.check_no_variant(self._name, variant_owns_mask)
+        if not use_cuda_graph:
+            return
+        for name, buffer in (("qo_indptr_buf", qo_indptr_buf), ("kv_indptr_buf", kv_indptr_buf)):
+            if not isinstance(buffer, torch.Tensor):
+                raise ValueError(f"{name} should be a torch.Tensor in cuda graph mode")
+        assert qo_indptr_buf is not None
+        assert kv_indptr_buf is not None
+        self._fixed_batch_size = len(qo_indptr_buf) - 1
+        if len(kv_indptr_buf) != self._fixed_batch_size + 1:
+            raise ValueError(
+                f"The length of kv_indptr_buf ({len(kv_indptr_buf)}) should be the same as "
+                f"qo_indptr_buf ({self._fixed_batch_size + 1})."
+            )
 
     @precast_api(trace=_TRACE)
     def run(
@@ -206,22 +210,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
                 o_scale=None if o_scale == 1.0 else o_scale,
             )
         finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
-        result, sums = running.run_ragged(
-            self,
-            q,
-            k,
-            v,
-            self._qo_indptr_buf,
-            self._kv_indptr_buf,
-            self._mask_mode(),
-            q_scale,
-            k_scale,
-            v_scale,
-            out,
-            None if finish is None else finish.buffer,
-            return_lse,
-            None,
-            enable_pdl,
+        into = None if finish is None else finish.buffer
+        result, sums = running.run(
+            self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, None, enable_pdl
         )
         if finish is None or sums is None:
             return result
@@ -246,46 +237,27 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """:meth:`run`, with options that :meth:`plan` has now, too."""
-        self._rewind(
-            causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
+        self._take_options(
+            Scores(
+                causal,
+                window_left,
+                logits_soft_cap or 0.0,
+                sm_scale,
+                pos_encoding_mode,
+                rope_scale,
+                rope_theta,
+                use_fp16_qk_reduction,
+            )
         )
         out = self.run(q, k, v)
         assert isinstance(out, torch.Tensor)
         return out
 
-    def forward_return_lse(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        causal: bool = False,
-        pos_encoding_mode: str = "NONE",
-        use_fp16_qk_reduction: bool = False,
-        window_left: int = -1,
-        logits_soft_cap: float | None = None,
-        sm_scale: float | None = None,
-        rope_scale: float | None = None,
-        rope_theta: float | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    @arguments_of(forward)
+    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._rewind(
-            causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
-        )
-        both = self.run(q, k, v, return_lse=True)
+        self._take_options(scores_of(given))
+        both = self.run(given.q, given.k, given.v, return_lse=True)
         assert isinstance(both, tuple)
         return both
 

@@ -3,19 +3,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from precast._base.torch import torch
-from precast._ops.attention.enums import get_alibi_slopes, softmax_scale
-from precast._ops.attention.prefill._masks import paged_sizes, ragged_sizes
+from precast._ops.attention.enums import MaskMode
+from precast._ops.attention.plan import Items, Scores
+from precast._ops.attention.prefill.masks import paged_sizes, ragged_sizes
 from precast._ops.attention.reference import (
-    ALIBI,
-    CAUSAL,
-    CUSTOM,
-    MULTI_ITEM,
-    NON_CAUSAL,
-    ROPE_LLAMA,
+    Features,
     attend,
+    features_of,
     paged_requests,
     ragged_requests,
     row_bounds,
@@ -100,23 +95,17 @@ def batch_prefill_with_paged_kv_cache_reference(
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
-    features = _features(
-        q,
-        sizes,
-        custom_mask,
+    scores = Scores(
         causal,
-        pos_encoding_mode,
         window_left,
-        logits_soft_cap,
-        softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
+        logits_soft_cap or 0.0,
+        sm_scale,
+        pos_encoding_mode,
         rope_scale,
         rope_theta,
-        v_scale,
-        sinks,
-        prefix_len_ptr,
-        token_pos_in_items_ptr,
-        token_pos_in_items_len,
     )
+    items = Items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
+    features = _features(q, sizes, custom_mask, scores, items, (q_scale * k_scale, v_scale), sinks)
     bounds = row_bounds(qo_indptr, 0, paged_kv_indptr.numel() - 1)
     requests = paged_requests(
         k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
@@ -198,22 +187,24 @@ def batch_prefill_with_ragged_kv_cache_reference(
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
+    scores = Scores(
+        causal,
+        window_left,
+        logits_soft_cap or 0.0,
+        sm_scale,
+        pos_encoding_mode,
+        rope_scale,
+        rope_theta,
+    )
+    items = Items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
     features = _features(
         q,
         ragged_sizes(qo_indptr, kv_indptr),
         custom_mask,
-        causal,
-        pos_encoding_mode,
-        window_left,
-        logits_soft_cap,
-        softmax_scale(sm_scale, q.shape[-1]) * q_scale * k_scale,
-        rope_scale,
-        rope_theta,
-        v_scale,
+        scores,
+        items,
+        (q_scale * k_scale, v_scale),
         sinks,
-        prefix_len_ptr,
-        token_pos_in_items_ptr,
-        token_pos_in_items_len,
     )
     bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
     out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
@@ -225,41 +216,26 @@ def _features(
     q: torch.Tensor,
     sizes: torch.Tensor,
     custom_mask: torch.Tensor | None,
-    causal: bool,
-    pos_encoding_mode: str,
-    window_left: int,
-    logits_soft_cap: float | None,
-    sm_scale: float,
-    rope_scale: float | None,
-    rope_theta: float | None,
-    v_scale: float,
+    scores: Scores,
+    items: Items,
+    scales: tuple[float, float],
     sinks: torch.Tensor | None,
-    prefix_len_ptr: torch.Tensor | None,
-    token_pos_in_items_ptr: torch.Tensor | None,
-    token_pos_in_items_len: int,
-) -> dict[str, Any]:
-    mode, bits, starts = CAUSAL if causal else NON_CAUSAL, None, None
+) -> Features:
+    more: dict[str, object] = {}
     if custom_mask is not None:
         bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
         bits, starts = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
-        mode = CUSTOM
-    if prefix_len_ptr is not None:
-        mode = MULTI_ITEM
-    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    return {
-        "mask_mode": mode,
-        "packed_mask": bits,
-        "mask_indptr": starts,
-        "window_left": window_left,
-        "pos_encoding": {"NONE": 0, "ROPE_LLAMA": ROPE_LLAMA, "ALIBI": ALIBI}[pos_encoding_mode],
-        "alibi_slopes": slopes,
-        "rope_scale": rope_scale or 1.0,
-        "rope_theta": rope_theta or 1e4,
-        "logits_soft_cap": logits_soft_cap or 0.0,
-        "sm_scale": sm_scale,
-        "out_scale": v_scale,
-        "sinks": sinks,
-        "prefix_len": prefix_len_ptr,
-        "token_pos": None if token_pos_in_items_ptr is None else token_pos_in_items_ptr,
-        "token_pos_len": token_pos_in_items_len,
-    }
+        more = {"mask_mode": MaskMode.CUSTOM, "packed_mask": bits, "mask_indptr": starts}
+    if items.prefix_len is not None:
+        more["mask_mode"] = MaskMode.MULTIITEMSCORING
+    return features_of(
+        q,
+        scores,
+        scales[0],
+        out_scale=scales[1],
+        sinks=sinks,
+        prefix_len=items.prefix_len,
+        token_pos=items.token_pos,
+        token_pos_len=items.token_pos_len,
+        **more,
+    )

@@ -13,13 +13,13 @@ from typing import Any, TypeAlias
 from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
 from precast._op.dispatch import check_tensors
-from precast._ops.attention import kernels
-from precast._ops.attention.enums import check_backend, get_alibi_slopes, softmax_scale
+from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.formula import attention
-from precast._ops.attention.prefill._masks import check_mask_size
-from precast._ops.attention.prefill._trace import single_prefill_trace
-from precast._ops.attention.reference import CAUSAL, CUSTOM, NON_CAUSAL
-from precast._ops.attention.single import run_single
+from precast._ops.attention.plan import Scores
+from precast._ops.attention.prefill.masks import check_mask_size
+from precast._ops.attention.prefill.trace import single_prefill_trace
+from precast._ops.attention.single import run_single, single_prefill
+from precast._ops.attention.validation import check_backend, softmax_scale
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
 
@@ -265,31 +265,29 @@ def single_prefill_with_kv_cache(
         if value is not None:
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
     try:
-        mask_mode = CAUSAL if causal else NON_CAUSAL
         masked = custom_mask is not None or packed_custom_mask is not None
         if masked and q.dim() == k.dim() == 3:
             _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
         if custom_mask is not None and packed_custom_mask is None:
             packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-        if packed_custom_mask is not None:
-            mask_mode = CUSTOM
+        scores = Scores(
+            causal,
+            window_left,
+            logits_soft_cap or 0.0,
+            sm_scale,
+            pos_encoding_mode,
+            rope_scale,
+            rope_theta,
+        )
         out, lse = run_single(
-            kernels.single_prefill,
+            single_prefill,
             q,
             k,
             v,
             kv_layout,
-            pos_encoding_mode,
-            mask_mode,
+            scores,
             packed_custom_mask,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
-            None,
-            k_scale,
-            v_scale,
+            (None, k_scale, v_scale),
             q.dtype if o_dtype is None else o_dtype,
             return_lse,
         )

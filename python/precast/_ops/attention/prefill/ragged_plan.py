@@ -4,20 +4,19 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention import enums as words
-from precast._ops.attention.prefill._masks import ragged_sizes
-from precast._ops.attention.prefill._plan import Dtype, PrefillPlan
-from precast._ops.attention.replan import all_or_nothing
+from precast._ops.attention.attributes import PlanField
+from precast._ops.attention.plan import Items, Scores, Tables
+from precast._ops.attention.prefill.masks import ragged_sizes
+from precast._ops.attention.prefill.plan import Dtype, PrefillCall, PrefillPlan
 from precast.api_logging import precast_api
 
 
 class RaggedPrefillPlan(PrefillPlan):
     """The methods of the wrapper that plan."""
 
-    _kv_indptr_buf: torch.Tensor | None
+    _kv_indptr_buf = PlanField("tables", "kv_indptr")
 
     @precast_api
-    @all_or_nothing
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -130,72 +129,40 @@ class RaggedPrefillPlan(PrefillPlan):
                 f"{self._name}.plan: kv_indptr must have length {batch_size + 1} as qo_indptr, got "
                 f"{kv_indptr.shape[0]}"
             )
-        if rope_scale is not None or rope_theta is not None:
-            words.check_rope(f"{self._name}.plan", rope_scale, rope_theta)
-        vo = head_dim_qk if head_dim_vo is None else head_dim_vo
-        config = (
-            num_qo_heads,
-            num_kv_heads,
-            head_dim_qk,
-            vo,
-            pos_encoding_mode,
-            q_data_type,
-            kv_data_type,
-            o_data_type,
-        )
-        if config != self._config:
-            self._config = None
-            self._configure(*config)
-            self._config = config
-        self._keep_rows(qo_indptr, batch_size, max_token_per_sequence or uniform_q_len)
-        self._max_kv_len = None
-        if not kv_indptr.is_cuda and batch_size:
-            self._max_kv_len = int(kv_indptr.diff().max())
-        if max_sequence_kv is not None:
-            self._max_kv_len = max_sequence_kv
-        masked = custom_mask is not None or packed_custom_mask is not None
-        sizes = ragged_sizes(qo_indptr, kv_indptr, non_blocking) if masked else None
-        self._check_split_of(
-            (qo_indptr, kv_indptr, None),
-            batch_size,
-            0,
-            head_dim_qk,
-            prefix_len_ptr is not None or (causal and not masked),
-            window_left,
-            fixed_split_size,
-            disable_split_kv,
-        )
-        self._keep_mask(custom_mask, packed_custom_mask, sizes, non_blocking)
-        self._keep_items(
-            prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
-        )
-        if self._use_cuda_graph:
-            tables = self._tables(
-                non_blocking, (self._qo_indptr_buf, qo_indptr), (self._kv_indptr_buf, kv_indptr)
+        if max_sequence_kv is None and not kv_indptr.is_cuda and batch_size:
+            max_sequence_kv = int(kv_indptr.diff().max())
+        sizes = None
+        if custom_mask is not None or packed_custom_mask is not None:
+            sizes = ragged_sizes(qo_indptr, kv_indptr, non_blocking)
+        self._plan_batch(
+            PrefillCall(
+                lengths=Tables(qo_indptr, kv_indptr),
+                heads=(num_qo_heads, num_kv_heads),
+                head_dims=(head_dim_qk, head_dim_qk if head_dim_vo is None else head_dim_vo),
+                page_size=0,
+                dtypes=(q_data_type, kv_data_type, o_data_type),
+                scores=Scores(
+                    causal,
+                    window_left,
+                    logits_soft_cap or 0.0,
+                    sm_scale,
+                    pos_encoding_mode,
+                    rope_scale,
+                    rope_theta,
+                    use_fp16_qk_reduction,
+                ),
+                mask=(custom_mask, packed_custom_mask, sizes),
+                items=Items(
+                    prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len, max_item_len_ptr
+                ),
+                max_q_len=max_token_per_sequence or uniform_q_len,
+                max_kv_len=max_sequence_kv,
+                is_uniform=True,  # No row is padding.
+                block_tables=None,
+                fixed_split_size=fixed_split_size,
+                disable_split_kv=disable_split_kv,
+                non_blocking=non_blocking,
             )
-        else:
-            self._qo_indptr_buf = qo_indptr = self._on_device(qo_indptr, non_blocking)
-            self._kv_indptr_buf = kv_indptr = self._on_device(kv_indptr, non_blocking)
-            tables = qo_indptr, kv_indptr, None, None
-        self._launch_plan(
-            tables,
-            batch_size,
-            0,
-            head_dim_qk,
-            causal,
-            window_left,
-            fixed_split_size,
-            disable_split_kv,
-        )
-        self._keep(
-            causal,
-            pos_encoding_mode,
-            use_fp16_qk_reduction,
-            window_left,
-            logits_soft_cap,
-            sm_scale,
-            rope_scale,
-            rope_theta,
         )
 
     begin_forward = plan

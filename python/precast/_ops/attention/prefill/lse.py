@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from precast._base.torch import torch
-from precast._ops.attention.enums import check_shape_dtype_device
+from precast._ops.attention.validation import check_shape_dtype_device
 
 _FACTORS = {"log2": 1.0, "ln": math.log(2.0)}
 

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The params block of an attention plan: a CPU tensor of bytes. Python writes its two options
+// structs, pack_plan() checks them with the plan's tensors and fills the rest, and the launches of
+// plan() and run() read it. It holds addresses, so whoever has the block keeps the tensors alive.
+#pragma once
+
+#include <cstring>
+#include <type_traits>
+
+#include "core/tvm_ffi_utils.h"
+#include "precast/attention/params.cuh"
+#include "precast/attention/plan.cuh"
+
+namespace precast {
+
+// What the division of work depends on. The same fields as PlanShape in
+// python/precast/_ops/attention/plan.py; tests/unit/attention/test_plan_block.py compares them.
+struct PlanShape {
+  int64_t batch_size;
+  int64_t rows;           // queries of the batch, -1 where the host does not know them
+  int64_t q_len_per_req;  // 0: qo_indptr counts queries
+  int64_t page_size;      // 0: keys and values are not in pages
+  int64_t num_qo_heads;
+  int64_t num_kv_heads;
+  int64_t head_dim_qk;
+  int64_t head_dim_vo;
+  int64_t kv_bytes;
+  int64_t tile_rows;
+  int64_t causal;
+  int64_t window_left;
+  int64_t fixed_split_size;
+  int64_t disable_split_kv;
+};
+
+// What the scores of a run depend on; ScoreOptions in plan.py.
+struct ScoreOptions {
+  int64_t hnd;  // layout of the pages
+  int64_t mask_mode;
+  int64_t window_left;
+  int64_t pos_encoding;
+  int64_t token_pos_len;
+  double logits_soft_cap;
+  double sm_scale;
+  double rope_scale;
+  double rope_theta;
+};
+
+struct PlanBlock {
+  PlanShape shape;
+  ScoreOptions scores;
+  // pack_plan() writes the rest.
+  uint64_t magic;
+  int64_t device_id;
+  int64_t int_bytes, float_bytes;  // of the workspaces
+  PlanParams plan;                 // of the planning kernel
+  AttentionParams params;          // of the attention kernels, without what a run brings
+};
+
+constexpr int64_t kBlockBytes = 1024;  // BLOCK_BYTES in plan.py
+static_assert(sizeof(PlanBlock) <= kBlockBytes, "kBlockBytes");
+static_assert(std::is_trivially_copyable_v<PlanBlock>, "a block is copied as bytes");
+
+// Says that a block is packed, and by the layout of this build.
+constexpr uint64_t kPackedMagic = 0x50524543'00010000 + sizeof(PlanBlock);
+
+PRECAST_ONE_COPY PlanBlock* block_of(const Arg& arg) {
+  const TensorView& t = arg.tensor;
+  const DLDataType dtype = t.dtype();
+  PRECAST_CHECK(same_dtype(dtype, {kDLUInt, 8, 1}), ValueError)
+      << arg.what() << " must be uint8, got " << to_string(dtype);
+  PRECAST_CHECK(t.device().device_type == kDLCPU, ValueError)
+      << arg.what() << " must be a CPU tensor, got " << device_name(t.device());
+  check_vector(arg, kBlockBytes);
+  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % alignof(PlanBlock) == 0, ValueError)
+      << arg.what() << " must start at a multiple of " << alignof(PlanBlock) << " bytes";
+  return static_cast<PlanBlock*>(data_of(t));
+}
+
+PRECAST_ONE_COPY const PlanBlock& packed_block(const Arg& arg) {
+  const PlanBlock* block = block_of(arg);
+  PRECAST_CHECK(block->magic == kPackedMagic, ValueError)
+      << arg.what() << " must be filled by pack_plan() of this build. Fix: call plan()";
+  return *block;
+}
+
+}  // namespace precast

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Buffers that are made once a process: ranges of numbers and the slopes of ALiBi."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from precast._base.torch import torch
+
+#: Buffers that are made once a process, by name and device.
+_cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
+
+
+def is_capturing(device: torch.device) -> bool:
+    """Whether what is launched now becomes a part of a CUDA graph."""
+    return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
+
+
+def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+    """A buffer that is made once, but for those of a CUDA graph: their memory is the graph's.
+
+    Compiled code may become one.
+    """
+    key = (name, device)
+    buffer = _cache_buf.get(key)
+    if buffer is None:
+        buffer = make()
+        if not (torch.compiler.is_compiling() or is_capturing(device)):
+            _cache_buf[key] = buffer
+    return buffer
+
+
+def _ceil_pow2(x: int) -> int:
+    """The least power of two that is not below ``x``."""
+    return 1 << (x - 1).bit_length()
+
+
+def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
+    """``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
+    size, device = _ceil_pow2(seq_len), torch.device(device)
+    return _kept(
+        f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
+    )[:seq_len]
+
+
+def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> torch.Tensor:
+    r"""The slope of each head for ALiBi.
+
+    .. math:: m_h = 2^{-8 (h + 1) / n}
+
+    for the largest power of two :math:`n` that is not above ``n_heads``; the heads behind it have
+    every other slope of :math:`2n` heads.
+
+    Parameters
+    ----------
+    n_heads : int
+        Heads, at least 1.
+    device : torch.device, optional
+        Where the result is made.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[n_heads]``, float32.
+
+    Notes
+    -----
+    Source: Press et al., Train Short, Test Long, arXiv:2108.12409.
+
+    Examples
+    --------
+    >>> get_alibi_slopes(3)
+    tensor([0.0625, 0.0039, 0.2500])
+    """
+    n = 1 << (n_heads.bit_length() - 1)
+    # Made on the device: a CUDA graph that is captured takes no copy from the host.
+    heads = torch.arange(n_heads, dtype=torch.float64, device=device)
+    exponents = torch.where(heads < n, -8.0 * (heads + 1) / n, -4.0 * (2 * (heads - n) + 1) / n)
+    return torch.exp2(exponents).float()
+
+
+def alibi_slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
+    """The slopes, kept for the process."""
+    return _kept(
+        f"alibi_slopes_{num_qo_heads}", device, lambda: get_alibi_slopes(num_qo_heads, device)
+    )

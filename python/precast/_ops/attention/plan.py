@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The plan of a batch: one frozen object that every run until the next plan reads.
+
+Kernels get it as a params block, a small CPU tensor of bytes. Python writes the two structs of
+numbers at its start, the export ``pack_plan`` checks them with the plan's tensors and fills the
+rest (``csrc/attention/plan_block.h``). A block holds addresses, which the plan keeps alive.
+"""
+
+from __future__ import annotations
+
+import struct
+import weakref
+from operator import is_
+from typing import Any, NamedTuple
+
+from precast._base.torch import torch
+from precast._ops.attention.enums import MaskMode
+from precast._ops.attention.validation import pos_encoding
+
+
+class PlanShape(NamedTuple):
+    """What the division of work depends on, in the order of the C++ struct of this name."""
+
+    batch_size: int = 0
+    rows: int = -1  # queries of the batch, -1 where the host does not know them
+    q_len_per_req: int = 0  # 0: qo_indptr counts queries
+    page_size: int = 0  # 0: keys and values are not in pages
+    num_qo_heads: int = 0
+    num_kv_heads: int = 0
+    head_dim_qk: int = 0
+    head_dim_vo: int = 0
+    kv_bytes: int = 0
+    tile_rows: int = 0
+    causal: bool = False
+    window_left: int = -1
+    fixed_split_size: int = -1
+    disable_split_kv: bool = False
+
+
+class ScoreOptions(NamedTuple):
+    """What scores depend on as kernels know it, in the order of the C++ struct of this name."""
+
+    hnd: bool
+    mask_mode: int
+    window_left: int
+    pos_encoding: int
+    token_pos_len: int
+    logits_soft_cap: float
+    sm_scale: float
+    rope_scale: float
+    rope_theta: float
+
+
+#: Both structs, one behind the other.
+_NUMBERS = struct.Struct("=14q5q4d")
+BLOCK_BYTES = 1024
+
+
+def new_block(shape: PlanShape, options: ScoreOptions | None = None) -> torch.Tensor:
+    """A params block that holds these numbers and is not packed yet."""
+    memory = bytearray(BLOCK_BYTES)
+    numbers = (*shape, *(options or _NO_OPTIONS))
+    try:
+        _NUMBERS.pack_into(memory, 0, *numbers)
+    except struct.error as error:
+        names = (*PlanShape._fields, *ScoreOptions._fields)
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, numbers))
+        raise TypeError(f"options of plan() must be numbers of 64 bits: {error}; {given}") from None
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
+def read_block(block: torch.Tensor) -> tuple[PlanShape, ScoreOptions]:
+    """The numbers of a block; for references, which have more time than kernels."""
+    numbers = _NUMBERS.unpack(bytes(block[: _NUMBERS.size].tolist()))
+    count = len(PlanShape._fields)
+    return PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:])
+
+
+class Model(NamedTuple):
+    """What does not depend on the batch: it chooses the module."""
+
+    q_dtype: Any = None
+    kv_dtype: Any = None
+    o_dtype: Any = None
+    #: Of the kernels' table: dtypes, head dimensions and the device's index.
+    key: tuple[Any, ...] = ()
+    #: Whether outputs have the dtype of queries, as kernels write them.
+    writes_outputs: bool = True
+    #: Whether they have the shape, too.
+    is_like_q: bool = False
+
+
+class Scores(NamedTuple):
+    """Options of scores, as ``plan()`` is given them."""
+
+    causal: bool = False
+    window_left: int = -1
+    logits_soft_cap: float = 0.0
+    sm_scale: float | None = None
+    pos_encoding_mode: str = "NONE"
+    rope_scale: float | None = None
+    rope_theta: float | None = None
+    use_fp16_qk_reduction: bool = False
+
+
+def scores_of(given: Any, **more: Any) -> Scores:
+    """The options that are attributes of ``given``."""
+    options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
+    options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
+    return Scores(**{**options, **more})
+
+
+class Tables(NamedTuple):
+    """Lengths and pages of a batch, int32."""
+
+    qo_indptr: torch.Tensor | None = None
+    kv_indptr: torch.Tensor | None = None
+    kv_last_page_len: torch.Tensor | None = None
+    kv_indices: torch.Tensor | None = None
+    kv_len: torch.Tensor | None = None
+
+
+NO_TABLES = Tables()
+
+
+class Mask(NamedTuple):
+    """Bits of a custom mask; under CUDA graphs the buffers stay where no mask is used."""
+
+    bits: torch.Tensor | None = None
+    indptr: torch.Tensor | None = None
+    is_used: bool = False
+
+
+NO_MASK = Mask()
+
+
+class Items(NamedTuple):
+    """Prefixes and items of multi-item scoring; kernels do without the longest item."""
+
+    prefix_len: torch.Tensor | None = None
+    token_pos: torch.Tensor | None = None
+    token_pos_len: int = 0
+    max_item_len: torch.Tensor | None = None
+
+
+NO_ITEMS = Items()
+
+
+class Hints(NamedTuple):
+    """What engines read of a plan and kernels do not."""
+
+    max_q_len: int | None = None
+    max_kv_len: int | None = None
+    max_total_num_rows: int | None = None
+    block_tables: torch.Tensor | None = None
+    #: Whether a new output may have rows that no request has; those are 0.
+    pads: bool = False
+    #: Whether the tensor of query bounds that decode makes may serve the next plan.
+    keeps_qo_indptr: bool = False
+
+
+class AttentionPlan(NamedTuple):
+    """What a run reads. Another option makes another plan: nothing here changes."""
+
+    model: Model
+    shape: PlanShape
+    scores: Scores
+    tables: Tables
+    mask: Mask
+    items: Items
+    hints: Hints
+    hnd: bool
+    int_workspace: torch.Tensor | None
+    float_workspace: torch.Tensor | None
+    #: Whether the int workspace holds it.
+    is_launched: bool = False
+    alibi_slopes: torch.Tensor | None = None
+    #: None: an option has changed since it was packed.
+    block: torch.Tensor | None = None
+
+    @property
+    def mask_mode(self) -> MaskMode:
+        """Which keys a query sees; items come before a custom mask, and that before causal."""
+        if self.items.prefix_len is not None:
+            return MaskMode.MULTIITEMSCORING
+        if self.mask.is_used:
+            return MaskMode.CUSTOM
+        return MaskMode.CAUSAL if self.scores.causal else MaskMode.NON_CAUSAL
+
+    def score_options(self, mask_mode: MaskMode) -> ScoreOptions:
+        """The scores' options with their defaults."""
+        s, scale = self.scores, self.scores.sm_scale
+        return ScoreOptions(
+            self.hnd,
+            mask_mode,
+            s.window_left,
+            pos_encoding("plan", s.pos_encoding_mode),
+            self.items.token_pos_len,
+            s.logits_soft_cap or 0.0,
+            self.shape.head_dim_qk**-0.5 if scale is None else scale,
+            s.rope_scale or 1.0,
+            s.rope_theta or 1e4,
+        )
+
+    def is_packed_as(self, before: AttentionPlan) -> bool:
+        """Whether the block of a plan before says the same: nothing but hints differs."""
+        return (
+            before.block is not None
+            and self.shape == before.shape
+            and self.scores == before.scores
+            and self.model == before.model
+            and self.int_workspace is before.int_workspace
+            and self.float_workspace is before.float_workspace
+            and all(map(is_, self.tables, before.tables))
+            and all(map(is_, self.mask, before.mask))
+            and self.items.prefix_len is None is before.items.prefix_len
+        )
+
+
+_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
+
+#: The plans of blocks that are alive, by address: references find tensors here where kernels find
+#: their addresses in the block.
+_PLANS: dict[int, tuple[weakref.ref[torch.Tensor], AttentionPlan]] = {}
+
+
+def remember(block: torch.Tensor, plan: AttentionPlan) -> None:
+    """Know the plan of a block for as long as the block lives."""
+    address = block.data_ptr()
+
+    def forget(dead: weakref.ref[torch.Tensor]) -> None:
+        if address in _PLANS and _PLANS[address][0] is dead:
+            del _PLANS[address]
+
+    _PLANS[address] = weakref.ref(block, forget), plan
+
+
+def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
+    """The plan that a block is of."""
+    known = _PLANS.get(block.data_ptr())
+    if known is None:
+        raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")
+    return known[1]

@@ -1,0 +1,39 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Methods that take the arguments of another."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any, TypeVar
+
+Result = TypeVar("Result")
+
+
+def arguments_of(
+    other: Callable[..., Any], without: Sequence[str] = ()
+) -> Callable[[Callable[[Any, SimpleNamespace], Result]], Callable[..., Result]]:
+    """Give a method the parameters of another but some; it gets their values as attributes."""
+    kinds = inspect.Parameter
+    parameters = [
+        p.replace(kind=kinds.POSITIONAL_OR_KEYWORD)
+        for p in inspect.signature(other).parameters.values()
+        if p.kind is not kinds.VAR_POSITIONAL and p.name not in without
+    ]
+
+    def decorate(method: Callable[[Any, SimpleNamespace], Result]) -> Callable[..., Result]:
+        returned = inspect.signature(method).return_annotation
+        signature = inspect.Signature(parameters, return_annotation=returned)
+
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **options: Any) -> Result:
+            given = signature.bind(self, *args, **options)
+            given.apply_defaults()
+            return method(self, SimpleNamespace(**given.arguments))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        return call
+
+    return decorate
