@@ -41,7 +41,12 @@ MISTAKES = {
         '["scale-it"]',
         ["exports", "'scale-it'", "lower case"],
     ),
-    "export twice": (SCALE, '["scale"]', '["scale", "scale"]', ["exports: 'scale' is listed twice"]),
+    "export twice": (
+        SCALE,
+        '["scale"]',
+        '["scale", "scale"]',
+        ["exports: 'scale' is listed twice"],
+    ),
     "export of another op": (
         SCALE,
         '["scale"]',

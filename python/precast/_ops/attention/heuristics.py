@@ -34,16 +34,11 @@ _DECODE, _MIDDLE = BLOCK_MS[:2]
 MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
 
 
-def _tiles_of(head_dim_vo: int) -> list[Tile]:
-    """The tiles that every pair of head dimensions with this ``head_dim_vo`` has."""
-    shapes = [shape for shape in _OP["tiles"]["shapes"] if shape["head_dim_vo"] == head_dim_vo]
-    pairs = {shape["head_dim_qk"] for shape in shapes}
-    found = [tuple(shape[field] for field in Tile._fields) for shape in shapes]
-    return [Tile(*row) for row in dict.fromkeys(found) if found.count(row) == len(pairs)]
-
-
-#: By ``head_dim_vo``, smallest first.
-_TILES = {shape["head_dim_vo"]: _tiles_of(shape["head_dim_vo"]) for shape in _OP["tiles"]["shapes"]}
+#: The tiles by ``(head_dim_qk, head_dim_vo)``, smallest first.
+_TILES: dict[tuple[int, int], list[Tile]] = {}
+for _shape in _OP["tiles"]["shapes"]:
+    _tile = Tile(*(_shape[field] for field in Tile._fields))
+    _TILES.setdefault((_shape["head_dim_qk"], _shape["head_dim_vo"]), []).append(_tile)
 
 #: KiB of shared memory of a CTA, by 10 times the compute capability of a device, which runs what is
 #: built for its best target.
@@ -62,23 +57,23 @@ def _shared_kib(index: int) -> int:
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
 
 
-#: The largest tile by ``head_dim_vo``; where not every target has it, by that and the KiB of a CTA.
-_EVERYWHERE = {dim: tiles[-1] for dim, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
+#: The largest tile by head dimensions; where not every target has it, by them and the KiB of a CTA.
+_EVERYWHERE = {dims: tiles[-1] for dims, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
 _WITHIN = {
-    (dim, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
-    for dim, tiles in _TILES.items()
+    (dims, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
+    for dims, tiles in _TILES.items()
     for kib in {0, *_SHARED_KIB.values()}
 }
 
 
-def _largest(head_dim_vo: int, device: torch.device) -> Tile:
+def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
     kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
-    return _WITHIN[head_dim_vo, kib]
+    return _WITHIN[head_dims, kib]
 
 
-def largest(head_dim_vo: int, device: torch.device) -> int:
+def largest(head_dims: tuple[int, int], device: torch.device) -> int:
     """The largest BLOCK_M that there is."""
-    return _largest(head_dim_vo, device).block_m
+    return _largest(head_dims, device).block_m
 
 
 def _padded(rows: int, block_m: int) -> int:
@@ -90,7 +85,7 @@ def choose(
     tokens: int | None,
     num_qo_heads: int,
     num_kv_heads: int,
-    head_dim_vo: int,
+    head_dims: tuple[int, int],
     device: torch.device,
 ) -> int:
     """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
@@ -99,7 +94,7 @@ def choose(
         return _DECODE
     if tokens is None or (rows is not None and rows <= _MIDDLE):
         return _MIDDLE
-    tile = _EVERYWHERE.get(head_dim_vo) or _largest(head_dim_vo, device)
+    tile = _EVERYWHERE.get(head_dims) or _largest(head_dims, device)
     block_m, _, min_tiles_per_sm = tile
     if min_tiles_per_sm:
         sms = get_device_sm_count(device) if device.type == "cuda" else 0
