@@ -9,28 +9,26 @@ from typing import Any, TypeVar
 
 import torch
 
+from precast._base.dtypes import DTYPE_WORDS
+from precast._ops.attention.validation import HEAD_DIMS
+from precast._plan.installed import plan
+
 T = TypeVar("T")
 
 KINDS = ("decode", "decode", "paged", "paged", "ragged", "single_decode", "single_prefill")
 GROUPS = (1, 1, 2, 3, 4, 4, 5, 7, 8, 8, 16)
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+DTYPES = {word: getattr(torch, name.removeprefix("torch.")) for name, word in DTYPE_WORDS.items()}
+AXES = plan().config.op("attention").axes
+FP8 = tuple(DTYPES[kv] for kv in AXES["dtype_kv"] if kv not in AXES["dtype_q"])
 
 
 @dataclass(frozen=True)
 class Space:
     """What cases are drawn from."""
 
-    dtypes: tuple[torch.dtype, ...] = (torch.float16, torch.bfloat16)
+    dtypes: tuple[torch.dtype, ...] = tuple(DTYPES[q] for q in AXES["dtype_q"])
     kv_dtypes: tuple[torch.dtype, ...] = FP8
-    head_dims: tuple[tuple[int, int], ...] = (
-        (64, 64),
-        (80, 80),
-        (96, 96),
-        (128, 128),
-        (192, 128),
-        (256, 256),
-        (512, 512),
-    )
+    head_dims: tuple[tuple[int, int], ...] = HEAD_DIMS
     most_kv: int = 3000
     most_q: int = 400
     #: Pairs of a query and a key that one case may have, times heads.

@@ -101,7 +101,7 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
   shape.batch = static_cast<int32_t>(s.batch_size);
   shape.ctas = ctas;
   shape.heads =
-      static_cast<int32_t>(s.num_kv_heads * attention_value_parts(static_cast<int>(s.head_dim_vo)));
+      static_cast<int32_t>(s.num_kv_heads * attention_v_splits(static_cast<int>(s.head_dim_vo)));
   shape.group_size = static_cast<int32_t>(s.num_qo_heads / s.num_kv_heads);
   shape.block_m = static_cast<int32_t>(s.tile_rows);
   shape.window_left = clamped_window(s.window_left);
@@ -112,7 +112,7 @@ PRECAST_ONE_COPY ScheduleShape schedule_shape(const char* op, const PlanShape& s
 // Bytes of a slot of partial results.
 PRECAST_ONE_COPY int64_t slot_bytes(int64_t tile_rows, int64_t head_dim_vo) {
   const int dim = static_cast<int>(head_dim_vo);
-  return 4 * attention_slot_floats(static_cast<int>(tile_rows), dim / attention_value_parts(dim));
+  return 4 * attention_partial_floats(static_cast<int>(tile_rows), dim / attention_v_splits(dim));
 }
 
 }  // namespace precast

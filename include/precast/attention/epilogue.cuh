@@ -96,7 +96,7 @@ struct PartialResult {
 };
 
 template <typename Tile>
-constexpr int64_t kPartialFloats = attention_slot_floats(Tile::kBlockM, Tile::kDimV);
+constexpr int64_t kPartialFloats = attention_partial_floats(Tile::kBlockM, Tile::kDimV);
 
 // The partial result of a split in the split workspace.
 template <typename Tile>

@@ -30,7 +30,7 @@ struct AttentionCache {
 
 struct AttentionParams {
   TileSchedulerParams schedule;
-  float* partials = nullptr;  // slots of attention_slot_floats()
+  float* partials = nullptr;  // slots of attention_partial_floats()
   int64_t slots = 0;
   const void* q = nullptr;  // [q_rows, heads, head_dim_qk]
   int32_t q_rows = 0;

@@ -27,12 +27,12 @@ namespace precast {
 constexpr int kDecodeBlockM = 16;
 
 // How many CTAs share the columns of V.
-constexpr int attention_value_parts(int head_dim_vo) {
+constexpr int attention_v_splits(int head_dim_vo) {
   return head_dim_vo > kMaxHeadDimV ? (head_dim_vo + kMaxHeadDimV - 1) / kMaxHeadDimV : 1;
 }
 
 // The size of a partial result: acc_o [block_m, head_dim_v], then row_max and row_sum of each row.
-constexpr int64_t attention_slot_floats(int block_m, int head_dim_v) {
+constexpr int64_t attention_partial_floats(int block_m, int head_dim_v) {
   return int64_t(block_m) * (head_dim_v + 2);
 }
 
@@ -100,7 +100,7 @@ struct AttentionTile {
   static_assert(kBlockM == 16 || kBlockM == 64 || kBlockM == 128, "a tile that is written here");
   static constexpr bool kWarpsSplitKv = kBlockM == kDecodeBlockM;
   static constexpr int kDimK = kDimQ;
-  static constexpr int kVSplits = attention_value_parts(kDimAll);
+  static constexpr int kVSplits = attention_v_splits(kDimAll);
   static constexpr int kDimV = kDimAll / kVSplits;
   static constexpr bool kPaired = kBlockM == 128 && kDimV > 128;  // two warps share rows
   static constexpr int kRowTiles = kBlockM == 128 ? 2 : 1;        // m16 tiles of a warp

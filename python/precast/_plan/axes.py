@@ -146,6 +146,6 @@ def read_rows(
         if legal is not None and row not in legal.rows:
             raise table.fail(key, f"{value!r} is outside the axis", legal.plain())
         if row_word(row) in map(row_word, rows):
-            raise table.fail(key, f"{value!r} stands twice", "each value once")
+            raise table.fail(key, f"{value!r} is listed twice", "each value once")
         rows.append(row)
     return tuple(rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and check ``aot_configs/``: what exists is said there and nowhere else.
+"""Read and check ``aot_configs/``, the only place that says what exists.
 
-Everything wrong in a file is one :class:`~precast.errors.ConfigError` that names the file, the key
-and the legal values.
+Each mistake in a file raises one :class:`~precast.errors.ConfigError`, which names the file, the
+key and the legal values.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def _header(sources: str, body: str) -> str:
 
 
 def _target_traits(plan: Plan) -> str:
-    cases = []
+    cases: list[str] = []
     for arch in plan.build.archs.values():
         word = "#if" if not cases else "#elif"
         cases.append(

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The include closure of a source, without a compiler.
+"""Find all files that a source includes, without a compiler.
 
-The scan follows every ``#include`` it can resolve inside the given folders, also those behind an
-``#if``; so it holds at least what the compiler would read. What lies elsewhere (CUDA, tvm-ffi, the
-C++ library) is covered in the fingerprint by versions.
+The scan follows every ``#include`` that it can resolve inside the given folders, also those behind
+an ``#if``, so it finds at least what the compiler would read. For headers that lie elsewhere (CUDA,
+tvm-ffi, the C++ library) the fingerprint holds versions instead.
 """
 
 from __future__ import annotations

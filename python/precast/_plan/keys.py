@@ -7,7 +7,7 @@ The planner accepts these and no others; the documentation is made from them.
 from __future__ import annotations
 
 OP = {
-    "description": "One line that says what the op computes.",
+    "description": "What the op computes, in one line.",
     "sources": "`*.cu` files for nvcc and `*.cc` files for the host compiler, relative to the root "
     "of the project.",
     "exports": "The functions that every module of the op exports. A function belongs to one op.",

@@ -107,7 +107,7 @@ def _read_axes(table: Table) -> Space:
                     key, "bad axis name", "lower case words joined by one '_', or several with ','"
                 )
             if name in seen:
-                raise table.fail(key, f"axis {name!r} stands twice", "each axis in one key")
+                raise table.fail(key, f"axis {name!r} is listed twice", "each axis in one key")
             seen.add(name)
         rows = read_rows(table, key, names)
         for name, values in zip(names, zip(*rows)):

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The planner: from ``aot_configs/`` to the modules that can exist and those that are prebuilt.
+"""The planner expands ``aot_configs/`` into the modules that can exist and those that are prebuilt.
 
-CMake, JIT, loader, command line, tests and documentation all read this plan. It needs the standard
-library only, so that a build environment without torch or tvm-ffi can run it.
+CMake, JIT, loader, command line, tests and documentation all read this plan. It needs nothing but
+the standard library, so that a build environment without torch or tvm-ffi can run it.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class Table:
             raise self.fail(key, f"got {value!r}", "a list of strings")
         for item in value:
             if list(value).count(item) > 1 and not item.startswith("-"):
-                raise self.fail(key, f"{item!r} stands twice", "each value once")
+                raise self.fail(key, f"{item!r} is listed twice", "each value once")
         return tuple(value)
 
     def flag(self, key: str, default: bool) -> bool:

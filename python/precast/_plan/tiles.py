@@ -67,7 +67,7 @@ def read_tiles(table: Table, space: Space) -> Tiles:
     Raises
     ------
     ConfigError
-        If a key is unknown or missing, a value lies outside its axis, a tile stands twice, or a
+        If a key is unknown or missing, a value lies outside its axis, a tile is listed twice, or a
         configuration has no tile.
     """
     table.only(*keys.TILES)
@@ -81,7 +81,7 @@ def read_tiles(table: Table, space: Space) -> Tiles:
         for tile in _read_shape(block, axes):
             if any((t.values, t.block_m) == (tile.values, tile.block_m) for t in shapes):
                 got = f"{tile.block_m} of {_word(tile.values)}"
-                raise block.fail("block_m", f"{got} stands twice", "each tile once")
+                raise block.fail("block_m", f"{got} is listed twice", "each tile once")
             shapes.append(tile)
     for point in points:
         if not any(tile.values == point and tile.min_shared_kib == 0 for tile in shapes):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import precast
+from precast._ops.attention.validation import HEAD_DIMS
 from precast.errors import (
     BackendSupportedError,
     CacheLayoutError,
@@ -122,7 +123,8 @@ def test_buffers_of_one_batch():
 
 @pytest.mark.parametrize("head_dim", [32, 72, 100, 127, 192, 576])
 def test_head_dims(head_dim):
-    words = rf"one of 64, 80, 96, 128, 192/128, 256, 512, got {head_dim}/{head_dim}"
+    legal = ", ".join(f"{qk}" if qk == vo else f"{qk}/{vo}" for qk, vo in HEAD_DIMS)
+    words = rf"one of {legal}, got {head_dim}/{head_dim}"
     with pytest.raises(UnsupportedConfigError, match=words):
         decode().plan(*TABLE, 4, 2, head_dim, 8)
     with pytest.raises(ValueError, match=words):

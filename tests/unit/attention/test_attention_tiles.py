@@ -13,6 +13,7 @@ from precast._plan.installed import plan
 
 ATTENTION = plan().config.op("attention")
 GPU = torch.device("cuda", 0)
+DIMS = (256, 256)
 
 
 @pytest.fixture
@@ -42,20 +43,20 @@ def test_the_largest_tile_is_one_that_the_target_has(gpu, capability):
             if all(point[name] == value for name, value in tile.values.items())
             if tile.min_shared_kib <= target.shared_kib
         ]
-        assert heuristics.largest(point["head_dim_vo"], GPU) == max(there)
+        assert heuristics.largest((point["head_dim_qk"], point["head_dim_vo"]), GPU) == max(there)
 
 
 def test_a_device_takes_the_shared_memory_of_the_target_it_runs(gpu):
     """8.7 has 163 KiB, but runs what is built for the 99 KiB of 8.6."""
-    large = [heuristics.largest(256, GPU) for c in ("8.0", "9.0", "10.3") if gpu(c)]
-    small = [heuristics.largest(256, GPU) for c in ("8.6", "8.7", "8.9", "12.0") if gpu(c)]
+    large = [heuristics.largest(DIMS, GPU) for c in ("8.0", "9.0", "10.3") if gpu(c)]
+    small = [heuristics.largest(DIMS, GPU) for c in ("8.6", "8.7", "8.9", "12.0") if gpu(c)]
     assert set(large) == {128}
     assert set(small) == {64}
-    assert heuristics.largest(256, torch.device("cpu")) == 64
+    assert heuristics.largest(DIMS, torch.device("cpu")) == 64
 
 
 @pytest.mark.parametrize(
-    ("q_len", "tokens", "head_dim_vo", "block_m"),
+    ("q_len", "tokens", "head_dim", "block_m"),
     [
         (1, 100, 128, 16),
         (4, None, 128, 16),  # 16 packed rows
@@ -71,9 +72,9 @@ def test_a_device_takes_the_shared_memory_of_the_target_it_runs(gpu):
         (1000, 10**6, 512, 64),
     ],
 )
-def test_the_choice_by_lengths(gpu, q_len, tokens, head_dim_vo, block_m):
+def test_the_choice_by_lengths(gpu, q_len, tokens, head_dim, block_m):
     gpu("9.0")
-    assert heuristics.choose(q_len, tokens, 32, 8, head_dim_vo, GPU) == block_m
+    assert heuristics.choose(q_len, tokens, 32, 8, (head_dim, head_dim), GPU) == block_m
 
 
 def test_a_tile_that_is_for_many_needs_as_many_as_the_table_says(gpu):
@@ -85,5 +86,5 @@ def test_a_tile_that_is_for_many_needs_as_many_as_the_table_says(gpu):
     }
     block_m, per_sm = tile
     enough = block_m * per_sm * 10 // 32
-    assert heuristics.choose(None, enough, 32, 8, 128, GPU) == block_m
-    assert heuristics.choose(None, enough - 1, 32, 8, 128, GPU) < block_m
+    assert heuristics.choose(None, enough, 32, 8, (192, 128), GPU) == block_m
+    assert heuristics.choose(None, enough - 1, 32, 8, (192, 128), GPU) < block_m

@@ -41,7 +41,12 @@ MISTAKES = {
         '["scale-it"]',
         ["exports", "'scale-it'", "lower case"],
     ),
-    "export twice": (SCALE, '["scale"]', '["scale", "scale"]', ["exports: 'scale' stands twice"]),
+    "export twice": (
+        SCALE,
+        '["scale"]',
+        '["scale", "scale"]',
+        ["exports: 'scale' is listed twice"],
+    ),
     "export of another op": (
         SCALE,
         '["scale"]',
@@ -90,7 +95,7 @@ MISTAKES = {
         SCALE,
         "[axes]",
         '[axes]\nwidth = [4, "4"]',
-        ["axes.width", "'4' stands twice"],
+        ["axes.width", "'4' is listed twice"],
     ),
     "axis value of no type": (
         SCALE,
@@ -126,7 +131,7 @@ MISTAKES = {
         SCALE,
         "[axes]",
         '[axes]\n"width,depth" = [[4, 8], [4, 8]]',
-        ["axes.width,depth: [4, 8] stands twice", "each value once"],
+        ["axes.width,depth: [4, 8] is listed twice", "each value once"],
     ),
     "joint axis with a bad dtype": (
         SCALE,
@@ -144,7 +149,7 @@ MISTAKES = {
         SCALE,
         "[axes]",
         '[axes]\n"width,dtype" = [[4, "f16"]]',
-        ["axes.dtype: axis 'dtype' stands twice", "each axis in one key"],
+        ["axes.dtype: axis 'dtype' is listed twice", "each axis in one key"],
     ),
     "bad axis name": (
         SCALE,
@@ -192,7 +197,7 @@ MISTAKES = {
         SCALE,
         'dtype = ["f32"]',
         'dtype = ["f32", "f32"]',
-        ["aot[0].dtype", "stands twice"],
+        ["aot[0].dtype", "is listed twice"],
     ),
     "tiles without a size": (
         ATTENTION,
@@ -210,7 +215,7 @@ MISTAKES = {
         ATTENTION,
         "block_m = [16, 64] #",
         "block_m = [16, 64, 128] #",
-        ["tiles.shapes[1].block_m: 128 of head_dim_qk=64 head_dim_vo=64 stands twice"],
+        ["tiles.shapes[1].block_m: 128 of head_dim_qk=64 head_dim_vo=64 is listed twice"],
     ),
     "configuration without a tile": (
         ATTENTION,

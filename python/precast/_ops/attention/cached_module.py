@@ -75,7 +75,7 @@ class Planner(Protocol):
     def _choose_tile(
         self,
         heads: tuple[int, int],
-        head_dim_vo: int,
+        head_dims: tuple[int, int],
         q_len: int | None,
         tokens: int | None,
         batch_invariant: bool,
@@ -173,7 +173,7 @@ class CachedModule:
             q_len_per_req=int(is_decode),
             page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
             tile_rows=self._wrapper._choose_tile(
-                heads, given.head_dim_vo, q_len, tokens, invariant
+                heads, (given.head_dim_qk, given.head_dim_vo), q_len, tokens, invariant
             ),
             causal=causal,
             window_left=window_left,

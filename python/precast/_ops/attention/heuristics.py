@@ -27,27 +27,22 @@ _OP = plan_document()["ops"]["attention"]
 _ARCHS = plan_document()["archs"]
 
 #: The sizes that there are, smallest first: for one token of a request, for some, for a prefill.
-BLOCK_MS = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
-DECODE_BLOCK_M = BLOCK_MS[0]
+BLOCK_MS: tuple[int, ...] = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
+_DECODE, _MIDDLE = BLOCK_MS[:2]
 
 #: The most CTAs of one kernel that an SM holds.
 MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
 
 
-def _tiles_of(head_dim_vo: int) -> list[Tile]:
-    """The tiles that every pair of head dimensions with this ``head_dim_vo`` has."""
-    shapes = [shape for shape in _OP["tiles"]["shapes"] if shape["head_dim_vo"] == head_dim_vo]
-    pairs = {shape["head_dim_qk"] for shape in shapes}
-    found = [tuple(shape[field] for field in Tile._fields) for shape in shapes]
-    return [Tile(*row) for row in dict.fromkeys(found) if found.count(row) == len(pairs)]
-
-
-#: By ``head_dim_vo``, smallest first.
-_TILES = {shape["head_dim_vo"]: _tiles_of(shape["head_dim_vo"]) for shape in _OP["tiles"]["shapes"]}
+#: The tiles by ``(head_dim_qk, head_dim_vo)``, smallest first.
+_TILES: dict[tuple[int, int], list[Tile]] = {}
+for _shape in _OP["tiles"]["shapes"]:
+    _tile = Tile(*(_shape[field] for field in Tile._fields))
+    _TILES.setdefault((_shape["head_dim_qk"], _shape["head_dim_vo"]), []).append(_tile)
 
 #: KiB of shared memory of a CTA, by 10 times the compute capability of a device, which runs what is
 #: built for its best target.
-_SHARED_KIB = {
+_SHARED_KIB: dict[int, int] = {
     int(capability.replace(".", "")): _ARCHS[name]["shared_kib"]
     for name in sorted(_OP["archs"], key=lambda name: int("".join(filter(str.isdigit, name))))
     for capability in _ARCHS[name]["serves"]
@@ -62,14 +57,23 @@ def _shared_kib(index: int) -> int:
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
 
 
-def _largest(head_dim_vo: int, device: torch.device) -> Tile:
+#: The largest tile by head dimensions; where not every target has it, by them and the KiB of a CTA.
+_EVERYWHERE = {dims: tiles[-1] for dims, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
+_WITHIN = {
+    (dims, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
+    for dims, tiles in _TILES.items()
+    for kib in {0, *_SHARED_KIB.values()}
+}
+
+
+def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
     kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
-    return [tile for tile in _TILES[head_dim_vo] if tile.min_shared_kib <= kib][-1]
+    return _WITHIN[head_dims, kib]
 
 
-def largest(head_dim_vo: int, device: torch.device) -> int:
+def largest(head_dims: tuple[int, int], device: torch.device) -> int:
     """The largest BLOCK_M that there is."""
-    return _largest(head_dim_vo, device).block_m
+    return _largest(head_dims, device).block_m
 
 
 def _padded(rows: int, block_m: int) -> int:
@@ -81,21 +85,20 @@ def choose(
     tokens: int | None,
     num_qo_heads: int,
     num_kv_heads: int,
-    head_dim_vo: int,
+    head_dims: tuple[int, int],
     device: torch.device,
 ) -> int:
     """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
-    small, middle, *_ = BLOCK_MS
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
-    if rows is not None and rows <= small:
-        return small
-    if tokens is None or (rows is not None and rows <= middle):
-        return middle
-    tile = _largest(head_dim_vo, device)
-    if tile.min_tiles_per_sm:
+    if rows is not None and rows <= _DECODE:
+        return _DECODE
+    if tokens is None or (rows is not None and rows <= _MIDDLE):
+        return _MIDDLE
+    tile = _EVERYWHERE.get(head_dims) or _largest(head_dims, device)
+    block_m, _, min_tiles_per_sm = tile
+    if min_tiles_per_sm:
         sms = get_device_sm_count(device) if device.type == "cuda" else 0
-        few = tokens * num_qo_heads < tile.min_tiles_per_sm * tile.block_m * sms
-        return middle if few else tile.block_m
-    # Rows that only fill the last tile cost as much as others.
-    wasteful = rows is not None and 4 * _padded(rows, tile.block_m) > 5 * _padded(rows, middle)
-    return middle if wasteful else tile.block_m
+        return _MIDDLE if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
+    # Rows that only pad the last tile cost as much as others.
+    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _MIDDLE)
+    return _MIDDLE if wasteful else block_m

@@ -14,7 +14,7 @@ from precast._op.validation import (
 )
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import PlanShape, ScoreOptions
-from precast._ops.attention.validation import check_head_dims
+from precast._ops.attention.validation import check_head_dims, kv_dtypes
 from precast._ops.paged._cache import Cache, entries_of, halves
 
 
@@ -49,7 +49,7 @@ def _check_q(export: str, q: torch.Tensor) -> None:
 
 def _check_kv_dtype(export: str, name: str, kv: torch.Tensor, q: torch.Tensor) -> None:
     check_same_device(export, name, kv, q, "q")
-    check_dtype(export, name, kv, q.dtype, torch.float8_e4m3fn, torch.float8_e5m2)
+    check_dtype(export, name, kv, *kv_dtypes(q.dtype))
 
 
 def check_paged(export: str, q: torch.Tensor, cache: Cache, hnd: bool) -> None:

@@ -180,7 +180,7 @@ def _plan_and_run(
 ) -> None:
     tokens, heads, head_dim_qk = q.shape
     kv_len, kv_heads, head_dim_vo = v.shape
-    tile_rows = tiles.choose(tokens, tokens, heads, kv_heads, head_dim_vo, q.device)
+    tile_rows = tiles.choose(tokens, tokens, heads, kv_heads, (head_dim_qk, head_dim_vo), q.device)
     causal = mask_mode == MaskMode.CAUSAL
     float_bytes, int_bytes = _workspace_bytes(
         q.device, tokens * (heads // kv_heads), tile_rows, head_dim_vo

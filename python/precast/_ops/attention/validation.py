@@ -5,23 +5,23 @@ from __future__ import annotations
 
 import math
 
-from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
+from precast._base.dtypes import DTYPE_WORDS, canonicalize_torch_dtype, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
+from precast._plan.installed import plan_document
 
 POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
 
+_AXES = plan_document()["ops"]["attention"]["axes"]
+
 #: ``head_dim_qk`` and ``head_dim_vo`` that there are kernels for.
-HEAD_DIMS = (
-    (64, 64),
-    (80, 80),
-    (96, 96),
-    (128, 128),
-    (192, 128),
-    (256, 256),
-    (512, 512),
-)
+HEAD_DIMS: tuple[tuple[int, int], ...] = tuple(map(tuple, _AXES["head_dim_qk,head_dim_vo"]))
+
+# Names of dtypes that there are kernels for. Not dtypes, because this imports no torch.
+_NAMES = {word: name.removeprefix("torch.") for name, word in DTYPE_WORDS.items()}
+_Q_DTYPES = list(dict.fromkeys(_NAMES[q] for q, _ in _AXES["dtype_q,dtype_kv"]))
+_8_BIT_DTYPES = list(dict.fromkeys(_NAMES[kv] for q, kv in _AXES["dtype_q,dtype_kv"] if kv != q))
 
 #: Bytes of the workspace for integers that every wrapper makes for itself.
 INT_WORKSPACE_BYTES = 8 * 1024 * 1024
@@ -112,21 +112,25 @@ def check_no_variant(name: str, variant_owns_mask: bool) -> None:
 
 def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> None:
     """Raise for dtypes that no module has; those of a mode that needs none pass."""
-    fp8 = (torch.float8_e4m3fn, torch.float8_e5m2)
-    if q in fp8:
+    if q.itemsize == 1:
         raise UnsupportedConfigError(
-            f"{name}: q_data_type must be float16 or bfloat16, got {dtype_word(q)}: only keys and "
-            f"values may be of 8 bits"
+            f"{name}: q_data_type must be {' or '.join(_Q_DTYPES)}, got {dtype_word(q)}: only keys "
+            f"and values may be of 8 bits"
         )
-    if kv != q and kv not in fp8:
+    if kv != q and dtype_word(kv) not in _8_BIT_DTYPES:
         raise UnsupportedConfigError(
-            f"{name}: kv_data_type must be {dtype_word(q)} as q_data_type, float8_e4m3fn or "
-            f"float8_e5m2, got {dtype_word(kv)}"
+            f"{name}: kv_data_type must be {dtype_word(q)} as q_data_type, "
+            f"{' or '.join(_8_BIT_DTYPES)}, got {dtype_word(kv)}"
         )
     if not o.is_floating_point or o.itemsize == 1:
         raise UnsupportedConfigError(
             f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
         )
+
+
+def kv_dtypes(q: torch.dtype) -> list[torch.dtype]:
+    """The dtypes that keys and values of these queries may have."""
+    return [q, *(getattr(torch, name) for name in _8_BIT_DTYPES)]
 
 
 def dtypes_of(

@@ -202,7 +202,7 @@ class AttentionWrapper(PlanAttributes):
     def _choose_tile(
         self,
         heads: tuple[int, int],
-        head_dim_vo: int,
+        head_dims: tuple[int, int],
         q_len: int | None,
         tokens: int | None = None,
         batch_invariant: bool = False,
@@ -212,8 +212,8 @@ class AttentionWrapper(PlanAttributes):
         if self._use_cuda_graph and first:
             return first
         if batch_invariant:
-            return tiles.largest(head_dim_vo, self.device)
-        return tiles.choose(q_len, tokens, *heads, head_dim_vo, self.device)
+            return tiles.largest(head_dims, self.device)
+        return tiles.choose(q_len, tokens, *heads, head_dims, self.device)
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""

@@ -85,7 +85,7 @@ class PrefillPlan(AttentionWrapper):
             *call.heads,
             *call.head_dims,
             model.kv_dtype.itemsize,
-            self._choose_tile(call.heads, call.head_dims[1], max_q_len, rows, invariant),
+            self._choose_tile(call.heads, call.head_dims, max_q_len, rows, invariant),
             items.prefix_len is not None or (scores.causal and not is_masked),
             scores.window_left,
             split,
