@@ -47,9 +47,10 @@ walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.m
 # Each writes committed files that a unit test compares, and prints those that it changed.
 GENERATORS = \
 	docs/ops_table.py \
-	docs/performance.py
+	docs/performance.py \
+	python/precast/_plan/generate.py
 
-generate: ## write all generated files that are committed: README's tables, docs/performance.md
+generate: ## write all committed files that are generated: headers, README's tables, docs/performance.md
 	@for script in $(GENERATORS); do PYTHONPATH=python $(PYTHON) $$script || exit; done
 
 docs: ## build the documentation into build/docs (needs pip install ".[docs]")

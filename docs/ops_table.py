@@ -22,7 +22,7 @@ def table() -> str:
 
 
 def _runs(name: str) -> bool:
-    """Whether it is a function or a wrapper, not what these take or return."""
+    """Whether it is a function or a wrapper, not a type of their arguments or results."""
     value = getattr(precast, name)
     return not (isinstance(value, type) and issubclass(value, (enum.Enum, tuple)))
 

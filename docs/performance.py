@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = "benchmarks/results"
 PAGE, PICTURES, README = "docs/performance.md", "build/performance", "README.md"
 
-#: Of a run of more shapes those of Llama 3 have bars: its vocabulary, its heads of 128 elements.
+#: A run with more shapes has bars only for those of Llama 3: its vocabulary, its heads of 128.
 MOST_BARS, USUAL = 60, re.compile(r" 128256\]$|^32/8 (?!d\d)")
-#: What of `startup` README.md shows.
+#: The rows of `startup` that README.md shows.
 HEADLINES = (
     "import, without torch",
     "first rmsnorm(x, w, out=o), after tvm_ffi",
@@ -52,12 +52,12 @@ wrote are in `benchmarks/results/`, and this page is made from the newest of eac
 - **us** is the median time of a call on the GPU, and **p20-p80** its spread: CUDA-graph replays,
   over copies of the arguments that together exceed twice the L2 cache. Ours and the peers' graphs
   are replayed in turn, so that clocks and temperature are the same for all.
-- **GB/s** counts the least that the call must read and write.
+- **GB/s** counts the bytes that the call must at least read and write.
 - **of ceiling** is the share of what this GPU reached in the same run: the best of torch's copy,
-  negate, scale and product over 1 GiB, or of its large matrix products where those are the limit.
+  negate, scale and product over 1 GiB, or of its large matrix products if those are the limit.
   Calls of a few microseconds are limited by the launch instead.
 - **x peer** is the peer's time over ours: above 1, precast is faster.
-- **CPU us** is how long the call keeps the CPU, launch included.
+- **CPU us** is the CPU time of the call, launch included.
 """
 
 REPRODUCE = """\
@@ -80,7 +80,7 @@ class Picture(NamedTuple):
     kind: str  # "bars" or "roofline"
     run: Run
     peers: tuple[str, ...]  # that the pictures of this GPU show, so that each has one colour
-    text: str  # for who cannot see it
+    text: str  # alternative text
 
     @property
     def stamp(self) -> str:
@@ -90,7 +90,7 @@ class Picture(NamedTuple):
         return "made from sha256 " + hashlib.sha256(content.encode()).hexdigest()
 
     def draw(self, folder: Path) -> None:
-        """Write the file, which no reader sees unfinished."""
+        """Write the file atomically."""
         unfinished = folder / f"{os.getpid()}-{self.name}"
         if self.kind == "bars":
             plots.save_bars(self.run, unfinished, self.peers, self.stamp)
@@ -118,7 +118,7 @@ def pictures(results: Mapping[str, Mapping[str, Run]]) -> dict[str, list[Picture
 
 
 def with_few_bars(run: Run) -> Run:
-    """The run, or of very many shapes those of one model, of each op that has them."""
+    """The run, or if it has very many shapes, those of one model of each op that has them."""
     if len(run.records) <= MOST_BARS:
         return run
     usual = [r for r in run.records if USUAL.search(r["shape"])]
@@ -208,7 +208,7 @@ def _circumstances(run: Run) -> str:
 
 def _versions(run: Run) -> str:
     names = {"driver": "driver", "cuda": "CUDA", "torch": "torch"}
-    # What is no circumstance of ours is a package that was there to be compared with.
+    # Every other entry of the environment is a package that we compared with.
     own = (*names, "date", "precast", "commit", "python", "machine", "gpu", "capability", "sms")
     names |= {name: name for name in run.environment if name not in own}
     known = {text: run.environment.get(name) for name, text in names.items()}
@@ -223,7 +223,7 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
-    """What README.md shows: the smallest and the largest shape of the first op of every family."""
+    """The table of README.md: the smallest and the largest shape of every family's first op."""
     parts = []
     for runs in results.values():
         ops = [run for run in runs.values() if run.measures_ops and run.records]
@@ -252,7 +252,7 @@ def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
 
 
 def _ends(run: Run) -> list[dict]:
-    """Of the first op the record that moves the fewest bytes and the one that moves most."""
+    """The records of the first op that move the fewest and the most bytes."""
     first = run.records[0]["op"]
     mine = sorted((r for r in run.records if r["op"] == first), key=lambda r: r["bytes_moved"])
     return mine[:1] + mine[-1:] * (len(mine) > 1)
@@ -277,7 +277,7 @@ def with_block(text: str, block: str) -> str:
 
 
 def draw_pictures(folder: Path, wanted: Sequence[Picture]) -> list[Path]:
-    """Draw what is missing or stale in ``folder``, and delete every other file; what changed."""
+    """Draw missing and stale pictures in ``folder``, delete other files, and return the changes."""
     folder.mkdir(parents=True, exist_ok=True)
     names = {picture.name for picture in wanted}
     left = [path for path in folder.iterdir() if path.name not in names]
@@ -303,7 +303,7 @@ def superseded(root: Path, results: Mapping[str, Mapping[str, Run]]) -> list[Pat
 
 
 def make(root: Path = ROOT) -> list[Path]:
-    """Write what is missing or stale, and delete old results; the files that had to change."""
+    """Write missing and stale files, delete old results, and return the changes."""
     results = newest(root / RESULTS)
     changed = superseded(root, results)
     for path in changed:

@@ -22,11 +22,8 @@ void check_pointer(const Arg& arg) {
 
 // `out` must have the shape of `input` with half its last dimension.
 void check_output_shape(const Arg& out, const Arg& input) {
-  const TensorView& o = out.tensor;
-  const TensorView& i = input.tensor;
-  bool fits = o.ndim() == i.ndim() && 2 * o.size(-1) == i.size(-1);
-  for (int dim = 0; fits && dim + 1 < o.ndim(); ++dim) fits = o.size(dim) == i.size(dim);
-  PRECAST_CHECK(fits, OutputShapeError)
+  const TensorView &o = out.tensor, &i = input.tensor;
+  PRECAST_CHECK(i.size(-1) % 2 == 0 && has_shape_but_last(o, i, i.size(-1) / 2), OutputShapeError)
       << out.what() << " must have input's shape with half the last dimension, got "
       << to_string(o.shape()) << " for input " << to_string(i.shape());
 }

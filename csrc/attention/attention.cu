@@ -21,7 +21,7 @@ extern const int attention_head_dim_vo = PRECAST_HEAD_DIM_VO;
 static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
                   TypeName<PRECAST_DTYPE_KV>::value == TypeName<PRECAST_DTYPE_Q>::value,
               "keys of 16 bits are of the queries' type");
-static_assert(attention_ctas_per_sm(2, kNarrowRows, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
+static_assert(attention_ctas_per_sm(2, kDecodeBlockM, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
               "no kernel has this pair of head dimensions");
 
 int attention_ctas_per_sm(int tile_rows) {

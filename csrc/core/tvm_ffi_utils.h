@@ -121,11 +121,12 @@ PRECAST_ONE_COPY void check_same_device(const Arg& arg, const Arg& other) {
       << to_string(a);
 }
 
-PRECAST_ONE_COPY void check_dtype(const Arg& arg, DType dtype) {
-  PRECAST_CHECK(has_dtype(arg, dtype), ValueError)
-      << arg.what() << " must be " << to_string(to_dl(dtype)) << ", got "
-      << to_string(arg.tensor.dtype());
+PRECAST_ONE_COPY void check_dtype(const Arg& arg, DLDataType dtype) {
+  PRECAST_CHECK(same_dtype(arg.tensor.dtype(), dtype), ValueError)
+      << arg.what() << " must be " << to_string(dtype) << ", got " << to_string(arg.tensor.dtype());
 }
+
+inline void check_dtype(const Arg& arg, DType dtype) { check_dtype(arg, to_dl(dtype)); }
 
 PRECAST_ONE_COPY void check_rank(const Arg& arg, int least, int most) {
   PRECAST_CHECK(arg.tensor.ndim() >= least && arg.tensor.ndim() <= most, ValueError)
@@ -150,6 +151,14 @@ PRECAST_ONE_COPY bool has_shape(const TensorView& tensor, const tvm::ffi::ShapeV
   return true;
 }
 
+// Whether a tensor has the shape of `other` with the last dimension `last`.
+PRECAST_ONE_COPY bool has_shape_but_last(const TensorView& tensor, const TensorView& other,
+                                         int64_t last) {
+  bool fits = tensor.ndim() == other.ndim() && tensor.size(-1) == last;
+  for (int i = 0; fits && i + 1 < tensor.ndim(); ++i) fits = tensor.size(i) == other.size(i);
+  return fits;
+}
+
 PRECAST_ONE_COPY void check_same_shape(const Arg& arg, const Arg& other) {
   PRECAST_CHECK(has_shape(arg.tensor, other.tensor.shape()), ValueError)
       << arg.what() << " must have " << other.name << "'s shape " << to_string(other.tensor.shape())
@@ -168,6 +177,11 @@ PRECAST_ONE_COPY void check_vector(const Arg& arg, int64_t size) {
   PRECAST_CHECK(arg.tensor.ndim() == 1 && arg.tensor.size(0) == size, ValueError)
       << arg.what() << " must have shape [" << size << "], got " << to_string(arg.tensor.shape());
   check_contiguous(arg);
+}
+
+PRECAST_ONE_COPY void check_vector_aligned(const Arg& arg) {
+  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(arg.tensor)) % kVecBytes == 0, ValueError)
+      << arg.what() << " must start at a multiple of " << kVecBytes << " bytes; call .clone()";
 }
 
 // The last dimension must have unit stride; an output must not hold an element twice.

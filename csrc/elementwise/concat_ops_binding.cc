@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of concat_mla_k.
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
+#include "core/tensor_matcher.h"
 #include "precast/elementwise/concat_ops.cuh"
 
 namespace precast {
@@ -12,12 +12,7 @@ cudaError_t concat_mla_k(const ConcatMlaKParams& params, bool enable_pdl, cudaSt
 namespace {
 
 void check_part(const Arg& part, const Arg& k) {
-  check_same_device(part, k);
-  PRECAST_CHECK(same_dtype(part.tensor.dtype(), k.tensor.dtype()), ValueError)
-      << part.what() << " must be " << to_string(k.tensor.dtype()) << ", got "
-      << to_string(part.tensor.dtype());
-  check_rank(part, 3, 3);
-  check_columns(part, false);
+  TensorMatch(part).same_device(k).dtype(k.tensor.dtype()).rank(3, 3).unit_stride();
 }
 
 void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool enable_pdl) {
@@ -37,17 +32,13 @@ void concat_mla_k_entry(TensorView k, TensorView k_nope, TensorView k_rope, bool
   PRECAST_CHECK(k_nope.size(0) == tokens && k_nope.size(1) == heads, ValueError)
       << nope.what() << " must have the tokens and heads of k, got " << to_string(k_nope.shape())
       << " for " << to_string(k.shape());
-  PRECAST_CHECK(k_rope.size(0) == tokens && k_rope.size(1) == 1, ValueError)
-      << rope.what() << " must have shape [" << tokens << ", 1, rope_dim], got "
-      << to_string(k_rope.shape());
+  Dim rope_dim("rope_dim");
+  check_shape(rope, {tokens, 1, rope_dim});
   PRECAST_CHECK(k.size(2) == k_nope.size(2) + k_rope.size(2), ValueError)
       << out.what() << "'s last dimension must be those of k_nope and k_rope together, "
       << k_nope.size(2) << " + " << k_rope.size(2) << ", got " << k.size(2);
   if (tokens == 0 || heads == 0 || k.size(2) == 0) return;
-  const TensorMemory memory(out);
-  check_elements_apart(memory);
-  check_memory_apart(memory, TensorMemory(nope));
-  check_memory_apart(memory, TensorMemory(rope));
+  TensorMatch(out).elements_apart().apart(nope).apart(rope);
   constexpr int64_t kMaxRows = 0x7fffffff;
   PRECAST_CHECK(tokens <= kMaxRows / heads, ValueError)
       << out.what() << " must have at most " << kMaxRows << " rows, got shape "

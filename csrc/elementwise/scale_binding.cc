@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of scale.
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/elementwise/scale.cuh"
 
 namespace precast {
@@ -16,13 +15,8 @@ namespace {
 void scale_entry(TensorView input, double factor, TensorView out, bool enable_pdl) {
   const Arg in = PRECAST_ARG("scale", input);
   const Arg to = PRECAST_ARG("scale", out);
-  check_cuda(in);
-  check_dtype(in, scale_dtype);
-  check_same_device(to, in);
-  check_dtype(to, scale_dtype);
-  check_same_shape(to, in);
-  check_columns(in, false);
-  check_columns(to, true);
+  TensorMatch(in).cuda().dtype(scale_dtype).unit_stride();
+  TensorMatch(to).same_device(in).dtype(scale_dtype).shape_of(in).unit_stride_output();
   const RowView view = view_as_rows({in, to}, true);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_items(in, view, view.columns);

@@ -17,8 +17,7 @@ constexpr int64_t kScaleRowsMultiple = 4;  // 16 bytes of fp32, which TMA wants
 
 void check_block_scale(const Arg& scales, const Arg& in, int64_t rows, int64_t groups,
                        bool column_major) {
-  check_same_device(scales, in);
-  check_dtype(scales, DType::f32);
+  TensorMatch(scales).same_device(in).dtype(DType::f32);
   const TensorView& t = scales.tensor;
   const int64_t padded = (rows + kScaleRowsMultiple - 1) / kScaleRowsMultiple * kScaleRowsMultiple;
   const int64_t first = column_major ? groups : rows;

@@ -2,8 +2,7 @@
 // What the bindings of the norms check alike.
 #pragma once
 
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/norm/rmsnorm_rows.cuh"
 
 namespace precast {
@@ -12,9 +11,7 @@ constexpr int64_t kMaxHidden = int64_t(1) << 30;  // column arithmetic in the ke
 
 // Rows, or heads of rows, to be normalised.
 PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
-  check_cuda(in);
-  check_dtype(in, dtype);
-  check_rank(in, 2, 3);
+  TensorMatch(in).cuda().dtype(dtype).rank(2, 3);
   PRECAST_CHECK(in.tensor.size(-1) <= kMaxHidden, ValueError)
       << in.what() << "'s last dimension must be at most " << kMaxHidden << ", got "
       << in.tensor.size(-1);
@@ -24,16 +21,12 @@ PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
 // A tensor that goes row by row with `in`, and is written or not.
 PRECAST_ONE_COPY void check_norm_peer(const Arg& arg, const Arg& in, DType dtype,
                                       bool is_output = true) {
-  check_same_device(arg, in);
-  check_dtype(arg, dtype);
-  check_same_shape(arg, in);
+  TensorMatch(arg).same_device(in).dtype(dtype).shape_of(in);
   check_columns(arg, is_output);
 }
 
 PRECAST_ONE_COPY void check_norm_weight(const Arg& weight, const Arg& in, DType dtype) {
-  check_same_device(weight, in);
-  check_dtype(weight, dtype);
-  check_vector(weight, in.tensor.size(-1));
+  TensorMatch(weight).same_device(in).dtype(dtype).shape({in.tensor.size(-1)}).contiguous();
 }
 
 // LayerNorm's input and parameters, with the exceptions that its callers know.

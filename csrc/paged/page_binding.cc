@@ -31,9 +31,8 @@ void check_rows(const Arg& first, const Arg& second, int rank) {
 // A cache has the dtype of the rows; bytes without a type go with any type of one byte.
 void check_cache_dtype(const Arg& cache, const Arg& rows) {
   const DLDataType c = cache.tensor.dtype(), r = rows.tensor.dtype();
-  const DLDataType bytes = {kDLUInt, 8, 1};
-  const bool untyped =
-      c.bits == 8 && r.bits == 8 && c.lanes == 1 && (same_dtype(c, bytes) || same_dtype(r, bytes));
+  const bool untyped = c.bits == 8 && r.bits == 8 && c.lanes == 1 &&
+                       (same_dtype(c, kUint8) || same_dtype(r, kUint8));
   PRECAST_CHECK(untyped || same_dtype(c, r), ValueError)
       << cache.what() << " must be " << to_string(r) << " as " << rows.name << ", got "
       << to_string(c);
@@ -65,10 +64,7 @@ void append_by_table(const AppendArgs& args, const PageTable& table, bool enable
   AppendPagedParams p;
   p.slots.tokens = check_index({op, "batch_indices", table.batch_indices}, with, tokens);
   p.slots.positions = check_index({op, "positions", table.positions}, with, tokens);
-  PRECAST_CHECK(table.kv_indptr.ndim() == 1 && table.kv_indptr.size(0) >= 1, ValueError)
-      << indptr.what() << " must have shape [batch_size + 1], got "
-      << to_string(table.kv_indptr.shape());
-  const int64_t batch = table.kv_indptr.size(0) - 1;
+  const int64_t batch = check_indptr_shape(indptr, "batch_size + 1");
   p.slots.kv_indptr = check_index(indptr, with, batch + 1);
   p.slots.kv_indices =
       check_index(indices, with, table.kv_indices.ndim() == 1 ? table.kv_indices.size(0) : -1);
@@ -145,12 +141,8 @@ void append_mla_with_slots(TensorView append_ckv, TensorView append_kpe, TensorV
 }
 
 int32_t* check_rows_out(const Arg& out, const Arg& with, int64_t nnz) {
-  check_same_device(out, with);
-  const DLDataType i32 = {kDLInt, 32, 1};
-  PRECAST_CHECK(same_dtype(out.tensor.dtype(), i32), ValueError)
-      << out.what() << " must be int32, got " << to_string(out.tensor.dtype());
-  check_vector(out, nnz);
-  return static_cast<int32_t*>(data_of(out.tensor));
+  const TensorMatch match(out);
+  return match.same_device(with).dtype(kInt32).shape({nnz}).contiguous().data<int32_t>();
 }
 
 void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, int64_t nnz,
@@ -161,13 +153,10 @@ void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, 
   const Arg batches = PRECAST_ARG(op, batch_indices);
   const Arg places = PRECAST_ARG(op, positions);
   check_cuda(indptr);
-  PRECAST_CHECK(append_indptr.ndim() == 1 && append_indptr.size(0) >= 1, ValueError)
-      << indptr.what() << " must have shape [batch_size + 1], got "
-      << to_string(append_indptr.shape());
+  const int64_t batch = check_indptr_shape(indptr, "batch_size + 1");
   constexpr int64_t kMost = 0x7fffffff;
   PRECAST_CHECK(nnz >= 0 && nnz <= kMost, ValueError)
       << op << ": nnz must be from 0 to " << kMost << ", got " << nnz;
-  const int64_t batch = append_indptr.size(0) - 1;
   PRECAST_CHECK(batch < kMost, ValueError)
       << indptr.what() << " must have at most " << kMost << " requests, got " << batch;
   BatchIndicesPositionsParams p = {};
@@ -176,12 +165,8 @@ void get_batch_indices_positions(TensorView append_indptr, TensorView seq_lens, 
   p.batch_indices = check_rows_out(batches, indptr, nnz);
   p.positions = check_rows_out(places, indptr, nnz);
   if (nnz == 0) return;
-  const TensorMemory first(batches), second(places), of_indptr(indptr), of_lens(lens);
-  check_memory_apart(first, of_indptr);
-  check_memory_apart(first, of_lens);
-  check_memory_apart(second, of_indptr);
-  check_memory_apart(second, of_lens);
-  check_memory_apart(second, first);
+  TensorMatch(batches).apart(indptr).apart(lens);
+  TensorMatch(places).apart(indptr).apart(lens).apart(batches);
   p.batch = static_cast<uint32_t>(batch);
   p.rows = static_cast<uint32_t>(nnz);
   launch_on(indptr, [&](cudaStream_t stream) {

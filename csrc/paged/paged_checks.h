@@ -2,23 +2,24 @@
 // The arguments of ops that append to a paged KV cache: checks, and what kernels get of them.
 #pragma once
 
-#include "core/memory_checks.h"
+#include "core/tensor_matcher.h"
 #include "precast/paged/slot_mapping.cuh"
 
 namespace precast {
 
 // A 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
 PRECAST_ONE_COPY IndexTensor check_index(const Arg& arg, const Arg& with, int64_t count) {
-  const DLDataType dtype = arg.tensor.dtype();
-  check_same_device(arg, with);
-  PRECAST_CHECK(dtype.code == kDLInt && (dtype.bits == 32 || dtype.bits == 64) && dtype.lanes == 1,
-                ValueError)
-      << arg.what() << " must be int32 or int64, got " << to_string(dtype);
-  check_vector(arg, count);
   IndexTensor index;
+  TensorMatch(arg).same_device(with).index_dtype(index.is_int64).shape({count}).contiguous();
   index.data = data_of(arg.tensor);
-  index.is_int64 = dtype.bits == 64;
   return index;
+}
+
+// The row pointers of ragged or paged tensors, [count + 1], and the count.
+PRECAST_ONE_COPY int64_t check_indptr_shape(const Arg& indptr, const char* shape) {
+  Dim size(shape, 1);
+  check_shape(indptr, {size});
+  return size - 1;
 }
 
 // Rows that are appended, [tokens, heads, size] or, of MLA, [tokens, size].
@@ -42,10 +43,7 @@ PRECAST_ONE_COPY void check_append_shape(const Arg& arg, int rank) {
 
 // The second of two tensors that are appended: the tokens, heads and dtype of the first.
 PRECAST_ONE_COPY void check_append_pair(const Arg& second, const Arg& first) {
-  check_same_device(second, first);
-  PRECAST_CHECK(same_dtype(second.tensor.dtype(), first.tensor.dtype()), ValueError)
-      << second.what() << " must be " << to_string(first.tensor.dtype()) << ", got "
-      << to_string(second.tensor.dtype());
+  TensorMatch(second).same_device(first).dtype(first.tensor.dtype());
   check_append_shape(second, first.tensor.ndim());
   const AppendArg a{first}, b{second};
   PRECAST_CHECK(a.tokens() == b.tokens() && a.heads() == b.heads(), ValueError)

@@ -3,7 +3,6 @@
 #include <tvm/ffi/optional.h>
 
 #include "core/ffi_export.h"
-#include "core/tvm_ffi_utils.h"
 #include "precast/quantize/block_dequantize.cuh"
 #include "quantize/block_scale_checks.h"
 
@@ -25,33 +24,21 @@ struct Call {
 
 void entry(const Arg& in, const Arg& scales, const Arg* global, const Arg& to, const Call& call) {
   const bool e2m1 = call.format != BlockFormat::e4m3_ue8m0;
-  check_cuda(in);
-  if (e2m1) {
-    check_bytes(in);
-  } else {
-    check_dtype(in, DType::e4m3);
-  }
-  PRECAST_CHECK(in.tensor.ndim() >= 2, ValueError)
-      << in.what() << " must have at least 2 dimensions, got shape "
-      << to_string(in.tensor.shape());
+  TensorMatch(in).cuda().dtype(packed_dtype(!e2m1));
+  const int64_t rows = count_rows(in);
   check_contiguous(in);
   const int64_t columns = in.tensor.size(-1) * (e2m1 ? 2 : 1);
   PRECAST_CHECK(columns % call.block == 0, ValueError)
       << in.what() << " must hold whole blocks of " << call.block << " numbers a row, got "
       << columns << " numbers";
   const SfLayout layout = check_layout(in.op, call.layout);
-  int64_t rows = 1;
-  for (int i = 0; i + 1 < in.tensor.ndim(); ++i) rows *= in.tensor.size(i);
-  check_bytes(scales);
   check_scales(scales, in, layout, rows, columns / call.block);
   if (global != nullptr) check_one_number(*global, in);
-  check_same_device(to, in);
-  check_dtype(to, block_dequantize_dtype);
   const TensorView& o = to.tensor;
-  bool fits = o.ndim() == in.tensor.ndim() && o.size(-1) == columns;
-  for (int i = 0; fits && i + 1 < o.ndim(); ++i) fits = o.size(i) == in.tensor.size(i);
-  PRECAST_CHECK(fits, ValueError) << to.what() << " must have " << in.name << "'s shape with "
-                                  << columns << " columns, got " << to_string(o.shape());
+  TensorMatch(to).same_device(in).dtype(block_dequantize_dtype);
+  PRECAST_CHECK(has_shape_but_last(o, in.tensor, columns), ValueError)
+      << to.what() << " must have " << in.name << "'s shape with " << columns << " columns, got "
+      << to_string(o.shape());
   check_contiguous(to);
   if (rows == 0 || columns == 0) return;
   check_vector_aligned(in);
@@ -63,8 +50,7 @@ void entry(const Arg& in, const Arg& scales, const Arg* global, const Arg& to, c
   PRECAST_CHECK(plan_items(static_cast<uint32_t>(rows), columns, item_size).fits, ValueError)
       << to.what() << " must have at most " << kMaxItems << " items of " << kVecBytes
       << " bytes, got shape " << to_string(o.shape()) << "; call on parts of it";
-  check_memory_apart(to, in);
-  check_memory_apart(to, scales);
+  TensorMatch(to).apart(in).apart(scales);
 
   BlockDequantizeParams params = {};
   params.input = data_of(in.tensor);

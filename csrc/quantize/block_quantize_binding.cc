@@ -3,8 +3,6 @@
 #include <tvm/ffi/optional.h>
 
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
 #include "precast/quantize/block_quantize.cuh"
 #include "quantize/block_scale_checks.h"
 
@@ -17,23 +15,12 @@ cudaError_t block_quantize(BlockRecipe recipe, const BlockQuantizeParams& params
 
 namespace {
 
-// The rows of `in`, all of its dimensions but the last.
-int64_t count_rows(const Arg& in) {
-  int64_t rows = 1;
-  for (int i = 0; i + 1 < in.tensor.ndim(); ++i) rows *= in.tensor.size(i);
-  return rows;
-}
-
 // The shape of `in` with another last dimension.
 void check_output(const Arg& out, const Arg& in, int64_t last) {
-  const TensorView& o = out.tensor;
-  bool fits = o.ndim() == in.tensor.ndim() && o.size(-1) == last;
-  for (int i = 0; fits && i + 1 < o.ndim(); ++i) fits = o.size(i) == in.tensor.size(i);
-  PRECAST_CHECK(fits, ValueError) << out.what() << " must have " << in.name << "'s shape "
-                                  << to_string(in.tensor.shape()) << " with " << last
-                                  << " columns, got " << to_string(o.shape());
-  check_contiguous(out);
-  check_vector_aligned(out);
+  PRECAST_CHECK(has_shape_but_last(out.tensor, in.tensor, last), ValueError)
+      << out.what() << " must have " << in.name << "'s shape " << to_string(in.tensor.shape())
+      << " with " << last << " columns, got " << to_string(out.tensor.shape());
+  TensorMatch(out).contiguous().aligned();
 }
 
 struct Call {
@@ -45,31 +32,20 @@ struct Call {
 };
 
 void entry(const Arg& in, const Arg* global, const Arg& to, const Arg& sf, const Call& call) {
-  check_cuda(in);
-  check_dtype(in, block_quantize_dtype);
-  PRECAST_CHECK(in.tensor.ndim() >= 2, ValueError)
-      << in.what() << " must have at least 2 dimensions, got shape "
-      << to_string(in.tensor.shape());
+  TensorMatch(in).cuda().dtype(block_quantize_dtype);
+  const int64_t rows = count_rows(in);
   const int64_t columns = in.tensor.size(-1), block = block_size(call.recipe);
   PRECAST_CHECK(columns % block == 0, ValueError)
       << in.what() << "'s last dimension must be a multiple of " << block << ", got " << columns;
   const SfLayout layout = check_layout(in.op, call.layout);
   check_columns(in, false);
-  check_same_device(to, in);
   const bool e4m3 = call.recipe == BlockRecipe::mxfp8;
-  if (e4m3) {
-    check_dtype(to, DType::e4m3);
-  } else {
-    check_bytes(to);
-  }
+  TensorMatch(to).same_device(in).dtype(packed_dtype(e4m3));
   check_output(to, in, e4m3 ? call.padded_columns : columns / 2);
-  check_bytes(sf);
-  const int64_t rows = count_rows(in);
   check_scales(sf, in, layout, rows, call.padded_columns / block);
   BlockQuantizeParams params = {};
   if (global != nullptr) {
-    check_same_device(*global, in);
-    check_dtype(*global, DType::f32);
+    TensorMatch(*global).same_device(in).dtype(DType::f32);
     const int64_t count = global->tensor.numel();
     PRECAST_CHECK(count == 1 || count == rows, ValueError)
         << global->what() << " must have 1 element, or " << rows << ", one a row, got shape "

@@ -3,7 +3,6 @@
 #include "core/ffi_export.h"
 #include "precast/quantize/block_scale.cuh"
 
-#include "core/tvm_ffi_utils.h"
 #include "quantize/block_scale_checks.h"
 
 namespace precast {
@@ -15,36 +14,23 @@ cudaError_t block_scale_interleave(const BlockScaleParams& params, bool enable_p
 
 namespace {
 
-void check_scale_dtype(const Arg& arg) {
-  if (block_scale_item_size == 1) {
-    check_bytes(arg);
-  } else {
-    check_dtype(arg, DType::bf16);
-  }
-}
-
 void block_scale_interleave_export(TensorView unswizzled_sf, TensorView out, bool enable_pdl) {
   const char* op = "block_scale_interleave";
   const Arg in = PRECAST_ARG(op, unswizzled_sf);
   const Arg to = PRECAST_ARG(op, out);
-  check_cuda(in);
-  check_scale_dtype(in);
-  check_rank(in, 2, 3);
-  check_contiguous(in);
-  check_same_device(to, in);
-  check_scale_dtype(to);
+  const DLDataType dtype = block_scale_item_size == 1 ? kUint8 : to_dl(DType::bf16);
+  TensorMatch(in).cuda().dtype(dtype).rank(2, 3).contiguous();
   const int64_t experts = unswizzled_sf.ndim() == 3 ? unswizzled_sf.size(0) : 1;
   const int64_t rows = unswizzled_sf.size(-2), columns = unswizzled_sf.size(-1);
   const int64_t count = experts * scale_bytes(SfLayout::tiles_128x4, rows, columns);
-  PRECAST_CHECK(to.tensor.ndim() == 1 && out.size(0) == count, ValueError)
-      << to.what() << " must have shape [" << count << "], got " << to_string(out.shape());
-  check_contiguous(to);
+  TensorMatch(to).same_device(in).dtype(dtype).shape({count}).contiguous();
   if (count == 0) return;
-  check_vector_aligned(to);
-  check_memory_apart(to, in);
+  TensorMatch(to).aligned().apart(in);
   constexpr int64_t kMaxTiles = 0x7fffffff;
   const int64_t row_tiles = (rows + 127) / 128, chunks = (columns + 31) / 32;
-  PRECAST_CHECK(rows <= kMaxTiles && columns <= kMaxTiles && experts <= kMaxTiles / row_tiles / chunks, ValueError)
+  PRECAST_CHECK(
+      rows <= kMaxTiles && columns <= kMaxTiles && experts <= kMaxTiles / row_tiles / chunks,
+      ValueError)
       << in.what() << " must have fewer than 2^31 parts of 128 rows and 32 columns, got shape "
       << to_string(unswizzled_sf.shape()) << "; call on parts of it";
 

@@ -2,21 +2,10 @@
 // What the bindings of block-scaled formats check alike.
 #pragma once
 
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/quantize/scale_layout.cuh"
 
 namespace precast {
-
-PRECAST_ONE_COPY void check_bytes(const Arg& arg) {
-  PRECAST_CHECK(same_dtype(arg.tensor.dtype(), DLDataType{kDLUInt, 8, 1}), ValueError)
-      << arg.what() << " must be uint8, got " << to_string(arg.tensor.dtype());
-}
-
-PRECAST_ONE_COPY void check_vector_aligned(const Arg& arg) {
-  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(arg.tensor)) % kVecBytes == 0, ValueError)
-      << arg.what() << " must start at a multiple of " << kVecBytes << " bytes; call .clone()";
-}
 
 PRECAST_ONE_COPY SfLayout check_layout(const char* op, int64_t layout) {
   PRECAST_CHECK(layout >= 0 && layout <= 2, ValueError)
@@ -24,11 +13,10 @@ PRECAST_ONE_COPY SfLayout check_layout(const char* op, int64_t layout) {
   return static_cast<SfLayout>(layout);
 }
 
-// Scales of any shape that hold, in order, those of [rows, columns] blocks.
+// Bytes of any shape that hold, in order, the scales of [rows, columns] blocks.
 PRECAST_ONE_COPY void check_scales(const Arg& scales, const Arg& data, SfLayout layout,
                                    int64_t rows, int64_t columns) {
-  check_same_device(scales, data);
-  check_contiguous(scales);
+  TensorMatch(scales).dtype(kUint8).same_device(data).contiguous();
   const int64_t count = scale_bytes(layout, rows, columns);
   PRECAST_CHECK(scales.tensor.numel() == count, ValueError)
       << scales.what() << " must have " << count << " elements, for " << rows << " x " << columns
@@ -36,5 +24,18 @@ PRECAST_ONE_COPY void check_scales(const Arg& scales, const Arg& data, SfLayout 
       << padded_scale_columns(layout, columns) << ", got shape "
       << to_string(scales.tensor.shape());
 }
+
+// The rows of a tensor of at least 2 dimensions: all of its dimensions but the last.
+PRECAST_ONE_COPY int64_t count_rows(const Arg& in) {
+  const TensorView& t = in.tensor;
+  PRECAST_CHECK(t.ndim() >= 2, ValueError)
+      << in.what() << " must have at least 2 dimensions, got shape " << to_string(t.shape());
+  int64_t rows = 1;
+  for (int i = 0; i + 1 < t.ndim(); ++i) rows *= t.size(i);
+  return rows;
+}
+
+// The dtype of packed e2m1 numbers, or of e4m3 numbers.
+inline DLDataType packed_dtype(bool e4m3) { return e4m3 ? to_dl(DType::e4m3) : kUint8; }
 
 }  // namespace precast

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry point of dequantisation.
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/quantize/dequantize.cuh"
 
 namespace precast {
@@ -43,14 +42,8 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
   const Arg in = PRECAST_ARG(op, x);
   const Arg scale = PRECAST_ARG(op, x_scale);
   const Arg to = PRECAST_ARG(op, out);
-  check_cuda(in);
-  check_dtype(in, dequantize_dtype_q);
-  check_rank(in, 2, 3);
-  check_columns(in, false);
-  check_same_device(to, in);
-  check_dtype(to, dequantize_dtype);
-  check_same_shape(to, in);
-  check_columns(to, true);
+  TensorMatch(in).cuda().dtype(dequantize_dtype_q).rank(2, 3).unit_stride();
+  TensorMatch(to).same_device(in).dtype(dequantize_dtype).shape_of(in).unit_stride_output();
   constexpr int64_t kMaxSize = int64_t(1) << 30;
   PRECAST_CHECK(x.size(-1) <= kMaxSize, ValueError)
       << in.what() << "'s last dimension must be at most " << kMaxSize << ", got " << x.size(-1);
@@ -60,15 +53,13 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
       << op << ": tiles must have 1 to " << kMaxSize << " rows and columns, got " << tile_rows
       << " x " << tile_columns;
   check_same_device(scale, in);
-  const bool packed = same_dtype(x_scale.dtype(), {kDLInt, 32, 1});
+  const bool packed = same_dtype(x_scale.dtype(), kInt32);
   if (!packed) check_dtype(scale, DType::f32);
   check_scale_shape(scale, in, tile_rows, tile_columns, packed);
   if (x.numel() == 0) return;
   const RowView view = view_as_rows({in, to}, false);  // Bounds the rows.
   check_items(to, view, view.columns);
-  const TensorMemory memory(to);
-  check_elements_apart(memory);
-  check_memory_apart(memory, in);
+  TensorMatch(to).elements_apart().apart(in);
 
   DequantizeParams params = {};
   params.input = data_of(x);

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of the packing of truth values.
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/quantize/packbits.cuh"
 #include "precast/quantize/packbits_segments.cuh"
 
@@ -17,36 +16,22 @@ cudaError_t segment_packbits(bool is_int64, const SegmentParams& params, bool en
 
 namespace {
 
-bool is_integer(const TensorView& tensor, uint8_t code, uint8_t bits) {
-  return same_dtype(tensor.dtype(), DLDataType{code, bits, 1});
-}
-
-void check_array(const Arg& arg) {
-  PRECAST_CHECK(arg.tensor.ndim() == 1, ValueError)
-      << arg.what() << " must have 1 dimension, got shape " << to_string(arg.tensor.shape());
-  check_contiguous(arg);
-}
-
 void check_values(const Arg& x) {
   check_cuda(x);
-  PRECAST_CHECK(is_integer(x.tensor, kDLBool, 8) || is_integer(x.tensor, kDLUInt, 8), ValueError)
-      << x.what() << " must be bool or uint8, got " << to_string(x.tensor.dtype());
-  check_array(x);
+  const DLDataType dtype = x.tensor.dtype();
+  PRECAST_CHECK(same_dtype(dtype, kBool) || same_dtype(dtype, kUint8), ValueError)
+      << x.what() << " must be bool or uint8, got " << to_string(dtype);
+  TensorMatch(x).rank(1, 1).contiguous();
 }
 
 void check_bytes(const Arg& y, const Arg& x) {
-  check_same_device(y, x);
-  PRECAST_CHECK(is_integer(y.tensor, kDLUInt, 8), ValueError)
-      << y.what() << " must be uint8, got " << to_string(y.tensor.dtype());
-  check_array(y);
+  TensorMatch(y).same_device(x).dtype(kUint8).rank(1, 1).contiguous();
 }
 
 // Returns whether the indices are 64-bit.
 bool check_indptr(const Arg& indptr) {
-  const bool is_int64 = is_integer(indptr.tensor, kDLInt, 64);
-  PRECAST_CHECK(is_int64 || is_integer(indptr.tensor, kDLInt, 32), ValueError)
-      << indptr.what() << " must be int32 or int64, got " << to_string(indptr.tensor.dtype());
-  check_array(indptr);
+  bool is_int64;
+  TensorMatch(indptr).index_dtype(is_int64).rank(1, 1).contiguous();
   PRECAST_CHECK(indptr.tensor.size(0) >= 1 && indptr.tensor.size(0) <= 0x40000000, ValueError)
       << indptr.what() << " must have 1 to 2^30 elements, got shape "
       << to_string(indptr.tensor.shape());
@@ -62,11 +47,7 @@ void check_bytes_fit(const Arg& x, const Arg& indptr) {
 }
 
 void check_new_indptr(const Arg& new_indptr, const Arg& indptr) {
-  check_same_device(new_indptr, indptr);
-  PRECAST_CHECK(is_integer(new_indptr.tensor, kDLInt, 32), ValueError)
-      << new_indptr.what() << " must be int32, got " << to_string(new_indptr.tensor.dtype());
-  check_same_shape(new_indptr, indptr);
-  check_contiguous(new_indptr);
+  TensorMatch(new_indptr).same_device(indptr).dtype(kInt32).shape_of(indptr).contiguous();
 }
 
 void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
@@ -75,9 +56,7 @@ void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
   const Arg to = PRECAST_ARG(op, y);
   check_values(in);
   check_bytes(to, in);
-  PRECAST_CHECK(y.size(0) == (x.size(0) + 7) / 8, ValueError)
-      << to.what() << " must have shape [" << (x.size(0) + 7) / 8 << "], got "
-      << to_string(y.shape());
+  check_shape(to, {(x.size(0) + 7) / 8});
   if (x.size(0) == 0) return;
   check_memory_apart(to, in);
   PackBitsParams params = {};

@@ -69,15 +69,14 @@ void check_same_entries(const Arg& cache, const View& view, const Arg& first, co
 }
 
 void check_scale_dtype(const Arg& scales) {
-  const DLDataType bytes = {kDLUInt, 8, 1};
-  PRECAST_CHECK(same_dtype(scales.tensor.dtype(), bytes) || has_dtype(scales, DType::e4m3),
+  PRECAST_CHECK(same_dtype(scales.tensor.dtype(), kUint8) || has_dtype(scales, DType::e4m3),
                 ValueError)
       << scales.what() << " must be float8_e4m3fn or uint8, got "
       << to_string(scales.tensor.dtype());
 }
 
-void check_out(const Arg& out) {
-  check_rank(out, 4, 4);
+void check_out(const Arg& out, const Arg& data) {
+  TensorMatch(out).same_device(data).dtype(paged_dequantize_dtype).rank(4, 4);
   PRECAST_CHECK(out.tensor.size(3) % 16 == 0, ValueError)
       << out.what() << "'s last dimension must be a multiple of 16, got " << out.tensor.size(3);
   check_contiguous(out);
@@ -87,16 +86,12 @@ void entry(const Halves& data, const Halves& scales, const Arg& tables, const Ar
            const Arg& k_scale, const Arg& v_scale, const Arg& output_k, const Arg& output_v,
            bool hnd, bool enable_pdl) {
   check_cuda(data.first);
-  check_bytes(data.first);
-  check_bytes(data.second);
+  check_dtype(data.first, kUint8);
+  check_dtype(data.second, kUint8);
   check_scale_dtype(scales.first);
   check_scale_dtype(scales.second);
-  check_same_device(output_k, data.first);
-  check_dtype(output_k, paged_dequantize_dtype);
-  check_out(output_k);
-  check_same_device(output_v, data.first);
-  check_dtype(output_v, paged_dequantize_dtype);
-  check_out(output_v);
+  check_out(output_k, data.first);
+  check_out(output_v, data.first);
   const TensorView& k = output_k.tensor;
   const TensorView& v = output_v.tensor;
   PRECAST_CHECK(k.size(0) == v.size(0) && k.size(1) == v.size(1) && k.size(2) == v.size(2),
@@ -124,26 +119,16 @@ void entry(const Halves& data, const Halves& scales, const Arg& tables, const Ar
   }
 
   const TensorView& table = tables.tensor;
-  const DLDataType dtype = table.dtype();
-  check_same_device(tables, data.first);
-  PRECAST_CHECK(dtype.code == kDLInt && (dtype.bits == 32 || dtype.bits == 64) && dtype.lanes == 1,
-                ValueError)
-      << tables.what() << " must be int32 or int64, got " << to_string(dtype);
-  PRECAST_CHECK(table.ndim() == 2 && table.size(0) == k.size(0), ValueError)
-      << tables.what() << " must have shape [" << k.size(0) << ", pages of a request], got "
-      << to_string(table.shape());
-  check_columns(tables, false);
+  Dim pages("pages of a request");
+  TensorMatch(tables).same_device(data.first).index_dtype(p.block_tables.is_int64);
+  TensorMatch(tables).shape({k.size(0), pages}).unit_stride();
   const bool enough = first.page_size > 0
-                          ? table.size(1) >= (k.size(1) + first.page_size - 1) / first.page_size
+                          ? pages >= (k.size(1) + first.page_size - 1) / first.page_size
                           : k.size(1) == 0;
   PRECAST_CHECK(enough, ValueError)
       << tables.what() << " must have pages of " << first.page_size << " entries for the "
-      << k.size(1) << " tokens of " << output_k.name << ", got " << table.size(1)
-      << " pages a request";
-  check_same_device(lens, data.first);
-  PRECAST_CHECK(same_dtype(lens.tensor.dtype(), DLDataType{kDLInt, 32, 1}), ValueError)
-      << lens.what() << " must be int32, got " << to_string(lens.tensor.dtype());
-  check_vector(lens, k.size(0));
+      << k.size(1) << " tokens of " << output_k.name << ", got " << pages << " pages a request";
+  TensorMatch(lens).same_device(data.first).dtype(kInt32).shape({k.size(0)}).contiguous();
   if (k.numel() == 0 && v.numel() == 0) return;
 
   constexpr int64_t kMost = 0x7fffffff;
@@ -153,7 +138,6 @@ void entry(const Halves& data, const Halves& scales, const Arg& tables, const Ar
       << output_k.what() << " must have at most " << kMost << " in each dimension, got shape "
       << to_string(k.shape());
   p.block_tables.data = data_of(table);
-  p.block_tables.is_int64 = dtype.bits == 64;
   p.table_stride = table.size(0) > 1 ? table.stride(0) : 0;
   p.seq_lens = static_cast<const int32_t*>(data_of(lens.tensor));
   p.batch = static_cast<uint32_t>(k.size(0));

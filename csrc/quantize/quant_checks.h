@@ -6,8 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/quantize/per_group.cuh"
 #include "precast/quantize/per_token.cuh"
 
@@ -18,8 +17,6 @@ extern const DType quantize_dtype_q;
 
 constexpr int64_t kMaxColumns = int64_t(1) << 30;  // column arithmetic of rows is 32-bit
 constexpr double kLeastEps = 1e-30;                // a smaller scale has no finite reciprocal
-
-inline bool has_i32(const Arg& arg) { return same_dtype(arg.tensor.dtype(), {kDLInt, 32, 1}); }
 
 PRECAST_ONE_COPY void check_eps(const char* op, double eps) {
   PRECAST_CHECK(eps >= kLeastEps && std::isfinite(static_cast<float>(eps)), ValueError)
@@ -40,9 +37,7 @@ PRECAST_ONE_COPY void check_input_and_codes(const Arg& in, const Arg& out, bool 
   check_same_device(out, in);
   check_dtype(out, quantize_dtype_q);
   if (gated) {
-    bool fits = o.ndim() == i.ndim() && 2 * o.size(-1) == i.size(-1);
-    for (int dim = 0; fits && dim + 1 < o.ndim(); ++dim) fits = o.size(dim) == i.size(dim);
-    PRECAST_CHECK(fits, OutputShapeError)
+    PRECAST_CHECK(has_shape_but_last(o, i, i.size(-1) / 2), OutputShapeError)
         << out.what() << " must have " << in.name << "'s shape with half the last dimension, got "
         << to_string(o.shape()) << " for " << in.name << " " << to_string(i.shape());
   } else {
@@ -57,17 +52,12 @@ PRECAST_ONE_COPY void check_input_and_codes(const Arg& in, const Arg& out, bool 
 // Scales that go row by row with `in`, `count` a row.
 PRECAST_ONE_COPY void check_row_scales(const Arg& scales, const Arg& in, const Arg& out,
                                        int64_t count) {
-  const TensorView& s = scales.tensor;
   check_same_device(scales, in);
-  bool fits = s.ndim() == in.tensor.ndim() && s.size(-1) == count;
-  for (int dim = 0; fits && dim + 1 < s.ndim(); ++dim) fits = s.size(dim) == in.tensor.size(dim);
-  PRECAST_CHECK(fits, ValueError) << scales.what() << " must have " << in.name
-                                  << "'s shape with a last dimension of " << count << ", got "
-                                  << to_string(s.shape()) << " for " << in.name << " "
-                                  << to_string(in.tensor.shape());
-  check_elements_apart(scales);
-  check_memory_apart(scales, in);
-  check_memory_apart(scales, out);
+  PRECAST_CHECK(has_shape_but_last(scales.tensor, in.tensor, count), ValueError)
+      << scales.what() << " must have " << in.name << "'s shape with a last dimension of " << count
+      << ", got " << to_string(scales.tensor.shape()) << " for " << in.name << " "
+      << to_string(in.tensor.shape());
+  TensorMatch(scales).elements_apart().apart(in).apart(out);
 }
 
 inline QuantTensors quant_tensors(const Arg& in, const Arg& out, const RowView& view, bool gated) {
@@ -128,7 +118,7 @@ inline void group_quant_entry(const Arg& in, int64_t group_size, double eps, boo
   PRECAST_CHECK(columns % group_size == 0, ValueError)
       << in.op << ": the last dimension must be a multiple of group_size " << group_size << ", got "
       << columns;
-  const bool packed = has_i32(scales);
+  const bool packed = same_dtype(scales.tensor.dtype(), kInt32);
   PRECAST_CHECK(!packed || scale_ue8m0, ValueError)
       << scales.what() << " must be float32 unless scale_ue8m0 is true, got int32";
   if (!packed) check_dtype(scales, DType::f32);

@@ -29,17 +29,12 @@ void per_tensor_quant_fp8(TensorView x, double eps, TensorView out, TensorView o
   check_input_and_codes(in, to, false);
   check_eps(op, eps);
   check_one_number(scale, in);
-  check_same_device(scratch, in);
-  check_dtype(scratch, DType::f32);
-  check_contiguous(scratch);
+  TensorMatch(scratch).same_device(in).dtype(DType::f32).contiguous();
   PRECAST_CHECK(workspace.numel() >= kTensorCtas, ValueError)
       << scratch.what() << " must have at least " << kTensorCtas << " elements, got shape "
       << to_string(workspace.shape());
-  for (const Arg* arg : {&in, &to}) {
-    check_memory_apart(scale, *arg);
-    check_memory_apart(scratch, *arg);
-  }
-  check_memory_apart(scratch, scale);
+  TensorMatch(scale).apart(in).apart(to);
+  TensorMatch(scratch).apart(in).apart(to).apart(scale);
   const RowView view = view_as_rows({in, to}, true);
   if (view.rows.count > 0 && view.columns > 0) check_items(in, view, view.columns);
 
@@ -75,8 +70,7 @@ void per_block_cast_to_fp8(TensorView x, bool use_ue8m0, double eps, TensorView 
   check_rank(in, 2, 3);
   check_input_and_codes(in, to, false);
   check_eps(op, eps);
-  check_same_device(scales, in);
-  check_dtype(scales, DType::f32);
+  TensorMatch(scales).same_device(in).dtype(DType::f32);
   const auto blocks_of = [](int64_t size) { return (size + kQuantBlock - 1) / kQuantBlock; };
   const int64_t rows = x.size(-2), columns = x.size(-1);
   const int64_t batch = x.ndim() == 3 ? x.size(0) : 1;
@@ -87,9 +81,7 @@ void per_block_cast_to_fp8(TensorView x, bool use_ue8m0, double eps, TensorView 
   PRECAST_CHECK(fits, ValueError) << scales.what() << " must hold a scale for each block of "
                                   << kQuantBlock << " x " << kQuantBlock << ", got shape "
                                   << to_string(s.shape()) << " for x " << to_string(x.shape());
-  check_contiguous(scales);
-  check_memory_apart(scales, in);
-  check_memory_apart(scales, to);
+  TensorMatch(scales).contiguous().apart(in).apart(to);
   if (x.numel() == 0) return;
   constexpr int64_t kMaxBlocks = 0x7fffffff;
   PRECAST_CHECK(rows * batch <= kMaxBlocks && batch * row_blocks <= kMaxBlocks / column_blocks,

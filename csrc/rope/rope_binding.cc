@@ -283,20 +283,14 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   const char* op = "qk_rmsnorm_rope";
   const Arg packed = PRECAST_ARG(op, qkv);
   const Arg weight = PRECAST_ARG(op, q_weight);
-  check_cuda(packed);
-  check_dtype(packed, rope_dtype);
-  check_rank(packed, 2, 2);
-  check_columns(packed, true);
-  PRECAST_CHECK(q_weight.ndim() == 1, ValueError)
-      << weight.what() << " must have shape [head_dim], got " << to_string(q_weight.shape());
-  const int64_t head_dim = q_weight.size(0);
+  TensorMatch(packed).cuda().dtype(rope_dtype).rank(2, 2).unit_stride_output();
+  Dim head_dim("head_dim");
+  check_shape(weight, {head_dim});
   PRECAST_CHECK(head_dim > 0 && head_dim % kRopeVec == 0 && head_dim <= kMaxHeadDim, ValueError)
       << weight.what() << "'s size, the head size, must be a multiple of " << kRopeVec << " up to "
       << kMaxHeadDim << ", got " << head_dim;
   for (const Arg& arg : {weight, PRECAST_ARG(op, k_weight)}) {
-    check_same_device(arg, packed);
-    check_dtype(arg, rope_dtype);
-    check_vector(arg, head_dim);
+    TensorMatch(arg).same_device(packed).dtype(rope_dtype).shape({head_dim}).contiguous();
   }
   PRECAST_CHECK(num_q_heads >= 0 && num_k_heads >= 0 && num_q_heads <= kMaxTokens &&
                     num_k_heads <= kMaxTokens - num_q_heads,

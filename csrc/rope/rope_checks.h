@@ -3,8 +3,6 @@
 // sines, and the segments that they make.
 #pragma once
 
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
 #include "paged/paged_checks.h"
 #include "precast/rope/rope.cuh"
 
@@ -66,10 +64,7 @@ PRECAST_ONE_COPY void check_out_rows(const Arg& out) {
 // Requests: token ranges and first positions, of one dtype each.
 PRECAST_ONE_COPY RopePositions check_requests(const Arg& indptr, const Arg& offsets,
                                               const Arg& device_of) {
-  PRECAST_CHECK(indptr.tensor.ndim() == 1 && indptr.tensor.size(0) >= 1, ValueError)
-      << indptr.what() << " must have shape [requests + 1], got "
-      << to_string(indptr.tensor.shape());
-  const int64_t requests = indptr.tensor.size(0) - 1;
+  const int64_t requests = check_indptr_shape(indptr, "requests + 1");
   PRECAST_CHECK(requests <= kMaxTokens, ValueError)
       << indptr.what() << " must have at most " << kMaxTokens << " requests, got " << requests;
   RopePositions positions = {};
@@ -90,8 +85,7 @@ PRECAST_ONE_COPY void set_cache(RopeAngleSource& source, const Arg& cache, const
   check_same_device(cache, device_of);
   PRECAST_CHECK(has_dtype(cache, DType::f32), ValueError)
       << cache.op << ": cos_sin_cache should be float32, got " << to_string(cache.tensor.dtype());
-  check_rank(cache, 2, 2);
-  check_columns(cache, false);
+  TensorMatch(cache).rank(2, 2).unit_stride();
   const int64_t rows = cache.tensor.size(0);
   source.cache.rows = static_cast<const float*>(data_of(cache.tensor));
   source.cache.stride = rows > 1 ? cache.tensor.stride(0) : 0;

@@ -33,10 +33,8 @@ void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
   if (indices.has_value()) {
     const TensorView tensor = indices.value();
     const Arg arg = {rows.op, "indices", tensor};
-    check_same_device(arg, rows);
-    params.source.int64_indices = check_index_dtype(arg);
-    check_rank(arg, 1, 1);
-    check_contiguous(arg);
+    bool& is_int64 = params.source.int64_indices;
+    TensorMatch(arg).same_device(rows).index_dtype(is_int64).rank(1, 1).contiguous();
     outputs = tensor.size(0);
     PRECAST_CHECK(outputs == 0 || rows.tensor.size(0) > 0, ValueError)
         << rows.what() << " must have the rows that indices name, got shape "
@@ -48,21 +46,16 @@ void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
     check_memory_apart(out, arg);
   }
   params.source.num_outputs = static_cast<uint32_t>(outputs);
-  check_vector_beside(out, rows, outputs);
-  params.int64_out = check_index_dtype(out);
+  TensorMatch(out).same_device(rows).shape({outputs}).contiguous().index_dtype(params.int64_out);
   params.out = data_of(out.tensor);
   check_memory_apart(out, rows);
 }
 
 void set_valid(const OptionalTensor& valid, const Arg& out, SampleParams& params) {
-  if (!valid.has_value()) return;
-  const TensorView tensor = valid.value();
-  const Arg arg = {out.op, "valid", tensor};
-  check_vector_beside(arg, out, out.tensor.size(0));
-  PRECAST_CHECK(same_dtype(tensor.dtype(), {kDLBool, 8, 1}), ValueError)
-      << arg.what() << " must be bool, got " << to_string(tensor.dtype());
-  check_memory_apart(arg, out);
-  params.valid = static_cast<bool*>(data_of(tensor));
+  params.valid =
+      TensorMatcher(out.op).optional<bool>(valid, "valid", [&](const TensorMatch& match) {
+        match.same_device(out).shape({out.tensor.size(0)}).contiguous().dtype(kBool).apart(out);
+      });
 }
 
 void sample_from_probs_export(TensorView probs, OptionalTensor indices, OptionalTensor top_k_arr,
@@ -79,10 +72,10 @@ void sample_from_probs_export(TensorView probs, OptionalTensor indices, Optional
   set_valid(valid, to, params);
   params.top_k_values = top_k_of(op, top_k_arr, in);
   params.top_k = clamp_top_k(top_k);
-  params.top_p = number_of(op, "top_p", top_p_arr, top_p, in);
-  params.min_p = number_of(op, "min_p", min_p_arr, min_p, in);
+  params.top_p = per_row_scalar(op, "top_p", top_p_arr, top_p, in);
+  params.min_p = per_row_scalar(op, "min_p", min_p_arr, min_p, in);
   params.joint = joint;
-  params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
   if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
@@ -104,11 +97,11 @@ void draw_from_logits(const char* op, TensorView logits, const OptionalTensor& i
   params.logits = true;
   params.top_k_values = top_k_of(op, top_k_arr, in);
   params.top_k = clamp_top_k(top_k);
-  params.top_p = number_of(op, "top_p", top_p_arr, top_p, in);
-  params.min_p = number_of(op, "min_p", min_p_arr, min_p, in);
-  params.temperature = number_of(op, "temperature", temperature_arr, temperature, in);
+  params.top_p = per_row_scalar(op, "top_p", top_p_arr, top_p, in);
+  params.min_p = per_row_scalar(op, "min_p", min_p_arr, min_p, in);
+  params.temperature = per_row_scalar(op, "temperature", temperature_arr, temperature, in);
   params.joint = joint;
-  params.random = random_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
   if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
@@ -169,7 +162,7 @@ void softmax_export(TensorView logits, OptionalTensor temperature_arr, double te
   const char* op = "softmax";
   const Arg in = PRECAST_ARG(op, logits);
   RowTransformParams params = row_op(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
-  params.parameter = number_of(op, "temperature", temperature_arr, temperature, in);
+  params.parameter = per_row_scalar(op, "temperature", temperature_arr, temperature, in);
   run(params, in, enable_pdl);
 }
 
@@ -178,7 +171,7 @@ void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, doubl
   const char* op = "top_p_renorm_probs";
   const Arg in = PRECAST_ARG(op, probs);
   RowTransformParams params = row_op(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
-  params.parameter = number_of(op, "top_p", top_p_arr, top_p, in);
+  params.parameter = per_row_scalar(op, "top_p", top_p_arr, top_p, in);
   run(params, in, enable_pdl);
 }
 
@@ -204,23 +197,11 @@ void top_k_mask_logits_export(TensorView logits, OptionalTensor top_k_arr, int64
              PRECAST_ARG(op, out), enable_pdl);
 }
 
-// [batch, positions, vocab]
-void check_positions(const Arg& arg, int64_t batch, int64_t positions, int64_t vocab) {
-  check_dtype(arg, sampling_dtype);
-  const TensorView& t = arg.tensor;
-  PRECAST_CHECK(t.ndim() == 3 && t.size(0) == batch && t.size(1) == positions && t.size(2) == vocab,
-                ValueError)
-      << arg.what() << " must have shape [" << batch << ", " << positions << ", " << vocab
-      << "], got " << to_string(t.shape());
-  check_columns(arg, false);
-}
-
-// int32 [batch], counted on in place.
-int32_t* counter_of(const Arg& arg, const Arg& beside, int64_t batch) {
-  check_vector_beside(arg, beside, batch);
-  check_int32(arg);
-  check_elements_apart(arg);
-  return static_cast<int32_t*>(data_of(arg.tensor));
+// An int32 counter for each request, which is incremented in place.
+int32_t* counter_of(const Arg& arg, const Arg& other, int64_t batch) {
+  const TensorMatch match(arg);
+  match.same_device(other).shape({batch}).contiguous().dtype(kInt32).elements_apart();
+  return match.data<int32_t>();
 }
 
 bool positions_are_vectors(const TensorView& t) {
@@ -250,26 +231,17 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
   PRECAST_CHECK(batch == 0 || (vocab >= 1 && vocab <= kMaxVocabSize), ValueError)
       << target.what() << " must have 1 to " << kMaxVocabSize << " columns, got shape "
       << to_string(target_probs.shape());
-  check_positions(target, batch, count + 1, vocab);
-  check_same_device(draft, target);
-  check_positions(draft, batch, count, vocab);
-  check_same_device(tokens, target);
   ChainParams params = {};
-  params.int64_tokens = check_index_dtype(tokens);
-  PRECAST_CHECK(draft_token_ids.ndim() == 2 && draft_token_ids.size(0) == batch &&
-                    draft_token_ids.size(1) == count,
-                ValueError)
-      << tokens.what() << " must have shape [" << batch << ", " << count << "], got "
-      << to_string(draft_token_ids.shape());
-  check_contiguous(tokens);
+  TensorMatch(target).dtype(sampling_dtype).unit_stride();
+  TensorMatch(draft).same_device(target).dtype(sampling_dtype);
+  TensorMatch(draft).shape({batch, count, vocab}).unit_stride();
+  TensorMatch(tokens).same_device(target).index_dtype(params.int64_tokens);
+  TensorMatch(tokens).shape({batch, count}).contiguous();
   check_same_device(to, target);
   PRECAST_CHECK(check_index_dtype(to) == params.int64_tokens, ValueError)
       << to.what() << " must be " << to_string(draft_token_ids.dtype())
       << " as draft_token_ids, got " << to_string(out.dtype());
-  PRECAST_CHECK(out.ndim() == 2 && out.size(0) == batch && out.size(1) == count + 1, ValueError)
-      << to.what() << " must have shape [" << batch << ", " << count + 1 << "], got "
-      << to_string(out.shape());
-  check_contiguous(to);
+  TensorMatch(to).shape({batch, count + 1}).contiguous();
   for (const Arg& input : {draft, tokens, target}) {
     check_memory_apart(to, input);
     for (const Arg& counter : counts) check_memory_apart(counter, input);
@@ -278,7 +250,7 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
   params.emitted = counter_of(counts[1], target, batch);
   check_memory_apart(counts[0], counts[1]);
   for (const Arg& counter : counts) check_memory_apart(to, counter);
-  params.random = random_of(op, seed_arr, seed, offset_arr, offset, target, batch);
+  params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, target, batch);
   if (batch == 0) return;
   params.draft = data_of(draft_probs);
   params.target = data_of(target_probs);

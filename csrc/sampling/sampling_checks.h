@@ -4,8 +4,7 @@
 
 #include <limits>
 
-#include "core/memory_checks.h"
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/sampling/inverse_cdf.cuh"
 #include "precast/sampling/row.cuh"
 
@@ -42,31 +41,6 @@ PRECAST_ONE_COPY RowSource source_of(const Arg& arg) {
   return source;
 }
 
-// A contiguous vector of `size` elements on the device of `other`.
-PRECAST_ONE_COPY void check_vector_beside(const Arg& arg, const Arg& other, int64_t size) {
-  check_same_device(arg, other);
-  check_vector(arg, size);
-}
-
-PRECAST_ONE_COPY bool is_integer(const Arg& arg, uint8_t bits, bool or_unsigned = false) {
-  const DLDataType type = arg.tensor.dtype();
-  return same_dtype(type, {kDLInt, bits, 1}) ||
-         (or_unsigned && same_dtype(type, {kDLUInt, bits, 1}));
-}
-
-// Indices or tokens: int32, or int64, for which it returns true.
-PRECAST_ONE_COPY bool check_index_dtype(const Arg& arg) {
-  const bool wide = is_integer(arg, 64);
-  PRECAST_CHECK(wide || is_integer(arg, 32), ValueError)
-      << arg.what() << " must be int32 or int64, got " << to_string(arg.tensor.dtype());
-  return wide;
-}
-
-PRECAST_ONE_COPY void check_int32(const Arg& arg) {
-  PRECAST_CHECK(is_integer(arg, 32), ValueError)
-      << arg.what() << " must be int32, got " << to_string(arg.tensor.dtype());
-}
-
 // A parameter that differs from row to row of `rows`.
 PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
   check_same_device(arg, rows);
@@ -84,27 +58,23 @@ PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
 }
 
 // One fp32 a row of `rows`, or one number for all.
-PRECAST_ONE_COPY PerRowScalar number_of(const char* op, const char* name,
-                                        const OptionalTensor& values, double value,
-                                        const Arg& rows) {
-  PerRowScalar number = {nullptr, static_cast<float>(value)};
-  if (!values.has_value()) return number;
-  const TensorView tensor = values.value();
-  const Arg arg = {op, name, tensor};
-  check_parameter(arg, rows);
-  check_dtype(arg, DType::f32);
-  number.values = static_cast<const float*>(data_of(tensor));
-  return number;
+PRECAST_ONE_COPY PerRowScalar per_row_scalar(const char* op, const char* name,
+                                             const OptionalTensor& values, double value,
+                                             const Arg& rows) {
+  const auto* data =
+      TensorMatcher(op).optional<const float>(values, name, [&](const TensorMatch& match) {
+        check_parameter(match, rows);
+        match.dtype(DType::f32);
+      });
+  return {data, static_cast<float>(value)};
 }
 
 PRECAST_ONE_COPY const int32_t* top_k_of(const char* op, const OptionalTensor& values,
                                          const Arg& rows) {
-  if (!values.has_value()) return nullptr;
-  const TensorView tensor = values.value();
-  const Arg arg = {op, "top_k", tensor};
-  check_parameter(arg, rows);
-  check_int32(arg);
-  return static_cast<const int32_t*>(data_of(tensor));
+  return TensorMatcher(op).optional<const int32_t>(values, "top_k", [&](const TensorMatch& match) {
+    check_parameter(match, rows);
+    match.dtype(kInt32);
+  });
 }
 
 // k as a kernel takes it: more than 32 bits is no limit.
@@ -113,32 +83,30 @@ inline int32_t clamp_top_k(int64_t k) {
 }
 
 // Seeds or offsets: one, or one an output.
-PRECAST_ONE_COPY const uint64_t* random_words_of(const char* op, const char* name,
-                                                 const OptionalTensor& values, const Arg& rows,
-                                                 int64_t outputs, bool& per_row) {
-  per_row = false;
-  if (!values.has_value()) return nullptr;
-  const TensorView tensor = values.value();
-  const Arg arg = {op, name, tensor};
-  check_same_device(arg, rows);
-  PRECAST_CHECK(is_integer(arg, 64, true), ValueError)
-      << arg.what() << " must be int64/uint64, got " << to_string(tensor.dtype());
-  PRECAST_CHECK(tensor.ndim() == 1, ValueError)
-      << arg.what() << " must be 1D, got shape " << to_string(tensor.shape());
-  PRECAST_CHECK(tensor.size(0) == 1 || tensor.size(0) == outputs, ValueError)
-      << arg.what() << " length must be 1 or " << outputs << ", got " << tensor.size(0);
-  check_contiguous(arg);
-  per_row = tensor.size(0) > 1;
-  return static_cast<const uint64_t*>(data_of(tensor));
+PRECAST_ONE_COPY const uint64_t* seeds_of(const char* op, const char* name,
+                                          const OptionalTensor& values, const Arg& rows,
+                                          int64_t outputs, bool& per_row) {
+  per_row = values.has_value() && values.value().ndim() > 0 && values.value().size(0) > 1;
+  return TensorMatcher(op).optional<const uint64_t>(values, name, [&](const TensorMatch& match) {
+    const Arg& arg = match.same_device(rows);
+    const TensorView& tensor = arg.tensor;
+    PRECAST_CHECK(same_dtype(tensor.dtype(), kInt64) || same_dtype(tensor.dtype(), kUint64),
+                  ValueError)
+        << arg.what() << " must be int64/uint64, got " << to_string(tensor.dtype());
+    PRECAST_CHECK(tensor.ndim() == 1, ValueError)
+        << arg.what() << " must be 1D, got shape " << to_string(tensor.shape());
+    PRECAST_CHECK(tensor.size(0) == 1 || tensor.size(0) == outputs, ValueError)
+        << arg.what() << " length must be 1 or " << outputs << ", got " << tensor.size(0);
+    match.contiguous();
+  });
 }
 
-PRECAST_ONE_COPY RandomSource random_of(const char* op, const OptionalTensor& seeds, int64_t seed,
-                                        const OptionalTensor& offsets, int64_t offset,
-                                        const Arg& rows, int64_t outputs) {
+PRECAST_ONE_COPY RandomSource random_source_of(const char* op, const OptionalTensor& seeds,
+                                               int64_t seed, const OptionalTensor& offsets,
+                                               int64_t offset, const Arg& rows, int64_t outputs) {
   RandomSource random = {};
-  random.seeds = random_words_of(op, "seed tensor", seeds, rows, outputs, random.seed_per_row);
-  random.offsets =
-      random_words_of(op, "offset tensor", offsets, rows, outputs, random.offset_per_row);
+  random.seeds = seeds_of(op, "seed tensor", seeds, rows, outputs, random.seed_per_row);
+  random.offsets = seeds_of(op, "offset tensor", offsets, rows, outputs, random.offset_per_row);
   random.seed = static_cast<uint64_t>(seed);
   random.offset = static_cast<uint64_t>(offset);
   return random;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of top-k.
 #include "core/ffi_export.h"
+#include "core/tensor_matcher.h"
 #include "precast/topk/topk.cuh"
-#include "sampling/sampling_checks.h"
 
 namespace precast {
 
@@ -14,10 +14,7 @@ namespace {
 
 // What all entry points ask of the rows and the choice; fills in the same.
 TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_break) {
-  check_cuda(in);
-  check_dtype(in, topk_dtype);
-  check_rank(in, 2, 2);
-  check_columns(in, false);
+  TensorMatch(in).cuda().dtype(topk_dtype).rank(2, 2).unit_stride();
   const TensorView& input = in.tensor;
   PRECAST_CHECK(input.size(1) <= kMaxColumns, ValueError)
       << in.what() << " must have at most " << kMaxColumns << " columns, got shape "
@@ -40,25 +37,21 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
   return params;
 }
 
-// A contiguous [rows, k] that shares no memory with the input.
-void check_result(const Arg& out, const Arg& in, int64_t k) {
-  check_same_device(out, in);
-  const TensorView& t = out.tensor;
-  PRECAST_CHECK(t.ndim() == 2 && t.size(0) == in.tensor.size(0) && t.size(1) == k, ValueError)
-      << out.what() << " must have shape [" << in.tensor.size(0) << ", " << k << "], got "
-      << to_string(t.shape());
-  check_contiguous(out);
-  check_memory_apart(out, in);
+// A contiguous [rows, k] of `dtype` that shares no memory with the input.
+void check_result(const Arg& out, DLDataType dtype, const Arg& in, int64_t k) {
+  TensorMatch(out)
+      .dtype(dtype)
+      .same_device(in)
+      .shape({in.tensor.size(0), k})
+      .contiguous()
+      .apart(in);
 }
 
 // One int32 a row, or null.
-const int32_t* numbers_of(const Arg& in, const char* name, const OptionalTensor& numbers) {
-  if (!numbers.has_value()) return nullptr;
-  const TensorView tensor = numbers.value();
-  const Arg arg = {in.op, name, tensor};
-  check_int32(arg);
-  check_vector_beside(arg, in, in.tensor.size(0));
-  return static_cast<const int32_t*>(data_of(tensor));
+const int32_t* per_row(const Arg& in, const char* name, const OptionalTensor& tensor) {
+  return TensorMatcher(in.op).optional<const int32_t>(tensor, name, [&](const TensorMatch& match) {
+    match.dtype(kInt32).same_device(in).shape({in.tensor.size(0)}).contiguous();
+  });
 }
 
 void launch_checked(const Arg& in, const TopKParams& params, bool enable_pdl) {
@@ -75,11 +68,8 @@ void top_k_export(TensorView input, int64_t k, bool sorted, bool deterministic, 
   TopKParams params = params_of(in, k, deterministic, tie_break);
   PRECAST_CHECK(k <= input.size(1), ValueError)
       << op << ": k must be at most input's " << input.size(1) << " columns, got " << k;
-  check_dtype(chosen, topk_dtype);
-  check_result(chosen, in, k);
-  PRECAST_CHECK(same_dtype(indices.dtype(), {kDLInt, 64, 1}), ValueError)
-      << at.what() << " must be int64, got " << to_string(indices.dtype());
-  check_result(at, in, k);
+  check_result(chosen, to_dl(topk_dtype), in, k);
+  check_result(at, kInt64, in, k);
   check_memory_apart(at, chosen);
   params.mode = TopKMode::values;
   if (sorted) params.order = TopKOrder::by_value;
@@ -96,11 +86,10 @@ void top_k_ragged_transform_export(TensorView input, TensorView offsets, TensorV
   const Arg to = PRECAST_ARG(op, out);
   TopKParams params = params_of(in, k, deterministic, tie_break);
   params.mode = TopKMode::ragged;
-  params.offsets = numbers_of(in, "offsets", offsets);
-  params.lengths = numbers_of(in, "lengths", lengths);
-  params.row_starts = numbers_of(in, "row_starts", row_starts);
-  check_int32(to);
-  check_result(to, in, k);
+  params.offsets = per_row(in, "offsets", offsets);
+  params.lengths = per_row(in, "lengths", lengths);
+  params.row_starts = per_row(in, "row_starts", row_starts);
+  check_result(to, kInt32, in, k);
   params.out = static_cast<int32_t*>(data_of(out));
   launch_checked(in, params, enable_pdl);
 }
@@ -118,10 +107,7 @@ void top_k_page_table_transform_export(TensorView input, TensorView src_page_tab
   const Arg to = PRECAST_ARG(op, out);
   TopKParams params = params_of(in, k, deterministic, tie_break);
   params.mode = TopKMode::paged;
-  check_same_device(table, in);
-  check_int32(table);
-  check_rank(table, 2, 2);
-  check_columns(table, false);
+  TensorMatch(table).same_device(in).dtype(kInt32).rank(2, 2).unit_stride();
   PRECAST_CHECK(row_to_batch.has_value() || src_page_table.size(0) >= input.size(0), ValueError)
       << table.what() << " must have a row for each of input's " << input.size(0) << ", got shape "
       << to_string(src_page_table.shape()) << "; or pass row_to_batch";
@@ -132,28 +118,23 @@ void top_k_page_table_transform_export(TensorView input, TensorView src_page_tab
   PRECAST_CHECK(page_size == 1 || !row_starts.has_value() || page_table_row_starts.has_value(),
                 ValueError)
       << op << ": page_table_row_starts is required with page_size > 1 and row_starts";
-  params.lengths = numbers_of(in, "lengths", lengths);
-  params.row_to_batch = numbers_of(in, "row_to_batch", row_to_batch);
-  params.row_starts = numbers_of(in, "row_starts", row_starts);
+  params.lengths = per_row(in, "lengths", lengths);
+  params.row_to_batch = per_row(in, "row_to_batch", row_to_batch);
+  params.row_starts = per_row(in, "row_starts", row_starts);
   params.page_starts = page_table_row_starts.has_value()
-                           ? numbers_of(in, "page_table_row_starts", page_table_row_starts)
+                           ? per_row(in, "page_table_row_starts", page_table_row_starts)
                            : params.row_starts;
   params.table = static_cast<const int32_t*>(data_of(src_page_table));
   params.table_stride = src_page_table.stride(0);
   params.page_bits = __builtin_ctzll(page_size);
-  check_int32(to);
-  check_result(to, in, k);
+  check_result(to, kInt32, in, k);
   check_memory_apart(to, table);
   params.out = static_cast<int32_t*>(data_of(out));
-  if (out_raw_indices.has_value()) {
-    const TensorView tensor = out_raw_indices.value();
-    const Arg raw = {op, "out_raw_indices", tensor};
-    check_int32(raw);
-    check_result(raw, in, k);
-    check_memory_apart(raw, table);
-    check_memory_apart(raw, to);
-    params.raw = static_cast<int32_t*>(data_of(tensor));
-  }
+  params.raw = TensorMatcher(op).optional<int32_t>(out_raw_indices, "out_raw_indices",
+                                                   [&](const TensorMatch& raw) {
+                                                     check_result(raw, kInt32, in, k);
+                                                     raw.apart(table).apart(to);
+                                                   });
   launch_checked(in, params, enable_pdl);
 }
 

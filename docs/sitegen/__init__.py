@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of the documentation that are made from the code, so that neither can be forgotten."""
+"""The parts of the documentation that are generated from the code, so that both always agree."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The package of this checkout, whatever else is installed.
+# Import the package of this checkout, not an installed one.
 sys.path.insert(0, str(ROOT / "python"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of the command line, read off the argparse tree."""
+"""The reference of the command line, generated from the argparse tree."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _subparsers(
 
 
 def _summary(parser: argparse.ArgumentParser, name: str) -> str:
-    """What the list of sub-commands says of one."""
+    """The help text of a sub-command in the list of its parser."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             for choice in action._choices_actions:

@@ -12,19 +12,19 @@ _MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
 
 def file(path: str) -> str:
-    """A Markdown file of the repository, with the words for its code blocks that mkdocs knows."""
+    """A Markdown file of the repository, with titles of code blocks as mkdocs expects them."""
     text = (ROOT / path).read_text(encoding="utf-8")
     return re.sub(r"^```(\w+) file=(\S+)( lines)?$", r'```\1 title="\2"', text, flags=re.MULTILINE)
 
 
 def drawing(name: str) -> str:
-    """A drawing, inside the page, so that it takes the colours of the reader's theme."""
+    """A drawing inside the page, so that it has the colours of the reader's theme."""
     text = (ROOT / "docs" / "drawings" / name).read_text(encoding="utf-8")
     svg = text[text.index("<svg") :].rstrip()
     return f"<figure>\n{svg}\n</figure>"
 
 
-#: What a mark may ask for. Each takes the mark's argument, if it has one.
+#: The generators by name. Each takes the argument of the line, if it has one.
 INSERTS: dict[str, Callable[..., str]] = {
     "commands": commands.reference,
     "drawing": drawing,
@@ -38,7 +38,7 @@ INSERTS: dict[str, Callable[..., str]] = {
 
 
 def filled(page: str) -> str:
-    """``page`` with everything that it asks for; KeyError for what nobody makes."""
+    """``page`` with every generated part filled in; KeyError for an unknown name."""
 
     def replace(match: re.Match[str]) -> str:
         name, argument = match.groups()

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Links of pages that are also read outside the site.
 
-A link to a file of the repository becomes a link to the page that shows it, or plain text where
-none does: the site stands alone. A link to a file that does not exist is left for mkdocs to refuse.
+A link to a file of the repository becomes a link to the page that shows it, or plain text if no
+page does, because the site works without the repository. A link to a missing file stays, and mkdocs
+refuses it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,9 @@ import re
 
 from sitegen import ROOT
 
-#: Pages that are a file of the repository, whose links start where that file lies.
+#: Pages that show a file of the repository. Its links are relative to the folder of the file.
 INCLUDED = {"docs/changelog.md": "CHANGELOG.md", "docs/contributing.md": "CONTRIBUTING.md"}
-#: Where the site shows what a link to the repository is about.
+#: The page for each linked file of the repository.
 SHOWN = {
     **{source: page for page, source in INCLUDED.items()},
     "README.md": "docs/index.md",
@@ -24,7 +25,7 @@ _LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\((?!\w+:|#)([^)\s#]+)(#
 
 
 def rewritten(markdown: str, page: str) -> str:
-    """``markdown`` of the page ``page`` (its path below ``docs/``), its links led to pages."""
+    """``markdown`` of the page ``page`` (its path below ``docs/``), with links to pages."""
     shown = f"docs/{page}"
     home = posixpath.dirname(shown)
     base = posixpath.dirname(INCLUDED.get(shown, shown))

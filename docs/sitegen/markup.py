@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The few words of Markdown that the generated parts share."""
+"""The Markdown helpers that the generated parts share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table; a line break or a bar inside a cell does not break it."""
+    """A Markdown table; cells may contain line breaks and bars."""
     lines = [_row(header), _row("---" for _ in header), *map(_row, rows)]
     return "\n".join(lines) + "\n"
 
@@ -18,9 +18,9 @@ def _row(cells: Iterable[str]) -> str:
 
 
 def text(plain: str) -> str:
-    """Plain text of the code as Markdown: names of variables, options and files as code.
+    """Mark names of variables, options and files in plain text as code.
 
-    What is code already, in the line or in a block, stays as it is.
+    Existing code, inline or in a block, does not change.
     """
     parts = re.split(r"(```.*?```|`+[^`]+`+|^ {4}[^\n]*$)", plain, flags=re.S | re.M)
     return "".join(p if p.startswith(("`", "    ")) else _CODE.sub(r"`\g<0>`", p) for p in parts)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Formulas as MathML, which browsers render by themselves: no script, no font, no network."""
+"""Formulas as MathML, which browsers render without a script, a font or a network."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 from latex2mathml.converter import convert
 
-# An upright word, another command (with its word if it takes one), or a name of our code.
+# Upright text, another command (with its argument if it has one), or a name of our code.
 _WORD = re.compile(r"\\mathrm\{(\w+)\}|\\(?:text|begin|end)\{[^}]*\}|\\[a-zA-Z]+|([a-zA-Z]{2,})")
 
 
 def _words(match: re.Match[str]) -> str:
-    """A word as one thing: ``input``, not a product of five letters."""
+    """A name as one identifier: ``input``, not a product of five letters."""
     word = match[1] or match[2]
     return rf"\text{{{word}}}" if word else match[0]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference: a page for each op that ``precast`` exports, and for each public module."""
+"""The reference pages: one for each op that ``precast`` exports, and one for each public module."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ FOLDER = "reference"
 
 
 def family(public: Public) -> str | None:
-    """The op that a function belongs to; None for what is no op."""
+    """The op that a function belongs to; None if it is no op."""
     if not public.is_op:
         return None
     if public.name in kernels():
         return kernels()[public.name].op
-    # An op made of other ops' kernels, or of none: by the public module that exports it.
+    # An op without kernels of its own is named after the public module that exports it.
     module = public.module.__name__.rpartition(".")[2]
     return wrappers().get(module, module)
 
 
 def wrappers() -> dict[str, str]:
-    """The op of wrapper classes and of what helps them, by the public module of both."""
+    """The op of wrapper classes and their helpers, by the public module of both."""
     modules = {public.name: public.module.__name__.rpartition(".")[2] for public in exported()}
     functions = [(kernel.function, kernel.op) for kernel in kernels().values()]
     ops = {op for function, op in functions if inspect.isclass(getattr(precast, function))}
@@ -44,7 +44,7 @@ def wrappers() -> dict[str, str]:
 
 
 def library() -> Iterator[ModuleType]:
-    """Public modules with names of their own: neither ops nor the errors, which have a page."""
+    """Public modules that are neither ops nor the errors, which have their own pages."""
     ops = {public.module.__name__ for public in exported() if public.is_op}
     for module in modules():
         if getattr(module, "__all__", ()) and module is not errors and module.__name__ not in ops:
@@ -105,7 +105,7 @@ def _op_page(op: str, functions: list[Public]) -> str:
 
 
 def _in_common(op: str) -> str:
-    """What the public module of this name says of all its functions, beyond its first sentence."""
+    """The docstring of the public module of this name, if it has more than one paragraph."""
     found = next((module for module in modules() if module.__name__ == f"precast.{op}"), None)
     if found is None or len((found.__doc__ or "").strip().split("\n\n")) < 2:
         return ""
@@ -113,7 +113,7 @@ def _in_common(op: str) -> str:
 
 
 def _configurations(config: OpConfig) -> str:
-    """What can exist of an op, and what of it is prebuilt."""
+    """The configurations of an op, and which of them are prebuilt."""
     axes = [(_codes(axis.names), _codes(axis.words())) for axis in config.space.axes]
     blocks = [
         (
@@ -142,7 +142,7 @@ def _runtime_page(functions: list[Public]) -> str:
 
 
 def _module_page(module: ModuleType) -> str:
-    # What a module passes on stands on the page of the errors or of the run time.
+    # Names that a module re-exports are on the page of the errors or of the run time.
     elsewhere = [public.name for public in exported()]
     members = [n for n in module.__all__ if n not in elsewhere and not hasattr(errors, n)]
     entries = [_entry(f"{module.__name__}.{name}", name) for name in members]
@@ -180,7 +180,7 @@ def _index(families: dict[str, list[Public]], others: list[ModuleType]) -> str:
             "## Run time\n",
             "[Loading, freezing, reference mode](runtime.md): the other exports of `precast`.\n",
             "## Modules\n",
-            markup.table(("Module", "What it holds"), libraries),
+            markup.table(("Module", "Contents"), libraries),
         ]
     )
 
@@ -188,7 +188,7 @@ def _index(families: dict[str, list[Public]], others: list[ModuleType]) -> str:
 def _entry(path: str, heading: str, level: int = 2) -> str:
     """A docstring under a heading of our own, with the anchor ``path``."""
     module, _, name = path.rpartition(".")
-    # What a wrapper shares with others stands in a base class of its own.
+    # Wrappers share methods in base classes.
     inherited = inspect.isclass(getattr(importlib.import_module(module), name, None))
     return (
         f"::: {path}\n"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages of errors as the code says them: every example raises its error for real.
+"""Real messages of errors: every example raises its error.
 
-What differs from machine to machine (folders, compilers, GPUs, what is installed) is replaced
-around the code that raises, never in the message.
+Facts that differ from machine to machine (folders, compilers, GPUs, installed packages) are
+replaced around the code that raises, never in the message.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from precast._base import env as _env
 from precast._plan.installed import plan
 from sitegen import ROOT, markup
 
-#: Stands for the temporary folder of an example in the message that is shown.
+#: The message shows this folder instead of the temporary folder of an example.
 HOME = "/home/you"
 
 EXAMPLES: dict[str, Callable[[Path], object]] = {}
 
 
 def example(name: str) -> str:
-    """The message of one error of ``precast.errors``; nothing if nothing raises it."""
+    """The message of one error of ``precast.errors``; empty if no example raises it."""
     known = name in EXAMPLES and hasattr(errors, name)
     return markup.fence("text", f"{name}: {message(name)}") if known else ""
 
 
 def message(name: str) -> str:
-    """Raise the error ``name`` and return what it says."""
+    """Raise the error ``name`` and return its message."""
     kind = getattr(errors, name)
     with tempfile.TemporaryDirectory() as folder, _bare_environment(folder):
         try:
@@ -49,7 +49,7 @@ def message(name: str) -> str:
 
 @contextlib.contextmanager
 def _bare_environment(folder: str) -> Iterator[None]:
-    """No setting of this machine, and a cache directory of the example's own."""
+    """Remove the settings of this machine, and set a cache directory for the example."""
     ours = {row.name for row in _env.REGISTRY} | {"CUDA_HOME", "CUDA_PATH", "CXX"}
     kept = {name: value for name, value in os.environ.items() if name not in ours}
     with mock.patch.dict(os.environ, kept, clear=True):
@@ -172,9 +172,9 @@ def _load(folder: Path) -> None:
 def _provider(folder: Path) -> None:
     from precast._runtime import aot
 
-    stranger = folder / "modules" / "sm80" / "old_op.so"
-    stranger.parent.mkdir(parents=True)
-    stranger.write_text("")
+    extra = folder / "modules" / "sm80" / "old_op.so"
+    extra.parent.mkdir(parents=True)
+    extra.write_text("")
     with mock.patch.object(aot, "find_toolchain", lambda *args: None):
         spec = plan().spec("norm", {"dtype": "bf16"}, "9.0", 13)
         aot.build(plan(), [spec], folder / "modules")

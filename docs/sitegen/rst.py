@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Turn the reStructuredText words of our docstrings into Markdown: an extension of griffe.
+"""Convert the reStructuredText markup of our docstrings to Markdown, as an extension of griffe.
 
 Numpy docstrings may hold roles (``:func:`scale```), formulas (``.. math::``) and literal blocks.
-mkdocstrings reads the sections of a docstring, but takes their text for Markdown.
+mkdocstrings reads the sections of a docstring, but treats their text as Markdown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LITERAL = re.compile(r"^( *)(\S.*)?::\n\n((?:\1 +\S.*\n|\s*\n)+)", re.MULTILINE
 
 
 def markdown(text: str, obj: griffe.Object | None = None) -> str:
-    """``text`` in Markdown; its roles become links where ``obj``, whose text it is, can see."""
+    """``text`` in Markdown; its roles become links, resolved from the scope of ``obj``."""
     text = _MATH.sub(_math, text + "\n")
     text = _TABLE.sub(_table, text)
     text = _LITERAL.sub(_literal, text)
@@ -38,7 +38,7 @@ def _math(match: re.Match[str]) -> str:
 
 
 def _table(match: re.Match[str]) -> str:
-    """A simple table: columns where the rules have them; a row without a first cell goes on."""
+    """A simple table; a row without a first cell continues the row before it."""
     indent, rule, header, body = match.groups()
     columns = [(m.start(), m.end()) for m in re.finditer("=+", rule)]
     spans = [*(slice(a, b) for a, b in columns[:-1]), slice(columns[-1][0], None)]
@@ -68,12 +68,12 @@ def _role(match: re.Match[str], obj: griffe.Object | None) -> str:
     target = _path(name, obj) if obj is not None else None
     if target is None:
         return code
-    # Optional: what has no page of its own stays plain.
+    # The link is optional, so a name without a page stays plain text.
     return f'<autoref identifier="{target}" optional>{code}</autoref>'
 
 
 def _path(name: str, obj: griffe.Object) -> str | None:
-    """Where ``name`` leads from ``obj``: its members, its module, the package."""
+    """Resolve ``name`` from ``obj``: in its members, its module and the package."""
     package = obj.package
     if name.startswith(f"{package.path}."):
         found = name[len(package.path) + 1 :]
@@ -92,7 +92,7 @@ def _path(name: str, obj: griffe.Object) -> str | None:
 
 
 def _constructor(cls: griffe.Class) -> None:
-    """Give a named tuple the parameters that its docstring describes; griffe knows dataclasses."""
+    """Give a named tuple the parameters of its docstring, as griffe does for dataclasses."""
     if not any(str(base).rpartition(".")[2] == "NamedTuple" for base in cls.bases):
         return
     kind = griffe.ParameterKind.positional_or_keyword
@@ -106,7 +106,7 @@ def _constructor(cls: griffe.Class) -> None:
 
 
 class Docstrings(griffe.Extension):
-    """Convert every docstring of a package once it is read."""
+    """Convert every docstring of a package after griffe has read it."""
 
     def on_package(self, *, pkg: griffe.Module, loader: griffe.GriffeLoader, **kwargs: Any) -> None:
         self._convert(pkg)

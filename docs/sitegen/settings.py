@@ -17,7 +17,7 @@ def environment() -> str:
     rows = []
     for row in _env.REGISTRY:
         said = _DEFAULT.search(row.doc)
-        if said is not None:  # Words say more than an empty value.
+        if said is not None:  # A description says more than an empty value.
             default = markup.text(said[1])
         elif row.default in ("", "False"):
             default = "off" if row.default else "none"

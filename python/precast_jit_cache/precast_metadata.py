@@ -87,7 +87,7 @@ class Modules:
     def _toolkit_major(self, plan: Plan, settings: Mapping[str, Any]) -> int:
         try:
             archs = target_archs(plan, _env.CUDA_ARCH_LIST())
-        except ValueError:  # CMake says so, with the way to mend it.
+        except ValueError:  # CMake reports the error, with its fix.
             archs = []
         newest = max(archs, key=lambda arch: arch.cuda, default=None)
         return find_toolkit(newest, _wanted_major(settings)).major

@@ -330,7 +330,7 @@ void check_small_workspace(Random& random, Batch& batch) {
 void check_long_prompt() {
   const int32_t length = 16384, qo_indptr[] = {0, length}, heads = 8;
   PlanParams p = {};
-  p.shape = {1, 264, heads, 4, kWideRows, -1, true};
+  p.shape = {1, 264, heads, 4, 128, -1, true};
   p.lengths = {qo_indptr, qo_indptr, nullptr, nullptr, 0, 0};
   HostPlan plan = plan_on_host(p);
   const int swizzle_size = plan.header.swizzle_size, num_swizzled = plan.header.num_swizzled;

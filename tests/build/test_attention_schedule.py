@@ -67,7 +67,7 @@ BROKEN = {
         "entry_idx = rest - work",
     ),
     "the entries that are not swizzled": ("entry_idx += num_swizzled;", ""),
-    "the swizzle": ("is_even && shape.block_m > kNarrowRows", "false"),
+    "the swizzle": ("is_even && shape.block_m > kDecodeBlockM", "false"),
     "the balance of stream-K": (
         "return cta >= ctas ? total_cost : total_cost * cta / ctas;",
         "return cta < ctas / 2 ? 0 : total_cost;",

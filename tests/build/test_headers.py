@@ -17,10 +17,10 @@ from pathlib import Path
 import pytest
 from build_support import OPS, PLAN, ROOT, Built, run
 
-from precast._runtime import elf
-from precast._plan.config import Arch
 from precast._jit.commands import location_flags
 from precast._jit.toolchain import find_toolchain
+from precast._plan.config import Arch
+from precast._runtime import elf
 
 INCLUDE = ROOT / "include"
 HEADERS = sorted(p.relative_to(INCLUDE).as_posix() for p in INCLUDE.rglob("*.cuh"))

@@ -11,14 +11,14 @@ import pytest
 from build_support import CI_MODULES, PLAN, ROOT, Built, configure, run, spec_of
 
 from precast import aot
-from precast._runtime import elf
-from precast.errors import ProviderError
-from precast._jit.plan_files import target_archs
-from precast._plan.includes import include_closure
 from precast._base.driver import device_capabilities
 from precast._jit.commands import build_commands
+from precast._jit.plan_files import target_archs
+from precast._plan.includes import include_closure
+from precast._runtime import elf
 from precast._runtime.manifest import MANIFEST_NAME
 from precast._runtime.manifest_writer import SECONDS_NAME, write_manifest
+from precast.errors import ProviderError
 
 ELEMENTWISE = ("activation", "scale")
 ELEMENTWISE_BYTES = 150 * 1024

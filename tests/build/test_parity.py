@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ahead of time and on the spot, a module is made by the same commands, to the same bytes."""
+"""AOT and JIT make a module by the same commands, and to the same bytes."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from precast._runtime import aot
-from precast._runtime import elf
-from precast.errors import CompileError
-from precast._plan.planner import Plan
+
 from precast._jit.toolchain import Toolchain, find_toolchain
+from precast._plan.planner import Plan
+from precast._runtime import aot, elf
 from precast._runtime.manifest import MANIFEST_NAME
+from precast.errors import CompileError
 
 MODULE = "sm80/scale__dtype_f32.so"
 KERNEL = "include/precast/elementwise/scale.cuh"

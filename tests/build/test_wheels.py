@@ -22,7 +22,6 @@ from wheel_support import pip_wheel, respoil
 import precast
 from precast._runtime.manifest import MANIFEST_NAME, read_manifest
 
-
 check_wheel = script("check_wheel")
 make_provider = script("make_provider")
 
@@ -132,7 +131,8 @@ def test_checks_refuse_spoilt_wheels(
     assert f"{manifest.modules[0].name}.so: not planned" in out
     assert "planned for core, but missing" in problems(modules, "LICENSE", b"", "core")
     assert "is not the plan of this checkout" in problems(core, "data/plan.json", b"{}")
-    assert "csrc/elementwise/scale.cu is missing or differs" in problems(core, "csrc/elementwise/scale.cu", b"")
+    source = "csrc/elementwise/scale.cu"
+    assert f"{source} is missing or differs" in problems(core, source, b"")
     out = problems(sm80, MANIFEST_NAME, few.dump().encode())
     assert "sm80/scale__dtype_f32.so: planned for ci, but missing" in out
     newest = check_wheel.check_wheel(modules, PLAN, PROFILE, max_glibc="2.2")

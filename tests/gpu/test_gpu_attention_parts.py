@@ -57,7 +57,7 @@ def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tile_rows", [tiles.MIDDLE, tiles.WIDE])
+@pytest.mark.parametrize("tile_rows", tiles.BLOCK_MS[1:])
 @pytest.mark.parametrize("q_lens, lens", CASES)
 def test_splits_are_combined(
     workspace: torch.Tensor,

@@ -214,7 +214,7 @@ def everybody(library: Path) -> None:
         (no_meta, "meta.json cannot be read"),
         (half_meta, "meta.json cannot be read"),
         (no_library, "tiny.so cannot be read (No such file or directory)"),
-        (everybody, "can be written by everybody"),
+        (everybody, "is world-writable"),
     ],
 )
 def test_a_build_that_is_not_sound_is_told_and_replaced(tiny, cache, fake, damage, words):

@@ -47,7 +47,7 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   __shared__ AttentionSharedStorage<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "AttentionSharedStorage fits");
   launch_dependent_grids();
-  if constexpr (Tile::kNarrow) prefetch_first_kv_block<Tile, KV>(p);
+  if constexpr (Tile::kWarpsSplitKv) prefetch_first_kv_block<Tile, KV>(p);
   wait_on_dependent_grids();
   AttentionMainloop<Tile, Q, KV>(p, attention_smem, shared).run();
 }
@@ -65,23 +65,24 @@ cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cud
                 Tile::kSharedBytes);
 }
 
-template <typename Q, typename KV, int kDimQ, int kDimV, bool kGeneral>
+// Launches the tile whose BLOCK_M the plan was made for.
+template <typename Q, typename KV, int kDimQ, int kDimV, bool kGeneral, int kIndex = 0>
 cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
                                      cudaStream_t stream) {
-  switch (p.schedule.shape.block_m) {
-    case kNarrowRows:
-      return launch_attention_tile<Q, KV, kDimQ, kDimV, kNarrowRows, kGeneral>(p, enable_pdl,
-                                                                               stream);
-    case kMiddleRows:
-      return launch_attention_tile<Q, KV, kDimQ, kDimV, kMiddleRows, kGeneral>(p, enable_pdl,
-                                                                               stream);
-    case kWideRows:
-      if constexpr (has_wide_tile(kDimV)) {
-        return launch_attention_tile<Q, KV, kDimQ, kDimV, kWideRows, kGeneral>(p, enable_pdl,
-                                                                               stream);
+  if constexpr (kIndex < kNumAttentionTiles) {
+    constexpr AttentionTileTraits kTile = kAttentionTiles[kIndex];
+    if constexpr (kTile.head_dim_qk == kDimQ && kTile.head_dim_vo == kDimV &&
+                  exists_for_target(kTile)) {
+      if (p.schedule.shape.block_m == kTile.block_m) {
+        return launch_attention_tile<Q, KV, kDimQ, kDimV, kTile.block_m, kGeneral>(p, enable_pdl,
+                                                                                   stream);
       }
+    }
+    return launch_attention_block_m<Q, KV, kDimQ, kDimV, kGeneral, kIndex + 1>(p, enable_pdl,
+                                                                               stream);
+  } else {
+    return cudaErrorInvalidValue;
   }
-  return cudaErrorInvalidValue;
 }
 
 // Launches the kernel of the tile that the plan was made for.

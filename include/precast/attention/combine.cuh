@@ -60,7 +60,7 @@ __device__ __forceinline__ void combine_columns(const AttentionParams& p, const 
       if (exists) acc_o[j] = __ldcg(reinterpret_cast<const float4*>(base_o + bytes));
       if (exists) row_stats[j] = __ldcg(reinterpret_cast<const float2*>(base_stats + bytes));
       next += step;
-      keep(next);
+      keep_in_register(next);
     }
     combined.add(acc_o, row_stats);
   }
@@ -146,7 +146,7 @@ __device__ __noinline__ void combine_splits(const AttentionParams& p, const Bloc
                                             CombineSharedStorage& shared) {
   const uint32_t num_splits = block.work.num_splits;
   __syncthreads();
-  if constexpr (!Tile::kNarrow) {
+  if constexpr (!Tile::kWarpsSplitKv) {
     if (block.work.num_counters() > 1 && num_splits <= kMaxCounted) {
       combine_together<Tile, Q>(p, block, counters, is_last_work, shared);
       return;

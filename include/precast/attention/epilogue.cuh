@@ -84,7 +84,7 @@ struct PartialResult {
   // From an address in the split workspace, or in memory of the same layout.
   template <typename Tile>
   static __device__ __forceinline__ PartialResult at(float* memory) {
-    return {memory, reinterpret_cast<float2*>(memory + Tile::kRows * Tile::kDimV)};
+    return {memory, reinterpret_cast<float2*>(memory + Tile::kBlockM * Tile::kDimV)};
   }
 
   // The offset of a column of acc_o. Columns are swizzled in blocks of eight, so that lanes of four
@@ -96,7 +96,7 @@ struct PartialResult {
 };
 
 template <typename Tile>
-constexpr int64_t kPartialFloats = attention_slot_floats(Tile::kRows, Tile::kDimV);
+constexpr int64_t kPartialFloats = attention_slot_floats(Tile::kBlockM, Tile::kDimV);
 
 // The partial result of a split in the split workspace.
 template <typename Tile>
@@ -109,12 +109,12 @@ __device__ __forceinline__ PartialResult partial_result(const AttentionParams& p
 // pipeline, the rest is here.
 template <typename Tile>
 struct WarpResults {
-  float2 row_stats[Tile::kTeams][Tile::kNarrow ? Tile::kRows : 1];
-  int stage_offsets[Tile::kTeams];  // bytes from the start of the warp's stages
+  float2 row_stats[Tile::kPipelines][Tile::kWarpsSplitKv ? Tile::kBlockM : 1];
+  int stage_offsets[Tile::kPipelines];  // bytes from the start of the warp's stages
 
   __device__ __forceinline__ PartialResult of(unsigned char* smem_kv, int warp_kv) {
     float* acc_o =
-        reinterpret_cast<float*>(smem_kv + warp_kv * Tile::kRingBytes + stage_offsets[warp_kv]);
+        reinterpret_cast<float*>(smem_kv + warp_kv * Tile::kPipelineBytes + stage_offsets[warp_kv]);
     return {acc_o, row_stats[warp_kv]};
   }
 };
@@ -290,10 +290,10 @@ __device__ __forceinline__ void combine_warps(const AttentionParams& p, const Bl
   for (int i = threadIdx.x; i < block.num_rows * kColumns; i += Tile::kThreads) {
     const int row = i / kColumns, column = i % kColumns * 4;
     const int offset = PartialResult::offset<Tile>(row, column);
-    float4 acc_o[Tile::kTeams];
-    float2 row_stats[Tile::kTeams];
+    float4 acc_o[Tile::kPipelines];
+    float2 row_stats[Tile::kPipelines];
 #pragma unroll
-    for (int warp_kv = 0; warp_kv < Tile::kTeams; ++warp_kv) {
+    for (int warp_kv = 0; warp_kv < Tile::kPipelines; ++warp_kv) {
       const PartialResult partial = results.of(smem_kv, warp_kv);
       acc_o[warp_kv] = *reinterpret_cast<const float4*>(partial.acc_o + offset);
       row_stats[warp_kv] = partial.row_stats[row];

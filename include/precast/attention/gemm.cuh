@@ -80,8 +80,8 @@ struct KvLaneOffsets {
       : k(Tile::kFp8 ? rows_first<typename Tile::KeyRows>()
                      : chunks_first<typename Tile::KeyRows>()),
         v(rows_first<typename Tile::ValueRows>()) {
-    keep(k);
-    keep(v);
+    keep_in_register(k);
+    keep_in_register(v);
   }
 };
 

@@ -4,7 +4,7 @@
 // producers and consumers. The pipeline does not drain between work tiles: while the last KV blocks
 // of one are in use, the first of the next arrive.
 //
-// Layout   a stage holds K [kTokens, KeyRows::kStride bytes], then V [kTokens, ValueRows::kStride]
+// Layout   a stage holds K [kBlockN, KeyRows::kStride bytes], then V [kBlockN, ValueRows::kStride]
 // Threads  in the 16-row tile each warp has a pipeline of its own, else the CTA has one. One thread
 //          per token looks up the page of the token, one KV block ahead, and writes the addresses
 //          of its rows to a table in shared memory. kLanes neighbouring lanes copy a row.
@@ -45,8 +45,8 @@ __device__ __forceinline__ void load_addresses(uint64_t (&x)[2], uint32_t from) 
   asm volatile("ld.shared.v2.u64 {%0, %1}, [%2];" : "=l"(x[0]), "=l"(x[1]) : "r"(from) : "memory");
 }
 
-// The pipeline of a warp (16-row tile) or of the CTA. With `warp_kv` = w of kTeams, it takes the KV
-// blocks w, w + kTeams, ... of a work tile. Use:
+// The pipeline of a warp (16-row tile) or of the CTA. With `warp_kv` = w of kPipelines, it takes
+// the KV blocks w, w + kPipelines, ... of a work tile. Use:
 //
 //   set_next_tile(); fill();                     once per work tile
 //   consumer_wait() ... producer_load() ...      for each KV block
@@ -59,34 +59,35 @@ class KvPipeline {
   static constexpr int kKeyChunks = Tile::KeyRows::kChunks;
   static constexpr int kValueChunks = Tile::ValueRows::kChunks;
   static constexpr int kLanes = common_divisor(common_divisor(kKeyChunks, kValueChunks), 8);
-  static constexpr int kRowsPerRound = Tile::kTeamThreads / kLanes;
-  static constexpr int kRounds = (Tile::kTokens + kRowsPerRound - 1) / kRowsPerRound;
+  static constexpr int kRowsPerRound = Tile::kPipelineThreads / kLanes;
+  static constexpr int kRounds = (Tile::kBlockN + kRowsPerRound - 1) / kRowsPerRound;
   static constexpr int kElementsPerChunk = 16 / sizeof(KV);
   // Whether K and V of a token are looked up by different threads, or, where there are fewer
   // threads than that needs, by one.
-  static constexpr bool kSeparateKvLookups = 2 * Tile::kTokens <= Tile::kTeamThreads;
+  static constexpr bool kSeparateKvLookups = 2 * Tile::kBlockN <= Tile::kPipelineThreads;
   // Whether rows of K and of V lie alike in their halves of a stage.
   static constexpr bool kSameStride = Tile::KeyRows::kStride == Tile::ValueRows::kStride;
-  static constexpr int kLookupThreads = (kSeparateKvLookups ? 2 : 1) * Tile::kTokens;
+  static constexpr int kLookupThreads = (kSeparateKvLookups ? 2 : 1) * Tile::kBlockN;
 
  public:
-  static constexpr int kTokenStep = Tile::kTeams * Tile::kTokens;  // from one KV block to the next
+  static constexpr int kTokenStep =
+      Tile::kPipelines * Tile::kBlockN;  // from one KV block to the next
   // Whether copies start between the MMAs, by producer_load(), and not in consumer_wait(). Why: to
   // start them all at once before the MMAs took the warps a fifth of the time of the 128-row tile.
-  static constexpr bool kOverlapsMma = !Tile::kNarrow && Tile::kStages > 1;
+  static constexpr bool kOverlapsMma = !Tile::kWarpsSplitKv && Tile::kStages > 1;
 
-  // `smem_kv` [kStages] and `table` [2, kTokens, K and V] are shared addresses.
+  // `smem_kv` [kStages] and `table` [2, kBlockN, K and V] are shared addresses.
   __device__ __forceinline__ KvPipeline(const AttentionParams& p, const WorkTileQueue<Tile>& queue,
                                         uint32_t smem_kv, uint32_t table, int warp_kv)
       : p_(p), queue_(queue), smem_kv_(smem_kv), table_(table), warp_kv_(warp_kv) {
     row_ = thread() / kLanes;
     lane_ = thread() % kLanes;
     k_target_ = smem_kv + Tile::KeyRows::offset(row_, lane_);
-    keep(row_);
-    keep(k_target_);
+    keep_in_register(row_);
+    keep_in_register(k_target_);
     if constexpr (!kSameStride) {
       v_target_ = smem_kv + Tile::kKeyBytes + Tile::ValueRows::offset(row_, lane_);
-      keep(v_target_);
+      keep_in_register(v_target_);
     }
   }
 
@@ -169,10 +170,10 @@ class KvPipeline {
   }
 
  private:
-  static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kTeamThreads; }
+  static __device__ __forceinline__ int thread() { return threadIdx.x % Tile::kPipelineThreads; }
 
   static __device__ __forceinline__ void barrier() {
-    if constexpr (Tile::kTeamThreads == 32) {
+    if constexpr (Tile::kPipelineThreads == 32) {
       __syncwarp();
     } else {
       __syncthreads();
@@ -181,7 +182,7 @@ class KvPipeline {
 
   // Whether this thread looks up the page of a token for V.
   static __device__ __forceinline__ bool looks_up_v() {
-    return kSeparateKvLookups && thread() >= Tile::kTokens;
+    return kSeparateKvLookups && thread() >= Tile::kBlockN;
   }
 
   __device__ __forceinline__ void advance_read_stage() {
@@ -196,7 +197,7 @@ class KvPipeline {
   // The half of the table for the KV block that is loaded next.
   __device__ __forceinline__ uint32_t table_half() const {
     return table_ + (Tile::kStages == 2 && !kOverlapsMma ? write_stage() : table_half_) *
-                        (Tile::kTokens * 16);
+                        (Tile::kBlockN * 16);
   }
 
   // The stage that is loaded next.
@@ -213,10 +214,10 @@ class KvPipeline {
 
   __device__ __forceinline__ void switch_tile() {
     const BlockInfo& block = queue_.blocks[next_slot_];
-    next_token_ = block.work.kv_begin + warp_kv_ * Tile::kTokens;
+    next_token_ = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
     end_token_ = block.work.kv_end;
     slot_ = next_slot_;
-    if constexpr (Tile::kNarrow) {
+    if constexpr (Tile::kWarpsSplitKv) {
       kv_start_ = block.work.kv_start;
       const uint4* k = static_cast<const uint4*>(p_.k.data) + block.kv_head * p_.k.head_stride;
       const uint4* v = static_cast<const uint4*>(p_.v.data) + block.kv_head * p_.v.head_stride +
@@ -229,10 +230,10 @@ class KvPipeline {
 
   // Starts to load the page table entries of the KV block at next_token_.
   __device__ __forceinline__ void look_up_pages() {
-    if (kLookupThreads < Tile::kTeamThreads && thread() >= kLookupThreads) return;
-    const uint32_t token = next_token_ + thread() % Tile::kTokens;
+    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
+    const uint32_t token = next_token_ + thread() % Tile::kBlockN;
     const uint32_t page = p_.page_size.divide(token);
-    page_ = (Tile::kNarrow ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
+    page_ = (Tile::kWarpsSplitKv ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
     page_entry_ = token - page * p_.page_size.value;
     if (p_.pages == nullptr) return;
     const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.page_entries;
@@ -243,10 +244,10 @@ class KvPipeline {
   // long. Where there is nothing to load, the addresses are not used.
   __device__ __forceinline__ void publish_addresses() {
     if (!kOverlapsMma && next_token_ >= end_token_) return;
-    if (kLookupThreads < Tile::kTeamThreads && thread() >= kLookupThreads) return;
+    if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
     // Why: a page that the cache does not have must not be read.
     const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = page_entry_;
-    const uint32_t to = table_half() + thread() % Tile::kTokens * 16;
+    const uint32_t to = table_half() + thread() % Tile::kBlockN * 16;
     const bool is_v = looks_up_v();
     store_address(to + (is_v ? 8 : 0),
                   base(is_v) + (page * (is_v ? p_.v.page_stride : p_.k.page_stride) +
@@ -259,7 +260,7 @@ class KvPipeline {
   // The address of page or token 0 of K or V. Why only the 16-row tile has it in registers: the
   // 128-row tile has none left.
   __device__ __forceinline__ const uint4* base(bool is_v) const {
-    if constexpr (Tile::kNarrow) {
+    if constexpr (Tile::kWarpsSplitKv) {
       return base_[is_v && !kSeparateKvLookups];
     } else {
       return is_v ? queue_.blocks[slot_].v_base : queue_.blocks[slot_].k_base;
@@ -287,7 +288,7 @@ class KvPipeline {
   __device__ __forceinline__ uint32_t table_entry(int i) const {
     const int row = static_cast<int>(row_) + i * kRowsPerRound;
     return table_half() +
-           (Tile::kTokens % kRowsPerRound == 0 ? row : min(row, Tile::kTokens - 1)) * 16;
+           (Tile::kBlockN % kRowsPerRound == 0 ? row : min(row, Tile::kBlockN - 1)) * 16;
   }
 
   // Starts the copy of this thread's row in round i of the KV block at next_token_. A token past
@@ -295,7 +296,7 @@ class KvPipeline {
   __device__ __forceinline__ void copy_row(int i, const uint64_t (&rows)[2]) {
     const uint32_t stage = write_stage() * Tile::kStageBytes;
     const int row = static_cast<int>(row_) + i * kRowsPerRound;
-    if (Tile::kTokens % kRowsPerRound != 0 && row >= Tile::kTokens) return;
+    if (Tile::kBlockN % kRowsPerRound != 0 && row >= Tile::kBlockN) return;
     const bool exists = next_token_ + row < end_token_;
     const uint4* k = reinterpret_cast<const uint4*>(rows[0]) + lane_;
     const uint4* v = reinterpret_cast<const uint4*>(rows[1]) + lane_;
@@ -338,13 +339,14 @@ class KvPipeline {
   const AttentionParams& p_;
   const WorkTileQueue<Tile>& queue_;
   uint32_t smem_kv_;  // [kStages, K and V]
-  uint32_t table_;    // [2, kTokens, K and V] global addresses of rows
+  uint32_t table_;    // [2, kBlockN, K and V] global addresses of rows
   int warp_kv_;
-  uint32_t row_, lane_;               // the first row that this thread copies, and its lane in it
-  uint32_t k_target_, v_target_;      // the shared addresses of its first chunks in stage 0
-  CopyPolicy<Tile::kNarrow> policy_;  // other tiles' tokens are read by many CTAs, so L2 keeps them
-  int read_stage_ = 0;                // the stage that is consumed next
-  int loaded_stages_ = 0;             // stages from read_stage_ on that are loaded or in flight
+  uint32_t row_, lane_;           // the first row that this thread copies, and its lane in it
+  uint32_t k_target_, v_target_;  // the shared addresses of its first chunks in stage 0
+  CopyPolicy<Tile::kWarpsSplitKv>
+      policy_;             // other tiles' tokens are read by many CTAs, so L2 keeps them
+  int read_stage_ = 0;     // the stage that is consumed next
+  int loaded_stages_ = 0;  // stages from read_stage_ on that are loaded or in flight
   // The work tile that is loaded.
   int slot_ = 0;  // in the queue
   const uint4* base_[2];

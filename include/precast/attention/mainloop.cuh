@@ -40,11 +40,11 @@ class AttentionMainloop {
   using Softmax = OnlineSoftmax<Tile>;
   // Whether the Q of the next work tile can be copied as soon as a work tile begins, because the
   // current Q is in registers or there is a second buffer. Else it is copied after the mainloop.
-  static constexpr bool kCopiesQEarly = Tile::kNarrow || QFragments<Tile>::kInRegs;
+  static constexpr bool kCopiesQEarly = Tile::kWarpsSplitKv || QFragments<Tile>::kInRegs;
   // Whether KV blocks with masked tokens have a loop body of their own. The loop over the other KV
   // blocks then has no code for masks.
   static constexpr bool kSplitsMaskedBlocks =
-      !Tile::kNarrow && !Tile::kPaired && !Tile::kGeneral && Tile::kTokens >= 32;
+      !Tile::kWarpsSplitKv && !Tile::kPaired && !Tile::kGeneral && Tile::kBlockN >= 32;
 
  public:
   __device__ __forceinline__ AttentionMainloop(const AttentionParams& p, unsigned char* smem,
@@ -53,10 +53,10 @@ class AttentionMainloop {
         smem_q_(smem),
         rotary_freqs_(
             reinterpret_cast<RotaryFreq*>(smem + Tile::kQueryBuffers * Tile::kQueryBytes)),
-        pair_(shared_address(smem + Tile::kQueryBuffers * Tile::kQueryBytes + Tile::kTurnBytes)),
+        pair_(shared_address(smem + Tile::kQueryBuffers * Tile::kQueryBytes + Tile::kRotaryBytes)),
         smem_kv_(smem + Tile::kFixedBytes),
         shared_(shared),
-        warp_kv_(Tile::kNarrow ? threadIdx.x / 32 : 0) {
+        warp_kv_(Tile::kWarpsSplitKv ? threadIdx.x / 32 : 0) {
     scale_ = p.scale * (Tile::kGeneral ? 1.0f : kLog2E);
     if (p.qk_scale != nullptr) scale_ *= load_scalar(p.qk_scale);
     if (has_rotary()) init_rotary_freqs<Tile>(p, rotary_freqs_);
@@ -72,8 +72,8 @@ class AttentionMainloop {
     __syncthreads();
     if (!queue.is_valid[0]) return;
     // Prologue: the copies of the first Q and of the first KV blocks.
-    unsigned char* table = smem_kv_ - (Tile::kTeams - warp_kv_) * Tile::kTableBytes;
-    Pipeline pipeline(p_, queue, shared_address(smem_kv_ + warp_kv_ * Tile::kRingBytes),
+    unsigned char* table = smem_kv_ - (Tile::kPipelines - warp_kv_) * Tile::kTableBytes;
+    Pipeline pipeline(p_, queue, shared_address(smem_kv_ + warp_kv_ * Tile::kPipelineBytes),
                       shared_address(table), warp_kv_);
     pipeline.set_next_tile(0);
     copy_q<Tile>(p_, queue.blocks[0], shared_address(smem_q_));
@@ -90,7 +90,7 @@ class AttentionMainloop {
       pipeline.fill();
       if (threadIdx.x < Queue::kFetchCount && has_next) queue.fetch(p_, tile_idx + 2);
       unsigned char* smem_q = smem_q_ + q_buffer * Tile::kQueryBytes;
-      if (Tile::kNarrow) q_buffer ^= 1;
+      if (Tile::kWarpsSplitKv) q_buffer ^= 1;
       unsigned char* next_smem_q = smem_q_ + q_buffer * Tile::kQueryBytes;
       prepare_q(block, smem_q);
       process_tile(block, has_next ? &queue.blocks[next] : nullptr, pipeline, smem_q, next_smem_q);
@@ -99,7 +99,7 @@ class AttentionMainloop {
                                 shared_.combine);
       }
       if (!has_next) return;
-      if constexpr (Tile::kNarrow) {
+      if constexpr (Tile::kWarpsSplitKv) {
         __syncthreads();
       } else {
         cp_async_wait_group<0>();
@@ -132,7 +132,7 @@ class AttentionMainloop {
                                                unsigned char* next_smem_q) {
     const QFragments<Tile> q_frag(shared_address(smem_q));
     const auto copy_next_q = [&] {
-      if constexpr (Tile::kNarrow) {
+      if constexpr (Tile::kWarpsSplitKv) {
         __syncwarp();
       } else {
         QLoadPartition<Tile>::barrier();
@@ -140,19 +140,19 @@ class AttentionMainloop {
       if (next != nullptr) copy_q<Tile>(p_, *next, shared_address(next_smem_q));
     };
     if constexpr (kCopiesQEarly) copy_next_q();
-    const int32_t begin = block.work.kv_begin + warp_kv_ * Tile::kTokens;
+    const int32_t begin = block.work.kv_begin + warp_kv_ * Tile::kBlockN;
 
     Softmax softmax;
     for (int32_t token = begin; token < block.work.kv_end; token += Pipeline::kTokenStep) {
       if constexpr (kSplitsMaskedBlocks) {
         if (token >= block.unmasked_begin) {
-          int32_t unmasked_blocks = (block.unmasked_end - token) / Tile::kTokens;
+          int32_t unmasked_blocks = (block.unmasked_end - token) / Tile::kBlockN;
           if (unmasked_blocks > 0) {
             // Why `token` does not advance: the loop has no register for it.
             do {
               process_kv_block(block, token, pipeline, q_frag, softmax);
             } while (--unmasked_blocks > 0);
-            token = block.unmasked_end / Tile::kTokens * Tile::kTokens;
+            token = block.unmasked_end / Tile::kBlockN * Tile::kBlockN;
             if (token >= block.work.kv_end) break;
           }
         }
@@ -163,9 +163,9 @@ class AttentionMainloop {
     }
     if constexpr (!kCopiesQEarly) copy_next_q();
     softmax.finalize(pair_);
-    if constexpr (!Tile::kNarrow) __syncthreads();  // the last stage is free for the epilogue
+    if constexpr (!Tile::kWarpsSplitKv) __syncthreads();  // the last stage is free for the epilogue
 
-    if constexpr (Tile::kNarrow) {
+    if constexpr (Tile::kWarpsSplitKv) {
       // If few KV blocks followed the copy of the next Q, consumer_wait() has not waited for it.
       if (begin + Pipeline::kTokenStep * Tile::kStages > block.work.kv_end)
         cp_async_wait_group<0>();
@@ -188,10 +188,10 @@ class AttentionMainloop {
                                                    Pipeline& pipeline,
                                                    const QFragments<Tile>& q_frag,
                                                    Softmax& softmax) {
-    constexpr int kTokens = Tile::kWarpTokens;
+    constexpr int kTokens = Tile::kWarpN;
     uint32_t smem_k = pipeline.consumer_wait(), smem_v = smem_k + Tile::kKeyBytes;
     const bool is_unmasked = kSplitsMaskedBlocks || (token >= block.unmasked_begin &&
-                                                     token + Tile::kTokens <= block.unmasked_end);
+                                                     token + Tile::kBlockN <= block.unmasked_end);
     if constexpr (Tile::kPaired) {
       const int first_token = WarpPartition<Tile>::first_token();
       token += first_token;
@@ -231,7 +231,7 @@ class AttentionMainloop {
                                                           Pipeline& pipeline,
                                                           const QFragments<Tile>& q_frag,
                                                           Softmax& softmax) {
-    constexpr int kTokens = Tile::kTokens / 2;
+    constexpr int kTokens = Tile::kBlockN / 2;
     uint32_t smem_k = pipeline.consumer_wait(), smem_v = smem_k + Tile::kKeyBytes;
     pipeline.producer_load();
     pipeline.producer_commit();
@@ -271,9 +271,9 @@ class AttentionMainloop {
   // this warp's columns. The copies start in two parts, because the warp stalls when their queue is
   // full.
   __device__ __forceinline__ void gemm_pv_by_pairs(
-      Softmax& softmax, typename Softmax::template FragP<Tile::kWarpTokens>& p_frag,
-      uint32_t smem_v, Pipeline& pipeline) {
-    constexpr uint32_t kHalfBytes = Tile::kWarpTokens * Tile::ValueRows::kStride;
+      Softmax& softmax, typename Softmax::template FragP<Tile::kWarpN>& p_frag, uint32_t smem_v,
+      Pipeline& pipeline) {
+    constexpr uint32_t kHalfBytes = Tile::kWarpN * Tile::ValueRows::kStride;
     const bool is_second = WarpPartition<Tile>::half() != 0;
     float peer_max[2][2];
     pair_.send(p_frag, softmax.row_max);
@@ -293,10 +293,10 @@ class AttentionMainloop {
   unsigned char* smem_q_;  // [kQueryBuffers, kQueryBytes]
   RotaryFreq* rotary_freqs_;
   WarpPair<Tile> pair_;
-  unsigned char* smem_kv_;  // [kTeams, kStages, kStageBytes]
+  unsigned char* smem_kv_;  // [kPipelines, kStages, kStageBytes]
   AttentionSharedStorage<Tile>& shared_;
   KvLaneOffsets<Tile> lane_offsets_;
-  int warp_kv_;  // in the 16-row tile the warp, which takes every kTeams-th KV block; else 0
+  int warp_kv_;  // in the 16-row tile the warp, which takes every kPipelines-th KV block; else 0
   float scale_;  // from scores to logits, which are in base 2 but for general kernels
 };
 

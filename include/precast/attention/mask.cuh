@@ -97,7 +97,7 @@ struct QueryMask {
 template <typename Tile>
 __device__ __forceinline__ void logits_transform(
     const AttentionParams& p, const BlockInfo& block, int32_t first_token, float scale,
-    typename OnlineSoftmax<Tile>::template AccS<Tile::kWarpTokens>& acc_s) {
+    typename OnlineSoftmax<Tile>::template AccS<Tile::kWarpN>& acc_s) {
   first_token += threadIdx.x % 4 * 2;
   const bool has_alibi = p.positions == PositionEncoding::alibi;
   const float inverse_cap = p.soft_cap > 0.0f ? 1.0f / p.soft_cap : 0.0f;
@@ -111,7 +111,7 @@ __device__ __forceinline__ void logits_transform(
       const QueryMask mask(p, block.work, row.q_idx);
       const float slope = has_alibi ? load_scalar(p.alibi_slopes + row.q_head) : 0.0f;
 #pragma unroll
-      for (int i = 0; i < Tile::kWarpTokens / 4; ++i) {
+      for (int i = 0; i < Tile::kWarpN / 4; ++i) {
         const int32_t token = first_token + i / 2 * 8 + i % 2;
         float& score = acc_s[m][i / 2][half * 2 + i % 2];
         float x = score * scale;

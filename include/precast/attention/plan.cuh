@@ -106,7 +106,7 @@ PRECAST_HOST_DEVICE inline ScheduleMode choose_mode(const PlanParams& p, const T
     return ScheduleMode::static_persistent;
   }
   // Why: there are too few 16-row tiles, and they are of any length.
-  if (p.shape.block_m <= kNarrowRows) return ScheduleMode::stream_k;
+  if (p.shape.block_m <= kDecodeBlockM) return ScheduleMode::stream_k;
   const int64_t share = totals.cost * p.shape.heads / p.shape.ctas;
   return totals.max_cost <= share * kMaxImbalance ? ScheduleMode::static_persistent
                                                   : ScheduleMode::stream_k;
@@ -204,7 +204,7 @@ PRECAST_HOST_DEVICE constexpr int32_t cost_bucket(int64_t cost, int64_t max_cost
 // Decode tiles read each token once and gain nothing.
 PRECAST_HOST_DEVICE constexpr int32_t l2_swizzle_size(const ScheduleShape& shape) {
   const bool is_even = shape.heads % 4 == 0 && shape.ctas % 2 == 0;
-  return is_even && shape.block_m > kNarrowRows ? shape.ctas / 2 : 0;
+  return is_even && shape.block_m > kDecodeBlockM ? shape.ctas / 2 : 0;
 }
 
 // Totals over the entries of one head in static_persistent mode.

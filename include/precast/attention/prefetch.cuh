@@ -33,7 +33,7 @@ __device__ __forceinline__ void prefetch_first_kv_block(const AttentionParams& p
   const uint32_t head = load_relaxed(&start.head),
                  token = load_relaxed(&start.n_block) * kKvBlockSize + lane;
   const uint32_t kv_start = load_relaxed(&start.kv_start), kv_len = load_relaxed(&start.kv_len);
-  const uint32_t kv_head = head / Tile::kParts, v_column = head % Tile::kParts * Tile::kDimV;
+  const uint32_t kv_head = head / Tile::kVSplits, v_column = head % Tile::kVSplits * Tile::kDimV;
   if (token >= kv_len || kv_head >= static_cast<uint32_t>(p.kv_heads)) return;
   const uint32_t request_page = p.page_size.divide(token);
   const uint64_t entry = token - request_page * p.page_size.value;

@@ -19,15 +19,15 @@ namespace precast {
 // read them; of a pair each warp copies one half of the rows.
 template <typename Tile>
 struct QLoadPartition {
-  static constexpr int kThreads = Tile::kNarrow ? Tile::kThreads : 32;
+  static constexpr int kThreads = Tile::kWarpsSplitKv ? Tile::kThreads : 32;
   static constexpr int kRows = Tile::kPaired ? 16 : 16 * Tile::kRowTiles;
 
   static __device__ __forceinline__ int first_row() {
-    return Tile::kNarrow ? 0 : threadIdx.x / 32 * kRows;
+    return Tile::kWarpsSplitKv ? 0 : threadIdx.x / 32 * kRows;
   }
   // Synchronizes the threads that read the same rows.
   static __device__ __forceinline__ void barrier() {
-    if constexpr (Tile::kNarrow) {
+    if constexpr (Tile::kWarpsSplitKv) {
       __syncthreads();
     } else if constexpr (Tile::kPaired) {
       WarpPair<Tile>::barrier();
@@ -138,7 +138,7 @@ struct QFragments {
   __device__ __forceinline__ explicit QFragments(uint32_t smem_q) {
     smem_rows_ = smem_q + WarpPartition<Tile>::first_row() * Tile::QueryRows::kStride;
     lane_offset_ = rows_first<typename Tile::QueryRows>();
-    keep(lane_offset_);
+    keep_in_register(lane_offset_);
 #pragma unroll
     for (int step = 0; step < kRegSteps; ++step) {
 #pragma unroll

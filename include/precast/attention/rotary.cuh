@@ -99,9 +99,9 @@ __device__ __forceinline__ float2 load_k_columns(uint32_t smem_k, int row, int c
 // gemm_qk() with keys that are rotated on the way to the MMA. `first_position`: that of the first
 // key.
 template <typename Tile, typename Q, typename KV, typename QFrag>
-__device__ __forceinline__ void gemm_qk_rotary(
-    float (&acc_s)[Tile::kRowTiles][Tile::kWarpTokens / 8][4], uint32_t smem_k, const QFrag& q_frag,
-    const RotaryFreq* freqs, int32_t first_position) {
+__device__ __forceinline__ void gemm_qk_rotary(float (&acc_s)[Tile::kRowTiles][Tile::kWarpN / 8][4],
+                                               uint32_t smem_k, const QFrag& q_frag,
+                                               const RotaryFreq* freqs, int32_t first_position) {
   using T = typename MmaType<Q, KV>::type;
   using Rows = typename Tile::KeyRows;
   const int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
@@ -116,7 +116,7 @@ __device__ __forceinline__ void gemm_qk_rotary(
     uint32_t a[Tile::kRowTiles][4];
     q_frag.load(a, step);
 #pragma unroll
-    for (int n = 0; n < Tile::kWarpTokens / 8; ++n) {
+    for (int n = 0; n < Tile::kWarpN / 8; ++n) {
       const int column = step * 16 + (Tile::kFp8 ? 4 * q : 2 * q);
       const uint32_t b0 = operand(n * 8 + g, column);
       const uint32_t b1 = operand(n * 8 + g, column + (Tile::kFp8 ? 2 : 8));

@@ -42,7 +42,7 @@ __device__ __forceinline__ float exp2_relative(float x, float row_max) {
 // The row of the tile that a lane holds; m: m16 tile of the warp.
 template <typename Tile>
 __device__ __forceinline__ int row_of_lane(int m, int half) {
-  const int warp = Tile::kNarrow ? 0 : threadIdx.x / (Tile::kPaired ? 64 : 32);
+  const int warp = Tile::kWarpsSplitKv ? 0 : threadIdx.x / (Tile::kPaired ? 64 : 32);
   return (warp * Tile::kRowTiles + m) * 16 + half * 8 + threadIdx.x % 32 / 4;
 }
 

@@ -1,50 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shapes of attention tiles: who of a CTA does what, and what lies in shared memory.
+// The shapes of attention tiles: which warp of a CTA computes what, and what lies in shared memory.
+// BLOCK_M is the number of query rows of a tile, packed with the query heads that share a KV head;
+// BLOCK_N is the number of keys of a pipeline stage.
 //
-//   narrow  16 packed rows, for decode. Each warp is a team with a ring of its own and takes every
-//           fourth group of tokens; the warps never wait for each other before the tile's end.
-//   middle  64 rows, 16 a warp.
-//   wide    128 rows, 32 a warp: two m16 tiles share each fragment of keys and values, and that
-//           halves the reads of shared memory, which bound the middle tile. Of heads of 256 the
-//           sums of 32 rows do not fit the registers of a warp: there eight warps share the rows by
-//           twos (attention/warp_pair.cuh).
-// In the middle and the wide tile the CTA is one team: all warps read the same tokens.
+//   BLOCK_M 16   for decode. All warps compute the same rows: each has a pipeline of its own and
+//                takes every fourth block of keys, and they only meet at the end of the tile.
+//   BLOCK_M 64   16 rows a warp.
+//   BLOCK_M 128  32 rows a warp: two m16 tiles share each fragment of keys and values, which halves
+//                the reads of shared memory that limit BLOCK_M 64. With a head dimension of 256 the
+//                accumulators of 32 rows do not fit into the registers of a warp, so eight warps
+//                share the rows in pairs (attention/warp_pair.cuh).
+// With BLOCK_M 64 and 128 the CTA has one pipeline: all warps read the same keys.
+//
+// Which tiles exist is said in aot_configs/attention.toml; attention/tile_traits.cuh is made from
+// it.
 #pragma once
 
+#include "precast/attention/tile_traits.cuh"
 #include "precast/core/host_device.cuh"
+#include "precast/core/target_traits.cuh"
 #include "precast/core/types.cuh"
 
 namespace precast {
 
-constexpr int kNarrowRows = 16;
-constexpr int kMiddleRows = 64;
-constexpr int kWideRows = 128;
+// The tile whose warps split the keys instead of the rows.
+constexpr int kDecodeBlockM = 16;
 
-// Head dimensions of values above this are cut in parts, each with CTAs of its own.
-constexpr int kMostValueDim = 256;
-
+// How many CTAs share the columns of V.
 constexpr int attention_value_parts(int head_dim_vo) {
-  return head_dim_vo > kMostValueDim ? (head_dim_vo + kMostValueDim - 1) / kMostValueDim : 1;
+  return head_dim_vo > kMaxHeadDimV ? (head_dim_vo + kMaxHeadDimV - 1) / kMaxHeadDimV : 1;
 }
 
-// A slot of partial results: sums [rows, value_dim], then of each row maximum and denominator.
-constexpr int64_t attention_slot_floats(int rows, int value_dim) {
-  return int64_t(rows) * (value_dim + 2);
+// The size of a partial result: acc_o [block_m, head_dim_v], then row_max and row_sum of each row.
+constexpr int64_t attention_slot_floats(int block_m, int head_dim_v) {
+  return int64_t(block_m) * (head_dim_v + 2);
 }
 
 #if defined(PRECAST_SM)
 
-// Bytes of shared memory a CTA can have, and an SM, which takes 1 KB of each CTA for itself.
-constexpr int kSharedOfCta = PRECAST_SM >= 120                      ? 99 * 1024
-                             : PRECAST_SM >= 90                     ? 227 * 1024
-                             : PRECAST_SM == 80 || PRECAST_SM == 87 ? 163 * 1024
-                                                                    : 99 * 1024;
-constexpr int kSharedOfSm = kSharedOfCta + 1024;
-
-// Queries of 256 columns take 66 KB of shared memory.
-constexpr bool has_wide_tile(int head_dim_vo) {
-  return head_dim_vo <= 128 || (head_dim_vo == 256 && kSharedOfCta > 128 * 1024);
-}
+constexpr int kSmemPerCta = kSharedKibPerCta * 1024;
+constexpr int kSmemPerSm = kSmemPerCta + 1024;  // an SM takes 1 KB for each CTA
 
 // A row of shared memory in chunks of 16 bytes, so laid out that eight rows' chunks of one column
 // lie in eight different groups of banks: by an odd distance of rows, or without padding by XOR
@@ -71,8 +66,10 @@ struct SharedRows {
 
 #if defined(__CUDACC__)
 
-// The value stays in a register. Why: the compiler would compute it anew in each round of a loop.
-__device__ __forceinline__ void keep(uint32_t& value) { asm volatile("" : "+r"(value)); }
+// Keeps the value in a register. Why: the compiler would compute it again in each iteration.
+__device__ __forceinline__ void keep_in_register(uint32_t& value) {
+  asm volatile("" : "+r"(value));
+}
 
 // Where the row of a lane begins for ldmatrix_x4(): rows 0-7, rows 8-15, and both of the next
 // chunk.
@@ -91,123 +88,109 @@ __device__ __forceinline__ int chunks_first() {
 
 #endif
 
-// What a kernel is compiled for. kDimV: columns of values that a CTA takes. kIsGeneral: with all
-// that changes scores (attention/mask.cuh, attention/rotary.cuh), else causal mask and window
-// alone.
-template <int kBytes, int kDimQ, int kDimAll, int kTileRows, bool kIsGeneral>
+// What a kernel is compiled for. kDimV is the number of columns of V that a CTA computes.
+// kIsGeneral: with every feature that changes scores (attention/mask.cuh, attention/rotary.cuh);
+// otherwise with the causal mask and the window alone.
+template <int kBytes, int kDimQ, int kDimAll, int kRows, bool kIsGeneral>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
   static constexpr int kKvBytes = kBytes;
   static constexpr bool kFp8 = kKvBytes == 1;
-  static constexpr bool kNarrow = kTileRows == kNarrowRows;
-  static constexpr int kRows = kTileRows;
+  static constexpr int kBlockM = kRows;
+  static_assert(kBlockM == 16 || kBlockM == 64 || kBlockM == 128, "a tile that is written here");
+  static constexpr bool kWarpsSplitKv = kBlockM == kDecodeBlockM;
   static constexpr int kDimK = kDimQ;
-  static constexpr int kParts = attention_value_parts(kDimAll);
-  static constexpr int kDimV = kDimAll / kParts;
-  static constexpr bool kPaired = kRows == kWideRows && kDimV > 128;  // two warps share rows
-  static constexpr int kRowTiles = kRows == kWideRows ? 2 : 1;        // m16 tiles of a warp
-  static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole products");
+  static constexpr int kVSplits = attention_value_parts(kDimAll);
+  static constexpr int kDimV = kDimAll / kVSplits;
+  static constexpr bool kPaired = kBlockM == 128 && kDimV > 128;  // two warps share rows
+  static constexpr int kRowTiles = kBlockM == 128 ? 2 : 1;        // m16 tiles of a warp
+  static_assert(kDimK % 16 == 0 && kDimV % 16 == 0, "whole MMAs");
 
-  // Rows of keys and values are not padded where that is not needed: cp.async takes twice as long
-  // to write rows that do not begin at multiples of 128 bytes. With heads of 64 the arithmetic
-  // costs more than that. Queries come once a piece.
-  static constexpr bool kPadsTokens = !kNarrow && kDimK + kDimV <= 128;
-  using KeyRows = SharedRows<kDimK * kKvBytes, kPadsTokens>;
-  using ValueRows = SharedRows<kDimV * kKvBytes, kPadsTokens>;
-  using QueryRows = SharedRows<kDimK * 2, !kNarrow && kDimK + kDimV <= 512>;
+  // Rows of K and V are padded only where it is worth it: cp.async takes twice as long to write
+  // rows that do not begin at multiples of 128 bytes, but with a head dimension of 64 the XOR
+  // arithmetic costs more than that. Q is written once a tile.
+  static constexpr bool kPadsKv = !kWarpsSplitKv && kDimK + kDimV <= 128;
+  using KeyRows = SharedRows<kDimK * kKvBytes, kPadsKv>;
+  using ValueRows = SharedRows<kDimV * kKvBytes, kPadsKv>;
+  using QueryRows = SharedRows<kDimK * 2, !kWarpsSplitKv && kDimK + kDimV <= 512>;
 
-  static constexpr int kMostWarps = kPaired ? 8 : 4;
-  // Tokens of a stage: as many for a warp as make 8 KB at head_dim 128.
-  static constexpr int kTokens = kNarrow                ? (kFp8 ? 32 : 16)
+  static constexpr int kMaxWarps = kPaired ? 8 : 4;
+  // As many keys as make 8 KB of a warp at a head dimension of 128.
+  static constexpr int kBlockN = kWarpsSplitKv          ? (kFp8 ? 32 : 16)
                                  : kDimK + kDimV <= 256 ? (kGeneral && kRowTiles > 1 ? 32 : 64)
                                  : kDimK + kDimV <= 512
-                                     ? (kPaired && (kFp8 || kSharedOfCta > 224 * 1024) ? 64 : 32)
+                                     ? (kPaired && (kFp8 || kSmemPerCta > 224 * 1024) ? 64 : 32)
                                      : 16;
-  static constexpr int kWarpTokens = kPaired ? kTokens / 2 : kTokens;  // that a warp scores
-  static constexpr int kWarpDimV = kPaired ? kDimV / 2 : kDimV;        // columns of its sums
-  static constexpr int kKeyBytes = kTokens * KeyRows::kStride;
-  static constexpr int kStageBytes = kKeyBytes + kTokens * ValueRows::kStride;
-  static constexpr int kQueryBytes = kRows * QueryRows::kStride;
-  static constexpr int kTurnBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
-  static constexpr int kStaticBytes = kNarrow ? 1024 : 1152;  // room for AttentionShared
-  static constexpr int kQueryBuffers = kNarrow ? 2 : 1;
-  static constexpr int kTableBytes = 2 * kTokens * 16;  // of a team
-  // What a warp gives the other of its pair: numbers of rows, weights of its tokens.
-  static constexpr int kWarpPairBytes = 512 + kRowTiles * kWarpTokens / 16 * 512;
-  static constexpr int kPairBytes = kPaired ? kMostWarps * kWarpPairBytes : 0;
-  static constexpr int kFixedBytes = kQueryBuffers * kQueryBytes + kTurnBytes + kPairBytes +
-                                     (kNarrow ? kMostWarps : 1) * kTableBytes;
+  static constexpr int kWarpN = kPaired ? kBlockN / 2 : kBlockN;  // keys that a warp scores
+  static constexpr int kWarpDimV = kPaired ? kDimV / 2 : kDimV;   // columns of its acc_o
+  static constexpr int kKeyBytes = kBlockN * KeyRows::kStride;
+  static constexpr int kStageBytes = kKeyBytes + kBlockN * ValueRows::kStride;
+  static constexpr int kQueryBytes = kBlockM * QueryRows::kStride;
+  static constexpr int kRotaryBytes = kGeneral ? (kDimK * 4 + 127) / 128 * 128 : 0;
+  static constexpr int kStaticBytes = kWarpsSplitKv ? 1024 : 1152;  // AttentionSharedStorage
+  static constexpr int kQueryBuffers = kWarpsSplitKv ? 2 : 1;
+  static constexpr int kTableBytes = 2 * kBlockN * 16;  // addresses of rows, of a pipeline
+  // What a warp gives the other warp of its pair: the statistics of the rows, and P of its keys.
+  static constexpr int kWarpPairBytes = 512 + kRowTiles * kWarpN / 16 * 512;
+  static constexpr int kPairBytes = kPaired ? kMaxWarps * kWarpPairBytes : 0;
+  static constexpr int kFixedBytes = kQueryBuffers * kQueryBytes + kRotaryBytes + kPairBytes +
+                                     (kWarpsSplitKv ? kMaxWarps : 1) * kTableBytes;
 
   static constexpr int kWarps =
-      kNarrow && kStaticBytes + kFixedBytes + 4 * kStageBytes > kSharedOfCta ? 2 : kMostWarps;
+      kWarpsSplitKv && kStaticBytes + kFixedBytes + 4 * kStageBytes > kSmemPerCta ? 2 : kMaxWarps;
   static constexpr int kThreads = kWarps * 32;
-  static constexpr int kTeams = kNarrow ? kWarps : 1;
-  static constexpr int kTeamThreads = kThreads / kTeams;
+  static constexpr int kPipelines = kWarpsSplitKv ? kWarps : 1;
+  static constexpr int kPipelineThreads = kThreads / kPipelines;
 
-  // Two CTAs an SM where each of them can have a ring of two stages (narrow: three); of one CTA as
-  // many stages as fit, at most kMostStages.
-  static constexpr int kLeastStages = kNarrow ? 3 : 2;
+  // Two CTAs share an SM if each of them has room for kMinStages. A CTA alone gets as many stages
+  // as fit, at most kMaxStages.
+  static constexpr int kMinStages = kWarpsSplitKv ? 3 : 2;
   static constexpr int stages_in(int bytes) {
-    return (bytes - kStaticBytes - kFixedBytes) / (kTeams * kStageBytes);
+    return (bytes - kStaticBytes - kFixedBytes) / (kPipelines * kStageBytes);
   }
   static constexpr bool kTwoCtas =
-      stages_in(kSharedOfSm / 2 - 1024) >= kLeastStages && kWarpDimV * kRowTiles <= 256;
-  static constexpr int kMostStages = kNarrow ? 6 : 3;
-  static constexpr int kFit = stages_in(kTwoCtas ? kSharedOfSm / 2 - 1024 : kSharedOfCta);
-  static constexpr int kStages = kFit < kMostStages ? kFit : kMostStages;
-  static_assert(kStages >= 1, "a stage of each team fits");
+      stages_in(kSmemPerSm / 2 - 1024) >= kMinStages && kWarpDimV * kRowTiles <= 256;
+  static constexpr int kMaxStages = kWarpsSplitKv ? 6 : 3;
+  static constexpr int kFittingStages = stages_in(kTwoCtas ? kSmemPerSm / 2 - 1024 : kSmemPerCta);
+  static constexpr int kStages = kFittingStages < kMaxStages ? kFittingStages : kMaxStages;
+  static_assert(kStages >= 1, "every pipeline has a stage");
   static constexpr int kCtasPerSm = kTwoCtas ? 2 : 1;
+  static_assert(kCtasPerSm <= kMaxCtasPerSm, "aot_configs/attention.toml: max_ctas_per_sm");
 
-  static constexpr int kRingBytes = kStages * kStageBytes;
-  static_assert(kFixedBytes % 128 == 0 && kRingBytes % 128 == 0, "rings start at such an address");
-  static_assert(!kNarrow || kRows * kDimV * 4 <= kStageBytes, "a team's result fits a stage");
-  static constexpr int kSharedBytes = kFixedBytes + kTeams * kRingBytes;
-  static_assert(kStaticBytes + kSharedBytes <= kSharedOfCta, "it fits");
+  static constexpr int kPipelineBytes = kStages * kStageBytes;
+  static_assert(kFixedBytes % 128 == 0 && kPipelineBytes % 128 == 0, "pipelines are aligned");
+  static_assert(!kWarpsSplitKv || kBlockM * kDimV * 4 <= kStageBytes,
+                "a warp's acc_o fits a stage");
+  static constexpr int kSharedBytes = kFixedBytes + kPipelines * kPipelineBytes;
+  static_assert(kStaticBytes + kSharedBytes <= kSmemPerCta, "a CTA has this much shared memory");
 };
 
-template <int kKvBytes, int kDimQ, int kDimV>
-constexpr int attention_ctas_per_sm(int tile_rows) {
-  switch (tile_rows) {
-    case kNarrowRows:
-      return AttentionTile<kKvBytes, kDimQ, kDimV, kNarrowRows, false>::kCtasPerSm;
-    case kMiddleRows:
-      return AttentionTile<kKvBytes, kDimQ, kDimV, kMiddleRows, false>::kCtasPerSm;
-    case kWideRows:
-      if constexpr (has_wide_tile(kDimV)) {
-        return AttentionTile<kKvBytes, kDimQ, kDimV, kWideRows, false>::kCtasPerSm;
+constexpr bool exists_for_target(const AttentionTileTraits& tile) {
+  return tile.min_shared_kib <= kSharedKibPerCta;
+}
+
+// How many CTAs of a tile an SM holds; 0 if there is no such tile. A plan is made for that number
+// times the number of SMs.
+template <int kKvBytes, int kIndex = 0>
+constexpr int attention_ctas_per_sm(int block_m, int head_dim_qk, int head_dim_vo) {
+  if constexpr (kIndex < kNumAttentionTiles) {
+    constexpr AttentionTileTraits kTile = kAttentionTiles[kIndex];
+    if constexpr (exists_for_target(kTile)) {
+      if (kTile.block_m == block_m && kTile.head_dim_qk == head_dim_qk &&
+          kTile.head_dim_vo == head_dim_vo) {
+        return AttentionTile<kKvBytes, kTile.head_dim_qk, kTile.head_dim_vo, kTile.block_m,
+                             false>::kCtasPerSm;
       }
+    }
+    return attention_ctas_per_sm<kKvBytes, kIndex + 1>(block_m, head_dim_qk, head_dim_vo);
+  } else {
+    return 0;
   }
-  return 0;
 }
 
-template <int kKvBytes>
-constexpr int attention_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo) {
-  if (head_dim_qk == 192 && head_dim_vo == 128) {
-    return attention_ctas_per_sm<kKvBytes, 192, 128>(tile_rows);
-  }
-  if (head_dim_qk != head_dim_vo) return 0;
-  switch (head_dim_qk) {
-    case 64:
-      return attention_ctas_per_sm<kKvBytes, 64, 64>(tile_rows);
-    case 80:
-      return attention_ctas_per_sm<kKvBytes, 80, 80>(tile_rows);
-    case 96:
-      return attention_ctas_per_sm<kKvBytes, 96, 96>(tile_rows);
-    case 128:
-      return attention_ctas_per_sm<kKvBytes, 128, 128>(tile_rows);
-    case 256:
-      return attention_ctas_per_sm<kKvBytes, 256, 256>(tile_rows);
-    case 512:
-      return attention_ctas_per_sm<kKvBytes, 512, 512>(tile_rows);
-  }
-  return 0;
-}
-
-// CTAs of a tile that an SM holds; a plan is for so many times the number of SMs. 0: there is no
-// such tile.
-constexpr int attention_ctas_per_sm(int kv_bytes, int tile_rows, int head_dim_qk, int head_dim_vo) {
-  return kv_bytes == 1 ? attention_ctas_per_sm<1>(tile_rows, head_dim_qk, head_dim_vo)
-                       : attention_ctas_per_sm<2>(tile_rows, head_dim_qk, head_dim_vo);
+constexpr int attention_ctas_per_sm(int kv_bytes, int block_m, int head_dim_qk, int head_dim_vo) {
+  return kv_bytes == 1 ? attention_ctas_per_sm<1>(block_m, head_dim_qk, head_dim_vo)
+                       : attention_ctas_per_sm<2>(block_m, head_dim_qk, head_dim_vo);
 }
 
 #endif  // PRECAST_SM

@@ -26,9 +26,9 @@ struct WarpPartition {
   // Which warp of a pair this is; 0 without pairs.
   static __device__ __forceinline__ int half() { return Tile::kPaired ? threadIdx.x / 32 % 2 : 0; }
   static __device__ __forceinline__ int first_row() {
-    return Tile::kNarrow ? 0 : threadIdx.x / (Tile::kPaired ? 64 : 32) * kRows;
+    return Tile::kWarpsSplitKv ? 0 : threadIdx.x / (Tile::kPaired ? 64 : 32) * kRows;
   }
-  static __device__ __forceinline__ int first_token() { return half() * Tile::kWarpTokens; }
+  static __device__ __forceinline__ int first_token() { return half() * Tile::kWarpN; }
   static __device__ __forceinline__ int first_column() { return half() * Tile::kWarpDimV; }
 };
 
@@ -38,7 +38,7 @@ struct WarpPartition {
 template <typename Tile, bool kExists = Tile::kPaired>
 class WarpPair {
   static constexpr int kThreads = 64;
-  static constexpr int kSteps = Tile::kWarpTokens / 16;
+  static constexpr int kSteps = Tile::kWarpN / 16;
   static constexpr int kSlotBytes = 512;  // 16 bytes per lane
 
  public:

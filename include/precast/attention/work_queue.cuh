@@ -49,7 +49,7 @@ struct MaskBounds {
 
 // A work tile in the queue, with the addresses of page or token 0 of its KV head. The 16-row tile
 // keeps these in registers instead.
-template <bool kIsNarrow>
+template <bool kWarpsSplitKv>
 struct QueuedBlock : BlockInfo {
   const uint4 *k_base, *v_base;
 };
@@ -62,10 +62,10 @@ struct QueuedBlock<true> : BlockInfo {};
 // tiles in parallel. Why: to find one takes as long as half a KV block, and all warps wait for it.
 template <typename Tile>
 struct WorkTileQueue {
-  static constexpr int kFetchCount = Tile::kNarrow ? 1 : 4;
-  static constexpr int kDepth = Tile::kNarrow ? 3 : 8;
+  static constexpr int kFetchCount = Tile::kWarpsSplitKv ? 1 : 4;
+  static constexpr int kDepth = Tile::kWarpsSplitKv ? 3 : 8;
 
-  QueuedBlock<Tile::kNarrow> blocks[kDepth];
+  QueuedBlock<Tile::kWarpsSplitKv> blocks[kDepth];
   bool is_valid[kDepth];
   int32_t* counters;  // split counters of the plan
   // A TileScheduler. Why bytes: shared memory has no constructors.
@@ -98,11 +98,11 @@ struct WorkTileQueue {
 
   // Computes what follows from the work tile.
   __device__ void complete(const AttentionParams& p, int slot) {
-    QueuedBlock<Tile::kNarrow>& block = blocks[slot];
-    block.kv_head = block.work.head / Tile::kParts;
-    block.v_column = block.work.head % Tile::kParts * Tile::kDimV;
-    block.first_row = block.work.m_block * Tile::kRows;
-    if constexpr (!Tile::kNarrow) {
+    QueuedBlock<Tile::kWarpsSplitKv>& block = blocks[slot];
+    block.kv_head = block.work.head / Tile::kVSplits;
+    block.v_column = block.work.head % Tile::kVSplits * Tile::kDimV;
+    block.first_row = block.work.m_block * Tile::kBlockM;
+    if constexpr (!Tile::kWarpsSplitKv) {
       block.k_base = static_cast<const uint4*>(p.k.data) + block.kv_head * p.k.head_stride;
       block.v_base = static_cast<const uint4*>(p.v.data) + block.kv_head * p.v.head_stride +
                      block.v_column * Tile::kKvBytes / 16;
@@ -110,7 +110,7 @@ struct WorkTileQueue {
     // Why min: the lengths of a plan made on the device may name more queries than q has.
     const int32_t queries = max(0, min(block.work.q_len, p.q_rows - block.work.q_begin));
     const int32_t rows = queries * static_cast<int32_t>(p.group.value) - block.first_row;
-    block.num_rows = max(0, min(rows, Tile::kRows));
+    block.num_rows = max(0, min(rows, Tile::kBlockM));
     const PackGqaRow first(p, block, 0), last(p, block, block.num_rows - 1);
     block.unmasked_begin = MaskBounds(p, block.work, last.q_idx).begin;
     block.unmasked_end = MaskBounds(p, block.work, first.q_idx).end;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every environment variable of precast: its name, meaning, default and strict parser."""
+"""Every environment variable of precast, with its meaning, default and strict parser."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ REGISTRY: list[_Row] = []
 
 
 class EnvVar(Generic[T]):
-    """One variable. Calling it reads and parses the environment; unset or empty is the default."""
+    """One variable. A call reads and parses it; unset or empty means the default."""
 
     def __init__(self, name: str, default: T, parse: Callable[[str, str], T], doc: str) -> None:
         self.name = name
@@ -129,7 +129,7 @@ KERNEL_DIR = EnvVar(
     "PRECAST_KERNEL_DIR",
     "",
     _text,
-    "A build tree with a manifest.json, looked at before every other source (for developers).",
+    "A build tree with a manifest.json, which comes before every other source (for developers).",
 )
 PROVIDER_PATH = EnvVar(
     "PRECAST_PROVIDER_PATH",
@@ -143,7 +143,7 @@ CUDA_ARCH_LIST = EnvVar(
     _text,
     "Targets to build for, such as '8.0 9.0a' (default: the GPUs present).",
 )
-PROFILE = EnvVar("PRECAST_PROFILE", "core", _text, "The profile that a provider build takes.")
+PROFILE = EnvVar("PRECAST_PROFILE", "core", _text, "The profile that a provider is built from.")
 CUDA_MAJOR = EnvVar(
     "PRECAST_CUDA",
     0,
@@ -157,13 +157,13 @@ LOCK_TIMEOUT = EnvVar(
     "PRECAST_LOCK_TIMEOUT",
     300.0,
     _seconds,
-    "How long one process waits for another that compiles the same module, in seconds.",
+    "How many seconds a process waits for another one that compiles the same module.",
 )
 MAX_JOBS = EnvVar(
     "MAX_JOBS",
     0,
     _positive_int,
-    "The most compilers at once (default: from cores and free memory).",
+    "The maximum of compilers at once (default: from cores and free memory).",
 )
 LOGLEVEL = EnvVar(
     "PRECAST_LOGLEVEL",
@@ -182,16 +182,16 @@ DUMP_DIR = EnvVar(
     "PRECAST_DUMP_DIR",
     "precast_dumps",
     _text,
-    "Where PRECAST_LOGLEVEL=10 makes a folder for each call.",
+    "The folder in which PRECAST_LOGLEVEL=10 makes a folder for each call.",
 )
 DUMP_MAX_COUNT = EnvVar(
-    "PRECAST_DUMP_MAX_COUNT", 1000, _positive_int, "The most calls that a process dumps."
+    "PRECAST_DUMP_MAX_COUNT", 1000, _positive_int, "The maximum of calls that a process dumps."
 )
 DUMP_MAX_SIZE_GB = EnvVar(
     "PRECAST_DUMP_MAX_SIZE_GB",
     20.0,
     _positive_float,
-    "The most that the folder of dumps may hold, in units of 10^9 bytes.",
+    "The maximum size of the folder of dumps, in units of 10^9 bytes.",
 )
 DUMP_INCLUDE = EnvVar(
     "PRECAST_DUMP_INCLUDE",
@@ -203,5 +203,5 @@ DUMP_EXCLUDE = EnvVar(
     "PRECAST_DUMP_EXCLUDE",
     "",
     _text,
-    "Patterns of functions not to dump; stronger than PRECAST_DUMP_INCLUDE.",
+    "Patterns of functions that are not dumped, even if PRECAST_DUMP_INCLUDE matches them.",
 )

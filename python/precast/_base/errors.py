@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exceptions of precast.
 
-An exception that engines expect under an unusual type is a class that is both that type and
+Where engines expect an unusual type, the exception is a class that derives from both that type and
 ``ValueError``, so that either ``except`` clause catches it.
 """
 
@@ -19,12 +19,12 @@ class EnvironmentVariableError(ValueError):
 
 
 class MissingJITCacheError(RuntimeError):
-    """A compile would be needed and the policy forbids it.
+    """A module must be compiled, but the policy forbids it.
 
     Attributes
     ----------
     spec : precast.jit.JitSpec or None
-        What would have been compiled.
+        The module that would have been compiled.
     """
 
     def __init__(self, message: str, spec: Any = None) -> None:
@@ -33,11 +33,11 @@ class MissingJITCacheError(RuntimeError):
 
 
 class MissingKernelError(MissingJITCacheError):
-    """No source, prebuilt or compiled, provides the kernel that a call needs."""
+    """The kernel that a call needs is neither prebuilt nor cached, and cannot be compiled."""
 
 
 class UnsupportedConfigError(ValueError):
-    """A configuration outside the axes that ``aot_configs/<op>.toml`` declares."""
+    """A configuration lies outside the axes that ``aot_configs/<op>.toml`` declares."""
 
 
 class ToolchainError(RuntimeError):
@@ -45,7 +45,7 @@ class ToolchainError(RuntimeError):
 
 
 class CompileError(RuntimeError):
-    """A compiler command failed; the message shows it, its first errors and the known cause."""
+    """A compiler command failed. The message has the command, its first errors and the cause."""
 
 
 class CacheDirectoryError(RuntimeError):
@@ -65,19 +65,19 @@ class MissingPackageError(ImportError):
 
 
 class DumpError(ValueError):
-    """A dump of a call cannot be replayed: it is not whole, or its function is not here."""
+    """A dump cannot be replayed: it is incomplete, or its function does not exist here."""
 
 
 class BundleError(RuntimeError):
-    """An offline bundle cannot be made from these wheels, or a wheel cannot be had."""
+    """An offline bundle cannot be made from these wheels, or a wheel cannot be fetched."""
 
 
 class BackendSupportedError(RuntimeError):
-    """An op, or the backend asked for, does not support this device."""
+    """An op, or the requested backend, does not support this device."""
 
 
 class UnsupportedTargetError(BackendSupportedError, UnsupportedConfigError):
-    """An op does not exist for a device's architecture, whatever its other axes."""
+    """An op has no kernels for the architecture of a device."""
 
 
 class OutputShapeError(AssertionError, ValueError):
@@ -89,14 +89,14 @@ class DtypeRuntimeError(RuntimeError, ValueError):
 
 
 class PlanMismatchError(AssertionError, ValueError):
-    """A run asks for what its plan is not for (an ``AssertionError`` where engines expect one)."""
+    """A run does not fit its plan (an ``AssertionError`` where engines expect one)."""
 
 
 class CacheLayoutError(KeyError, ValueError):
-    """A KV cache or its layout is of no known kind (a ``KeyError`` where engines expect one)."""
+    """A KV cache or its layout is unknown (a ``KeyError`` where engines expect one)."""
 
     __str__ = Exception.__str__  # KeyError quotes its message.
 
 
-# The kinds that compiled modules throw by name; the loader registers them with tvm-ffi.
+# Compiled modules throw these by name, so they are registered with tvm-ffi.
 FFI_KINDS: tuple[type[Exception], ...] = (OutputShapeError, DtypeRuntimeError)

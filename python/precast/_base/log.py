@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The logger ``precast``: a line of level INFO is seen even where nobody configured logging."""
+"""The logger ``precast``, whose INFO lines are shown even if logging is not configured."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 class _FallbackHandler(logging.Handler):
-    """Writes to standard error as long as neither the application nor precast has a handler."""
+    """Writes to standard error unless the application has installed a handler."""
 
     def emit(self, record: logging.LogRecord) -> None:
         own = [h for h in logging.getLogger("precast").handlers if h is not self]

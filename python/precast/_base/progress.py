@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Progress of long work, on standard error: a bar on a terminal (with rich), else plain lines."""
+"""Progress of long work on standard error: a bar on a terminal with rich, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Progress:
-    """Plain lines: one for each finished module, with the time gone and the time left."""
+    """Prints one line for each finished module, with the elapsed and the remaining time."""
 
     def __init__(self, total: int) -> None:
         self.total = total
@@ -38,16 +38,16 @@ class Progress:
         pass
 
     def skip(self, count: int) -> None:
-        """``count`` modules are there already."""
+        """Count modules that need no build."""
         self.skipped = self.finished = count
         if count:
             self.show(f"{count} of {self.total} modules are built already")
 
     def start(self, name: str) -> None:
-        """A module is being compiled."""
+        """Show that the compilation of a module begins."""
 
     def done(self, name: str, seconds: float) -> None:
-        """A module is finished, after this time of its own."""
+        """Show that a module is finished, which took ``seconds``."""
         with self._lock:
             self.finished += 1
             if seconds > self.slowest[1]:
@@ -63,7 +63,7 @@ class Progress:
 
     @property
     def left(self) -> float:
-        """Seconds to go, at the pace so far."""
+        """The remaining seconds, at the average speed so far."""
         made = self.finished - self.skipped
         return (self.total - self.finished) * self.elapsed / made if made else 0.0
 
@@ -76,7 +76,7 @@ class Progress:
 
 
 class _Bar(Progress):
-    """The same in one line of a terminal that redraws itself."""
+    """Draws the progress as a bar on a terminal."""
 
     def __init__(self, total: int, console: rich.console.Console) -> None:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -114,16 +114,16 @@ class _Bar(Progress):
 
 
 def make_progress(total: int) -> Progress:
-    """A bar where standard error is a terminal and rich is installed."""
+    """A bar if standard error is a terminal and rich is installed, otherwise plain lines."""
     console = _console()
     return Progress(total) if console is None else _Bar(total, console)
 
 
 @contextmanager
 def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
-    """A function to call after each of ``total`` short steps.
+    """Give a function to call after each of ``total`` short steps.
 
-    Draws a bar that leaves nothing behind on a terminal, and nothing elsewhere.
+    On a terminal, a bar is shown until the last step; elsewhere nothing is shown.
     """
     console = _console()
     if console is None:
@@ -140,7 +140,7 @@ def steps(what: str, total: int) -> Iterator[Callable[[], None]]:
 
 @contextmanager
 def spinner(what: str) -> Iterator[Callable[[str], None]]:
-    """A function that prints a line to standard error, above a spinner on a terminal."""
+    """Give a function that prints a line to standard error; a terminal shows a spinner, too."""
     console = _console()
     if console is None:
         yield lambda line: print(line, file=sys.stderr, flush=True)

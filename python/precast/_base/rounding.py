@@ -7,7 +7,7 @@ from precast._base.torch import torch
 
 
 def saturated(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """fp32 rounded to nearest even; beyond the largest number of 8 bits that number; NaN stays."""
+    """Round fp32 to nearest even. An 8-bit type saturates at its largest number; NaN stays NaN."""
     if dtype.itemsize == 1:
         x = x.clamp(-torch.finfo(dtype).max, torch.finfo(dtype).max)
     return x.to(dtype)

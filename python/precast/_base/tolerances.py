@@ -2,10 +2,10 @@
 """The one table of tolerances, and the comparison that uses it.
 
 A kernel accumulates in float32 and rounds once to its output dtype; the expected value is computed
-in float32 or float64. So the relative tolerance is one unit in the last place of the output dtype
-(half of it is the rounding, the rest the arithmetic), and the absolute one covers sums that cancel.
-fp8 is coarse enough for both to be exact: one unit in the last place is what two results may differ
-by that lie close to a boundary of the rounding, and the absolute one is that of subnormal numbers.
+in float32 or float64. The relative tolerance is therefore one unit in the last place of the output
+dtype: half of it covers the rounding, the rest the arithmetic. The absolute tolerance covers sums
+that cancel. For fp8, two results close to a rounding boundary may differ by one unit in the last
+place; the absolute tolerance is that unit for subnormal numbers.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def tolerance(dtype: torch.dtype) -> Tolerance:
 def tolerance_of_scales(rounded_to: torch.dtype) -> Tolerance:
     """For float32 scales of numbers that were rounded to ``rounded_to`` before.
 
-    A scale is the largest magnitude of its group over a constant, so it is as coarse as that
-    number: where two sums of squares differ in their last bits, which their order decides, the
-    number may fall on either side of a boundary of the rounding, and its scale with it.
+    A scale is the largest magnitude of its group divided by a constant, so it is as coarse as that
+    magnitude. Two sums of squares that are added in different orders differ in their last bits;
+    the rounded magnitude may then fall on either side of a rounding boundary, and so may the scale.
     """
     return Tolerance(tolerance(rounded_to).rtol, 0.0)
 
@@ -61,8 +61,8 @@ def tolerance_of_scales(rounded_to: torch.dtype) -> Tolerance:
 def tolerance_of_attention(dtype: torch.dtype) -> Tolerance:
     """For outputs of attention: probabilities are rounded to ``dtype`` before the last product.
 
-    Each is a unit in the last place off at most, so the weighted mean of values is as far off as
-    that much of the largest value, however small the mean is.
+    Each probability has an error of at most one unit in the last place. The error of the weighted
+    mean is therefore relative to the largest value, however small the mean is.
     """
     row = tolerance(dtype)
     return row if dtype.itemsize > 2 else Tolerance(row.rtol, row.rtol)
@@ -82,13 +82,13 @@ def assert_close(
     Parameters
     ----------
     actual : torch.Tensor
-        What a kernel wrote.
+        The output of a kernel.
     expected : torch.Tensor
         The same shape, in the same or a wider dtype, on any device.
     name : str
-        Begins the message.
+        The name at the beginning of the message.
     rtol, atol : float, optional
-        In place of the table's; say why where you use them.
+        Override the table. A comment at the call should say why.
     show : int
         How many mismatches the message lists.
 

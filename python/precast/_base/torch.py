@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 
 class LazyModule(types.ModuleType):
-    """A module that asks ``resolve`` for an attribute the first time it is read."""
+    """A module that asks ``resolve`` for an attribute when it is read for the first time."""
 
     def __init__(self, name: str, resolve: Callable[[str], Any]) -> None:
         super().__init__(name)

@@ -20,17 +20,17 @@ def version() -> str:
 def range_problem(low: str, high: str) -> str | None:
     """Why the installed tvm-ffi cannot serve a module built for ``[low, high)``, or None."""
     installed = version()
-    base = installed.partition(".post")[0]  # between its release and the next
+    base = installed.partition(".post")[0]  # A post-release orders right after its release.
     release, least, bound = (_release(text) for text in (base, low, high))
     if release and least and bound and least <= release < bound:
         return None
-    # The rest of the rules of versions. The usual case does without: the import costs more than all
-    # else in a first call.
+    # Other versions follow the rules of packaging. The usual case avoids its import, which costs
+    # more than everything else in a first call.
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
     from packaging.version import InvalidVersion, Version
 
     try:
-        # A specifier, as pip reads it: unlike Version's <, it leaves out 0.2rc1 below 0.2.
+        # A specifier, as in pip: unlike the operator < of Version, <0.2 excludes 0.2rc1.
         accepted = SpecifierSet(f">={Version(low)},<{Version(high)}")
         if installed and accepted.contains(Version(installed), prereleases=True):
             return None
@@ -43,7 +43,7 @@ def range_problem(low: str, high: str) -> str | None:
 
 
 def _release(text: str) -> tuple[int, ...] | None:
-    """The numbers of a final release, by which it orders; None for any other version."""
+    """The numbers of a final release, without trailing zeros; None for any other version."""
     if not _FINAL.fullmatch(text):
         return None
     numbers = [int(number) for number in text.split(".")]

@@ -2,8 +2,8 @@
 """The user's JIT cache: content-addressed folders that are written once and never changed.
 
 ``<cache>/v1/cu13-x86_64/sm90a/norm__dtype_bf16-<key>/`` holds the library and ``meta.json``. The
-key covers the module's fingerprint and the compilers' versions; the machine is named, because hosts
-of two kinds may share a home directory. A folder appears by one rename, complete.
+key covers the module's fingerprint and the compilers' versions. The path names the machine, because
+hosts of two kinds may share a home directory. A complete folder appears by one rename.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._base.errors import ToolchainError
-from precast._base.trust import check_contents, distrust
+from precast._base.trust import check_contents, trust_problem
 from precast._jit import env, policy
 
 if TYPE_CHECKING:
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 META_SCHEMA = 1
 META_NAME = "meta.json"
-#: Private folders of running compiles; what is older was left by a process that died.
+#: Private folders of running compiles. An older one belongs to a process that has died.
 WORK_FOLDER = ".work"
 LOCK_FOLDER = ".locks"
 STALE_SECONDS = 6 * 3600.0
-#: How a rename says that something is there already.
+#: Errors of a rename whose target exists.
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 
 @dataclass(frozen=True)
 class Meta:
-    """``meta.json``: what a cached library is and how it must look."""
+    """``meta.json``: the identity, size and digest of a cached library."""
 
     name: str
     arch: str
@@ -60,7 +60,7 @@ class Meta:
 
     @classmethod
     def read(cls, path: Path) -> Meta:
-        """Read ``path``; ValueError if it is not such a file."""
+        """Read ``path``; raise ValueError if it is not such a file."""
         data = json.loads(path.read_text(encoding="utf-8"))
         names = {f.name for f in dataclasses.fields(cls)}
         if not isinstance(data, dict) or set(data) != names or data["schema"] != META_SCHEMA:
@@ -70,7 +70,7 @@ class Meta:
 
 @dataclass
 class Found:
-    """The outcome of a look into the cache: a path, or why each build there was refused."""
+    """The result of a search: the path of a build, or why each candidate was refused."""
 
     path: Path | None = None
     refused: list[tuple[Path, str]] = field(default_factory=list)
@@ -86,15 +86,16 @@ def module_folder(root: Path, spec: ModuleSpec) -> Path:
 
 
 def entry(root: Path, spec: ModuleSpec, toolchain: Toolchain) -> Path:
-    """The folder that holds, or will hold, this spec built by this toolchain."""
+    """The folder of the build of this spec by this toolchain, which need not exist yet."""
     return module_folder(root, spec) / f"{spec.name}-{key(spec, toolchain)}"
 
 
 def find(spec: ModuleSpec) -> Found:
-    """A cached build of ``spec`` that may be loaded.
+    """Search for a build of ``spec`` that may be loaded.
 
-    Where a compiler is at hand, only its own build counts, so that a new compiler takes effect;
-    where there is none or compiling is forbidden, any build with the right fingerprint does.
+    If a compiler is available, only a build by this compiler is accepted, so that a new compiler
+    takes effect. If there is none, or the policy forbids compiling, every build with the right
+    fingerprint is accepted.
     """
     found = Found()
     folders = [
@@ -108,7 +109,7 @@ def find(spec: ModuleSpec) -> Found:
     for folder in folders:
         problem = check(folder, spec)
         if problem is None and wanted is not None and folder.name != f"{spec.name}-{wanted}":
-            problem = "built by another compiler than the one that is installed"
+            problem = "built by another compiler than the installed one"
         if problem is None:
             found.path = folder / f"{spec.name}.so"
             return found
@@ -137,7 +138,7 @@ def check(folder: Path, spec: ModuleSpec) -> str | None:
     if meta.fingerprint != spec.fingerprint:
         return "built from other sources or flags (its fingerprint differs)"
     return (
-        distrust(library, folder / META_NAME, must_be_own=True)
+        trust_problem(library, folder / META_NAME, must_be_own=True)
         or _tvm_ffi.range_problem(*spec.tvm_ffi_range)
         or check_contents(library, meta.size, meta.sha256, "precast cache clear")
     )
@@ -157,10 +158,11 @@ def work_folder(root: Path, spec: ModuleSpec) -> Path:
 
 
 def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
-    """Move the finished library from ``work`` to ``target`` in one step; return its path.
+    """Move the finished library from ``work`` to ``target`` by one rename; return its path.
 
-    Whoever comes second takes the winner's build if it is sound, and replaces it if it is not. On a
-    shared file system the winner may not be visible yet; then this process keeps its own copy.
+    If another process has published first, its build is used if it is valid, and replaced if it is
+    not. On a shared file system that build may not be visible yet; then this process keeps its own
+    copy.
     """
     staged = work / "publish"
     staged.mkdir(mode=0o700)
@@ -179,7 +181,7 @@ def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
             if check(target, spec) is None:
                 return target / library.name
             if target.exists():
-                # A build that nobody could load is moved aside, never changed in place.
+                # An invalid build is moved away, because a build is never changed in place.
                 with contextlib.suppress(FileNotFoundError):
                     target.rename(work / f"refused-{attempt}")
             else:
@@ -209,12 +211,12 @@ def _remove_stale(parent: Path) -> None:
             continue
 
 
-# -- for people -----------------------------------------------------------------------------------
+# -- inspection -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One build in the cache, as the command line shows it."""
+    """One build in the cache, for the command line."""
 
     folder: Path
     meta: Meta | None
@@ -223,7 +225,7 @@ class Entry:
 
 
 def entries(root: Path | None = None) -> Iterator[Entry]:
-    """All builds in the cache, sound or not."""
+    """All builds in the cache, valid or not."""
     for folder in sorted((root or env.cache_dir()).glob("cu*/*/*-*")):
         try:
             meta = Meta.read(folder / META_NAME)
@@ -235,7 +237,7 @@ def entries(root: Path | None = None) -> Iterator[Entry]:
 
 
 def remove(folder: Path) -> None:
-    """Take one build out of the cache in one step, so that no reader sees half of it."""
+    """Remove one build by a rename, so that no reader sees half of it."""
     root = env.cache_dir()
     trash = root / WORK_FOLDER / f"removed-{os.getpid()}-{folder.name}"
     trash.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

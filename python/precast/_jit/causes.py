@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Known causes of a failed compile, recognised in what the compiler printed."""
+"""Known causes of a failed compile, recognised in the output of the compiler."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"unsupported GNU version|unsupported clang version",
-        "the host compiler is newer than this nvcc knows. Fix: set CXX to an older g++",
+        "this nvcc does not support so new a host compiler. Fix: set CXX to an older g++",
     ),
     (
         r"fatal error: (?:cuda|crt/|nv/|cub/|thrust/)\S*: No such file",
@@ -34,26 +34,26 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"(?:nvcc|cicc|ptxas|cudafe\+\+|g\+\+|cc1plus): (?:not found|No such file|cannot execute)",
-        "a part of the compiler is missing. Fix: reinstall the toolkit (see: precast doctor)",
+        "a program of the compiler is missing. Fix: reinstall the toolkit (see: precast doctor)",
     ),
     (r"cannot find -l\S+", "a library to link with is missing. Fix: see precast doctor"),
     (r"#error", "the kernel refuses this configuration; the line above says why"),
     (
         r"\bKilled\b|Cannot allocate memory|out of memory|signal 9",
-        "the compiler ran out of memory. Fix: set MAX_JOBS to fewer compilers at once",
+        "the compiler ran out of memory. Fix: set MAX_JOBS to a smaller number of compilers",
     ),
 )
 
 
 def first_errors(output: str, limit: int = 12) -> str:
-    """The lines that say what went wrong, or the last ones where none does."""
+    """The lines that look like errors; the last lines if none does."""
     lines = [line for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR_LINE.search(line)]
     return "\n".join(f"    {line}" for line in (errors or lines[-limit:])[:limit])
 
 
 def cause(output: str, returncode: int, folder: Path) -> str:
-    """One line that names the cause and its cure, or an empty string."""
+    """One line with the cause and its fix; an empty string if the cause is not known."""
     try:
         full = shutil.disk_usage(folder).free < 1 << 16
     except OSError:
@@ -69,7 +69,7 @@ def cause(output: str, returncode: int, folder: Path) -> str:
 
 
 def os_cause(error: OSError, folder: Path) -> str:
-    """The same for a failed system call."""
+    """As :func:`cause`, for a failed system call."""
     words: Sequence[tuple[int, str]] = (
         (errno.ENOSPC, "No space left on device"),
         (errno.EDQUOT, "Disk quota exceeded"),

@@ -2,7 +2,8 @@
 """Compile one module into the user's cache.
 
 Correctness never depends on a lock: each process compiles in a private folder on the cache's file
-system and publishes it by one rename. The lock only saves duplicate work, and waiting is bounded.
+system and publishes the result by one rename. The lock only avoids duplicate work, and a process
+waits for it for a bounded time.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from precast._jit.toolchain import Toolchain
     from precast._plan.spec import ModuleSpec
 
-#: A line in the log this often while a compile runs or is waited for.
+#: Interval of the lines in the log while a compile runs, or while a process waits for one.
 HEARTBEAT_SECONDS = 15.0
 
 
@@ -41,7 +42,7 @@ def build(spec: ModuleSpec, reason: str) -> Path:
     Parameters
     ----------
     reason : str
-        Why no prebuilt module was used; goes to the log before anything is compiled.
+        Why no prebuilt module is used. The log has it before anything is compiled.
     """
     found = cache.find(spec)
     if found.path is not None:
@@ -104,12 +105,12 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain, root: Path, target: Path) -
 
 
 def run(commands: list[Command], work: Path, name: str) -> None:
-    """Run commands side by side, as many as cores and memory allow.
+    """Run commands in parallel, as many as cores and memory allow.
 
     Raises
     ------
     CompileError
-        With the failing command, its first error lines and the known cause.
+        If one fails. The message has the command, its first errors and the known cause.
     """
     limit = max_jobs()
     waiting = list(commands)
@@ -133,7 +134,7 @@ def run(commands: list[Command], work: Path, name: str) -> None:
                 get_logger().info("still compiling %s after %.0f s", name, beat - start)
     finally:
         for _, process, log in running:
-            # The whole group: nvcc and g++ are drivers, the compilers are their children.
+            # The whole process group: the compilers are children of nvcc and g++.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
@@ -141,9 +142,9 @@ def run(commands: list[Command], work: Path, name: str) -> None:
 
 
 def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
-    """The process, and what it prints: kept in memory, for the disk may be full."""
+    """The process and its output, which is kept in memory because the disk may be full."""
     log = os.fdopen(os.memfd_create(command.output.name), "w+b")
-    # nvcc puts its intermediate files beside the output, so that a kill leaves nothing elsewhere.
+    # nvcc keeps its intermediate files in ``work``, so that a kill leaves nothing elsewhere.
     environment = compiler_environment(TMPDIR=str(work), LC_ALL="C")
     try:
         process = subprocess.Popen(
@@ -179,7 +180,7 @@ def _failure(
 
 @contextlib.contextmanager
 def _lock(root: Path, name: str) -> Iterator[None]:
-    """Wait, for a bounded time, while another process compiles the same module."""
+    """Hold the lock of a module, after a bounded wait for another process that compiles it."""
     import filelock
 
     folder = root / cache.LOCK_FOLDER
@@ -192,8 +193,8 @@ def _lock(root: Path, name: str) -> Iterator[None]:
         )
         _acquire(lock, name, owner)
     except (OSError, NotImplementedError) as error:
-        # Without the lock two processes may compile the same module; both builds are good.
-        # A filelock.Timeout is an OSError too; _acquire has told whom it waited for.
+        # Without the lock, two processes may compile the same module; both builds are valid.
+        # A filelock.Timeout is an OSError, too; _acquire has logged which process it waited for.
         get_logger().info("no lock for %s (%s): this process compiles for itself", name, error)
     else:
         with contextlib.suppress(OSError):
@@ -212,7 +213,7 @@ def _acquire(lock: object, name: str, owner: Path) -> None:
     assert isinstance(lock, filelock.BaseFileLock)
     start = time.monotonic()
     limit = _env.LOCK_TIMEOUT()
-    patience = 0.0  # The first attempt does not wait, so that the log tells at once who is awaited.
+    patience = 0.0  # The first attempt does not wait, so that the log names the holder at once.
     while True:
         try:
             lock.acquire(timeout=patience)

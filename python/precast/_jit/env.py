@@ -19,12 +19,12 @@ from pathlib import Path
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError
 
-#: Layout version of the cache; a change of layout gets a new number and leaves the old one alone.
+#: Version of the layout. A new layout gets a new number, and the old folders stay as they are.
 CACHE_LAYOUT = "v1"
 
 
 def cache_dir() -> Path:
-    """The JIT cache, which need not exist yet; for reading.
+    """The directory of the JIT cache, for reading. It need not exist yet.
 
     Raises
     ------
@@ -37,13 +37,13 @@ def cache_dir() -> Path:
             return Path(override).expanduser().absolute() / CACHE_LAYOUT
         except RuntimeError as error:
             raise CacheDirectoryError(
-                f"PRECAST_CACHE_DIR={override}: {error} Fix: give the directory in full"
+                f"PRECAST_CACHE_DIR={override}: {error} Fix: set an absolute path"
             ) from None
     return _default_cache_dir() / CACHE_LAYOUT
 
 
 def cache_dirs() -> list[Path]:
-    """Where builds of this user may lie: :func:`cache_dir`, and what had to replace it."""
+    """Directories with builds of this user: :func:`cache_dir`, and a temporary replacement."""
     replaced = [] if _env.CACHE_DIR() else [path / CACHE_LAYOUT for path in _temporary.values()]
     return [cache_dir(), *replaced]
 
@@ -60,7 +60,7 @@ def writable_cache_dir() -> Path:
     try:
         _make_private(path)
     except OSError as error:
-        if not _env.CACHE_DIR():  # Also where the default stopped being writable meanwhile.
+        if not _env.CACHE_DIR():  # The default directory may have become read-only.
             path = _temporary_cache_dir(str(path)) / CACHE_LAYOUT
             _make_private(path)
             return path
@@ -87,12 +87,12 @@ def _default_cache_dir() -> Path:
     return Path(platformdirs.user_cache_dir("precast", appauthor=False))
 
 
-#: By process: a fork makes its own.
+#: The folder of each process; a forked child makes its own.
 _temporary: dict[int, Path] = {}
 
 
 def _temporary_cache_dir(unwritable: str) -> Path:
-    """One private folder for this process, removed when it ends."""
+    """A private folder of this process, which is removed when the process ends."""
     from precast._base.log import get_logger
 
     pid = os.getpid()
@@ -102,7 +102,7 @@ def _temporary_cache_dir(unwritable: str) -> Path:
     atexit.register(_remove_own, path, pid)
     get_logger().warning(
         "the cache directory %s cannot be written; modules compiled by this process go to %s and "
-        "are lost to the next one. Set PRECAST_CACHE_DIR to a directory of yours",
+        "are deleted when it ends. Fix: set PRECAST_CACHE_DIR to a directory of yours",
         unwritable,
         path,
     )

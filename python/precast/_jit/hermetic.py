@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The environment that compilers run in: the same for JIT, ``precast.aot`` and CMake."""
+"""The environment of compilers, which is the same for JIT, ``precast.aot`` and CMake."""
 
 from __future__ import annotations
 
 import os
 
-#: Variables by which nvcc, gcc, clang or ld silently take further flags, folders or programs. The
-#: fingerprint and the cache key do not cover them, so a build must not depend on them.
+#: Variables that silently add flags, folders or programs to nvcc, gcc, clang or ld. Neither the
+#: fingerprint nor the cache key covers them, so a build must not depend on them.
 IGNORED_VARIABLES = (
     "NVCC_APPEND_FLAGS",
     "NVCC_PREPEND_FLAGS",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many compilers may run at once: limited by cores and by the memory that is free."""
+"""How many compilers may run at once, limited by cores and by free memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from precast._base import env as _env
 
-#: A safe figure for one nvcc process of the larger kernel families.
+#: An upper bound for one nvcc process of the largest kernel families.
 BYTES_PER_JOB = 4 << 30
 _MEMORY_SHARE = 0.6
 
 
 def max_jobs() -> int:
-    """``MAX_JOBS`` if set, else what cores and available memory (cgroup-aware) allow."""
+    """``MAX_JOBS`` if it is set, otherwise what cores and free memory allow."""
     wanted = _env.MAX_JOBS()
     if wanted:
         return wanted
@@ -24,7 +24,7 @@ def max_jobs() -> int:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: affinity mask and cgroup quota."""
+    """Cores that this process may use, by its affinity mask and its cgroup."""
     cores = len(os.sched_getaffinity(0))
     quota, _, period = _read("/sys/fs/cgroup/cpu.max").partition(" ")
     if quota.isdecimal() and period.strip().isdecimal():
@@ -33,14 +33,14 @@ def available_cores() -> int:
 
 
 def available_memory() -> int:
-    """Bytes that can still be taken: the machine's, and what the cgroup leaves."""
+    """Bytes that are free on this machine and within the cgroup."""
     available = 1 << 62
     for line in _read("/proc/meminfo").splitlines():
         if line.startswith("MemAvailable:"):
             available = int(line.split()[1]) * 1024
     limit, used = _read("/sys/fs/cgroup/memory.max"), _read("/sys/fs/cgroup/memory.current")
     if limit.strip().isdecimal() and used.strip().isdecimal():
-        # File pages that nobody used lately count as used, but are given back on demand.
+        # The cgroup counts cached file pages as used, but the kernel reclaims them on demand.
         cached = re.search(
             r"^inactive_file (\d+)$", _read("/sys/fs/cgroup/memory.stat"), re.MULTILINE
         )

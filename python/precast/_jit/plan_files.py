@@ -7,7 +7,7 @@
     python -m precast.jit toolchain --out toolchain.cmake --view view --archs "9.0a"
     python -m precast.jit cmake     --out plan.cmake --profile core --archs "9.0a" --cuda 13
 
-Empty ``--archs`` are the GPUs present, and an error where there is none.
+If ``--archs`` is empty, the targets are those of the GPUs present; without a GPU that is an error.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from precast._plan.spec import ModuleSpec
 
 def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
     """The plan as calls of the function ``precast_add_module`` that CMakeLists.txt defines."""
-    lines = ["# Written by precast._plan.planner; do not edit."]
+    lines = ["# Written by python -m precast.jit; do not edit."]
     for spec in specs:
         cuda = [s for s in spec.sources if s.endswith(".cu")]
         host = [s for s in spec.sources if not s.endswith(".cu")]
@@ -55,7 +55,7 @@ def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
 
 
 def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> str:
-    """The toolchain as variables, so that CMake looks for nothing by itself."""
+    """The toolchain as variables, so that CMake does not search for one."""
     fields = {
         "PRECAST_CUDA_MAJOR": [str(toolchain.toolkit.major)],
         "PRECAST_TARGETS": [" ".join(arch.target for arch in archs)],
@@ -68,7 +68,7 @@ def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> 
         "PRECAST_IGNORED_VARIABLES": IGNORED_VARIABLES,
         "PRECAST_JOBS": [str(max_jobs())],
     }
-    lines = ["# Written by precast.jit; do not edit."]
+    lines = ["# Written by python -m precast.jit; do not edit."]
     lines += [f"set({name} {_quoted(values)})" for name, values in fields.items()]
     return "\n".join(lines) + "\n"
 
@@ -78,7 +78,7 @@ def _quoted(values: Iterable[str]) -> str:
 
 
 def target_archs(plan: Plan, text: str | None) -> list[Arch]:
-    """The targets that ``text`` lists; of the GPUs present if it is empty or None.
+    """The targets that ``text`` lists, or those of the GPUs present if it is empty or None.
 
     Raises
     ------
@@ -88,7 +88,7 @@ def target_archs(plan: Plan, text: str | None) -> list[Arch]:
     archs = plan.archs(text or device_capabilities())
     if not archs:
         raise ValueError(
-            "no targets to build for: none is listed and this machine has no GPU. Fix: set "
+            "no targets to build for: none is listed, and this machine has no GPU. Fix: set "
             'PRECAST_CUDA_ARCH_LIST, for example PRECAST_CUDA_ARCH_LIST="8.0 9.0a"; legal: '
             + ", ".join(arch.target for arch in plan.build.archs.values())
         )
@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         plan = Plan.load(args.root)
         if args.form == "json":
-            # Not sorted: the order of an op's axes is that of its modules' names and of calls.
+            # Not sorted: names of modules and keys of calls have the axes in this order.
             text = json.dumps(plan.document, indent=None, separators=(",", ":"))
         elif args.form == "toolchain":
             if args.view is None:

@@ -11,9 +11,9 @@ _frozen = False
 def freeze() -> None:
     """Make every later compile of this process an error.
 
-    Call it when start-up is over (after :func:`precast.preload`): from then on a kernel that would
-    have to be compiled raises :class:`~precast.errors.MissingKernelError` instead of stalling a
-    request. Kernels that are prebuilt or cached still load.
+    Call it at the end of start-up, after :func:`precast.preload`. A kernel that would have to be
+    compiled then raises :class:`~precast.errors.MissingKernelError` instead of delaying a request.
+    Kernels that are prebuilt or cached still load.
     """
     global _frozen
     _frozen = True

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Find a CUDA toolkit and a host compiler, and check that they fit together before compiling.
 
-A toolkit on the machine is used if it is new enough, otherwise the one that
-``pip install "precast[jit]"`` brings.
+A toolkit of the machine is used if it is new enough, otherwise the one that
+``pip install "precast[jit]"`` installs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SYSTEM_TOOLKIT = Path("/usr/local/cuda")
 
 
 def for_host_compiler(flag: str) -> str:
-    """``flag`` as an argument of nvcc, which splits it at commas and hands it to a shell."""
+    """``flag`` for the host compiler as an argument of nvcc, quoted for commas and for a shell."""
     return "-Xcompiler=" + re.sub(r"([^\w./@%+=:-])", r"\\\\\\\1", flag)
 
 
@@ -68,10 +68,10 @@ class Toolchain:
         return [str(self.toolkit.nvcc), f"-ccbin={self.host_compiler}"]
 
     def include_flags(self, cuda: bool, ffi_in_cuda: bool = False) -> list[str]:
-        """Third-party headers; nvcc knows its own, and is shown tvm-ffi's where it is asked to.
+        """The folders of third-party headers, without those that nvcc finds by itself.
 
-        ``__FILE__`` names them without this machine's paths, whether or not the compiler follows
-        links before it takes a name.
+        ``ffi_in_cuda`` adds the headers of tvm-ffi for nvcc. ``__FILE__`` does not contain paths of
+        this machine, whether or not the compiler resolves symbolic links.
         """
         nvcc, ffi = self.toolkit.nvcc, self.tvm_ffi_include
         homes = (ffi, ffi.resolve(), nvcc.parents[1], nvcc.resolve().parents[1])
@@ -86,12 +86,12 @@ class Toolchain:
 
     @property
     def libraries(self) -> list[str]:
-        """Linked by full path; only their sonames are recorded in the module."""
+        """The libraries to link, by full path; a module records their sonames alone."""
         return [str(self.toolkit.cudart), str(self.tvm_ffi_library)]
 
     @property
     def identity(self) -> str:
-        """The compilers' versions: the part of a JIT cache key that a fingerprint does not hold."""
+        """The versions of the compilers, which a JIT cache key has besides the fingerprint."""
         return f"nvcc {self.toolkit.build}; {self.host_version}"
 
 
@@ -105,8 +105,8 @@ def find_toolchain(
     Raises
     ------
     ToolchainError
-        If there is none, or the parts do not agree. The message lists what was looked at, why it
-        does not fit, and the command that mends it.
+        If there is none, or its parts do not fit together. The message lists each candidate, why it
+        was refused, and the command that fixes it.
     """
     toolkit = find_toolkit(arch, cuda_major)
     host, version = host_compiler()
@@ -118,7 +118,7 @@ def find_toolchain(
 
 
 def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Toolkit:
-    """The first toolkit that can target ``arch``, is of ``cuda_major`` and suits the driver."""
+    """The first toolkit that can target ``arch``, has ``cuda_major`` and fits the driver."""
     refused = []
     for toolkit in candidates():
         problem = unsuitable(toolkit, arch, cuda_major)
@@ -128,11 +128,11 @@ def find_toolkit(arch: Arch | None = None, cuda_major: int | None = None) -> Too
     tried = "\n".join(refused) if refused else "  no nvcc in PRECAST_CUDA_HOME, CUDA_HOME, PATH, "
     tried += "" if refused else "/usr/local/cuda or the Python environment"
     what = "" if arch is None else f" for {arch.name}"
-    mend = INSTALL_HINT
+    fix_hint = INSTALL_HINT
     pypi = {major for major, row in _planned_majors().items() if row.toolkit_on_pypi}
     if cuda_major is not None and cuda_major not in pypi:
-        mend = f"install a CUDA {cuda_major} toolkit and set PRECAST_CUDA_HOME to its folder"
-    raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {mend}")
+        fix_hint = f"install a CUDA {cuda_major} toolkit and set PRECAST_CUDA_HOME to its folder"
+    raise ToolchainError(f"no CUDA compiler{what}:\n{tried}\nFix: {fix_hint}")
 
 
 def unsuitable(
@@ -142,7 +142,7 @@ def unsuitable(
     if toolkit.major == 0:
         return "it does not run (nvcc --version failed)"
     if cuda_major is not None and toolkit.major != cuda_major:
-        return f"CUDA {toolkit.major}, but CUDA {cuda_major} is asked for"
+        return f"CUDA {toolkit.major}, but CUDA {cuda_major} is required"
     if toolkit.major not in _planned_majors():
         legal = ", ".join(map(str, _planned_majors()))
         return f"CUDA {toolkit.major} is not supported; legal: {legal}"
@@ -166,7 +166,7 @@ def _planned_majors() -> Mapping[int, CudaMajor]:
 
 
 def candidates() -> Iterator[Toolkit]:
-    """Toolkits of this machine, then the one of the Python environment, each once."""
+    """The toolkits of this machine, then the one of the Python environment, without duplicates."""
     seen = set()
     for origin, home in _system_homes():
         nvcc = home / "bin" / "nvcc"
@@ -190,7 +190,7 @@ def _system_homes() -> Iterator[tuple[str, Path]]:
             yield name, Path(os.environ[name])
     on_path = shutil.which("nvcc")
     if on_path is not None:
-        # A wrapper script or a link in a bin folder is not the toolkit; nvcc itself knows better.
+        # nvcc on PATH may be a script or a link outside of its toolkit, so nvcc itself is asked.
         yield "PATH", _nvcc_home(on_path)
     yield "system", SYSTEM_TOOLKIT
 
@@ -203,7 +203,7 @@ def _system_toolkit(origin: str, home: Path, nvcc: Path) -> Toolkit:
 
 
 def _python_toolkit() -> Toolkit | None:
-    """The nvcc of the Python environment; pip keeps ``lib/`` and versioned names only."""
+    """The toolkit of the Python environment, which has ``lib/`` and only versioned libraries."""
     if importlib.util.find_spec("cuda") is None or importlib.util.find_spec("nvidia") is None:
         return None
     try:
@@ -237,7 +237,7 @@ def _toolkit(
 
 @functools.cache
 def _nvcc_home(nvcc: str) -> Path:
-    """The toolkit that an nvcc belongs to, as it reports itself."""
+    """The folder of the toolkit that an nvcc belongs to, as nvcc reports it."""
     out = _output([nvcc, "--dryrun", "-c", "-x", "cu", os.devnull])
     match = re.search(r"_HERE_=(\S+)", out)
     return Path(match[1]).parent if match else Path(nvcc).resolve().parents[1]
@@ -245,7 +245,7 @@ def _nvcc_home(nvcc: str) -> Path:
 
 @functools.cache
 def _nvcc_version(nvcc: str) -> tuple[tuple[int, int], str]:
-    """``((13, 0), "13.0.88")``; ``((0, 0), "?")`` for one that does not run."""
+    """``((13, 0), "13.0.88")``, or ``((0, 0), "?")`` if nvcc does not run."""
     out = _output([nvcc, "--version"])
     release = re.search(r"release (\d+)\.(\d+)", out)
     build = re.search(r"\bV(\d[\d.]*)", out)
@@ -265,11 +265,11 @@ def _header_version(include: Path) -> tuple[int, int] | None:
 
 
 def view_directory(toolkit: Toolkit, folder: Path) -> Path:
-    """Show ``toolkit`` in the layout that CMake's CUDA detection expects; return ``folder``.
+    """Make links to ``toolkit`` in the layout that CMake's CUDA detection expects.
 
-    The packages of PyPI have ``lib`` instead of ``lib64`` and only versioned names in it. nvcc
-    looks for its parts beside the path it was called by, so ``bin`` is a folder of links rather
-    than a link.
+    The packages of PyPI have ``lib`` instead of ``lib64``, and only versioned names in it. nvcc
+    searches for its programs next to the path by which it was called, so ``bin`` is a folder of
+    links and not a link itself. Returns ``folder``.
     """
     home = toolkit.nvcc.resolve().parents[1]
     links = {"include": toolkit.include, "nvvm": home / "nvvm"}
@@ -291,7 +291,7 @@ def view_directory(toolkit: Toolkit, folder: Path) -> Path:
 
 
 def host_compiler() -> tuple[Path, str]:
-    """The host C++ compiler and the first line of what it says of itself.
+    """The host C++ compiler and the first line of its ``--version``.
 
     Raises
     ------

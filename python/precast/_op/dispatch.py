@@ -10,13 +10,12 @@ from precast._base.dtypes import DTYPE_WORDS
 from precast._base.lazy import import_all
 from precast._op import mode as _mode
 
-#: The kernels of the ops that are imported, by name, which is that of the export but where several
-#: share one.
+#: The kernels of the imported ops by name: that of the export, unless several kernels share one.
 KERNELS: dict[str, Kernel] = {}
 
 
 def kernels() -> dict[str, Kernel]:
-    """Every kernel of the library by its name, after an import of all ops."""
+    """Every kernel of the library by its name. Imports all ops."""
     import_all()
     return dict(KERNELS)
 
@@ -24,8 +23,8 @@ def kernels() -> dict[str, Kernel]:
 class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     """The loaded functions of one export, keyed ``(axis value, ..., device index)``.
 
-    A known key costs one dictionary look-up. An unknown one is resolved by the loader, which may
-    load a prebuilt module, take it from the cache, compile it, or say why it cannot.
+    A known key costs one dictionary look-up. For a new key, the loader loads a prebuilt or cached
+    module, compiles one, or raises an error that says why it cannot.
 
     Parameters
     ----------
@@ -100,14 +99,14 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
             loader.load(self.op, words, device), self.export
         )
         self[key] = function
-        if _mode.is_reference():  # Another thread entered reference mode meanwhile.
+        if _mode.is_reference():  # Another thread has entered reference mode.
             self.clear()
         return function
 
     def _run_reference(self, *args: Any) -> None:
         import torch
 
-        with torch.no_grad():  # As a kernel's, its results never require grad.
+        with torch.no_grad():  # Results of a kernel never require grad, either.
             self.reference(*args)
 
     def call(self, *args: Any) -> None:
@@ -122,9 +121,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
 
 def check_tensors(export: str, out: object = None, **tensors: object) -> None:
-    """Raise a TypeError that names the argument that is no tensor, if there is one.
+    """Raise a TypeError that names the first argument that is not a tensor, if there is one.
 
-    Called when a call has failed already, so that no call that succeeds pays for it. ``out`` may be
+    It is called after a call has failed, so it costs nothing when a call succeeds. ``out`` may be
     None.
     """
     import torch

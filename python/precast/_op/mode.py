@@ -11,7 +11,7 @@ from precast._base import env as _env
 
 _lock = threading.Lock()
 _depth = 0
-#: Called whenever the mode changes, so that tables of loaded functions forget what they hold.
+#: Called whenever the mode changes, so that tables of loaded functions are cleared.
 _listeners: list[Callable[[], None]] = []
 
 
@@ -26,10 +26,10 @@ def is_reference() -> bool:
 
 @contextlib.contextmanager
 def reference_mode() -> Iterator[None]:
-    """Run every op's plain PyTorch reference, on CPU tensors too, inside this block.
+    """Run the plain PyTorch reference of every op inside this block, on CPU tensors, too.
 
-    The mode holds for the whole process, all threads included. Setting ``PRECAST_REFERENCE=1``
-    before the first call has the same effect for good.
+    The mode applies to all threads of the process. ``PRECAST_REFERENCE=1``, set before the first
+    call, has the same effect for the whole run.
 
     Examples
     --------

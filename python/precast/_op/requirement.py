@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an op requires of GPU and backend, and how a call is held against it."""
+"""The GPUs and backends that an op supports, and the validation of a call."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def declares(check: Callable[..., Any] | None) -> bool:
 
 
 def accepts(check: Callable[..., Any] | None, cc: int | None) -> bool:
-    """Whether a check allows a capability; one that declares none, and no GPU, allow all."""
+    """Whether a check allows a capability. True without a GPU, or if the check declares none."""
     if cc is None or not declares(check):
         return True
     return bool(check.is_compute_capability_supported(cc))  # type: ignore[union-attr]
 
 
 class Suitable(Sequence[str]):
-    """Names, best first; each thread sees those of its own latest call."""
+    """Names of backends, best first; each thread sees those of its own latest call."""
 
     def __init__(self) -> None:
         self._of_thread = threading.local()
@@ -60,7 +60,7 @@ class Suitable(Sequence[str]):
 
 
 class Requirement:
-    """What one op requires; the methods that it gets, and its validation."""
+    """The requirement of one op: the methods that the op gets, and the validation of a call."""
 
     def __init__(
         self,
@@ -81,7 +81,7 @@ class Requirement:
         Raises
         ------
         ValueError
-            If the op has no backends to choose from, or nothing says what this one runs on.
+            If the op has no backends to choose from, or no check declares capabilities.
         """
         if not self.checks:
             raise ValueError(f"is_backend_supported: {self.name} has no backends to choose from")
@@ -98,7 +98,7 @@ class Requirement:
         Raises
         ------
         ValueError
-            If no check says which capabilities it is for.
+            If no check declares capabilities.
         """
         cc = capability_number(cc)
         checks = list(self.checks.values())
@@ -110,27 +110,26 @@ class Requirement:
         )
 
     def has_backend(self, name: str) -> bool:
-        """Whether ``backend=name`` can be asked for."""
+        """Whether ``backend=name`` is legal."""
         return name in self.checks
 
     def has_backend_choices(self) -> bool:
-        """Whether there is a backend to choose."""
+        """Whether callers can choose a backend."""
         return bool(self.checks)
 
     def _undeclared(self, method: str, check: object) -> str:
         if check is None:
-            return f"{method}: {self.name} has no check that says what it runs on"
+            return f"{method}: {self.name} has no check that declares compute capabilities"
         return (
-            f"{method}: {getattr(check, '__name__', check)} does not say which compute "
-            f"capabilities it is for. Fix: put "
-            f"@supported_compute_capability([...]) on it"
+            f"{method}: {getattr(check, '__name__', check)} does not declare compute "
+            f"capabilities. Fix: decorate it with @supported_compute_capability([...])"
         )
 
     # -- at a call --------------------------------------------------------------------------------
 
     @property
     def runs_nothing(self) -> bool:
-        """Whether the loader alone refuses what this requirement does not allow."""
+        """Whether nothing is validated at a call, because the loader refuses unsupported GPUs."""
         return not self.checks and hasattr(self.common, "refused_by_loader")
 
     def validate(self, arguments: dict[str, Any], skip: bool) -> None:
@@ -202,7 +201,7 @@ def _capability(arguments: Mapping[str, Any]) -> int | None:
     """The capability of the first CUDA tensor's GPU, 90 for 9.0; None without one."""
     for value in arguments.values():
         for item in value if isinstance(value, (tuple, list)) else (value,):
-            # No isinstance: with torch.Tensor it costs more than all the rest.
+            # isinstance(item, torch.Tensor) would cost more than the rest of this function.
             if getattr(item, "is_cuda", False):
                 return _device_capability(item.get_device())
     return None
@@ -214,7 +213,7 @@ _of_device: dict[int, int] = {}
 def _device_capability(index: int) -> int:
     cc = _of_device.get(index)
     if cc is None:
-        # Of the ways to ask, TorchDynamo takes this one for a constant.
+        # TorchDynamo treats the result of this function as a constant.
         properties = torch.cuda.get_device_properties(index)
         cc = _of_device[index] = int(properties.major) * 10 + int(properties.minor)
     return cc

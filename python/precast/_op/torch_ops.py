@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The torch ops ``torch.ops.precast.<kernel>``, each registered at its first use.
 
-They exist for ``torch.compile`` alone: a call outside of it never goes through torch's dispatcher.
+Only ``torch.compile`` uses them: an eager call does not go through the dispatcher of torch.
 """
 
 from __future__ import annotations

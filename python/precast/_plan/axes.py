@@ -3,7 +3,6 @@
 
 A key of ``[axes]`` is one axis, or several axes joined by commas where only some combinations of
 their values exist. Only the TOML key is joined: module names, macros and calls name each axis.
-This module needs nothing but the standard library, so that the loader can use it at import.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.names import axis_word
+from precast._plan.axis_keys import in_declared_order as in_declared_order
+from precast._plan.axis_keys import names_of as names_of
+
+if TYPE_CHECKING:
+    from precast._plan.table import Table
 
 AxisValue = str | int | bool
-
-
-def names_of(key: str) -> tuple[str, ...]:
-    """The axes of one key: ``("head_dim_qk", "head_dim_vo")`` for a joint one."""
-    return tuple(key.split(","))
 
 
 @dataclass(frozen=True)
@@ -127,22 +126,26 @@ class Space:
         return checked
 
 
-def in_declared_order(
-    declared: Mapping[str, Sequence[Any]], values: Mapping[str, object]
-) -> dict[str, Any] | None:
-    """``values`` in the order of the plan's ``axes``, or None if they are not legal as they are.
-
-    ``declared`` is what ``plan.json`` says of an op. The loader asks this for every first call, so
-    that it reads no TOML file.
-    """
-    ordered: dict[str, Any] = {}
-    for key, rows in declared.items():
-        names = names_of(key)
-        try:
-            row = [values[name] for name in names]
-        except KeyError:
-            return None
-        if (row if len(names) > 1 else row[0]) not in rows:
-            return None
-        ordered.update(zip(names, row))
-    return ordered if len(ordered) == len(values) else None
+def read_rows(
+    table: Table, key: str, names: tuple[str, ...], legal: Axis | None = None
+) -> tuple[tuple[AxisValue, ...], ...]:
+    """The value of one key as rows, each once; a subset of those of ``legal`` if it is given."""
+    shape = "a non-empty list" if len(names) == 1 else f"a non-empty list of [{', '.join(names)}]"
+    if legal is not None:
+        shape = f"a subset of {legal.plain()}"
+    values = table.data.get(key)
+    if values is None:
+        raise table.fail(key, "missing", shape)
+    if not isinstance(values, list) or not values:
+        raise table.fail(key, f"got {values!r}", shape)
+    rows: list[tuple[AxisValue, ...]] = []
+    for value in values:
+        row = tuple(value) if len(names) > 1 and isinstance(value, list) else (value,)
+        if len(row) != len(names):
+            raise table.fail(key, f"got {value!r}", shape)
+        if legal is not None and row not in legal.rows:
+            raise table.fail(key, f"{value!r} is outside the axis", legal.plain())
+        if row_word(row) in map(row_word, rows):
+            raise table.fail(key, f"{value!r} stands twice", "each value once")
+        rows.append(row)
+    return tuple(rows)

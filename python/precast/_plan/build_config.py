@@ -21,6 +21,7 @@ class Arch:
     target: str
     serves: tuple[str, ...]
     cuda: tuple[int, int]
+    shared_kib: int
 
     @property
     def number(self) -> int:
@@ -197,7 +198,7 @@ def read_build(path: Path, root: Path) -> BuildConfig:
                 raise row.fail("serves", f"got {capability!r}", "capabilities such as '9.0'")
         if target.rstrip("af") not in serves:
             raise row.fail("serves", f"got {list(serves)}", f"its own {target.rstrip('af')} too")
-        archs[name] = Arch(name, target, serves, version(row, "cuda"))
+        archs[name] = Arch(name, target, serves, version(row, "cuda"), row.number("shared_kib"))
 
     profile_rows = top.rows("profiles")
     names = [name for name, _ in profile_rows]

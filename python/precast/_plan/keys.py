@@ -12,7 +12,7 @@ OP = {
     "of the project.",
     "exports": "The functions that every module of the op exports. A function belongs to one op.",
     "archs": "The targets that the op has kernels for; names of `[archs.*]` in `build.toml`.",
-    "own_target": "Whether a device takes modules of the best of these targets alone, where others "
+    "exact_arch": "Whether a device takes modules of the best of these targets alone, where others "
     "serve it, too: for shapes that follow from shared memory. Default: false. Optional.",
     "cuda_flags": "Further flags of nvcc, after those of `build.toml`. Optional.",
     "axes": "A table from each axis to the list of its legal values: the whole space that JIT "
@@ -20,10 +20,25 @@ OP = {
     "`dtype` or `dtype_*` takes dtype words. Where only some combinations exist, one key joins the "
     'axes by commas and lists the combinations: `"head_dim_qk,head_dim_vo" = [[64, 64], [192, '
     "128]]`. Each axis becomes `-DPRECAST_<AXIS>=<value>` in the `*.cu` files.",
+    "tiles": "The sizes of tile that the op's kernels exist in, where they depend on axes. `make "
+    "generate` writes them into `include/precast/<op>/tile_traits.cuh`. Optional.",
     "aot": "The prebuilt part of that space, as `[[aot]]` blocks.",
 }
 AOT = {
     "profiles": "The profiles that prebuild this block. Default: every profile.",
+}
+TILES = {
+    "max_ctas_per_sm": "The most CTAs of one kernel that an SM holds; workspaces are sized by it.",
+    "max_head_dim_v": "The most columns of V that a CTA computes. CTAs share a wider head.",
+    "shapes": "The sizes, as `[[tiles.shapes]]` blocks. A block also takes keys of `[axes]`, and "
+    "stands for every combination of what it lists; a key that it leaves out means the whole axis.",
+}
+TILE_SHAPE = {
+    "block_m": "Rows of queries.",
+    "min_shared_kib": "The shared memory that a CTA must have, in KiB; targets with less lack the "
+    "tile. Default: 0. Optional.",
+    "min_tiles_per_sm": "The least number of tiles for each SM with which this size is faster than "
+    "a smaller one. Default: 0. Optional.",
 }
 BUILD = {
     "tvm_ffi": "The range of tvm-ffi versions that a module runs with.",
@@ -55,6 +70,7 @@ CUDA = {
 }
 ARCH = {
     "target": "The compute capability to compile for, with its suffix: `9.0a`.",
+    "shared_kib": "The shared memory that one CTA may have, in KiB.",
     "serves": "The compute capabilities of the devices that this machine code runs on.",
     "cuda": "The oldest CUDA that can compile for it.",
 }
@@ -68,6 +84,8 @@ PROFILE = {
 TABLES = {
     "<op>.toml": OP,
     "<op>.toml: [[aot]]": AOT,
+    "<op>.toml: [tiles]": TILES,
+    "<op>.toml: [[tiles.shapes]]": TILE_SHAPE,
     "build.toml": BUILD,
     "build.toml: [tvm_ffi]": TVM_FFI,
     "build.toml: [flags]": FLAGS,

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from precast._base.errors import ConfigError
 from precast._plan import keys
-from precast._plan.axes import Axis, AxisValue, Space, names_of, row_word
+from precast._plan.axes import Axis, AxisValue, Space, read_rows
+from precast._plan.axis_keys import names_of
 from precast._plan.build_config import BuildConfig
 from precast._plan.table import Table, read_table
+from precast._plan.tiles import Tiles, read_tiles
 
 DTYPES = ("f32", "f16", "bf16", "e4m3", "e5m2", "e2m1", "i32", "i8", "u8")
 
@@ -39,7 +41,8 @@ class OpConfig:
     archs: tuple[str, ...]
     space: Space
     aot: tuple[AotBlock, ...]
-    own_target: bool = False
+    tiles: Tiles | None = None
+    exact_arch: bool = False
     cuda_flags: tuple[str, ...] = ()
 
     @property
@@ -69,7 +72,8 @@ def read_op(path: Path, root: Path, build: BuildConfig) -> OpConfig:
         archs=archs,
         space=space,
         aot=tuple(_read_block(block, space, build) for block in top.blocks("aot")),
-        own_target=top.flag("own_target", False),
+        tiles=read_tiles(top.table("tiles"), space) if "tiles" in top.data else None,
+        exact_arch=top.flag("exact_arch", False),
         cuda_flags=top.texts("cuda_flags", ()),
     )
 
@@ -105,36 +109,11 @@ def _read_axes(table: Table) -> Space:
             if name in seen:
                 raise table.fail(key, f"axis {name!r} stands twice", "each axis in one key")
             seen.add(name)
-        rows = _read_rows(table, key, names)
+        rows = read_rows(table, key, names)
         for name, values in zip(names, zip(*rows)):
             _check_values(table, key, name, values)
         axes.append(Axis(names, rows))
     return Space(tuple(axes))
-
-
-def _read_rows(
-    table: Table, key: str, names: tuple[str, ...], legal: Axis | None = None
-) -> tuple[tuple[AxisValue, ...], ...]:
-    """The value of one key as rows, each once; a subset of those of ``legal`` if it is given."""
-    shape = "a non-empty list" if len(names) == 1 else f"a non-empty list of [{', '.join(names)}]"
-    if legal is not None:
-        shape = f"a subset of {legal.plain()}"
-    values = table.data.get(key)
-    if values is None:
-        raise table.fail(key, "missing", shape)
-    if not isinstance(values, list) or not values:
-        raise table.fail(key, f"got {values!r}", shape)
-    rows: list[tuple[AxisValue, ...]] = []
-    for value in values:
-        row = tuple(value) if len(names) > 1 and isinstance(value, list) else (value,)
-        if len(row) != len(names):
-            raise table.fail(key, f"got {value!r}", shape)
-        if legal is not None and row not in legal.rows:
-            raise table.fail(key, f"{value!r} is outside the axis", legal.plain())
-        if row_word(row) in map(row_word, rows):
-            raise table.fail(key, f"{value!r} stands twice", "each value once")
-        rows.append(row)
-    return tuple(rows)
 
 
 def _check_values(table: Table, key: str, name: str, values: Iterable[object]) -> None:
@@ -151,5 +130,5 @@ def _check_values(table: Table, key: str, name: str, values: Iterable[object]) -
 
 def _read_block(table: Table, space: Space, build: BuildConfig) -> AotBlock:
     table.only(*keys.AOT, *(axis.key for axis in space.axes))
-    axes = [Axis(a.names, _read_rows(table, a.key, a.names, a)) for a in space.axes]
+    axes = [Axis(a.names, read_rows(table, a.key, a.names, a)) for a in space.axes]
     return AotBlock(Space(tuple(axes)), table.choices("profiles", build.profiles, ()))

@@ -215,14 +215,19 @@ class Plan:
                 for row in self.build.cuda.values()
             },
             "archs": {
-                arch.name: {"target": arch.target, "serves": list(arch.serves)}
+                arch.name: {
+                    "target": arch.target,
+                    "serves": list(arch.serves),
+                    "shared_kib": arch.shared_kib,
+                }
                 for arch in self.build.archs.values()
             },
             "ops": {
                 op.name: {
                     "axes": {axis.key: axis.plain() for axis in op.space.axes},
                     "archs": list(op.archs),
-                    "own_target": op.own_target,
+                    "exact_arch": op.exact_arch,
+                    **({"tiles": op.tiles.plain()} if op.tiles is not None else {}),
                 }
                 for op in self.config.ops.values()
             },

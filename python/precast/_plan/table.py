@@ -56,6 +56,20 @@ class Table:
             raise self.fail(key, f"got {value!r}", "true or false")
         return value
 
+    def number(self, key: str, default: int | None = None) -> int:
+        value = self.data.get(key, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+            problem = "missing" if value is None else f"got {value!r}"
+            raise self.fail(key, problem, "a whole number of at least 0")
+        return value
+
+    def numbers(self, key: str) -> tuple[int, ...]:
+        values = self.data.get(key)
+        if not isinstance(values, list) or not values or not all(type(v) is int for v in values):
+            problem = "missing" if values is None else f"got {values!r}"
+            raise self.fail(key, problem, "a non-empty list of whole numbers")
+        return tuple(values)
+
     def filled(self, key: str) -> tuple[str, ...]:
         values = self.texts(key)
         if not values:

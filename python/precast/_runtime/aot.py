@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build many modules into a folder, by the commands that JIT uses.
 
-A run that was stopped goes on where it was: a module whose fingerprint, compiler and contents are
-as wanted is kept.
+A run that was stopped continues where it stopped: a module is kept if its fingerprint, its compiler
+and its contents are still the planned ones.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import MANIFEST_NAME, Manifest
 from precast._runtime.manifest_writer import unplanned, write_manifest
 
-#: Holds a record of each finished module, which is what a second run goes by.
+#: Holds a record of each finished module, by which the next run decides what to keep.
 STATE_FOLDER = ".build"
 _WORK_PREFIX = ".work-"
 DISTRIBUTION = "precast.aot"
@@ -46,20 +46,20 @@ def build(
     Parameters
     ----------
     specs : sequence of ModuleSpec
-        What to build, all of one CUDA major.
+        The modules to build, all of one CUDA major.
     out_dir : Path
-        Gets ``<arch>/<module>.so`` and ``manifest.json``.
+        The folder to which ``<arch>/<module>.so`` and ``manifest.json`` are written.
     jobs : int, optional
-        Compilers at once; default from cores and free memory.
+        The number of compilers at once. Default: from cores and free memory.
 
     Raises
     ------
     ToolchainError
         If there is no compiler for one of the targets.
     CompileError
-        If a command fails. What was finished before stays, and the next run starts from there.
+        If a command fails. Finished modules stay, and the next run continues from there.
     ProviderError
-        If the folder holds anything but the modules that are planned.
+        If the folder holds modules that are not planned.
     """
     if not specs:
         raise ProviderError("nothing is planned: the profile or the targets are empty")
@@ -67,12 +67,12 @@ def build(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
     out_dir.mkdir(parents=True, exist_ok=True)
-    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # of a run that was killed
+    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # They belong to a run that was killed.
         shutil.rmtree(left, ignore_errors=True)
-    strangers = unplanned(out_dir, (spec.file_name for spec in specs))
-    if strangers:
+    unexpected = unplanned(out_dir, (spec.file_name for spec in specs))
+    if unexpected:
         raise ProviderError(
-            "\n".join([f"{out_dir} holds other modules. Fix: take an empty folder", *strangers])
+            "\n".join([f"{out_dir} holds other modules. Fix: use an empty folder", *unexpected])
         )
     (out_dir / MANIFEST_NAME).unlink(missing_ok=True)
     todo = [spec for spec in specs if not is_built(spec, toolchain, out_dir)]
@@ -94,7 +94,7 @@ def build(
 
 
 def is_built(spec: ModuleSpec, toolchain: Toolchain, out_dir: Path) -> bool:
-    """Whether ``out_dir`` holds this module, built by this compiler from these sources."""
+    """Whether ``out_dir`` holds a build of this module by this compiler from these sources."""
     try:
         record = _record(spec, out_dir)
         data = (out_dir / spec.file_name).read_bytes()
@@ -108,7 +108,7 @@ def is_built(spec: ModuleSpec, toolchain: Toolchain, out_dir: Path) -> bool:
 
 
 def compile_seconds(specs: Iterable[ModuleSpec], out_dir: Path) -> dict[str, float]:
-    """How long each built module took, by the name of its file."""
+    """The build time of each module, by the name of its file."""
     return {spec.file_name: _record(spec, out_dir).compile_seconds for spec in specs}
 
 
@@ -121,7 +121,7 @@ def _record_path(spec: ModuleSpec, out_dir: Path) -> Path:
 
 
 class _Builder:
-    """Runs the commands of many modules; an object that several of them link is made once."""
+    """Runs the commands of many modules; an object that several modules link is compiled once."""
 
     def __init__(self, toolchain: Toolchain, out_dir: Path, work: Path) -> None:
         self.toolchain, self.out_dir, self.work = toolchain, out_dir, work
@@ -130,7 +130,7 @@ class _Builder:
 
     def run(self, specs: Sequence[ModuleSpec], jobs: int, progress: Progress) -> None:
         with ThreadPoolExecutor(jobs) as pool:
-            # Shared objects go first: when a module waits for one, it is being made already.
+            # Shared objects are submitted first, so that a module never waits for one still queued.
             plans = [(spec, self._prepare(spec, pool)) for spec in specs]
             running = {
                 pool.submit(self._module, spec, commands, progress): spec
@@ -145,7 +145,7 @@ class _Builder:
                 raise
 
     def _prepare(self, spec: ModuleSpec, pool: ThreadPoolExecutor) -> list[Command]:
-        """The module's commands, with the host objects replaced by shared ones."""
+        """The commands of a module, with its host objects replaced by shared ones."""
         folder = self.work / spec.arch.name / spec.name
         folder.mkdir(parents=True)
         commands, moved = [], {}

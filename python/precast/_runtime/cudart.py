@@ -22,12 +22,12 @@ def open_cudart(soname: str, wheel: str) -> ctypes.CDLL:
     soname : str
         ``libcudart.so.13``.
     wheel : str
-        The distribution that carries it, on which every provider depends.
+        The distribution with this library, on which every provider depends.
 
     Raises
     ------
     LoadError
-        If it is neither loaded, nor in the Python environment, nor on this machine.
+        If it is not loaded, not in the Python environment and not on this machine.
     """
     try:
         return ctypes.CDLL(soname, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)

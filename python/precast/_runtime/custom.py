@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Kernels from outside this library, built, cached and loaded by the same machinery."""
+"""Kernels of the user, which are built, cached and loaded like those of precast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gen_jit_spec(
     arch: str | None = None,
     cuda_major: int | None = None,
 ) -> JitSpec:
-    """Describe a module made of your own sources.
+    """Describe a module from your own sources.
 
     Parameters
     ----------
@@ -38,18 +38,18 @@ def gen_jit_spec(
         ``*.cu`` files go to nvcc, ``*.cc`` and ``*.cpp`` files to the host compiler. Functions are
         exported with ``TVM_FFI_DLL_EXPORT_TYPED_FUNC``. The headers of precast are on the path.
     extra_cuda_cflags : sequence of str
-        Further flags of nvcc, after those that precast itself uses.
+        Further flags of nvcc, after those of precast.
     extra_include_paths : sequence of path
-        Further include folders; headers found there are part of the fingerprint.
+        Further include folders; their headers are part of the fingerprint.
     exports : sequence of str
-        Functions that the module exports; for documentation and checks.
+        Functions that the module exports. Loading fails if one is missing.
     arch : str, optional
         The target, ``"9.0a"`` or ``"sm90a"``; a known capability may have another suffix than the
         targets of precast, ``"10.0a"``. Default: the one target of
         :class:`~precast.compilation_context.CompilationContext` (``PRECAST_CUDA_ARCH_LIST``, else
         the GPU present).
     cuda_major : int, optional
-        Default: that of the toolkit which would compile it.
+        Default: that of the toolkit that would compile it.
 
     Returns
     -------
@@ -59,9 +59,9 @@ def gen_jit_spec(
     Raises
     ------
     ValueError
-        If the name, a source or a flag is unusable, or the target is not clear.
+        If the name, a source or a flag cannot be used, or the target is ambiguous.
     TypeError
-        If one string is given in place of a list.
+        If an argument is a string and must be a list.
 
     Examples
     --------

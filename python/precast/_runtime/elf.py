@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read back what a built module is: its symbols, the libraries it needs, its machine code.
+"""Read the symbols, the needed libraries and the machine code of a built module.
 
 Symbols are read with pyelftools, machine code with cuobjdump; both come with
 ``pip install "precast[build]"``. Nothing here loads the module.
@@ -33,15 +33,16 @@ class Symbols(NamedTuple):
     Attributes
     ----------
     defined : tuple of str
-        What it exports.
+        The exported symbols.
     unique : tuple of str
-        Those that the loader shares across the process (``STB_GNU_UNIQUE``); a module has none.
+        Symbols that the dynamic linker shares across the process (``STB_GNU_UNIQUE``). A module has
+        none.
     needed : tuple of str
-        The libraries it needs, as recorded (``DT_NEEDED``).
+        The libraries that it is linked with (``DT_NEEDED``).
     run_path : tuple of str
         ``DT_RPATH`` and ``DT_RUNPATH``; a module has none.
     versions : dict
-        The newest version of each family that it asks of the system: ``{"GLIBC": "2.17"}``.
+        The newest version of each family that it needs: ``{"GLIBC": "2.17"}``.
     """
 
     defined: tuple[str, ...]
@@ -59,19 +60,19 @@ class Symbols(NamedTuple):
 
     @property
     def private(self) -> tuple[str, ...]:
-        """Symbols that should not have left the library."""
+        """Exported symbols that are not functions of tvm-ffi."""
         return tuple(name for name in self.defined if not name.startswith(EXPORT_PREFIX))
 
 
 class MachineCode(NamedTuple):
-    """The device code in a shared library: targets such as ``sm_90a``, each once."""
+    """The targets of the device code in a shared library, such as ``sm_90a``."""
 
     sass: tuple[str, ...]
     ptx: tuple[str, ...]
 
 
 class Resources(NamedTuple):
-    """What one kernel uses of the machine, in bytes and registers."""
+    """Registers of one kernel, and the bytes of memory that it uses."""
 
     kernel: str
     registers: int
@@ -109,7 +110,7 @@ def _defined(elf: ELFFile) -> tuple[tuple[str, ...], tuple[str, ...]]:
         if symbol["st_shndx"] != "SHN_UNDEF" and symbol["st_info"]["bind"] != "STB_LOCAL"
     ]
     names = sorted(name for name, _ in found)
-    # STB_GNU_UNIQUE is the first of the numbers that ELF leaves to the system.
+    # STB_GNU_UNIQUE is the first number of the range that ELF reserves for the system.
     return tuple(names), tuple(n for n, bind in found if bind == "STB_LOOS")
 
 
@@ -147,7 +148,7 @@ def read_machine_code(path: Path) -> MachineCode:
     ToolchainError
         If there is no cuobjdump, or it cannot read the file.
     """
-    # --list-elf would say sm_100 for code of the family target sm_100f; this says what it is.
+    # --list-elf prints sm_100 for code of the family target sm_100f; this option prints sm_100f.
     listing = _cuobjdump("--dump-resource-usage", path)
     return MachineCode(_targets(listing, "elf"), _targets(listing, "ptx"))
 
@@ -173,7 +174,7 @@ def _cuobjdump(option: str, path: Path) -> str:
         text=True,
         timeout=600,
     )
-    # It fails where there is nothing to list.
+    # cuobjdump fails if there is nothing to list.
     if done.returncode != 0 and "does not contain device code" not in done.stdout:
         raise ToolchainError(f"cuobjdump {option} {path} failed: {done.stdout.strip()}")
     return done.stdout

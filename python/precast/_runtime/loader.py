@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pick the module that serves a call: prebuilt first, then cached, then compiled, else an error.
+"""Choose the module that serves a call: a prebuilt one, else a cached one, else compile it.
 
-At import the manifests are read and every planned module is bound, for each compute capability, to
-the files that may serve it. A call looks its own device up and loads lazily. Nothing here writes,
-compiles, or imports torch or tvm-ffi before a kernel is asked for.
+At import, the manifests are read and every planned module is bound, for each compute capability, to
+the files that may serve it. A call looks up its device in this table and loads the module if it is
+new. Nothing here writes, compiles, or imports torch or tvm-ffi before the first kernel is needed.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from precast._base.device import get_compute_capability
 from precast._base.errors import MissingJITCacheError, MissingKernelError, UnsupportedTargetError
 from precast._base.log import get_logger
 from precast._base.names import module_name, provider_name
-from precast._base.trust import check_contents, distrust
+from precast._base.trust import check_contents, trust_problem
 from precast._base.version import __version__
-from precast._plan.axes import in_declared_order, names_of
+from precast._plan.axis_keys import in_declared_order, names_of
 from precast._plan.installed import plan, plan_document
 from precast._runtime.library import load_library
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, ModuleRow
@@ -75,7 +75,7 @@ class Loader:
         serves: list[str] = archs.get(row.arch, {}).get("serves", [])
         planned = self.document["modules"].get(row.name)
         op = self.document["ops"][planned["op"]] if planned else {}
-        if not op.get("own_target"):
+        if not op.get("exact_arch"):
             return serves
         better = [a for a in op["archs"] if _number(a) > _number(row.arch)]
         return [c for c in serves if not any(c in archs[a]["serves"] for a in better)]
@@ -105,7 +105,7 @@ class Loader:
         return resolve_jit(plan(), op, axes, capability, steps)
 
     def _name(self, op: str, axes: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
-        """The module's name; the plan's table of axes is enough, no file is read."""
+        """The name of the module, from the axes in the plan's document without reading a file."""
         declared = self.document["ops"].get(op, {}).get("axes", {})
         ordered: Mapping[str, Any] | None = in_declared_order(declared, axes)
         if ordered is None:
@@ -116,9 +116,9 @@ class Loader:
         """Why a bound file cannot be loaded, or None."""
         manifest = _manifest(binding.provider)
         record = binding.provider.root / MANIFEST_NAME
-        problem = provider_problem(manifest) or distrust(path, record, must_be_own=False)
-        mend = binding.provider.mend(f"{manifest.distribution}=={manifest.version}")
-        return problem or check_contents(path, binding.row.size, binding.row.sha256, mend)
+        problem = provider_problem(manifest) or trust_problem(path, record, must_be_own=False)
+        fix_hint = binding.provider.fix_hint(f"{manifest.distribution}=={manifest.version}")
+        return problem or check_contents(path, binding.row.size, binding.row.sha256, fix_hint)
 
     def _unbound(self, name: str, capability: str) -> list[Step]:
         """Why providers that seem to hold the module were not bound to this capability."""
@@ -150,7 +150,7 @@ class Loader:
                     reason = (
                         f"its fingerprint {row.fingerprint[:12]} is not the {wanted[:12]} of this "
                         f"precast {__version__}: it was built from other sources. "
-                        f"Fix: {provider.mend(f'{again}=={__version__}')}"
+                        f"Fix: {provider.fix_hint(f'{again}=={__version__}')}"
                     )
                 place = f"{provider.title}, {row.file}"
                 steps.append(Step(provider.source, place, False, reason, fault))
@@ -159,7 +159,7 @@ class Loader:
     # -- loading ----------------------------------------------------------------------------------
 
     def load(self, op: str, axes: Mapping[str, object], device: int) -> tvm_ffi.Module:
-        """The module of one configuration for one device, compiled first if policy allows."""
+        """The loaded module of one configuration for one device, compiled if the policy allows."""
         capability = _device_capability(device)
         name, axes = self._name(op, axes)
         loaded = self._loaded.get((name, capability))
@@ -203,7 +203,7 @@ class Loader:
             )
 
     def _warn(self, resolution: Resolution) -> None:
-        """Say once for each faulty file that something else is taken in its place, and why."""
+        """Warn once for each faulty file that something else is loaded in its place, and why."""
         for step in resolution.steps:
             if step.fault and step.place not in self._warned:
                 self._warned.add(step.place)
@@ -226,11 +226,11 @@ class Loader:
         return "\n".join(lines)
 
     def resolution(self, op: str, axes: Mapping[str, object], device: int) -> Resolution:
-        """How a loaded module was found; KeyError if it is not loaded."""
+        """How the library of a loaded module was chosen; KeyError if it is not loaded."""
         return self._loaded[self._name(op, axes)[0], _device_capability(device)][0]
 
     def loaded(self) -> list[Resolution]:
-        """What is loaded in this process, in order of loading."""
+        """The modules that this process has loaded, in order of loading."""
         return [resolution for resolution, _ in self._loaded.values()]
 
 

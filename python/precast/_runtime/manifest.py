@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``manifest.json``: what a provider holds, as read back from its installed files.
+"""``manifest.json``: the modules of a provider, as read from its installed files.
 
 A provider is a folder with ``manifest.json`` and ``<arch>/<module>.so``: an installed cache wheel,
 a build tree, or an unpacked bundle.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_type_hints
 
 MANIFEST_SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
-#: A target or module as part of a path: never a separator, never ``..``.
+#: A target or module in a path. It contains no separator and is not ``..``.
 _PART = re.compile(r"\w[\w.-]*")
 
 
@@ -64,7 +64,7 @@ def read_manifest(root: Path) -> Manifest:
     Raises
     ------
     ValueError
-        If it is missing, damaged or of another schema; the message says which and what to do.
+        If it is missing, damaged or of another schema; the message says which.
     """
     path = root / MANIFEST_NAME
     try:
@@ -87,7 +87,7 @@ def read_manifest(root: Path) -> Manifest:
 
 
 def _module_row(data: Mapping[str, Any]) -> ModuleRow:
-    """One row; TypeError if its file is not where the provider's module must lie."""
+    """One row; TypeError if its file is not at the path of the module."""
     row = ModuleRow(**_fields(ModuleRow, data))
     for name, part in (("name", row.name), ("arch", row.arch)):
         if not _PART.fullmatch(part):
@@ -108,10 +108,10 @@ def _fields(row: type, data: Mapping[str, Any]) -> dict[str, Any]:
     for name, hint in _hints(row).items():
         value = data[name]
         if hint in (str, int):
-            sound = type(value) is hint
+            valid = type(value) is hint
         else:
-            sound = isinstance(value, list) and all(isinstance(v, str) for v in value)
-        if not sound:
+            valid = isinstance(value, list) and all(isinstance(v, str) for v in value)
+        if not valid:
             raise TypeError(repr(name))
         fields[name] = tuple(value) if isinstance(value, list) else value
     return fields

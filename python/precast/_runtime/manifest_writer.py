@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Write ``manifest.json`` from the files of a provider, and refuse files that were not planned.
 
-Everything in a row is read back from the library itself, so a manifest cannot claim what the build
-did not make. It holds nothing that differs from one build to the next: how long each module took
-stays in the build tree, in ``compile_seconds.json``::
+Everything in a row is read from the library itself, so a manifest cannot claim anything that the
+build did not make. It contains nothing that differs between two builds; the build time of each
+module is written to ``compile_seconds.json`` in the build tree::
 
     python -m precast._runtime.manifest_writer --profile core --archs "9.0a" --cuda 13 --root FOLDER
 """
@@ -59,17 +59,17 @@ def write_manifest(
     root : Path
         The folder with ``<arch>/<module>.so``.
     specs : sequence of ModuleSpec
-        What was planned, all of one CUDA major.
+        The planned modules, all of one CUDA major.
     distribution : str
-        The name of the distribution that carries the modules.
+        The name of the distribution that will hold the modules.
     toolkit : str
         The full version of nvcc.
 
     Raises
     ------
     ProviderError
-        If the modules are not those that were planned: one is missing, one is too many, or one has
-        other machine code, exports or libraries. All problems are listed; no manifest is written.
+        If the modules differ from the plan: one is missing, one is not planned, or one has other
+        machine code, exports or libraries. All problems are listed, and no manifest is written.
     """
     from precast._base import tvm_ffi as _tvm_ffi
 
@@ -106,7 +106,7 @@ def unplanned(root: Path, planned: Iterable[str]) -> list[str]:
 
 
 def _read_module(root: Path, spec: ModuleSpec) -> tuple[ModuleRow | None, list[str]]:
-    """The manifest's row of one module, and what is wrong with its file."""
+    """The manifest's row of one module, and the problems of its file."""
     path = root / spec.file_name
     if not path.is_file():
         return None, [f"  {spec.file_name}: missing"]
@@ -137,7 +137,7 @@ def module_problems(
     sass: str,
     cudart: str,
 ) -> list[str]:
-    """What a library has that its plan does not, or the other way round."""
+    """The differences between a library and its plan."""
     allowed = {*SYSTEM_LIBRARIES, TVM_FFI_LIBRARY, cudart}
     facts = [
         ("exports", sorted(symbols.exports), sorted(exports)),
@@ -178,7 +178,7 @@ def ninja_seconds(log: Path) -> dict[str, float]:
 
 
 def slowest(seconds: Mapping[str, float], count: int = 3) -> str:
-    """A line that names the modules which took longest."""
+    """A line with the modules that took the longest."""
     ranked = sorted(seconds.items(), key=lambda item: item[1], reverse=True)[:count]
     return "slowest: " + ", ".join(f"{name} {took:.1f} s" for name, took in ranked)
 

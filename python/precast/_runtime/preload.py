@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Load kernels ahead of time, so that no request waits for one."""
+"""Load kernels ahead of time, so that no request waits for a load or a compile."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preload(
     device: Device = None,
     **axes: object,
 ) -> list[Preloaded]:
-    """Load the modules of a profile now: for start-up, and before a CUDA graph is captured.
+    """Load the modules of a profile now, at start-up or before a CUDA graph is captured.
 
     Parameters
     ----------
@@ -46,20 +46,20 @@ def preload(
     **axes
         Only modules with these axis values: ``preload(dtype="bf16")``, ``dtype=torch.bfloat16`` or
         ``dtype=["f16", "bf16"]``.
-        An op without such an axis is not limited by it.
+        It does not restrict ops without such an axis.
 
     Returns
     -------
     list of Preloaded
-        What was loaded, from where, and how long each took.
+        Each module that was loaded, with its source and the time that it took.
 
     Raises
     ------
     TypeError
         If ``ops`` is one string.
     MissingKernelError
-        If modules are neither prebuilt nor may be compiled. All are tried first; the message has a
-        paragraph for each.
+        If modules are neither prebuilt nor cached, and cannot be compiled. All modules are tried
+        first; the message has a paragraph for each.
     ValueError
         If an op, profile, axis or axis value does not exist, or if no target serves the device.
     """
@@ -117,6 +117,6 @@ def preload(
 
 
 def _words(value: object) -> set[str]:
-    """One axis value or several, as names spell them; a torch dtype counts as its word."""
+    """One axis value or several, as they stand in names; a torch dtype becomes its word."""
     several = value if isinstance(value, (list, tuple, set, frozenset)) else [value]
     return {axis_word(DTYPE_WORDS.get(str(v), v)) for v in several}

@@ -19,7 +19,7 @@ ENTRY_POINT_GROUP = "precast.jit_cache"
 
 
 class Provider(NamedTuple):
-    """A place that says it holds prebuilt modules; ``manifest`` is None if it does not hold up."""
+    """A folder with prebuilt modules; ``manifest`` is None if it cannot be read."""
 
     source: str
     root: Path
@@ -28,26 +28,26 @@ class Provider(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Distribution and version, or the folder where they are not known."""
+        """Distribution and version, or the folder if they are not known."""
         if self.manifest is None:
             return str(self.root)
         return f"{self.manifest.distribution} {self.manifest.version}"
 
     @property
     def label(self) -> str:
-        """Where it was found, and its title."""
+        """Its source and its title."""
         return f"{self.source} {self.title}"
 
-    def mend(self, requirement: str) -> str:
-        """The command that replaces what does not fit here."""
+    def fix_hint(self, requirement: str) -> str:
+        """How to replace modules that do not fit."""
         if self.source != "provider":
             return f"build or unpack {self.root} again"
-        # Without its dependencies: pip would install torch again, perhaps another build of it.
+        # --no-deps, because pip would install torch again, and perhaps another build of it.
         return f"pip install --force-reinstall --no-deps {requirement}"
 
 
 def find_providers() -> list[Provider]:
-    """All providers in the order in which the loader asks them."""
+    """All providers, in the order in which the loader asks them."""
     return [_read(source, root) for source, root in _places()]
 
 
@@ -72,12 +72,12 @@ def _places() -> Iterator[tuple[str, Path]]:
 def _absolute(text: str) -> Path:
     try:
         return Path(text).expanduser().absolute()
-    except RuntimeError:  # A user that does not exist: told as a provider that cannot be read.
+    except RuntimeError:  # The user does not exist: reported as an unreadable provider.
         return Path(text).absolute()
 
 
 def _installed() -> Iterator[Path]:
-    """Folders of the installed cache wheels; their packages are located, never imported."""
+    """Folders of the installed cache wheels, whose packages are located without an import."""
     import importlib.metadata
 
     for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
@@ -86,14 +86,14 @@ def _installed() -> Iterator[Path]:
         found = [root for root in roots if _holds_manifest(root)]
         if found:
             yield found[0]
-        elif point.dist is not None:  # It says it holds modules: reported as damaged.
+        elif point.dist is not None:  # It has no manifest: reported as damaged.
             yield Path(str(point.dist.locate_file(package)))
 
 
 def _holds_manifest(root: Path) -> bool:
     try:
         return (root / MANIFEST_NAME).is_file()
-    except OSError:  # A folder that this user may not enter.
+    except OSError:  # This user may not enter the folder.
         return False
 
 
@@ -101,13 +101,13 @@ def _read(source: str, root: Path) -> Provider:
     try:
         return Provider(source, root, read_manifest(root), None)
     except ValueError as error:
-        mend = "reinstall it" if source == "provider" else f"correct {source}"
-        return Provider(source, root, None, f"{error}. Fix: {mend}")
+        fix_hint = "reinstall it" if source == "provider" else f"correct {source}"
+        return Provider(source, root, None, f"{error}. Fix: {fix_hint}")
 
 
 @functools.cache
 def provider_problem(manifest: Manifest) -> str | None:
-    """Why nothing of a provider can run here: machine, driver or tvm-ffi."""
+    """Why the modules of a provider cannot run here (machine, driver, tvm-ffi), or None."""
     import platform
 
     if manifest.machine != platform.machine():

@@ -1,33 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The public API: marked, logged where that is asked for, and traced.
+"""The decorator of the public API, which logs calls and registers trace templates.
 
-:func:`precast_api` decorates every public function. ``PRECAST_LOGLEVEL`` says what it does; the
-variables are read when a function is decorated, that is, when precast is imported:
+:func:`precast_api` decorates every public function. ``PRECAST_LOGLEVEL`` sets the level; the
+variables are read when a function is decorated, which is when its op is imported:
 
 ==== ==============================================================================================
-0    nothing: the decorator returns the function itself
-1    one line a call: its number and the name of the function
-3    and its inputs and outputs: shape, dtype, device and strides of tensors, every other value,
-     and which tensors share memory
-5    and statistics of tensors: the count of NaN and Inf; min, max and mean of all else. Each call
-     waits for the GPU, and raises what its own kernel failed with
-10   and each call is dumped into a folder of its own below ``PRECAST_DUMP_DIR``, with all its
-     tensors, so that ``precast replay`` runs it again
+0    nothing is logged: the decorator returns the function itself
+1    one line a call, with its number and the name of the function
+3    also inputs and outputs: shape, dtype, device and strides of tensors, other values, and which
+     tensors share memory
+5    also statistics of tensors: the number of NaN and Inf; min, max and mean of finite elements.
+     Each call waits for the GPU, and raises the error of its own kernel
+10   also a dump of each call with all its tensors, in a folder below ``PRECAST_DUMP_DIR``, which
+     ``precast replay`` runs again
 ==== ==============================================================================================
 
 Lines go to ``PRECAST_LOGDEST``: ``stdout``, ``stderr`` or a file, in whose name ``%i`` is the
-process id. They are written before the call and after it, so that the last lines of a process that
-died name the call that it died in. A kernel runs after its launch has returned: at levels 1 and 3
-the fault of one may surface in a later call, unless ``CUDA_LAUNCH_BLOCKING=1`` is set.
+process id. They are written before and after the call, so that the last lines of a process that
+crashed name the call in which it crashed. A kernel runs after its launch has returned, so at levels
+1 and 3 its error may be raised by a later call, unless ``CUDA_LAUNCH_BLOCKING=1`` is set.
 
-At level 10 the inputs are on the disk, synchronised, before the function is called. The limits are
-``PRECAST_DUMP_MAX_COUNT`` calls of a process and ``PRECAST_DUMP_MAX_SIZE_GB`` of the folder;
+At level 10, the inputs are on the disk, synchronised, before the function is called.
+``PRECAST_DUMP_MAX_COUNT`` limits the calls of a process, ``PRECAST_DUMP_MAX_SIZE_GB`` the folder;
 ``PRECAST_DUMP_INCLUDE`` and ``PRECAST_DUMP_EXCLUDE`` choose functions. It needs
 ``pip install "precast[log]"``.
 
-While a CUDA graph is captured, nothing that waits for the GPU is done: statistics and dumps are
-skipped, with a note. While ``torch.compile`` traces, nothing is logged, and compiled code logs
-nothing. Functions of your own get all of this with the same decorator::
+While a CUDA graph is captured, statistics and dumps are skipped, because they wait for the GPU; the
+log has a note. Nothing is logged while ``torch.compile`` traces, nor by compiled code. The same
+decorator logs your own functions::
 
     @precast_api
     def my_op(x, out): ...
@@ -71,21 +71,22 @@ def precast_api(function: Any = None, /, *, trace: Any = None) -> Any:
     Parameters
     ----------
     function : callable, optional
-        Given where the decorator is used without parentheses.
+        The function, if the decorator is used without parentheses.
     trace : TraceTemplate or callable, optional
         The function's template, or a dispatch function that chooses one; see ``precast.trace``.
-        The function gets ``fi_trace(*args, **kwargs)``, the definition of that call.
+        The function gets the method ``fi_trace(*args, **kwargs)``, which returns the definition of
+        that call.
 
     Returns
     -------
     callable
-        The function itself, with attributes added, unless ``PRECAST_LOGLEVEL`` or
-        ``PRECAST_TRACE_DUMP`` asks for more when it is decorated.
+        The function itself, with attributes added, or a wrapper of it if ``PRECAST_LOGLEVEL`` or
+        ``PRECAST_TRACE_DUMP`` is on.
 
     Raises
     ------
     EnvironmentVariableError
-        At the first call, if a variable has no meaning.
+        At the first call, if a variable has an illegal value.
 
     Examples
     --------
@@ -126,7 +127,7 @@ def _logged(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refusing(function: Callable[..., Any], error: EnvironmentVariableError) -> Callable[..., Any]:
-    """Raise at a call, not at import: ``precast doctor`` must still say what is wrong."""
+    """Raise at a call and not at import, so that ``precast doctor`` can report the problem."""
 
     @functools.wraps(function)
     def refuse(*args: Any, **kwargs: Any) -> Any:
@@ -139,7 +140,7 @@ def _tracing() -> bool:
     try:
         return _env.TRACE_DUMP()
     except EnvironmentVariableError:
-        return True  # The trace package says what is wrong, at the first call.
+        return True  # The trace package raises the error at the first call.
 
 
 def _traced(function: Callable[..., Any]) -> Callable[..., Any]:

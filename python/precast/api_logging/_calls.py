@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wrapper of a logged function: lines before the call, lines after it, and the dump."""
+"""The wrapper of a logged function, which logs before and after a call and makes the dump."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _recorder = Recorder()
 
 
 def _after_fork() -> None:
-    """A child counts its own dumps, and waits for no lock that a thread of its parent holds."""
+    """A child counts its own dumps, with a lock that no thread of its parent holds."""
     global _recorder
     _recorder = Recorder()
 
@@ -62,7 +62,7 @@ def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        # TorchDynamo takes the answer for a constant: what it traces logs nothing.
+        # TorchDynamo treats the condition as a constant: traced calls are not logged.
         if torch.compiler.is_compiling():
             return function(*args, **kwargs)
         return run(args, kwargs)
@@ -75,15 +75,15 @@ def logged(function: Callable[..., Any], level: int) -> Callable[..., Any]:
 def arguments(
     signature: inspect.Signature, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """All arguments by name, defaults filled in; as they were given where they do not fit."""
+    """All arguments by name, with defaults. Arguments that do not fit are named by position."""
     own = set(signature.parameters)
-    # A keyword that a decorator added, such as skip_check, is in no signature.
+    # A keyword that a decorator adds, such as skip_check, is in no signature.
     extra = {name: value for name, value in kwargs.items() if name not in own}
     has_keywords = any(p.kind is p.VAR_KEYWORD for p in signature.parameters.values())
     named = kwargs if has_keywords else {n: v for n, v in kwargs.items() if n in own}
     try:
         bound = signature.bind(*args, **named)
-    except TypeError:  # The function itself says what is wrong.
+    except TypeError:  # The function itself will raise the error.
         return {**{str(i): value for i, value in enumerate(args)}, **kwargs}
     bound.apply_defaults()
     return {**bound.arguments, **({} if has_keywords else extra)}
@@ -94,7 +94,7 @@ def _title(number: int) -> str:
 
 
 class _Call:
-    """One call at level 3 or above."""
+    """A call that is logged at level 3 or above."""
 
     def __init__(self, name: str, values: dict[str, Any], level: int) -> None:
         self.name = name
@@ -128,7 +128,7 @@ class _Call:
         lines = [f"{self.title}: {self.name}"]
         lines += [f"  in  {name}: {describe(value)}" for name, value in self.values.items()]
         lines += [f"  in  {name} {words}" for name, words in shared(self.known).items()]
-        # Before anything waits for the GPU, so that no failure of an earlier kernel loses them.
+        # Written first, because the statistics may raise the error of an earlier kernel.
         _destination.write("\n".join(lines))
         if self.level < STATISTICS or (not self.tensors and self.level < DUMPS):
             return
@@ -179,13 +179,13 @@ class _Call:
             if self.dump is not None:
                 lines.append(f"  {self.dump.returned(result)}")
         except torch.AcceleratorError as error:
-            # The call waited for everything before it, so this failure is its own.
+            # Everything before the call had finished, so the call itself has failed.
             _destination.write(f"{self.title}: failed on the GPU: {_first_line(error)}")
             raise
         _destination.write("\n".join(lines))
 
     def _written(self) -> list[str]:
-        """The arguments that are known to be written, from the schema of the op's kernel."""
+        """The arguments that the schema of the op's kernel marks as written."""
         from precast._op.dispatch import KERNELS
 
         kernel = KERNELS.get(self.name.rpartition(".")[2])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a line says of a value, and the statistics of a tensor."""
+"""The description of a value in one line, and the statistics of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHUNK = 1 << 24
 
 
 def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a call by path: in lists, tuples and dicts ``name.0``, ``name.key``."""
+    """The tensors of a call by path, such as ``name.0`` or ``name.key`` in a list or a dict."""
     found: dict[str, torch.Tensor] = {}
 
     def visit(path: str, value: Any) -> None:
@@ -34,7 +34,7 @@ def tensors_of(values: Mapping[str, Any]) -> dict[str, torch.Tensor]:
 
 
 def describe(value: Any) -> str:
-    """A value in one line; of a tensor what can be said without looking at its elements."""
+    """A value in one line; a tensor without reading its elements."""
     if isinstance(value, torch.Tensor):
         kind = type(value).__name__
         word = "" if kind == "Tensor" else f"{kind} "
@@ -57,12 +57,12 @@ def describe(value: Any) -> str:
 
 
 def _key(key: object) -> str:
-    """A key without line breaks, which would look like lines of the log."""
+    """A key without line breaks, which could look like lines of the log."""
     return key if isinstance(key, str) and key.isprintable() else repr(key)
 
 
 def statistics(tensor: torch.Tensor) -> str:
-    """Count of NaN and Inf; min, max and mean of the finite elements. Waits for the GPU."""
+    """The number of NaN and Inf; min, max and mean of the finite elements. Waits for the GPU."""
     reason = opaque(tensor)
     if reason is not None:
         return f"[statistics skipped: the tensor {reason}]"
@@ -72,7 +72,7 @@ def statistics(tensor: torch.Tensor) -> str:
         tensor = torch.view_as_real(tensor)
     with torch.no_grad():
         rows = [_chunk_statistics(chunk) for chunk in _chunks(tensor.detach())]
-        # One transfer, however many chunks.
+        # One transfer for all chunks.
         columns = torch.stack(rows).cpu().unbind(dim=1)
     nan, inf, count, total = (float(column.sum()) for column in columns[:4])
     text = f"nan {nan:.0f}, inf {inf:.0f}"
@@ -83,7 +83,7 @@ def statistics(tensor: torch.Tensor) -> str:
 
 
 def _chunk_statistics(chunk: torch.Tensor) -> torch.Tensor:
-    """float64 [6]: NaN, Inf and finite elements, their sum, min and max."""
+    """float64 [6]: the number of NaN, Inf and finite elements; sum, min and max of the finite."""
     exact = not chunk.is_floating_point() and chunk.element_size() >= 4
     values = chunk.to(torch.float64 if exact or chunk.dtype == torch.float64 else torch.float32)
     nan, inf = values.isnan(), values.isinf()
@@ -102,7 +102,7 @@ def _chunk_statistics(chunk: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The elements in pieces, so that a large tensor needs little memory beside its own."""
+    """The elements in chunks, so that the statistics of a large tensor need little memory."""
     if tensor.numel() <= _CHUNK:
         yield tensor
     elif tensor.is_contiguous():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the lines go: ``PRECAST_LOGDEST``."""
+"""The destination of the log: ``PRECAST_LOGDEST``."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _FORMAT = "[%(asctime)s.%(msecs)03d] %(message)s"
 
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[Any]
-else:  # It takes no type argument before Python 3.11.
+else:  # The class takes no type argument before Python 3.11.
     _StreamHandler = logging.StreamHandler
 
 
 class _Standard(_StreamHandler):
-    """The stream of that name as it is at each line: applications and tests replace it."""
+    """Writes to the current ``sys.stdout`` or ``sys.stderr``, which applications may replace."""
 
     def __init__(self, name: str) -> None:
         logging.Handler.__init__(self)
@@ -57,7 +57,7 @@ def _open() -> logging.Handler:
 
 
 def write(text: str) -> None:
-    """Write and flush; what was written survives the death of the process.
+    """Write and flush, so that the text survives a crash of the process.
 
     Raises
     ------
@@ -69,14 +69,14 @@ def write(text: str) -> None:
         with _opening:
             if _handler is None:
                 _handler = _open()
-    # The handler alone, without a logger: no configuration of the application drops a line.
+    # No logger is used, because the application could configure it to drop lines.
     _handler.handle(
         logging.LogRecord("precast.api", logging.INFO, "", 0, text, args=None, exc_info=None)
     )
 
 
 def close() -> None:
-    """Open anew at the next line."""
+    """Close the file; the next line opens it again."""
     global _handler
     handler, _handler = _handler, None
     if handler is not None and not isinstance(handler, _Standard):
@@ -85,7 +85,7 @@ def close() -> None:
 
 def _after_fork() -> None:
     global _handler, _opening
-    # A child's file has another name; the parent's stays open for the parent.
+    # The file of a child has another name; the parent's file stays open for the parent.
     _opening = threading.Lock()
     if not isinstance(_handler, _Standard):
         _handler = None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of calls: one folder a call, from which ``precast replay`` runs it again.
+"""Dumps of calls: one folder for each call, which ``precast replay`` runs again.
 
 ::
 
@@ -9,11 +9,11 @@
       outputs.safetensors   results, and arguments that the call has written
       outcome.json          how the call ended
 
-The first two are on the disk, synchronised, before the function is called; the others follow when
-it has returned. A call without ``outcome.json`` is one that its process did not survive.
+The first two are written and synchronised before the function is called, the others after it has
+returned. If ``outcome.json`` is missing, the process has crashed during the call.
 
 A contiguous tensor that shares no memory is stored under its name, with its dtype and shape, so
-that any reader of safetensors can read it. Others are stored as the bytes of their block; see
+that other programs can read it. Other tensors are stored as the bytes of their block; see
 ``_memory``.
 """
 
@@ -47,24 +47,24 @@ from precast.api_logging._memory import (
 )
 
 SCHEMA = 1
-#: On while dumps are replayed, which must not make further dumps.
+#: True during a replay, which must not make dumps.
 replaying: ContextVar[bool] = ContextVar("precast_replaying", default=False)
 CALL, INPUTS = "call.json", "inputs.safetensors"
 OUTCOME, OUTPUTS = "outcome.json", "outputs.safetensors"
 
 
 class Recorder:
-    """Decides which calls of a process are dumped, within the limits."""
+    """Decides which calls of a process are dumped, and enforces the limits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._count = 0
-        self._bytes = -1  # of the folder; not known yet
+        self._bytes = -1  # The size of the folder; -1 until it is known.
 
     def begin(
         self, number: int, name: str, values: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]
     ) -> tuple[Dump | None, str]:
-        """Put a call's inputs on the disk; the dump, and a line that says where or why not.
+        """Write the inputs of a call to the disk; return the dump and a line about it for the log.
 
         Raises
         ------
@@ -74,7 +74,7 @@ class Recorder:
         if replaying.get():
             return None, "[dump skipped: this is a replay]"
         if not selected(name):
-            return None, "[dump skipped: not chosen by PRECAST_DUMP_INCLUDE and _EXCLUDE]"
+            return None, "[dump skipped: not selected by PRECAST_DUMP_INCLUDE and _EXCLUDE]"
         _encoding.safetensors()
         root = Path(_env.DUMP_DIR())
         try:
@@ -87,7 +87,10 @@ class Recorder:
             dump.write_inputs(values, tensors, blocks, views)
         except torch.AcceleratorError:
             raise
-        except (OSError, RuntimeError) as error:  # A full disk, or no memory, stops no program.
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # A full disk or a lack of memory must not stop the program.
             return None, f"[dump failed: {type(error).__name__}: {error}]"
         return dump, f"dump {dump.folder}"
 
@@ -104,7 +107,7 @@ class Recorder:
             return refusal
 
     def reserve_outputs(self, size: int) -> str | None:
-        """Count bytes of outputs; the reason if they are too many."""
+        """Count the bytes of outputs; return the reason if they exceed the limit."""
         with self._lock:
             refusal = self._too_large(size)
             if refusal is None:
@@ -116,7 +119,7 @@ class Recorder:
         if self._bytes + size <= limit * 1e9:
             return None
         return (
-            f"{self._bytes / 1e9:.3g} GB are there, and {size / 1e9:.3g} GB more would exceed "
+            f"the folder has {self._bytes / 1e9:.3g} GB, and {size / 1e9:.3g} GB more would exceed "
             f"{_env.DUMP_MAX_SIZE_GB.name}={limit:g}"
         )
 
@@ -147,7 +150,7 @@ class Dump:
         self._arguments, self._blocks, self._views = dict(tensors), blocks, views
         self._before = copy_to_host(tensors, blocks, views)
         self.folder.parent.mkdir(parents=True, exist_ok=True)
-        self.folder.mkdir(mode=0o700)  # Prompts and weights are nobody else's.
+        self.folder.mkdir(mode=0o700)  # Prompts and weights are private.
         stored = {name: self._stored(name) for name in blocks}
         _encoding.write_tensors(self.folder / INPUTS, stored)
         unknown = set(tensors_of(values)) - set(tensors)
@@ -168,7 +171,7 @@ class Dump:
         _encoding.sync_folder(self.folder.parent)
 
     def _stored(self, block: str) -> torch.Tensor:
-        """A block's bytes; as the tensor itself where it is all of the block, and contiguous."""
+        """The bytes of a block; the tensor itself, if it is contiguous and fills the block."""
         data = self._before[block]
         members = {view for view in self._views.values() if view.block == block}
         view = next(iter(members))
@@ -187,15 +190,15 @@ class Dump:
     # -- the end of the call ----------------------------------------------------------------------
 
     def raised(self, error: BaseException) -> None:
-        """Note that the call raised; what it left in memory is not looked at."""
+        """Record that the call raised; outputs are not read."""
         outcome = {"raised": type(error).__name__, "message": str(error)}
         try:
             self._write_json(OUTCOME, outcome)
-        except OSError:  # The call's own error is what matters.
+        except OSError:  # The error of the call matters more.
             return
 
     def returned(self, result: Any) -> str:
-        """Add results and written arguments; a line that says what was added."""
+        """Add results and written arguments; return a line about them for the log."""
         try:
             return self._add_outputs(result)
         except torch.AcceleratorError:
@@ -246,9 +249,9 @@ class Dump:
 
 
 def selected(name: str) -> bool:
-    """Whether the patterns choose a function.
+    """Whether ``PRECAST_DUMP_INCLUDE`` and ``PRECAST_DUMP_EXCLUDE`` select a function.
 
-    ``rmsnorm`` and ``precast.rmsnorm`` choose ``precast.norm.rmsnorm``, too.
+    The patterns ``rmsnorm`` and ``precast.rmsnorm`` match ``precast.norm.rmsnorm``, too.
     """
     *modules, function = name.split(".")
     names = [".".join([*modules[:end], function]) for end in range(len(modules) + 1)]
@@ -262,7 +265,7 @@ def selected(name: str) -> bool:
 
 
 def folder_size(root: Path) -> int:
-    """Bytes of the files below a folder; 0 where there is none."""
+    """The bytes of the files below a folder; 0 if there is no folder."""
     total = 0
     for folder, _, files in os.walk(root):
         for name in files:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments as JSON, tensors as safetensors, both forced to the disk."""
+"""Arguments as JSON, and tensors as safetensors that are synchronised to the disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from precast._base.torch import torch
 
 
 class UnknownValueError(ValueError):
-    """A dump holds an argument that could not be written, only described."""
+    """A dump has only a description of an argument that cannot be encoded."""
 
 
 def safetensors() -> Any:
@@ -39,7 +39,7 @@ def safetensors() -> Any:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Contiguous CPU tensors into one file, synchronised."""
+    """Write contiguous CPU tensors to one file, and synchronise it."""
     package = safetensors()
     specs = {
         name: package.TensorSpec(
@@ -62,7 +62,7 @@ def read_tensors(path: Path) -> dict[str, torch.Tensor]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Force the names in a folder to the disk."""
+    """Synchronise the entries of a folder to the disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -74,17 +74,17 @@ def sync_folder(folder: Path) -> None:
 
 
 def item_path(path: str, key: object) -> str:
-    """The path of an item of a dict; no other path is equal."""
+    """The path of an item of a dict, which is unique."""
     simple = isinstance(key, str) and key.isidentifier()
     return f"{path}.{key}" if simple else f"{path}[{key!r}]"
 
 
 def encode(path: str, value: Any, unknown: set[str]) -> Any:
-    """A value as JSON; anything JSON does not have is an object with one key that names its kind.
+    """A value as JSON; a type that JSON lacks becomes an object with one key, its kind.
 
-    ``unknown`` are the paths of tensors whose memory is not in the dump.
+    ``unknown`` has the paths of tensors that are not in the dump.
     """
-    # By exact type: an enumeration may be an int or a str, too.
+    # Exact types, because an enumeration may be an int or a str.
     if value is None or type(value) in (bool, int, str):
         return value
     if type(value) is float:
@@ -108,12 +108,12 @@ def encode(path: str, value: Any, unknown: set[str]) -> Any:
 
 
 def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: Any) -> Any:
-    """The value again, with its tensors, and with ``device`` in place of any CUDA device.
+    """The value of ``encode``, with its tensors, and with ``device`` in place of a CUDA device.
 
     Raises
     ------
     UnknownValueError
-        If it could not be written; ``path`` is named.
+        If the value could not be encoded. The message has ``path``.
     """
     if isinstance(data, list):
         return [decode(f"{path}.{i}", item, tensors, device) for i, item in enumerate(data)]
@@ -136,16 +136,16 @@ def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: An
     if kind == "enum":
         module, qualname, name = content
         return _enum(module, qualname)[name]
-    raise UnknownValueError(f"the argument {path} is {content}, which a dump cannot hold")
+    raise UnknownValueError(f"the argument {path} is {content}, which a dump cannot contain")
 
 
 def _enum(module: str, qualname: str) -> type[enum.Enum]:
     try:
         found: Any = importlib.import_module(module)
     except ImportError as error:
-        raise UnknownValueError(f"{module}.{qualname} is not here: {error}") from error
+        raise UnknownValueError(f"{module}.{qualname} cannot be imported: {error}") from error
     for word in qualname.split("."):
         found = getattr(found, word, None)
     if not (isinstance(found, type) and issubclass(found, enum.Enum)):
-        raise UnknownValueError(f"{module}.{qualname} is not an enumeration here")
+        raise UnknownValueError(f"{module}.{qualname} is not an enumeration in this environment")
     return found

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which memory the tensors of a call lie in, and copies of it that keep strides and aliases.
+"""The memory of the tensors of a call, and copies of it that keep strides and aliases.
 
 Tensors of one storage whose bytes interleave or overlap share one *block*: the bytes from the first
-to the last of them. A tensor is a view of its block. So what is copied is bytes, whatever the
-dtype, and a copy put back has the same strides, gaps and shared memory.
+to the last of them. A tensor is a view of its block. Copies are made of bytes, whatever the dtype,
+so the tensors in a restored block have the same strides, gaps and shared memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 from precast._base.torch import torch
 
-#: Allocations of torch on a GPU start at multiples of this; a copy starts at the same remainder.
+#: Allocations of torch on a GPU start at multiples of this; a copy keeps the remainder.
 ALIGNMENT = 512
 
 
@@ -49,7 +49,7 @@ class View:
 
 @dataclass(frozen=True)
 class Block:
-    """Bytes of one device; ``alignment`` is the address of the first, modulo 512."""
+    """Bytes on one device; ``alignment`` is the address of the first one modulo 512."""
 
     size: int
     alignment: int
@@ -57,7 +57,7 @@ class Block:
 
 
 def opaque(tensor: torch.Tensor) -> str | None:
-    """Why the memory of a tensor cannot be looked at, or None."""
+    """Why the memory of a tensor cannot be read, or None."""
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return f"is a {type(tensor).__name__}"
     if tensor.layout != torch.strided:
@@ -74,7 +74,7 @@ def opaque(tensor: torch.Tensor) -> str | None:
 
 
 def extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """Addresses of the first byte and behind the last one; equal for an empty tensor."""
+    """The addresses of the first byte and of the byte after the last; equal for an empty tensor."""
     start = int(tensor.data_ptr())
     if tensor.numel() == 0:
         return start, start
@@ -83,7 +83,7 @@ def extent(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def layout(tensors: Mapping[str, torch.Tensor]) -> tuple[dict[str, Block], dict[str, View]]:
-    """The blocks that tensors lie in, each named after its first tensor, and the tensors' views."""
+    """The blocks of the tensors, each named after its first tensor, and the tensors' views."""
     blocks: dict[str, Block] = {}
     views: dict[str, View] = {}
     by_storage: dict[Any, list[tuple[int, int, str]]] = {}
@@ -148,7 +148,7 @@ def view_of(block: torch.Tensor, view: View) -> torch.Tensor:
     part = block[view.offset : end]
     if part.storage_offset() % dtype.itemsize:
         part = part.clone()
-    # Strides count from the tensor's own start, which as_strided does not know by itself.
+    # as_strided counts from the start of the storage, unless it gets the offset.
     part = part.view(dtype)
     return part.as_strided(view.shape, view.strides, part.storage_offset())
 
@@ -175,7 +175,7 @@ def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
-    """For each tensor among the bytes of an earlier one, words that say which."""
+    """For each tensor whose address range overlaps an earlier one, a text with the earlier one."""
     found = {}
     seen: list[tuple[str, torch.Tensor, int, int]] = []
     for name, tensor in tensors.items():
@@ -185,7 +185,7 @@ def shared(tensors: Mapping[str, torch.Tensor]) -> dict[str, str]:
                 same = (start, tensor.shape, tensor.stride(), tensor.dtype) == (
                     low, earlier.shape, earlier.stride(), earlier.dtype,
                 )  # fmt: skip
-                # Strided tensors may interleave without a common byte.
+                # Strided tensors may interleave and have no byte in common.
                 found[name] = f"is {other}" if same else f"overlaps the address range of {other}"
                 break
         seen.append((name, tensor, start, end))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the calls of dumps again, and compare what they compute with what was dumped."""
+"""Run dumped calls again, and compare their outputs with the dumped ones."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output of a replayed call beside the dumped one."""
+    """The comparison of one output of a replayed call with the dumped one."""
 
     name: str
     dtype: str
     shape: tuple[int, ...]
     bitwise: bool
-    #: Largest finite difference; None where there is none to take, as between different shapes.
+    #: The largest finite difference; None if there is none, for example between different shapes.
     max_error: float | None
-    #: Why it is outside the tolerance; empty if it is within.
+    #: Why the output is outside the tolerance; empty if it is within.
     problem: str
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What became of one dumped call.
+    """The result of the replay of one dumped call.
 
     ``verdict`` is ``bitwise`` (every output has the same bits), ``close`` (all are within the
-    tolerances of ``precast.testing``), ``different``, ``raised`` (as the dumped call did not),
-    ``as recorded`` (it raised what the dumped call raised) or ``ran`` (there is nothing to compare
-    with: the dumped call did not return, or its outputs are not in the dump).
+    tolerances of ``precast.testing``), ``different``, ``raised`` (the dumped call did not raise),
+    ``as recorded`` (the dumped call raised the same type of error) or ``ran`` (nothing can be
+    compared: the dumped call did not return, or its outputs are not in the dump).
     """
 
     dump: Path
@@ -56,12 +56,12 @@ class Replay:
 
     @property
     def ok(self) -> bool:
-        """Whether the call did what the dump says."""
+        """Whether the call agrees with the dump."""
         return self.verdict not in ("different", "raised")
 
 
 def find_dumps(path: Path) -> list[Path]:
-    """The dumps of a folder of calls, in the order of the calls; or the folder of one call itself.
+    """The dumps in a folder, in the order of the calls; a folder that is a dump is returned itself.
 
     Raises
     ------
@@ -72,7 +72,7 @@ def find_dumps(path: Path) -> list[Path]:
         return [path]
     found = [file.parent for file in path.glob(f"*/{CALL}")]
     if not found:
-        raise DumpError(f"{path} is not a dump: it holds no {CALL}, nor does a folder in it")
+        raise DumpError(f"{path} is not a dump: neither it nor a folder in it has a {CALL}")
     times = {folder: str(_read_json(folder / CALL).get("time", "")) for folder in found}
     return sorted(found, key=lambda folder: (times[folder], folder.name))
 
@@ -91,25 +91,25 @@ def replay(
     path : path
         The folder of the call.
     reference : bool, optional
-        Run the PyTorch reference instead of the kernel. Default: where there is no CUDA device, and
-        for calls without a CUDA tensor.
+        Whether to run the PyTorch reference instead of the kernel. Default: True without a CUDA
+        device, and for calls without a CUDA tensor.
     device : torch.device, str or int, optional
-        Where CUDA tensors go. Default: the device they came from if this machine has one with that
-        index, else the first; the CPU if there is no GPU.
+        The device for CUDA tensors. Default: the device with the recorded index, otherwise the
+        first one; the CPU if there is no GPU.
     function : callable, optional
-        Called in place of the dumped function; for one that cannot be imported by its name.
+        The function to call in place of the dumped one, if that cannot be imported by its name.
 
     Returns
     -------
     Replay
-        The outputs compared. Tensors lie at addresses with the same alignment, with the same
-        strides, and share memory as they did.
+        The comparison of the outputs. Tensors have the alignment, the strides and the shared memory
+        of the dumped ones.
 
     Raises
     ------
     DumpError
-        If the folder is not a whole dump, holds an argument that cannot be made again, or its
-        function is not public here.
+        If the folder is not a complete dump, an argument cannot be restored, or the function is not
+        public here.
     MissingPackageError
         If safetensors is not installed.
     """
@@ -195,7 +195,7 @@ def _compare_one(name: str, got: torch.Tensor | None, want: torch.Tensor) -> Com
     if want.is_floating_point() and want.dtype not in TOLERANCES:
         problem = "its bits differ, and no tolerance is known for its dtype"
         return Comparison(name, dtype, shape, False, largest, problem)
-    # A NaN in the same place is the same result here; assert_close is stricter.
+    # NaN in the same places counts as equal here; assert_close is stricter.
     both = mine.isnan() & want.isnan()
     try:
         assert_close(_zeroed(mine, both), _zeroed(want, both), name=name)
@@ -205,7 +205,7 @@ def _compare_one(name: str, got: torch.Tensor | None, want: torch.Tensor) -> Com
 
 
 def _zeroed(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    if tensor.is_floating_point() and tensor.itemsize == 1:  # torch fills no fp8
+    if tensor.is_floating_point() and tensor.itemsize == 1:  # torch does not fill fp8 tensors.
         return tensor.view(torch.uint8).masked_fill(where, 0).view(tensor.dtype)
     return tensor.masked_fill(where, 0)
 
@@ -215,7 +215,7 @@ def _zeroed(tensor: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
 
 @contextlib.contextmanager
 def _reading(folder: Path) -> Any:
-    """What goes wrong inside is the dump's fault, unless the GPU failed or memory ran out."""
+    """Raise errors as errors of the dump, unless the GPU failed or memory ran out."""
     try:
         yield
     except (DumpError, torch.AcceleratorError, torch.OutOfMemoryError):
@@ -232,7 +232,7 @@ def _read_json(path: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise DumpError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
-        raise DumpError(f"{path} is not a dump's")
+        raise DumpError(f"{path} does not belong to a dump")
     return data
 
 
@@ -241,12 +241,12 @@ def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
         return _encoding.read_tensors(path)
     except MissingPackageError:
         raise
-    except Exception as error:  # safetensors has an error of its own, beside OSError
+    except Exception as error:  # safetensors has its own error besides OSError.
         raise DumpError(f"{path} cannot be read: {error}") from error
 
 
 def _find(name: str) -> Callable[..., Any]:
-    """A decorated function by ``module.qualname``; a dump can name no other."""
+    """The decorated function with this public name; a dump can have no other."""
     problem = ""
     words = name.split(".")
     for end in range(len(words) - 1, 0, -1):
@@ -259,7 +259,7 @@ def _find(name: str) -> Callable[..., Any]:
     function = public_api().get(name)
     if function is None:
         raise DumpError(
-            f"{name} is not a function of the public API here{problem}. Fix: make the module that "
+            f"{name} is not a function of the public API{problem}. Fix: make the module that "
             f"decorates it with @precast_api importable, or call precast.api_logging.replay.replay("
             f"dump, function=...)"
         )
@@ -269,7 +269,7 @@ def _find(name: str) -> Callable[..., Any]:
 def _devices(
     blocks: Mapping[str, Block], device: Device, reference: bool | None
 ) -> dict[str, torch.device]:
-    """Where the memory of each dumped device goes."""
+    """The device for the memory of each dumped device."""
     from precast._base.device import device_index
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -297,7 +297,7 @@ def _load(
     for name, block in blocks.items():
         raw = data.get(name)
         if raw is None or raw.numel() * raw.element_size() != block.size:
-            raise DumpError(f"{folder / INPUTS} does not hold the {block.size} bytes of {name}")
+            raise DumpError(f"{folder / INPUTS} does not have the {block.size} bytes of {name}")
         placed[name] = place(raw.reshape(-1), block, where[block.device])
     return {name: view_of(placed[view.block], view) for name, view in views.items()}
 
@@ -309,7 +309,7 @@ def _tuples(row: Mapping[str, Any]) -> dict[str, Any]:
 def _split(
     function: Callable[..., Any], values: Mapping[str, Any]
 ) -> tuple[list[Any], dict[str, Any]]:
-    """Arguments by name as a call of ``function``."""
+    """Arguments by name as the positional and keyword arguments of a call."""
     args: list[Any] = []
     kwargs = dict(values)
     parameters = inspect.signature(function).parameters.values()

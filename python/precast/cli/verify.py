@@ -110,7 +110,7 @@ def _verify(
 
 
 def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
-    from precast._base.trust import check_contents, distrust
+    from precast._base.trust import check_contents, trust_problem
     from precast._base.version import __version__
     from precast._runtime.loader import loader
     from precast._runtime.manifest import MANIFEST_NAME
@@ -125,7 +125,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     if problem is not None:
         yield problem
         return
-    problem = distrust(path, provider.root / MANIFEST_NAME, must_be_own=False)
+    problem = trust_problem(path, provider.root / MANIFEST_NAME, must_be_own=False)
     if problem is not None:
         yield problem
     document = loader.document

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compile kernels on the spot, by the same plan that the prebuilt ones are made from.
+"""Compile kernels at run time (JIT), from the same plan as the prebuilt ones.
 
 ``__init__.pyi`` lists the public names.
 """

@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Definitions of calls, in the schema of flashinfer-bench ("FlashInfer Trace").
 
-A :class:`TraceTemplate` beside an op says what its call means: axes, inputs, outputs, a reference
-in plain PyTorch. :func:`fi_trace` fills it in from a call's arguments, without running the op.
+A :class:`TraceTemplate` next to an op describes its calls: axes, inputs, outputs, and a reference
+in plain PyTorch. :func:`fi_trace` fills it in from the arguments of a call, without running it.
 ``docs/trace.md`` is a walkthrough.
 """
 
 from __future__ import annotations
 
 from precast.trace.dump import on_call
+from precast.trace.fields import DTYPES, Const, Dtype, Scalar, Tensor, Var
 from precast.trace.inputs import make_inputs
 from precast.trace.registry import (
     check_template,
@@ -17,7 +18,7 @@ from precast.trace.registry import (
     register,
     registered,
 )
-from precast.trace.template import DTYPES, Const, Dtype, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.template import TraceTemplate
 
 __all__ = [
     "DTYPES",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a template and its function agree, by their names alone."""
+"""Check by names alone whether a template fits its function."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from precast.trace.template import DTYPES, Const, Scalar, TraceTemplate, Var
+from precast.trace.fields import DTYPES, Const, Scalar, Var
+from precast.trace.template import TraceTemplate
 
 
 def problems(function: Callable[..., Any], template: TraceTemplate) -> Iterator[str]:
-    """Each disagreement in words."""
+    """A text for each disagreement."""
     parameters = inspect.signature(function).parameters
     yield from _parameters(parameters.values(), template)
     yield from _axes(set(parameters), template)

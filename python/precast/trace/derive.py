@@ -8,7 +8,8 @@ from typing import Any
 
 from precast._op.declaration import Leading, Parameter, TensorKind
 from precast._op.export import Export
-from precast.trace.template import Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.fields import Const, Scalar, Tensor, Var
+from precast.trace.template import TraceTemplate
 
 _SCALARS = {"float": "float32", "int": "int32", "SymInt": "int32", "bool": "bool"}
 

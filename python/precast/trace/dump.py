@@ -15,28 +15,28 @@ from precast._op.export import Export
 from precast._op.torch_ops import ON_COMPILE
 from precast.trace.registry import read_call
 
-#: What is written already, and which call has which name. ``setdefault`` decides between threads
-#: without a lock, which a fork could leave held.
+#: Definitions that are written, and the call that each name belongs to. Threads are synchronised by
+#: ``setdefault`` and not by a lock, because a forked child could inherit a lock that is held.
 _written: dict[object, object] = {}
 _names: dict[str, object] = {}
 
 
 def on_call(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-    """Write the definition of a call unless this process has; for a call that has succeeded.
+    """Write the definition of a call that has succeeded, unless this process has written it.
 
-    Does nothing unless ``PRECAST_TRACE_DUMP`` is on, and nothing while ``torch.compile`` traces,
-    which :func:`on_compile` sees. Looks at shapes and dtypes alone, so it may run while a CUDA
-    graph is captured. What goes wrong is a warning in the log, once; only a value of
-    ``PRECAST_TRACE_DUMP`` that has no meaning is an error.
+    Does nothing if ``PRECAST_TRACE_DUMP`` is off, or while ``torch.compile`` traces, whose calls
+    :func:`_on_compile` sees. It reads shapes and dtypes alone, so it may run while a CUDA graph is
+    captured. A failure is logged as a warning, once; only an illegal value of
+    ``PRECAST_TRACE_DUMP`` raises an error.
     """
-    # TorchDynamo takes the answer for a constant and so traces no further.
+    # TorchDynamo treats the condition as a constant, so it does not trace the rest.
     if torch.compiler.is_compiling() or not _env.TRACE_DUMP():
         return
     _dump(function, args, kwargs)
 
 
 def _on_compile(kernel: Kernel, args: Sequence[Any]) -> None:
-    """The same for a call that ``torch.compile`` traces; ``args`` are those of its torch op."""
+    """As :func:`on_call`, for a call that ``torch.compile`` traces; ``args`` are the torch op's."""
     if _env.TRACE_DUMP():
         import inspect
 
@@ -53,7 +53,7 @@ def _on_compile(kernel: Kernel, args: Sequence[Any]) -> None:
                 _dump(function, values, {})
             return
         given = dict(zip(kernel.parameters, args))
-        # Outputs that the function allocates itself are arguments of the export alone.
+        # An output that the function allocates is an argument of the export alone.
         names = inspect.signature(function).parameters.keys() & given.keys()
         _dump(function, (), {key: given[key] for key in names})
 
@@ -65,7 +65,7 @@ def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
     try:
         row, template, reading = read_call(function, args, kwargs)
         if not all(isinstance(reading.sizes[name], int) for name, _ in template.consts()):
-            return  # A symbol of torch.compile; asking for its value would fix it.
+            return  # A symbolic size: reading its value would specialise the compiled graph.
         key = (public_name(row.function), *template.key(reading))
         if not _first(key):
             return
@@ -78,7 +78,7 @@ def _dump(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str
         try:
             _write(definition)
         except OSError:
-            _written.pop(key, None)  # A later call may find the disk mended.
+            _written.pop(key, None)  # A later call may succeed.
             raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
@@ -96,7 +96,7 @@ def _first(key: object) -> bool:
 
 
 def _write(definition: Mapping[str, Any]) -> None:
-    """Write it where flashinfer-bench's ``TraceSet.from_path`` looks, whole or not at all."""
+    """Write a definition, by one rename, where flashinfer-bench's ``TraceSet.from_path`` reads."""
     import json
     import os
     import threading
@@ -105,7 +105,7 @@ def _write(definition: Mapping[str, Any]) -> None:
     folder = Path(_env.TRACE_DUMP_DIR()) / "definitions" / str(definition["op_type"])
     folder.mkdir(parents=True, exist_ok=True)
     name = definition["name"]
-    # Other processes may write the same: each its own file, and the last rename wins.
+    # Several processes may write the same definition: each writes its own file, and renames it.
     partial = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
     try:
         partial.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments made from a template, for tests and benchmarks."""
+"""Make the arguments of a call from a template, for tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from precast.trace.template import Const, Dtype, Scalar, TraceTemplate, products, spread
+from precast.trace.fields import Const, Dtype, Scalar, products, spread
+from precast.trace.template import TraceTemplate
 
 if TYPE_CHECKING:
     import torch
@@ -22,33 +23,33 @@ def make_inputs(
     device: torch.device | str = "cpu",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Arguments of a call that the template describes: ``function(**make_inputs(...))``.
+    """Make the arguments of a call that the template describes: ``function(**make_inputs(...))``.
 
     Parameters
     ----------
     function, template
         A pair of :func:`registered`.
     axes : mapping of str to int, optional
-        Sizes by axis; for a starred axis, without its star, also a sequence of sizes. Default for
-        each axis left out: a small size that no other axis has.
+        Sizes by axis. A starred axis is named without its star and takes a size or a sequence of
+        sizes. Default for each axis: a small size that no other axis has.
     dtype : torch.dtype or str
-        Of the tensors whose dtype the template leaves to the call.
+        The dtype of the tensors whose dtype the template leaves open.
     device : torch.device or str
-        Where the tensors are made.
+        The device of the tensors.
     seed : int
         The same seed gives the same values on the same device.
 
     Returns
     -------
     dict
-        By parameter. Floating-point tensors are normal, the others zero, which is a valid index,
-        or as the template fills them.
-        Numbers are the function's defaults, or a half, one or True.
+        The arguments by parameter. Floating-point tensors are normally distributed. Other tensors
+        are zero, which is a valid index, unless the template fills them. Numbers are the defaults
+        of the function; without a default they are 0.5, 1 or True.
 
     Raises
     ------
     ValueError
-        If ``axes`` names what is no axis, or one that follows from others.
+        If ``axes`` has a name that is not an axis, or an axis that is computed from others.
 
     Examples
     --------
@@ -88,7 +89,7 @@ def make_inputs(
         shape = [sizes[axis] for axis in spread(spec.axes, spans)]
         kind = open_dtype if spec.dtype is None else getattr(torch, spec.dtype)
         if kind.is_floating_point:
-            # Narrow types have no normal numbers of their own.
+            # torch has no random numbers of 8-bit types.
             wide = torch.randn(shape, generator=generator, device=place)
             _put(made, spec.param or name, spec.item, wide.to(kind))
         else:
@@ -137,7 +138,8 @@ def _sizes(
     sizes: dict[str, int] = {}
     spans: dict[str, int] = {}
     for i, name in enumerate(free):
-        # Small, even where vectors want it, and no two alike, so that exchanged axes are noticed.
+        # Small sizes, multiples where kernels need them, and all different, so that a test notices
+        # exchanged axes.
         axis = template.axes[name]
         usual = axis.multiple * (i + 4) if isinstance(axis, Const) else 2 * i + 3
         usual = axis.sample or usual

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source of a reference with everything that it uses, as a text that runs alone."""
+"""The source of a reference with everything that it uses, as a text that runs by itself."""
 
 from __future__ import annotations
 
@@ -23,22 +23,23 @@ def self_contained(
 ) -> str:
     """Python source that defines ``run``, which takes ``inputs`` in order.
 
-    Functions of the reference's own package, and numbers, texts and dtypes that it uses, come
-    along; everything else is imported.
+    The text contains the functions of the reference's own package that it uses, and its numbers,
+    strings and dtypes; everything else is imported.
 
     Parameters
     ----------
     reference : callable
         A function of a module.
     inputs : mapping of str to str
-        The reference's parameter for each parameter of ``run``; several with one make a tuple.
+        The reference's parameter for each parameter of ``run``. Several parameters of ``run`` with
+        the same one are passed as a tuple.
     fixed : mapping of str to object
-        Literals for other parameters of the reference.
+        Literals for further parameters of the reference.
 
     Raises
     ------
     TypeError
-        If the source cannot be found, or what it uses cannot be written down.
+        If the source cannot be found, or it uses something that cannot be written as source.
     """
     names: dict[str, list[str]] = {}
     for name, param in inputs.items():
@@ -69,7 +70,7 @@ def _sources(reference: Callable[..., Any]) -> str:
 
 
 class _Parts:
-    """Imports, constants and functions, gathered from a reference downwards."""
+    """The imports, constants and functions that a reference uses, directly or not."""
 
     def __init__(self, reference: Callable[..., Any]) -> None:
         self.package = reference.__module__.partition(".")[0]
@@ -80,7 +81,7 @@ class _Parts:
 
     def add(self, function: Any) -> None:
         source = _source(function)
-        self._know(function, function.__name__, function)  # It may call itself.
+        self._know(function, function.__name__, function)  # It may be recursive.
         for name in sorted(_free_names(source)):
             if name in function.__globals__:
                 self._use(function, name, function.__globals__[name])
@@ -114,7 +115,7 @@ class _Parts:
         else:
             raise TypeError(
                 f"{_place(function)}: it uses {name!r}, a {type(value).__name__}; a reference may "
-                f"use modules, functions, numbers, texts and dtypes"
+                f"use modules, functions, numbers, strings and dtypes"
             )
 
     def _know(self, function: Any, name: str, value: Any) -> None:
@@ -135,7 +136,7 @@ def _source(function: Any) -> str:
 
 
 def _free_names(source: str) -> set[str]:
-    """The globals that a function's source uses when it runs; annotations do not."""
+    """The globals that a function uses when it runs, without those of its annotations."""
     tree = ast.parse(source)
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
@@ -150,7 +151,7 @@ def _free_names(source: str) -> set[str]:
         table = tables.pop()
         tables += table.get_children()
         for symbol in table.get_symbols():
-            # At the top, where decorators and defaults stand, a name that is not defined there.
+            # At the top level, which has decorators and defaults, a name that is not defined there.
             outer = table.get_name() == "top" and not symbol.is_assigned()
             if symbol.is_referenced() and (outer or symbol.is_global()):
                 names.add(symbol.get_name())

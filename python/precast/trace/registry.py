@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function has which templates; filled by the decorator of the public functions."""
+"""The templates of each function, which the decorator of public functions registers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from precast.trace.template import Reading, TraceTemplate
 if TYPE_CHECKING:
     import inspect
 
-    #: A template, or a function that chooses one by the call's arguments and lists all that it
-    #: chooses from in ``.templates``.
+    #: A template, or a function that chooses one from the call's arguments and lists all of them
+    #: in ``.templates``.
     Trace: TypeAlias = TraceTemplate | Callable[..., TraceTemplate]
 
 
 class Traced(NamedTuple):
-    """A function with what was registered for it."""
+    """A function and its registered template or dispatch function."""
 
     function: Callable[..., Any]
     trace: Trace
@@ -45,14 +45,14 @@ class Traced(NamedTuple):
         return chosen
 
 
-#: By ``module.qualname``, which a decorator preserves and a reloaded module repeats.
+#: By ``module.qualname``, which a decorator preserves, and which is the same after a reload.
 _traced: dict[str, Traced] = {}
 
 
 def dispatch(
     *templates: TraceTemplate,
 ) -> Callable[[Callable[..., TraceTemplate]], Callable[..., TraceTemplate]]:
-    """Make a function of the call's keywords, all of them, choose among ``templates``.
+    """Make a function, which gets all arguments of a call by name, choose among ``templates``.
 
     Examples
     --------
@@ -71,7 +71,7 @@ def dispatch(
 
 
 def register(function: Callable[..., Any], trace: Trace) -> None:
-    """Give a function its template, or a dispatch function that chooses one.
+    """Register the template of a function, or a dispatch function that chooses one.
 
     Raises
     ------
@@ -87,18 +87,18 @@ def register(function: Callable[..., Any], trace: Trace) -> None:
 
 
 def registered() -> list[tuple[Callable[..., Any], TraceTemplate]]:
-    """Every (function, template) pair, after an import of all ops."""
+    """Every (function, template) pair. Imports all ops."""
     import_all()
     return [(row.function, template) for row in _traced.values() for template in row.templates]
 
 
 def find(function: Callable[..., Any]) -> Traced:
-    """What was registered for a function, decorated further or not.
+    """What is registered for a function, which may have been decorated further.
 
     Raises
     ------
     ValueError
-        If nothing was.
+        If nothing is registered.
     """
     try:
         return _traced[_key(function)]
@@ -121,8 +121,8 @@ def fi_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[st
     Returns
     -------
     dict
-        Ready for JSON: name, description, op_type, tags, axes, constraints, inputs, outputs,
-        reference.
+        A definition as plain data: name, description, op_type, tags, axes, constraints, inputs,
+        outputs, reference.
 
     Raises
     ------
@@ -146,9 +146,9 @@ def fi_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[st
 def read_call(
     function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> tuple[Traced, TraceTemplate, Reading]:
-    """The template of a call, and what it reads off it."""
+    """The template of a call, and what the template reads from the call."""
     row = find(function)
-    # A keyword of the decorator, which is in no signature.
+    # skip_check belongs to a decorator and is in no signature.
     named = {name: value for name, value in kwargs.items() if name != "skip_check"}
     try:
         bound = _signature(row.function).bind(*args, **named)
@@ -160,10 +160,10 @@ def read_call(
 
 
 def check_template(function: Callable[..., Any], template: TraceTemplate) -> list[str]:
-    """What is wrong with a template; an empty list if nothing is.
+    """The problems of a template; an empty list if there are none.
 
-    Each text names the wrong key and the names that are there. Only names are looked at:
-    parameters, axes, dtypes, the reference's signature.
+    Each text has the wrong name and the legal ones. Only names are checked: those of parameters,
+    axes, dtypes, and of the reference's parameters.
     """
     from precast.trace.check import problems
 

@@ -249,7 +249,7 @@ def test_a_dump_can_call_no_function_but_of_the_public_api(ops, dumps):
     path = dumps()[0] / "call.json"
     for name in ("os.system", "logged_ops.torch.save", "no_such_package.f"):
         path.write_text(path.read_text().replace("logged_ops.plain", name))
-        with pytest.raises(DumpError, match=f"{name} is not a function of the public API here"):
+        with pytest.raises(DumpError, match=f"{name} is not a function of the public API"):
             only(dumps)
         path.write_text(path.read_text().replace(name, "logged_ops.plain"))
     assert only(dumps).ok
@@ -266,7 +266,7 @@ def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
     (dump / "call.json").write_text("{")
     with pytest.raises(DumpError, match=r"call\.json cannot be read"):
         replay(dump)
-    with pytest.raises(DumpError, match=r"is not a dump: it holds no call\.json"):
+    with pytest.raises(DumpError, match=r"is not a dump: neither it nor .* has a call\.json"):
         find_dumps(tmp_path / "nothing")
 
 

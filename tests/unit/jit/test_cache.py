@@ -101,7 +101,7 @@ def test_where_a_compiler_is_at_hand_only_its_own_build_counts(make, monkeypatch
     newer = dataclasses.replace(TOOLCHAIN, host_version="g++ 13")
     monkeypatch.setattr("precast._jit.toolchain.find_toolchain", lambda *args: newer)
     assert [why for _, why in cache.find(spec).refused] == [
-        "built by another compiler than the one that is installed"
+        "built by another compiler than the installed one"
     ]
     monkeypatch.setattr("precast._jit.toolchain.find_toolchain", no_toolchain)
     assert cache.find(spec).path == path
@@ -127,7 +127,7 @@ def test_a_default_cache_that_cannot_be_written_is_replaced_with_a_word(make, mo
     assert spec.build() == spec.get_library_path() == path
     (warning,) = messages(caplog)
     assert warning.startswith("the cache directory /proc/no-cache/v1 cannot be written; modules")
-    assert "Set PRECAST_CACHE_DIR" in warning
+    assert "Fix: set PRECAST_CACHE_DIR" in warning
     env._remove_own(env._temporary[os.getpid()], os.getpid())
     assert not path.exists()
 

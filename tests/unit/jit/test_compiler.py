@@ -173,7 +173,10 @@ def test_a_dead_owner_leaves_a_name_and_no_lock(make, caplog):
             "echo 'No space left on device'; exit 1",
             ["Cause: the disk is full", "PRECAST_CACHE_DIR"],
         ),
-        ("echo 'error: unsupported GNU version!'; exit 1", ["Cause: the host compiler is newer"]),
+        (
+            "echo 'error: unsupported GNU version!'; exit 1",
+            ["Cause: this nvcc does not support so new a host"],
+        ),
         ("kill -9 $$", ["exit status -9", "Cause: the compiler ran out of memory", "MAX_JOBS"]),
         ("exit 137", ["exit status 137", "Cause: the compiler ran out of memory"]),
     ],

@@ -108,7 +108,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
     ("version", "changes", "arguments", "words"),
     [
         ("12.4", {}, (BLACKWELL,), "cannot target sm_100f (needs >= 12.9)"),
-        ("12.4", {}, (HOPPER, 13), "CUDA 12, but CUDA 13 is asked for"),
+        ("12.4", {}, (HOPPER, 13), "CUDA 12, but CUDA 13 is required"),
         (
             "13.0",
             {"headers": "12.8"},

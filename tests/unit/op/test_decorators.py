@@ -123,7 +123,7 @@ def test_what_a_check_raises_is_what_the_caller_sees():
 
 def test_an_undeclared_capability_is_an_error_only_for_who_asks(gpu):
     op = backend_requirement({}, common_check=lambda x, times, out: True)(double)
-    with pytest.raises(ValueError, match="<lambda> does not say which compute capabilities"):
+    with pytest.raises(ValueError, match="<lambda> does not declare compute capabilities"):
         op.is_compute_capability_supported(90)
     gpu(90)
     assert torch.equal(op(X), X * 2)

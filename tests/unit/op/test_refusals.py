@@ -132,7 +132,7 @@ def test_a_place_that_everybody_can_write(world, place):
     root = world.provide("p", "9.0")
     (root / place).chmod(0o777)
     where = root / place
-    assert only_refusal(world) == f"{where} can be written by everybody. Fix: chmod o-w {where}"
+    assert only_refusal(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
 
 
 def test_a_link_is_judged_by_where_it_leads(world, tmp_path):
@@ -142,7 +142,7 @@ def test_a_link_is_judged_by_where_it_leads(world, tmp_path):
     (root / FILE).rename(elsewhere / "m.so")
     (root / FILE).symlink_to(elsewhere / "m.so")
     elsewhere.chmod(0o777)
-    assert only_refusal(world).startswith(f"{elsewhere} can be written by everybody")
+    assert only_refusal(world).startswith(f"{elsewhere} is world-writable")
 
 
 @pytest.mark.parametrize("open_place", ["sm90a", "."])
@@ -155,7 +155,7 @@ def test_a_link_is_judged_by_where_it_lies_too(world, tmp_path, open_place):
     world.loader()
     assert resolve().path == root / FILE
     (root / open_place).chmod(0o777)
-    assert only_refusal(world).startswith(f"{root / open_place} can be written by everybody")
+    assert only_refusal(world).startswith(f"{root / open_place} is world-writable")
 
 
 def test_a_link_to_itself(world):
@@ -347,13 +347,13 @@ def test_a_cache_of_another_user(world):
 def test_a_cache_that_everybody_can_write(world):
     path = world.cached(world.spec())
     path.parent.chmod(0o777)
-    assert cache_refusal(world).startswith(f"{path.parent} can be written by everybody. Fix: chmod")
+    assert cache_refusal(world).startswith(f"{path.parent} is world-writable. Fix: chmod")
 
 
 def test_a_cached_record_that_everybody_can_write(world):
     path = world.cached(world.spec()).with_name("meta.json")
     path.chmod(0o666)
-    assert cache_refusal(world).startswith(f"{path} can be written by everybody. Fix: chmod")
+    assert cache_refusal(world).startswith(f"{path} is world-writable. Fix: chmod")
 
 
 @pytest.mark.parametrize("name", ["norm__dtype_bf16.so", "meta.json"])

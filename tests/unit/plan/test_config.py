@@ -13,6 +13,7 @@ from precast._plan.places import source_root
 from precast.errors import ConfigError
 
 BUILD, SCALE = "aot_configs/build.toml", "aot_configs/scale.toml"
+ATTENTION = "aot_configs/attention.toml"
 
 # file, what to replace (None: the whole file), by what, the words that the one error must hold:
 # the key, what was got, what is legal.
@@ -154,8 +155,8 @@ MISTAKES = {
     "a flag of no truth": (
         SCALE,
         'exports = ["scale"]',
-        'exports = ["scale"]\nown_target = 1',
-        ["own_target: got 1", "true or false"],
+        'exports = ["scale"]\nexact_arch = 1',
+        ["exact_arch: got 1", "true or false"],
     ),
     "aot outside its axis": (
         SCALE,
@@ -170,13 +171,13 @@ MISTAKES = {
         ["aot[0].dtype: missing", "bf16"],
     ),
     "aot outside its joint axis": (
-        "aot_configs/attention.toml",
+        ATTENTION,
         '[["bf16", "bf16"]]',
         '[["bf16", "f16"]]',
         ["aot[0].dtype_q,dtype_kv: ['bf16', 'f16'] is outside the axis", "['bf16', 'e4m3']"],
     ),
     "aot with the parts of a joint axis": (
-        "aot_configs/attention.toml",
+        ATTENTION,
         '"dtype_q,dtype_kv" = [["bf16", "bf16"]]',
         'dtype_q = ["bf16"]',
         ["aot[0].dtype_q: unknown key", "dtype_q,dtype_kv"],
@@ -192,6 +193,48 @@ MISTAKES = {
         'dtype = ["f32"]',
         'dtype = ["f32", "f32"]',
         ["aot[0].dtype", "stands twice"],
+    ),
+    "tiles without a size": (
+        ATTENTION,
+        "block_m = [16, 64] # of all head dimensions\n",
+        "",
+        ["tiles.shapes[0].block_m: missing", "whole numbers"],
+    ),
+    "tile outside its axis": (
+        ATTENTION,
+        '"head_dim_qk,head_dim_vo" = [[256, 256]]\nmin',
+        '"head_dim_qk,head_dim_vo" = [[256, 128]]\nmin',
+        ["tiles.shapes[2].head_dim_qk,head_dim_vo: [256, 128] is outside", "[192, 128]"],
+    ),
+    "tile twice": (
+        ATTENTION,
+        "block_m = [16, 64] #",
+        "block_m = [16, 64, 128] #",
+        ["tiles.shapes[1].block_m: 128 of head_dim_qk=64 head_dim_vo=64 stands twice"],
+    ),
+    "configuration without a tile": (
+        ATTENTION,
+        "block_m = [16, 64] #",
+        "min_shared_kib = 1\nblock_m = [16, 64] #",
+        ["tiles.shapes: head_dim_qk=256 head_dim_vo=256 has no tile that every target has"],
+    ),
+    "tile with an unknown key": (
+        ATTENTION,
+        "min_tiles_per_sm = 6",
+        "min_tiles = 6",
+        ["tiles.shapes[1].min_tiles: unknown key", "min_tiles_per_sm"],
+    ),
+    "tiles without a number": (
+        ATTENTION,
+        "max_ctas_per_sm = 2",
+        'max_ctas_per_sm = "2"',
+        ["tiles.max_ctas_per_sm: got '2'", "a whole number"],
+    ),
+    "target without shared memory": (
+        BUILD,
+        "shared_kib = 163\n",
+        "",
+        ["archs.sm80.shared_kib: missing", "a whole number"],
     ),
     "unknown profile": (SCALE, '"ci"', '"cy"', ["aot[0].profiles", "'cy'", "ci, core, full"]),
     "build.toml missing": (BUILD, None, None, ["missing file"]),

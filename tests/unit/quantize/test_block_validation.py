@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What packed bits and block-scaled formats refuse, in reference mode and outside."""
+"""Errors of packed bits and block-scaled formats for invalid arguments."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
         ),
     ],
 )
-def test_what_is_refused(call: Callable[[], object], kind: type[Exception], words: str) -> None:
+def test_invalid_arguments(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
 
@@ -123,7 +123,7 @@ def test_what_is_refused(call: Callable[[], object], kind: type[Exception], word
         lambda: precast.segment_packbits(S[0], torch.tensor([0, 4])),
     ],
 )
-def test_cpu_tensors_are_refused_outside_reference_mode(call: Callable[[], object]) -> None:
+def test_cpu_tensors_are_errors_outside_reference_mode(call: Callable[[], object]) -> None:
     _mode._shift(-1)  # out of the fixture's
     try:
         with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference of the paged dequantisation against gathered rows, and what it refuses."""
+"""The reference of the paged dequantisation against gathered rows, and its errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LENS = (9, 0, 10)
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
-def sound(packed: bool = False, hnd: bool = False, dims: tuple[int, int] = (DIM, DIM)) -> Any:
+def valid_call(packed: bool = False, hnd: bool = False, dims: tuple[int, int] = (DIM, DIM)) -> Any:
     generator = torch.Generator().manual_seed(3)
 
     def data(dim: int) -> torch.Tensor:
@@ -46,7 +46,7 @@ def sound(packed: bool = False, hnd: bool = False, dims: tuple[int, int] = (DIM,
     ("packed", "dims"), [(True, (32, 32)), (False, (32, 32)), (False, (16, 64))]
 )
 def test_numbers_are_those_of_gathered_rows(packed: bool, hnd: bool, dims: tuple[int, int]) -> None:
-    call = sound(packed, hnd, dims)
+    call = valid_call(packed, hnd, dims)
     call["block_tables"][2, 1] = -1
     assert precast.nvfp4_kv_dequantize_paged(**call) is None
     for part, (out, scale) in enumerate((("output_k", "k_scale"), ("output_v", "v_scale"))):
@@ -69,7 +69,7 @@ def test_numbers_are_those_of_gathered_rows(packed: bool, hnd: bool, dims: tuple
 
 
 def test_scales_may_be_fp8_and_the_table_wide() -> None:
-    call, other = sound(), sound()
+    call, other = valid_call(), valid_call()
     other["kv_cache_sf"] = tuple(t.view(torch.float8_e4m3fn) for t in other["kv_cache_sf"])
     other["block_tables"] = other["block_tables"].long()
     for arguments in (call, other):
@@ -79,7 +79,7 @@ def test_scales_may_be_fp8_and_the_table_wide() -> None:
 
 
 def test_page_size_1_may_be_left_out() -> None:
-    call = sound()
+    call = valid_call()
     for name in ("paged_kv_cache", "kv_cache_sf"):
         call[name] = tuple(t[:, :1] for t in call[name])
     call["block_tables"] = torch.arange(3 * LENGTH, dtype=torch.int32).view(3, -1) % PAGES
@@ -155,8 +155,8 @@ def _pair(name: str, change: Callable[[torch.Tensor], torch.Tensor], part: int =
         ),
     ],
 )
-def test_refusals(change: Change, words: str) -> None:
-    call = sound()
+def test_invalid_arguments(change: Change, words: str) -> None:
+    call = valid_call()
     kept = {name: call[name] for name in ("output_k", "output_v")}
     with pytest.raises(ValueError, match=words):
         precast.nvfp4_kv_dequantize_paged(**{**call, **change(call)})
@@ -164,8 +164,8 @@ def test_refusals(change: Change, words: str) -> None:
         assert (out == -1).all()
 
 
-def test_refused_kinds() -> None:
-    call = sound()
+def test_classes_of_errors() -> None:
+    call = valid_call()
     for change, words in (
         ({"kv_layout": "HDN"}, "kv_layout must be NHD or HND"),
         ({"paged_kv_cache": [*call["paged_kv_cache"]]}, "paged_kv_cache must be .* got list"),
@@ -181,7 +181,7 @@ def test_refused_kinds() -> None:
 
 
 def test_torch_compile_without_a_graph_break() -> None:
-    call, other = sound(), sound()
+    call, other = valid_call(), valid_call()
     precast.nvfp4_kv_dequantize_paged(**call)
     torch._dynamo.reset()
     run = torch.compile(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit quantisation: what it refuses, in which words."""
+"""Errors of 8-bit quantisation for invalid arguments."""
 
 from __future__ import annotations
 
@@ -157,12 +157,12 @@ def draw(*shape: int) -> torch.Tensor:
         (lambda x: precast.silu_and_mul_quant(x[:, :255], torch.ones(1)), "dimension must be even"),
     ],
 )
-def test_refusals(call: Any, words: str) -> None:
+def test_invalid_arguments(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call(draw(4, 256))
 
 
-def test_refused_kinds_and_types() -> None:
+def test_classes_of_errors() -> None:
     x = draw(4, 256)
     with pytest.raises(OutputShapeError, match="half the last dimension"):
         precast.silu_and_mul_quant(x, torch.ones(1), out=torch.empty(4, 256, dtype=E4M3))
@@ -172,7 +172,7 @@ def test_refused_kinds_and_types() -> None:
         precast.per_token_quant_fp8([1.0])  # type: ignore[arg-type]
 
 
-SOUND: dict[str, dict[str, Any]] = {
+VALID_SHAPES: dict[str, dict[str, Any]] = {
     "static_quant_fp8": {"x": (4, 256), "scale": (1,), "out": (4, 256)},
     "per_tensor_quant_fp8": {
         "x": (4, 256),
@@ -193,17 +193,17 @@ SOUND: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("name", SOUND)
+@pytest.mark.parametrize("name", VALID_SHAPES)
 def test_what_is_no_tensor_is_named(name: str) -> None:
     types = {"x": torch.bfloat16, "input": torch.bfloat16, "out": E4M3}
     call: dict[str, Any] = {
         arg: torch.ones(shape).to(types.get(arg, torch.float32))
-        for arg, shape in SOUND[name].items()
+        for arg, shape in VALID_SHAPES[name].items()
     }
     if "group" in name:
         call["group_size"] = 128
     function = getattr(precast, name)
     function(**call)
-    for arg in SOUND[name]:
+    for arg in VALID_SHAPES[name]:
         with pytest.raises(TypeError, match=rf"{name}: {arg} must be a torch\.Tensor, got list"):
             function(**{**call, arg: [1.0]})

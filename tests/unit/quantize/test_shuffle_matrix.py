@@ -73,7 +73,7 @@ BYTES = torch.zeros(128, 4, dtype=torch.uint8)
         ),
     ],
 )
-def test_refusals(call: Any, words: str) -> None:
+def test_invalid_arguments(call: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
 

@@ -1,44 +1,79 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How many rows a tile has: queries times the heads that share a KV head.
+"""Which BLOCK_M a call takes: the query rows of a tile, packed with the heads of a KV head.
 
-A choice of speed alone: every kernel is right for every length.
+This is a choice of speed alone, because every kernel is right for every length. Which tiles exist
+is said in ``aot_configs/attention.toml``.
 """
 
 from __future__ import annotations
 
 import functools
+from typing import NamedTuple
 
 from precast._base.device import device_index, get_device_sm_count
 from precast._base.torch import torch
+from precast._plan.installed import plan_document
 
-#: One token of a request, some, and a prefill; the last not of every ``head_dim_vo``.
-NARROW, MIDDLE, WIDE = 16, 64, 128
 
-#: An SM needs this many wide tiles, or it waits for the last ones too long.
-_WIDE_TILES_PER_SM = 6
+class Tile(NamedTuple):
+    """One row of ``[tiles]``."""
+
+    block_m: int
+    min_shared_kib: int
+    min_tiles_per_sm: int
+
+
+_OP = plan_document()["ops"]["attention"]
+_ARCHS = plan_document()["archs"]
+
+#: The sizes that there are, smallest first: for one token of a request, for some, for a prefill.
+BLOCK_MS = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
+DECODE_BLOCK_M = BLOCK_MS[0]
+
+#: The most CTAs of one kernel that an SM holds.
+MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
+
+
+def _tiles_of(head_dim_vo: int) -> list[Tile]:
+    """The tiles that every pair of head dimensions with this ``head_dim_vo`` has."""
+    shapes = [shape for shape in _OP["tiles"]["shapes"] if shape["head_dim_vo"] == head_dim_vo]
+    pairs = {shape["head_dim_qk"] for shape in shapes}
+    found = [tuple(shape[field] for field in Tile._fields) for shape in shapes]
+    return [Tile(*row) for row in dict.fromkeys(found) if found.count(row) == len(pairs)]
+
+
+#: By ``head_dim_vo``, smallest first.
+_TILES = {shape["head_dim_vo"]: _tiles_of(shape["head_dim_vo"]) for shape in _OP["tiles"]["shapes"]}
+
+#: KiB of shared memory of a CTA, by 10 times the compute capability of a device, which runs what is
+#: built for its best target.
+_SHARED_KIB = {
+    int(capability.replace(".", "")): _ARCHS[name]["shared_kib"]
+    for name in sorted(_OP["archs"], key=lambda name: int("".join(filter(str.isdigit, name))))
+    for capability in _ARCHS[name]["serves"]
+}
 
 
 @functools.cache
-def _has_room(index: int) -> bool:
-    """Whether what is built for this GPU may use more than 99 KB of shared memory."""
-    # Of the ways to ask, TorchDynamo takes this one for a constant.
+def _shared_kib(index: int) -> int:
+    """The shared memory of a CTA in what is built for this GPU."""
+    # Why not get_device_capability: TorchDynamo takes these properties for constants.
     properties = torch.cuda.get_device_properties(index)
-    capability = int(properties.major), int(properties.minor)
-    return (9, 0) <= capability < (12, 0) or capability == (8, 0)
+    return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
+
+
+def _largest(head_dim_vo: int, device: torch.device) -> Tile:
+    kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
+    return [tile for tile in _TILES[head_dim_vo] if tile.min_shared_kib <= kib][-1]
 
 
 def largest(head_dim_vo: int, device: torch.device) -> int:
-    """The largest tile that there is."""
-    if head_dim_vo <= 128:
-        return WIDE
-    # Of heads of 256 the queries of a wide tile take 66 KB of shared memory.
-    if head_dim_vo <= 256 and device.type == "cuda" and _has_room(device_index(device)):
-        return WIDE
-    return MIDDLE
+    """The largest BLOCK_M that there is."""
+    return _largest(head_dim_vo, device).block_m
 
 
-def _padded(rows: int, tile: int) -> int:
-    return -(-rows // tile) * tile
+def _padded(rows: int, block_m: int) -> int:
+    return -(-rows // block_m) * block_m
 
 
 def choose(
@@ -49,16 +84,18 @@ def choose(
     head_dim_vo: int,
     device: torch.device,
 ) -> int:
-    """For requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
+    """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
+    small, middle, *_ = BLOCK_MS
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
-    if rows is not None and rows <= NARROW:
-        return NARROW
-    if tokens is None or (rows is not None and rows <= MIDDLE):
-        return MIDDLE
-    if head_dim_vo > 128:
-        # Wide tiles of heads of 256 are a quarter faster, however few there are.
-        wasteful = rows is not None and 4 * _padded(rows, WIDE) > 5 * _padded(rows, MIDDLE)
-        return MIDDLE if wasteful else largest(head_dim_vo, device)
-    sms = get_device_sm_count(device) if device.type == "cuda" else 0
-    few = tokens * num_qo_heads < _WIDE_TILES_PER_SM * WIDE * sms
-    return MIDDLE if few else WIDE
+    if rows is not None and rows <= small:
+        return small
+    if tokens is None or (rows is not None and rows <= middle):
+        return middle
+    tile = _largest(head_dim_vo, device)
+    if tile.min_tiles_per_sm:
+        sms = get_device_sm_count(device) if device.type == "cuda" else 0
+        few = tokens * num_qo_heads < tile.min_tiles_per_sm * tile.block_m * sms
+        return middle if few else tile.block_m
+    # Rows that only fill the last tile cost as much as others.
+    wasteful = rows is not None and 4 * _padded(rows, tile.block_m) > 5 * _padded(rows, middle)
+    return middle if wasteful else tile.block_m

@@ -240,6 +240,6 @@ def _workspace_bytes(
     kernel is asked for the exact numbers, which take a copy of lengths to the host.
     """
     sms = get_device_sm_count(device) if device.type == "cuda" else 0
-    ctas = sms * (4 if tile_rows == tiles.NARROW else 2)
+    ctas = sms * tiles.MAX_CTAS_PER_SM
     slots = 2 * ctas * tile_rows * (head_dim_vo + 2)
     return 4 * slots, _PLAN_BYTES + 32 * (rows // tile_rows + 2)

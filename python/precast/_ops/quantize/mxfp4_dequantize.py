@@ -6,6 +6,7 @@ Source: OCP Microscaling Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from precast._base.torch import torch
@@ -197,26 +198,23 @@ def mxfp4_dequantize(
     """
 
 
-_E4M3 = dequantize_trace(
-    "e2m1_and_ufp8sf_scale_to_float",
-    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
-    e2m1_and_ufp8sf_scale_to_float_reference,
+_template = functools.partial(
+    dequantize_trace,
+    reference=e2m1_and_ufp8sf_scale_to_float_reference,
     input="e2m1_tensor",
     scales="ufp8_scale_tensor",
-    global_scale="global_scale_tensor",
     layout=Layout.of_flags(),
     block="sf_vec_size",
     extra={"sf_vec_size": Scalar("int32")},
 )
-_UE8M0 = dequantize_trace(
+_E4M3 = _template(
+    "e2m1_and_ufp8sf_scale_to_float",
+    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
+    global_scale="global_scale_tensor",
+)
+_UE8M0 = _template(
     "e2m1_and_ufp8sf_scale_to_float_ue8m0",
     "float32 from e2m1 in blocks with scales that are powers of two.",
-    e2m1_and_ufp8sf_scale_to_float_reference,
-    input="e2m1_tensor",
-    scales="ufp8_scale_tensor",
-    layout=Layout.of_flags(),
-    block="sf_vec_size",
-    extra={"sf_vec_size": Scalar("int32")},
     fixed={"ufp8_type": 0},
 )
 

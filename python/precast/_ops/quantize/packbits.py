@@ -158,52 +158,31 @@ def _fill(made: dict[str, Any]) -> None:
     made["x"] = made["x"] > 0
 
 
-def _packbits_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
-    return TraceTemplate(
-        op_type="quantization",
-        name_prefix=name,
-        description=f"Eight booleans in a byte, the first in the {place} bit.",
-        axes={
-            "length": Const("n"),
-            "num_bytes": Const(abbrev="", value="(length + 7) // 8"),
-        },
-        inputs={"x": Tensor(["length"], description="Any value but 0 is true.")},
-        outputs={"packed": Tensor(["num_bytes"], dtype="uint8")},
-        reference=packbits_reference,
-        fixed=fixed,
-        fill=_fill,
-    )
-
-
-def _segments_trace(name: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
-    return TraceTemplate(
-        op_type="quantization",
-        name_prefix=name,
-        description=f"Eight booleans of a segment in a byte, the first in the {place} bit.",
-        axes={
-            "length": Var("Booleans of all segments."),
-            "num_bounds": Var("One more than segments."),
-            "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
-        },
-        inputs={
-            "x": Tensor(["length"], description="Any value but 0 is true."),
-            "indptr": Tensor(["num_bounds"], dtype="int32"),
-        },
-        outputs={
-            "packed": Tensor(["num_bytes"], dtype="uint8"),
-            "new_indptr": Tensor(["num_bounds"], dtype="int32"),
-        },
-        reference=segment_packbits_reference,
-        fixed=fixed,
-        fill=_fill,
-    )
-
-
-def _by_order(
-    name: str, template: Callable[[str, str, dict[str, object]], TraceTemplate]
+def _trace(
+    name: str,
+    axes: dict[str, Var | Const],
+    indptr: dict[str, Tensor],
+    reference: Callable[..., Any],
 ) -> Callable[..., TraceTemplate]:
-    big = template(name, "highest", {})
-    little = template(f"{name}_little", "lowest", {"bitorder": "little"})
+    """One template for each bit order; ``indptr`` holds the tensor of bounds, if there is one."""
+
+    def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
+        return TraceTemplate(
+            op_type="quantization",
+            name_prefix=name + suffix,
+            description=f"Eight booleans in a byte, the first in the {place} bit.",
+            axes=axes,
+            inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **indptr},
+            outputs={
+                "packed": Tensor(["num_bytes"], dtype="uint8"),
+                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in indptr.items()},
+            },
+            reference=reference,
+            fixed=fixed,
+            fill=_fill,
+        )
+
+    big, little = template("", "highest", {}), template("_little", "lowest", {"bitorder": "little"})
 
     @dispatch(big, little)
     def choose(bitorder: str = "big", **others: Any) -> TraceTemplate:
@@ -212,11 +191,29 @@ def _by_order(
     return choose
 
 
+_PACKBITS_TRACE = _trace(
+    "packbits",
+    {"length": Const("n"), "num_bytes": Const("", value="(length + 7) // 8")},
+    {},
+    packbits_reference,
+)
+_SEGMENTS_TRACE = _trace(
+    "segment_packbits",
+    {
+        "length": Var("Booleans of all segments."),
+        "num_bounds": Var("One more than segments."),
+        "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
+    },
+    {"indptr": Tensor(["num_bounds"], dtype="int32")},
+    segment_packbits_reference,
+)
+
+
 def _as_booleans(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
-@precast_api(trace=_by_order("packbits", _packbits_trace))
+@precast_api(trace=_PACKBITS_TRACE)
 @op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack booleans into the bits of bytes, as ``numpy.packbits`` does.
@@ -258,7 +255,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     return y
 
 
-@precast_api(trace=_by_order("segment_packbits", _segments_trace))
+@precast_api(trace=_SEGMENTS_TRACE)
 @op("packbits")
 def segment_packbits(
     x: torch.Tensor,
