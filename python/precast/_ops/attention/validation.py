@@ -9,18 +9,13 @@ from precast._base.dtypes import canonicalize_torch_dtype, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
+from precast._plan.installed import plan_document
 
 POS_ENCODINGS = {mode.name: mode.value for mode in PosEncodingMode}
 
 #: ``head_dim_qk`` and ``head_dim_vo`` that there are kernels for.
-HEAD_DIMS = (
-    (64, 64),
-    (80, 80),
-    (96, 96),
-    (128, 128),
-    (192, 128),
-    (256, 256),
-    (512, 512),
+HEAD_DIMS = tuple(
+    map(tuple, plan_document()["ops"]["attention"]["axes"]["head_dim_qk,head_dim_vo"])
 )
 
 #: Bytes of the workspace for integers that every wrapper makes for itself.
