@@ -262,7 +262,7 @@ def merge_state(
         else:
             _merge_state[v_a.dtype, v_a.get_device()](v_a, s_a, v_b, s_b, v, s, pdl)
     except (AttributeError, TypeError):
-        check_tensors("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
+        check_tensors("merge_state", {"v_a": v_a, "s_a": s_a, "v_b": v_b, "s_b": s_b})
         raise
     return v, s
 
@@ -327,7 +327,8 @@ def merge_state_in_place(
             _merge_state_in_place[v.dtype, v.get_device()](v, s, v_other, s_other, mask, pdl)
     except (AttributeError, TypeError):
         given = {} if mask is None else {"mask": mask}
-        check_tensors("merge_state_in_place", v=v, s=s, v_other=v_other, s_other=s_other, **given)
+        tensors = {"v": v, "s": s, "v_other": v_other, "s_other": s_other, **given}
+        check_tensors("merge_state_in_place", tensors)
         raise
 
 
@@ -392,6 +393,6 @@ def merge_states(
         else:
             _merge_states[v.dtype, v.get_device()](v, s, v_merged, s_merged, pdl)
     except (AttributeError, TypeError):
-        check_tensors("merge_states", v=v, s=s)
+        check_tensors("merge_states", {"v": v, "s": s})
         raise
     return v_merged, s_merged
