@@ -9,7 +9,7 @@ import re
 import pytest
 
 from precast._base.names import module_name
-from precast._plan.axes import in_declared_order
+from precast._plan.axis_keys import in_declared_order
 from precast._plan.places import source_root
 from precast._plan.planner import Plan
 from precast.errors import UnsupportedConfigError
