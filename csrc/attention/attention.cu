@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one attention module: PRECAST_DTYPE_Q is f16 or bf16, PRECAST_DTYPE_KV the same or
-// e4m3 or e5m2.
+// The kernels of one attention module. Its macros are the axes of aot_configs/attention.toml.
 #include "precast/attention/attention.cuh"
 
 #if !defined(PRECAST_DTYPE_Q) || !defined(PRECAST_DTYPE_KV)
-#error \
-    "csrc/attention/attention.cu: define the types of queries and of keys, -DPRECAST_DTYPE_Q=bf16"
+#error "csrc/attention/attention.cu: define PRECAST_DTYPE_Q and PRECAST_DTYPE_KV, such as bf16"
 #endif
 #if !defined(PRECAST_HEAD_DIM_QK) || !defined(PRECAST_HEAD_DIM_VO)
-#error "csrc/attention/attention.cu: define the head dimensions, -DPRECAST_HEAD_DIM_QK=128"
+#error "csrc/attention/attention.cu: define PRECAST_HEAD_DIM_QK and PRECAST_HEAD_DIM_VO"
 #endif
 
 namespace precast {
