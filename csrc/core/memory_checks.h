@@ -53,8 +53,8 @@ class TensorMemory {
     return true;
   }
 
-  // Returns false unless disjointness can be proved. Slices of one packed tensor are disjoint if
-  // each stays within its own part of every period of a common stride.
+  // Returns true only if it can prove that no byte belongs to both. Slices of one packed tensor are
+  // disjoint if each stays within its own part of every period of a common stride.
   [[gnu::noinline]] bool is_apart(const TensorMemory& other) const {
     const int64_t distance = other.begin_ - begin_;
     if (empty_ || other.empty_) return true;
