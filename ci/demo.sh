@@ -149,7 +149,7 @@ rm -v "$work"/cache/*/activation__dtype_bf16.so
 environment jit
 pip_install --no-index --find-links "$bundle/wheels" precast
 if ! compiler; then
-  [ -z "${1:-}" ] || die "no CUDA compiler here, and without a network pip cannot bring one"
+  [ -z "${1:-}" ] || die "no CUDA compiler here, and without a network pip cannot install one"
   echo "no CUDA compiler here: pip installs it"
   logged "$work/log/jit.txt" pip_install --find-links "$bundle/wheels" "precast[jit]"
   compiler

@@ -15,7 +15,7 @@ from typing import Any
 
 import gguf
 import torch
-from jinja2 import Template  # torch brings it
+from jinja2 import Template  # a dependency of torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 

@@ -20,7 +20,7 @@ void check_pointer(const Arg& arg) {
       << " starts at an address that is not; call .clone()";
 }
 
-// `out` must have the shape of `input` with half its last dimension.
+// Checks that `out` has the shape of `input` with half its last dimension.
 void check_output_shape(const Arg& out, const Arg& input) {
   const TensorView &o = out.tensor, &i = input.tensor;
   PRECAST_CHECK(i.size(-1) % 2 == 0 && has_shape_but_last(o, i, i.size(-1) / 2), OutputShapeError)

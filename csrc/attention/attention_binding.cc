@@ -81,7 +81,7 @@ void check_queries(const Arg& q, const PlanBlock& block) {
                     s.kv_bytes * 8 == to_dl(attention_dtype_kv).bits,
                 ValueError)
       << q.op << ": block must be of a plan for head dimensions " << attention_head_dim_qk
-      << " and " << attention_head_dim_vo << " and keys of " << to_dl(attention_dtype_kv).bits
+      << " and " << attention_head_dim_vo << " and keys of " << int(to_dl(attention_dtype_kv).bits)
       << " bits, got " << s.head_dim_qk << ", " << s.head_dim_vo << " and " << 8 * s.kv_bytes
       << ". Fix: call plan()";
   check_rows(q, attention_dtype_q, 3, attention_head_dim_qk, false);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// PRECAST_EXPORT(name, function): a function as an entry point of the module.
+// PRECAST_EXPORT(name, function) makes a function an entry point of the module.
 //
-// It is TVM_FFI_DLL_EXPORT_TYPED_FUNC for functions without a result, with the same ABI and errors.
-// Why: that macro expands the conversion of every argument, error text included, at each entry
-// point, 2 KB an argument. Here the conversion to a type exists once a module.
+// It does what TVM_FFI_DLL_EXPORT_TYPED_FUNC does for functions without a result, with the same ABI
+// and errors. Why: that macro expands the conversion of every argument, error text included, at
+// each entry point, 2 KB an argument. Here the conversion to a type exists once a module.
 #pragma once
 
 #include <optional>
@@ -39,7 +39,7 @@ void call_with(void (*target)(Args...), const char* function, const tvm::ffi::An
   target(argument_of<Args>(function, args, kIndex)...);
 }
 
-// Hands the exception that is being handled to the caller of the entry point.
+// Passes the exception that is being handled to the caller of the entry point.
 PRECAST_ONE_COPY int report_exception() {
   TVM_FFI_SAFE_CALL_BEGIN();
   throw;

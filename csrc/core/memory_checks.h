@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where tensors lie in memory: an output holds each element once, and shares no byte with another
-// tensor unless it is that tensor. Tensors have any strides and element sizes: slices of one packed
-// buffer, caches in any order of dimensions.
+// Checks of tensors' memory: an output holds each element once, and shares no byte with another
+// tensor unless it is that tensor. Tensors may have any strides and element sizes: slices of one
+// packed buffer, caches in any order of dimensions.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@ namespace precast {
 
 class TensorMemory {
  public:
-  // Implicit: an Arg, which must outlive it, stands for its memory. Dimensions of more than one
-  // element, nearest first.
+  // Implicit: an Arg, which must outlive the object, stands for its memory. Only dimensions with
+  // more than one element are kept, in ascending order of their strides.
   [[gnu::noinline]] TensorMemory(const Arg& tensor) : arg(tensor) {
     const TensorView& t = tensor.tensor;
     begin_ = reinterpret_cast<intptr_t>(data_of(t));
@@ -33,7 +33,7 @@ class TensorMemory {
   }
 
   bool holds_each_element_once() const {
-    int64_t extent = item_;  // of the dimensions nearer than this one
+    int64_t extent = item_;  // of the dimensions with smaller strides
     for (int i = 0; i < dims_; ++i) {
       if (strides_[i] < extent) return empty_;
       extent += (sizes_[i] - 1) * strides_[i];
@@ -41,8 +41,8 @@ class TensorMemory {
     return true;
   }
 
-  // The same elements in the same order. As many tokens as heads: a transposed view has the same
-  // strides, for other elements.
+  // Whether both have the same elements in the same order. With as many tokens as heads, a
+  // transposed view has the same strides for other elements.
   bool is(const TensorMemory& other) const {
     if (begin_ != other.begin_ || item_ != other.item_) return false;
     const TensorView &a = arg.tensor, &b = other.arg.tensor;
@@ -53,8 +53,8 @@ class TensorMemory {
     return true;
   }
 
-  // False where nothing proves it. Slices of one packed tensor are told apart by a stride of
-  // theirs: each stays within its own part of every period.
+  // Returns false unless disjointness can be proved. Slices of one packed tensor are disjoint if
+  // each stays within its own part of every period of a common stride.
   [[gnu::noinline]] bool is_apart(const TensorMemory& other) const {
     const int64_t distance = other.begin_ - begin_;
     if (empty_ || other.empty_) return true;
@@ -78,14 +78,15 @@ class TensorMemory {
   static constexpr int kMaxDims = 8;
   static constexpr int64_t kWhole = INT64_MAX;
 
-  // Bytes from the first to behind the last, over the dimensions whose strides are below `period`.
+  // The bytes from the first element to the end of the last, over the dimensions whose strides are
+  // below `period`.
   int64_t extent_within(int64_t period) const {
     int64_t bytes = item_;
     for (int i = 0; i < dims_ && strides_[i] < period; ++i) bytes += (sizes_[i] - 1) * strides_[i];
     return bytes;
   }
 
-  // Whether every `period` bytes look alike.
+  // Whether the layout repeats every `period` bytes.
   bool repeats(int64_t period) const {
     for (int i = 0; i < dims_; ++i) {
       if (strides_[i] > period && strides_[i] % period != 0) return false;
@@ -114,7 +115,7 @@ PRECAST_ONE_COPY void check_memory_apart(const TensorMemory& out, const TensorMe
       << out.arg.what() << " must not overlap " << other.arg.name << "'s memory; call .clone()";
 }
 
-// The same, for an output that may be the input itself.
+// Does the same for an output that may be the input itself.
 PRECAST_ONE_COPY void check_same_or_apart(const TensorMemory& out, const TensorMemory& input) {
   PRECAST_CHECK(out.is(input) || out.is_apart(input), ValueError)
       << out.arg.what() << " must be " << input.arg.name

@@ -37,9 +37,9 @@ class Dim {
 // One dimension of an expected shape: a number, or a Dim that is bound or to be bound.
 class Extent {
  public:
-  Extent(int64_t size) : size_(size) {}               // Implicit: shapes are written as lists.
-  Extent(int size) : size_(size) {}                   // Implicit, too.
-  Extent(Dim& dim) : dim_(&dim), size_(dim.size_) {}  // Implicit, too.
+  Extent(int64_t size) : size_(size) {}  // implicit, because shapes are written as lists
+  Extent(int size) : size_(size) {}      // implicit
+  Extent(Dim& dim) : dim_(&dim), size_(dim.size_) {}  // implicit
 
   bool accepts(int64_t size) const { return is_unknown() ? size >= dim_->least_ : size == size_; }
   void bind(int64_t size) const {
@@ -67,7 +67,7 @@ PRECAST_ONE_COPY void check_shape(const Arg& arg, std::initializer_list<Extent> 
   for (size_t i = 0; i < shape.size(); ++i) shape.begin()[i].bind(t.size(i));
 }
 
-// Indices or tokens: returns whether they are int64 rather than int32.
+// Checks indices or tokens; returns whether they are int64 rather than int32.
 PRECAST_ONE_COPY bool check_index_dtype(const Arg& arg) {
   const DLDataType dtype = arg.tensor.dtype();
   PRECAST_CHECK(same_dtype(dtype, kInt32) || same_dtype(dtype, kInt64), ValueError)
@@ -103,7 +103,7 @@ class TensorMatch {
   const TensorMatch& unit_stride() const { return check_columns(arg_, false), *this; }
   const TensorMatch& unit_stride_output() const { return check_columns(arg_, true), *this; }
   const TensorMatch& aligned() const { return check_vector_aligned(arg_), *this; }
-  // Shares no memory with `other`.
+  // Checks that it shares no memory with `other`.
   const TensorMatch& apart(const TensorMemory& other) const {
     return check_memory_apart(arg_, other), *this;
   }
@@ -126,7 +126,7 @@ class TensorMatcher {
     return TensorMatch(Arg{op_, name, tensor});
   }
 
-  // The data of an optional tensor after check(match), or null.
+  // Returns the data of an optional tensor after check(match), or null.
   template <typename T, typename Check>
   T* optional(const OptionalTensor& tensor, const char* name, const Check& check) const {
     if (!tensor.has_value()) return nullptr;

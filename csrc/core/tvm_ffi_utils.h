@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What every binding needs between tvm-ffi and a launcher: checks that name the operator, the
-// argument, what was got and what is legal; the device guard; the stream; CUDA errors as
-// exceptions.
+// The layer between tvm-ffi and a launcher: checks that name the operator, the argument, what was
+// got and what is legal; the device guard; the stream; CUDA errors as exceptions.
 //
 // A binding validates, guards, takes the stream and launches, in this order.
 #pragma once
@@ -29,7 +28,8 @@
   } else                               \
     TVM_FFI_THROW(kind)
 
-// Why: one copy of each check a module instead of one a call site; a call costs a nanosecond.
+// Why: a module then has one copy of each check instead of one for each call site; a call costs a
+// nanosecond.
 #define PRECAST_ONE_COPY [[gnu::noinline]] inline
 
 // Names an argument in checks: PRECAST_ARG("scale", input).
@@ -135,7 +135,7 @@ PRECAST_ONE_COPY void check_rank(const Arg& arg, int least, int most) {
       << to_string(arg.tensor.shape());
 }
 
-// One fp32, in any number of dimensions.
+// One fp32 number, in a tensor of any rank.
 PRECAST_ONE_COPY void check_one_number(const Arg& arg, const Arg& other) {
   check_same_device(arg, other);
   check_dtype(arg, DType::f32);
@@ -166,7 +166,7 @@ PRECAST_ONE_COPY void check_same_shape(const Arg& arg, const Arg& other) {
 }
 
 PRECAST_ONE_COPY void check_contiguous(const Arg& arg) {
-  // Of an empty tensor tvm-ffi takes torch's strides for gaps.
+  // For an empty tensor, tvm-ffi takes torch's strides for gaps.
   PRECAST_CHECK(arg.tensor.numel() == 0 || arg.tensor.IsContiguous(), ValueError)
       << arg.what() << " must be contiguous, got strides " << to_string(arg.tensor.strides())
       << " for shape " << to_string(arg.tensor.shape()) << "; call .contiguous()";
@@ -196,7 +196,7 @@ PRECAST_ONE_COPY void check_columns(const Arg& arg, bool is_output) {
   }
 }
 
-// Tensors of equal leading shape, seen as rows of their last dimension.
+// Tensors of equal leading shape, viewed as rows of their last dimension.
 constexpr int kMaxRowTensors = 4;
 
 struct RowView {
@@ -205,16 +205,16 @@ struct RowView {
   RowStrides strides[kMaxRowTensors];
 };
 
-// Merges dimensions that every tensor lets merge. `join_columns` lets rows merge into columns, too,
-// so that contiguous tensors become one row. Throws ValueError if more than two row dimensions
-// stay.
+// Merges the dimensions that can be merged in every tensor. With `join_columns` rows may merge into
+// columns, too, so that contiguous tensors become one row. Throws ValueError if more than two row
+// dimensions remain.
 PRECAST_ONE_COPY RowView view_as_rows(std::initializer_list<Arg> args, bool join_columns) {
   const Arg& first = *args.begin();
   RowView view;
   int64_t sizes[2] = {1, 1};  // inner, outer
   int64_t strides[2][kMaxRowTensors] = {};
   int levels = 0;
-  bool in_columns = join_columns;  // dimensions still merge into the columns
+  bool in_columns = join_columns;  // dimensions can still merge into the columns
   view.columns = first.tensor.ndim() > 0 ? first.tensor.size(-1) : 1;
   for (int dim = first.tensor.ndim() - 2; dim >= 0; --dim) {
     const int64_t size = first.tensor.size(dim);
@@ -265,15 +265,15 @@ PRECAST_ONE_COPY void check_items(const Arg& arg, const RowView& view, int64_t c
       << " bytes, got shape " << to_string(arg.tensor.shape()) << "; call on parts of it";
 }
 
-// Throws RuntimeError for a CUDA error of `op`, which is then no longer the thread's last error:
-// the next CUDA call of whoever catches the exception must not report it again.
+// Throws RuntimeError for a CUDA error of `op`, and clears it: the next CUDA call of the code that
+// catches the exception must not report it again.
 PRECAST_ONE_COPY void check_cuda_status(const char* op, cudaError_t status) {
   if (status != cudaSuccess) cudaGetLastError();
   PRECAST_CHECK(status == cudaSuccess, RuntimeError)
       << op << ": " << cudaGetErrorName(status) << ": " << cudaGetErrorString(status);
 }
 
-// Makes the tensor's device current for a scope.
+// Makes the tensor's device the current one for a scope.
 class DeviceGuard {
  public:
   [[gnu::noinline]] DeviceGuard(const char* op, DLDevice device) {
@@ -292,7 +292,8 @@ class DeviceGuard {
   bool changed_ = false;
 };
 
-// Runs launcher(stream) on the tensor's device and its current stream, as the framework set it.
+// Runs launcher(stream) on the tensor's device and on its current stream, which the framework has
+// set.
 template <typename Launcher>
 void launch_on(const Arg& arg, const Launcher& launcher) {
   const DLDevice device = arg.tensor.device();

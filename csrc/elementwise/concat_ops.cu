@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the concat_ops module. It has no axes: what is copied has no type.
+// The kernels of the concat_ops module. It has no axes, because a copy needs no element type.
 #include "precast/elementwise/concat_ops.cuh"
 
 namespace precast {

@@ -13,7 +13,7 @@ cudaError_t fused_add_rmsnorm_fp8_block_quant(const RmsNormBlockQuantParams& par
 
 namespace {
 
-constexpr int64_t kScaleRowsMultiple = 4;  // 16 bytes of fp32, which TMA wants
+constexpr int64_t kScaleRowsMultiple = 4;  // 16 bytes of fp32, as TMA requires
 
 void check_block_scale(const Arg& scales, const Arg& in, int64_t rows, int64_t groups,
                        bool column_major) {
@@ -47,7 +47,7 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
   check_norm_peer(added, in, dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, dtype);
   check_norm_peer(to, in, DType::e4m3);
-  // Without the normed output, the residual stands in for it among the rows.
+  // Without a normed output, the residual takes its place among the rows.
   const TensorView normed_view = normed_out.has_value() ? normed_out.value() : residual;
   const Arg normed = {op, "normed_out", normed_view};
   if (normed_out.has_value()) check_norm_peer(normed, in, dtype);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of the norms check alike.
+// The checks that the bindings of the norms share.
 #pragma once
 
 #include "core/tensor_matcher.h"
@@ -7,9 +7,9 @@
 
 namespace precast {
 
-constexpr int64_t kMaxHidden = int64_t(1) << 30;  // column arithmetic in the kernels is 32-bit
+constexpr int64_t kMaxHidden = int64_t(1) << 30;  // the kernels compute columns in 32 bits
 
-// Rows, or heads of rows, to be normalised.
+// Checks the rows, or heads of rows, to be normalised.
 PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
   TensorMatch(in).cuda().dtype(dtype).rank(2, 3);
   PRECAST_CHECK(in.tensor.size(-1) <= kMaxHidden, ValueError)
@@ -18,7 +18,7 @@ PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
   check_columns(in, false);
 }
 
-// A tensor that goes row by row with `in`, and is written or not.
+// Checks a tensor with the shape of `in`, which may be an output.
 PRECAST_ONE_COPY void check_norm_peer(const Arg& arg, const Arg& in, DType dtype,
                                       bool is_output = true) {
   TensorMatch(arg).same_device(in).dtype(dtype).shape_of(in);
@@ -29,7 +29,7 @@ PRECAST_ONE_COPY void check_norm_weight(const Arg& weight, const Arg& in, DType 
   TensorMatch(weight).same_device(in).dtype(dtype).shape({in.tensor.size(-1)}).contiguous();
 }
 
-// LayerNorm's input and parameters, with the exceptions that its callers know.
+// Checks LayerNorm's input and parameters. It throws the exceptions that its callers expect.
 PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> parameters,
                                       DType dtype) {
   check_cuda(in);
@@ -48,14 +48,14 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   }
 }
 
-// An output that may be the input.
+// Checks an output that may be the input.
 PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
   const TensorMemory memory(out);
   check_elements_apart(memory);
   check_same_or_apart(memory, in);
 }
 
-// The parameters that all RMS norms have.
+// Sets the parameters that all RMS norms have.
 inline void set_rms_rows(RmsNormRowsParams& params, const Arg& in, const TensorView* weight,
                          const RowView& view, double eps, float weight_bias) {
   params.input = data_of(in.tensor);

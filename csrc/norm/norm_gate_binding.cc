@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry points of the norms with an activation behind them.
+// tvm-ffi entry points of the norms with an activation.
 #include "core/ffi_export.h"
 #include "norm/norm_checks.h"
 #include "precast/norm/rmsnorm_gate.cuh"
@@ -24,7 +24,7 @@ void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, 
   check_norm_input(in, norm_gate_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_gate_dtype);
   check_norm_peer(to, in, norm_gate_dtype_out);
-  // It belongs to an output of four bits, for which there is no module.
+  // It belongs to four-bit output, for which there is no module.
   PRECAST_CHECK(!block_scale.has_value(), ValueError)
       << op << ": block_scale must be None, as out is " << to_string(out.dtype())
       << ", which has no scales; it is for NVFP4 output, which is not implemented";

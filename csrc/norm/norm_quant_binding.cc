@@ -17,7 +17,7 @@ cudaError_t layernorm_quant(const LayerNormParams& params, bool enable_pdl, cuda
 
 namespace {
 
-// The output has another type than the inputs, so it is none of them.
+// The output has another type than the inputs, so it must not be one of them.
 void check_quantized_output(const Arg& to, std::initializer_list<Arg> inputs) {
   const TensorMemory memory(to);
   check_elements_apart(memory);

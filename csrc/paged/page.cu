@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the page module. It has no axes: what is copied has no type.
+// The kernels of the page module. It has no axes, because a copy needs no element type.
 #include "precast/paged/batch_indices_positions.cuh"
 #include "precast/paged/page.cuh"
 

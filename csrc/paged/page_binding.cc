@@ -17,7 +17,7 @@ namespace {
 
 int64_t item_bytes(const TensorView& tensor) { return (tensor.dtype().bits + 7) / 8; }
 
-// The first of two tensors that are appended, and the second.
+// Checks the two tensors that are appended.
 void check_rows(const Arg& first, const Arg& second, int rank) {
   check_cuda(first);
   check_append_shape(first, rank);
@@ -28,7 +28,7 @@ void check_rows(const Arg& first, const Arg& second, int rank) {
   check_append_pair(second, first);
 }
 
-// A cache has the dtype of the rows; bytes without a type go with any type of one byte.
+// A cache must have the dtype of the rows; uint8 matches any type of one byte.
 void check_cache_dtype(const Arg& cache, const Arg& rows) {
   const DLDataType c = cache.tensor.dtype(), r = rows.tensor.dtype();
   const bool untyped = c.bits == 8 && r.bits == 8 && c.lanes == 1 &&
@@ -38,7 +38,7 @@ void check_cache_dtype(const Arg& cache, const Arg& rows) {
       << to_string(c);
 }
 
-// Everything but the slots. False if there is nothing to do.
+// Checks everything except the slots. Returns false if there is nothing to do.
 bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p) {
   check_cache_dtype(args.first_cache, args.first);
   check_cache_dtype(args.second_cache, args.second);
@@ -68,7 +68,7 @@ void append_by_table(const AppendArgs& args, const PageTable& table, bool enable
   p.slots.kv_indptr = check_index(indptr, with, batch + 1);
   p.slots.kv_indices =
       check_index(indices, with, table.kv_indices.ndim() == 1 ? table.kv_indices.size(0) : -1);
-  // No kernel reads it: the positions say where rows go.
+  // No kernel reads it, because the positions determine where rows go.
   check_index({op, "kv_last_page_len", table.kv_last_page_len}, with, batch);
   p.slots.batch = static_cast<uint32_t>(batch < 0x7fffffff ? batch : 0x7fffffff);
   p.slots.kv_indices_count = table.kv_indices.size(0);
@@ -97,7 +97,7 @@ void with_keys_and_values(const char* op, const TensorView& append_key,
   run(AppendArgs{key, value, caches.first(), caches.second(), hnd, false});
 }
 
-// The same for the two parts of an MLA entry.
+// Does the same for the two parts of an MLA entry.
 template <typename Run>
 void with_mla(const char* op, const TensorView& append_ckv, const TensorView& append_kpe,
               const TensorView& ckv_cache, const TensorView& kpe_cache, const Run& run) {

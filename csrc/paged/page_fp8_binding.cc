@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry points that quantise to fp8 on the way into a paged KV cache.
+// tvm-ffi entry points that quantise to fp8 while appending to a paged KV cache.
 #include "core/ffi_export.h"
 #include "paged/paged_checks.h"
 #include "precast/paged/page_fp8.cuh"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arguments of ops that append to a paged KV cache: checks, and what kernels get of them.
+// The arguments of ops that append to a paged KV cache: their checks, and the kernels' parameters.
 #pragma once
 
 #include "core/tensor_matcher.h"
@@ -7,7 +7,7 @@
 
 namespace precast {
 
-// A 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
+// Checks a 1-D tensor of `count` int32 or int64 numbers on the device of `with`.
 PRECAST_ONE_COPY IndexTensor check_index(const Arg& arg, const Arg& with, int64_t count) {
   IndexTensor index;
   TensorMatch(arg).same_device(with).index_dtype(index.is_int64).shape({count}).contiguous();
@@ -15,17 +15,17 @@ PRECAST_ONE_COPY IndexTensor check_index(const Arg& arg, const Arg& with, int64_
   return index;
 }
 
-// The row pointers of ragged or paged tensors, [count + 1], and the count.
+// Checks the shape [count + 1] of an indptr and returns the count. `shape` is its name in errors.
 PRECAST_ONE_COPY int64_t check_indptr_shape(const Arg& indptr, const char* shape) {
   Dim size(shape, 1);
   check_shape(indptr, {size});
   return size - 1;
 }
 
-// Rows that are appended, [tokens, heads, size] or, of MLA, [tokens, size].
+// Rows to append, [tokens, heads, size], or [tokens, size] for MLA.
 struct AppendArg {
   const Arg& arg;
-  int64_t more = 0;  // columns of another tensor, which follow in the cache's rows
+  int64_t more = 0;  // columns of another tensor that follow in the cache's rows
 
   bool has_heads() const { return arg.tensor.ndim() == 3; }
   int64_t tokens() const { return arg.tensor.size(0); }
@@ -41,7 +41,7 @@ PRECAST_ONE_COPY void check_append_shape(const Arg& arg, int rank) {
   check_columns(arg, false);
 }
 
-// The second of two tensors that are appended: the tokens, heads and dtype of the first.
+// Checks the second of two tensors to append: the tokens, heads and dtype of the first.
 PRECAST_ONE_COPY void check_append_pair(const Arg& second, const Arg& first) {
   TensorMatch(second).same_device(first).dtype(first.tensor.dtype());
   check_append_shape(second, first.tensor.ndim());
@@ -51,22 +51,22 @@ PRECAST_ONE_COPY void check_append_pair(const Arg& second, const Arg& first) {
       << to_string(second.tensor.shape()) << " for " << to_string(first.tensor.shape());
 }
 
-// How a cache tensor is laid out: one of keys and values, or both in dimension 1.
+// The layout of a cache tensor: keys or values, or both in dimension 1.
 struct CacheKind {
-  bool hnd;     // heads before the entries of a page
-  int half;     // which of both in dimension 1; -1: the tensor is one alone
+  bool hnd;     // the heads precede the entries of a page
+  int half;     // the half of a tensor with both; -1 for a tensor of its own
   bool is_mla;  // no heads
 };
 
-// One cache. Strides count elements; one that is never taken is 0.
+// One cache. Strides are in elements; a stride that is never used is 0.
 struct CacheView {
   void* data;
   int64_t pages, page_size;
   int64_t page_stride, entry_stride, head_stride;
 };
 
-// `cache` as it takes the rows of `rows`, whose device it must be on. Page size 1 may be left out
-// of a shape with heads.
+// Views `cache` for the rows of `rows`, whose device it must be on. A shape with heads may omit
+// page size 1.
 PRECAST_ONE_COPY CacheView view_cache(const Arg& cache, const CacheKind& kind,
                                       const AppendArg& rows) {
   const TensorView& t = cache.tensor;
@@ -117,7 +117,7 @@ PRECAST_ONE_COPY void check_same_pages(const Arg& second, const CacheView& b, co
       << first.name << ", got " << b.pages << " of " << b.page_size;
 }
 
-// `scale`: bytes an element, to have sizes and strides in bytes; else 1.
+// `scale` is the size of an element for sizes and strides in bytes, else 1.
 inline PagedRows paged_rows(const AppendArg& rows, const CacheView& cache, int64_t scale) {
   const TensorView& t = rows.arg.tensor;
   PagedRows part;
@@ -152,8 +152,8 @@ class CacheArgs {
   Arg second_;
 };
 
-// Slots for the first rows of `rows`; the number of them. Why fewer are legal: engines pad what
-// they append to the sizes of their CUDA graphs.
+// Checks the slots of the first rows of `rows`, and returns their number. Why fewer are legal:
+// engines pad the rows to the sizes of their CUDA graphs.
 PRECAST_ONE_COPY int64_t check_slots(const Arg& slots, const Arg& rows, AppendPagedParams& p) {
   const int64_t most = rows.tensor.size(0);
   const bool fits = slots.tensor.ndim() == 1 && slots.tensor.size(0) <= most;
@@ -164,20 +164,20 @@ PRECAST_ONE_COPY int64_t check_slots(const Arg& slots, const Arg& rows, AppendPa
   return slots.tensor.size(0);
 }
 
-// The tensors that are appended and the cache or caches that take them.
+// The tensors to append, and the cache or caches that they are appended to.
 struct AppendArgs {
   const Arg& first;
   const Arg& second;
   const Arg& first_cache;
-  const Arg& second_cache;  // the first one, where it holds both
+  const Arg& second_cache;  // the same as the first one if that holds both
   bool hnd;
   bool is_mla;
 
   bool one_cache() const { return &first_cache == &second_cache; }
 };
 
-// Fills in both parts and the cache of `p`, all but the slots' indices, for `tokens` tokens; the
-// tensors' dtypes are the caller's affair. False if there is nothing to do.
+// Sets both parts and the cache of `p`, except the slots' indices, for `tokens` tokens. The caller
+// checks the dtypes. Returns false if there is nothing to do.
 PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64_t scale,
                                    AppendPagedParams& p) {
   const AppendArg rows[2] = {{args.first}, {args.second}};
@@ -216,7 +216,7 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
   return !empty;
 }
 
-// Throws ValueError if a kernel cannot number the items, each `item_size` of `unit`.
+// Throws ValueError if there are more items, each of `item_size` `unit`, than a kernel can number.
 PRECAST_ONE_COPY void check_append_items(const Arg& arg, const AppendPagedParams& p, int item_size,
                                          const char* unit) {
   PRECAST_CHECK(append_items(p, item_size) <= kMaxItems, ValueError)

@@ -15,7 +15,7 @@ cudaError_t block_quantize(BlockRecipe recipe, const BlockQuantizeParams& params
 
 namespace {
 
-// The shape of `in` with another last dimension.
+// Checks that `out` has the shape of `in` with another last dimension.
 void check_output(const Arg& out, const Arg& in, int64_t last) {
   PRECAST_CHECK(has_shape_but_last(out.tensor, in.tensor, last), ValueError)
       << out.what() << " must have " << in.name << "'s shape " << to_string(in.tensor.shape())

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one block_scale module: PRECAST_DTYPE is u8 or bf16. They move bits, so a type is
-// its size.
+// The kernels of one block_scale module: PRECAST_DTYPE is u8 or bf16. They move bits, so only the
+// size of the type matters.
 #include "precast/quantize/block_scale.cuh"
 
 #if !defined(PRECAST_DTYPE)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of block-scaled formats check alike.
+// The checks that the bindings of block-scaled formats share.
 #pragma once
 
 #include "core/tensor_matcher.h"
@@ -13,7 +13,7 @@ PRECAST_ONE_COPY SfLayout check_layout(const char* op, int64_t layout) {
   return static_cast<SfLayout>(layout);
 }
 
-// Bytes of any shape that hold, in order, the scales of [rows, columns] blocks.
+// Checks bytes of any shape that hold, in order, the scales of [rows, columns] blocks.
 PRECAST_ONE_COPY void check_scales(const Arg& scales, const Arg& data, SfLayout layout,
                                    int64_t rows, int64_t columns) {
   TensorMatch(scales).dtype(kUint8).same_device(data).contiguous();
@@ -25,7 +25,7 @@ PRECAST_ONE_COPY void check_scales(const Arg& scales, const Arg& data, SfLayout 
       << to_string(scales.tensor.shape());
 }
 
-// The rows of a tensor of at least 2 dimensions: all of its dimensions but the last.
+// Returns the number of rows of a tensor of at least 2 dimensions: the product of all but the last.
 PRECAST_ONE_COPY int64_t count_rows(const Arg& in) {
   const TensorView& t = in.tensor;
   PRECAST_CHECK(t.ndim() >= 2, ValueError)

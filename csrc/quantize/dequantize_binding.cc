@@ -13,7 +13,7 @@ cudaError_t dequantize(const DequantizeParams& params, bool enable_pdl, cudaStre
 
 namespace {
 
-// A tensor of matrices: its strides of the batch and of the rows.
+// Returns the strides of the batch and of the rows in a tensor of matrices.
 RowStrides matrix_strides(const TensorView& t) {
   return RowStrides{t.ndim() == 3 && t.size(0) > 1 ? t.stride(0) : 0,
                     t.size(-2) > 1 ? t.stride(-2) : 0};
@@ -57,7 +57,7 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
   if (!packed) check_dtype(scale, DType::f32);
   check_scale_shape(scale, in, tile_rows, tile_columns, packed);
   if (x.numel() == 0) return;
-  const RowView view = view_as_rows({in, to}, false);  // Bounds the rows.
+  const RowView view = view_as_rows({in, to}, false);  // This limits the number of rows.
   check_items(to, view, view.columns);
   TensorMatch(to).elements_apart().apart(in);
 

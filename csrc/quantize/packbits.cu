@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of the packbits module. It has no axes: truth values are bytes.
+// The kernels of the packbits module. It has no axes, because truth values are bytes.
 #include "precast/quantize/packbits.cuh"
 #include "precast/quantize/packbits_segments.cuh"
 

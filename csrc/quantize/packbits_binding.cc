@@ -68,7 +68,7 @@ void packbits_export(TensorView x, TensorView y, bool little, bool enable_pdl) {
   launch_on(in, [&](cudaStream_t stream) { return packbits(params, enable_pdl, stream); });
 }
 
-// `x` is checked before anything is computed for it.
+// `x` is checked here, before anything is computed for it.
 void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView new_indptr,
                                     bool enable_pdl) {
   const char* op = "segment_packbits";

@@ -16,10 +16,10 @@ namespace {
 
 const char* const kOp = "nvfp4_kv_dequantize_paged";
 
-// Keys and values of a cache: a tensor each, or one with both in dimension 1.
+// Keys and values of a cache: one tensor each, or one tensor with both in dimension 1.
 struct Halves {
   const Arg& first;
-  const Arg& second;  // `first` where it holds both
+  const Arg& second;  // `first` if that holds both
 
   bool are_one() const { return &first == &second; }
   const Arg& half(int i) const { return i == 0 ? first : second; }
@@ -30,7 +30,7 @@ struct View {
   int64_t pages, page_size;
 };
 
-// Half `i` of a cache that holds `size` bytes for each head of `out`.
+// Views half `i` of a cache that holds `size` bytes for each head of `out`.
 View view_half(const Halves& halves, int i, bool hnd, const Arg& out, int64_t size) {
   const Arg& cache = halves.half(i);
   const TensorView& t = cache.tensor;

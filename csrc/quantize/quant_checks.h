@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of the quantisations check alike. `quantize_dtype` and `quantize_dtype_q` are
-// constants of the module's .cu.
+// The checks that the bindings of the quantisations share. `quantize_dtype` and `quantize_dtype_q`
+// are constants of the module's .cu.
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@ namespace precast {
 extern const DType quantize_dtype;
 extern const DType quantize_dtype_q;
 
-constexpr int64_t kMaxColumns = int64_t(1) << 30;  // column arithmetic of rows is 32-bit
+constexpr int64_t kMaxColumns = int64_t(1) << 30;  // the kernels compute columns in 32 bits
 constexpr double kLeastEps = 1e-30;                // a smaller scale has no finite reciprocal
 
 PRECAST_ONE_COPY void check_eps(const char* op, double eps) {
@@ -23,7 +23,7 @@ PRECAST_ONE_COPY void check_eps(const char* op, double eps) {
       << op << ": eps must be a finite number of at least 1e-30, got " << eps;
 }
 
-// The input, and codes of its shape (with half the last dimension, if gated).
+// Checks the input, and codes of its shape (with half the last dimension if gated).
 PRECAST_ONE_COPY void check_input_and_codes(const Arg& in, const Arg& out, bool gated) {
   const TensorView& i = in.tensor;
   const TensorView& o = out.tensor;
@@ -49,7 +49,7 @@ PRECAST_ONE_COPY void check_input_and_codes(const Arg& in, const Arg& out, bool 
   check_memory_apart(out, in);
 }
 
-// Scales that go row by row with `in`, `count` a row.
+// Checks scales with `count` numbers for each row of `in`.
 PRECAST_ONE_COPY void check_row_scales(const Arg& scales, const Arg& in, const Arg& out,
                                        int64_t count) {
   check_same_device(scales, in);
@@ -71,7 +71,8 @@ inline QuantTensors quant_tensors(const Arg& in, const Arg& out, const RowView& 
   return tensors;
 }
 
-// -- what quantize and silu_and_mul_quant share whole ---------------------------------------------
+// -- entry points that quantize and silu_and_mul_quant share
+// ---------------------------------------
 
 cudaError_t static_quant(const StaticQuantParams& params, bool enable_pdl, cudaStream_t stream);
 cudaError_t token_quant(const TokenQuantParams& params, bool enable_pdl, cudaStream_t stream);

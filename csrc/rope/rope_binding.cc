@@ -16,12 +16,12 @@ cudaError_t qk_rmsnorm_rope(const QkRmsNormRopeParams& params, bool enable_pdl,
 
 namespace {
 
-// Queries and keys, and where they go; in place that is where they are.
+// Queries and keys, and their outputs, which are the same tensors if the op works in place.
 struct QueryAndKey {
   Arg q, k, q_out, k_out;
 };
 
-// Checks the tensors and lists what is to be done; source.rotary_dim is set.
+// Checks the tensors and lists the segments. source.rotary_dim must be set.
 RopeParams make_params(const QueryAndKey& args, const Heads& q, const Heads& k,
                        const RopeAngleSource& source, bool interleave) {
   const bool in_place = args.q_out.name == args.q.name;
@@ -122,7 +122,7 @@ struct Frequencies {
   int64_t rotary_dim;
   bool interleave;
   double scale, theta;
-  // Llama 3.1 alone; of no effect where the context length is 0.
+  // For Llama 3.1 only; without effect if the context length is 0.
   double low = 1.0, high = 4.0;
   int64_t old_context_len = 0;
 };
@@ -274,7 +274,8 @@ void apply_llama31_rope_pos_ids_inplace(TensorView q, TensorView k, TensorView p
                  high_freq_factor, old_context_len));
 }
 
-// -- per-head norm, then rotation -----------------------------------------------------------------
+// -- per-head norm followed by the rotation
+// --------------------------------------------------------
 
 void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_weight,
                            TensorView positions, TensorView cos_sin_cache, int64_t num_q_heads,

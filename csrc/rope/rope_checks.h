@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the bindings of RoPE share: tensors as tokens of heads, positions, caches of cosines and
-// sines, and the segments that they make.
+// What the bindings of RoPE share: tensors viewed as tokens of heads, positions, caches of cosines
+// and sines, and segments.
 #pragma once
 
 #include "paged/paged_checks.h"
@@ -11,14 +11,14 @@ namespace precast {
 constexpr int64_t kMaxHeadDim = 512;
 constexpr int64_t kMaxTokens = 0x7fffffff;
 
-// A tensor as [tokens, heads, dim].
+// A tensor viewed as [tokens, heads, dim].
 struct Heads {
   const Arg& arg;
   int64_t tokens, heads, dim;
   int64_t token_stride, head_stride;
 };
 
-// [tokens, heads, dim], or [tokens, heads * dim] of heads of `head_dim` elements each.
+// Views a tensor [tokens, heads, dim], or [tokens, heads * dim] with heads of `head_dim` elements.
 PRECAST_ONE_COPY Heads heads_of(const Arg& arg, int64_t head_dim) {
   const TensorView& t = arg.tensor;
   check_rank(arg, 2, 3);
@@ -35,7 +35,7 @@ PRECAST_ONE_COPY Heads heads_of(const Arg& arg, int64_t head_dim) {
     heads.heads = last / head_dim;
     heads.dim = heads.head_stride = head_dim;
   }
-  // The stride of a dimension of one element says nothing.
+  // The stride of a dimension with one element has no meaning.
   if (heads.tokens <= 1) heads.token_stride = 0;
   if (heads.heads <= 1) heads.head_stride = 0;
   PRECAST_CHECK(heads.heads == 0 || heads.tokens <= kMaxTokens / heads.heads, ValueError)
@@ -61,7 +61,7 @@ PRECAST_ONE_COPY void check_out_rows(const Arg& out) {
   check_elements_apart(out);
 }
 
-// Requests: token ranges and first positions, of one dtype each.
+// Checks requests: token ranges and first positions, of one dtype each.
 PRECAST_ONE_COPY RopePositions check_requests(const Arg& indptr, const Arg& offsets,
                                               const Arg& device_of) {
   const int64_t requests = check_indptr_shape(indptr, "requests + 1");
@@ -80,7 +80,7 @@ PRECAST_ONE_COPY void check_rotary_dim(const char* op, int64_t rotary_dim, int64
       << rotary_dim;
 }
 
-// Its rows are cosines, then sines, of rotary_dim / 2 pairs.
+// Checks and sets the cache, whose rows hold the cosines of rotary_dim / 2 pairs, then the sines.
 PRECAST_ONE_COPY void set_cache(RopeAngleSource& source, const Arg& cache, const Arg& device_of) {
   check_same_device(cache, device_of);
   PRECAST_CHECK(has_dtype(cache, DType::f32), ValueError)
@@ -93,7 +93,7 @@ PRECAST_ONE_COPY void set_cache(RopeAngleSource& source, const Arg& cache, const
   source.rotary_dim = static_cast<int>(cache.tensor.size(1));
 }
 
-// Columns `column` to `column + dim` of all heads; `scale` is for fp8.
+// Adds the columns from `column` to `column + dim` - 1 of all heads. `scale` is for fp8.
 PRECAST_ONE_COPY RopeSegment& add_segment(RopeParams& params, const Heads& in, const Heads& out,
                                           int64_t column, int64_t dim, bool rotates, float scale) {
   const auto at = [column](const Heads& heads) {
@@ -114,7 +114,7 @@ PRECAST_ONE_COPY RopeSegment& add_segment(RopeParams& params, const Heads& in, c
   return segment;
 }
 
-// Throws ValueError if a kernel cannot number the vectors of all tokens.
+// Throws ValueError if there are more vectors than a kernel can number.
 PRECAST_ONE_COPY void check_rope_items(const Arg& arg, RopeParams params) {
   PRECAST_CHECK(params.tokens == 0 || plan_rope(params, 1), ValueError)
       << arg.what() << " must have at most " << kMaxItems << " vectors of 16 elements, got shape "

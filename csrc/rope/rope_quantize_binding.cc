@@ -12,7 +12,7 @@ cudaError_t rope_quantize(const RopeParams& params, bool enable_pdl, cudaStream_
 
 namespace {
 
-// Queries and keys in two parts each: the columns that turn, and the others.
+// Queries and keys in two parts each: the rotated columns, and the others.
 struct Inputs {
   Arg q_rope, k_rope, q_nope, k_nope;
 };
@@ -21,7 +21,7 @@ struct Scales {
   double q, kv;
 };
 
-// The columns that turn, and those that do not, of queries or of keys.
+// The rotated columns and the others, of queries or of keys.
 struct Parts {
   Heads rope, nope;
 };
@@ -63,7 +63,7 @@ void check_outputs_apart(std::initializer_list<Heads> outputs,
   }
 }
 
-// Everything but where it goes.
+// Sets everything except the outputs.
 RopeParams make_params(const Inputs& in, const Parts& q, const Parts& k, const Arg& cache,
                        const Arg& pos_ids, bool is_neox) {
   check_same_tokens(k.rope, q.rope);
@@ -142,7 +142,7 @@ void mla_rope_quantize_fp8(TensorView q_rope, TensorView k_rope, TensorView q_no
 
 // -- keys and values into the pages of a KV cache -------------------------------------------------
 
-// A cache as it takes the rows of `rows`, in the module's fp8 type.
+// Views a cache in the module's fp8 type for the rows of `rows`.
 CacheView view_fp8_cache(const Arg& cache, bool is_hnd, bool is_mla, const AppendArg& rows) {
   check_same_device(cache, rows.arg);
   check_dtype(cache, rope_quantize_dtype_out);
@@ -158,18 +158,18 @@ void check_caches_apart(const Arg& first, const Arg& second, std::initializer_li
   check_memory_apart(caches[1], caches[0]);
 }
 
-// From column `column` of the cache's rows on.
+// The segment starts at column `column` of the cache's rows.
 void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cache, int64_t column,
                        bool rotates, float scale) {
   RopeSegment& segment = add_segment(params, in, in, 0, in.dim, rotates, scale);
-  segment.out = static_cast<char*>(cache.data) + column;  // fp8: a byte a column
+  segment.out = static_cast<char*>(cache.data) + column;  // an fp8 column has one byte
   segment.is_paged = true;
   segment.out_token_stride = cache.entry_stride;
   segment.out_head_stride = cache.head_stride;
   segment.out_page_stride = cache.page_stride;
 }
 
-// All but the pages and their size, which are the caches'.
+// Sets everything except the pages and their size, which come from the caches.
 void set_table(SlotMapping& slots, const Arg& indices, const Arg& indptr, const Arg& batch_indices,
                const Arg& positions, const Arg& device_of, int64_t tokens) {
   check_rank(indptr, 1, 1);
@@ -202,7 +202,7 @@ void rope_quantize_fp8_append_paged_kv_cache(
   const Parts k = parts_of(in.k_rope, in.k_nope, in.q_rope, k_rope.ndim());
   RopeParams params =
       make_params(in, q, k, PRECAST_ARG(op, cos_sin_cache), PRECAST_ARG(op, pos_ids), is_neox);
-  // Of MLA, which has no values, a view of the keys without columns.
+  // For MLA, which has no values, this is a view of the keys without columns.
   const Arg value = PRECAST_ARG(op, v);
   const Heads values = input_heads(value, in.q_rope, is_mla ? 2 : 3);
   check_same_tokens(values, k.rope);
@@ -214,7 +214,7 @@ void rope_quantize_fp8_append_paged_kv_cache(
 
   set_table(params.slots, PRECAST_ARG(op, kv_indices), PRECAST_ARG(op, kv_indptr),
             PRECAST_ARG(op, batch_indices), PRECAST_ARG(op, positions), in.q_rope, q.rope.tokens);
-  // For MLA the first cache holds what does not turn, the second what does.
+  // For MLA the first cache holds the columns that are not rotated, the second those that are.
   const Arg first = {op, "paged_kv_cache[0]", k_cache};
   const Arg second = {op, "paged_kv_cache[1]", v_cache};
   const AppendArg key_rows = {is_mla ? in.k_nope : in.k_rope, is_mla ? 0 : k_nope.size(-1)};

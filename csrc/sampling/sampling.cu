@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The kernels of one sampling module that draw from rows: PRECAST_DTYPE is f32, f16 or bf16.
+// The kernels of one sampling module that sample tokens: PRECAST_DTYPE is f32, f16 or bf16.
 #include "precast/sampling/plan.cuh"
 #include "precast/sampling/sampling.cuh"
 

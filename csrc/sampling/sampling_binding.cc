@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// tvm-ffi entry points of sampling and of what renormalises or masks rows.
+// tvm-ffi entry points of sampling, and of the softmax, renormalisation and masking of rows.
 #include "core/ffi_export.h"
 #include "precast/sampling/chain_speculative.cuh"
 #include "precast/sampling/row_transform.cuh"
@@ -24,7 +24,7 @@ void check_input(const Arg& rows) {
   check_vocab_rows(rows, false);
 }
 
-// The rows that are sampled from; `out` has an element for each.
+// Sets the rows to sample from; `out` has one element for each sample.
 void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
               SampleParams& params) {
   check_input(rows);
@@ -80,15 +80,15 @@ void sample_from_probs_export(TensorView probs, OptionalTensor indices, Optional
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
 
-// For the function `op`.
-void draw_from_logits(const char* op, TensorView logits, const OptionalTensor& indices,
-                      const OptionalTensor& top_k_arr, int64_t top_k,
-                      const OptionalTensor& top_p_arr, double top_p,
-                      const OptionalTensor& min_p_arr, double min_p,
-                      const OptionalTensor& temperature_arr, double temperature, bool joint,
-                      const OptionalTensor& seed_arr, int64_t seed,
-                      const OptionalTensor& offset_arr, int64_t offset, TensorView out,
-                      const OptionalTensor& valid, bool enable_pdl) {
+// Samples from logits for the function `op`.
+void sample_from_logits_for(const char* op, TensorView logits, const OptionalTensor& indices,
+                            const OptionalTensor& top_k_arr, int64_t top_k,
+                            const OptionalTensor& top_p_arr, double top_p,
+                            const OptionalTensor& min_p_arr, double min_p,
+                            const OptionalTensor& temperature_arr, double temperature, bool joint,
+                            const OptionalTensor& seed_arr, int64_t seed,
+                            const OptionalTensor& offset_arr, int64_t offset, TensorView out,
+                            const OptionalTensor& valid, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, logits);
   const Arg to = PRECAST_ARG(op, out);
   SampleParams params = {};
@@ -113,31 +113,32 @@ void sample_from_logits_export(TensorView logits, OptionalTensor indices, Option
                                OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
                                int64_t offset, TensorView out, OptionalTensor valid,
                                bool enable_pdl) {
-  draw_from_logits("sampling_from_logits", logits, indices, top_k_arr, top_k, top_p_arr, top_p,
-                   min_p_arr, min_p, temperature_arr, temperature, joint, seed_arr, seed,
-                   offset_arr, offset, out, valid, enable_pdl);
+  sample_from_logits_for("sampling_from_logits", logits, indices, top_k_arr, top_k, top_p_arr,
+                         top_p, min_p_arr, min_p, temperature_arr, temperature, joint, seed_arr,
+                         seed, offset_arr, offset, out, valid, enable_pdl);
 }
 
-// What `sample` calls where only tokens are asked for.
+// `sample` calls it if only tokens are requested.
 void sample_tokens_export(TensorView logits, OptionalTensor temperature_arr, double temperature,
                           OptionalTensor top_k_arr, int64_t top_k, OptionalTensor top_p_arr,
                           double top_p, OptionalTensor min_p_arr, double min_p, bool joint,
                           OptionalTensor seed_arr, int64_t seed, OptionalTensor offset_arr,
                           int64_t offset, TensorView out, OptionalTensor valid, bool enable_pdl) {
-  draw_from_logits("sample", logits, {}, top_k_arr, top_k, top_p_arr, top_p, min_p_arr, min_p,
-                   temperature_arr, temperature, joint, seed_arr, seed, offset_arr, offset, out,
-                   valid, enable_pdl);
+  sample_from_logits_for("sample", logits, {}, top_k_arr, top_k, top_p_arr, top_p, min_p_arr, min_p,
+                         temperature_arr, temperature, joint, seed_arr, seed, offset_arr, offset,
+                         out, valid, enable_pdl);
 }
 
-// Rows in, rows of `out_dtype` out.
-RowTransformParams row_op(RowTransform row_op, const Arg& in, const Arg& out, DType out_dtype) {
+// Checks the input and an output of `out_dtype`.
+RowTransformParams transform_params(RowTransform transform, const Arg& in, const Arg& out,
+                                    DType out_dtype) {
   check_input(in);
   check_same_device(out, in);
   check_dtype(out, out_dtype);
   check_same_shape(out, in);
   check_vocab_rows(out, true);
   RowTransformParams params = {};
-  params.op = row_op;
+  params.op = transform;
   params.source = source_of(in);
   params.out = data_of(out.tensor);
   params.out_stride = out.tensor.stride(0);
@@ -161,7 +162,8 @@ void softmax_export(TensorView logits, OptionalTensor temperature_arr, double te
                     TensorView out, bool enable_pdl) {
   const char* op = "softmax";
   const Arg in = PRECAST_ARG(op, logits);
-  RowTransformParams params = row_op(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
+  RowTransformParams params =
+      transform_params(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
   params.parameter = per_row_scalar(op, "temperature", temperature_arr, temperature, in);
   run(params, in, enable_pdl);
 }
@@ -170,14 +172,15 @@ void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, doubl
                                TensorView out, bool enable_pdl) {
   const char* op = "top_p_renorm_probs";
   const Arg in = PRECAST_ARG(op, probs);
-  RowTransformParams params = row_op(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
+  RowTransformParams params =
+      transform_params(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
   params.parameter = per_row_scalar(op, "top_p", top_p_arr, top_p, in);
   run(params, in, enable_pdl);
 }
 
 void top_k_rows(const char* op, RowTransform which, const Arg& in, const OptionalTensor& top_k_arr,
                 int64_t top_k, const Arg& out, bool enable_pdl) {
-  RowTransformParams params = row_op(which, in, out, sampling_dtype);
+  RowTransformParams params = transform_params(which, in, out, sampling_dtype);
   params.top_k_values = top_k_of(op, top_k_arr, in);
   params.top_k = clamp_top_k(top_k);
   run(params, in, enable_pdl);

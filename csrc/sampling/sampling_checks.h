@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the entry points that work on rows of the vocabulary check alike.
+// The checks that the bindings of sampling share.
 #pragma once
 
 #include <limits>
@@ -10,7 +10,7 @@
 
 namespace precast {
 
-// `arg` is 2-D, [rows, vocab], with contiguous elements.
+// Checks that `arg` has shape [rows, vocab] and contiguous rows.
 PRECAST_ONE_COPY void check_vocab_rows(const Arg& arg, bool is_output) {
   check_rank(arg, 2, 2);
   check_columns(arg, is_output);
@@ -30,7 +30,7 @@ inline bool rows_are_vectors(const TensorView& rows) {
          (rows.size(0) <= 1 || rows.stride(0) * item % kVecBytes == 0);
 }
 
-// The rows of `arg`, each an output.
+// Returns the rows of `arg`, one for each output.
 PRECAST_ONE_COPY RowSource source_of(const Arg& arg) {
   RowSource source = {};
   source.data = data_of(arg.tensor);
@@ -41,7 +41,7 @@ PRECAST_ONE_COPY RowSource source_of(const Arg& arg) {
   return source;
 }
 
-// A parameter that differs from row to row of `rows`.
+// Checks a parameter with one value for each row of `rows`.
 PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
   check_same_device(arg, rows);
   const int64_t count = rows.tensor.size(0);
@@ -57,7 +57,7 @@ PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
   check_contiguous(arg);
 }
 
-// One fp32 a row of `rows`, or one number for all.
+// Returns one fp32 number for each row of `rows`, or one for all rows.
 PRECAST_ONE_COPY PerRowScalar per_row_scalar(const char* op, const char* name,
                                              const OptionalTensor& values, double value,
                                              const Arg& rows) {
@@ -77,12 +77,12 @@ PRECAST_ONE_COPY const int32_t* top_k_of(const char* op, const OptionalTensor& v
   });
 }
 
-// k as a kernel takes it: more than 32 bits is no limit.
+// Clamps k to the 32 bits of the kernels; more than 32 bits is no limit.
 inline int32_t clamp_top_k(int64_t k) {
   return static_cast<int32_t>(k < 0 ? 0 : k > 0x7fffffff ? 0x7fffffff : k);
 }
 
-// Seeds or offsets: one, or one an output.
+// Returns the seeds or offsets: one number, or one for each output.
 PRECAST_ONE_COPY const uint64_t* seeds_of(const char* op, const char* name,
                                           const OptionalTensor& values, const Arg& rows,
                                           int64_t outputs, bool& per_row) {

@@ -55,7 +55,7 @@ void sample_export(TensorView logits, OptionalTensor temperature_arr, double tem
   TensorMatch(to).same_device(in).shape({batch}).contiguous().index_dtype(params.int64_out);
   params.out = data_of(out);
   check_memory_apart(to, in);
-  // What is written besides the tokens.
+  // Checks the outputs besides the tokens.
   const auto output = [&](DLDataType dtype, int64_t columns = -1) {
     return [&in, &to, batch, dtype, columns](const TensorMatch& arg) {
       arg.same_device(in).dtype(dtype);

@@ -12,7 +12,7 @@ cudaError_t top_k_rows(const TopKParams& params, bool enable_pdl, cudaStream_t s
 
 namespace {
 
-// What all entry points ask of the rows and the choice; fills in the same.
+// Checks the arguments that all entry points share, and sets their parameters.
 TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_break) {
   TensorMatch(in).cuda().dtype(topk_dtype).rank(2, 2).unit_stride();
   const TensorView& input = in.tensor;
@@ -37,7 +37,7 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
   return params;
 }
 
-// A contiguous [rows, k] of `dtype` that shares no memory with the input.
+// Checks a contiguous result [rows, k] of `dtype` that must share no memory with the input.
 void check_result(const Arg& out, DLDataType dtype, const Arg& in, int64_t k) {
   TensorMatch(out)
       .dtype(dtype)
@@ -47,7 +47,7 @@ void check_result(const Arg& out, DLDataType dtype, const Arg& in, int64_t k) {
       .apart(in);
 }
 
-// One int32 a row, or null.
+// Returns one int32 for each row, or null.
 const int32_t* per_row(const Arg& in, const char* name, const OptionalTensor& tensor) {
   return TensorMatcher(in.op).optional<const int32_t>(tensor, name, [&](const TensorMatch& match) {
     match.dtype(kInt32).same_device(in).shape({in.tensor.size(0)}).contiguous();

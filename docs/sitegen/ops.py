@@ -38,8 +38,10 @@ def wrappers() -> dict[str, str]:
     ops = {op for function, op in functions if inspect.isclass(getattr(precast, function))}
     found: dict[str, str] = {}
     for function, op in functions:
-        if op in ops and function in modules:  # The first kernel does the work, others help.
-            found.setdefault(modules[function], op)
+        if op in ops and function in modules:
+            # Of a wrapper's ops the one named as its family does the work, and others help.
+            family = getattr(precast, function).__module__.split(".")[2]
+            found.setdefault(modules[function], family if family in ops else op)
     return found
 
 

@@ -6,6 +6,6 @@
 
 from precast._base.lazy import lazy_package
 from precast._base.version import __version__ as __version__
-from precast._runtime import loader as loader  # Reads the manifests and binds the plan to them.
+from precast._runtime import loader as _loader  # noqa: F401 (reads plan and manifests)
 
 __getattr__, __dir__ = lazy_package(__name__, __file__)

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every public name, one line an op; each is imported at its first use."""
 
+from precast import loader as loader
 from precast._base.version import __version__ as __version__
 from precast._jit.policy import freeze as freeze
 from precast._op.mode import reference_mode as reference_mode
 from precast._ops.elementwise.scale import scale as scale
-from precast._runtime import loader as loader
 from precast._runtime.preload import preload as preload
 from precast.activation import gelu_and_mul as gelu_and_mul
 from precast.activation import gelu_tanh_and_mul as gelu_tanh_and_mul

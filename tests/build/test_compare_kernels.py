@@ -167,7 +167,7 @@ def test_a_module_without_a_partner_is_refused(
         compare.main([str(builds / "old"), str(builds / "old"), "--arch", "sm80"])
 
 
-def test_a_build_of_other_sources_is_told(tmp_path: Path) -> None:
+def test_a_build_of_other_sources_is_reported(tmp_path: Path) -> None:
     plan = Plan.load(ROOT)
     specs = plan.modules("core", plan.archs("9.0a"))[:2]
     rows = [

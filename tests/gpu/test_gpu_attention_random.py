@@ -19,6 +19,7 @@ from attention_cases import Case, Space, draw
 
 from precast._base.dtypes import DTYPE_WORDS
 from precast._runtime.loader import loader
+from precast.errors import UnsupportedConfigError
 
 SHARDS, CASES = 50, 100
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
@@ -33,7 +34,10 @@ def _is_there(dtype: torch.dtype, kv_dtype: torch.dtype, head_dims: tuple[int, i
         "head_dim_vo": head_dims[1],
     }
     major, minor = torch.cuda.get_device_capability()
-    found = loader.resolve("attention", axes, f"{major}.{minor}")
+    try:
+        found = loader.resolve("attention", axes, f"{major}.{minor}")
+    except UnsupportedConfigError:
+        return False
     return found.path is not None or found.steps[-1].accepted
 
 

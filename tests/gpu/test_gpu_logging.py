@@ -98,7 +98,7 @@ def test_statistics_are_those_of_the_cpu(generator: torch.Generator) -> None:
 
 
 @by_name
-def test_statistics_and_dump_leave_the_result_as_it_is(
+def test_statistics_and_dump_do_not_change_the_result(
     name: str, log: Callable[[], str], generator: torch.Generator
 ) -> None:
     case = CASES[name]

@@ -185,7 +185,7 @@ def test_rows_that_have_no_token_left(generator: torch.Generator) -> None:
 
 
 @pytest.mark.parametrize("size", [31, 3001, 128256])
-def test_greedy_tells_neighbouring_floats_apart(size: int, generator: torch.Generator) -> None:
+def test_greedy_distinguishes_neighbouring_floats(size: int, generator: torch.Generator) -> None:
     """Their weights may round to the same number."""
     x = torch.full((40, size), 1.0, device=generator.device).nextafter(torch.zeros(1).cuda())
     at = torch.randint(0, size, (40, 2), device=x.device, generator=generator)
@@ -206,7 +206,7 @@ def test_greedy_takes_the_first_of_the_largest(
             assert torch.equal(precast.sample(x, 0.0, **more).tokens.long(), want), (size, more)
 
 
-def test_equal_logits_are_told_by_their_number(generator: torch.Generator) -> None:
+def test_equal_logits_are_ordered_by_token(generator: torch.Generator) -> None:
     for size in (3, 33, 1024, 40000, 262145):
         flat = torch.full((3, size), 2.0, device="cuda")
         out = precast.sample(flat, top_logprobs=32, return_logprobs=True)

@@ -89,7 +89,7 @@ def fake_env() -> dict[str, str]:
 
 
 def published(public: Path, tiny: Path, fake: dict[str, str]) -> tuple[Path, dict[str, str]]:
-    """Copies of sources and compilers where everybody can read them."""
+    """Copies of sources and compilers that every user can read."""
     root = tiny.parent
     shutil.copytree(tiny, public / "tiny")
     shutil.copytree(root / "fake", public / "fake")
@@ -200,7 +200,7 @@ def no_library(library: Path) -> None:
     library.unlink()
 
 
-def everybody(library: Path) -> None:
+def world_writable(library: Path) -> None:
     library.chmod(0o777)
 
 
@@ -214,10 +214,10 @@ def everybody(library: Path) -> None:
         (no_meta, "meta.json cannot be read"),
         (half_meta, "meta.json cannot be read"),
         (no_library, "tiny.so cannot be read (No such file or directory)"),
-        (everybody, "is world-writable"),
+        (world_writable, "is world-writable"),
     ],
 )
-def test_a_build_that_is_not_sound_is_told_and_replaced(tiny, cache, fake, damage, words):
+def test_a_damaged_build_is_reported_and_replaced(tiny, cache, fake, damage, words):
     library = success(run(worker_command(tiny), fake))
     damage(library)
     done = run(worker_command(tiny), fake)
@@ -230,7 +230,7 @@ def test_a_build_that_is_not_sound_is_told_and_replaced(tiny, cache, fake, damag
     assert list((cache / "v1" / ".work").iterdir()) == []
 
 
-def test_what_is_not_sound_is_never_loaded_where_compiling_is_forbidden(tiny, fake):
+def test_a_damaged_build_is_never_loaded_where_compiling_is_forbidden(tiny, fake):
     library = success(run(worker_command(tiny), fake))
     corrupt(library)
     done = run(worker_command(tiny), {**fake, "PRECAST_JIT": "error"})

@@ -140,7 +140,7 @@ def torture(
     assert whole_run()[0] == library
 
 
-def test_fifty_kills_at_random_moments_harm_nobody(tiny, cache, fake):
+def test_fifty_kills_at_random_moments_leave_the_cache_intact(tiny, cache, fake):
     root = cache / "v1"
     torture(tiny, root, fake, KILLS, {"compiling", "linking"})
     left = list((root / jit_cache.WORK_FOLDER).iterdir())
@@ -154,7 +154,7 @@ def test_fifty_kills_at_random_moments_harm_nobody(tiny, cache, fake):
     assert list((root / jit_cache.WORK_FOLDER).iterdir()) == []
 
 
-def test_kills_of_the_real_compilers_harm_nobody(tiny, cache, real):
+def test_kills_of_the_real_compilers_leave_the_cache_intact(tiny, cache, real):
     torture(tiny, cache / "v1", real, REAL_KILLS)
     assert run(worker_command(tiny, "load"), real).stdout.splitlines()[1] == "42"
 

@@ -116,7 +116,7 @@ def test_the_package_is_only_read(python, env, tmp_path, mounts):
     assert after == before
 
 
-def test_without_any_compiler_the_message_tells_what_to_install(python, env, tmp_path, mounts):
+def test_without_any_compiler_the_message_names_what_to_install(python, env, tmp_path, mounts):
     tiny = write_tiny(tmp_path / "tiny")
     where = "import nvidia; print(*nvidia.__path__, sep='\\n')"
     folders = run([str(python), "-c", where], env).stdout.split()

@@ -19,7 +19,7 @@ from precast._jit.cache import META_NAME, Meta, module_folder
 from precast._jit.env import cache_dir
 from precast._plan.installed import plan
 from precast._plan.spec import ModuleSpec
-from precast._runtime import loader, providers
+from precast._runtime import library, loader, providers
 from precast._runtime.resolution import Resolution
 from precast.errors import ToolchainError
 
@@ -48,8 +48,8 @@ class World:
         self.compiler = False
         patch.setattr(loader, "_device_capability", lambda device: self.devices[device])
         patch.setattr(loader, "_device_name", lambda device: f"cuda:{device} (a GPU)")
-        patch.setattr(loader, "load_library", self._open)
-        for module in (driver, providers, cuda_major, toolchain):
+        patch.setattr(library, "load_library", self._open)
+        for module in (driver, cuda_major, toolchain):
             patch.setattr(module, "driver_cuda_version", lambda: self.driver)
         patch.setattr(toolchain, "find_toolkit", self._no_compiler)
         providers.provider_problem.cache_clear()

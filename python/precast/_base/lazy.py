@@ -9,7 +9,8 @@ and has the two functions that PEP 562 asks for made in its ``__init__.py``::
 
     __getattr__, __dir__ = lazy_package(__name__, __file__)
 
-A name that was read once is an attribute like any other. Submodules are imported the same way.
+A name that was read once is an attribute like any other. Submodules are imported the same way,
+whether or not the stub lists them.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[
         if attribute == "__all__":
             return list(homes())
         public, submodule = not attribute.startswith("_"), f"{name}.{attribute}"
-        if public and attribute in homes():
+        if public and homes().get(attribute, name) != name:
             value = getattr(importlib.import_module(homes()[attribute]), attribute)
         elif public and importlib.util.find_spec(submodule) is not None:
             value = importlib.import_module(submodule)

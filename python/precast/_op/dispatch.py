@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from precast._base.dtypes import DTYPE_WORDS
@@ -120,16 +120,14 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self[key](*args)
 
 
-def check_tensors(export: str, out: object = None, **tensors: object) -> None:
+def check_tensors(export: str, tensors: Mapping[str, object]) -> None:
     """Raise a TypeError that names the first argument that is not a tensor, if there is one.
 
-    It is called after a call has failed, so it costs nothing when a call succeeds. ``out`` may be
-    None.
+    It is called after a call has failed, so it costs nothing when a call succeeds.
     """
     import torch
 
-    named = tensors if out is None else {**tensors, "out": out}
-    for name, value in named.items():
+    for name, value in tensors.items():
         if not isinstance(value, torch.Tensor):
             raise TypeError(
                 f"{export}: {name} must be a torch.Tensor, got {type(value).__name__}"

@@ -308,9 +308,8 @@ def _decorated(
     name = function.__name__
 
     def explain_failure(**values: Any) -> None:
-        named = {key: values[key] for key in required}
-        named.update((key, values[key]) for key in optional if values[key] is not None)
-        check_tensors(name, **named)
+        given = (key for key in optional if values[key] is not None)
+        check_tensors(name, {key: values[key] for key in (*required, *given)})
         if explain is not None:
             explain(**_accepted(explain, {**values, "export": name}))
 

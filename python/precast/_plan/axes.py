@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.names import axis_word
-from precast._plan.axis_keys import in_declared_order as in_declared_order
-from precast._plan.axis_keys import names_of as names_of
 
 if TYPE_CHECKING:
     from precast._plan.table import Table

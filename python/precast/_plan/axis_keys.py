@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The keys of ``[axes]``, which name one axis, or several that are joined by commas.
 
-The loader imports this module with precast, so it has no data class, whose module imports slowly.
+The loader imports this module at the first call, so it does not import the planner.
 """
 
 from __future__ import annotations

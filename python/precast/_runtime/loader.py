@@ -4,6 +4,7 @@
 At import, the manifests are read and every planned module is bound, for each compute capability, to
 the files that may serve it. A call looks up its device in this table and loads the module if it is
 new. Nothing here writes, compiles, or imports torch or tvm-ffi before the first kernel is needed.
+Functions import what only a first call needs, because every module costs time at import.
 """
 
 from __future__ import annotations
@@ -13,15 +14,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from precast._base.device import get_compute_capability
 from precast._base.errors import MissingJITCacheError, MissingKernelError, UnsupportedTargetError
-from precast._base.log import get_logger
 from precast._base.names import module_name, provider_name
-from precast._base.trust import check_contents, trust_problem
 from precast._base.version import __version__
-from precast._plan.axis_keys import in_declared_order, names_of
 from precast._plan.installed import plan, plan_document
-from precast._runtime.library import load_library
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, ModuleRow
 from precast._runtime.providers import Provider, find_providers, provider_problem
 from precast._runtime.resolution import Resolution, Step
@@ -82,6 +78,8 @@ class Loader:
 
     def axis_names(self, op: str) -> list[str]:
         """The axes of an op in declared order."""
+        from precast._plan.axis_keys import names_of
+
         return [name for key in self.document["ops"][op]["axes"] for name in names_of(key)]
 
     # -- resolution -------------------------------------------------------------------------------
@@ -100,12 +98,14 @@ class Loader:
                 return Resolution(name, capability, path, major, tuple(steps))
             steps.append(Step(binding.provider.source, place, False, problem, fault=True))
         steps += self._unbound(name, capability)
-        from precast._runtime.jit_fallback import resolve_jit
+        from precast._runtime.jit_fallback import resolve_jit  # Imports the toolchain.
 
         return resolve_jit(plan(), op, axes, capability, steps)
 
     def _name(self, op: str, axes: Mapping[str, object]) -> tuple[str, Mapping[str, object]]:
         """The name of the module, from the axes in the plan's document without reading a file."""
+        from precast._plan.axis_keys import in_declared_order
+
         declared = self.document["ops"].get(op, {}).get("axes", {})
         ordered: Mapping[str, Any] | None = in_declared_order(declared, axes)
         if ordered is None:
@@ -114,6 +114,8 @@ class Loader:
 
     def _problem(self, binding: _Binding, path: Path) -> str | None:
         """Why a bound file cannot be loaded, or None."""
+        from precast._base.trust import check_contents, trust_problem
+
         manifest = _manifest(binding.provider)
         record = binding.provider.root / MANIFEST_NAME
         problem = provider_problem(manifest) or trust_problem(path, record, must_be_own=False)
@@ -174,6 +176,8 @@ class Loader:
     def _load(
         self, op: str, axes: Mapping[str, object], device: int, capability: str
     ) -> tuple[Resolution, tvm_ffi.Module]:
+        from precast._runtime.library import load_library
+
         self.check_device(device)
         resolution = self.resolve(op, axes, capability)
         self._warn(resolution)
@@ -207,6 +211,8 @@ class Loader:
         for step in resolution.steps:
             if step.fault and step.place not in self._warned:
                 self._warned.add(step.place)
+                from precast._base.log import get_logger
+
                 get_logger().warning("%s", step)
 
     def _missing(self, resolution: Resolution, spec: JitSpec, device: int) -> str:
@@ -260,6 +266,8 @@ def _manifest(provider: Provider) -> Manifest:
 
 
 def _device_capability(device: int) -> str:
+    from precast._base.device import get_compute_capability
+
     major, minor = get_compute_capability(device)
     return f"{major}.{minor}"
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from precast._base import env as _env
-from precast._base import tvm_ffi as _tvm_ffi
-from precast._base.driver import driver_cuda_version
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
 
 ENTRY_POINT_GROUP = "precast.jit_cache"
@@ -109,6 +107,9 @@ def _read(source: str, root: Path) -> Provider:
 def provider_problem(manifest: Manifest) -> str | None:
     """Why the modules of a provider cannot run here (machine, driver, tvm-ffi), or None."""
     import platform
+
+    from precast._base import tvm_ffi as _tvm_ffi
+    from precast._base.driver import driver_cuda_version
 
     if manifest.machine != platform.machine():
         return f"built for {manifest.machine}, this machine is {platform.machine()}"

@@ -235,7 +235,7 @@ def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> l
         if absent:
             notes.append(
                 f"{len(absent)} of {len(planned)} planned modules for {arch} are not in the "
-                f"bundle, such as {absent[0]}; it may be built for another profile"
+                f"bundle, such as {absent[0]}; the provider may be built for another profile"
             )
     notes += [
         f"{wheel.path.name} is tagged for the machine that it was built on, so it may not run with "

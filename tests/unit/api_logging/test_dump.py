@@ -22,7 +22,7 @@ def log(tmp_path: Path) -> str:
     return (tmp_path / "log.txt").read_text()
 
 
-def test_nobody_else_can_read_a_dump(ops, dumps):
+def test_other_users_cannot_read_a_dump(ops, dumps):
     ops.plain(torch.ones(2))
     assert dumps()[0].stat().st_mode & 0o777 == 0o700
 

@@ -332,7 +332,7 @@ def test_command_prints_each_output_and_exits_with_1(three, command, monkeypatch
     assert lines[5].endswith(": different")
     assert "max error 1 " in lines[6]
     assert "3 of 3 elements differ" in lines[6]
-    assert lines[-1] == "3 calls: 2 as dumped, 1 not"
+    assert lines[-1] == "3 calls: 2 as dumped, 1 different"
 
 
 def test_command_for_machines(three, command):
@@ -361,7 +361,7 @@ def test_command_for_one_call_that_is_as_dumped_in_another_process(three):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == "1 calls: 1 as dumped, 0 not"
+    assert done.stdout.splitlines()[-1] == "1 calls: 1 as dumped, 0 different"
 
 
 @pytest.mark.parametrize(

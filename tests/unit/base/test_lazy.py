@@ -57,6 +57,16 @@ def test_no_public_name_is_that_of_a_submodule(package):
     assert names.isdisjoint(modules)
 
 
+def test_the_public_loader_is_the_submodule():
+    """And not the private module of its name, which precast imports."""
+    code = """
+import precast
+print(precast.loader.__name__, callable(precast.loader.get_function))
+print(precast.loader.loader is precast._runtime.loader.loader)
+"""
+    assert output(code) == "precast.loader True\nTrue"
+
+
 def test_star_and_submodules_come_too():
     code = """
 from precast import *
@@ -66,7 +76,7 @@ print(rmsnorm is precast.norm.rmsnorm, freeze is precast._jit.policy.freeze)
     assert output(code) == "True True"
 
 
-def test_all_ops_are_listed_by_those_who_list_ops():
+def test_every_list_of_ops_is_complete():
     """In a process that used none of them."""
     for listing in ("_op.dispatch.kernels", "api_logging.public_api", "trace.registered"):
         module, _, function = listing.rpartition(".")

@@ -185,7 +185,7 @@ def test_a_wheel_for_a_newer_system_is_refused(dist, tmp_path):
     assert "is for py3-none-manylinux_2_34_x86_64; the bundle" in refused(dist, tmp_path)
 
 
-def test_what_cannot_be_fetched_is_named_with_who_asked(dist, tmp_path):
+def test_what_cannot_be_fetched_is_named_with_what_requires_it(dist, tmp_path):
     make_core(dist, requires=("nowhere>=3",))
     message = refused(dist, tmp_path)
     assert "No matching distribution found for nowhere>=3" in message
@@ -223,7 +223,7 @@ def test_planned_modules_that_are_absent_and_local_tags_are_noted(dist, tmp_path
     assert done.returncode == 0, done.stderr
     total = len(core_specs("sm90a")) + 1
     assert f"Note: 1 of {total} planned modules for sm90a are not in the bundle" in done.stdout
-    assert "linux_x86_64.whl is tagged for the machine it was built on" in done.stdout
+    assert "linux_x86_64.whl is tagged for the machine that it was built on" in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_a_root_home_hides_nothing(monkeypatch):
     assert _machine.without_home("/usr/lib") == "/usr/lib"
 
 
-def test_a_part_that_fails_says_so_and_the_rest_stands(tmp_path):
+def test_a_part_that_fails_is_reported_and_the_others_are_complete(tmp_path):
     (tmp_path / "bad").mkdir()
     (tmp_path / "bad" / "manifest.json").write_text("{")
     settings = {

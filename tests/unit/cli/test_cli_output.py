@@ -27,7 +27,7 @@ def _rich() -> None:
 # -- a terminal, or not ---------------------------------------------------------------------------
 
 
-def test_a_terminal_gets_the_same_words_in_colour(tmp_path):
+def test_a_terminal_gets_the_same_text_in_colour(tmp_path):
     settings = {"PRECAST_JIT": "error", "PRECAST_CACHE_DIR": str(tmp_path)}
     text, _, code = on_terminal(*EXPLAIN, **settings)
     assert code == 1
@@ -54,7 +54,7 @@ def test_a_table_on_a_terminal_has_a_ruled_head_and_a_pipe_gets_plain_columns(tm
             assert cell in shown
 
 
-def test_no_color_takes_the_colours_away_and_leaves_the_words(tmp_path):
+def test_no_color_removes_only_the_colours(tmp_path):
     settings = {"PRECAST_JIT": "error", "PRECAST_CACHE_DIR": str(tmp_path)}
     text, _, _ = on_terminal(*EXPLAIN, NO_COLOR="1", **settings)
     assert not COLOUR.search(text)

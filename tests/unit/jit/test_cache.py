@@ -36,7 +36,7 @@ def test_the_second_takes_the_winners_build(make):
 
 
 @pytest.mark.parametrize("damage", ["library", "meta", "both", "a file in its place", "empty"])
-def test_a_build_that_nobody_can_load_is_replaced(make, damage):
+def test_a_build_that_does_not_load_is_replaced(make, damage):
     spec = make()
     path = spec.build()
     if damage in ("library", "both"):
@@ -149,7 +149,7 @@ def test_write_if_different_keeps_the_time_stamp(tmp_path):
     assert path.read_text() == "b"
 
 
-def test_the_home_of_nobody(monkeypatch):
+def test_the_home_of_an_unknown_user(monkeypatch):
     monkeypatch.setenv("PRECAST_CACHE_DIR", "~no_such_user/cache")
     with pytest.raises(CacheDirectoryError, match=r"PRECAST_CACHE_DIR=~no_such_user/cache: .*Fix"):
         env.cache_dir()

@@ -83,9 +83,7 @@ def test_heartbeats_while_compiling(make, monkeypatch, caplog):
     assert 2 <= len(beats) <= 4
 
 
-def test_a_second_thread_waits_tells_for_whom_and_takes_the_build(
-    make, tmp_path, monkeypatch, caplog
-):
+def test_a_second_thread_waits_for_the_build_and_logs_it(make, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(compiler, "HEARTBEAT_SECONDS", 0.2)
     spec = make(compile_line='sleep 0.6; echo > "$1"')
     paths = []

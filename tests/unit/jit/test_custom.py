@@ -42,7 +42,7 @@ def test_a_spec(world, source, tmp_path):
     assert e.value.spec is spec
 
 
-def test_without_a_compiler_the_driver_tells_the_cuda_major(world, source):
+def test_without_a_compiler_the_driver_decides_the_cuda_major(world, source):
     for driver, major in (((12, 8), 12), ((13, 1), 13), ((14, 0), 13), (None, 13)):
         world.driver = driver
         assert gen_jit_spec("k", [source], arch="9.0").cuda_major == major

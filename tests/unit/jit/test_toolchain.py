@@ -125,7 +125,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
         ("14.0", {}, (), "CUDA 14 is not supported; legal: 12, 13"),
     ],
 )
-def test_what_does_not_agree_is_told(toolkit, monkeypatch, version, changes, arguments, words):
+def test_disagreements_are_reported(toolkit, monkeypatch, version, changes, arguments, words):
     home = toolkit("t", version, **changes)
     monkeypatch.setenv("CUDA_HOME", str(home))
     text = refusal(*arguments)

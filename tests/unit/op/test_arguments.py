@@ -84,7 +84,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("export", ROWWISE)
-def test_sound_arguments_are_taken(export: str, reference_mode: None) -> None:
+def test_valid_arguments_are_accepted(export: str, reference_mode: None) -> None:
     """Every output is written, no other tensor is, and what is returned is ``out`` or nothing."""
     arguments = sound(export)
     tensors = {n: a for n, a in arguments.items() if isinstance(a, torch.Tensor)}

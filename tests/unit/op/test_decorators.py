@@ -35,7 +35,7 @@ def gpu(monkeypatch) -> Callable[[int | None], None]:
 # -- supported_compute_capability -----------------------------------------------------------------
 
 
-def test_a_check_says_what_it_is_for_and_stays_as_it_is():
+def test_a_check_declares_its_capabilities_and_is_not_wrapped():
     def check(x):
         return x + 1
 
@@ -121,7 +121,7 @@ def test_what_a_check_raises_is_what_the_caller_sees():
         backend_requirement({}, common_check=check)(double)(X)
 
 
-def test_an_undeclared_capability_is_an_error_only_for_who_asks(gpu):
+def test_an_undeclared_capability_is_an_error_only_for_its_query(gpu):
     op = backend_requirement({}, common_check=lambda x, times, out: True)(double)
     with pytest.raises(ValueError, match="<lambda> does not declare compute capabilities"):
         op.is_compute_capability_supported(90)

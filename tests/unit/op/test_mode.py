@@ -37,7 +37,7 @@ def kernel():
     _mode._listeners.remove(made.clear)
 
 
-def test_a_cpu_tensor_is_an_error_that_names_argument_and_cure():
+def test_the_error_for_a_cpu_tensor_names_argument_and_fix():
     with pytest.raises(
         ValueError, match=r"^scale: input must be a CUDA tensor, got .*Fix: move it"
     ):

@@ -73,7 +73,7 @@ def refused(op: str, kind: type[Exception], words: str, **changes: Any) -> None:
 
 
 @every_op
-def test_sound_arguments_are_taken(op: str) -> None:
+def test_valid_arguments_are_accepted(op: str) -> None:
     """The three tokens stand in page 0, divided by their scale, and nothing else is written."""
     arguments = sound(op)
     assert getattr(precast, op)(**arguments) is None

@@ -323,7 +323,7 @@ def change(path: Path, old: str | re.Pattern[str] | None, new: str | bytes | Non
         path.write_text(after)
 
 
-def test_the_projects_own_files_are_sound():
+def test_the_projects_own_files_are_valid():
     config = load_config(source_root())
     assert {"scale", "norm", "activation"} <= set(config.ops)
     assert list(config.build.archs) == [

@@ -9,7 +9,7 @@ import re
 import pytest
 
 from precast._base.names import module_name
-from precast._plan.axes import in_declared_order
+from precast._plan.axis_keys import in_declared_order
 from precast._plan.places import source_root
 from precast._plan.planner import Plan
 from precast.errors import UnsupportedConfigError
@@ -195,7 +195,7 @@ def test_an_op_for_some_targets_only(tree):
     assert {s.arch.name for s in plan.modules() if s.op == "scale"} == {"sm80", "sm90a"}
 
 
-def test_axes_of_every_type_become_words_and_defines(tree):
+def test_axes_of_every_type_become_names_and_defines(tree):
     path = tree / "aot_configs" / "scale.toml"
     text = path.read_text().replace(
         "[axes]\n", '[axes]\nwide = [true, false]\nwidth = [4]\nlayout = ["nhd"]\n'
@@ -294,7 +294,7 @@ def test_the_document_holds_a_fingerprint_for_every_planned_module(plan):
                 assert row[spec.arch.name] == spec.fingerprint
 
 
-def test_the_words_of_torch_dtypes_are_words_of_the_axes():
+def test_the_names_of_torch_dtypes_are_values_of_the_axes():
     from precast._base.dtypes import DTYPE_WORDS
     from precast._plan.config import DTYPES
 

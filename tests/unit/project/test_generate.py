@@ -126,7 +126,7 @@ def test_the_transcript_keeps_the_order_and_whole_characters(
     assert "\n> two\nx\n  [1 tokens" in end
 
 
-def test_the_tokenizer_knows_bytes_merges_and_control_words(file: GgufModel) -> None:
+def test_the_tokenizer_knows_bytes_merges_and_control_tokens(file: GgufModel) -> None:
     tokenizer = file.tokenizer()
     text = f"the path of 42 üs{tiny_llama.END}"
     ids = tokenizer.encode(text).ids

@@ -15,6 +15,7 @@ from loader_support import BF16, FakeModule, messages, refusals, resolve
 
 import precast
 from precast._runtime import library, loader
+from precast._runtime.jit_spec import JitSpec
 from precast.errors import (
     LoadError,
     MissingJITCacheError,
@@ -155,13 +156,13 @@ def test_the_in_process_table_answers_first(world):
 def test_first_calls_of_many_threads_load_once(world):
     world.provide("p", "9.0")
     fresh = world.loader()
-    slow = loader.load_library
+    slow = library.load_library
 
     def open_slowly(path, major):
         time.sleep(0.05)
         return slow(path, major)
 
-    world.patch.setattr(loader, "load_library", open_slowly)
+    world.patch.setattr(library, "load_library", open_slowly)
     start = threading.Barrier(16)
     got = []
 
@@ -202,7 +203,7 @@ def test_another_version_with_the_same_fingerprints_serves_without_a_word(world,
     assert messages(caplog) == []
 
 
-def test_version_skew_is_warned_once_a_module_and_mended_by_one_command(world, caplog):
+def test_version_skew_is_warned_once_a_module_with_one_command_as_fix(world, caplog):
     root = world.install("cache-cu13-sm90a", "9.0", version="0.0.1")
     text = (root / "manifest.json").read_text()
     for spec in world.specs("9.0"):
@@ -238,6 +239,7 @@ def test_a_policy_that_forbids_compiling(world, how):
         fresh.load("norm", BF16, 0)
     assert isinstance(caught.value, MissingJITCacheError)
     assert isinstance(caught.value, RuntimeError)
+    assert isinstance(caught.value.spec, JitSpec)
     assert caught.value.spec.name == "norm__dtype_bf16"
     assert str(caught.value) == (
         "no kernel norm__dtype_bf16 for cuda:0 (a GPU) (compute capability 9.0). Looked at:\n"
@@ -273,7 +275,7 @@ def test_shapes_that_follow_from_the_target_come_from_a_device_s_own_alone(world
     assert resolve({}, "8.9", "attention_plan").path is None
 
 
-def test_an_unknown_gpu_is_told_so(world):
+def test_an_unknown_gpu_gets_a_message(world):
     """No kernel is compiled for it: nobody has tried whether it would work."""
     world.provide("p", "9.0")
     with pytest.raises(UnsupportedTargetError) as caught:
@@ -327,7 +329,7 @@ def test_a_joint_axis_is_resolved_from_the_shipped_plan_alone(world):
 # -- opening --------------------------------------------------------------------------------------
 
 
-def test_a_library_that_does_not_open_gives_the_linkers_words(tmp_path, monkeypatch):
+def test_a_library_that_does_not_open_gives_the_linkers_message(tmp_path, monkeypatch):
     path = tmp_path / "m.so"
     path.write_bytes(b"not an ELF file" * 100)
     monkeypatch.setattr(library, "open_cudart", lambda *row: None)

@@ -75,7 +75,7 @@ def test_one_op_must_be_in_a_list(world, provider):
         precast.preload("norm", device=0)
 
 
-def test_all_misses_are_told_at_once_and_the_rest_is_loaded(world, provider):
+def test_all_misses_are_reported_at_once_and_the_others_are_loaded(world, provider):
     (provider / "sm90a/scale__dtype_f16.so").unlink()
     (provider / "sm90a/norm__dtype_f16.so").unlink()
     with pytest.raises(MissingKernelError) as caught:

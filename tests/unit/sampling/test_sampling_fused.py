@@ -111,7 +111,7 @@ def test_equal_logits_come_by_their_number_and_missing_ones_as_minus_one() -> No
     assert out.logprobs.isnan().tolist() == [False, True, True]
 
 
-def test_greedy_tells_neighbouring_numbers_apart() -> None:
+def test_greedy_distinguishes_neighbouring_numbers() -> None:
     x = torch.tensor([[0.25, 0.25 + 2**-25, 0.25 + 2**-25], [3.0, 2.0, 3.0]])
     assert precast.sample(x, 0.0).tokens.tolist() == [1, 0]
 

@@ -218,7 +218,7 @@ def test_cupti_is_detached_afterwards_also_after_an_error(
     assert not cupti.ids
 
 
-def test_without_cupti_events_are_used_and_the_log_says_so_once(
+def test_without_cupti_events_are_used_and_logged_once(
     cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)

@@ -37,6 +37,24 @@ def _no_public_call(*args: object) -> None:
 _OUTPUTS = "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, Tensor block, "
 _SCALES = "float sm_factor, float out_scale, Tensor? qk_scale, Tensor? v_scale, bool enable_pdl"
 
+run_paged = Kernel(
+    "attention",
+    "run_paged",
+    schema=f"(Tensor q, Tensor k_cache, Tensor? v_cache, {_OUTPUTS}{_SCALES}) -> ()",
+    reference=references.run_paged_into,
+    key=_run_key,
+    public=_no_public_call,
+    function="BatchPrefillWithPagedKVCacheWrapper",
+)
+run_ragged = Kernel(
+    "attention",
+    "run_ragged",
+    schema=f"(Tensor q, Tensor k, Tensor v, {_OUTPUTS}{_SCALES}) -> ()",
+    reference=references.run_ragged_into,
+    key=_run_key,
+    public=_no_public_call,
+    function="BatchPrefillWithRaggedKVCacheWrapper",
+)
 pack_plan = Kernel(
     "attention_plan",
     "pack_plan",
@@ -68,24 +86,6 @@ workspace_size = Kernel(
     key=lambda *args: (0,),
     public=_no_public_call,
     function="BatchPrefillWithPagedKVCacheWrapper",
-)
-run_paged = Kernel(
-    "attention",
-    "run_paged",
-    schema=f"(Tensor q, Tensor k_cache, Tensor? v_cache, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_paged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
-)
-run_ragged = Kernel(
-    "attention",
-    "run_ragged",
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_ragged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithRaggedKVCacheWrapper",
 )
 
 

@@ -4,64 +4,57 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention.buffers import get_alibi_slopes
-from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.formula import attention, unpacked_mask
-from precast._ops.attention.plan import Scores
 from precast._ops.attention.validation import softmax_scale
 
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
 
 
-@dataclass(frozen=True)
-class Features:
-    """What changes the scores and outputs of a batch."""
-
-    mask_mode: int = MaskMode.NON_CAUSAL
-    packed_mask: torch.Tensor | None = None
-    mask_indptr: torch.Tensor | None = None
-    window_left: int = -1
-    pos_encoding: int = PosEncodingMode.NONE
-    alibi_slopes: torch.Tensor | None = None
-    rope_scale: float = 1.0
-    rope_theta: float = 1e4
-    logits_soft_cap: float = 0.0
-    sm_scale: float = 1.0
-    out_scale: float = 1.0
-    qk_scale: torch.Tensor | None = None
-    v_scale: torch.Tensor | None = None
-    sinks: torch.Tensor | None = None
-    prefix_len: torch.Tensor | None = None
-    token_pos: torch.Tensor | None = None
-    token_pos_len: int = 0
-
-
-def features_of(q: torch.Tensor, scores: Scores, sm_factor: float = 1.0, **more: Any) -> Features:
-    """The features of these options of scores; ``more`` are features by name."""
-    alibi = scores.pos_encoding_mode == PosEncodingMode.ALIBI.name
-    options: dict[str, Any] = {
-        "mask_mode": MaskMode.CAUSAL if scores.causal else MaskMode.NON_CAUSAL,
-        "window_left": scores.window_left,
-        "pos_encoding": PosEncodingMode[scores.pos_encoding_mode],
+def features_of(
+    q: torch.Tensor,
+    causal: bool = False,
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    pos_encoding_mode: str = "NONE",
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    sm_factor: float = 1.0,
+    **more: Any,
+) -> SimpleNamespace:
+    """What changes the scores and outputs of a batch; ``more`` are other features by name."""
+    alibi, rope = pos_encoding_mode == "ALIBI", pos_encoding_mode == "ROPE_LLAMA"
+    features = {
+        "causal": causal,
+        "packed_mask": None,
+        "mask_indptr": None,
+        "window_left": window_left,
         "alibi_slopes": get_alibi_slopes(q.shape[1], q.device) if alibi else None,
-        "rope_scale": scores.rope_scale or 1.0,
-        "rope_theta": scores.rope_theta or 1e4,
-        "logits_soft_cap": scores.logits_soft_cap or 0.0,
-        "sm_scale": softmax_scale(scores.sm_scale, q.shape[-1]) * sm_factor,
+        "rope": (rope_scale or 1.0, rope_theta or 1e4) if rope else None,
+        "logits_soft_cap": logits_soft_cap or 0.0,
+        "sm_scale": softmax_scale(sm_scale, q.shape[-1]) * sm_factor,
+        "out_scale": 1.0,
+        "qk_scale": None,
+        "v_scale": None,
+        "sinks": None,
+        "prefix_len": None,
+        "token_pos": None,
+        "token_pos_len": 0,
     }
-    return Features(**{**options, **more})
+    return SimpleNamespace(**{**features, **more})
 
 
 def attend(
     q: torch.Tensor,
     requests: Iterator[Request],
     head_dim_vo: int,
-    f: Features,
+    f: SimpleNamespace,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Outputs, base-2 log-sum-exps, and which rows a request has; all others are zeros."""
@@ -71,7 +64,6 @@ def attend(
     used = torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
     scales = f.qk_scale, f.v_scale
     qk_scale, v_scale = (1.0 if s is None else s.to(dtype).reshape(()) for s in scales)
-    rope = f.pos_encoding == PosEncodingMode.ROPE_LLAMA
     for number, rows, k, v in requests:
         n, m = rows.stop - rows.start, k.shape[0]
         if n <= 0:
@@ -81,12 +73,12 @@ def attend(
             k,
             v,
             f.sm_scale * qk_scale,
-            causal=f.mask_mode == MaskMode.CAUSAL,
+            causal=f.causal,
             mask=_mask_of(number, n, m, f),
             window_left=f.window_left,
             logits_soft_cap=f.logits_soft_cap,
-            alibi_slopes=f.alibi_slopes if f.pos_encoding == PosEncodingMode.ALIBI else None,
-            rope=(f.rope_scale, f.rope_theta) if rope else None,
+            alibi_slopes=f.alibi_slopes,
+            rope=f.rope,
             sinks=f.sinks,
             items=_items_of(number, f),
             dtype=dtype,
@@ -95,20 +87,16 @@ def attend(
     return out * (f.out_scale * v_scale), lse, used
 
 
-def _mask_of(request: int, n: int, m: int, f: Features) -> torch.Tensor | None:
-    if f.mask_mode != MaskMode.CUSTOM:
+def _mask_of(request: int, n: int, m: int, f: SimpleNamespace) -> torch.Tensor | None:
+    if f.packed_mask is None:
         return None
-    assert f.packed_mask is not None
-    assert f.mask_indptr is not None
     begin = int(f.mask_indptr[request])
     return unpacked_mask(f.packed_mask[begin : begin + (n * m + 7) // 8], n, m)
 
 
-def _items_of(request: int, f: Features) -> tuple[int, torch.Tensor] | None:
-    if f.mask_mode != MaskMode.MULTIITEMSCORING:
+def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | None:
+    if f.prefix_len is None:
         return None
-    assert f.prefix_len is not None
-    assert f.token_pos is not None
     size = f.token_pos_len or f.token_pos.numel()
     # There is little that PyTorch can do with unsigned words of 16 bits.
     places = f.token_pos.view(torch.int16).long()[request * size : (request + 1) * size]

@@ -7,14 +7,14 @@ of checks and of copies into the buffers of a CUDA graph.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 from precast._base.torch import torch
 from precast._op.validation import check_memory_apart
 from precast._ops.attention import reference_checks as checks
-from precast._ops.attention.buffers import alibi_slopes
-from precast._ops.attention.enums import PosEncodingMode
+from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import AttentionPlan, plan_of, read_block
 from precast._ops.attention.reference import (
-    Features,
     attend,
     features_of,
     paged_requests,
@@ -180,18 +180,17 @@ def run_single_into(
     export = "run_ragged"
     checks.check_ragged(export, q, k, v)
     checks.check_outputs(export, q, v.shape[-1], out, lse, None, k=k, v=v)
-    alibi = pos_encoding == PosEncodingMode.ALIBI
-    features = Features(
-        mask_mode=mask_mode,
-        packed_mask=packed_mask,
-        mask_indptr=torch.zeros(1, dtype=torch.int32),
+    features = features_of(
+        q,
+        causal=mask_mode == MaskMode.CAUSAL,
         window_left=window_left,
-        pos_encoding=pos_encoding,
-        alibi_slopes=alibi_slopes(q.shape[1], q.device) if alibi else None,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
         logits_soft_cap=logits_soft_cap,
         sm_scale=sm_scale,
+        pos_encoding_mode=PosEncodingMode(pos_encoding).name,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        packed_mask=packed_mask,
+        mask_indptr=torch.zeros(1, dtype=torch.int32),
         out_scale=out_scale,
         qk_scale=qk_scale,
         v_scale=v_scale,
@@ -218,15 +217,16 @@ def _features(
     out_scale: float,
     qk_scale: torch.Tensor | None,
     v_scale: torch.Tensor | None,
-) -> Features:
-    mask, items = plan.mask, plan.items
+) -> SimpleNamespace:
+    scores, mask_mode, items = plan.scores._asdict(), plan.mask_mode, plan.items
+    del scores["use_fp16_qk_reduction"]
+    scores["causal"] = mask_mode == MaskMode.CAUSAL
     return features_of(
         q,
-        plan.scores,
-        sm_factor,
-        mask_mode=plan.mask_mode,
-        packed_mask=mask.bits,
-        mask_indptr=mask.indptr,
+        **scores,
+        sm_factor=sm_factor,
+        packed_mask=plan.mask.bits if mask_mode == MaskMode.CUSTOM else None,
+        mask_indptr=plan.mask.indptr,
         out_scale=out_scale,
         qk_scale=qk_scale,
         v_scale=v_scale,

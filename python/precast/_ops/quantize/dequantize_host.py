@@ -16,7 +16,7 @@ from precast.api_logging import precast_api
 
 
 def _check_host(export: str, **tensors: torch.Tensor) -> None:
-    check_tensors(export, **tensors)
+    check_tensors(export, tensors)
     for name, tensor in tensors.items():
         if tensor.device.type != "cpu":
             raise ValueError(f"{export}: {name} must be a CPU tensor, got {tensor.device}")

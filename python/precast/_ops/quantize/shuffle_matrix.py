@@ -46,7 +46,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
     >>> precast.shuffle_matrix_a(torch.arange(16).view(16, 1), 64)[:4].flatten()
     tensor([0, 2, 4, 6])
     """
-    check_tensors("shuffle_matrix_a", input_tensor=input_tensor)
+    check_tensors("shuffle_matrix_a", {"input_tensor": input_tensor})
     rows = shuffled_rows("shuffle_matrix_a", input_tensor, epilogue_tile_m)
     return _taken(input_tensor, rows)
 
@@ -90,7 +90,7 @@ def shuffle_matrix_sf_a(
     ...     precast.shuffle_matrix_sf_a(scales, 128).view(32, 4, 4)[:2, 0, 0]
     tensor([0, 4], dtype=torch.uint8)
     """
-    check_tensors("shuffle_matrix_sf_a", input_tensor=input_tensor)
+    check_tensors("shuffle_matrix_sf_a", {"input_tensor": input_tensor})
     rows = shuffled_sf_rows("shuffle_matrix_sf_a", input_tensor, epilogue_tile_m, num_elts_per_sf)
     return block_scale_interleave(_taken(input_tensor, rows))
 

@@ -8,7 +8,7 @@ them.
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.sampling._masses import row_sums
+from precast._ops.sampling._inverse_cdf import row_sums
 
 FIXED_POINT = 2.0**31
 MOST = 3.4028234663852886e38

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._ops.sampling._filters import thresholds
-from precast._ops.sampling._masses import draw, row_sums
+from precast._ops.sampling._inverse_cdf import row_sums, sample_rows
 from precast._ops.sampling._philox import uniforms
 
 # Draws of a token before the threshold of top-p is looked for.
@@ -35,7 +35,7 @@ def chosen(
         return rows, rows.bool()
     by_k, by_p, by_min = thresholds(weights, top_k, top_p, min_p, joint)
     tried = weights.where(weights >= torch.maximum(by_k, by_min), 0)
-    tokens = draw(tried, rows, uniforms(seed, offset, outputs, 0, device))
+    tokens = sample_rows(tried, rows, uniforms(seed, offset, outputs, 0, device))
     again = torch.arange(outputs, device=device)
     for count in range(1, ROUNDS + 1):
         drawn = weights[rows[again], tokens[again]]
@@ -48,7 +48,7 @@ def chosen(
         left = tried[row.long()]
         kept = left > drawn[:, None] if count < ROUNDS else left >= by_p[row.long()]
         numbers = uniforms(seed, offset, outputs, count, device)[again]
-        tokens[again] = draw(left.where(kept, 0), which, numbers)
+        tokens[again] = sample_rows(left.where(kept, 0), which, numbers)
     total = row_sums(weights)
     valid = ((total > 0) & (total < torch.inf))[rows]
     return tokens.where(valid, 0), valid

@@ -7,7 +7,7 @@ from precast._base.torch import torch
 from precast._ops.sampling._filters import parameter, weights_of_logits
 from precast._ops.sampling._formula import chosen
 from precast._ops.sampling._fused_formula import penalized, top_of, with_mask
-from precast._ops.sampling._masses import row_sums
+from precast._ops.sampling._inverse_cdf import row_sums
 
 
 def sample_reference(

@@ -11,7 +11,7 @@ import operator
 from precast._base.torch import torch
 
 WORD = 0xFFFFFFFF
-CHUNK = 1 << 14  # outputs at a time: what lies between two steps stays in a CPU's cache
+BATCH = 1 << 14  # outputs at a time: what lies between two steps stays in a CPU's cache
 
 
 def philox4x32(
@@ -64,7 +64,7 @@ def uniforms(
     offsets, _ = as_int64(offset, count, device)
     rows = torch.arange(count, device=device) * (not own)
     draws = torch.zeros_like(rows) + draw
-    parts = zip(*(numbers.split(CHUNK) for numbers in (keys, offsets, rows, draws)))
+    parts = zip(*(numbers.split(BATCH) for numbers in (keys, offsets, rows, draws)))
     words = [
         philox4x32((b & WORD, (b >> 32) & WORD, c & WORD, d), (a & WORD, (a >> 32) & WORD))
         for a, b, c, d in parts

@@ -13,7 +13,7 @@ from precast._ops.sampling._arguments import (
     kinds,
 )
 from precast._ops.sampling._filters import weights_of_logits
-from precast._ops.sampling._masses import row_sums
+from precast._ops.sampling._inverse_cdf import row_sums
 from precast._ops.sampling._trace import rows_trace
 from precast.api_logging import precast_api
 

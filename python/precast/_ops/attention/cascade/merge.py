@@ -7,9 +7,7 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import Kernel, check_tensors
-from precast._op.torch_ops import torch_ops
+from precast._op.export import Export, op
 from precast._op.validation import check_rank
 from precast._ops.attention.cascade.trace import in_place_trace, pair_trace, states_trace
 from precast._ops.attention.cascade.validation import check_mask, check_pair, check_states
@@ -119,74 +117,51 @@ def merge_state_in_place_reference(
     return torch.where(kept[..., None], merged, v), torch.where(kept, sums, s)
 
 
-def _merge_state_into(
+def _check_pair(
+    export: str,
     v_a: torch.Tensor,
     s_a: torch.Tensor,
     v_b: torch.Tensor,
     s_b: torch.Tensor,
     v: torch.Tensor,
     s: torch.Tensor,
-    enable_pdl: bool,
 ) -> None:
-    states = (("v_a", "s_a", v_a, s_a), ("v_b", "s_b", v_b, s_b), ("v", "s", v, s))
-    check_pair("merge_state", states)
-    for to, merged in zip((v, s), merge_state_reference(v_a, s_a, v_b, s_b)):
-        to.copy_(merged)
+    check_pair(export, (("v_a", "s_a", v_a, s_a), ("v_b", "s_b", v_b, s_b), ("v", "s", v, s)))
 
 
-def _merge_state_in_place_into(
+def _check_in_place(
+    export: str,
     v: torch.Tensor,
     s: torch.Tensor,
     v_other: torch.Tensor,
     s_other: torch.Tensor,
     mask: torch.Tensor | None,
-    enable_pdl: bool,
 ) -> None:
-    name = "merge_state_in_place"
-    check_pair(name, (("v", "s", v, s), ("v_other", "s_other", v_other, s_other), ("v", "s", v, s)))
-    check_mask(name, mask, v)
-    merged = merge_state_in_place_reference(v, s, v_other, s_other, mask)
-    for to, result in zip((v, s), merged):
-        to.copy_(result)
+    own = ("v", "s", v, s)
+    check_pair(export, (own, ("v_other", "s_other", v_other, s_other), own))
+    check_mask(export, mask, v)
 
 
-def _merge_states_into(
-    v: torch.Tensor,
-    s: torch.Tensor,
-    v_merged: torch.Tensor,
-    s_merged: torch.Tensor,
-    enable_pdl: bool,
-) -> None:
-    check_states(v, s, v_merged, s_merged)
-    for to, merged in zip((v_merged, s_merged), merge_states_reference(v, s)):
-        to.copy_(merged)
-
-
-def _public_states(v: object, s: object, *others: object) -> tuple[object, ...]:
-    return v, s, others[-1]
-
-
-_merge_state = Kernel(
+_MERGE_STATE = Export(
     "merge_state",
     "merge_state",
-    schema="(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, Tensor(a!) v, Tensor(b!) s, "
-    "bool enable_pdl) -> ()",
-    reference=_merge_state_into,
-    public=lambda v_a, s_a, v_b, s_b, v, s, pdl: (v_a, s_a, v_b, s_b, pdl),
+    "v_a:T s_a:tensor v_b:tensor s_b:tensor v!:tensor s!:tensor enable_pdl:pdl",
+    reference=merge_state_reference,
+    check=_check_pair,
 )
-_merge_state_in_place = Kernel(
+_MERGE_STATE_IN_PLACE = Export(
     "merge_state",
     "merge_state_in_place",
-    schema="(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask, "
-    "bool enable_pdl) -> ()",
-    reference=_merge_state_in_place_into,
+    "v!:T s!:tensor v_other:tensor s_other:tensor mask?:tensor enable_pdl:pdl",
+    reference=merge_state_in_place_reference,
+    check=_check_in_place,
 )
-_merge_states = Kernel(
+_MERGE_STATES = Export(
     "merge_state",
     "merge_states",
-    schema="(Tensor v, Tensor s, Tensor(a!) v_merged, Tensor(b!) s_merged, bool enable_pdl) -> ()",
-    reference=_merge_states_into,
-    public=_public_states,
+    "v:T s:tensor v_merged!:tensor s_merged!:tensor enable_pdl:pdl",
+    reference=merge_states_reference,
+    check=check_states,
 )
 
 _PAIR = pair_trace(merge_state_reference)
@@ -195,7 +170,7 @@ _STATES = states_trace(merge_states_reference)
 
 
 @precast_api(trace=_PAIR)
-@backend_requirement({}, common_check=served_by("merge_state"))
+@op("merge_state")
 def merge_state(
     v_a: torch.Tensor,
     s_a: torch.Tensor,
@@ -252,23 +227,15 @@ def merge_state(
     ...     precast.merge_state(v, s, 2 * v, s)
     (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
     """
-    try:
-        if s_a.dtype is not torch.float32 or s_b.dtype is not torch.float32:
-            s_a, s_b = s_a.to(torch.float32), s_b.to(torch.float32)
-        v, s = torch.empty_like(v_a), torch.empty_like(s_a)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.merge_state(v_a, s_a, v_b, s_b, v, s, pdl)
-        else:
-            _merge_state[v_a.dtype, v_a.get_device()](v_a, s_a, v_b, s_b, v, s, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
-        raise
+    if s_a.dtype is not torch.float32 or s_b.dtype is not torch.float32:
+        s_a, s_b = s_a.to(torch.float32), s_b.to(torch.float32)
+    v, s = torch.empty_like(v_a), torch.empty_like(s_a)
+    _MERGE_STATE.launch(v_a, s_a, v_b, s_b, v, s, enable_pdl)
     return v, s
 
 
 @precast_api(trace=_IN_PLACE)
-@backend_requirement({}, common_check=served_by("merge_state"))
+@op("merge_state")
 def merge_state_in_place(
     v: torch.Tensor,
     s: torch.Tensor,
@@ -317,22 +284,13 @@ def merge_state_in_place(
     >>> v.flatten(), s.flatten()
     (tensor([1.5000, 1.0000]), tensor([1., 0.]))
     """
-    try:
-        if s.dtype is not torch.float32 or s_other.dtype is not torch.float32:
-            s, s_other = s.to(torch.float32), s_other.to(torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.merge_state_in_place(v, s, v_other, s_other, mask, pdl)
-        else:
-            _merge_state_in_place[v.dtype, v.get_device()](v, s, v_other, s_other, mask, pdl)
-    except (AttributeError, TypeError):
-        given = {} if mask is None else {"mask": mask}
-        check_tensors("merge_state_in_place", v=v, s=s, v_other=v_other, s_other=s_other, **given)
-        raise
+    if s.dtype is not torch.float32 or s_other.dtype is not torch.float32:
+        s, s_other = s.to(torch.float32), s_other.to(torch.float32)
+    _MERGE_STATE_IN_PLACE.launch(v, s, v_other, s_other, mask, enable_pdl)
 
 
 @precast_api(trace=_STATES)
-@backend_requirement({}, common_check=served_by("merge_state"))
+@op("merge_state")
 def merge_states(
     v: torch.Tensor, s: torch.Tensor, enable_pdl: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -378,20 +336,12 @@ def merge_states(
     ...     precast.merge_states(v, s)
     (tensor([[[1.6667]]]), tensor([[2.5850]]))
     """
-    try:
-        if s.dtype is not torch.float32:
-            s = s.to(torch.float32)
-        if v.dim() != 4:
-            check_rank("merge_states", "v", v, 4, 4)
-        tokens, _, heads, head_dim = v.shape
-        v_merged = v.new_empty((tokens, heads, head_dim))
-        s_merged = v.new_empty((tokens, heads), dtype=torch.float32)
-        pdl = enable_pdl is not False
-        if torch.compiler.is_compiling():
-            torch_ops.merge_states(v, s, v_merged, s_merged, pdl)
-        else:
-            _merge_states[v.dtype, v.get_device()](v, s, v_merged, s_merged, pdl)
-    except (AttributeError, TypeError):
-        check_tensors("merge_states", v=v, s=s)
-        raise
+    if s.dtype is not torch.float32:
+        s = s.to(torch.float32)
+    if v.dim() != 4:
+        check_rank("merge_states", "v", v, 4, 4)
+    tokens, _, heads, head_dim = v.shape
+    v_merged = v.new_empty((tokens, heads, head_dim))
+    s_merged = v.new_empty((tokens, heads), dtype=torch.float32)
+    _MERGE_STATES.launch(v, s, v_merged, s_merged, enable_pdl)
     return v_merged, s_merged

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import attend, features_of, paged_requests, row_bounds
 from precast._ops.paged._cache import Cache, entries_of, halves
 
@@ -70,16 +69,19 @@ def batch_decode_with_paged_kv_cache_reference(
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
-    scores = Scores(
-        q_len_per_req > 1,
-        window_left,
-        logits_soft_cap or 0.0,
-        sm_scale,
-        pos_encoding_mode,
-        rope_scale,
-        rope_theta,
+    features = features_of(
+        q,
+        causal=q_len_per_req > 1,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sm_factor=q_scale * k_scale,
+        out_scale=v_scale,
+        sinks=sinks,
     )
-    features = features_of(q, scores, q_scale * k_scale, out_scale=v_scale, sinks=sinks)
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
     out, lse, _ = attend(q, requests, v.shape[-1], features)
     out = out.to(o_dtype or q.dtype)

@@ -203,6 +203,6 @@ def single_decode_with_kv_cache(
             return_lse,
         )
     except (AttributeError, TypeError):
-        check_tensors("single_decode_with_kv_cache", q=q, k=k, v=v)
+        check_tensors("single_decode_with_kv_cache", {"q": q, "k": k, "v": v})
         raise
     return out.squeeze(0) if lse is None else (out.squeeze(0), lse.squeeze(0))

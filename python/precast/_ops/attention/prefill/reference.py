@@ -4,11 +4,8 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention.enums import MaskMode
-from precast._ops.attention.plan import Items, Scores
 from precast._ops.attention.prefill.masks import paged_sizes, ragged_sizes
 from precast._ops.attention.reference import (
-    Features,
     attend,
     features_of,
     paged_requests,
@@ -95,17 +92,23 @@ def batch_prefill_with_paged_kv_cache_reference(
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
-    scores = Scores(
-        causal,
-        window_left,
-        logits_soft_cap or 0.0,
-        sm_scale,
-        pos_encoding_mode,
-        rope_scale,
-        rope_theta,
+    features = features_of(
+        q,
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sm_factor=q_scale * k_scale,
+        out_scale=v_scale,
+        sinks=sinks,
+        prefix_len=prefix_len_ptr,
+        token_pos=token_pos_in_items_ptr,
+        token_pos_len=token_pos_in_items_len,
+        **_packed(custom_mask, sizes),
     )
-    items = Items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
-    features = _features(q, sizes, custom_mask, scores, items, (q_scale * k_scale, v_scale), sinks)
     bounds = row_bounds(qo_indptr, 0, paged_kv_indptr.numel() - 1)
     requests = paged_requests(
         k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
@@ -187,24 +190,23 @@ def batch_prefill_with_ragged_kv_cache_reference(
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    scores = Scores(
-        causal,
-        window_left,
-        logits_soft_cap or 0.0,
-        sm_scale,
-        pos_encoding_mode,
-        rope_scale,
-        rope_theta,
-    )
-    items = Items(prefix_len_ptr, token_pos_in_items_ptr, token_pos_in_items_len)
-    features = _features(
+    sizes = ragged_sizes(qo_indptr, kv_indptr)
+    features = features_of(
         q,
-        ragged_sizes(qo_indptr, kv_indptr),
-        custom_mask,
-        scores,
-        items,
-        (q_scale * k_scale, v_scale),
-        sinks,
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sm_factor=q_scale * k_scale,
+        out_scale=v_scale,
+        sinks=sinks,
+        prefix_len=prefix_len_ptr,
+        token_pos=token_pos_in_items_ptr,
+        token_pos_len=token_pos_in_items_len,
+        **_packed(custom_mask, sizes),
     )
     bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
     out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
@@ -212,30 +214,10 @@ def batch_prefill_with_ragged_kv_cache_reference(
     return (out, lse) if return_lse else out
 
 
-def _features(
-    q: torch.Tensor,
-    sizes: torch.Tensor,
-    custom_mask: torch.Tensor | None,
-    scores: Scores,
-    items: Items,
-    scales: tuple[float, float],
-    sinks: torch.Tensor | None,
-) -> Features:
-    more: dict[str, object] = {}
-    if custom_mask is not None:
-        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
-        bits, starts = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
-        more = {"mask_mode": MaskMode.CUSTOM, "packed_mask": bits, "mask_indptr": starts}
-    if items.prefix_len is not None:
-        more["mask_mode"] = MaskMode.MULTIITEMSCORING
-    return features_of(
-        q,
-        scores,
-        scales[0],
-        out_scale=scales[1],
-        sinks=sinks,
-        prefix_len=items.prefix_len,
-        token_pos=items.token_pos,
-        token_pos_len=items.token_pos_len,
-        **more,
-    )
+def _packed(custom_mask: torch.Tensor | None, sizes: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The features of a custom mask, if there is one."""
+    if custom_mask is None:
+        return {}
+    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
+    bits, starts = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
+    return {"packed_mask": bits, "mask_indptr": starts}

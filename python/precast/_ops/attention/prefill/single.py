@@ -292,7 +292,7 @@ def single_prefill_with_kv_cache(
             return_lse,
         )
     except (AttributeError, TypeError):
-        check_tensors(name, q=q, k=k, v=v)
+        check_tensors(name, {"q": q, "k": k, "v": v})
         raise
     return out if lse is None else (out, lse)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every reason for which a module is refused, word for word: what, why, and the mending command."""
+"""Every reason for which the loader rejects a module: the whole message and its fix."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_another_machine(world):
 
 
 @pytest.mark.parametrize("place", [FILE, "sm90a", ".", "manifest.json"])
-def test_a_place_that_everybody_can_write(world, place):
+def test_a_world_writable_place(world, place):
     root = world.provide("p", "9.0")
     (root / place).chmod(0o777)
     where = root / place
@@ -192,7 +192,7 @@ def test_a_file_that_is_gone(world):
     assert only_refusal(world) == f"{root / FILE} cannot be read (No such file or directory)"
 
 
-def test_an_installed_provider_is_mended_by_pip(world):
+def test_the_fix_of_an_installed_provider_is_a_pip_command(world):
     root = world.install("cache-cu13-sm90a", "9.0", version="1.2")
     (root / FILE).write_bytes(b"x")
     world.loader()
@@ -344,13 +344,13 @@ def test_a_cache_of_another_user(world):
     )
 
 
-def test_a_cache_that_everybody_can_write(world):
+def test_a_world_writable_cache(world):
     path = world.cached(world.spec())
     path.parent.chmod(0o777)
     assert cache_refusal(world).startswith(f"{path.parent} is world-writable. Fix: chmod")
 
 
-def test_a_cached_record_that_everybody_can_write(world):
+def test_a_world_writable_cached_record(world):
     path = world.cached(world.spec()).with_name("meta.json")
     path.chmod(0o666)
     assert cache_refusal(world).startswith(f"{path} is world-writable. Fix: chmod")
@@ -376,7 +376,7 @@ def test_a_link_in_the_cache(world, tmp_path, name):
         ({"more": 1}, "meta.json cannot be read (not a meta.json of this version). Fix: precast"),
     ],
 )
-def test_a_cached_build_that_is_not_sound(world, changes, words):
+def test_a_damaged_cached_build(world, changes, words):
     world.cached(world.spec(), **changes)
     assert words in cache_refusal(world)
 
