@@ -304,6 +304,7 @@ def _decorated(
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
     required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
+    required.sort(key=lambda name: name == "out")  # An input that is wrong is named first.
     optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
