@@ -137,5 +137,5 @@ def test_a_compiler_without_its_parts(tiny, cache, toolchain, tmp_path):
     text = failure(run(worker_command(tiny), env))
     assert text.startswith("precast.errors.CompileError: compiling tiny failed (exit status ")
     assert f"\n  {home}/bin/nvcc " in text
-    assert "Cause: a part of the compiler is missing. Fix: reinstall the toolkit" in text
+    assert "Cause: a program of the compiler is missing. Fix: reinstall the toolkit" in text
     assert list(cache.rglob("*.o")) == []

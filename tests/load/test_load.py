@@ -85,12 +85,12 @@ def test_the_example_shows_a_refusal_of_every_function(
     built: Built, file_name: str, export: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PLAN.root / "examples"))
-    from ffi_check import refusal
+    from ffi_check import error_of
 
     spec = spec_of(built, file_name)
     module = load_library(built.library(spec), spec.cuda_major)
     reason = "must be int64, got float32" if export in ON_HOST else "must be a CUDA tensor, got cpu"
-    assert reason in refusal(module, export)
+    assert reason in error_of(module, export)
 
 
 @pytest.mark.parametrize(("file_name", "export"), CASES)

@@ -100,3 +100,8 @@ class CacheLayoutError(KeyError, ValueError):
 
 # Compiled modules throw these by name, so they are registered with tvm-ffi.
 FFI_KINDS: tuple[type[Exception], ...] = (OutputShapeError, DtypeRuntimeError)
+
+# Tracebacks and pickles show the path that users import from.
+for _value in list(globals().values()):
+    if isinstance(_value, type) and _value.__module__ == __name__:
+        _value.__module__ = "precast.errors"
