@@ -41,7 +41,7 @@ def test_tensors_are_read_with_axes_dtypes_sizes_and_peers():
     assert kinds["b"] == TensorKind("", ("u8",))
 
 
-@pytest.mark.parametrize("text", ["x:T[m", "x!!:T", "x:W[m]", ":T", "x:like()", "eps:flaot()"])
+@pytest.mark.parametrize("text", ["x:T[m", "x!!:T", "x:W[m]", ":T", "x:like()", "eps:real()"])
 def test_a_mistake_is_an_error_that_quotes_it(text):
     with pytest.raises(ValueError, match=r"legal: ") as caught:
         Declaration(text)
