@@ -11,13 +11,12 @@ be None. The kinds are
 ``T[m,n]``
     A tensor. The letters ``T``, ``U``, ``V`` are dtypes that are axes of the module, in the order
     of the TOML's axes; ``U=e4m3|e5m2|T`` limits one. ``f32``, ``i32`` and the like are fixed
-    dtypes, ``i32|i64`` one of several, ``any`` every dtype, and ``D`` any, but the same for
-    all tensors that have it. A size is a name, which means the same
+    dtypes, ``i32|i64`` one of several, ``any`` every dtype. A size is a name, which means the same
     number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
     number of leading dimensions, ``*rows(1-2)`` one or two, ``*rows(1-)`` at least one; ``f32[.]``
-    is one number in any shape. Without brackets, only dtype and device are checked,
-    and the op's own check looks at the rest. The first tensor with sizes is the one that others
-    are compared with.
+    is one number in any shape. Without brackets, only dtype and device are checked, and the op's
+    own check looks at the rest. The first tensor with sizes is the one that others are compared
+    with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``
     A tensor of the shape and dtype of ``x``, or of another dtype. It may be ``x`` itself unless it
     is ``apart``.
@@ -42,7 +41,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 _PARAMETER = re.compile(r"(?P<name>\w+)(?P<written>!?)(?P<optional>\??)(?::(?P<kind>\S+))?\Z")
-_DTYPE = r"(?:(?P<axis>[TUVD])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
+_DTYPE = r"(?:(?P<axis>[TUV])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
 _TENSOR = re.compile(rf"{_DTYPE}(?:\[(?P<dims>[^\]]*)\])?\Z")
 _LIKE = re.compile(rf"like\((?P<peer>\w+)(?:,{_DTYPE})??(?P<apart>,apart)?\)\Z")
 _LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?P<range>-(?P<most>\d+)?)?\))?\Z")
