@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from precast._base.dtypes import DTYPE_WORDS
@@ -37,11 +37,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Outputs are arguments marked as mutated; the same arguments go to export and reference.
     reference : callable
         Plain PyTorch with the arguments of the export; writes its outputs in place.
-    axes : sequence of str, optional
-        The arguments whose dtypes are the op's axes, in their order; one that is None has the dtype
-        of the first. Default: the first tensor of the schema.
-    key : callable, optional
-        From the arguments to the key, for ops with axes that are no dtypes.
+    key : callable
+        From the arguments of the export to the key.
     public : callable, optional
         From the arguments of the export to those of the public function, by position, where they or
         their order differ; to None where another export says it of the same call.
@@ -58,8 +55,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         *,
         schema: str,
         reference: Callable[..., None],
-        axes: Sequence[str] = (),
-        key: Callable[..., tuple[Any, ...]] | None = None,
+        key: Callable[..., tuple[Any, ...]],
         public: Callable[..., tuple[Any, ...] | None] | None = None,
         function: str | None = None,
         name: str | None = None,
@@ -76,7 +72,6 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
         self.parameters = tuple(argument.split()[-1] for argument in arguments)
         self.first_tensor = self.parameters[0]
-        self._axes = [self.parameters.index(name) for name in axes] or [0]
         KERNELS[self.name] = self
         _mode.on_change(self.clear)
 
@@ -111,13 +106,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def call(self, *args: Any) -> None:
         """Call by arguments alone."""
-        if self.key is not None:
-            key = self.key(*args)
-        else:
-            first, *others = (args[position] for position in self._axes)
-            dtypes = [(first if other is None else other).dtype for other in others]
-            key = (first.dtype, *dtypes, args[0].get_device())
-        self[key](*args)
+        self[self.key(*args)](*args)
 
 
 def check_tensors(export: str, tensors: Mapping[str, object]) -> None:

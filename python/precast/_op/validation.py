@@ -54,17 +54,6 @@ def check_rank(export: str, name: str, tensor: torch.Tensor, least: int, most: i
     )
 
 
-def check_vector(
-    export: str, name: str, tensor: torch.Tensor, input: torch.Tensor, dtype: torch.dtype
-) -> None:
-    """``tensor`` is 1-D, as long as the last dimension of ``input``."""
-    check_device_and_dtype(export, name, tensor, input, dtype)
-    if tensor.shape != input.shape[-1:]:
-        raise ValueError(
-            f"{export}: {name} must have shape {[*input.shape[-1:]]}, got {[*tensor.shape]}"
-        )
-
-
 def check_half(
     export: str, out: torch.Tensor, input: torch.Tensor, dtype: torch.dtype | None = None
 ) -> None:

@@ -30,7 +30,11 @@ def kernel():
         out.copy_(input + 1)
 
     made = Kernel(
-        "norm", "unit_test", schema="(Tensor input, Tensor(a!) out) -> ()", reference=reference
+        "norm",
+        "unit_test",
+        schema="(Tensor input, Tensor(a!) out) -> ()",
+        reference=reference,
+        key=lambda input, out: (input.dtype, input.get_device()),
     )
     yield made
     del KERNELS["unit_test"]

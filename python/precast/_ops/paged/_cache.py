@@ -21,10 +21,10 @@ IS_HND = {"NHD": False, "HND": True}
 
 
 def is_hnd(kv_layout: str) -> bool:
-    """Whether heads come before the entries of a page; :func:`check_call` explains a KeyError."""
+    """Whether heads come before the entries of a page."""
     hnd = IS_HND.get(kv_layout)
     if hnd is None:
-        raise TypeError("no layout")
+        raise TypeError("no layout")  # check_call() raises the error that explains it.
     return hnd
 
 
