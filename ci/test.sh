@@ -33,10 +33,11 @@ step "tests"
 if [ $# -gt 0 ]; then
   python -m pytest "$@"
 else
+  # Tests that time a GPU or count its memory run alone on it. They come first, so that the last
+  # summary is that of the tests which every machine runs.
+  python -m pytest tests/gpu tests/peer
   # One process for each core. All tests of a file run in one process, which makes its fixtures once.
   workers=$(nproc)
   python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
     --ignore=tests/gpu --ignore=tests/peer tests
-  # Tests that time a GPU or count its memory run alone on it.
-  python -m pytest tests/gpu tests/peer
 fi

@@ -7,6 +7,8 @@ mkdocstrings reads the sections of a docstring, but treats their text as Markdow
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
 import textwrap
 from typing import Any
@@ -105,6 +107,16 @@ def _constructor(cls: griffe.Class) -> None:
     cls.set_member("__init__", griffe.Function("__init__", parent=cls, parameters=parameters))
 
 
+def _completed(obj: griffe.Object, text: str) -> str:
+    """The docstring of an op with the entries that decorators add, which the source leaves out."""
+    if not (obj.is_function and obj.path.startswith("precast._ops.")):
+        return text
+    found: Any = importlib.import_module(obj.module.path)
+    for name in obj.path[len(obj.module.path) + 1 :].split("."):
+        found = getattr(found, name)
+    return inspect.getdoc(inspect.unwrap(found)) or text
+
+
 class Docstrings(griffe.Extension):
     """Convert every docstring of a package after griffe has read it."""
 
@@ -113,7 +125,7 @@ class Docstrings(griffe.Extension):
 
     def _convert(self, obj: griffe.Object) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = markdown(obj.docstring.value, obj)
+            obj.docstring.value = markdown(_completed(obj, obj.docstring.value), obj)
         if isinstance(obj, griffe.Class):
             _constructor(obj)
         for member in obj.members.values():

@@ -26,6 +26,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
+from precast._op.docs import completed
 from precast._op.requirement import Requirement, capability_number
 
 __all__ = ["backend_requirement", "served_by", "supported_compute_capability"]
@@ -223,8 +224,12 @@ def _checked(
 ) -> CheckedOp[P, R_co]:
     """The wrapper of an op with the methods that it gets."""
     wrapper = _wrapper(function, signature, requirement, body, names)
+    function.__doc__ = completed(function)
+    reference = getattr(function, "__globals__", {}).get(f"{function.__name__}_reference")
+    if reference is not None:
+        reference.__doc__ = completed(reference, function)
     functools.update_wrapper(wrapper, function)
-    wrapper.__doc__ = f"{inspect.getdoc(function) or ''}\n{_SKIP_CHECK}".lstrip()
+    wrapper.__doc__ = f"{function.__doc__ or ''}\n{_SKIP_CHECK}".lstrip()
     wrapper.is_backend_supported = requirement.is_backend_supported
     wrapper.is_compute_capability_supported = requirement.is_compute_capability_supported
     wrapper.has_backend = requirement.has_backend

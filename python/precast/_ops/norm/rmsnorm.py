@@ -15,16 +15,7 @@ from precast.api_logging import precast_api
 
 
 def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """:func:`rmsnorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
+    """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Returns
     -------
@@ -43,16 +34,7 @@ def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e
 def gemma_rmsnorm_reference(
     input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """:func:`gemma_rmsnorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``, one less than the multiplier.
-    eps : float
-        Added to the mean square.
+    """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Returns
     -------
@@ -109,8 +91,6 @@ def rmsnorm(
     out : torch.Tensor, optional
         Shape, dtype and device of ``input``, strides as above. May be ``input``. Default: a new
         tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -168,8 +148,6 @@ def gemma_rmsnorm(
         Added to the mean square.
     out : torch.Tensor, optional
         As :func:`rmsnorm` takes it; may be ``input``. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Complete docstrings from what is written once.
+
+A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
+have is taken from the sources: functions with an argument of that name, texts in the same form, and
+:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import TypeVar
+
+F = TypeVar("F", bound=Callable[..., object])
+
+#: Arguments that mean the same in every op.
+COMMON = """
+Parameters
+----------
+enable_pdl : bool, optional
+    Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+"""
+
+_SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
+_ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
+
+
+def documented(*sources: Callable[..., object] | str) -> Callable[[F], F]:
+    """Complete the docstring of a function from ``sources``, the first that has an entry."""
+
+    def decorate(function: F) -> F:
+        function.__doc__ = completed(function, *sources)
+        return function
+
+    return decorate
+
+
+def completed(function: Callable[..., object], *sources: Callable[..., object] | str) -> str | None:
+    """The docstring of ``function`` with the entries of all of its arguments that are known."""
+    text = inspect.getdoc(function)
+    if text is None:  # python -OO
+        return None
+    sections = _sections(text)
+    own = _entries(sections.get("Parameters", ""))
+    signature = inspect.signature(function)
+    missing = [name for name in signature.parameters if name not in own]
+    returns = "Returns" not in sections and signature.return_annotation not in (None, "None")
+    if not (missing or returns):
+        return text
+    texts = [s if isinstance(s, str) else inspect.getdoc(s) or "" for s in (*sources, COMMON)]
+    for source in map(_sections, texts):
+        known = _entries(source.get("Parameters", ""))
+        own |= {name: known[name] for name in missing if name in known and name not in own}
+        if returns and "Returns" in source:
+            sections["Returns"], returns = source["Returns"], False
+    # An entry of several arguments stands where the first of them does.
+    ordered = dict.fromkeys(own[name] for name in signature.parameters if name in own)
+    if ordered:
+        sections["Parameters"] = "".join(ordered)
+    return _joined(sections)
+
+
+def _sections(text: str) -> dict[str, str]:
+    """The texts of the sections of a numpy docstring by title; what is before them has none."""
+    first, *rest = _SECTION.split(inspect.cleandoc(text) + "\n")
+    return {"": first, **dict(zip(rest[::2], rest[1::2]))}
+
+
+def _entries(section: str) -> dict[str, str]:
+    """The entries of a section ``Parameters`` by the names that each is for."""
+    found = {}
+    for entry in filter(None, _ENTRY.split(section)):
+        for name in entry.partition(" :")[0].partition("\n")[0].split(", "):
+            found[name.lstrip("*")] = entry.rstrip() + "\n"
+    return found
+
+
+def _joined(sections: dict[str, str]) -> str:
+    """A docstring of sections, in numpydoc's order."""
+    titles = ["Parameters", "Returns", *(t for t in sections if t not in ("Parameters", "Returns"))]
+    parts = [
+        f"{title}\n{'-' * len(title)}\n{sections[title].strip()}"
+        for title in titles
+        if title and title in sections
+    ]
+    return "\n\n".join([sections[""].strip(), *parts])
