@@ -5,8 +5,8 @@
 #   ci/reproducible.sh [CUDA [ARCH]]    the core and one wheel of modules (default: the newest, sm90a)
 #
 # The second build is made later, in another place, with the compiler and tvm-ffi under other paths,
-# and with another temporary folder, time zone, language, umask, home and number of jobs. If auditwheel
-# is installed, its outputs are compared, too. The script uses the current Python environment, which
+# with another temporary folder, time zone, language, umask, home and number of jobs, and with variables
+# set that change what compilers do. If auditwheel is installed, its outputs are compared, too. The script uses the current Python environment, which
 # needs the packages of `pip install ".[build]"`.
 #
 # PRECAST_PROFILE  the profile to build (core)
@@ -59,6 +59,15 @@ ln -s "$ffi" "$elsewhere/site/tvm_ffi"
 (
   umask 077
   export TMPDIR=$elsewhere/tmp HOME=$elsewhere/home TZ=Asia/Tokyo LC_ALL=C.UTF-8 MAX_JOBS=1
+  mkdir "$elsewhere/hostile"
+  while IFS= read -r variable; do export "${variable?}"; done < <(
+    PYTHONPATH=tests "$python" -c '
+import sys
+from pathlib import Path
+from hostile_environment import hostile_environment
+for name, value in hostile_environment(Path(sys.argv[1])).items():
+    print(f"{name}={value}")' "$elsewhere/hostile"
+  )
   export PYTHONPATH=$elsewhere/site
   # The packages of PyPI have lib instead of lib64, by which they are recognised.
   [ ! -d "$elsewhere/toolkit/lib64" ] || export PRECAST_CUDA_HOME=$elsewhere/toolkit

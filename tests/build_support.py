@@ -8,7 +8,6 @@ date at the next run, so that only what changed is compiled again.
 from __future__ import annotations
 
 import functools
-import itertools
 import json
 import os
 import shlex
@@ -22,7 +21,7 @@ from pathlib import Path
 import filelock
 import pytest
 
-from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.hermetic import launcher
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
 from precast._plan.spec import ModuleSpec
@@ -128,7 +127,7 @@ def ninja_commands(tree: Path) -> list[list[str]]:
         words = shlex.split(line)
         if words[:2] == [":", "&&"]:
             words = words[2 : words.index("&&", 2)]
-        if words[1:3] == ["-E", "env"]:
+        if words[0] == "sh":
             commands.append(_without_launcher(words))
     return commands
 
@@ -139,8 +138,7 @@ def compile_database(tree: Path) -> list[list[str]]:
 
 
 def _without_launcher(words: list[str]) -> list[str]:
-    """A command without the ``cmake -E env --unset=...`` that must come before it."""
-    assert words[1:3] == ["-E", "env"]
-    unset = list(itertools.takewhile(lambda word: word.startswith("--unset="), words[3:]))
-    assert unset == [f"--unset={name}" for name in IGNORED_VARIABLES]
-    return words[3 + len(unset) :]
+    """A command without the script that must come before it."""
+    assert words[0] == "sh"
+    assert Path(words[1]).read_text() == launcher()
+    return words[2:]

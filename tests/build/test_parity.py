@@ -19,6 +19,7 @@ from build_support import (
     run,
     spec_of,
 )
+from hostile_environment import hostile_environment
 
 from precast import aot
 from precast._jit.commands import build_commands
@@ -93,9 +94,12 @@ def test_cmake_and_aot_make_the_same_bytes(built: Built, file_name: str, tmp_pat
     assert row.fingerprint == spec.fingerprint
 
 
-def test_flags_in_the_environment_of_a_build_change_nothing(built: Built, full: Path) -> None:
-    hostile = {"NVCC_APPEND_FLAGS": "-G", "NVCC_PREPEND_FLAGS": "-lineinfo", "LD_RUN_PATH": "/x"}
+def test_variables_of_the_environment_of_a_build_change_nothing(
+    built: Built, full: Path, tmp_path: Path
+) -> None:
+    hostile = hostile_environment(tmp_path)
     run(["cmake", "--build", full, "--target", "sm80-scale__dtype_f32"], hostile)
+    assert not (tmp_path / "dependencies").exists()
     name = "sm80/scale__dtype_f32.so"
     assert (full / name).read_bytes() == (built.tree / name).read_bytes()
 

@@ -8,6 +8,7 @@ import re
 import shutil
 import sys
 
+from hostile_environment import hostile_environment
 from jit_support import ONE_FILE, compiles, environment, failure, run, success, worker_command
 
 from precast._jit.toolchain import find_toolchain
@@ -48,18 +49,14 @@ def test_one_file_that_exports_by_itself(tmp_path, real):
     assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
 
 
-def test_flags_in_the_environment_change_nothing(tiny, tmp_path, real):
+def test_variables_of_the_environment_change_nothing(tiny, tmp_path, real):
     first = success(run(worker_command(tiny), real))
-    hostile = {
-        **real,
-        "PRECAST_CACHE_DIR": str(tmp_path / "other"),
-        "NVCC_APPEND_FLAGS": "-G -DTINY_NUMBER=7",
-        "NVCC_PREPEND_FLAGS": "-lineinfo",
-        "LD_RUN_PATH": "/nowhere",
-    }
+    hostile = {**real, **hostile_environment(tmp_path)}
+    hostile["PRECAST_CACHE_DIR"] = str(tmp_path / "other")
     second = success(run(worker_command(tiny), hostile))
     assert second.parent.name == first.parent.name
     assert second.read_bytes() == first.read_bytes()
+    assert not (tmp_path / "dependencies").exists()
 
 
 def test_an_error_in_the_source_shows_command_and_first_lines(tiny, cache, real):

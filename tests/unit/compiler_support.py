@@ -22,14 +22,15 @@ TOOLCHAIN = Toolchain(
 
 @dataclasses.dataclass(frozen=True)
 class ShellSpec(JitSpec):
-    """Compiles by a line of shell: ``$1`` is the output."""
+    """Compiles by a line of shell: ``$1`` is the output, ``$2`` a file that counts links."""
 
     compile_line: str = 'echo object > "$1"'
-    link_line: str = 'echo library > "$1"; echo linked >> "$COUNT"'
+    link_line: str = 'echo library > "$1"; echo linked >> "$2"'
+    count: str = "/dev/null"
 
     def commands(self, toolchain: Toolchain, folder: Path) -> list[Command]:
         def command(kind: str, line: str, output: Path) -> Command:
-            return Command(kind, ["/bin/sh", "-c", line, "sh", str(output)], output)
+            return Command(kind, ["/bin/sh", "-c", line, "sh", str(output), self.count], output)
 
         return [
             command("cuda", self.compile_line, folder / "a.o"),

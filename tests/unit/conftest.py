@@ -42,9 +42,8 @@ def world(tmp_path, monkeypatch):
 
 @pytest.fixture
 def make(tree, tmp_path, monkeypatch, caplog):
-    """A factory of specs; ``COUNT`` gets a line for every link."""
+    """A factory of specs; the file ``count`` gets a line for every link."""
     caplog.set_level(logging.INFO)
-    monkeypatch.setenv("COUNT", str(tmp_path / "count"))
     from compiler_support import TOOLCHAIN, ShellSpec
 
     from precast._jit import compiler
@@ -57,7 +56,7 @@ def make(tree, tmp_path, monkeypatch, caplog):
     fields = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)}
 
     def factory(**lines: str) -> ShellSpec:
-        return ShellSpec(**fields, **lines)
+        return ShellSpec(**fields, count=str(tmp_path / "count"), **lines)
 
     return factory
 

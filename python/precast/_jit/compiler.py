@@ -145,7 +145,7 @@ def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], Binar
     """The process and its output, which is kept in memory because the disk may be full."""
     log = os.fdopen(os.memfd_create(command.output.name), "w+b")
     # nvcc keeps its intermediate files in ``work``, so that a kill leaves nothing elsewhere.
-    environment = compiler_environment(TMPDIR=str(work), LC_ALL="C")
+    environment = compiler_environment(TMPDIR=str(work))
     try:
         process = subprocess.Popen(
             command.argv,

@@ -21,7 +21,7 @@ from pathlib import Path
 from precast._base.driver import device_capabilities
 from precast._base.errors import ConfigError, ToolchainError, UnsupportedConfigError
 from precast._jit.commands import location_flags
-from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.hermetic import PASSED_VARIABLES, launcher
 from precast._jit.jobs import max_jobs
 from precast._jit.toolchain import Toolchain, find_toolchain, view_directory
 from precast._plan.config import Arch
@@ -54,7 +54,7 @@ def cmake_rows(specs: Iterable[ModuleSpec]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> str:
+def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch], script: Path) -> str:
     """The toolchain as variables, so that CMake does not search for one."""
     fields = {
         "PRECAST_CUDA_MAJOR": [str(toolchain.toolkit.major)],
@@ -65,7 +65,8 @@ def cmake_toolchain(toolchain: Toolchain, view: Path, archs: Iterable[Arch]) -> 
         "PRECAST_CUDA_INCLUDE_FLAGS": toolchain.include_flags(cuda=True),
         "PRECAST_HOST_INCLUDE_FLAGS": toolchain.include_flags(cuda=False),
         "PRECAST_LIBRARIES": toolchain.libraries,
-        "PRECAST_IGNORED_VARIABLES": IGNORED_VARIABLES,
+        "PRECAST_LAUNCHER": [str(script)],
+        "PRECAST_PASSED_VARIABLES": PASSED_VARIABLES,
         "PRECAST_JOBS": [str(max_jobs())],
     }
     lines = ["# Written by python -m precast.jit; do not edit."]
@@ -118,7 +119,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             archs = target_archs(plan, args.archs)
             toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
             view = view_directory(toolchain.toolkit, args.view)
-            text = cmake_toolchain(toolchain, view, archs)
+            script = args.out.with_name("launcher.sh")
+            write_if_different(script, launcher())
+            text = cmake_toolchain(toolchain, view, archs, script)
         else:
             targets = None if args.archs is None else target_archs(plan, args.archs)
             text = cmake_rows(plan.modules(args.profile, targets, args.cuda))

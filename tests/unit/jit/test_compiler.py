@@ -12,12 +12,13 @@ from pathlib import Path
 
 import pytest
 from compiler_support import TOOLCHAIN, ShellSpec, left_over, links
+from hostile_environment import hostile_environment
 from loader_support import messages
 
 import precast
 from precast._jit import cache, compiler, env
 from precast._jit.commands import Command
-from precast._jit.hermetic import IGNORED_VARIABLES
+from precast._jit.hermetic import FIXED_VARIABLES, PASSED_VARIABLES
 from precast._jit.toolchain import Toolkit
 from precast._plan.planner import Plan
 from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError, ToolchainError
@@ -235,16 +236,16 @@ def test_a_tvm_ffi_outside_the_range_is_refused_before_compiling(tree, monkeypat
         spec.build()
 
 
-def test_variables_that_change_a_compiler_are_not_passed_on(make, tmp_path, monkeypatch):
-    for name in IGNORED_VARIABLES:
+def test_compilers_get_only_the_variables_that_are_listed(make, tmp_path, monkeypatch):
+    for name in (*hostile_environment(tmp_path), "LD_PRELOAD_OF_ANOTHER", "LANG"):
         monkeypatch.setenv(name, "-DX")
-    monkeypatch.setenv("PASSED_ON", "yes")
     seen = tmp_path / "seen"
     line = f'env > {seen}-$(basename "$1"); echo > "$1"'
     make(compile_line=line, link_line=line).build()
     records = [path.read_text() for path in tmp_path.glob("seen-*")]
     assert len(records) == 3
+    of_the_shell = {"PWD", "OLDPWD", "SHLVL", "_"}
     for text in records:
         names = {row.partition("=")[0] for row in text.splitlines()}
-        assert not names & {*IGNORED_VARIABLES}
-        assert {"PASSED_ON", "PATH"} <= names
+        assert names - of_the_shell <= {*PASSED_VARIABLES, *FIXED_VARIABLES}
+        assert {"PATH", "TMPDIR", "LC_ALL"} <= names
