@@ -41,7 +41,7 @@ def eight(command: list[str], env: dict[str, str]) -> tuple[list[Path], int]:
 
 def judge(root: Path) -> list[Path]:
     """All builds in the cache; asserts that each is whole and that no lock is held."""
-    entries = list(jit_cache.entries(root))
+    entries = jit_cache.contents(root).builds
     for entry in entries:
         assert entry.meta is not None, f"{entry.folder} is half-written"
         library = entry.folder / "tiny.so"

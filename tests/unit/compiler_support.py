@@ -47,4 +47,4 @@ def links(tmp_path: Path) -> int:
 def left_over(root: Path) -> list[str]:
     """What a compile must not leave: work folders and entries without both of their files."""
     bad = [str(p) for p in (root / cache.WORK_FOLDER).glob("*")]
-    return bad + [str(e.folder) for e in cache.entries() if e.meta is None]
+    return bad + [str(e.folder) for e in cache.contents().builds if e.meta is None]

@@ -13,10 +13,12 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 import os
+import re
 import shutil
+import stat
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -36,6 +38,12 @@ META_NAME = "meta.json"
 WORK_FOLDER = ".work"
 LOCK_FOLDER = ".locks"
 STALE_SECONDS = 6 * 3600.0
+#: Names in the cache: ``cu13-x86_64``, ``sm90a`` and ``norm__dtype_bf16-0123456789abcdef``.
+_MAJOR_NAME = re.compile(r"cu\d+-\w+")
+_ARCH_NAME = re.compile(r"sm\d+\w*")
+_BUILD_NAME = re.compile(r"\w[\w.-]*-[0-9a-f]{16}")
+#: The end of the name of a private folder: ``-<host>-<process>-<random>``.
+_WORK_NAME = re.compile(r"-(?P<host>[\w.]+)-(?P<process>\d+)-\w+(-kept)?$")
 #: Errors of a rename whose target exists.
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
@@ -61,9 +69,20 @@ class Meta:
     @classmethod
     def read(cls, path: Path) -> Meta:
         """Read ``path``; raise ValueError if it is not such a file."""
-        data = json.loads(path.read_text(encoding="utf-8"))
-        names = {f.name for f in dataclasses.fields(cls)}
-        if not isinstance(data, dict) or set(data) != names or data["schema"] != META_SCHEMA:
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except RecursionError:
+            raise ValueError("nested too deeply") from None
+        fields = dataclasses.fields(cls)
+        if not isinstance(data, dict) or set(data) != {f.name for f in fields}:
+            raise ValueError("not a meta.json of this version")
+        for f in fields:
+            kind = {"int": int, "float": (int, float)}.get(str(f.type), str)
+            value = data[f.name]
+            is_wrong = isinstance(value, bool) or not isinstance(value, kind)
+            if is_wrong or (isinstance(value, float) and not math.isfinite(value)):
+                raise ValueError(f"{f.name} is {value!r}")
+        if data["schema"] != META_SCHEMA:
             raise ValueError("not a meta.json of this version")
         return cls(**data)
 
@@ -154,7 +173,16 @@ def work_folder(root: Path, spec: ModuleSpec) -> Path:
     parent = root / WORK_FOLDER
     parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     _remove_stale(parent)
-    return Path(tempfile.mkdtemp(prefix=f"{spec.name}-{os.getpid()}-", dir=parent))
+    return Path(tempfile.mkdtemp(prefix=f"{spec.name}-{_host()}-{os.getpid()}-", dir=parent))
+
+
+def _host() -> str:
+    """Where process numbers are this process's: machines and containers may share a cache."""
+    try:
+        namespace = re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))
+    except OSError:
+        namespace = ""
+    return re.sub(r"[^\w.]", "_", f"{os.uname().nodename}.{namespace}")
 
 
 def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
@@ -204,11 +232,9 @@ def _fsync(path: Path) -> None:
 
 def _remove_stale(parent: Path) -> None:
     for path in parent.iterdir():
-        try:
-            if time.time() - path.stat().st_mtime > STALE_SECONDS:
+        with contextlib.suppress(OSError):
+            if _is_own_folder(path) and _is_left_over(path):
                 shutil.rmtree(path, ignore_errors=True)
-        except OSError:
-            continue
 
 
 # -- inspection -----------------------------------------------------------------------------------
@@ -224,23 +250,91 @@ class Entry:
     modified: float
 
 
-def entries(root: Path | None = None) -> Iterator[Entry]:
-    """All builds in the cache, valid or not."""
-    for folder in sorted((root or env.cache_dir()).glob("cu*/*/*-*")):
-        try:
-            meta = Meta.read(folder / META_NAME)
-        except (OSError, ValueError, TypeError):
-            meta = None
-        files = [p.stat() for p in folder.iterdir() if p.is_file()]
-        modified = max((s.st_mtime for s in files), default=folder.stat().st_mtime)
-        yield Entry(folder, meta, sum(s.st_size for s in files), modified)
+@dataclass
+class Contents:
+    """What lies in the cache: builds, leftovers of dead processes, and what is not precast's."""
+
+    builds: list[Entry] = field(default_factory=list)
+    leftovers: list[Path] = field(default_factory=list)
+    foreign: list[Path] = field(default_factory=list)
+
+
+def contents(root: Path | None = None) -> Contents:
+    """Look through the cache.
+
+    A build is a real folder ``cu<N>-<machine>/<arch>/<name>-<16 hexadecimal digits>`` of this user
+    without a symbolic link on the way; everything that has no place in the cache is foreign.
+    """
+    found = Contents()
+    root = root or env.cache_dir()
+    if not os.path.lexists(root):
+        return found
+    if not _is_own_folder(root):
+        found.foreign.append(root)
+        return found
+    for major in sorted(root.iterdir()):
+        if major.name == LOCK_FOLDER and _is_own_folder(major):
+            continue
+        if major.name == WORK_FOLDER and _is_own_folder(major):
+            for path in sorted(major.iterdir()):
+                if not _is_own_folder(path):
+                    found.foreign.append(path)
+                elif _is_left_over(path):
+                    found.leftovers.append(path)
+        elif not (_MAJOR_NAME.fullmatch(major.name) and _is_own_folder(major)):
+            found.foreign.append(major)
+        else:
+            for arch in sorted(major.iterdir()):
+                _look_through(arch, found)
+    return found
+
+
+def _look_through(arch: Path, found: Contents) -> None:
+    if not (_ARCH_NAME.fullmatch(arch.name) and _is_own_folder(arch)):
+        found.foreign.append(arch)
+        return
+    for folder in sorted(arch.iterdir()):
+        if _BUILD_NAME.fullmatch(folder.name) and _is_own_folder(folder):
+            found.builds.append(_entry(folder))
+        else:
+            found.foreign.append(folder)
+
+
+def _entry(folder: Path) -> Entry:
+    try:
+        meta = Meta.read(folder / META_NAME)
+    except (OSError, ValueError, TypeError):
+        meta = None
+    files = [p.lstat() for p in folder.iterdir()]
+    modified = max((s.st_mtime for s in files), default=folder.lstat().st_mtime)
+    return Entry(folder, meta, sum(s.st_size for s in files), modified)
+
+
+def _is_own_folder(path: Path) -> bool:
+    """Whether it is a folder of this user, and no symbolic link to one."""
+    try:
+        status = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+
+
+def _is_left_over(path: Path) -> bool:
+    """Whether the process of a private folder has died: by its number here, by age elsewhere."""
+    match = _WORK_NAME.search(path.name)
+    if match is not None and match["host"] == _host():
+        return not Path("/proc", match["process"]).exists()
+    return time.time() - path.lstat().st_mtime > STALE_SECONDS
 
 
 def remove(folder: Path) -> None:
     """Remove one build by a rename, so that no reader sees half of it."""
     root = env.cache_dir()
-    trash = root / WORK_FOLDER / f"removed-{os.getpid()}-{folder.name}"
-    trash.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    parent = root / WORK_FOLDER
+    parent.mkdir(mode=0o700, exist_ok=True)
+    if not (_is_own_folder(parent) and _is_own_folder(folder)):
+        raise OSError(errno.EPERM, "it is no folder of this user", str(folder))
+    trash = parent / f"removed-{folder.name}-{_host()}-{os.getpid()}-0"
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)
 

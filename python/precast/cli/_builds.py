@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from precast._base.progress import steps
 
 if TYPE_CHECKING:
-    from precast._jit.cache import Entry
+    from precast._jit.cache import Contents, Entry
 
 
 class Build(NamedTuple):
@@ -19,11 +19,9 @@ class Build(NamedTuple):
     reason: str
 
 
-def judged_builds() -> list[Build]:
+def judged_builds(contents: Contents) -> list[Build]:
     """Every build in the cache, and whether this precast would use it."""
-    from precast._jit import cache
-
-    entries = list(cache.entries())
+    entries = contents.builds
     rows = []
     with steps("checking the builds", len(entries)) as done:
         for entry in entries:

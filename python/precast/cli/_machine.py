@@ -144,10 +144,11 @@ def unknown_settings() -> list[str]:
 
 def cache_state() -> dict[str, Any]:
     """The JIT cache of this user in numbers."""
+    from precast._jit import cache
     from precast._jit.env import cache_dir
     from precast.cli._builds import judged_builds
 
-    rows = judged_builds()
+    rows = judged_builds(cache.contents())
     states = [row.state for row in rows]
     size = sum(row.entry.size for row in rows)
     counts = {state: states.count(state) for state in dict.fromkeys(states)}

@@ -63,7 +63,18 @@ def print_json(data: Mapping[str, object]) -> None:
     print(json.dumps({"schema": JSON_SCHEMA, **data}, indent=2))
 
 
+def printable(text: object) -> str:
+    """``text`` without characters that rewrite a terminal or that its encoding lacks."""
+    shown = "".join(
+        c if c.isprintable() or c == "\n" else c.encode("unicode_escape", "replace").decode()
+        for c in str(text)
+    )
+    encoding = sys.stdout.encoding or "utf-8"
+    return shown.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def print_heading(text: str) -> None:
+    text = printable(text)
     console = _console()
     if console is None:
         print(text)
@@ -86,7 +97,7 @@ def print_table(
     rows: Iterable[Sequence[object]], header: Sequence[str] = (), indent: int = 2
 ) -> None:
     """Print rows in aligned columns; the last column may have any width."""
-    cells = [[str(cell) for cell in row] for row in rows]
+    cells = [[printable(cell) for cell in row] for row in rows]
     if not cells:
         return
     console = _console()

@@ -7,7 +7,10 @@
 info   lists the builds, and whether this precast would still use them
 prune  removes builds that are damaged or made from other sources, then those that are too old or
        exceed the size limit
-clear  removes everything
+clear  removes all builds
+
+prune and clear also remove what killed compiles have left. Whatever else lies in the folder, and
+what belongs to another user or is reached by a symbolic link, is named and stays.
 """
 
 from __future__ import annotations
@@ -16,10 +19,14 @@ import argparse
 import re
 import sys
 import time
+from typing import TYPE_CHECKING
 
 from precast.cli import _output
 from precast.cli._builds import Build, judged_builds
 from precast.cli._output import UsageError
+
+if TYPE_CHECKING:
+    from precast._jit.cache import Contents
 
 EXIT_CODES = (0, 2, 3)
 JSON = {
@@ -27,6 +34,8 @@ JSON = {
     "size": "of info: bytes in it",
     "builds": "of info: its builds (folder, name, target, state: ok, stale or damaged, reason, "
     "...)",
+    "leftovers": "folders that killed compiles have left; prune and clear remove them",
+    "foreign": "what is no build of this user; it stays",
     "dry_run": "of prune and clear: true if nothing was removed",
     "removed": "of prune and clear: the builds, as in info",
     "removed_size": "of prune and clear: their bytes",
@@ -50,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="then the oldest builds until the cache has this size: 2G",
     )
-    clear = _action(tree, "clear", "remove everything")
+    clear = _action(tree, "clear", "remove all builds")
     clear.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     for sub in (prune, clear):
         sub.add_argument("--dry-run", action="store_true", help="only print what would be removed")
@@ -72,40 +81,46 @@ def _action(
 
 
 def run(args: argparse.Namespace) -> int:
-    rows = judged_builds()
+    from precast._jit import cache
+
+    found = cache.contents()
+    rows = judged_builds(found)
+    report: dict[str, object] = {
+        "leftovers": [str(path) for path in found.leftovers],
+        "foreign": [str(path) for path in found.foreign],
+    }
     if args.action == "info":
-        return _info(rows, args.json)
+        return _info(rows, found, report if args.json else None)
     doomed = rows if args.action == "clear" else _to_prune(rows, args.older_than, args.max_size)
     if args.action == "clear" and doomed and not args.dry_run and not args.yes:
         _confirm(len(doomed))
-    from precast._jit import cache
-
     if not args.dry_run:
-        for row in doomed:
-            cache.remove(row.entry.folder)
+        for folder in [*(row.entry.folder for row in doomed), *found.leftovers]:
+            cache.remove(folder)
     size = sum(row.entry.size for row in doomed)
     if args.json:
-        _output.print_json(
-            {
-                "dry_run": args.dry_run,
-                "removed": [_as_json(row) for row in doomed],
-                "removed_size": size,
-            }
-        )
+        report["dry_run"] = args.dry_run
+        report["removed"] = [_as_json(row) for row in doomed]
+        report["removed_size"] = size
+        _output.print_json(report)
         return 0
     _output.print_table([(row.entry.folder.name, row.state, row.reason) for row in doomed])
     verb = "would remove" if args.dry_run else "removed"
     print(f"{verb} {len(doomed)} of {len(rows)} builds, {_output.human_size(size)}")
+    if found.leftovers:
+        print(f"{verb} {len(found.leftovers)} folders that killed compiles have left")
+    _print_foreign(found)
     return 0
 
 
-def _info(rows: list[Build], as_json: bool) -> int:
+def _info(rows: list[Build], found: Contents, report: dict[str, object] | None) -> int:
     from precast._jit.env import cache_dir
 
     size = sum(row.entry.size for row in rows)
-    if as_json:
+    if report is not None:
+        builds = [_as_json(row) for row in rows]
         _output.print_json(
-            {"directory": str(cache_dir()), "size": size, "builds": [_as_json(r) for r in rows]}
+            {"directory": str(cache_dir()), "size": size, "builds": builds, **report}
         )
         return 0
     print(f"{cache_dir()}: {len(rows)} builds, {_output.human_size(size)}")
@@ -125,7 +140,15 @@ def _info(rows: list[Build], as_json: bool) -> int:
         ],
         ("build", "target", "CUDA", "size", "age", "state", ""),
     )
+    if found.leftovers:
+        print(f"{len(found.leftovers)} folders that killed compiles have left: precast cache prune")
+    _print_foreign(found)
     return 0
+
+
+def _print_foreign(found: Contents) -> None:
+    for path in found.foreign:
+        print(f"{_output.printable(path)} is no build of this user: left alone")
 
 
 def _as_json(row: Build) -> dict[str, object]:

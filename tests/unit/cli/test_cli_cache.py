@@ -19,7 +19,7 @@ from precast.cli import main
 
 
 def add(root: Path, name: str, fingerprint: str, days: float = 0, size: int = 1000) -> Path:
-    folder = cache_dir() / "cu13" / "sm90a" / f"{name}-{len(list(root.rglob('*.so'))):016x}"
+    folder = cache_dir() / "cu13-x86_64" / "sm90a" / f"{name}-{len(list(root.rglob('*.so'))):016x}"
     folder.mkdir(parents=True)
     data = b"x" * size
     (folder / f"{name}.so").write_bytes(data)
@@ -130,3 +130,93 @@ def test_an_empty_cache_is_not_made(tmp_path):
     assert done.stdout.startswith(f"{tmp_path}/c/")
     assert done.stdout.endswith(": 0 builds, 0 B\n")
     assert not (tmp_path / "c").exists()
+
+
+# -- what is not precast's -------------------------------------------------------------------------
+
+
+def everything(root: Path) -> set[str]:
+    return {str(path.relative_to(root)) for path in root.rglob("*")}
+
+
+@pytest.mark.parametrize("command", [["prune"], ["prune", "--max-size", "0"], ["clear", "--yes"]])
+def test_folders_that_are_no_builds_are_named_and_stay(cache, tmp_path, capsys, command):
+    folder = cache_dir()
+    strangers = [
+        folder / "customers" / "2024" / "jan-invoices",
+        folder / "cu13-x86_64" / "docs" / "tax-2025",
+        folder / "cu13-x86_64" / "sm90a" / "readme-first",
+        folder / "cu13-x86_64" / "sm90a" / "norm-0123456789ABCDEF",
+        folder / "cu13" / "sm90a" / "norm-0123456789abcdef",
+        folder / ".work" / "notes",
+    ]
+    for stranger in strangers:
+        stranger.mkdir(parents=True)
+        (stranger / "a.pdf").write_text("precious")
+    (folder / "cu13-x86_64" / "sm90a" / "readme.txt").write_text("precious")
+    assert main(["cache", *command]) == 0
+    out = capsys.readouterr().out
+    for stranger in strangers[:-1]:
+        assert (stranger / "a.pdf").read_text() == "precious"
+    for foreign in ("customers", "cu13-x86_64/docs", "cu13-x86_64/sm90a/readme.txt", "cu13"):
+        assert f"{folder / foreign} is no build of this user: left alone" in out
+    assert (strangers[-1] / "a.pdf").exists()  # It is young, and no process is in its name.
+
+
+@pytest.mark.parametrize("level", ["v1", "major", "arch", "build"])
+def test_no_symbolic_link_is_followed(tmp_path, monkeypatch, capsys, level):
+    monkeypatch.setenv("PRECAST_CACHE_DIR", str(tmp_path / "cache"))
+    places = {
+        "v1": cache_dir(),
+        "major": cache_dir() / "cu13-x86_64",
+        "arch": cache_dir() / "cu13-x86_64" / "sm90a",
+        "build": cache_dir() / "cu13-x86_64" / "sm90a" / f"norm-{0:016x}",
+    }
+    home = tmp_path / "home"
+    own = home / places["build"].relative_to(places[level])
+    own.mkdir(parents=True)
+    (own / "letter").write_text("precious")
+    places[level].parent.mkdir(parents=True)
+    places[level].symlink_to(home)
+    for command in (["prune"], ["clear", "--yes"]):
+        assert main(["cache", *command]) == 0
+        assert f"{places[level]} is no build" in capsys.readouterr().out
+    assert (own / "letter").read_text() == "precious"
+    assert places[level].is_symlink()
+
+
+def test_what_a_killed_compile_left_is_shown_and_removed(cache, capsys):
+    from precast._jit import cache as jit_cache
+
+    work = cache_dir() / ".work"
+    dead, living = (
+        work / f"norm-{jit_cache._host()}-{process}-abc" for process in (2**22 + 1, os.getpid())
+    )
+    for folder in (dead, living):
+        folder.mkdir(parents=True)
+        (folder / "half.o").touch()
+    assert main(["cache", "info", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["leftovers"] == [str(dead)]
+    assert main(["cache", "prune"]) == 0
+    assert "removed 1 folders that killed compiles have left" in capsys.readouterr().out
+    assert not dead.exists()
+    assert living.exists()
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"arch": null}', "NaN", "[]", "\x00"])
+def test_a_meta_file_of_any_kind_is_a_damaged_build(cache, capsys, text):
+    (cache["fits"] / "meta.json").write_text(text)
+    assert main(["cache", "info", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+    states = {build["folder"]: build["state"] for build in report["builds"]}
+    assert states[str(cache["fits"])] == "damaged"
+
+
+def test_a_meta_file_with_one_wrong_value_is_a_damaged_build(cache, capsys):
+    path = cache["fits"] / "meta.json"
+    for name, value in (("arch", None), ("size", "1"), ("compile_seconds", float("nan"))):
+        path.write_text(json.dumps({**json.loads(path.read_text()), name: value}))
+        assert main(["cache", "info", "--json"]) == 0
+        report = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
+        states = {build["folder"]: build["state"] for build in report["builds"]}
+        assert states[str(cache["fits"])] == "damaged"

@@ -31,7 +31,7 @@ def test_a_build_is_announced_then_published_whole_then_found(make, tmp_path, ca
     assert path == spec.get_library_path()
     assert spec.build() == path
     assert links(tmp_path) == 1
-    (entry,) = cache.entries()
+    (entry,) = cache.contents().builds
     assert entry.meta is not None
     assert (entry.meta.fingerprint, entry.meta.compiler) == (
         spec.fingerprint,
@@ -188,7 +188,7 @@ def test_a_failure_shows_command_first_errors_and_cause(make, line, words):
     assert "\n  /bin/sh -c " in text
     for word in words:
         assert word in text
-    assert list(cache.entries()) == []
+    assert cache.contents().builds == []
     assert left_over(env.cache_dir()) == []
     assert make().build().is_file()
 
@@ -217,7 +217,7 @@ def test_a_compiler_that_cannot_be_started(make):
 def test_a_linker_that_makes_nothing_is_an_error_and_nothing_is_published(make):
     with pytest.raises(CacheDirectoryError, match="could not be stored in"):
         make(link_line="true").build()
-    assert list(cache.entries()) == []
+    assert cache.contents().builds == []
     assert left_over(env.cache_dir()) == []
 
 
