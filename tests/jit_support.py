@@ -127,12 +127,13 @@ for argument; do
   [ "$previous" = -o ] && output=$argument
   previous=$argument
 done
+. {settings}
 echo "{name} $$" >> "$COMPILE_LOG"
 case "$output" in *.so) product={library};; *) product={object};; esac
 # In pieces, so that a kill can fall between them.
 for piece in 1 2 3; do
   head -c $((${{piece}}0000)) "$product" > "$output"
-  sleep ${{COMPILE_SECONDS:-0.03}}
+  sleep "$COMPILE_SECONDS"
 done
 cp "$product" "$output"
 """
@@ -156,15 +157,28 @@ def fake_toolkit(folder: Path, real: Toolchain) -> dict[str, str]:
     }
     for path, version in programs.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        text = _COMPILER.format(version=version, name=path.name, object=thing, library=library)
-        path.write_text(text)
+        path.write_text(
+            _COMPILER.format(
+                version=version,
+                name=path.name,
+                object=thing,
+                library=library,
+                settings=folder / "settings",
+            )
+        )
         path.chmod(0o755)
     (home / "include").mkdir()
     (home / "include" / "cuda_runtime_api.h").write_text("#define CUDART_VERSION 13000\n")
     (home / "lib64").mkdir()
     (home / "lib64" / "libcudart.so.13").touch()
-    return {
-        "PRECAST_CUDA_HOME": str(home),
-        "CXX": str(folder / "g++"),
-        "COMPILE_LOG": str(folder / "log"),
-    }
+    env = {"PRECAST_CUDA_HOME": str(home), "CXX": str(folder / "g++")}
+    return taking(env, 0.03)
+
+
+def taking(env: dict[str, str], seconds: float, log: object = None) -> dict[str, str]:
+    """``env`` of a fake toolkit, whose compilers from now on take three times ``seconds``."""
+    folder = Path(env["CXX"]).parent
+    (folder / "settings").write_text(
+        f"COMPILE_SECONDS={seconds}\nCOMPILE_LOG={log or folder / 'log'}\n"
+    )
+    return env

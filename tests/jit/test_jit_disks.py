@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from jit_support import compiles, failure, in_namespace, run, success, worker_command
+from jit_support import compiles, failure, in_namespace, run, success, taking, worker_command
 
 
 def at(cache: Path, setup: str, tiny: Path) -> list[str]:
@@ -97,7 +97,7 @@ def published(public: Path, tiny: Path, fake: dict[str, str]) -> tuple[Path, dic
     for name in ("cuda/bin/nvcc", "g++"):
         path = public / "fake" / name
         path.write_text(path.read_text().replace(str(root), str(public)))
-    return public / "tiny", {**moved, "COMPILE_LOG": "/dev/null"}
+    return public / "tiny", taking(moved, 0.03, log="/dev/null")
 
 
 def test_a_cache_without_permission(tiny, fake, public):

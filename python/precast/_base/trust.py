@@ -3,54 +3,140 @@
 
 from __future__ import annotations
 
+import errno
+import functools
 import hashlib
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
+
+#: As many symbolic links as Linux follows in one path.
+_MAX_LINKS = 40
 
 
 def trust_problem(library: Path, record: Path, must_be_own: bool) -> str | None:
     """Why ``library`` must not be loaded, or None.
 
+    Everything on the way to a file is looked at, symbolic links and what they lead to included: no
+    folder may be world-writable, unless it is sticky and what is taken from it belongs to a trusted
+    user. Those are root, this user, and the owner of precast's own files, who could change precast
+    itself. Group-writable places are trusted.
+
     Parameters
     ----------
     library : Path
-        A shared library. Its folder and the folder above are checked, too: those of the given path,
-        and those of the path without symbolic links.
+        A shared library. It, its folder and the folder above must belong to a trusted user.
     record : Path
         The file that records the digest of ``library``: ``manifest.json`` or ``meta.json``.
     must_be_own : bool
-        True in the user's JIT cache, where every file must belong to this user and none is a
-        symbolic link. Providers and configured folders are trusted unless they are world-writable.
+        True in the user's JIT cache, where both files and their folders must belong to this user
+        and none is a symbolic link.
     """
-    problem = _weak_place(_places(library, record), must_be_own)
-    if problem is None and must_be_own:
-        for file in (library, record):
-            if file.is_symlink():
-                return f"{file} is a symbolic link, which the cache never holds. Fix: remove it"
-    return problem or _weak_place(_places(library.resolve(), record.resolve()), must_be_own)
+    places = dict.fromkeys((library, library.parent, record, record.parent))
+    try:
+        problems = [
+            *(_owner_problem(place, must_be_own) for place in places),
+            *(_way_problem(file) for file in (library, record)),
+        ]
+        return next(filter(None, problems), None)
+    except OSError as error:
+        return f"{error.filename or library} cannot be read ({error.strerror})"
 
 
-def _places(library: Path, record: Path) -> dict[Path, bool]:
-    """Each path to check, and whether it must have the owner that the library must have."""
-    owned = (library, library.parent, record, record.parent)
-    return {**dict.fromkeys(owned, True), library.parent.parent: False}
-
-
-def _weak_place(places: dict[Path, bool], must_be_own: bool) -> str | None:
-    for place, is_owned in places.items():
-        try:
-            status = place.stat()
-        except OSError as error:
-            return f"{place} cannot be read ({error.strerror})"
-        if status.st_mode & stat.S_IWOTH:
-            return f"{place} is world-writable. Fix: chmod o-w {place}"
-        if must_be_own and is_owned and status.st_uid != os.geteuid():
+def _way_problem(path: Path) -> str | None:
+    """Why anybody could change what ``path`` leads to."""
+    above = None
+    for place in _way(path):
+        status = place.lstat()
+        is_open = above is not None and above.st_mode & stat.S_IWOTH
+        # The folder is sticky: what lies in it can be replaced by its owner alone.
+        if is_open and status.st_uid not in trusted_users():
             return (
-                f"{place} belongs to user {status.st_uid}, not to this user ({os.geteuid()}). Fix: "
-                f"use a cache directory of your own, or ship the modules by PRECAST_PROVIDER_PATH"
+                f"{place} belongs to user {status.st_uid}, and {place.parent} is world-writable. "
+                f"Fix: use a folder that only you can write"
             )
+        above = None
+        if stat.S_ISLNK(status.st_mode):
+            continue
+        if status.st_mode & stat.S_IWOTH and not (
+            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        ):
+            return f"{place} is world-writable. Fix: chmod o-w {place}"
+        above = status
     return None
+
+
+def _way(path: Path) -> Iterator[Path]:
+    """Every folder, link and file that the system passes on its way to ``path``, without links."""
+    waiting = [*reversed(path.absolute().parts[1:])]
+    here, links = Path("/"), 0
+    yield here
+    while waiting:
+        part = waiting.pop()
+        if part == "..":
+            here = here.parent
+            continue
+        here = here / part
+        yield here
+        if here.is_symlink():
+            links += 1
+            if links > _MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
+            target = here.readlink()
+            here = Path("/") if target.is_absolute() else here.parent
+            waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
+            yield here
+
+
+def _owner_problem(place: Path, must_be_own: bool) -> str | None:
+    status = place.lstat() if must_be_own else place.stat()
+    if must_be_own and stat.S_ISLNK(status.st_mode):
+        return f"{place} is a symbolic link, which the cache never holds. Fix: remove it"
+    if must_be_own and status.st_uid != os.geteuid():
+        return (
+            f"{place} belongs to user {status.st_uid}, not to this user ({os.geteuid()}). Fix: "
+            f"use a cache directory of your own, or ship the modules by PRECAST_PROVIDER_PATH"
+        )
+    if status.st_uid not in trusted_users():
+        names = ", ".join(map(str, sorted(trusted_users())))
+        return (
+            f"{place} belongs to user {status.st_uid}; trusted are root, this user and the owner "
+            f"of precast ({names}). Fix: chown it, or install it as one of them"
+        )
+    return None
+
+
+def trusted_users() -> set[int]:
+    """Root, this user, and the owner of precast's own files."""
+    return {0, os.geteuid(), _owner_of_precast()}
+
+
+@functools.cache
+def _owner_of_precast() -> int:
+    return Path(__file__).stat().st_uid
+
+
+def own_folder(path: Path) -> None:
+    """Make a private folder if it is missing.
+
+    Raises
+    ------
+    OSError
+        If it is none, if it is a symbolic link, belongs to somebody else, or can be written by
+        others: what is put there could be exchanged.
+    """
+    path.mkdir(mode=0o700, exist_ok=True)
+    status = path.lstat()
+    problem = None
+    if stat.S_ISLNK(status.st_mode):
+        problem = "it is a symbolic link"
+    elif status.st_uid != os.geteuid():
+        problem = f"it belongs to user {status.st_uid}, not to this user ({os.geteuid()})"
+    elif status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):
+        problem = f"others can write it; chmod go-w {path}"
+    if problem is not None:
+        raise PermissionError(errno.EACCES, problem, str(path))
 
 
 def check_contents(library: Path, size: int, sha256: str, fix_hint: str) -> str | None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._base.errors import ToolchainError
-from precast._base.trust import check_contents, trust_problem
+from precast._base.trust import check_contents, own_folder, trust_problem
 from precast._jit import env, policy
 
 if TYPE_CHECKING:
@@ -77,10 +77,9 @@ class Meta:
         if not isinstance(data, dict) or set(data) != {f.name for f in fields}:
             raise ValueError("not a meta.json of this version")
         for f in fields:
-            kind = {"int": int, "float": (int, float)}.get(str(f.type), str)
             value = data[f.name]
-            is_wrong = isinstance(value, bool) or not isinstance(value, kind)
-            if is_wrong or (isinstance(value, float) and not math.isfinite(value)):
+            kind = {"int": int, "float": float}.get(str(f.type), str)
+            if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
                 raise ValueError(f"{f.name} is {value!r}")
         if data["schema"] != META_SCHEMA:
             raise ValueError("not a meta.json of this version")
@@ -171,7 +170,7 @@ def work_folder(root: Path, spec: ModuleSpec) -> Path:
     import tempfile
 
     parent = root / WORK_FOLDER
-    parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(parent)
     _remove_stale(parent)
     return Path(tempfile.mkdtemp(prefix=f"{spec.name}-{_host()}-{os.getpid()}-", dir=parent))
 
@@ -197,9 +196,12 @@ def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
     library = staged / f"{spec.name}.so"
     (work / library.name).rename(library)
     (staged / META_NAME).write_text(meta.dump(), encoding="utf-8")
+    for path in (library, staged / META_NAME):
+        path.chmod(0o644)  # Whatever the umask is, which the linker follows, too.
     for path in (library, staged / META_NAME, staged):
         _fsync(path)
-    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for folder in (target.parents[1], target.parent):
+        own_folder(folder)
     for attempt in range(5):
         try:
             staged.rename(target)
@@ -216,6 +218,9 @@ def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
                 time.sleep(0.1 * 2**attempt)
         else:
             _fsync(target.parent)
+            problem = check(target, spec)
+            if problem is not None:
+                raise OSError(errno.EACCES, problem, str(target))
             return target / library.name
     own = work.with_name(f"{work.name}-kept")
     staged.rename(own)
@@ -331,9 +336,8 @@ def remove(folder: Path) -> None:
     """Remove one build by a rename, so that no reader sees half of it."""
     root = env.cache_dir()
     parent = root / WORK_FOLDER
-    parent.mkdir(mode=0o700, exist_ok=True)
-    if not (_is_own_folder(parent) and _is_own_folder(folder)):
-        raise OSError(errno.EPERM, "it is no folder of this user", str(folder))
+    own_folder(parent)
+    own_folder(folder)
     trash = parent / f"removed-{folder.name}-{_host()}-{os.getpid()}-0"
     folder.rename(trash)
     shutil.rmtree(trash, ignore_errors=True)

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError, CompileError, MissingJITCacheError
 from precast._base.log import get_logger
+from precast._base.trust import own_folder
 from precast._jit import cache, causes, env, policy
 from precast._jit.commands import Command, build_commands
 from precast._jit.hermetic import compiler_environment
@@ -187,7 +188,7 @@ def _lock(root: Path, name: str) -> Iterator[None]:
     owner = folder / f"{name}.owner"
     lock = None
     try:
-        folder.mkdir(mode=0o700, exist_ok=True)
+        own_folder(folder)
         lock = filelock.FileLock(
             folder / f"{name}.lock", preserve_lock_file=True, fallback_to_soft=False
         )
@@ -197,14 +198,18 @@ def _lock(root: Path, name: str) -> Iterator[None]:
         # A filelock.Timeout is an OSError, too; _acquire has logged which process it waited for.
         get_logger().info("no lock for %s (%s): this process compiles for itself", name, error)
     else:
-        with contextlib.suppress(OSError):
-            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+        with contextlib.suppress(OSError), open(owner, "w", opener=_without_links) as file:
+            file.write(f"process {os.getpid()} on {os.uname().nodename}")
     try:
         yield
     finally:
         if lock is not None and lock.is_locked:
             with contextlib.suppress(OSError):
                 lock.release()
+
+
+def _without_links(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _acquire(lock: object, name: str, owner: Path) -> None:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError
+from precast._base.trust import own_folder
 
 #: Version of the layout. A new layout gets a new number, and the old folders stay as they are.
 CACHE_LAYOUT = "v1"
@@ -73,7 +74,8 @@ def writable_cache_dir() -> Path:
 
 
 def _make_private(path: Path) -> None:
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    own_folder(path)
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
     if not os.access(path, os.W_OK | os.X_OK):
