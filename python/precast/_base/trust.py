@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import hashlib
@@ -126,11 +127,15 @@ def own_folder(path: Path) -> None:
         If it is none, if it is a symbolic link, belongs to somebody else, or can be written by
         others: what is put there could be exchanged.
     """
-    path.mkdir(mode=0o700, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        path.mkdir(mode=0o700)
+        path.chmod(0o700)  # Whatever the umask is.
     status = path.lstat()
     problem = None
     if stat.S_ISLNK(status.st_mode):
         problem = "it is a symbolic link"
+    elif not stat.S_ISDIR(status.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     elif status.st_uid != os.geteuid():
         problem = f"it belongs to user {status.st_uid}, not to this user ({os.geteuid()})"
     elif status.st_mode & (stat.S_IWOTH | stat.S_IWGRP):

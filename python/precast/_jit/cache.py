@@ -196,8 +196,9 @@ def publish(work: Path, target: Path, spec: ModuleSpec, meta: Meta) -> Path:
     library = staged / f"{spec.name}.so"
     (work / library.name).rename(library)
     (staged / META_NAME).write_text(meta.dump(), encoding="utf-8")
+    staged.chmod(0o700)  # Whatever the umask is, which the linker follows, too.
     for path in (library, staged / META_NAME):
-        path.chmod(0o644)  # Whatever the umask is, which the linker follows, too.
+        path.chmod(0o644)
     for path in (library, staged / META_NAME, staged):
         _fsync(path)
     for folder in (target.parents[1], target.parent):

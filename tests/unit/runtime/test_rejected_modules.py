@@ -13,6 +13,7 @@ import pytest
 from loader_support import BF16, messages, refusals, resolve
 
 import precast
+from precast._base import trust
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._runtime import loader
 from precast.errors import MissingKernelError
@@ -156,6 +157,41 @@ def test_a_link_is_judged_by_where_it_lies_too(world, tmp_path, open_place):
     assert resolve().path == root / FILE
     (root / open_place).chmod(0o777)
     assert only_refusal(world).startswith(f"{root / open_place} is world-writable")
+
+
+def test_an_ancestor_that_anybody_can_write(world, tmp_path):
+    root = world.provide("p", "9.0")
+    world.folder.chmod(0o777)
+    where = root.parent
+    assert only_refusal(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
+
+
+def test_a_sticky_folder_holds_trusted_providers_and_others(world):
+    root = world.provide("p", "9.0")
+    world.folder.chmod(0o1777)
+    world.loader()
+    assert resolve().path == root / FILE
+    if os.geteuid() == 0:
+        os.lchown(root, 2002, 2002)
+        assert only_refusal(world).startswith(f"{root} belongs to user 2002; trusted are root, ")
+
+
+@pytest.mark.parametrize("place", [FILE, "sm90a", ".", "manifest.json"])
+def test_files_of_another_user(world, place):
+    root = world.provide("p", "9.0")
+    real = Path.stat
+
+    def of_another(self, **options):
+        status = real(self, **options)
+        return os.stat_result([*status[:4], 2002, *status[5:]]) if self == root / place else status
+
+    world.patch.setattr(Path, "stat", of_another)
+    assert only_refusal(world).startswith(f"{root / place} belongs to user 2002; trusted are root")
+
+
+def test_the_owner_of_precast_is_trusted(world):
+    world.patch.setattr(trust, "_owner_of_precast", lambda: 2002)
+    assert trust.trusted_users() == {0, os.geteuid(), 2002}
 
 
 def test_a_link_to_itself(world):
