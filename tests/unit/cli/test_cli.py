@@ -129,7 +129,9 @@ def test_list_imports_neither_torch_nor_tvm_ffi():
 )
 def test_a_wrong_request_is_one_message_and_exit_code_2(tmp_path, argv, environment, message):
     if message is None:  # A cache with a build in it, and standard input that is no terminal.
-        folder = tmp_path / cache_dir().name / "cu13" / "sm90a" / "norm__dtype_bf16-0123"
+        folder = (
+            tmp_path / cache_dir().name / "cu13-x86_64" / "sm90a" / f"norm__dtype_bf16-{0:016x}"
+        )
         folder.mkdir(parents=True)
         environment = {"PRECAST_CACHE_DIR": str(tmp_path)}
         message = (
