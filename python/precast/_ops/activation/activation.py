@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_half
 from precast.api_logging import precast_api
@@ -16,17 +17,7 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
 def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`silu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
+    """:func:`silu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Examples
     --------
@@ -39,17 +30,7 @@ def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
+    """:func:`gelu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Examples
     --------
@@ -62,17 +43,7 @@ def gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
 
 
 def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_tanh_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
+    """:func:`gelu_tanh_and_mul` in plain PyTorch on any device: fp32 arithmetic, then one cast.
 
     Examples
     --------
@@ -154,13 +125,11 @@ def silu_and_mul(
     out : torch.Tensor, optional
         ``[..., n]``, dtype and device of ``input``, aligned and strided likewise, not overlapping
         ``input``. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        ``[..., n]``, dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------
@@ -186,6 +155,7 @@ def silu_and_mul(
 
 @precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
 @launches(_GELU_AND_MUL)
+@documented(silu_and_mul)
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -196,20 +166,6 @@ def gelu_and_mul(
         out_{c} = \mathrm{round}\left(\frac{g_c}{2}
         \left(1 + \mathrm{erf}\frac{g_c}{\sqrt 2}\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
-    out : torch.Tensor, optional
-        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------
@@ -232,6 +188,7 @@ def gelu_and_mul(
 
 @precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
 @launches(_GELU_TANH_AND_MUL)
+@documented(silu_and_mul)
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -242,20 +199,6 @@ def gelu_tanh_and_mul(
         out_{c} = \mathrm{round}\left(\frac{g_c}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}
         \left(g_c + 0.044715\, g_c^3\right)\right)\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
-    out : torch.Tensor, optional
-        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------

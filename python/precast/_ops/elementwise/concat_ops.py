@@ -17,16 +17,12 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 def concat_mla_k_reference(
     k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor
 ) -> torch.Tensor:
-    """:func:`concat_mla_k` in plain PyTorch, out of place.
+    """:func:`concat_mla_k` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
     k : torch.Tensor
         ``[tokens, heads, nope_dim + rope_dim]``, not read.
-    k_nope : torch.Tensor
-        ``[tokens, heads, nope_dim]``, any device.
-    k_rope : torch.Tensor
-        ``[tokens, 1, rope_dim]``.
 
     Returns
     -------
@@ -127,8 +123,6 @@ def concat_mla_k(
         of the up-projection.
     k_rope : torch.Tensor
         ``[tokens, 1, rope_dim]``, likewise; every head gets it.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

@@ -10,19 +10,7 @@ from precast.trace.derive import template_of
 
 
 def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
-    """:func:`scale` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        Any shape and device, float16, bfloat16 or float32.
-    factor : float
-        The multiplier.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
+    """:func:`scale` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Examples
     --------
@@ -65,13 +53,11 @@ def scale(
     out : torch.Tensor, optional
         Where to write: shape, dtype and device of ``input``, strides as above. May be ``input``.
         Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------

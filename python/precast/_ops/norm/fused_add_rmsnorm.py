@@ -8,25 +8,18 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
+from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
 
 
 def fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fused_add_rmsnorm` in plain PyTorch, out of place.
-
-    Parameters
-    ----------
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
+    """:func:`fused_add_rmsnorm` in plain PyTorch on any device, out of place.
 
     Returns
     -------
@@ -47,16 +40,7 @@ def fused_add_rmsnorm_reference(
 def gemma_fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`gemma_fused_add_rmsnorm` in plain PyTorch, out of place.
-
-    Parameters
-    ----------
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``, one less than the multiplier.
-    eps : float
-        Added to the mean square.
+    """:func:`gemma_fused_add_rmsnorm` in plain PyTorch on any device, out of place.
 
     Returns
     -------
@@ -102,6 +86,7 @@ _GEMMA_FUSED_ADD_RMSNORM_TRACE = norm_trace(
 
 @precast_api(trace=_FUSED_ADD_RMSNORM_TRACE)
 @launches(_FUSED_ADD_RMSNORM)
+@documented(rmsnorm)
 def fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -125,12 +110,6 @@ def fused_add_rmsnorm(
     residual : torch.Tensor
         Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
         sum.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -155,6 +134,7 @@ def fused_add_rmsnorm(
 
 @precast_api(trace=_GEMMA_FUSED_ADD_RMSNORM_TRACE)
 @launches(_GEMMA_FUSED_ADD_RMSNORM)
+@documented(fused_add_rmsnorm)
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -172,14 +152,8 @@ def gemma_fused_add_rmsnorm(
 
     Parameters
     ----------
-    input, residual : torch.Tensor
-        As :func:`fused_add_rmsnorm` takes them; both overwritten.
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

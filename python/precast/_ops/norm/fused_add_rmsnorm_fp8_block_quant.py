@@ -8,10 +8,12 @@ groups: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._block_trace import block_quant_trace
 from precast._ops.norm._rows import normalized
+from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
 from precast._ops.quantize._reference_8bit import group_quant
 from precast.api_logging import precast_api
 
@@ -29,7 +31,7 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     column_major_scales: bool = True,
     scale_ue8m0: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`fused_add_rmsnorm_fp8_block_quant` in plain PyTorch, out of place.
+    """:func:`fused_add_rmsnorm_fp8_block_quant` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
@@ -37,14 +39,6 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
         Not read.
     block_scale : torch.Tensor
         What lies behind the last row of column-major scales is taken from it.
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device; hidden is a multiple of 128.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
-    column_major_scales, scale_ue8m0 : bool
-        As the op takes them.
 
     Returns
     -------
@@ -131,6 +125,7 @@ _BLOCK_QUANT = Export(
 
 @precast_api(trace=block_quant_trace(fused_add_rmsnorm_fp8_block_quant_reference))
 @launches(_BLOCK_QUANT)
+@documented(fused_add_rmsnorm)
 def fused_add_rmsnorm_fp8_block_quant(
     out: torch.Tensor,
     block_scale: torch.Tensor,
@@ -171,15 +166,6 @@ def fused_add_rmsnorm_fp8_block_quant(
     input : torch.Tensor
         ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
         the last dimension a multiple of 128 with stride 1, the others of any stride. Left as it is.
-    residual : torch.Tensor
-        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
-        sum.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     column_major_scales : bool
         The layout of ``block_scale``.
     scale_ue8m0 : bool

@@ -8,10 +8,13 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
 from precast._ops.norm._rows import normalized
+from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
+from precast._ops.norm.rmsnorm_quant import rmsnorm_quant
 from precast.api_logging import precast_api
 
 
@@ -23,20 +26,12 @@ def fused_add_rmsnorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fused_add_rmsnorm_quant` in plain PyTorch, out of place.
+    """:func:`fused_add_rmsnorm_quant` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
     out : torch.Tensor
         Its dtype is that of the first result; nothing else of it is read.
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    scale : torch.Tensor or float
-        One number, what a consumer multiplies the first result by.
-    eps : float
-        Added to the mean square.
 
     Returns
     -------
@@ -89,6 +84,7 @@ _TRACE = quant_trace(
 
 @precast_api(trace=_TRACE)
 @launches(_FUSED_ADD_RMSNORM_QUANT)
+@documented(rmsnorm_quant, fused_add_rmsnorm)
 def fused_add_rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -110,20 +106,6 @@ def fused_add_rmsnorm_quant(
     ----------
     out : torch.Tensor
         As :func:`rmsnorm_quant` takes it, apart from ``residual``, too. Overwritten.
-    input : torch.Tensor
-        As :func:`rmsnorm_quant` takes it. Left as it is.
-    residual : torch.Tensor
-        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
-        sum.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    scale : torch.Tensor
-        One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
-        multiplies ``out`` by. A float is deprecated.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

@@ -11,9 +11,11 @@ from precast._base.dtypes import dtype_word
 from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
+from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
 
 #: Legal element types of the output.
@@ -26,23 +28,12 @@ def fused_rmsnorm_silu_reference(
     eps: float = 1e-6,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """:func:`fused_rmsnorm_silu` in plain PyTorch, out of place.
+    """:func:`fused_rmsnorm_silu` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
     out : torch.Tensor, optional
         Its dtype is that of the result; nothing else of it is read. Default: that of ``input``.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape of ``input``.
 
     Examples
     --------
@@ -93,6 +84,7 @@ _TRACE = norm_trace(
 
 @precast_api(trace=_TRACE)
 @op("norm_gate")
+@documented(rmsnorm)
 def fused_rmsnorm_silu(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -110,26 +102,17 @@ def fused_rmsnorm_silu(
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 or float16, on a CUDA device;
-        strides as :func:`rmsnorm` takes them.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    eps : float
-        Added to the mean square.
     out : torch.Tensor, optional
         Shape and device of ``input``, strides likewise; bfloat16, float16 or float8_e4m3fn. May be
         ``input``. Default: a new tensor of the dtype of ``input``.
     block_scale : torch.Tensor, optional
         For an ``out`` of float4_e2m1fn_x2 (NVFP4), which there is no kernel for; so it must be
         None.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape of ``input``; ``out`` if it is given.
 
     Raises
     ------

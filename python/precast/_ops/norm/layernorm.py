@@ -16,21 +16,7 @@ from precast.api_logging import precast_api
 def layernorm_reference(
     input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """:func:`layernorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    gemma, beta : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the variance.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
+    """:func:`layernorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
 
     Examples
     --------
@@ -109,13 +95,11 @@ def layernorm(
         Added to the variance.
     out : torch.Tensor, optional
         Shape, dtype and device of ``input``, contiguous. May be ``input``. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------

@@ -8,9 +8,11 @@ Point Specification 1.0.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
-from precast._ops.norm.layernorm import check_input, check_parameters, standardized
+from precast._ops.norm.layernorm import check_input, check_parameters, layernorm, standardized
+from precast._ops.norm.rmsnorm_quant import rmsnorm_quant
 from precast.api_logging import precast_api
 
 
@@ -22,20 +24,12 @@ def layernorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`layernorm_quant` in plain PyTorch, out of place.
+    """:func:`layernorm_quant` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
     out : torch.Tensor
         Its dtype is that of the result; nothing else of it is read.
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    gemma, beta : torch.Tensor
-        ``[hidden]``.
-    scale : torch.Tensor or float
-        One number, what a consumer multiplies the result by.
-    eps : float
-        Added to the variance.
 
     Returns
     -------
@@ -88,6 +82,7 @@ _TRACE = quant_trace(
 
 @precast_api(trace=_TRACE)
 @op("norm_quant")
+@documented(layernorm, rmsnorm_quant)
 def layernorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -112,15 +107,6 @@ def layernorm_quant(
     input : torch.Tensor
         ``[rows, hidden]`` or ``[batch, heads, head_dim]``, bfloat16 or float16, contiguous, on a
         CUDA device. Left as it is.
-    gemma, beta : torch.Tensor
-        ``[hidden]``, float32, contiguous, on the device of ``input``.
-    scale : torch.Tensor
-        One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
-        multiplies ``out`` by. A float is deprecated.
-    eps : float
-        Added to the variance.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -144,7 +130,7 @@ def layernorm_quant(
     --------
     >>> import torch, precast
     >>> out, one = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.ones(2)
-    >>> x, beta = torch.tensor([[1.0, 3.0]]), torch.tensor([0.0, 1.0])
+    >>> x, beta = torch.tensor([[1.0, 3.0]]).bfloat16(), torch.tensor([0.0, 1.0])
     >>> scale = torch.tensor([0.0125])
     >>> with precast.reference_mode():
     ...     precast.layernorm_quant(out, x, one, beta, scale)

@@ -8,6 +8,7 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
@@ -16,11 +17,6 @@ from precast.api_logging import precast_api
 
 def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
     """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
 
     Examples
     --------
@@ -35,11 +31,6 @@ def gemma_rmsnorm_reference(
     input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
     """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
 
     Examples
     --------
@@ -95,7 +86,7 @@ def rmsnorm(
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------
@@ -126,6 +117,7 @@ def rmsnorm(
     )
 )
 @launches(_GEMMA_RMSNORM)
+@documented(rmsnorm)
 def gemma_rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -140,19 +132,8 @@ def gemma_rmsnorm(
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, as :func:`rmsnorm` takes it.
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-    eps : float
-        Added to the mean square.
-    out : torch.Tensor, optional
-        As :func:`rmsnorm` takes it; may be ``input``. Default: a new tensor.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------

@@ -8,9 +8,11 @@ Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
 from precast._ops.norm._rows import normalized
+from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
 
 
@@ -21,20 +23,12 @@ def rmsnorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`rmsnorm_quant` in plain PyTorch, out of place.
+    """:func:`rmsnorm_quant` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
     out : torch.Tensor
         Its dtype is that of the result; nothing else of it is read.
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    scale : torch.Tensor or float
-        One number, what a consumer multiplies the result by.
-    eps : float
-        Added to the mean square.
 
     Returns
     -------
@@ -70,6 +64,7 @@ _TRACE = quant_trace(
 
 @precast_api(trace=_TRACE)
 @launches(_RMSNORM_QUANT)
+@documented(rmsnorm)
 def rmsnorm_quant(
     out: torch.Tensor,
     input: torch.Tensor,
@@ -91,15 +86,9 @@ def rmsnorm_quant(
     input : torch.Tensor
         ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
         strides as :func:`rmsnorm` takes them. Left as it is.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
     scale : torch.Tensor
         One float32 number on the device of ``input``, shape ``[1]`` or ``[]``: what a consumer
         multiplies ``out`` by. A float is deprecated.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

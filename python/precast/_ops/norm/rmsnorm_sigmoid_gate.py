@@ -12,10 +12,12 @@ from typing import Any
 
 from precast._base.rounding import saturated
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
 from precast._ops.norm.fused_rmsnorm_silu import check_output_type
+from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
 from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 
@@ -27,16 +29,10 @@ def rmsnorm_sigmoid_gate_reference(
     weight: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """:func:`rmsnorm_sigmoid_gate` in plain PyTorch, out of place.
+    """:func:`rmsnorm_sigmoid_gate` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
-    input, gate : torch.Tensor
-        ``[..., hidden]``, any device.
-    eps : float
-        Added to the mean square.
-    weight : torch.Tensor, optional
-        ``[hidden]``. Default: ones.
     out : torch.Tensor, optional
         Its dtype is that of the result; nothing else of it is read. Default: that of ``input``.
 
@@ -129,6 +125,7 @@ def _trace() -> Callable[..., TraceTemplate]:
 
 @precast_api(trace=_trace())
 @launches(_RMSNORM_SIGMOID_GATE)
+@documented(rmsnorm)
 def rmsnorm_sigmoid_gate(
     input: torch.Tensor,
     gate: torch.Tensor,
@@ -153,15 +150,11 @@ def rmsnorm_sigmoid_gate(
         Overwritten, unless ``out`` is given.
     gate : torch.Tensor
         Shape, dtype and device of ``input``, other memory, strides likewise.
-    eps : float
-        Added to the mean square.
     weight : torch.Tensor, optional
         ``[hidden]``, contiguous, dtype and device of ``input``. Default: ones.
     out : torch.Tensor, optional
         Shape and device of ``input``, strides likewise; bfloat16, float16 or float8_e4m3fn. May be
         ``input``. Overwritten. Default: ``input``.
-    enable_pdl : bool, optional
-        Programmatic dependent launch; without effect below compute capability 9.0.
 
     Raises
     ------

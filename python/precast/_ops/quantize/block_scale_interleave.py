@@ -17,17 +17,7 @@ from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
 
 def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tensor:
-    """:func:`block_scale_interleave` in plain PyTorch.
-
-    Parameters
-    ----------
-    unswizzled_sf : torch.Tensor
-        ``[rows, columns]`` or ``[experts, rows, columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        One dimension, the dtype of ``unswizzled_sf``.
+    """:func:`block_scale_interleave` in plain PyTorch on any device.
 
     Examples
     --------

@@ -24,25 +24,7 @@ def dequantize_fp8_reference(
     tile_columns: int | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`dequantize_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Quantised values ``[m, k]`` or ``[batch, m, k]``, any device.
-    x_scale : torch.Tensor
-        One scale for each tile.
-    scale_major_mode : str
-        ``"K"`` or ``"MN"``.
-    tile_rows, tile_columns : int, optional
-        The size of a tile. Default: the size that gives as many tiles as there are scales.
-    out_dtype : torch.dtype, optional
-        float32 (the default), float16 or bfloat16.
-
-    Returns
-    -------
-    torch.Tensor
-        The shape of ``x``.
+    """:func:`dequantize_fp8` in plain PyTorch on any device, bit for bit.
 
     Examples
     --------
@@ -217,13 +199,11 @@ def dequantize_fp8(
         else float32.
     out : torch.Tensor, optional
         Where to write: shape and device of ``x``, strides likewise. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The shape of ``x``; ``out`` if it is given.
 
     Raises
     ------

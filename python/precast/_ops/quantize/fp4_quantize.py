@@ -28,29 +28,7 @@ def fp4_quantize_reference(
     is_sf_8x4_layout: bool = False,
     is_global_scale_inversed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fp4_quantize` in plain PyTorch, the same bits.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., columns]``, any device.
-    global_scale : torch.Tensor, optional
-        One number, or one a row; needed for NVFP4, not read for MXFP4.
-    sf_vec_size : int
-        16 for NVFP4, 32 for MXFP4.
-    sf_use_ue8m0 : bool
-        MXFP4.
-    is_sf_swizzled_layout : bool
-        Scales in tiles, otherwise linear.
-    is_sf_8x4_layout : bool
-        Tiles of 8x4, otherwise of 128x4.
-    is_global_scale_inversed : bool
-        Whether the reciprocal of ``global_scale`` is meant.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]`` and the scales, uint8.
+    """:func:`fp4_quantize` in plain PyTorch on any device, the same bits.
 
     Examples
     --------
@@ -162,8 +140,7 @@ def fp4_quantize(
     input : torch.Tensor
         ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
         are a multiple of ``sf_vec_size`` with stride 1, the others merge into at most two
-        strides. If the last two dimensions are column-major, their transpose is quantised and the
-        results are transposed.
+        strides.
     global_scale : torch.Tensor, optional
         ``[1]`` or ``[rows]``, float32; needed for NVFP4, not read for MXFP4.
     sf_vec_size : int
@@ -176,8 +153,6 @@ def fp4_quantize(
         Tiles of 8x4, otherwise of 128x4.
     is_global_scale_inversed : bool
         ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     backend : str
         Only ``"cuda"``.
 
@@ -197,7 +172,8 @@ def fp4_quantize(
 
     Notes
     -----
-    Allocates its results; safe in CUDA graphs; not differentiable.
+    If the last two dimensions of ``input`` are column-major, their transpose is quantised and the
+    results are transposed. Allocates its results; safe in CUDA graphs; not differentiable.
 
     Examples
     --------

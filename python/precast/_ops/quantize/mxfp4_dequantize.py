@@ -23,21 +23,7 @@ from precast.trace import Scalar, TraceTemplate, dispatch
 def mxfp4_dequantize_reference(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0
 ) -> torch.Tensor:
-    """:func:`mxfp4_dequantize` in plain PyTorch.
-
-    Parameters
-    ----------
-    a_fp4 : torch.Tensor
-        ``[..., columns // 2]``, uint8, any device.
-    a_sf : torch.Tensor
-        The scales, uint8.
-    sfLayout : int
-        As :class:`SfLayout`.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, float32.
+    """:func:`mxfp4_dequantize` in plain PyTorch on any device.
 
     Examples
     --------
@@ -58,29 +44,7 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
 ) -> torch.Tensor:
-    """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch.
-
-    Parameters
-    ----------
-    e2m1_tensor : torch.Tensor
-        ``[..., columns // 2]``, uint8, any device.
-    ufp8_scale_tensor : torch.Tensor
-        The scales, uint8.
-    global_scale_tensor : torch.Tensor, optional
-        One number.
-    sf_vec_size : int
-        Elements of a block.
-    ufp8_type : int
-        0 for ue8m0, 1 for e4m3.
-    is_sf_swizzled_layout : bool
-        Scales in tiles, otherwise linear.
-    is_sf_8x4_layout : bool
-        Tiles of 8x4, otherwise of 128x4.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, float32.
+    """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch on any device.
 
     Examples
     --------

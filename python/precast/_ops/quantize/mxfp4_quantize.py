@@ -19,19 +19,7 @@ from precast.api_logging import precast_api
 def mxfp4_quantize_reference(
     a: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`mxfp4_quantize` in plain PyTorch, the same bits.
-
-    Parameters
-    ----------
-    a : torch.Tensor
-        ``[..., columns]``, any device.
-    sfLayout : int
-        As :class:`SfLayout`.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]`` and the scales, uint8.
+    """:func:`mxfp4_quantize` in plain PyTorch on any device, the same bits.
 
     Examples
     --------
@@ -88,8 +76,6 @@ def mxfp4_quantize(
         aligned rows are fastest.
     backend : str
         Only ``"cuda"``.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     sfLayout : SfLayout
         Where the scales lie.
 

@@ -23,23 +23,7 @@ def mxfp8_dequantize_reference(
     sfLayout: int = 0,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`mxfp8_dequantize` in plain PyTorch.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., columns]``, float8_e4m3fn, any device.
-    scale_tensor : torch.Tensor
-        The scales, uint8.
-    sfLayout : int
-        As :class:`SfLayout`.
-    output_dtype : torch.dtype, optional
-        Of the result. Default: float32.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``.
+    """:func:`mxfp8_dequantize` in plain PyTorch on any device.
 
     Examples
     --------

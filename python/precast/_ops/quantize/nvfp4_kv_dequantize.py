@@ -23,23 +23,7 @@ def nvfp4_kv_dequantize_reference(
     global_scale: torch.Tensor,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`nvfp4_kv_dequantize` in plain PyTorch.
-
-    Parameters
-    ----------
-    fp4_data : torch.Tensor
-        ``[..., columns // 2]``, uint8, any device.
-    block_scales : torch.Tensor
-        ``[..., columns // 16]``, uint8.
-    global_scale : torch.Tensor
-        One number.
-    output_dtype : torch.dtype, optional
-        Of the result. Default: bfloat16.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``.
+    """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device.
 
     Examples
     --------

@@ -37,20 +37,12 @@ def nvfp4_kv_dequantize_paged_reference(
     output_v: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`nvfp4_kv_dequantize_paged` in plain PyTorch, out of place.
+    """:func:`nvfp4_kv_dequantize_paged` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
-    paged_kv_cache, kv_cache_sf : torch.Tensor or tuple of torch.Tensor
-        The cache and its scales, any device.
-    block_tables, seq_lens : torch.Tensor
-        The pages and tokens of each request.
-    k_scale, v_scale : torch.Tensor
-        One number each.
     output_k, output_v : torch.Tensor
         The values of tokens that are left as they are; not changed.
-    kv_layout : str
-        ``NHD`` or ``HND``.
 
     Returns
     -------
@@ -173,8 +165,6 @@ def nvfp4_kv_dequantize_paged(
         aligned; ``head_dim`` is a multiple of 16.
     kv_layout : str
         ``NHD`` or ``HND``.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

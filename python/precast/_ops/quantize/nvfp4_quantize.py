@@ -19,21 +19,7 @@ from precast.api_logging import precast_api
 def nvfp4_quantize_reference(
     a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`nvfp4_quantize` in plain PyTorch, the same bits.
-
-    Parameters
-    ----------
-    a : torch.Tensor
-        ``[..., columns]``, any device.
-    a_global_sf : torch.Tensor
-        One number, or one a row.
-    sfLayout : int
-        As :class:`SfLayout`.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]`` and the scales, uint8.
+    """:func:`nvfp4_quantize` in plain PyTorch on any device, the same bits.
 
     Examples
     --------
@@ -102,8 +88,6 @@ def nvfp4_quantize(
         Only False.
     sf_vec_size : int
         Only 16.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     backend : str
         Only ``"cuda"``.
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.declaration import Kind
+from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
@@ -21,19 +22,7 @@ MOST_BYTES = 2**31 - 1
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """:func:`packbits` in plain PyTorch.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[n]``, any dtype and device.
-    bitorder : str
-        ``"big"`` or ``"little"``.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[ceil(n / 8)]``, uint8.
+    """:func:`packbits` in plain PyTorch on any device.
 
     Examples
     --------
@@ -51,21 +40,7 @@ def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 def segment_packbits_reference(
     x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`segment_packbits` in plain PyTorch.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[n]``, any dtype and device.
-    indptr : torch.Tensor
-        ``[segments + 1]``, int32 or int64.
-    bitorder : str
-        ``"big"`` or ``"little"``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[new_indptr[-1]]``, uint8, and ``new_indptr``, ``[segments + 1]``, int32.
+    """:func:`segment_packbits` in plain PyTorch on any device.
 
     Examples
     --------
@@ -257,6 +232,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 
 @precast_api(trace=_SEGMENTS_TRACE)
 @op("packbits")
+@documented(packbits)
 def segment_packbits(
     x: torch.Tensor,
     indptr: torch.Tensor,
@@ -270,14 +246,9 @@ def segment_packbits(
 
     Parameters
     ----------
-    x : torch.Tensor
-        ``[n]``, contiguous, on a CUDA device; bool or uint8, another dtype is converted to bool
-        first. Any value but 0 is true.
     indptr : torch.Tensor
         ``[segments + 1]``, int32 or int64, contiguous, on the device of ``x``; does not decrease
         and does not leave ``x``.
-    bitorder : str
-        ``"big"`` or ``"little"``, as for :func:`packbits`.
     out : torch.Tensor, optional
         Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, for which
         ``(n + 7 * segments) // 8`` is always enough. Bytes behind them are left as they are, and

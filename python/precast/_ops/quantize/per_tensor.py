@@ -7,6 +7,7 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
@@ -22,21 +23,7 @@ WORKSPACE_SIZE = 512
 def static_quant_fp8_reference(
     x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`static_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Any shape and device.
-    scale : torch.Tensor
-        ``[1]``, float32: what the quantised values are multiplied by to get ``x`` back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    torch.Tensor
-        Quantised values in the shape of ``x``.
+    """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit.
 
     Examples
     --------
@@ -50,21 +37,7 @@ def static_quant_fp8_reference(
 def per_tensor_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_tensor_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Any shape and device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and the scale ``[1]`` in float32.
+    """:func:`per_tensor_quant_fp8` in plain PyTorch on any device, bit for bit.
 
     Examples
     --------
@@ -127,6 +100,7 @@ _DYNAMIC_TRACE = tensor_trace(
 
 @precast_api(trace=_STATIC_TRACE)
 @launches(_STATIC)
+@documented(per_token_quant_fp8)
 def static_quant_fp8(
     x: torch.Tensor,
     scale: torch.Tensor,
@@ -146,18 +120,11 @@ def static_quant_fp8(
     scale : torch.Tensor
         ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the quantised
         values are multiplied to get ``x`` back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        Where to write: shape and device of ``x``, strides as above. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The quantised values in the shape of ``x``; ``out`` if it is given.
 
     Raises
     ------
@@ -183,6 +150,7 @@ def static_quant_fp8(
 
 @precast_api(trace=_DYNAMIC_TRACE)
 @launches(_DYNAMIC, returns=("out", "out_scale"))
+@documented(static_quant_fp8)
 def per_tensor_quant_fp8(
     x: torch.Tensor,
     eps: float = 1e-10,
@@ -201,21 +169,12 @@ def per_tensor_quant_fp8(
 
     Parameters
     ----------
-    x : torch.Tensor
-        As :func:`static_quant_fp8` takes it.
     eps : float
         The least amax, at least 1e-30. A tensor of zeros has the scale of ``eps``.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        The quantised values, as :func:`static_quant_fp8` writes them. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[1]``, float32. Default: a new tensor.
     workspace : torch.Tensor, optional
         512 or more float32 that the call overwrites. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -293,27 +252,13 @@ def scaled_fp8_quant(
     return per_tensor_quant_fp8(input, out=output)
 
 
+@documented(scaled_fp8_quant)
 def scaled_fp8_quant_reference(
     input: torch.Tensor,
     scale: torch.Tensor | None = None,
     use_per_token_if_dynamic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`scaled_fp8_quant` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        Any shape and device.
-    scale : torch.Tensor, optional
-        ``[1]``, float32.
-    use_per_token_if_dynamic : bool
-        Without ``scale``: one scale a token, not one in all.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in e4m3, and the scale.
-    """
+    """:func:`scaled_fp8_quant` in plain PyTorch on any device, bit for bit."""
     if scale is not None:
         return static_quant_fp8_reference(input, scale), scale
     if use_per_token_if_dynamic:

@@ -15,21 +15,7 @@ from precast.api_logging import precast_api
 def per_token_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[..., hidden]``, any device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and scales ``[..., 1]`` in float32.
+    """:func:`per_token_quant_fp8` in plain PyTorch on any device, bit for bit.
 
     Examples
     --------
@@ -95,8 +81,6 @@ def per_token_quant_fp8(
         The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[..., 1]``, float32. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------

@@ -8,12 +8,14 @@ scales: OCP Microscaling Formats (MX) Specification 1.0.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
 from precast._ops.quantize._trace_8bit import rows_trace
 from precast._ops.quantize._validation import check_group_scales
+from precast._ops.quantize.per_token import per_token_quant_fp8
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.
@@ -28,28 +30,9 @@ def per_token_group_quant_8bit_reference(
     scale_ue8m0: bool = False,
     use_packed_ue8m0: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_group_quant_8bit` in plain PyTorch, bit for bit; scales are row-major.
+    """:func:`per_token_group_quant_8bit` in plain PyTorch on any device, bit for bit.
 
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[..., hidden]``, any device.
-    group_size : int
-        Divides ``hidden``.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-    scale_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    use_packed_ue8m0 : bool
-        Scales are biased exponents, four an int32.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and scales ``[..., hidden // group_size]`` in
-        float32, or ``[..., ceil(hidden // group_size / 4)]`` in int32.
+    Scales are row-major.
 
     Examples
     --------
@@ -86,6 +69,7 @@ _TRACE = rows_trace(
 
 @precast_api(trace=_TRACE)
 @op("quantize")
+@documented(per_token_quant_fp8)
 def per_token_group_quant_8bit(
     x: torch.Tensor,
     group_size: int,
@@ -118,11 +102,8 @@ def per_token_group_quant_8bit(
         16, 32, 64 or 128 elements.
     eps : float
         The least amax, at least 1e-30. A group of zeros has the scale of ``eps``.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
     column_major_scales : bool
-        The new scales have stride 1 along the tokens (the last but one dimension of ``x``).
+        The new scales have stride 1 along the tokens (the last but one dimension).
     scale_tma_aligned : bool
         With ``column_major_scales``: the columns are padded to a multiple of four scales, so that
         each starts on a 16-byte boundary. The padding is not written.
@@ -134,13 +115,9 @@ def per_token_group_quant_8bit(
         With ``scale_ue8m0``: the new scales are biased exponents (E8M0), four an int32, the first
         in the lowest byte. With ``column_major_scales`` and ``scale_tma_aligned`` that is what
         DeepGEMM takes on compute capability 10.0.
-    out : torch.Tensor, optional
-        The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         Where to write the scales, at any strides, in place of the four layouts above; int32 means
         packed. A flag that asks for another form is an error. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -195,28 +172,6 @@ def per_token_group_quant_8bit(
     return out, out_scale
 
 
-def per_token_cast_to_fp8_reference(
-    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_cast_to_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[m, n]``, any device.
-    use_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    gran_k : int
-        Elements of a group; divides ``n``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values ``[m, n]`` in e4m3, and scales ``[m, n // gran_k]`` in float32.
-    """
-    return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
-
-
 @precast_api
 def per_token_cast_to_fp8(
     x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
@@ -252,3 +207,11 @@ def per_token_cast_to_fp8(
     tensor([[0.0078]])
     """
     return per_token_group_quant_8bit(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
+
+
+@documented(per_token_cast_to_fp8)
+def per_token_cast_to_fp8_reference(
+    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_token_cast_to_fp8` in plain PyTorch on any device, bit for bit."""
+    return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)

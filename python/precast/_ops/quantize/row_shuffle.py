@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
+from precast._op.docs import documented
 
 
 def get_shuffle_matrix_a_row_indices(
@@ -42,6 +43,7 @@ def get_shuffle_matrix_a_row_indices(
     return shuffled_rows("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
 
 
+@documented(get_shuffle_matrix_a_row_indices)
 def get_shuffle_matrix_sf_a_row_indices(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
@@ -51,15 +53,8 @@ def get_shuffle_matrix_sf_a_row_indices(
     ----------
     input_tensor : torch.Tensor
         ``[rows, columns]``, uint8 or bfloat16, any device; rows are a multiple of 128.
-    epilogue_tile_m : int
-        As for :func:`get_shuffle_matrix_a_row_indices`.
     num_elts_per_sf : int
         Numbers of a scale, 16 or 32.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[rows]``, int64, on the CPU.
 
     Raises
     ------

@@ -7,32 +7,20 @@ Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_half
 from precast._ops.quantize._reference_8bit import quantize, silu_and_mul, token_quant
 from precast._ops.quantize._trace_8bit import rows_trace
 from precast._ops.quantize._validation import check_gated_output, check_token_scales
+from precast._ops.quantize.per_token import per_token_quant_fp8
 from precast.api_logging import precast_api
 
 
 def silu_and_mul_quant_reference(
     input: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`silu_and_mul_quant` in plain PyTorch.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, any device.
-    scale : torch.Tensor
-        ``[1]``, float32: what the quantised values are multiplied by to get the product back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    torch.Tensor
-        Quantised values ``[..., n]``.
+    """:func:`silu_and_mul_quant` in plain PyTorch on any device.
 
     Examples
     --------
@@ -48,21 +36,7 @@ def silu_and_mul_quant_reference(
 def silu_and_mul_per_token_quant_reference(
     input: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`silu_and_mul_per_token_quant` in plain PyTorch.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, any device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values ``[..., n]``, and scales ``[..., 1]`` in float32.
+    """:func:`silu_and_mul_per_token_quant` in plain PyTorch on any device.
 
     Examples
     --------
@@ -108,6 +82,7 @@ _PER_TOKEN = Export(
     )
 )
 @launches(_STATIC)
+@documented(per_token_quant_fp8)
 def silu_and_mul_quant(
     input: torch.Tensor,
     scale: torch.Tensor,
@@ -131,18 +106,13 @@ def silu_and_mul_quant(
     scale : torch.Tensor
         ``[1]``, float32: the *dequantisation* scale, by which the quantised
         values are multiplied.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The quantised values ``[..., n]``, strides as above. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The quantised values ``[..., n]``; ``out`` if it is given.
 
     Raises
     ------
@@ -179,6 +149,7 @@ def silu_and_mul_quant(
     )
 )
 @launches(_PER_TOKEN)
+@documented(silu_and_mul_quant, per_token_quant_fp8)
 def silu_and_mul_per_token_quant(
     input: torch.Tensor,
     eps: float = 1e-10,
@@ -194,22 +165,6 @@ def silu_and_mul_per_token_quant(
         y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
         s = \frac{\max(\max_c |y_c|, eps)}{\max(Q)}, \quad
         x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s}\right)
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it.
-    eps : float
-        The least amax, at least 1e-30.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        The quantised values ``[..., n]``. Default: a new tensor.
-    out_scale : torch.Tensor, optional
-        ``[..., 1]``, float32. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------

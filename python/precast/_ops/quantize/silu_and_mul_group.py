@@ -8,11 +8,14 @@ Technical Report, arXiv:2412.19437.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import group_scales, quantized_half
 from precast._ops.quantize._reference_8bit import group_quant, silu_and_mul
 from precast._ops.quantize._trace_8bit import rows_trace
 from precast._ops.quantize._validation import check_group_scales
+from precast._ops.quantize.per_token_group import per_token_group_quant_8bit
+from precast._ops.quantize.silu_and_mul import silu_and_mul_quant
 from precast.api_logging import precast_api
 
 
@@ -24,28 +27,9 @@ def silu_and_mul_per_token_group_quant_reference(
     scale_ue8m0: bool = False,
     use_packed_ue8m0: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`silu_and_mul_per_token_group_quant` in plain PyTorch; scales are row-major.
+    """:func:`silu_and_mul_per_token_group_quant` in plain PyTorch on any device.
 
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, any device.
-    group_size : int
-        Divides ``n``.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-    scale_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    use_packed_ue8m0 : bool
-        Scales are biased exponents, four an int32.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values ``[..., n]``, and scales ``[..., n // group_size]`` in float32, or
-        ``[..., ceil(n // group_size / 4)]`` in int32.
+    Scales are row-major.
 
     Examples
     --------
@@ -83,6 +67,7 @@ _GROUP = Export(
     )
 )
 @launches(_GROUP)
+@documented(silu_and_mul_quant, per_token_group_quant_8bit)
 def silu_and_mul_per_token_group_quant(
     input: torch.Tensor,
     group_size: int,
@@ -108,21 +93,6 @@ def silu_and_mul_per_token_group_quant(
     ----------
     input : torch.Tensor
         ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it; ``group_size`` divides ``n``.
-    group_size : int
-        16, 32, 64 or 128 elements.
-    eps : float
-        The least amax, at least 1e-30.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    column_major_scales, scale_tma_aligned, scale_ue8m0, use_packed_ue8m0 : bool
-        The layout and form of the scales, as for :func:`per_token_group_quant_8bit`.
-    out : torch.Tensor, optional
-        The quantised values ``[..., n]``. Default: a new tensor.
-    out_scale : torch.Tensor, optional
-        The scales at any strides; int32 means packed. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
