@@ -4,17 +4,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.declaration import Kind
+from precast._op.export import Export
 from precast._op.validation import check_one_number
-from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
-from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
-
-FP8 = ("float8_e4m3fn", "float8_e5m2")
+from precast._ops.norm._trace import norm_trace
+from precast.trace import TraceTemplate
 
 
 def over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -56,52 +55,20 @@ def check_scale(export: str, scale: torch.Tensor, input: torch.Tensor) -> None:
 
 
 def quant_trace(
-    name: str,
-    description: str,
-    reference: Callable[..., Any],
-    *,
-    rows: Mapping[str, str],
-    written: Mapping[str, str] | None = None,
-    vectors: Sequence[str] = ("weight",),
-    vector_dtype: str | None = None,
-    op_type: str = "rmsnorm",
+    export: Export, description: str, reference: Callable[..., Any], op_type: str = "rmsnorm"
 ) -> Callable[..., TraceTemplate]:
-    """Templates of a norm that is quantised by a given scale, by rank and type of ``out``.
-
-    ``rows`` and ``written`` give the parameter of each tensor of rows that is read and of each that
-    is written besides ``out``.
-    """
-
-    def template(rank: int, dtype: str) -> TraceTemplate:
-        axes = heads_axes() if rank == 3 else rows_axes()
-        suffix = ("_heads" if rank == 3 else "") + ("_e5m2" if dtype == FP8[1] else "")
-        return TraceTemplate(
-            op_type=op_type,
-            name_prefix=name + suffix,
-            description=description,
-            axes=axes,
-            inputs={
-                "out": Tensor([*axes], dtype=dtype, description="Says the type of the output."),
-                **{row: Tensor([*axes], param=param) for row, param in rows.items()},
-                **{vector: Tensor([*axes][-1:], dtype=vector_dtype) for vector in vectors},
-                "scale": Scalar("float32", description="What a consumer multiplies by."),
-                "eps": Scalar("float32"),
-            },
-            outputs={
-                "output": Tensor([*axes], dtype_from="out", param="out"),
-                **{
-                    row: Tensor([*axes], dtype_from="hidden_states", param=param)
-                    for row, param in (written or {}).items()
-                },
-            },
-            reference=reference,
-        )
-
-    templates = {(rank, dtype): template(rank, dtype) for rank in (2, 3) for dtype in FP8}
-
-    @dispatch(*templates.values())
-    def by_rank_and_type(input: Any, out: Any, **others: Any) -> TraceTemplate:
-        e5m2 = str(getattr(out, "dtype", "")).endswith(FP8[1])
-        return templates[3 if axes_of(input) == 3 else 2, FP8[e5m2]]
-
-    return by_rank_and_type
+    """Templates of a norm that is quantised by a given scale, by rank and type of ``out``."""
+    return norm_trace(
+        export,
+        description,
+        reference,
+        op_type=op_type,
+        out_says="Says the type of the output.",
+        variants={
+            "": {"out_dtype": "float8_e4m3fn"},
+            "_e5m2": {"out_dtype": "float8_e5m2"},
+        },
+        choose=lambda out, **others: (
+            "_e5m2" if str(getattr(out, "dtype", "")).endswith("float8_e5m2") else ""
+        ),
+    )

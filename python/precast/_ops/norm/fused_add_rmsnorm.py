@@ -10,9 +10,8 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
-from precast._ops.norm.rmsnorm import rmsnorm
+from precast._ops.norm.rmsnorm import normalized, rmsnorm
 from precast.api_logging import precast_api
 
 
@@ -68,23 +67,15 @@ _FUSED_ADD_RMSNORM = Export(
 _GEMMA_FUSED_ADD_RMSNORM = Export(
     "norm", "gemma_fused_add_rmsnorm", _ARGUMENTS, reference=gemma_fused_add_rmsnorm_reference
 )
-_FUSED_ADD_RMSNORM_TRACE = norm_trace(
-    "fused_add_rmsnorm",
-    "The sum of two tensors, and the root mean square norm of each row of it.",
-    fused_add_rmsnorm_reference,
-    rows={"hidden_states": "input", "residual": "residual"},
-    outputs={"output": "input", "residual_out": "residual"},
-)
-_GEMMA_FUSED_ADD_RMSNORM_TRACE = norm_trace(
-    "gemma_fused_add_rmsnorm",
-    "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
-    gemma_fused_add_rmsnorm_reference,
-    rows={"hidden_states": "input", "residual": "residual"},
-    outputs={"output": "input", "residual_out": "residual"},
-)
 
 
-@precast_api(trace=_FUSED_ADD_RMSNORM_TRACE)
+@precast_api(
+    trace=norm_trace(
+        _FUSED_ADD_RMSNORM,
+        "The sum of two tensors, and the root mean square norm of each row of it.",
+        fused_add_rmsnorm_reference,
+    )
+)
 @launches(_FUSED_ADD_RMSNORM)
 @documented(rmsnorm)
 def fused_add_rmsnorm(
@@ -132,7 +123,13 @@ def fused_add_rmsnorm(
     """
 
 
-@precast_api(trace=_GEMMA_FUSED_ADD_RMSNORM_TRACE)
+@precast_api(
+    trace=norm_trace(
+        _GEMMA_FUSED_ADD_RMSNORM,
+        "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
+        gemma_fused_add_rmsnorm_reference,
+    )
+)
 @launches(_GEMMA_FUSED_ADD_RMSNORM)
 @documented(fused_add_rmsnorm)
 def gemma_fused_add_rmsnorm(

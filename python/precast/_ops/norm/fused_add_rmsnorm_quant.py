@@ -12,8 +12,8 @@ from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
-from precast._ops.norm._rows import normalized
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
+from precast._ops.norm.rmsnorm import normalized
 from precast._ops.norm.rmsnorm_quant import rmsnorm_quant
 from precast.api_logging import precast_api
 
@@ -74,11 +74,9 @@ _FUSED_ADD_RMSNORM_QUANT = Export(
     kinds=scale_kinds("fused_add_rmsnorm_quant"),
 )
 _TRACE = quant_trace(
-    "fused_add_rmsnorm_quant",
+    _FUSED_ADD_RMSNORM_QUANT,
     "The sum of two tensors, and the norm of each row of it over a scale, in fp8.",
     fused_add_rmsnorm_quant_reference,
-    rows={"hidden_states": "input", "residual": "residual"},
-    written={"residual_out": "residual"},
 )
 
 

@@ -13,9 +13,8 @@ from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
-from precast._ops.norm.rmsnorm import rmsnorm
+from precast._ops.norm.rmsnorm import normalized, rmsnorm
 from precast.api_logging import precast_api
 
 #: Legal element types of the output.
@@ -74,11 +73,10 @@ _FUSED_RMSNORM_SILU = Export(
     check=_check,
 )
 _TRACE = norm_trace(
-    "fused_rmsnorm_silu",
+    _FUSED_RMSNORM_SILU,
     "Each row divided by its root mean square, times a weight, and the SiLU of that.",
     fused_rmsnorm_silu_reference,
-    rows={"hidden_states": "input"},
-    outputs={"output": "out"},
+    variants={"": {"left_out": ("block_scale",)}},
 )
 
 

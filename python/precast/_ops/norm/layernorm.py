@@ -55,14 +55,10 @@ _LAYERNORM = Export(
     check=check_parameters,
 )
 _TRACE = norm_trace(
-    "layernorm",
+    _LAYERNORM,
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
     layernorm_reference,
     op_type="layernorm",
-    rows={"hidden_states": "input"},
-    vectors=("gemma", "beta"),
-    vector_dtype="float32",
-    outputs={"output": "out"},
 )
 
 

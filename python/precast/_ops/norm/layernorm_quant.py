@@ -69,14 +69,11 @@ _LAYERNORM_QUANT = Export(
     kinds=scale_kinds("layernorm_quant", frames=5),
 )
 _TRACE = quant_trace(
-    "layernorm_quant",
+    _LAYERNORM_QUANT,
     "Each row centred and divided by its standard deviation, times a weight, plus a bias, over a "
     "scale, in fp8.",
     layernorm_quant_reference,
     op_type="layernorm",
-    rows={"hidden_states": "input"},
-    vectors=("gemma", "beta"),
-    vector_dtype="float32",
 )
 
 

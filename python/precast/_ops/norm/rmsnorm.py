@@ -10,9 +10,13 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
+
+
+def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """The root mean square norm of fp32 rows."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
 def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
@@ -48,11 +52,9 @@ _GEMMA_RMSNORM = Export("norm", "gemma_rmsnorm", _ARGUMENTS, reference=gemma_rms
 
 @precast_api(
     trace=norm_trace(
-        "rmsnorm",
+        _RMSNORM,
         "Each row divided by its root mean square, times a weight.",
         rmsnorm_reference,
-        rows={"hidden_states": "input"},
-        outputs={"output": "out"},
     )
 )
 @launches(_RMSNORM)
@@ -109,11 +111,9 @@ def rmsnorm(
 
 @precast_api(
     trace=norm_trace(
-        "gemma_rmsnorm",
+        _GEMMA_RMSNORM,
         "Each row divided by its root mean square, times a weight plus one.",
         gemma_rmsnorm_reference,
-        rows={"hidden_states": "input"},
-        outputs={"output": "out"},
     )
 )
 @launches(_GEMMA_RMSNORM)

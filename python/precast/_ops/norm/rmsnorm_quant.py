@@ -11,8 +11,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
-from precast._ops.norm._rows import normalized
-from precast._ops.norm.rmsnorm import rmsnorm
+from precast._ops.norm.rmsnorm import normalized, rmsnorm
 from precast.api_logging import precast_api
 
 
@@ -55,10 +54,9 @@ _RMSNORM_QUANT = Export(
     kinds=scale_kinds("rmsnorm_quant"),
 )
 _TRACE = quant_trace(
-    "rmsnorm_quant",
+    _RMSNORM_QUANT,
     "Each row divided by its root mean square, times a weight, over a scale, in fp8.",
     rmsnorm_quant_reference,
-    rows={"hidden_states": "input"},
 )
 
 

@@ -7,19 +7,15 @@ Linear, arXiv:2510.26692, whose delta attention ends in it, head by head.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
-from precast._ops.norm._trace import axes_of, heads_axes, rows_axes
+from precast._ops.norm._trace import norm_trace
 from precast._ops.norm.fused_rmsnorm_silu import check_output_type
 from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
-from precast.trace import Scalar, Tensor, TraceTemplate, dispatch
 
 
 def rmsnorm_sigmoid_gate_reference(
@@ -82,48 +78,24 @@ _RMSNORM_SIGMOID_GATE = Export(
 )
 
 
-def _trace() -> Callable[..., TraceTemplate]:
-    """Templates by rank, with a weight and without, in place and not."""
-
-    def template(rank: int, weighted: bool, elsewhere: bool) -> TraceTemplate:
-        axes = heads_axes() if rank == 3 else rows_axes()
-        suffix = ("_heads" if rank == 3 else "") + ("_weight" if weighted else "")
-        rows, last = [*axes], [*axes][-1:]
-        return TraceTemplate(
-            op_type="rmsnorm",
-            name_prefix=f"rmsnorm_sigmoid_gate{suffix}{'_out' if elsewhere else ''}",
-            description="Each row divided by its root mean square, times the sigmoid of a gate.",
-            axes=axes,
-            inputs={
-                "hidden_states": Tensor(rows, param="input"),
-                "gate": Tensor(rows),
-                "eps": Scalar("float32"),
-                **({"weight": Tensor(last)} if weighted else {}),
-                **({"out": Tensor(rows, description="Says its type.")} if elsewhere else {}),
-            },
-            outputs={
-                "output": Tensor(
-                    rows,
-                    dtype_from="out" if elsewhere else "hidden_states",
-                    param="out" if elsewhere else "input",
-                )
-            },
-            reference=rmsnorm_sigmoid_gate_reference,
-        )
-
-    templates = {
-        key: template(*key)
-        for key in [(rank, w, e) for rank in (2, 3) for w in (False, True) for e in (False, True)]
-    }
-
-    @dispatch(*templates.values())
-    def choose(input: Any, weight: Any = None, out: Any = None, **others: Any) -> TraceTemplate:
-        return templates[3 if axes_of(input) == 3 else 2, weight is not None, out is not None]
-
-    return choose
+_TRACE = norm_trace(
+    _RMSNORM_SIGMOID_GATE,
+    "Each row divided by its root mean square, times the sigmoid of a gate.",
+    rmsnorm_sigmoid_gate_reference,
+    out_says="Says its type.",
+    variants={
+        "": {"left_out": ("weight", "out")},
+        "_out": {"left_out": ("weight",)},
+        "_weight": {"left_out": ("out",)},
+        "_weight_out": {},
+    },
+    choose=lambda weight=None, out=None, **others: (
+        ("_weight" if weight is not None else "") + ("_out" if out is not None else "")
+    ),
+)
 
 
-@precast_api(trace=_trace())
+@precast_api(trace=_TRACE)
 @launches(_RMSNORM_SIGMOID_GATE)
 @documented(rmsnorm)
 def rmsnorm_sigmoid_gate(
