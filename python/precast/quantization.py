@@ -3,6 +3,20 @@
 
 from __future__ import annotations
 
+from precast._ops.quantize.block_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float as e2m1_and_ufp8sf_scale_to_float,
+)
+from precast._ops.quantize.block_dequantize import (
+    e2m1_and_ufp8sf_scale_to_float_reference as e2m1_and_ufp8sf_scale_to_float_reference,
+)
+from precast._ops.quantize.block_dequantize import mxfp4_dequantize as mxfp4_dequantize
+from precast._ops.quantize.block_dequantize import (
+    mxfp4_dequantize_reference as mxfp4_dequantize_reference,
+)
+from precast._ops.quantize.block_quantize import nvfp4_quantize as nvfp4_quantize
+from precast._ops.quantize.block_quantize import (
+    nvfp4_quantize_reference as nvfp4_quantize_reference,
+)
 from precast._ops.quantize.block_scale_interleave import (
     block_scale_interleave as block_scale_interleave,
 )
@@ -17,16 +31,6 @@ from precast._ops.quantize.dequantize_host import mxfp4_dequantize_host as mxfp4
 from precast._ops.quantize.dequantize_host import mxfp8_dequantize_host as mxfp8_dequantize_host
 from precast._ops.quantize.fp4_quantize import fp4_quantize as fp4_quantize
 from precast._ops.quantize.fp4_quantize import fp4_quantize_reference as fp4_quantize_reference
-from precast._ops.quantize.mxfp4_dequantize import (
-    e2m1_and_ufp8sf_scale_to_float as e2m1_and_ufp8sf_scale_to_float,
-)
-from precast._ops.quantize.mxfp4_dequantize import (
-    e2m1_and_ufp8sf_scale_to_float_reference as e2m1_and_ufp8sf_scale_to_float_reference,
-)
-from precast._ops.quantize.mxfp4_dequantize import mxfp4_dequantize as mxfp4_dequantize
-from precast._ops.quantize.mxfp4_dequantize import (
-    mxfp4_dequantize_reference as mxfp4_dequantize_reference,
-)
 from precast._ops.quantize.mxfp4_quantize import mxfp4_quantize as mxfp4_quantize
 from precast._ops.quantize.mxfp4_quantize import (
     mxfp4_quantize_reference as mxfp4_quantize_reference,
@@ -48,10 +52,6 @@ from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
 )
 from precast._ops.quantize.nvfp4_kv_dequantize_paged import (
     nvfp4_kv_dequantize_paged_reference as nvfp4_kv_dequantize_paged_reference,
-)
-from precast._ops.quantize.nvfp4_quantize import nvfp4_quantize as nvfp4_quantize
-from precast._ops.quantize.nvfp4_quantize import (
-    nvfp4_quantize_reference as nvfp4_quantize_reference,
 )
 from precast._ops.quantize.packbits import packbits as packbits
 from precast._ops.quantize.packbits import packbits_reference as packbits_reference
