@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dequantisation of packed e2m1 to float32: MXFP4, and NVFP4 in all layouts of its scales.
+"""Dequantisation of block-scaled formats: MXFP4, MXFP8, and NVFP4 in all layouts of its scales.
 
-Source: OCP Microscaling Formats (MX) Specification 1.0.
+Sources: OCP Microscaling Formats (MX) Specification 1.0; NVIDIA, Pretraining Large Language Models
+with NVFP4, arXiv:2509.25149.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from precast._base.torch import torch
 from precast._op.export import Export, launches, op
 from precast._ops.quantize._block_outputs import unpacked_output
 from precast._ops.quantize._block_validation import check_dequantized_blocks
-from precast._ops.quantize._reference_blocks import dequantize_e2m1
-from precast._ops.quantize._trace_blocks import Layout, dequantize_trace
+from precast._ops.quantize._reference_blocks import dequantize_e2m1, dequantize_mxfp8
+from precast._ops.quantize._trace_blocks import LINEAR, Layout, dequantize_trace, of_output_dtype
 from precast._ops.quantize.sf_layout import LAYOUT_KIND, SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
@@ -67,7 +68,7 @@ def _check_mxfp4(export: str, a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout:
     check_dequantized_blocks(export, "a_fp4", a_fp4, "a_sf", a_sf, 32, sfLayout)
 
 
-def _new_output(a_fp4: torch.Tensor) -> torch.Tensor:
+def _new_mxfp4(a_fp4: torch.Tensor) -> torch.Tensor:
     return unpacked_output(a_fp4, torch.float32)
 
 
@@ -88,7 +89,7 @@ _MXFP4_DEQUANTIZE = Export(
     "a_fp4:u8[*rows(1-),packed] a_sf:u8 out!:T=f32 sfLayout:layout enable_pdl:pdl_on",
     reference=mxfp4_dequantize_reference,
     check=_check_mxfp4,
-    new={"out": _new_output},
+    new={"out": _new_mxfp4},
     kinds=LAYOUT_KIND,
 )
 _E2M1_TO_FLOAT = Export(
@@ -269,3 +270,222 @@ def e2m1_and_ufp8sf_scale_to_float(
         e2m1_tensor, ufp8_scale_tensor, number, out, sf_vec_size, ufp8_type, layout
     )
     return out
+
+
+def mxfp8_dequantize_reference(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    sfLayout: int = 0,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`mxfp8_dequantize` in plain PyTorch on any device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
+    >>> mxfp8_dequantize_reference(q, torch.tensor([130]).byte(), 2)[0, 0].item()
+    12.0
+    """
+    return dequantize_mxfp8(input, scale_tensor, sfLayout).to(output_dtype or torch.float32)
+
+
+def _check_mxfp8(
+    export: str, input: torch.Tensor, scale_tensor: torch.Tensor, sfLayout: int
+) -> None:
+    check_dequantized_blocks(export, "input", input, "scale_tensor", scale_tensor, 32, sfLayout)
+
+
+def _new_mxfp8(input: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
+    return input.new_empty(
+        *input.shape, dtype=torch.float32 if output_dtype is None else output_dtype
+    )
+
+
+_MXFP8_DEQUANTIZE = Export(
+    "block_dequantize",
+    "mxfp8_dequantize",
+    "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:layout "
+    "enable_pdl:pdl_on",
+    reference=mxfp8_dequantize_reference,
+    check=_check_mxfp8,
+    new={"out": _new_mxfp8},
+    derived={"output_dtype": lambda out: out.dtype},
+    kinds=LAYOUT_KIND,
+)
+_MXFP8_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
+        reference=mxfp8_dequantize_reference,
+        input="input",
+        scales="scale_tensor",
+        block="32",
+        layout=Layout.of_number("sfLayout"),
+        elements="float8_e4m3fn",
+    ),
+    "mxfp8_dequantize",
+    "float32",
+    "float16",
+    "bfloat16",
+)
+
+
+@precast_api(trace=_MXFP8_TRACE)
+@launches(_MXFP8_DEQUANTIZE)
+def mxfp8_dequantize(
+    input: torch.Tensor,
+    scale_tensor: torch.Tensor,
+    sfLayout: SfLayout = SfLayout.layout_128x4,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    r"""Dequantise MXFP8.
+
+    .. math:: out = \mathrm{round}(q \cdot 2^{s - 127})
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., columns]``, at least 2 dimensions, float8_e4m3fn, contiguous, 16-byte aligned, on
+        a CUDA device; columns are a multiple of 32.
+    scale_tensor : torch.Tensor
+        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
+        uint8, contiguous, on the device of ``input``.
+    sfLayout : SfLayout
+        Where the scales lie.
+    output_dtype : torch.dtype, optional
+        float32, float16 or bfloat16. Default: float32, which is exact.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, ``output_dtype``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    The product is exact, then rounded once to nearest even; the scale 255 is NaN. The form of
+    :func:`mxfp8_dequantize_host` for the GPU. Allocates its result; safe in CUDA graphs; not
+    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
+    >>> with precast.reference_mode():
+    ...     linear = precast.SfLayout.layout_linear
+    ...     precast.mxfp8_dequantize(q, torch.tensor([130]).byte(), linear)[0, 0].item()
+    12.0
+    """
+
+
+def nvfp4_kv_dequantize_reference(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device.
+
+    Examples
+    --------
+    >>> import torch
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> nvfp4_kv_dequantize_reference(packed, scales, torch.tensor([0.5]))[0, :2]
+    tensor([0.7500, 4.5000], dtype=torch.bfloat16)
+    """
+    values = dequantize_e2m1(fp4_data, block_scales, global_scale, 16, True, 2)
+    return values.to(output_dtype or torch.bfloat16)
+
+
+def _check_nvfp4_kv(export: str, fp4_data: torch.Tensor, block_scales: torch.Tensor) -> None:
+    check_dequantized_blocks(export, "fp4_data", fp4_data, "block_scales", block_scales, 16, 2)
+
+
+def _new_nvfp4_kv(fp4_data: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
+    return unpacked_output(fp4_data, torch.bfloat16 if output_dtype is None else output_dtype)
+
+
+_NVFP4_KV_DEQUANTIZE = Export(
+    "block_dequantize",
+    "nvfp4_kv_dequantize",
+    "fp4_data:u8[*rows(1-),packed] block_scales:u8 global_scale:f32[.] out!:T=f32|f16|bf16 "
+    "enable_pdl:pdl_on",
+    reference=nvfp4_kv_dequantize_reference,
+    check=_check_nvfp4_kv,
+    new={"out": _new_nvfp4_kv},
+    derived={"output_dtype": lambda out: out.dtype},
+)
+_NVFP4_KV_TRACE = of_output_dtype(
+    functools.partial(
+        dequantize_trace,
+        description="Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        reference=nvfp4_kv_dequantize_reference,
+        input="fp4_data",
+        scales="block_scales",
+        global_scale="global_scale",
+        block="16",
+        layout=LINEAR,
+    ),
+    "nvfp4_kv_dequantize",
+    "bfloat16",
+    "float16",
+    "float32",
+)
+
+
+@precast_api(trace=_NVFP4_KV_TRACE)
+@launches(_NVFP4_KV_DEQUANTIZE)
+def nvfp4_kv_dequantize(
+    fp4_data: torch.Tensor,
+    block_scales: torch.Tensor,
+    global_scale: torch.Tensor,
+    output_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
+    r"""Dequantise an NVFP4 key-value cache, whose scales are linear.
+
+    .. math:: out = \mathrm{round}((q \cdot s) \cdot g)
+
+    Parameters
+    ----------
+    fp4_data : torch.Tensor
+        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
+        CUDA device; columns are a multiple of 16. The first number is in the lower 4 bits.
+    block_scales : torch.Tensor
+        ``[..., columns // 16]``, the bytes of e4m3, uint8, contiguous, on the device of
+        ``fp4_data``.
+    global_scale : torch.Tensor
+        ``g``, one float32 on the device of ``fp4_data``: the reciprocal of what
+        :func:`nvfp4_quantize` was given.
+    output_dtype : torch.dtype, optional
+        bfloat16, float16 or float32. Default: bfloat16.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[..., columns]``, ``output_dtype``.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+
+    Notes
+    -----
+    The first product is exact, the second one float32, rounded once to nearest even. Allocates its
+    result; safe in CUDA graphs; not differentiable. Source: arXiv:2509.25149.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
+    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
+    >>> with precast.reference_mode():
+    ...     precast.nvfp4_kv_dequantize(packed, scales, torch.tensor([0.5]))[0, :2]
+    tensor([0.7500, 4.5000], dtype=torch.bfloat16)
+    """
