@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.quantize._reference_blocks import scale_shape
@@ -63,6 +65,18 @@ def check_dequantized_blocks(
             f"{export}: {scales_name} must have {math.prod(padded)} elements, for {rows} x "
             f"{columns} blocks padded to {padded[0]} x {padded[1]}, got shape {[*scales.shape]}"
         )
+
+
+def dequantized_blocks(
+    data: str, scales: str, block: int | str, layout: int | str
+) -> Callable[..., None]:
+    """:func:`check_dequantized_blocks` of arguments by name; block and layout may be numbers."""
+
+    def check(export: str, **given: Any) -> None:
+        numbers = given.get(str(block), block), given.get(str(layout), layout)
+        check_dequantized_blocks(export, data, given[data], scales, given[scales], *numbers)
+
+    return check
 
 
 def _check_layout(export: str, layout: int) -> None:

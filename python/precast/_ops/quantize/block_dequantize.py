@@ -7,18 +7,23 @@ with NVFP4, arXiv:2509.25149.
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches, op
-from precast._ops.quantize._block_outputs import unpacked_output
-from precast._ops.quantize._block_validation import check_dequantized_blocks
+from precast._ops.quantize._block_validation import dequantized_blocks
 from precast._ops.quantize._reference_blocks import dequantize_e2m1, dequantize_mxfp8
-from precast._ops.quantize._trace_blocks import LINEAR, Layout, dequantize_trace, of_output_dtype
+from precast._ops.quantize._trace_blocks import dequantize_trace, dequantize_trace_by_dtype
 from precast._ops.quantize.sf_layout import LAYOUT_KIND, SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
+
+
+def _unpacked_output(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A new tensor for twice as many numbers in the last dimension."""
+    *leading, columns = packed.shape
+    return packed.new_empty(*leading, columns * 2, dtype=dtype)
 
 
 def mxfp4_dequantize_reference(
@@ -64,32 +69,13 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     )
 
 
-def _check_mxfp4(export: str, a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int) -> None:
-    check_dequantized_blocks(export, "a_fp4", a_fp4, "a_sf", a_sf, 32, sfLayout)
-
-
-def _new_mxfp4(a_fp4: torch.Tensor) -> torch.Tensor:
-    return unpacked_output(a_fp4, torch.float32)
-
-
-def _check_e2m1(
-    export: str,
-    e2m1_tensor: torch.Tensor,
-    ufp8_scale_tensor: torch.Tensor,
-    sf_vec_size: int,
-    sf_layout: int,
-) -> None:
-    scales = "ufp8_scale_tensor", ufp8_scale_tensor
-    check_dequantized_blocks(export, "e2m1_tensor", e2m1_tensor, *scales, sf_vec_size, sf_layout)
-
-
 _MXFP4_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp4_dequantize",
     "a_fp4:u8[*rows(1-),packed] a_sf:u8 out!:T=f32 sfLayout:layout enable_pdl:pdl_on",
     reference=mxfp4_dequantize_reference,
-    check=_check_mxfp4,
-    new={"out": _new_mxfp4},
+    check=dequantized_blocks("a_fp4", "a_sf", 32, "sfLayout"),
+    new={"out": lambda a_fp4: _unpacked_output(a_fp4, torch.float32)},
     kinds=LAYOUT_KIND,
 )
 _E2M1_TO_FLOAT = Export(
@@ -98,7 +84,7 @@ _E2M1_TO_FLOAT = Export(
     "e2m1_tensor:u8[*rows(1-),packed] ufp8_scale_tensor:u8 global_scale_tensor?:f32[.] out!:T=f32 "
     "sf_vec_size:int ufp8_type:int sf_layout:int enable_pdl:pdl_on",
     reference=e2m1_and_ufp8sf_scale_to_float_reference,
-    check=_check_e2m1,
+    check=dequantized_blocks("e2m1_tensor", "ufp8_scale_tensor", "sf_vec_size", "sf_layout"),
     derived={
         "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
         "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
@@ -108,13 +94,10 @@ _E2M1_TO_FLOAT = Export(
 
 @precast_api(
     trace=dequantize_trace(
-        "mxfp4_dequantize",
+        _MXFP4_DEQUANTIZE,
         "float32 from e2m1 in blocks of 32 with scales that are powers of two.",
         mxfp4_dequantize_reference,
-        input="a_fp4",
-        scales="a_sf",
-        block="32",
-        layout=Layout.of_number("sfLayout"),
+        32,
     )
 )
 @launches(_MXFP4_DEQUANTIZE)
@@ -163,23 +146,21 @@ def mxfp4_dequantize(
     """
 
 
-_template = functools.partial(
-    dequantize_trace,
-    reference=e2m1_and_ufp8sf_scale_to_float_reference,
-    input="e2m1_tensor",
-    scales="ufp8_scale_tensor",
-    layout=Layout.of_flags(),
-    block="sf_vec_size",
+_E4M3 = dequantize_trace(
+    _E2M1_TO_FLOAT,
+    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    "sf_vec_size",
     extra={"sf_vec_size": Scalar("int32")},
 )
-_E4M3 = _template(
-    "e2m1_and_ufp8sf_scale_to_float",
-    "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
-    global_scale="global_scale_tensor",
-)
-_UE8M0 = _template(
-    "e2m1_and_ufp8sf_scale_to_float_ue8m0",
+_UE8M0 = dequantize_trace(
+    _E2M1_TO_FLOAT,
     "float32 from e2m1 in blocks with scales that are powers of two.",
+    e2m1_and_ufp8sf_scale_to_float_reference,
+    "sf_vec_size",
+    suffix="_ue8m0",
+    global_scale=False,
+    extra={"sf_vec_size": Scalar("int32")},
     fixed={"ufp8_type": 0},
 )
 
@@ -265,7 +246,7 @@ def e2m1_and_ufp8sf_scale_to_float(
         )
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     number = global_scale_tensor if ufp8_type == 1 else None
-    out = unpacked_output(e2m1_tensor, torch.float32)
+    out = _unpacked_output(e2m1_tensor, torch.float32)
     _E2M1_TO_FLOAT.launch(
         e2m1_tensor, ufp8_scale_tensor, number, out, sf_vec_size, ufp8_type, layout
     )
@@ -290,49 +271,35 @@ def mxfp8_dequantize_reference(
     return dequantize_mxfp8(input, scale_tensor, sfLayout).to(output_dtype or torch.float32)
 
 
-def _check_mxfp8(
-    export: str, input: torch.Tensor, scale_tensor: torch.Tensor, sfLayout: int
-) -> None:
-    check_dequantized_blocks(export, "input", input, "scale_tensor", scale_tensor, 32, sfLayout)
-
-
-def _new_mxfp8(input: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
-    return input.new_empty(
-        *input.shape, dtype=torch.float32 if output_dtype is None else output_dtype
-    )
-
-
 _MXFP8_DEQUANTIZE = Export(
     "block_dequantize",
     "mxfp8_dequantize",
     "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:layout "
     "enable_pdl:pdl_on",
     reference=mxfp8_dequantize_reference,
-    check=_check_mxfp8,
-    new={"out": _new_mxfp8},
+    check=dequantized_blocks("input", "scale_tensor", 32, "sfLayout"),
+    new={
+        "out": "input.new_empty(*input.shape, "
+        "dtype=_torch.float32 if output_dtype is None else output_dtype)"
+    },
     derived={"output_dtype": lambda out: out.dtype},
     kinds=LAYOUT_KIND,
 )
-_MXFP8_TRACE = of_output_dtype(
-    functools.partial(
-        dequantize_trace,
-        description="Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
-        reference=mxfp8_dequantize_reference,
-        input="input",
-        scales="scale_tensor",
-        block="32",
-        layout=Layout.of_number("sfLayout"),
-        elements="float8_e4m3fn",
-    ),
-    "mxfp8_dequantize",
-    "float32",
-    "float16",
-    "bfloat16",
+
+
+@precast_api(
+    trace=dequantize_trace_by_dtype(
+        _MXFP8_DEQUANTIZE,
+        "Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
+        mxfp8_dequantize_reference,
+        32,
+        "float32",
+        "float16",
+        "bfloat16",
+    )
 )
-
-
-@precast_api(trace=_MXFP8_TRACE)
 @launches(_MXFP8_DEQUANTIZE)
+@documented(mxfp4_dequantize)
 def mxfp8_dequantize(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,
@@ -351,8 +318,6 @@ def mxfp8_dequantize(
     scale_tensor : torch.Tensor
         Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
         uint8, contiguous, on the device of ``input``.
-    sfLayout : SfLayout
-        Where the scales lie.
     output_dtype : torch.dtype, optional
         float32, float16 or bfloat16. Default: float32, which is exact.
 
@@ -403,43 +368,33 @@ def nvfp4_kv_dequantize_reference(
     return values.to(output_dtype or torch.bfloat16)
 
 
-def _check_nvfp4_kv(export: str, fp4_data: torch.Tensor, block_scales: torch.Tensor) -> None:
-    check_dequantized_blocks(export, "fp4_data", fp4_data, "block_scales", block_scales, 16, 2)
-
-
-def _new_nvfp4_kv(fp4_data: torch.Tensor, output_dtype: torch.dtype | None) -> torch.Tensor:
-    return unpacked_output(fp4_data, torch.bfloat16 if output_dtype is None else output_dtype)
-
-
 _NVFP4_KV_DEQUANTIZE = Export(
     "block_dequantize",
     "nvfp4_kv_dequantize",
     "fp4_data:u8[*rows(1-),packed] block_scales:u8 global_scale:f32[.] out!:T=f32|f16|bf16 "
     "enable_pdl:pdl_on",
     reference=nvfp4_kv_dequantize_reference,
-    check=_check_nvfp4_kv,
-    new={"out": _new_nvfp4_kv},
+    check=dequantized_blocks("fp4_data", "block_scales", 16, 2),
+    new={
+        "out": lambda fp4_data, output_dtype: _unpacked_output(
+            fp4_data, torch.bfloat16 if output_dtype is None else output_dtype
+        )
+    },
     derived={"output_dtype": lambda out: out.dtype},
 )
-_NVFP4_KV_TRACE = of_output_dtype(
-    functools.partial(
-        dequantize_trace,
-        description="Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
-        reference=nvfp4_kv_dequantize_reference,
-        input="fp4_data",
-        scales="block_scales",
-        global_scale="global_scale",
-        block="16",
-        layout=LINEAR,
-    ),
-    "nvfp4_kv_dequantize",
-    "bfloat16",
-    "float16",
-    "float32",
+
+
+@precast_api(
+    trace=dequantize_trace_by_dtype(
+        _NVFP4_KV_DEQUANTIZE,
+        "Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
+        nvfp4_kv_dequantize_reference,
+        16,
+        "bfloat16",
+        "float16",
+        "float32",
+    )
 )
-
-
-@precast_api(trace=_NVFP4_KV_TRACE)
 @launches(_NVFP4_KV_DEQUANTIZE)
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,

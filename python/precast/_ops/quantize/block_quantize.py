@@ -7,17 +7,40 @@ Formats (MX) Specification 1.0.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.quantize._block_outputs import float32_on_device, packed_outputs
 from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
-from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4
-from precast._ops.quantize._trace_blocks import Layout, quantize_trace
+from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4, scale_shape
+from precast._ops.quantize._trace_blocks import quantize_trace
 from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
 from precast.api_logging import precast_api
 from precast.trace import Scalar, TraceTemplate, dispatch
+
+_NVFP4 = "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale."
+_MXFP4 = "MXFP4: e2m1 in blocks of 32 with scales that are powers of two."
+
+
+def _packed_outputs(
+    input: torch.Tensor, block: int, layout: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """New tensors for packed e2m1 and its scales, both uint8."""
+    shape = input.shape
+    rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
+    columns = shape[-1]
+    out = input.new_empty(*shape[:-1], columns // 2, dtype=torch.uint8)
+    # Made from `out`, which has its dtype: naming one costs half a microsecond.
+    return out, out.new_empty(*scale_shape(rows, columns // block, layout))
+
+
+def _float32_on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+    """``scale``, converted if it has another dtype or device, as FlashInfer does."""
+    if scale.dtype is torch.float32 and scale.get_device() == input.get_device():
+        return scale
+    return scale.to(device=input.device, dtype=torch.float32)
 
 
 def nvfp4_quantize_reference(
@@ -49,17 +72,7 @@ _NVFP4_QUANTIZE = Export(
 )
 
 
-@precast_api(
-    trace=quantize_trace(
-        "nvfp4_quantize",
-        "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
-        nvfp4_quantize_reference,
-        input="a",
-        global_scale="a_global_sf",
-        layout=Layout.of_number("sfLayout"),
-        block=16,
-    )
-)
+@precast_api(trace=quantize_trace(_NVFP4_QUANTIZE, _NVFP4, nvfp4_quantize_reference, 16))
 @op("block_quantize")
 def nvfp4_quantize(
     a: torch.Tensor,
@@ -134,8 +147,8 @@ def nvfp4_quantize(
     if backend != "cuda":
         check_backend("nvfp4_quantize", backend)
     layout = int(sfLayout)
-    a_global_sf = float32_on_device(a_global_sf, a)
-    out, out_sf = packed_outputs(a, 16, layout)
+    a_global_sf = _float32_on_device(a_global_sf, a)
+    out, out_sf = _packed_outputs(a, 16, layout)
     _NVFP4_QUANTIZE.launch(a, a_global_sf, out, out_sf, layout, enable_pdl)
     return out, out_sf
 
@@ -155,30 +168,18 @@ def mxfp4_quantize_reference(
     return quantize_mxfp4(a, sfLayout)
 
 
-def _check_mxfp4(export: str, a: torch.Tensor, sfLayout: int) -> None:
-    check_quantized_blocks(export, "a", a, 32, sfLayout)
-
-
 _MXFP4_QUANTIZE = Export(
     "block_quantize",
     "mxfp4_quantize",
     "a:T=f16|bf16[*rows(1-),columns] out!:u8 out_sf!:u8 sfLayout:int enable_pdl:pdl",
     reference=mxfp4_quantize_reference,
-    check=_check_mxfp4,
+    check=lambda export, a, sfLayout: check_quantized_blocks(export, "a", a, 32, sfLayout),
 )
 
 
-@precast_api(
-    trace=quantize_trace(
-        "mxfp4_quantize",
-        "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
-        mxfp4_quantize_reference,
-        input="a",
-        layout=Layout.of_number("sfLayout"),
-        block=32,
-    )
-)
+@precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, mxfp4_quantize_reference, 32))
 @op("block_quantize")
+@documented(nvfp4_quantize)
 def mxfp4_quantize(
     a: torch.Tensor,
     backend: str = "cuda",
@@ -198,10 +199,6 @@ def mxfp4_quantize(
         ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
         are a multiple of 32 with stride 1, the others merge into at most two strides. 16-byte
         aligned rows are fastest.
-    backend : str
-        Only ``"cuda"``.
-    sfLayout : SfLayout
-        Where the scales lie.
 
     Returns
     -------
@@ -234,7 +231,7 @@ def mxfp4_quantize(
     if backend != "cuda":
         check_backend("mxfp4_quantize", backend)
     layout = int(sfLayout)
-    out, out_sf = packed_outputs(a, 32, layout)
+    out, out_sf = _packed_outputs(a, 32, layout)
     _MXFP4_QUANTIZE.launch(a, out, out_sf, layout, enable_pdl)
     return out, out_sf
 
@@ -310,36 +307,34 @@ _FP4_QUANTIZE = Export(
         "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
     },
 )
-_NVFP4 = quantize_trace(
-    "fp4_quantize",
-    "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale.",
+_OF_NVFP4 = quantize_trace(
+    _FP4_QUANTIZE,
+    _NVFP4,
     fp4_quantize_reference,
-    input="input",
-    global_scale="global_scale",
-    layout=Layout.of_flags(),
-    block=16,
+    16,
     extra={"is_global_scale_inversed": Scalar("bool")},
 )
-_MXFP4 = quantize_trace(
-    "fp4_quantize_ue8m0",
-    "MXFP4: e2m1 in blocks of 32 with scales that are powers of two.",
+_OF_MXFP4 = quantize_trace(
+    _FP4_QUANTIZE,
+    _MXFP4,
     fp4_quantize_reference,
-    input="input",
-    layout=Layout.of_flags(),
-    block=32,
+    32,
+    suffix="_ue8m0",
+    global_scale=False,
     fixed={"sf_vec_size": 32, "sf_use_ue8m0": True},
 )
 
 
-@dispatch(_NVFP4, _MXFP4)
+@dispatch(_OF_NVFP4, _OF_MXFP4)
 def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTemplate:
     if input.stride(-1) != 1 and input.stride(-2) == 1:
-        raise ValueError(f"{_NVFP4!r}: only calls with rows of stride 1 have a definition")
-    return _MXFP4 if sf_use_ue8m0 else _NVFP4
+        raise ValueError(f"{_OF_NVFP4!r}: only calls with rows of stride 1 have a definition")
+    return _OF_MXFP4 if sf_use_ue8m0 else _OF_NVFP4
 
 
 @precast_api(trace=_trace)
 @op("block_quantize")
+@documented(nvfp4_quantize)
 def fp4_quantize(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
@@ -373,8 +368,6 @@ def fp4_quantize(
         Tiles of 8x4, otherwise of 128x4.
     is_global_scale_inversed : bool
         ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
-    backend : str
-        Only ``"cuda"``.
 
     Returns
     -------
@@ -411,8 +404,8 @@ def fp4_quantize(
     if transposed:
         input = input.transpose(-2, -1)
     if global_scale is not None:
-        global_scale = float32_on_device(global_scale, input)
-    out, out_sf = packed_outputs(input, sf_vec_size, layout)
+        global_scale = _float32_on_device(global_scale, input)
+    out, out_sf = _packed_outputs(input, sf_vec_size, layout)
     _FP4_QUANTIZE.launch(
         input,
         global_scale,
