@@ -11,7 +11,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
-from precast._ops.quantize._trace_8bit import tensor_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_eps
 from precast._ops.quantize.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.api_logging import precast_api
@@ -84,17 +84,15 @@ _DYNAMIC = Export(
     },
     derived={"dst_dtype": lambda out: out.dtype},
 )
-_STATIC_TRACE = tensor_trace(
-    "static_quant_fp8",
+_STATIC_TRACE = quant_trace(
+    _STATIC,
     "A tensor quantised with a given dequantisation scale.",
     static_quant_fp8_reference,
-    given_scale=True,
 )
-_DYNAMIC_TRACE = tensor_trace(
-    "per_tensor_quant_fp8",
+_DYNAMIC_TRACE = quant_trace(
+    _DYNAMIC,
     "A quantised tensor and the one dequantisation scale that its largest magnitude needs.",
     per_tensor_quant_fp8_reference,
-    given_scale=False,
 )
 
 

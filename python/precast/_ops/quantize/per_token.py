@@ -7,7 +7,7 @@ from precast._base.torch import torch
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import token_quant
-from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_token_scales
 from precast.api_logging import precast_api
 
@@ -41,11 +41,10 @@ _PER_TOKEN = Export(
     },
     derived={"dst_dtype": lambda out: out.dtype},
 )
-_TRACE = rows_trace(
-    "per_token_quant_fp8",
+_TRACE = quant_trace(
+    _PER_TOKEN,
     "Quantised rows and the dequantisation scale that each row's largest magnitude needs.",
     per_token_quant_fp8_reference,
-    scales="token",
 )
 
 

@@ -13,7 +13,7 @@ from precast._op.export import Export, op
 from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
-from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_group_scales
 from precast._ops.quantize.per_token import per_token_quant_fp8
 from precast.api_logging import precast_api
@@ -59,11 +59,10 @@ _GROUP = Export(
         "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
     },
 )
-_TRACE = rows_trace(
-    "per_token_group_quant_8bit",
+_TRACE = quant_trace(
+    _GROUP,
     "Quantised rows and a dequantisation scale for each group of a row's elements.",
     per_token_group_quant_8bit_reference,
-    scales="group",
 )
 
 

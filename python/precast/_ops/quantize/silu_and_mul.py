@@ -12,7 +12,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import group_scales, quantized_half
 from precast._ops.quantize._reference_8bit import group_quant, quantize, silu_and_mul, token_quant
-from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import (
     check_gated_output,
     check_group_scales,
@@ -79,12 +79,10 @@ _PER_TOKEN = Export(
 
 
 @precast_api(
-    trace=rows_trace(
-        "silu_and_mul_quant",
+    trace=quant_trace(
+        _STATIC,
         "silu(gate) * up, quantised with a given dequantisation scale.",
         silu_and_mul_quant_reference,
-        scales="given",
-        gated=True,
     )
 )
 @launches(_STATIC)
@@ -146,12 +144,10 @@ def silu_and_mul_quant(
 
 
 @precast_api(
-    trace=rows_trace(
-        "silu_and_mul_per_token_quant",
+    trace=quant_trace(
+        _PER_TOKEN,
         "silu(gate) * up, quantised, and a dequantisation scale for each row.",
         silu_and_mul_per_token_quant_reference,
-        scales="token",
-        gated=True,
     )
 )
 @launches(_PER_TOKEN)
@@ -234,12 +230,10 @@ _GROUP = Export(
 
 
 @precast_api(
-    trace=rows_trace(
-        "silu_and_mul_per_token_group_quant",
+    trace=quant_trace(
+        _GROUP,
         "silu(gate) * up, quantised, and a dequantisation scale for each group of a row.",
         silu_and_mul_per_token_group_quant_reference,
-        scales="group",
-        gated=True,
     )
 )
 @launches(_GROUP)
