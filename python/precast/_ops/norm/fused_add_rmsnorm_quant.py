@@ -13,8 +13,8 @@ from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
+from precast._ops.norm.norm_quant import rmsnorm_quant
 from precast._ops.norm.rmsnorm import normalized
-from precast._ops.norm.rmsnorm_quant import rmsnorm_quant
 from precast.api_logging import precast_api
 
 

@@ -12,7 +12,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._ops.norm._quant import check_scale, over_scale, quant_trace, scale_kinds
 from precast._ops.norm.layernorm import check_input, check_parameters, layernorm, standardized
-from precast._ops.norm.rmsnorm_quant import rmsnorm_quant
+from precast._ops.norm.norm_quant import rmsnorm_quant
 from precast.api_logging import precast_api
 
 

@@ -13,7 +13,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
 from precast._ops.norm._trace import norm_trace
-from precast._ops.norm.fused_rmsnorm_silu import check_output_type
+from precast._ops.norm.norm_gate import check_output_type
 from precast._ops.norm.rmsnorm import rmsnorm
 from precast.api_logging import precast_api
 
