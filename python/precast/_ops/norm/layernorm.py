@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.export import Export, launches
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
@@ -46,6 +46,11 @@ def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> No
             raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
 
 
+def _output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    check_input(export, input)
+    return torch.empty_like(input) if out is None else out
+
+
 _LAYERNORM = Export(
     "norm",
     "layernorm",
@@ -53,6 +58,7 @@ _LAYERNORM = Export(
     "enable_pdl:pdl",
     reference=layernorm_reference,
     check=check_parameters,
+    new={"out": _output},
 )
 _TRACE = norm_trace(
     _LAYERNORM,
@@ -63,7 +69,7 @@ _TRACE = norm_trace(
 
 
 @precast_api(trace=_TRACE)
-@op("norm")
+@launches(_LAYERNORM)
 def layernorm(
     input: torch.Tensor,
     gemma: torch.Tensor,
@@ -119,8 +125,3 @@ def layernorm(
     ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
     tensor([[-1.,  2.]], dtype=torch.bfloat16)
     """
-    check_input("layernorm", input)
-    if out is None:
-        out = torch.empty_like(input)
-    _LAYERNORM.launch(input, gemma, beta, eps, out, enable_pdl)
-    return out

@@ -47,10 +47,18 @@ def per_block_cast_to_fp8_reference(
         shape = (*x.shape[:-2], -(-rows // BLOCK), -(-columns // BLOCK))
         return x.to(dtype), x.new_empty(shape, dtype=torch.float32)
     padded = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., i, r, j, c]
-    scale = dequant_scale(blocks.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, use_ue8m0)
-    quantized = quantize(blocks, scale, dtype).flatten(-4, -3).flatten(-2)
-    return quantized[..., :rows, :columns].contiguous(), scale.squeeze(-1).squeeze(-2)
+    quantized, scale = _tile_quant(padded, BLOCK, BLOCK, eps, dtype, use_ue8m0)
+    return quantized[..., :rows, :columns].contiguous(), scale
+
+
+def _tile_quant(
+    x: torch.Tensor, rows: int, columns: int, eps: float, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Float32 ``x`` quantised by whole tiles, and their scales."""
+    tiles = x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))  # [..., i, r, j, c]
+    scale = dequant_scale(tiles.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, power_of_two)
+    quantized = quantize(tiles, scale, dtype).flatten(-4, -3).flatten(-2)
+    return quantized, scale.squeeze(-1).squeeze(-2)
 
 
 def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
@@ -262,10 +270,6 @@ def quantize_fp8_reference(
         Any tile of which ``x`` is a multiple, in each matrix alone.
     """
     rows, columns = tile_shape[-2:]
-    tiles = x.float().unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    amax = tiles.abs().amax(dim=(-3, -1), keepdim=True)
-    scale = dequant_scale(amax, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
-    x_q = quantize(tiles, scale, torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
-    scale = scale.squeeze(-1).squeeze(-2)
+    x_q, scale = _tile_quant(x.float(), rows, columns, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
     scale = scale.transpose(-1, -2).contiguous() if scale_major_mode == "MN" else scale
     return x_q, scale.reshape((*scale_shape,))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
+from precast._op.export import Export, launches
 from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
@@ -47,6 +47,18 @@ def per_token_group_quant_8bit_reference(
     return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
 
 
+def _output(
+    export: str,
+    x: torch.Tensor,
+    dst_dtype: torch.dtype | None,
+    backend: str,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    if backend != "cuda":
+        check_backend(export, backend, "cutile")
+    return quantized_like(export, x, dst_dtype, out)
+
+
 _GROUP = Export(
     "quantize",
     "per_token_group_quant_8bit",
@@ -54,6 +66,7 @@ _GROUP = Export(
     "out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32|i32 enable_pdl:pdl",
     reference=per_token_group_quant_8bit_reference,
     check=check_group_scales,
+    new={"out": _output, "out_scale": group_scales},
     derived={
         "dst_dtype": lambda out: out.dtype,
         "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
@@ -67,7 +80,7 @@ _TRACE = quant_trace(
 
 
 @precast_api(trace=_TRACE)
-@op("quantize")
+@launches(_GROUP)
 @documented(per_token_quant_fp8)
 def per_token_group_quant_8bit(
     x: torch.Tensor,
@@ -153,22 +166,6 @@ def per_token_group_quant_8bit(
     >>> x_q[0, ::32].float(), x_s[0], x_s.stride()
     (tensor([   2., -448.,    0.,  448.]), tensor([0.5000, 0.0067]), (1, 2))
     """
-    export = "per_token_group_quant_8bit"
-    if backend != "cuda":
-        check_backend(export, backend, "cutile")
-    out = quantized_like(export, x, dst_dtype, out)
-    out_scale = group_scales(
-        export,
-        out,
-        group_size,
-        column_major_scales,
-        scale_tma_aligned,
-        scale_ue8m0,
-        use_packed_ue8m0,
-        out_scale,
-    )
-    _GROUP.launch(x, group_size, eps, scale_ue8m0, out, out_scale, enable_pdl)
-    return out, out_scale
 
 
 @precast_api
