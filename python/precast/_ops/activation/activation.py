@@ -60,7 +60,7 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
         rows, last = input.shape
         columns = last // 2
         return input.new_empty_strided((rows, columns), (columns or 1, 1))
-    if input.dim() == 0:  # The checks of the shapes refuse it.
+    if input.dim() == 0:  # The check of the shapes raises.
         return torch.empty_like(input)
     *leading, last = input.shape
     return input.new_empty((*leading, last // 2))
@@ -109,7 +109,7 @@ def _trace(
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""SwiGLU's activation: the SiLU of the first half times the second half.
+    r"""Multiply the SiLU of the first half by the second half, as SwiGLU does.
 
     .. math::
 
@@ -159,7 +159,7 @@ def silu_and_mul(
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""GEGLU's activation: the exact GELU of the first half times the second half.
+    r"""Multiply the exact GELU of the first half by the second half, as GEGLU does.
 
     .. math::
 
@@ -192,7 +192,7 @@ def gelu_and_mul(
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""GEGLU's activation with the tanh approximation of GELU (Gemma's form).
+    r"""Multiply the tanh approximation of GELU of the first half by the second half (Gemma's form).
 
     .. math::
 

@@ -30,7 +30,7 @@ def norm_trace(
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     choose: Callable[..., str] = lambda **others: "",
 ) -> Callable[..., TraceTemplate]:
-    """Templates for ``[batch_size, hidden_size]`` and ``[batch_size, num_heads, head_dim]``.
+    """Make templates for ``[batch_size, hidden_size]`` and ``[batch_size, num_heads, head_dim]``.
 
     Parameters
     ----------

@@ -139,7 +139,7 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    r""":func:`fused_add_rmsnorm` with ``weight + 1`` in place of ``weight``; both in place.
+    r"""Apply :func:`fused_add_rmsnorm` with ``weight + 1`` in place of ``weight``; both in place.
 
     .. math::
 

@@ -28,7 +28,7 @@ def layernorm_reference(
 
 
 def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """fp32 rows, centred and divided by their standard deviation."""
+    """Centre fp32 rows and divide them by their standard deviation."""
     centered = x - x.mean(dim=-1, keepdim=True)
     return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
 

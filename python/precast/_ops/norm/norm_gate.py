@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm with SiLU behind it, or under a sigmoid gate.
+"""RMSNorm followed by SiLU, or multiplied by a sigmoid gate.
 
 Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; the decoder of
 Wan's VAE, arXiv:2503.20314, which has RMSNorm and SiLU; Kimi Team, Kimi Linear, arXiv:2510.26692,
@@ -81,7 +81,7 @@ def fused_rmsnorm_silu(
     block_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""RMSNorm of each row, and the SiLU of it.
+    r"""Apply RMSNorm to each row, and SiLU to the result.
 
     .. math::
 
@@ -226,7 +226,7 @@ def rmsnorm_sigmoid_gate(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = True,
 ) -> None:
-    r"""RMSNorm of each row or head, times the sigmoid of a gate; in place unless ``out`` is given.
+    r"""Multiply the RMSNorm of each row or head by the sigmoid of a gate; in place without ``out``.
 
     .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
         + eps}} \cdot w_c \cdot \frac{1}{1 + e^{-gate_{r,c}}}\right)

@@ -27,13 +27,13 @@ from precast.trace import TraceTemplate
 
 
 def _over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
-    """``saturated(x * (1 / scale))`` in fp32."""
+    """Return ``saturated(x * (1 / scale))``, computed in fp32."""
     number = torch.as_tensor(scale, dtype=torch.float32, device=x.device)
     return saturated(x * number.reciprocal(), dtype)
 
 
 def _scale_tensor(export: str, scale: float, input: torch.Tensor, frames: int) -> torch.Tensor:
-    """A scale that was passed as a number, on the device of ``input`` without a wait for it."""
+    """Put a scale that is a number on the device of ``input``, without waiting for the device."""
     if isinstance(scale, bool) or not isinstance(scale, (float, int)):
         raise TypeError(f"{export}: scale must be a torch.Tensor, got {type(scale).__name__}")
     if not torch.compiler.is_compiling():
@@ -65,7 +65,7 @@ def _check(
 def _export(
     name: str, tensors: str, reference: Callable[..., Any], warning_frames: int = 3
 ) -> Export:
-    """A norm of ``tensors`` by a scale, for which a Python number is deprecated.
+    """Declare a norm of ``tensors`` by a scale, for which a Python number is deprecated.
 
     The warning names the caller's line, which is 3 frames above for a plain op, 5 for one with a
     body.
@@ -88,7 +88,7 @@ def _export(
 def _quant_trace(
     export: Export, description: str, reference: Callable[..., Any], op_type: str = "rmsnorm"
 ) -> Callable[..., TraceTemplate]:
-    """Templates of a norm that is quantised by a given scale, by rank and type of ``out``."""
+    """Make the templates of a norm with a given scale, by rank and type of ``out``."""
     return norm_trace(
         export,
         description,
@@ -153,7 +153,7 @@ def rmsnorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""RMSNorm of each row, divided by a scale and written as fp8.
+    r"""Apply RMSNorm to each row, divide by a scale and write fp8.
 
     .. math:: out_{r,c} = \mathrm{sat}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
         + eps}} \cdot w_c \cdot \frac{1}{scale}\right)
@@ -360,7 +360,7 @@ def layernorm_quant(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""LayerNorm of each row, divided by a scale and written as fp8.
+    r"""Apply LayerNorm to each row, divide by a scale and write fp8.
 
     .. math:: out_{r,c} = \mathrm{sat}\left(\left(\frac{x_{r,c} - m_r}{\sqrt{v_r + eps}}
         \cdot gemma_c + beta_c\right) \cdot \frac{1}{scale}\right),

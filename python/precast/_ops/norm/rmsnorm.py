@@ -15,7 +15,7 @@ from precast.api_logging import precast_api
 
 
 def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """The root mean square norm of fp32 rows."""
+    """Divide fp32 rows by their root mean square and multiply by a weight."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
 
@@ -125,7 +125,7 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r""":func:`rmsnorm` with ``weight + 1`` in place of ``weight``, as Gemma stores its weights.
+    r"""Apply :func:`rmsnorm` with ``weight + 1`` in place of ``weight``, as Gemma stores weights.
 
     .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
         + eps}} \cdot (w_c + 1)\right)

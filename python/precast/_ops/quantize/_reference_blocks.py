@@ -46,7 +46,7 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def ue8m0_round_up(amax: torch.Tensor, exponent: int, mantissa: float) -> torch.Tensor:
-    """The least scale with ``amax <= scale * mantissa * 2**exponent``, as its byte in int32.
+    """Return the least scale with ``amax <= scale * mantissa * 2**exponent``, as its byte in int32.
 
     Infinity gives 254.
     """

@@ -17,7 +17,7 @@ _MULTIPLIER = "Multiplies the quantised values."
 def of_e4m3(
     usual: TraceTemplate, packed: TraceTemplate | None = None
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function: ``packed`` where scales are words of exponents, otherwise ``usual``.
+    """Make a dispatch function: ``packed`` where scales are words of exponents, or ``usual``.
 
     A definition holds one reference, which writes e4m3 because a definition cannot pass it a dtype:
     calls with another dtype have no definition.
@@ -44,7 +44,7 @@ def of_e4m3(
 def quant_trace(
     export: Export, description: str, reference: Callable[..., Any]
 ) -> Callable[..., TraceTemplate]:
-    """The templates of a quantisation that is declared to be of a tensor, or of rows.
+    """Make the templates of a quantisation that is declared to be of a tensor, or of rows.
 
     Rows are those of ``x``, or products of the halves of ``input``. There is a given ``scale``, or
     one for each tensor, row or group of ``group_size``.

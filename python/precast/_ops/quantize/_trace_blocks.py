@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
     @classmethod
     def of_export(cls, export: Export) -> Layout:
-        """A declared ``sfLayout``, or the two flags of FlashInfer's older functions, or linear."""
+        """Take a declared ``sfLayout``, the two flags of older functions, or linear."""
         if "sfLayout" in export.declaration.names:
             return cls.of_number("sfLayout")
         if "sf_layout" in export.declaration.names:
@@ -52,7 +52,7 @@ class Layout(NamedTuple):
 
 
 def _tensors_read(export: Export) -> list[Parameter]:
-    """The values, the block scales of a dequantisation, and the global scale, if there is one."""
+    """Return the values, block scales in a dequantisation, and the global scale if there is one."""
     return [tensor for tensor in export.declaration.tensors if not tensor.written]
 
 
@@ -151,7 +151,7 @@ def dequantize_trace_by_dtype(
     usual: str,
     *others: str,
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function on ``output_dtype``, which is ``usual`` by default."""
+    """Make a dispatch function on ``output_dtype``, which is ``usual`` by default."""
     of = (export, description, reference, block)
     made = {usual: dequantize_trace(*of, output=usual)}
     for word in others:

@@ -37,7 +37,7 @@ def check_token_scales(
     out_scale: torch.Tensor,
     **given: Any,
 ) -> None:
-    """One scale for each row of ``x``, or of ``input``, which is gated."""
+    """Check that there is one scale for each row of ``x``, or of ``input``, which is gated."""
     check_eps(export, eps)
     _check_row_scales(export, out, out_scale, 1, given)
 
@@ -51,7 +51,7 @@ def check_group_scales(
     out_scale: torch.Tensor,
     **given: Any,
 ) -> None:
-    """One scale for each group of ``x``, or of the product of the halves of ``input``."""
+    """Check that there is one scale for each group of ``x``, or of the gated ``input``."""
     check_eps(export, eps)
     if group_size not in GROUP_SIZES:
         raise ValueError(f"{export}: group_size must be 16, 32, 64 or 128, got {group_size}")

@@ -21,7 +21,7 @@ from precast.trace import Scalar, TraceTemplate, dispatch
 
 
 def _unpacked_output(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A new tensor for twice as many numbers in the last dimension."""
+    """Allocate a tensor for twice as many numbers in the last dimension."""
     *leading, columns = packed.shape
     return packed.new_empty(*leading, columns * 2, dtype=dtype)
 

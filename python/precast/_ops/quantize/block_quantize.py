@@ -27,7 +27,7 @@ _MXFP4 = "MXFP4: e2m1 in blocks of 32 with scales that are powers of two."
 def _packed_outputs(
     input: torch.Tensor, block: int, layout: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """New tensors for packed e2m1 and its scales, both uint8."""
+    """Allocate tensors for packed e2m1 and its scales, both uint8."""
     shape = input.shape
     rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     columns = shape[-1]
@@ -37,7 +37,7 @@ def _packed_outputs(
 
 
 def _float32_on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
-    """``scale``, converted if it has another dtype or device, as FlashInfer does."""
+    """Return ``scale``, converted if it has another dtype or device, as FlashInfer does."""
     if scale.dtype is torch.float32 and scale.get_device() == input.get_device():
         return scale
     return scale.to(device=input.device, dtype=torch.float32)
@@ -348,7 +348,8 @@ def fp4_quantize(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Quantise to e2m1 in blocks of a row: NVFP4, or MXFP4 if ``sf_use_ue8m0``.
 
-    As :func:`nvfp4_quantize` and :func:`mxfp4_quantize`, with FlashInfer's older arguments.
+    It does what :func:`nvfp4_quantize` and :func:`mxfp4_quantize` do, with FlashInfer's older
+    arguments.
 
     Parameters
     ----------

@@ -47,9 +47,9 @@ def dequantize_fp8_reference(
 def _tile(
     x: torch.Tensor, scale: torch.Tensor, tile_rows: int | None, tile_columns: int | None
 ) -> tuple[int, int]:
-    """The tile, where a size that is left out follows from the number of scales.
+    """Return the tile, where a size that is left out follows from the number of scales.
 
-    Shapes without tiles give a tile of one element; the check of the arguments refuses them.
+    Shapes without tiles give a tile of one element; the check of the arguments raises.
     """
     sizes, counts = x.shape, scale.shape
     if len(sizes) < 2 or len(counts) < 2:

@@ -117,7 +117,7 @@ def _check(
     output_k: torch.Tensor,
     output_v: torch.Tensor,
 ) -> None:
-    """Caches and page table fit the outputs, which lie apart from all that is read."""
+    """Check that caches and page table fit the outputs, which lie apart from all that is read."""
     caches = _named("paged_kv_cache", paged_kv_cache)
     factors = _named("kv_cache_sf", kv_cache_sf)
     scales = [("k_scale", k_scale), ("v_scale", v_scale)]
@@ -151,7 +151,7 @@ def _check(
 
 
 def _named(name: str, cache: Cache) -> list[tuple[str, torch.Tensor]]:
-    """The tensor of keys and that of values with their names in errors; one may be both."""
+    """Return the tensors of keys and of values with their names in errors; one may be both."""
     if isinstance(cache, tuple):
         return [(f"{name}[{i}]", part) for i, part in enumerate(cache)]
     return [(name, cache)] * 2
@@ -224,7 +224,7 @@ def _fill_pages(call: dict[str, Any]) -> None:
 
 
 def _template(packed: bool, layout: str) -> TraceTemplate:
-    """For one tensor of keys and values or a pair, and a layout, or ``page1`` for pages of one."""
+    """Make the template for one tensor of keys and values or a pair, in a layout or ``page1``."""
     entries = [] if layout == "page1" else ["page_size"]
     inner = ["num_heads", *entries] if layout == "HND" else [*entries, "num_heads"]
     pages = ["num_pages", *(["kv"] if packed else []), *inner]

@@ -92,7 +92,7 @@ def _is_little(export: str, bitorder: str) -> bool:
 
 
 def _bitorder(export: str) -> dict[str, Kind]:
-    """The kind of ``bitorder``, which reaches an export as a flag."""
+    """Make the kind of ``bitorder``, which reaches an export as a flag."""
     kind = Kind(
         "bool little",
         f"_is_little({export!r}, {{name}})",
@@ -139,7 +139,7 @@ def _trace(
     indptr: dict[str, Tensor],
     reference: Callable[..., Any],
 ) -> Callable[..., TraceTemplate]:
-    """One template for each bit order; ``indptr`` holds the tensor of bounds, if there is one."""
+    """Make one template for each bit order; ``indptr`` holds the tensor of bounds, if any."""
 
     def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
         return TraceTemplate(

@@ -54,7 +54,7 @@ def per_block_cast_to_fp8_reference(
 def _tile_quant(
     x: torch.Tensor, rows: int, columns: int, eps: float, dtype: torch.dtype, power_of_two: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 ``x`` quantised by whole tiles, and their scales."""
+    """Quantise float32 ``x`` by whole tiles, and return their scales, too."""
     tiles = x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))  # [..., i, r, j, c]
     scale = dequant_scale(tiles.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, power_of_two)
     quantized = quantize(tiles, scale, dtype).flatten(-4, -3).flatten(-2)
@@ -67,7 +67,7 @@ def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
 
 
 def _new_scales(x: torch.Tensor) -> torch.Tensor:
-    # The check of the arguments refuses a tensor of fewer dimensions.
+    # The check of the arguments raises for a tensor of fewer dimensions.
     shape = _scale_shape(x) if x.dim() > 1 else (0,)
     return x.new_empty(*shape, dtype=torch.float32)
 
@@ -126,7 +126,7 @@ def per_block_cast_to_fp8(
     out_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""DeepGEMM's cast of weights: 8 bits with a scale for each block of 128 x 128.
+    r"""Cast weights as DeepGEMM does: to 8 bits with a scale for each block of 128 x 128.
 
     .. math::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit quantisation with one scale for a whole tensor, given or found on the way.
+"""8-bit quantisation with one scale for a whole tensor, given or found from the tensor.
 
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 """
@@ -211,7 +211,7 @@ def scaled_fp8_quant(
     use_per_token_if_dynamic: bool = False,
     output: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """vLLM's name for e4m3 quantisation with a given scale, or by tensor or token without one.
+    """Quantise to e4m3 as vLLM calls it: with a given scale, or by tensor or token without one.
 
     Parameters
     ----------

@@ -172,7 +172,7 @@ def per_token_group_quant_8bit(
 def per_token_cast_to_fp8(
     x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepGEMM's cast of activations: groups of 128 in e4m3 with an amax of at least 1e-4.
+    """Cast activations as DeepGEMM does: to e4m3 in groups of 128, with an amax of at least 1e-4.
 
     Parameters
     ----------

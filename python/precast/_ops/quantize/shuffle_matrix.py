@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights and their scales in the order of TensorRT-LLM's generated GEMM kernels.
 
-For loaders of weights: indexing by PyTorch, no kernel of this library but the tiles of scales.
+Loaders of weights use it. PyTorch indexes; only the tiles of scales have a kernel of this library.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from precast.api_logging import precast_api
 def get_shuffle_matrix_a_row_indices(
     input_tensor: torch.Tensor, epilogue_tile_m: int
 ) -> torch.Tensor:
-    """Which row of a weight comes to each place for TensorRT-LLM's generated GEMM kernels.
+    """Return which row of a weight TensorRT-LLM's generated GEMM kernels want at each place.
 
     In each block of 32 rows, or of 16 where ``epilogue_tile_m`` is no multiple of 128, row
     ``8 * q + j`` of the result is row ``size / 8 * j + q`` of the block, for ``j < 8``.
@@ -53,7 +53,7 @@ def get_shuffle_matrix_a_row_indices(
 def get_shuffle_matrix_sf_a_row_indices(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
-    """The same for the scales of a weight, which go into tiles of 128 rows after it.
+    """Return the same for the scales of a weight, which go into tiles of 128 rows after it.
 
     Parameters
     ----------
@@ -116,7 +116,7 @@ def shuffled_rows(name: str, input_tensor: torch.Tensor, epilogue_tile_m: int) -
 
 @precast_api
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """Rows of a weight in the order that the GEMM kernels of compute capability 10.0 load.
+    """Put the rows of a weight in the order that the GEMM kernels of compute capability 10.0 load.
 
     Parameters
     ----------
@@ -156,7 +156,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
 def shuffle_matrix_sf_a(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
-    """Scales of a weight in the order of its rows, and then in tiles of 128x4.
+    """Put the scales of a weight in the order of its rows, and then in tiles of 128x4.
 
     Parameters
     ----------

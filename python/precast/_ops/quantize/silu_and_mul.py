@@ -94,7 +94,7 @@ def silu_and_mul_quant(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""SwiGLU's activation, quantised to 8 bits with a given scale.
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a given scale.
 
     .. math::
 
@@ -160,7 +160,7 @@ def silu_and_mul_per_token_quant(
     out_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""SwiGLU's activation, quantised to 8 bits with a scale for each token.
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a scale for each token.
 
     .. math::
 
@@ -251,7 +251,7 @@ def silu_and_mul_per_token_group_quant(
     out_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""SwiGLU's activation, quantised to 8 bits with a scale for each group of a token's elements.
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a scale for each group of a token.
 
     .. math::
 
