@@ -37,13 +37,11 @@ def quantized_half(
     return out
 
 
-def check_output_dtype(
-    export: str, name: str, dtype: torch.dtype, output: torch.Tensor, output_name: str = "out"
-) -> None:
-    """Raise ValueError if the argument ``name`` asks for another dtype than the output has."""
-    if output.dtype != dtype:
+def check_output_dtype(export: str, name: str, dtype: torch.dtype, out: torch.Tensor) -> None:
+    """Raise ValueError if the argument ``name`` asks for another dtype than ``out`` has."""
+    if out.dtype != dtype:
         raise ValueError(
-            f"{export}: {name} must be {output_name}'s dtype {dtype_word(output.dtype)}, got "
+            f"{export}: {name} must be out's dtype {dtype_word(out.dtype)}, got "
             f"{dtype_word(dtype)}; give one of them"
         )
 

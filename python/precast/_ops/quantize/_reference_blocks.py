@@ -12,7 +12,6 @@ from precast._base.rounding import saturated
 from precast._base.torch import torch
 
 LARGEST_E2M1 = 6.0
-LARGEST_E4M3 = 448.0
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 

@@ -134,23 +134,25 @@ def _fill(made: dict[str, Any]) -> None:
 
 
 def _trace(
-    name: str,
-    axes: dict[str, Var | Const],
-    indptr: dict[str, Tensor],
+    export: Export,
     reference: Callable[..., Any],
+    axes: dict[str, Var | Const],
 ) -> Callable[..., TraceTemplate]:
-    """Make one template for each bit order; ``indptr`` holds the tensor of bounds, if any."""
+    """Make one template for each bit order."""
+    bounds: dict[str, Tensor] = {}
+    if "indptr" in export.declaration.names:
+        bounds["indptr"] = Tensor(["num_bounds"], dtype="int32")
 
     def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
         return TraceTemplate(
             op_type="quantization",
-            name_prefix=name + suffix,
+            name_prefix=export.function + suffix,
             description=f"Eight booleans in a byte, the first in the {place} bit.",
             axes=axes,
-            inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **indptr},
+            inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **bounds},
             outputs={
                 "packed": Tensor(["num_bytes"], dtype="uint8"),
-                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in indptr.items()},
+                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in bounds.items()},
             },
             reference=reference,
             fixed=fixed,
@@ -166,29 +168,17 @@ def _trace(
     return choose
 
 
-_PACKBITS_TRACE = _trace(
-    "packbits",
-    {"length": Const("n"), "num_bytes": Const("", value="(length + 7) // 8")},
-    {},
-    packbits_reference,
-)
-_SEGMENTS_TRACE = _trace(
-    "segment_packbits",
-    {
-        "length": Var("Booleans of all segments."),
-        "num_bounds": Var("One more than segments."),
-        "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
-    },
-    {"indptr": Tensor(["num_bounds"], dtype="int32")},
-    segment_packbits_reference,
-)
-
-
 def _as_booleans(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
-@precast_api(trace=_PACKBITS_TRACE)
+@precast_api(
+    trace=_trace(
+        _PACKBITS,
+        packbits_reference,
+        {"length": Const("n"), "num_bytes": Const("", value="(length + 7) // 8")},
+    )
+)
 @op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack booleans into the bits of bytes, as ``numpy.packbits`` does.
@@ -230,7 +220,17 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     return y
 
 
-@precast_api(trace=_SEGMENTS_TRACE)
+@precast_api(
+    trace=_trace(
+        _SEGMENTS,
+        segment_packbits_reference,
+        {
+            "length": Var("Booleans of all segments."),
+            "num_bounds": Var("One more than segments."),
+            "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
+        },
+    )
+)
 @op("packbits")
 @documented(packbits)
 def segment_packbits(
