@@ -26,7 +26,7 @@ def norm_trace(
     reference: Callable[..., Any],
     *,
     op_type: str = "rmsnorm",
-    out_says: str = "",
+    out_description: str = "",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     choose: Callable[..., str] = lambda **others: "",
 ) -> Callable[..., TraceTemplate]:
@@ -38,7 +38,7 @@ def norm_trace(
         Tensors like the first one have all axes, others the last one.
     description, reference, op_type
         As :class:`TraceTemplate` takes them.
-    out_says : str
+    out_description : str
         The description of ``out`` as an input, where the op reads its dtype.
     variants : mapping of str to mapping
         Further arguments of :func:`_template` by the suffix of the name. Default: one variant.
@@ -47,7 +47,7 @@ def norm_trace(
     """
     templates = {
         (rank, suffix): _template(
-            export, description, reference, op_type, rank, suffix, out_says, **options
+            export, description, reference, op_type, rank, suffix, out_description, **options
         )
         for rank in _AXES
         for suffix, options in (variants or {"": {}}).items()
@@ -67,7 +67,7 @@ def _template(
     op_type: str,
     rank: int,
     suffix: str,
-    out_says: str,
+    out_description: str,
     out_dtype: str | None = None,
     left_out: Collection[str] = (),
 ) -> TraceTemplate:
@@ -83,9 +83,9 @@ def _template(
         elif not isinstance(kind, TensorKind):
             inputs[param] = Scalar("float32")
         elif param == "out":
-            if out_says:
-                inputs[param] = Tensor([*axes], dtype=out_dtype, description=out_says)
-            source = "out" if out_says else "hidden_states"
+            if out_description:
+                inputs[param] = Tensor([*axes], dtype=out_dtype, description=out_description)
+            source = "out" if out_description else "hidden_states"
             outputs["output"] = Tensor([*axes], param, dtype_from=source)
         else:
             name = "hidden_states" if param == "input" else param

@@ -201,7 +201,7 @@ _GATE_TRACE = norm_trace(
     _RMSNORM_SIGMOID_GATE,
     "Each row divided by its root mean square, times the sigmoid of a gate.",
     rmsnorm_sigmoid_gate_reference,
-    out_says="Says its type.",
+    out_description="Says its type.",
     variants={
         "": {"left_out": ("weight", "out")},
         "_out": {"left_out": ("weight",)},

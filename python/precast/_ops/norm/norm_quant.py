@@ -94,7 +94,7 @@ def _quant_trace(
         description,
         reference,
         op_type=op_type,
-        out_says="Says the type of the output.",
+        out_description="Says the type of the output.",
         variants={
             "": {"out_dtype": "float8_e4m3fn"},
             "_e5m2": {"out_dtype": "float8_e5m2"},
