@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from precast._base.errors import CacheLayoutError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
+from precast._op.declaration import Kind
 
 #: Keys and values: one tensor with both in dimension 1, or a tensor each.
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -54,6 +55,9 @@ def layout_of(hnd: bool) -> str:
     """The public argument of :func:`is_hnd`."""
     return "HND" if hnd else "NHD"
 
+
+#: How a layout reaches an export.
+LAYOUT_KIND = {"kv_layout": Kind("bool hnd", "_is_hnd({name})", layout_of, {"_is_hnd": is_hnd})}
 
 #: Public arguments of an export with ``k_cache``, ``v_cache`` and ``hnd``.
 DERIVED: dict[str, Callable[..., Any]] = {"paged_kv_cache": joined, "kv_layout": layout_of}

@@ -60,7 +60,7 @@ def cached_angles(
 
 
 def request_positions(indptr: torch.Tensor, offsets: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The position of each token; 0, which turns nothing, for a token that no request holds."""
+    """The position of each token; 0, which rotates nothing, for a token that no request holds."""
     token = torch.arange(tokens, dtype=torch.int64, device=indptr.device)
     starts, first = indptr.long(), torch.cat((offsets.long(), offsets.new_zeros(1).long()))
     request = torch.searchsorted(starts[1:].contiguous(), token, right=True)
@@ -71,7 +71,7 @@ def request_positions(indptr: torch.Tensor, offsets: torch.Tensor, tokens: int) 
 def rotated(
     x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], interleave: bool
 ) -> torch.Tensor:
-    """``[tokens, heads, dim]`` in float32, its first columns turned."""
+    """``[tokens, heads, dim]`` in float32, its first columns rotated."""
     cos, sin = (part.unsqueeze(1) for part in angles)
     rotary_dim = 2 * cos.shape[-1]
     head = x[..., :rotary_dim].float()
@@ -80,8 +80,8 @@ def rotated(
     else:
         first, second = head.chunk(2, dim=-1)
     parts = first * cos - second * sin, second * cos + first * sin
-    turned = torch.stack(parts, dim=-1).flatten(-2) if interleave else torch.cat(parts, dim=-1)
-    return torch.cat((turned, x[..., rotary_dim:].float()), dim=-1)
+    columns = torch.stack(parts, dim=-1).flatten(-2) if interleave else torch.cat(parts, dim=-1)
+    return torch.cat((columns, x[..., rotary_dim:].float()), dim=-1)
 
 
 def rotated_pair(
@@ -90,5 +90,5 @@ def rotated_pair(
     angles: tuple[torch.Tensor, torch.Tensor],
     interleave: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys turned, each rounded once to its own dtype."""
+    """Queries and keys, rotated and rounded once each to its own dtype."""
     return rotated(q, angles, interleave).to(q.dtype), rotated(k, angles, interleave).to(k.dtype)
