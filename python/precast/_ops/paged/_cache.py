@@ -46,6 +46,16 @@ def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
     return paged_kv_cache
 
 
+def keys_of(paged_kv_cache: Cache) -> torch.Tensor:
+    """The tensor of keys, or the one that holds both."""
+    return split(paged_kv_cache)[0]
+
+
+def values_of(paged_kv_cache: Cache) -> torch.Tensor | None:
+    """The tensor of values, or None if one tensor holds both."""
+    return paged_kv_cache[1] if isinstance(paged_kv_cache, tuple) else None
+
+
 def joined(k_cache: torch.Tensor, v_cache: torch.Tensor | None) -> Cache:
     """The public argument that :func:`split` took apart."""
     return k_cache if v_cache is None else (k_cache, v_cache)

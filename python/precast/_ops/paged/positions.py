@@ -17,21 +17,7 @@ from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 def get_batch_indices_positions_reference(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`get_batch_indices_positions` in plain PyTorch.
-
-    Parameters
-    ----------
-    append_indptr : torch.Tensor
-        ``[batch_size + 1]``, any device.
-    seq_lens : torch.Tensor
-        ``[batch_size]``.
-    nnz : int
-        Rows of the result.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Batch indices and positions, ``[nnz]``, int32.
+    """:func:`get_batch_indices_positions` in plain PyTorch on any device.
 
     Examples
     --------
@@ -152,8 +138,6 @@ def get_batch_indices_positions(
     batch_indices, positions : torch.Tensor, optional
         Where to write: ``[nnz]``, int32, contiguous, on the device of ``append_indptr``. Default:
         new tensors.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
