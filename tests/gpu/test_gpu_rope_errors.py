@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 from rope_case import DEVICE
-from rope_refusals import BY_IDS, CACHED, CASES, IDS, Change, bits, good, tensors_of
+from rope_calls import BY_IDS, CACHED, CASES, IDS, Change, bits, good, tensors_of
 
 import precast
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rope_case import DEVICE, make_cache, same_bits
-from rope_refusals import APPEND, BY_IDS, BY_REQUESTS, CACHED, QUANTIZE, Call, good, tensors_of
+from rope_calls import APPEND, BY_IDS, BY_REQUESTS, CACHED, QUANTIZE, Call, good, tensors_of
 
 import precast
 from precast.testing import random_tensor

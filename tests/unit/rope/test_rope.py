@@ -19,7 +19,7 @@ import precast
 GPU_TESTS = Path(__file__).parents[2] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 try:
-    refusals: ModuleType = importlib.import_module("rope_refusals")
+    refusals: ModuleType = importlib.import_module("rope_calls")
     case: ModuleType = importlib.import_module("rope_case")
 finally:
     sys.path.remove(str(GPU_TESTS))
