@@ -13,36 +13,25 @@ def computed_angles(
     rotary_dim: int,
     rope_scale: float,
     rope_theta: float,
-    smooth_a: float = 0.0,
-    smooth_b: float = 0.0,
+    llama31: tuple[float, float, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Cosines and sines ``[tokens, rotary_dim / 2]`` from frequencies.
 
-    A position beyond 32 bits counts as the nearest of 32 bits, as for the kernels.
+    ``llama31`` is the factors of low and high frequencies and the old length of the context, by
+    which Llama 3.1 blends two scales. A position beyond 32 bits counts as the nearest of 32 bits,
+    as for the kernels.
     """
     positions = positions.clamp(-(2**31), 2**31 - 1)
     pairs = torch.arange(rotary_dim // 2, dtype=torch.float64, device=positions.device)
     inverse = torch.pow(rope_theta, pairs * (-2.0 / rotary_dim))
-    smooth = (inverse * smooth_a + smooth_b).clamp(0.0, 1.0)
+    smooth = torch.zeros_like(inverse)
+    if llama31 is not None:
+        low, high, old_context_len = llama31
+        waves = inverse * (old_context_len / (2.0 * math.pi * (high - low)))
+        smooth = (waves - low / (high - low)).clamp(0.0, 1.0)
     frequencies = inverse * (1.0 / rope_scale + smooth * (1.0 - 1.0 / rope_scale))
     angles = positions.double().unsqueeze(-1) * frequencies
     return angles.cos().float(), angles.sin().float()
-
-
-def llama31_angles(
-    positions: torch.Tensor,
-    rotary_dim: int,
-    rope_scale: float,
-    rope_theta: float,
-    low_freq_factor: float,
-    high_freq_factor: float,
-    old_context_len: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The same with Llama 3.1's blend of two frequency scales."""
-    span = high_freq_factor - low_freq_factor
-    smooth_a = old_context_len / (2.0 * math.pi * span)
-    smooth_b = -low_freq_factor / span
-    return computed_angles(positions, rotary_dim, rope_scale, rope_theta, smooth_a, smooth_b)
 
 
 def cached_angles(

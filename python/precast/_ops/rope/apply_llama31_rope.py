@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._ops.rope._angles import llama31_angles, request_positions, rotated_pair
+from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
 from precast._ops.rope._computed import IN_PLACE, computed_rope
 from precast._ops.rope.apply_rope import apply_rope, apply_rope_pos_ids
 
@@ -38,12 +38,11 @@ def apply_llama31_rope_reference(
     <BLANKLINE>
             [[ 0.9602, -0.2794]]])
     """
-    size = q.shape[-1] if rotary_dim is None else rotary_dim
-    positions = request_positions(indptr, offsets, q.shape[0])
-    angles = llama31_angles(
-        positions, size, rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len
+    pos_ids = request_positions(indptr, offsets, q.shape[0])
+    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
+    return apply_llama31_rope_pos_ids_reference(
+        q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta, *llama31
     )
-    return rotated_pair(q, k, angles, interleave)
 
 
 def apply_llama31_rope_pos_ids_reference(
@@ -68,9 +67,8 @@ def apply_llama31_rope_pos_ids_reference(
     tensor([[[ 0.2837, -0.9589]]])
     """
     size = q.shape[-1] if rotary_dim is None else rotary_dim
-    angles = llama31_angles(
-        pos_ids, size, rope_scale, rope_theta, low_freq_factor, high_freq_factor, old_context_len
-    )
+    llama31 = (low_freq_factor, high_freq_factor, old_context_len)
+    angles = computed_angles(pos_ids, size, rope_scale, rope_theta, llama31)
     return rotated_pair(q, k, angles, interleave)
 
 

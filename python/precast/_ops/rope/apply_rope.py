@@ -33,10 +33,10 @@ def apply_rope_reference(
     <BLANKLINE>
             [[ 0.9602, -0.2794]]])
     """
-    size = q.shape[-1] if rotary_dim is None else rotary_dim
-    positions = request_positions(indptr, offsets, q.shape[0])
-    angles = computed_angles(positions, size, rope_scale, rope_theta)
-    return rotated_pair(q, k, angles, interleave)
+    pos_ids = request_positions(indptr, offsets, q.shape[0])
+    return apply_rope_pos_ids_reference(
+        q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
+    )
 
 
 def apply_rope_pos_ids_reference(

@@ -80,21 +80,19 @@ def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.T
 
 
 _CACHED = "head_size:int cos_sin_cache:any is_neox:bool"
-_NEW, _IN_PLACE = (
-    Export(
-        "rope",
-        name,
-        declaration,
-        reference=apply_rope_with_cos_sin_cache_reference,
-        check=_check,
-    )
-    for name, declaration in (
-        (
-            "apply_rope_with_cos_sin_cache",
-            f"positions:any query:T key:T {_CACHED} query_out!:like(query) key_out!:like(key)",
-        ),
-        ("apply_rope_with_cos_sin_cache_inplace", f"positions:any query!:T key!:T {_CACHED}"),
-    )
+_NEW = Export(
+    "rope",
+    "apply_rope_with_cos_sin_cache",
+    f"positions:any query:T key:T {_CACHED} query_out!:like(query) key_out!:like(key)",
+    reference=apply_rope_with_cos_sin_cache_reference,
+    check=_check,
+)
+_IN_PLACE = Export(
+    "rope",
+    "apply_rope_with_cos_sin_cache_inplace",
+    f"positions:any query!:T key!:T {_CACHED}",
+    reference=apply_rope_with_cos_sin_cache_reference,
+    check=_check,
 )
 
 

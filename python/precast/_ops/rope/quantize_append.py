@@ -36,11 +36,10 @@ from precast._ops.rope._quantize import (
     check_parts,
     first_output,
     quantized,
-    rotated_and_quantized,
     without_columns,
 )
 from precast._ops.rope._quantize_trace import append_trace
-from precast._ops.rope.quantize import rope_quantize_fp8
+from precast._ops.rope.quantize import rope_quantize_fp8, rope_quantize_fp8_reference
 from precast.api_logging import precast_api
 
 _NAME = "rope_quantize_fp8_append_paged_kv_cache"
@@ -85,10 +84,11 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     """
     first, second = paged_kv_cache
     dtype = first.dtype
-    q_nope = without_columns(q_rope) if q_nope is None else q_nope
-    k_nope = without_columns(k_rope) if k_nope is None else k_nope
-    rotated = rotated_and_quantized(k_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_kv, dtype)
-    rest = quantized(k_nope, quant_scale_kv, dtype)
+    scales = (quant_scale_q, quant_scale_kv)
+    parts = (q_rope, k_rope, q_nope, k_nope)
+    q_rope_out, rotated, q_nope_out, rest = rope_quantize_fp8_reference(
+        *parts, cos_sin_cache, pos_ids, is_neox, dtype, *scales
+    )
     if v is None or k_rope.dim() == 2:
         rows = rest, rotated
     else:
@@ -100,11 +100,7 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     for cache, new in zip(updated, rows):
         entries = cache if k_rope.dim() == 2 else entries_of(cache, kv_layout == "HND")
         put(entries, new, table_places(*table, *entries.shape[:2]))
-    return (
-        rotated_and_quantized(q_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_q, dtype),
-        quantized(q_nope, quant_scale_q, dtype),
-        *updated,
-    )
+    return (q_rope_out, q_nope_out, *updated)
 
 
 def _check(export: str, **given: Any) -> None:
