@@ -10,16 +10,12 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.paged._append import appends
-from precast._ops.paged._cache import (
-    Cache,
-    copied,
-    entries_of,
-    halves,
-    put,
-    quantized,
-    slot_places,
+from precast._ops.paged._cache import Cache, halves, quantized
+from precast._ops.paged.slot_mapping import (
+    append_paged_kv_cache_with_slot_mapping,
+    append_paged_kv_cache_with_slot_mapping_reference,
+    append_paged_mla_kv_cache_with_slot_mapping_reference,
 )
-from precast._ops.paged.slot_mapping import append_paged_kv_cache_with_slot_mapping
 
 
 def fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
@@ -49,13 +45,11 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
     >>> new.float().flatten()
     tensor([  1.5000,   1.5000, 448.0000, 448.0000])
     """
-    cache = copied(paged_kv_cache)
-    parts = zip(halves(cache), (append_key, append_value), (k_scale, v_scale))
-    for part, rows, scale in parts:
-        entries = entries_of(part, kv_layout == "HND")
-        places = slot_places(slot_mapping, *entries.shape[:2])
-        put(entries, quantized(rows, scale, part.dtype), places)
-    return cache
+    dtype = halves(paged_kv_cache)[0].dtype
+    keys, values = quantized(append_key, k_scale, dtype), quantized(append_value, v_scale, dtype)
+    return append_paged_kv_cache_with_slot_mapping_reference(
+        keys, values, slot_mapping, paged_kv_cache, kv_layout
+    )
 
 
 def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
@@ -83,11 +77,10 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     >>> new[0].float()
     tensor([[[1.5000, 1.5000]]])
     """
-    caches = ckv_cache.clone(), kpe_cache.clone()
-    places = slot_places(slot_mapping, *ckv_cache.shape[:2])
-    for cache, rows in zip(caches, (append_ckv, append_kpe)):
-        put(cache, quantized(rows, scale, cache.dtype), places)
-    return caches
+    ckv, kpe = (quantized(rows, scale, ckv_cache.dtype) for rows in (append_ckv, append_kpe))
+    return append_paged_mla_kv_cache_with_slot_mapping_reference(
+        ckv, kpe, slot_mapping, ckv_cache, kpe_cache
+    )
 
 
 @appends(
