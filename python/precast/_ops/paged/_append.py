@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops that append to a paged KV cache share: export, validation and trace."""
+"""Make the ops that append to a paged KV cache: their exports, validation and traces."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for _name in ("k_scale", "v_scale", "scale"):
 
 
 def _given(tensor: torch.Tensor | None, value: float) -> torch.Tensor | float:
-    """The scale that a caller gave."""
+    """Return the scale that a caller gave."""
     return value if tensor is None else tensor
 
 
@@ -75,7 +75,7 @@ def appends(
 
 
 def _check(export: str, **given: Any) -> None:
-    """What is appended fits its caches, and what says where it goes and the scales fit it."""
+    """Raise ValueError unless caches, places and scales fit what is appended."""
     row_names: Sequence[str]
     names: Sequence[str]
     caches: Sequence[torch.Tensor]
@@ -110,7 +110,7 @@ def _check(export: str, **given: Any) -> None:
 def _check_rows(
     export: str, names: Sequence[str], rows: Sequence[torch.Tensor], rank: int, to_fp8: bool
 ) -> None:
-    """The two tensors that are appended fit each other."""
+    """Raise ValueError unless the two tensors that are appended fit each other."""
     first, second = rows
     _check_row_shape(export, names[0], first, rank)
     if to_fp8:
@@ -138,7 +138,7 @@ def _check_row_shape(export: str, name: str, rows: torch.Tensor, rank: int) -> N
 def _check_cache_dtype(
     export: str, name: str, cache: torch.Tensor, rows: torch.Tensor, to: str
 ) -> None:
-    """``cache`` takes ``rows`` as they are."""
+    """Raise ValueError unless ``cache`` takes ``rows`` as they are."""
     untyped = torch.uint8 in (cache.dtype, rows.dtype)
     bytes_alone = untyped and cache.element_size() == rows.element_size() == 1
     if cache.dtype != rows.dtype and not bytes_alone:
@@ -149,7 +149,7 @@ def _check_cache_dtype(
 
 
 def _check_slots(export: str, slot_mapping: torch.Tensor, rows: torch.Tensor, to: str) -> None:
-    """``slot_mapping`` has at most one slot for each of ``rows``."""
+    """Raise ValueError unless ``slot_mapping`` has at most one slot for each of ``rows``."""
     if slot_mapping.dim() != 1 or slot_mapping.numel() > rows.shape[0]:
         raise ValueError(
             f"{export}: slot_mapping must have shape [tokens] with at most the {rows.shape[0]} "
@@ -159,7 +159,7 @@ def _check_slots(export: str, slot_mapping: torch.Tensor, rows: torch.Tensor, to
 
 
 def _check_table(export: str, given: dict[str, Any], rows: torch.Tensor, to: str) -> None:
-    """The indices of tokens, and the page table."""
+    """Raise ValueError unless the indices of tokens and the page table fit ``rows``."""
     for name in ("batch_indices", "positions"):
         check_indices(export, name, given[name], rows.shape[0], rows, to)
     check_indptr(export, "kv_indptr", given["kv_indptr"])

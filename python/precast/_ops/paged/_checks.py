@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The validation of caches and page tables in reference mode, in the words of the bindings."""
+"""Validate caches and page tables in reference mode, in the words of the bindings."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST_ENTRIES = 2**31 - 1
 
 
 def check_indptr(export: str, name: str, tensor: torch.Tensor) -> None:
-    """``tensor`` is ``[batch_size + 1]``."""
+    """Raise ValueError unless ``tensor`` is ``[batch_size + 1]``."""
     if tensor.dim() != 1 or tensor.numel() < 1:
         raise ValueError(
             f"{export}: {name} must have shape [batch_size + 1], got {[*tensor.shape]}"
@@ -32,7 +32,7 @@ def check_caches(
     rows: Sequence[torch.Tensor],
     hnd: bool | None,
 ) -> None:
-    """Caches that take ``rows``: two, or one that holds both; ``hnd`` is None for MLA."""
+    """Raise ValueError unless the one or two caches take ``rows``; ``hnd`` is None for MLA."""
     both = len(caches) == 1
     geometry = []
     for i in range(2):
@@ -62,7 +62,7 @@ def pages_of(
     both: bool,
     row_bytes: int | None = None,
 ) -> tuple[int, int]:
-    """Pages and page size of a cache that takes ``rows``, or ``row_bytes`` for each of them."""
+    """Return pages and page size of a cache that takes ``rows``, or ``row_bytes`` for each."""
     check_same_device(export, name, cache, rows, to)
     least, most = (3, 3) if hnd is None else (3 + both, 4 + both)
     check_rank(export, name, cache, least, most)

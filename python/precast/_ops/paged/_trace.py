@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traces of ops that append to a paged KV cache."""
+"""Make the traces of ops that append to a paged KV cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _PLACES = {
 
 
 def fill_indices(call: dict[str, Any]) -> None:
-    """Different places for all tokens but the last, which has none."""
+    """Give all tokens different places but the last, which has none."""
     import torch
 
     if "slot_mapping" in call:
@@ -46,7 +46,7 @@ def fill_indices(call: dict[str, Any]) -> None:
 def append_trace(
     name: str, description: str, reference: Callable[..., Any]
 ) -> TraceTemplate | Callable[..., TraceTemplate]:
-    """A template for the two parts of an MLA entry, or one for each form of a cache with heads."""
+    """Make a template for MLA, or templates for every form of a cache with heads."""
     taken = inspect.signature(reference).parameters
     places = {key: spec for key, spec in _PLACES.items() if key in taken}
     scales = {key: Scalar("float32") for key in taken if key.endswith("scale")}
@@ -129,7 +129,7 @@ def append_trace(
 def by_layout(
     templates: Mapping[tuple[bool, str], TraceTemplate],
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function by whether one tensor holds keys and values, and by layout or page1."""
+    """Choose by whether one tensor holds keys and values, and by layout or page1."""
 
     @dispatch(*templates.values())
     def choose(paged_kv_cache: Any = None, kv_layout: Any = "NHD", **others: Any) -> TraceTemplate:

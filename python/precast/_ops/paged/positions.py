@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index arithmetic of a paged KV cache.
+"""Compute where the tokens of a batch stand in a paged KV cache.
 
 Source: Ye et al., FlashInfer, arXiv:2501.01005.
 """
@@ -115,7 +115,7 @@ def get_batch_indices_positions(
     positions: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""The request and the position of every row of a ragged tensor that is appended.
+    r"""Find the request and the position of every row of a ragged tensor that is appended.
 
     .. math::
 
@@ -168,7 +168,7 @@ def get_batch_indices_positions(
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    r"""The length of each request of a paged KV cache.
+    r"""Compute the length of each request of a paged KV cache.
 
     .. math::
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE in plain PyTorch: angles in float64, the rotation in float32."""
+"""Compute RoPE in plain PyTorch: angles in float64, the rotation in float32."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def computed_angles(
     rope_theta: float,
     llama31: tuple[float, float, int] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines ``[tokens, rotary_dim / 2]`` from frequencies.
+    """Compute cosines and sines ``[tokens, rotary_dim / 2]`` from frequencies.
 
     ``llama31`` is the factors of low and high frequencies and the old length of the context, by
     which Llama 3.1 blends two scales. A position beyond 32 bits counts as the nearest of 32 bits,
@@ -37,7 +37,7 @@ def computed_angles(
 def cached_angles(
     positions: torch.Tensor, cos_sin_cache: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Cosines and sines from rows of a cache; no rotation for a position that it does not have."""
+    """Read cosines and sines from a cache; a position that it does not have is not rotated."""
     rows, rotary_dim = cos_sin_cache.shape
     none = torch.cat(
         (cos_sin_cache.new_ones(rotary_dim // 2), cos_sin_cache.new_zeros(rotary_dim // 2))
@@ -49,7 +49,7 @@ def cached_angles(
 
 
 def request_positions(indptr: torch.Tensor, offsets: torch.Tensor, tokens: int) -> torch.Tensor:
-    """The position of each token; 0, which rotates nothing, for a token that no request holds."""
+    """Find the position of each token; it is 0 for a token that no request holds."""
     token = torch.arange(tokens, dtype=torch.int64, device=indptr.device)
     starts, first = indptr.long(), torch.cat((offsets.long(), offsets.new_zeros(1).long()))
     request = torch.searchsorted(starts[1:].contiguous(), token, right=True)
@@ -60,7 +60,7 @@ def request_positions(indptr: torch.Tensor, offsets: torch.Tensor, tokens: int) 
 def rotated(
     x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], interleave: bool
 ) -> torch.Tensor:
-    """``[tokens, heads, dim]`` in float32, its first columns rotated."""
+    """Rotate the first columns of ``[tokens, heads, dim]``, in float32."""
     cos, sin = (part.unsqueeze(1) for part in angles)
     rotary_dim = 2 * cos.shape[-1]
     head = x[..., :rotary_dim].float()
@@ -79,5 +79,5 @@ def rotated_pair(
     angles: tuple[torch.Tensor, torch.Tensor],
     interleave: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Queries and keys, rotated and rounded once each to its own dtype."""
+    """Rotate queries and keys, and round each once to its own dtype."""
     return rotated(q, angles, interleave).to(q.dtype), rotated(k, angles, interleave).to(k.dtype)

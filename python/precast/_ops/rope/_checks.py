@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The validation of RoPE in reference mode before it writes: that of the bindings."""
+"""Validate calls of RoPE in reference mode, as the bindings do."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ MAX_HEAD_DIM = 512
 
 
 def check_first(export: str, name: str, x: torch.Tensor) -> None:
-    """``x`` is of a type for which there are modules, or float32, which references take, too."""
+    """Raise ValueError unless there are modules for the dtype; references take float32, too."""
     check_dtype(export, name, x, torch.float16, torch.bfloat16, torch.float32)
 
 
 def check_pair(
     export: str, names: Sequence[str], q: torch.Tensor, k: torch.Tensor, rotary_dim: int
 ) -> None:
-    """Queries and keys have one head size and as many tokens; in place, they share no memory."""
+    """Raise ValueError unless queries and keys fit each other; in place, they share no memory."""
     dim = q.shape[-1]
     if dim % VECTOR or dim > MAX_HEAD_DIM:
         raise ValueError(

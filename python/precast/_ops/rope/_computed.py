@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE by computed frequencies: one decorator makes the export and the trace of each function."""
+"""Make the ops that compute frequencies: export, validation and trace of each."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def _check(
     high_freq_factor: float = 1.0,
     old_context_len: int = 1,
 ) -> None:
-    """What the declaration does not say, in the binding's words."""
+    """Check what the declaration does not say, in the binding's words."""
     if old_context_len <= 0:
         raise ValueError(f"{export}: old_context_len must be positive, got {old_context_len}")
     check_first(export, "q", q)

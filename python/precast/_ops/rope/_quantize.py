@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the functions with quantisation share: fp8 values, new outputs, validation."""
+"""Quantise, make outputs and validate for the functions that quantise."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def first_output(
     q_nope_out: torch.Tensor | None,
     k_nope_out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``q_rope_out``, or a new one of the fp8 type that all outputs must have.
+    """Return ``q_rope_out``, or a new one of the fp8 type that all outputs must have.
 
     That is ``quantize_dtype``, or the type of the first output that is given, or e4m3.
     """
@@ -73,7 +73,7 @@ NEW: dict[str, str | Callable[..., torch.Tensor]] = {
 
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """``x * scale`` in fp8: nearest even, beyond the largest number that number, NaN stays."""
+    """Return ``x * scale`` in fp8: nearest even, saturated, NaN stays."""
     return saturated(x.float() * scale, dtype)
 
 
@@ -85,14 +85,14 @@ def rotated_and_quantized(
     scale: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``[tokens, heads, dim]`` or ``[tokens, dim]``, rotated in all columns, in fp8."""
+    """Rotate all columns of ``[tokens, heads, dim]`` or ``[tokens, dim]``, and quantise."""
     heads = x.unsqueeze(1) if x.dim() == 2 else x
     result = rotated(heads, cached_angles(positions, cos_sin_cache), not is_neox)
     return quantized(result, scale, dtype).view(x.shape)
 
 
 def without_columns(x: torch.Tensor) -> torch.Tensor:
-    """What stands for a part that is None: the same heads, no columns."""
+    """Return what stands for a part that is None: the same heads, no columns."""
     return x[..., :0]
 
 
@@ -106,7 +106,7 @@ def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:
 
 
 def check_parts(export: str, given: Mapping[str, Any], key_ranks: tuple[int, int]) -> None:
-    """The two parts of queries and keys, the values if there are any, and the outputs."""
+    """Raise ValueError unless queries, keys, values if there are any, and outputs fit."""
     inputs = {name: given[name] for name in (*PARTS, "v") if name in given}
     q_rope, k_rope, rank = given["q_rope"], given["k_rope"], given["k_rope"].dim()
     check_first(export, "q_rope", q_rope)
@@ -146,7 +146,7 @@ def check_parts(export: str, given: Mapping[str, Any], key_ranks: tuple[int, int
 def _check_outputs(
     export: str, outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Each output is like its input in fp8, and apart from all other tensors of tokens."""
+    """Raise ValueError unless outputs are like inputs in fp8 and share no memory."""
     dtype = outputs["q_rope_out"].dtype
     check_fp8(export, dtype, "q_rope_out")
     for name, out in outputs.items():

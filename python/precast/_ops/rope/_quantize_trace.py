@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traces of RoPE with quantisation: heads of keys, or MLA's one key without a head axis."""
+"""Make the traces of RoPE with quantisation, for heads of keys and for MLA's single key."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SCALARS = {
 
 
 def quantize_template(name: str, reference: Callable[..., Any], *, mla: bool) -> TraceTemplate:
-    """Inputs in 16 bits, outputs in e4m3."""
+    """Make a template with inputs in 16 bits and outputs in e4m3."""
     axes: dict[str, Var | Const] = {
         "num_tokens": Var("Tokens of all requests."),
         "num_q_heads": Const("qh", sample=4),
@@ -55,7 +55,7 @@ def quantize_template(name: str, reference: Callable[..., Any], *, mla: bool) ->
 
 
 def quantize_trace(name: str, reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
-    """Templates by the rank of the keys."""
+    """Make templates, and choose one by the rank of the keys."""
     heads = quantize_template(name, reference, mla=False)
     latent = quantize_template(f"{name}_mla", reference, mla=True)
 
@@ -67,7 +67,7 @@ def quantize_trace(name: str, reference: Callable[..., Any]) -> Callable[..., Tr
 
 
 def _fill(call: dict[str, Any]) -> None:
-    """Different places for all tokens but the last, which has none."""
+    """Give all tokens different places but the last, which has none."""
     import torch
 
     call["positions"].copy_(torch.arange(call["positions"].numel()))
@@ -76,7 +76,7 @@ def _fill(call: dict[str, Any]) -> None:
 
 
 def append_trace(name: str, reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
-    """Templates for keys with heads in either layout, and for MLA's."""
+    """Make templates for keys with heads in either layout, and for MLA's."""
 
     def template(kind: str) -> TraceTemplate:
         is_mla, is_hnd = kind == "_mla", kind == "_hnd"

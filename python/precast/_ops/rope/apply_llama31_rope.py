@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE with Llama 3.1's frequencies, of requests or with a position for each token.
+"""Rotate by Llama 3.1's frequencies: requests, or tokens with a position each.
 
 Source: Su et al., RoFormer, arXiv:2104.09864; Grattafiori et al., The Llama 3 Herd of Models,
 arXiv:2407.21783.
@@ -91,7 +91,7 @@ def apply_llama31_rope(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""RoPE with Llama 3.1's frequencies of requests' queries and keys, into new tensors.
+    r"""Rotate the queries and keys of requests by Llama 3.1's frequencies, into new tensors.
 
     :func:`apply_rope` with, for :math:`\theta_i = rope\_theta^{-2 i / r}`, the frequencies
 

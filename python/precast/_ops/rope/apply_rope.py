@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE by computed frequencies, of requests or with a position for each token.
+"""Rotate by computed frequencies: requests, or tokens with a position each.
 
 Source: Su et al., RoFormer, arXiv:2104.09864.
 """
@@ -77,7 +77,7 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""RoPE by computed frequencies of requests' queries and keys, into new tensors.
+    r"""Rotate the queries and keys of requests by computed frequencies, into new tensors (RoPE).
 
     With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head,
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE by a cache of cosines and sines, as engines keep one.
+"""Rotate by a cache of cosines and sines, as engines keep one.
 
 Source: Su et al., RoFormer, arXiv:2104.09864.
 """
@@ -67,7 +67,7 @@ def _check(
 
 
 def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """``[tokens, heads, dim]`` of it, or of ``[tokens, heads * dim]``; a view."""
+    """View ``[tokens, heads * dim]`` as ``[tokens, heads, dim]``."""
     check_rank(export, name, x, 2, 3)
     if x.dim() == 3:
         return x
@@ -97,7 +97,7 @@ _IN_PLACE = Export(
 
 
 def _trace(name: str, how: str, in_place: bool) -> TraceTemplate:
-    """For packed heads ``[num_tokens, num_heads * head_size]``."""
+    """Make a template for packed heads ``[num_tokens, num_heads * head_size]``."""
     q, k = ["num_tokens", "q_size"], ["num_tokens", "k_size"]
     return TraceTemplate(
         op_type="rope",
@@ -138,7 +138,7 @@ def apply_rope_with_cos_sin_cache(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Rotary embedding of queries and keys by a cache of cosines and sines, into new tensors.
+    r"""Rotate queries and keys by a cache of cosines and sines, into new tensors (RoPE).
 
     With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head of token :math:`t`,
 

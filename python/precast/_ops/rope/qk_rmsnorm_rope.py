@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm of each query and key head, then RoPE, in place on a packed projection.
+"""Normalise and rotate each query and key head of a packed projection, in place.
 
 Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Su et al.,
 RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 3, arXiv:2503.19786.
@@ -163,7 +163,7 @@ def qk_rmsnorm_rope(
     is_neox: bool = True,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""RMSNorm of each query and key head of a packed projection, then RoPE; one pass, in place.
+    r"""Normalise each query and key head of a packed projection and rotate it; one pass, in place.
 
     For the elements :math:`x` of a head, with the weights of the queries or of the keys,
 

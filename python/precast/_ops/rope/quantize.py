@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE and quantisation to fp8 in one pass, of queries and keys in two parts each.
+"""Rotate queries and keys, in two parts each, and quantise them to fp8 in one pass.
 
 Sources: Su et al., RoFormer, arXiv:2104.09864; DeepSeek-V2, arXiv:2405.04434 (MLA, where only part
 of a head is rotated); OCP 8-bit Floating Point Specification 1.0.
@@ -65,7 +65,7 @@ def _reject(backend: str) -> None:
 
 
 def _export(name: str, key_ranks: tuple[int, int], pdl: Kind | None = None) -> Export:
-    """``key_ranks`` are the least and the most dimensions of keys."""
+    """Make an export; ``key_ranks`` are the least and the most dimensions of keys."""
 
     def check(export: str, **given: Any) -> None:
         check_parts(export, given, key_ranks)

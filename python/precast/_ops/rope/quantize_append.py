@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE and quantisation to fp8 in one pass, keys and values straight into a paged KV cache.
+"""Rotate, quantise to fp8 and append keys and values to a paged KV cache in one pass.
 
 Sources: Su et al., RoFormer, arXiv:2104.09864; Kwon et al., PagedAttention, arXiv:2309.06180;
 DeepSeek-V2, arXiv:2405.04434; OCP 8-bit Floating Point Specification 1.0.
@@ -104,7 +104,7 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
 
 
 def _check(export: str, **given: Any) -> None:
-    """Besides queries and keys: the page table, and caches apart from all that is read."""
+    """Check queries and keys, the page table, and that caches share no memory with what is read."""
     check_parts(export, given, (2, 3))
     _check_table(export, given)
     q_rope, k_rope, k_nope, v = (given[name] for name in ("q_rope", "k_rope", "k_nope", "v"))
@@ -165,7 +165,7 @@ def _q_rope_out(
 
 
 def _pair(paged_kv_cache: object) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Both caches; what is no pair at all fails in the call, and check_call() names it."""
+    """Return both caches; what is no pair at all fails in the call, and check_call() names it."""
     if isinstance(paged_kv_cache, torch.Tensor):
         raise CacheLayoutError(
             f"{_NAME}: paged_kv_cache must be a tuple of two tensors, got one; pass .unbind(1)"
@@ -174,7 +174,7 @@ def _pair(paged_kv_cache: object) -> tuple[torch.Tensor, torch.Tensor | None]:
 
 
 def _value(v: torch.Tensor | None, k_rope: torch.Tensor) -> torch.Tensor:
-    """What stands for the values of MLA, which has none, in the export."""
+    """Return the values, or what stands for them in the export where MLA has none."""
     is_mla = k_rope.dim() == 2
     if is_mla and v is not None:
         raise ValueError(f"{_NAME}: v must be None for MLA (keys of 2 dimensions), got a tensor")
