@@ -10,6 +10,7 @@ from precast._base.torch import torch
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
+    check_indices,
     check_memory_apart,
     check_rank,
 )
@@ -63,3 +64,43 @@ def check_cache(export: str, cache: torch.Tensor) -> None:
         got = dtype_word(cache.dtype)
         raise ValueError(f"{export}: cos_sin_cache should be float32, got {got}")
     check_rank(export, "cos_sin_cache", cache, 2, 2)
+
+
+def check_computed(
+    export: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    rotary_dim: int,
+    rope_scale: float,
+    rope_theta: float,
+    pos_ids: torch.Tensor | None = None,
+    indptr: torch.Tensor | None = None,
+    offsets: torch.Tensor | None = None,
+    low_freq_factor: float = 0.0,
+    high_freq_factor: float = 1.0,
+    old_context_len: int = 1,
+) -> None:
+    """Check what declarations do not say of the functions that compute frequencies."""
+    if old_context_len <= 0:
+        raise ValueError(f"{export}: old_context_len must be positive, got {old_context_len}")
+    check_first(export, "q", q)
+    check_rank(export, "q", q, 3, 3)
+    check_rank(export, "k", k, 3, 3)
+    check_pair(export, ("q", "k"), q, k, rotary_dim)
+    for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
+        if not value > 0:
+            raise ValueError(f"{export}: {name} must be positive, got {value:g}")
+    if not high_freq_factor > low_freq_factor:
+        raise ValueError(
+            f"{export}: high_freq_factor must exceed low_freq_factor {low_freq_factor:g}, got "
+            f"{high_freq_factor:g}"
+        )
+    if pos_ids is not None:
+        check_indices(export, "pos_ids", pos_ids, q.shape[0], q, "q")
+    if indptr is not None and offsets is not None:
+        if indptr.dim() != 1 or indptr.shape[0] < 1:
+            raise ValueError(
+                f"{export}: indptr must have shape [requests + 1], got {[*indptr.shape]}"
+            )
+        check_indices(export, "indptr", indptr, indptr.shape[0], q, "q")
+        check_indices(export, "offsets", offsets, indptr.shape[0] - 1, q, "q")

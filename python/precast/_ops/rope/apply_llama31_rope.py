@@ -10,8 +10,12 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._computed import IN_PLACE, computed_rope
+from precast._ops.rope._checks import check_computed
+from precast._ops.rope._pair import IN_PLACE, rotates
 from precast._ops.rope.apply_rope import apply_rope, apply_rope_pos_ids
+
+_OF_REQUESTS = "Queries and keys of requests, {} by Llama 3.1's frequencies."
+_AT_POSITIONS = "Queries and keys at given positions, {} by Llama 3.1's frequencies."
 
 
 def apply_llama31_rope_reference(
@@ -76,7 +80,7 @@ apply_llama31_rope_inplace_reference = apply_llama31_rope_reference
 apply_llama31_rope_pos_ids_inplace_reference = apply_llama31_rope_pos_ids_reference
 
 
-@computed_rope(apply_llama31_rope_reference)
+@rotates(_OF_REQUESTS, apply_llama31_rope_reference, check_computed)
 @documented(apply_rope)
 def apply_llama31_rope(
     q: torch.Tensor,
@@ -133,7 +137,7 @@ def apply_llama31_rope(
     """
 
 
-@computed_rope(apply_llama31_rope_reference)
+@rotates(_OF_REQUESTS, apply_llama31_rope_reference, check_computed)
 @documented(IN_PLACE, apply_llama31_rope)
 def apply_llama31_rope_inplace(
     q: torch.Tensor,
@@ -172,7 +176,7 @@ def apply_llama31_rope_inplace(
     """
 
 
-@computed_rope(apply_llama31_rope_pos_ids_reference)
+@rotates(_AT_POSITIONS, apply_llama31_rope_pos_ids_reference, check_computed)
 @documented(apply_llama31_rope, apply_rope_pos_ids)
 def apply_llama31_rope_pos_ids(
     q: torch.Tensor,
@@ -208,7 +212,7 @@ def apply_llama31_rope_pos_ids(
     """
 
 
-@computed_rope(apply_llama31_rope_pos_ids_reference)
+@rotates(_AT_POSITIONS, apply_llama31_rope_pos_ids_reference, check_computed)
 @documented(IN_PLACE, apply_llama31_rope_pos_ids)
 def apply_llama31_rope_pos_ids_inplace(
     q: torch.Tensor,

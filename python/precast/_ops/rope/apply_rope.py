@@ -9,7 +9,11 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._computed import IN_PLACE, computed_rope
+from precast._ops.rope._checks import check_computed
+from precast._ops.rope._pair import IN_PLACE, rotates
+
+_OF_REQUESTS = "Queries and keys of requests, {} by computed frequencies."
+_AT_POSITIONS = "Queries and keys at given positions, {} by computed frequencies."
 
 
 def apply_rope_reference(
@@ -66,7 +70,7 @@ apply_rope_inplace_reference = apply_rope_reference
 apply_rope_pos_ids_inplace_reference = apply_rope_pos_ids_reference
 
 
-@computed_rope(apply_rope_reference)
+@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -139,7 +143,7 @@ def apply_rope(
     """
 
 
-@computed_rope(apply_rope_reference)
+@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
 @documented(IN_PLACE, apply_rope)
 def apply_rope_inplace(
     q: torch.Tensor,
@@ -174,7 +178,7 @@ def apply_rope_inplace(
     """
 
 
-@computed_rope(apply_rope_pos_ids_reference)
+@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
 @documented(apply_rope)
 def apply_rope_pos_ids(
     q: torch.Tensor,
@@ -212,7 +216,7 @@ def apply_rope_pos_ids(
     """
 
 
-@computed_rope(apply_rope_pos_ids_reference)
+@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
 @documented(IN_PLACE, apply_rope_pos_ids)
 def apply_rope_pos_ids_inplace(
     q: torch.Tensor,

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, launches
 from precast._op.validation import check_indices, check_rank
 from precast._ops.rope._angles import cached_angles, rotated_pair
 from precast._ops.rope._checks import check_cache, check_first, check_pair
-from precast.api_logging import precast_api
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+from precast._ops.rope._pair import rotates
 
 
 def apply_rope_with_cos_sin_cache_reference(
@@ -79,57 +77,10 @@ def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.T
     return x.unflatten(-1, (x.shape[-1] // head_dim, head_dim))
 
 
-_CACHED = "head_size:int cos_sin_cache:any is_neox:bool"
-_NEW = Export(
-    "rope",
-    "apply_rope_with_cos_sin_cache",
-    f"positions:any query:T key:T {_CACHED} query_out!:like(query) key_out!:like(key)",
-    reference=apply_rope_with_cos_sin_cache_reference,
-    check=_check,
-)
-_IN_PLACE = Export(
-    "rope",
-    "apply_rope_with_cos_sin_cache_inplace",
-    f"positions:any query!:T key!:T {_CACHED}",
-    reference=apply_rope_with_cos_sin_cache_reference,
-    check=_check,
-)
+_DESCRIPTION = "Queries and keys, {} by the cosines and sines of their positions."
 
 
-def _trace(name: str, how: str, in_place: bool) -> TraceTemplate:
-    """Make a template for packed heads ``[num_tokens, num_heads * head_size]``."""
-    q, k = ["num_tokens", "q_size"], ["num_tokens", "k_size"]
-    return TraceTemplate(
-        op_type="rope",
-        name_prefix=name,
-        description=f"Queries and keys, {how} by the cosines and sines of their positions.",
-        axes={
-            "num_tokens": Var("Tokens of all requests."),
-            "q_size": Const("q", "Query heads times head_size.", sample=256),
-            "k_size": Const("k", "Key heads times head_size.", sample=128),
-            "head_size": Const("d", param="head_size", sample=64),
-            "max_position": Var("Rows of the cache."),
-            "rotary_dim": Const("r", sample=48),
-        },
-        inputs={
-            "positions": Tensor(["num_tokens"], dtype="int64"),
-            "query": Tensor(q),
-            "key": Tensor(k),
-            "head_size": Scalar("int32"),
-            "cos_sin_cache": Tensor(["max_position", "rotary_dim"], dtype="float32"),
-            "is_neox": Scalar("bool"),
-        },
-        outputs={
-            "query_out": Tensor(q, dtype_from="query", param="query" if in_place else None),
-            "key_out": Tensor(k, dtype_from="key", param="key" if in_place else None),
-        },
-        reference=apply_rope_with_cos_sin_cache_reference,
-        constraints=["q_size % head_size == 0", "k_size % head_size == 0"],
-    )
-
-
-@precast_api(trace=_trace("rope_with_cos_sin_cache", "rotated", in_place=False))
-@launches(_NEW)
+@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -195,8 +146,7 @@ def apply_rope_with_cos_sin_cache(
     """
 
 
-@precast_api(trace=_trace("rope_with_cos_sin_cache_inplace", "rotated in place", in_place=True))
-@launches(_IN_PLACE)
+@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
 @documented(apply_rope_with_cos_sin_cache)
 def apply_rope_with_cos_sin_cache_inplace(
     positions: torch.Tensor,
