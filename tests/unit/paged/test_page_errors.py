@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the ops of the paged KV cache refuse, by name, and that nothing is written then."""
+"""The ops of the paged KV cache name an invalid argument, and write nothing then."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PAGES, HEADS, DIM = 11, 3, 16
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
-def sound(op: str) -> dict[str, Any]:
-    """Arguments that the op takes."""
+def valid(op: str) -> dict[str, Any]:
+    """Valid arguments of the op."""
     tokens = 3
     dtype = torch.float8_e4m3fn if op.startswith("fp8") else BF16
     mla: dict[str, Any] = {
@@ -59,9 +59,9 @@ every_op = pytest.mark.parametrize("op", OPS)
 on_keys = pytest.mark.parametrize("op", [op for op in OPS if "mla" not in op])
 
 
-def refused(op: str, kind: type[Exception], words: str, **changes: Any) -> None:
+def rejected(op: str, kind: type[Exception], words: str, **changes: Any) -> None:
     """The call raises ``kind`` with these words and writes nothing."""
-    arguments = {**sound(op), **changes}
+    arguments = {**valid(op), **changes}
     tensors = [t for v in arguments.values() for t in (v if isinstance(v, tuple) else (v,))]
     tensors = [t for t in tensors if isinstance(t, torch.Tensor)]
     before = [t.clone() for t in tensors]
@@ -75,7 +75,7 @@ def refused(op: str, kind: type[Exception], words: str, **changes: Any) -> None:
 @every_op
 def test_valid_arguments_are_accepted(op: str) -> None:
     """The three tokens stand in page 0, divided by their scale, and nothing else is written."""
-    arguments = sound(op)
+    arguments = valid(op)
     assert getattr(precast, op)(**arguments) is None
     if "mla" in op:
         scale = arguments.get("scale", 1.0)
@@ -93,12 +93,12 @@ def test_valid_arguments_are_accepted(op: str) -> None:
 @pytest.mark.parametrize("layout", ["nhd", "NDH", "", None, 0, ["NHD"]])
 def test_an_unknown_layout_is_a_key_error_and_a_value_error(op: str, layout: Any) -> None:
     for kind in (KeyError, ValueError, CacheLayoutError):
-        refused(op, kind, f"kv_layout must be NHD or HND, got {layout!r}", kv_layout=layout)
+        rejected(op, kind, f"kv_layout must be NHD or HND, got {layout!r}", kv_layout=layout)
 
 
 @on_keys
 def test_a_cache_of_another_type_is_a_key_error_and_a_value_error(op: str) -> None:
-    one = sound(op)["paged_kv_cache"][:, 0]
+    one = valid(op)["paged_kv_cache"][:, 0]
     cases = [
         ([one, one], "list"),
         ({"k": one}, "dict"),
@@ -110,103 +110,103 @@ def test_a_cache_of_another_type_is_a_key_error_and_a_value_error(op: str) -> No
     for cache, got in cases:
         for kind in (KeyError, ValueError):
             words = f"paged_kv_cache must be a torch.Tensor or a tuple of two, got {got}"
-            refused(op, kind, words, paged_kv_cache=cache)
+            rejected(op, kind, words, paged_kv_cache=cache)
 
 
 @every_op
 def test_what_is_no_tensor_is_named(op: str) -> None:
-    for name, value in sound(op).items():
+    for name, value in valid(op).items():
         if isinstance(value, torch.Tensor) and name != "paged_kv_cache":
-            refused(op, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
+            rejected(op, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
 
 
 @every_op
 def test_shapes_of_what_is_appended(op: str) -> None:
-    first, second = [name for name in sound(op) if name.startswith("append_")]
-    good = sound(op)[first]
-    refused(op, ValueError, f"{first} must have shape [tokens", **{first: good[0]})
-    refused(op, ValueError, f"{second} must have shape [tokens", **{second: good[None]})
-    longer = torch.cat([sound(op)[second]] * 2)
-    refused(
+    first, second = [name for name in valid(op) if name.startswith("append_")]
+    good = valid(op)[first]
+    rejected(op, ValueError, f"{first} must have shape [tokens", **{first: good[0]})
+    rejected(op, ValueError, f"{second} must have shape [tokens", **{second: good[None]})
+    longer = torch.cat([valid(op)[second]] * 2)
+    rejected(
         op, ValueError, f"{second} must have the tokens and heads of {first}", **{second: longer}
     )
     words = f"{second} must be bfloat16, got float16"
-    refused(op, ValueError, words, **{second: sound(op)[second].half()})
+    rejected(op, ValueError, words, **{second: valid(op)[second].half()})
 
 
 @every_op
 def test_indices(op: str) -> None:
-    for name, value in sound(op).items():
+    for name, value in valid(op).items():
         if name in ("positions", "batch_indices", "slot_mapping") or name.startswith("kv_"):
             words = f"{name} must be int32 or int64, got float32"
-            refused(op, ValueError, words, **{name: value.float()})
-            refused(op, ValueError, f"{name} must have shape [", **{name: value[:, None]})
+            rejected(op, ValueError, words, **{name: value.float()})
+            rejected(op, ValueError, f"{name} must have shape [", **{name: value[:, None]})
     if "slot_mapping" in op:
         words = "slot_mapping must have shape [tokens] with at most the 3 tokens of append_"
-        refused(op, ValueError, words, slot_mapping=torch.arange(4))
+        rejected(op, ValueError, words, slot_mapping=torch.arange(4))
     else:
         words = "kv_last_page_len must have shape [1], got [2]"
-        refused(op, ValueError, words, kv_last_page_len=torch.zeros(2, dtype=torch.int32))
+        rejected(op, ValueError, words, kv_last_page_len=torch.zeros(2, dtype=torch.int32))
         words = "positions must have shape [3], got [4]"
-        refused(op, ValueError, words, positions=torch.zeros(4, dtype=torch.int32))
+        rejected(op, ValueError, words, positions=torch.zeros(4, dtype=torch.int32))
 
 
 @on_keys
 def test_caches_that_do_not_fit(op: str) -> None:
-    cache = sound(op)["paged_kv_cache"]
+    cache = valid(op)["paged_kv_cache"]
     words = (
         f"paged_kv_cache must hold keys and values in dimension 1 of size 2, got shape [{PAGES}, 3,"
     )
-    refused(
+    rejected(
         op, ValueError, words, paged_kv_cache=torch.cat([cache.float()] * 2, 1)[:, :3].to(cache)
     )
     words = f"paged_kv_cache must hold rows of {HEADS} x {DIM} as append_key, got shape"
-    refused(op, ValueError, words, paged_kv_cache=cache.transpose(2, 3))
-    refused(op, ValueError, words, kv_layout="HND")
+    rejected(op, ValueError, words, paged_kv_cache=cache.transpose(2, 3))
+    rejected(op, ValueError, words, kv_layout="HND")
     k, v = cache.unbind(1)
     words = f"paged_kv_cache[1] must have {PAGES} pages of 4 as paged_kv_cache[0], got {PAGES} of 3"
-    refused(op, ValueError, words, paged_kv_cache=(k, v[:, :3]))
+    rejected(op, ValueError, words, paged_kv_cache=(k, v[:, :3]))
     words = f"paged_kv_cache[0] must hold rows of {HEADS} x {DIM} as append_key, got shape"
-    refused(op, ValueError, words, paged_kv_cache=(k[..., :-1], v))
-    refused(op, ValueError, "paged_kv_cache[0] must have 3 to 4 dim", paged_kv_cache=(k[None], v))
+    rejected(op, ValueError, words, paged_kv_cache=(k[..., :-1], v))
+    rejected(op, ValueError, "paged_kv_cache[0] must have 3 to 4 dim", paged_kv_cache=(k[None], v))
     if op.startswith("fp8"):
         words = "paged_kv_cache must be float8_e4m3fn or float8_e5m2, got uint8"
-        refused(op, ValueError, words, paged_kv_cache=cache.view(torch.uint8))
+        rejected(op, ValueError, words, paged_kv_cache=cache.view(torch.uint8))
         words = "k_scale must hold one number, got shape [2]"
-        refused(op, ValueError, words, k_scale=torch.ones(2))
-        refused(
+        rejected(op, ValueError, words, k_scale=torch.ones(2))
+        rejected(
             op, ValueError, "v_scale must be float32, got float16", v_scale=torch.ones(1).half()
         )
         rows = {"append_key": torch.ones(3, HEADS, DIM), "append_value": torch.ones(3, HEADS, DIM)}
-        refused(op, ValueError, "append_key must be float16 or bfloat16, got float32", **rows)
+        rejected(op, ValueError, "append_key must be float16 or bfloat16, got float32", **rows)
     else:
         words = "paged_kv_cache must be bfloat16 as append_key, got float16"
-        refused(op, ValueError, words, paged_kv_cache=cache.half())
+        rejected(op, ValueError, words, paged_kv_cache=cache.half())
         rows = {n: torch.ones(3, HEADS, DIM).double() for n in ("append_key", "append_value")}
         words = "append_key must have elements of 1, 2 or 4 bytes, got float64"
-        refused(op, ValueError, words, paged_kv_cache=cache.double(), **rows)
+        rejected(op, ValueError, words, paged_kv_cache=cache.double(), **rows)
 
 
 @on_keys
 def test_caches_that_overlap(op: str) -> None:
-    cache = sound(op)["paged_kv_cache"]
+    cache = valid(op)["paged_kv_cache"]
     k, v = cache.unbind(1)
     words = "paged_kv_cache[1] must not overlap paged_kv_cache[0]'s memory; call .clone()"
-    refused(op, ValueError, words, paged_kv_cache=(k, k))
-    refused(op, ValueError, words, paged_kv_cache=(k[:-1], k[1:]))
+    rejected(op, ValueError, words, paged_kv_cache=(k, k))
+    rejected(op, ValueError, words, paged_kv_cache=(k[:-1], k[1:]))
     words = "paged_kv_cache[0] must not hold an element twice, got strides"
-    refused(op, ValueError, words, paged_kv_cache=(k[:1].expand(PAGES, -1, -1, -1), v))
+    rejected(op, ValueError, words, paged_kv_cache=(k[:1].expand(PAGES, -1, -1, -1), v))
     if not op.startswith("fp8"):
         rows = k.reshape(-1, HEADS, DIM)[:3]
         rows = k[0, :3]
         words = "paged_kv_cache[0] must not overlap append_key's memory; call .clone()"
-        refused(op, ValueError, words, append_key=rows, paged_kv_cache=(k, v))
+        rejected(op, ValueError, words, append_key=rows, paged_kv_cache=(k, v))
 
 
 @every_op
 @pytest.mark.parametrize("tokens", [0])
 def test_nothing_to_append(op: str, tokens: int) -> None:
-    arguments = sound(op)
+    arguments = valid(op)
     for name, value in arguments.items():
         if name.startswith("append_") or name in ("positions", "batch_indices", "slot_mapping"):
             arguments[name] = value[:tokens]
@@ -216,7 +216,7 @@ def test_nothing_to_append(op: str, tokens: int) -> None:
     assert all(map(torch.equal, before, after))
 
 
-def test_positions_refuse() -> None:
+def test_invalid_arguments_of_positions() -> None:
     name, indptr, lens = "get_batch_indices_positions", torch.tensor([0, 3]), torch.tensor([3])
     bad: list[tuple[str, tuple[Any, ...]]] = [
         ("append_indptr must have shape [batch_size + 1]", (indptr[None], lens, 3)),
@@ -238,7 +238,7 @@ def test_positions_refuse() -> None:
         precast.get_batch_indices_positions(indptr, [3], 3)  # type: ignore[arg-type]
 
 
-def test_concat_refuses() -> None:
+def test_invalid_arguments_of_concat() -> None:
     k, nope, rope = torch.zeros(2, 3, 6), torch.ones(2, 3, 4), torch.ones(2, 1, 2)
     bad: list[tuple[str, tuple[Any, ...]]] = [
         ("k_nope must be float32, got float16", (k, nope.half(), rope)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad calls of RoPE and their words; the kernels and the references must both refuse them so."""
+"""Valid calls of RoPE, and invalid ones with the error that kernels and references both raise."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def good(name: str, device: str) -> Call:
 
 
 Change = Callable[[Call], Call]
-Refusal = tuple[list[str], Change, str]
+Invalid = tuple[list[str], Change, str]
 
 
 def _over(x: torch.Tensor, shape: tuple[int, ...]) -> torch.Tensor:
@@ -100,7 +100,7 @@ def _v_and_q_out(call: Call) -> Call:
     return {"v": memory[: 3 * 2 * 48].view(3, 2, 48), "q_rope_out": _over(memory, (3, 4, 32))}
 
 
-REFUSALS: list[Refusal] = [
+INVALID: list[Invalid] = [
     (
         [*QUANTIZE, APPEND],
         lambda c: {
@@ -375,7 +375,7 @@ REFUSALS: list[Refusal] = [
     ),
 ]
 
-CASES = [(name, change, words) for names, change, words in REFUSALS for name in names]
+CASES = [(name, change, words) for names, change, words in INVALID for name in names]
 IDS = [f"{name}-{i}" for i, (name, _, _) in enumerate(CASES)]
 
 
