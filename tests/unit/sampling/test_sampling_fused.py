@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast._op.dispatch import Kernel
-from precast._ops.sampling._fused_kernels import SAMPLE, SAMPLE_TOKENS
+from precast._ops.sampling.fused import _SAMPLE, _SAMPLE_TOKENS
 
 RANDOM = {"seed": 3, "offset": 4}
 INF = math.inf
@@ -149,7 +149,7 @@ def test_tokens_alone_are_drawn_by_the_smaller_kernel(
 ) -> None:
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
     called: list[str] = []
-    for kernel in (SAMPLE, SAMPLE_TOKENS):
+    for kernel in (_SAMPLE, _SAMPLE_TOKENS):
 
         def call(*args: Any, kernel: Kernel = kernel, run: Any = kernel.reference) -> None:
             called.append(f"{kernel.op}.{kernel.export}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import dtype_word
@@ -12,8 +13,6 @@ from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.validation import (
     check_dtype,
-    check_elements_apart,
-    check_memory_apart,
     check_rank,
     check_same_device,
     check_within,
@@ -27,26 +26,29 @@ Real: TypeAlias = "torch.Tensor | float"
 MOST_TOKENS = 1 << 20  # of a vocabulary
 
 
-def whole(value: Whole) -> tuple[torch.Tensor | None, int]:
+def int_arguments(value: Whole) -> tuple[torch.Tensor | None, int]:
     """As the exports take it: an int32 tensor or none, and a number."""
     if type(value) is not int and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.int32 else value.to(torch.int32)), 0
     return None, value
 
 
-def real(value: Real) -> tuple[torch.Tensor | None, float]:
+def float_arguments(value: Real) -> tuple[torch.Tensor | None, float]:
     """As the exports take it: a float32 tensor or none, and a number."""
     if type(value) is not float and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.float32 else value.float()), 0.0
     return None, value
 
 
-def heat(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
-    """:func:`real` of a temperature. A number is checked; a tensor would have to be waited for."""
+def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
+    """:func:`float_arguments` of a temperature.
+
+    A number is checked; for the values of a tensor, the call would have to wait.
+    """
     number: Any = temperature
     if type(number) is not float:
         if isinstance(number, torch.Tensor):
-            return real(number)
+            return float_arguments(number)
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
             kind = type(number).__name__
             raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
@@ -70,20 +72,10 @@ def is_joint(function: str, filter_apply_order: str) -> bool:
     return filter_apply_order == "joint"
 
 
-def refuse_nan(x: torch.Tensor, kind: str) -> None:
+def reject_nan(x: torch.Tensor, kind: str) -> None:
     """Wait for the GPU, and raise if there is a NaN."""
     if bool(torch.isnan(x).any()):
         raise ValueError(f"Input {kind} contains NaN.")
-
-
-def draw_outputs(
-    x: torch.Tensor, indices: torch.Tensor | None, return_valid: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """New tokens of a draw, and whether each row is a distribution, if that is asked for."""
-    rows = x if indices is None else indices
-    dtype = torch.int32 if indices is None else indices.dtype
-    valid = torch.empty(rows.shape[0], dtype=torch.bool, device=x.device) if return_valid else None
-    return torch.empty(rows.shape[0], dtype=dtype, device=x.device), valid
 
 
 def explain_draw(
@@ -101,49 +93,42 @@ def explain_draw(
 # -- kinds of arguments ---------------------------------------------------------------------------
 
 
-def _number(name: str, type_word: str, encode: Callable[..., Any]) -> Kind:
+def _number(name: str, type_word: str, source: str) -> Kind:
     """A number for all rows, or a tensor with one for each: two arguments of an export."""
-    return Kind(
-        f"Tensor? {name}_arr, {type_word} {name}",
-        f"*_{encode.__name__}({{name}})",
-        given,
-        {f"_{encode.__name__}": encode},
-    )
-
-
-def _constant(name: str, type_word: str, value: float) -> Kind:
-    """The same for a function that has no such argument."""
-    return Kind(f"Tensor? {name}_arr, {type_word} {name}", f"None, {value!r}", given)
+    encoders = (int_arguments, float_arguments, temperature_arguments)
+    names = {f"_{encoder.__name__}": encoder for encoder in encoders}
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
     """The kinds of arguments of functions of rows ``x``; ``no_top_k`` and the like are constants.
 
-    ``random`` is a tuple of generator, seed and offset. It comes after what can be refused, because
-    a call that fails must not advance a generator.
+    ``random`` is a tuple of generator, seed and offset; ``own_random`` are the function's arguments
+    of these names, where :func:`launches` makes its body. Both come after what can be rejected,
+    because a call that fails must not advance a generator.
     """
-    heat_source = f"*_heat({function!r}, 1.0 if {{name}} is None else {{name}})"
+    reals = ("top_p", "min_p", "repetition", "frequency", "presence")
+    random = Kind(
+        "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset",
+        f"*_random_arguments({function!r}, {x}, *{{name}})",
+        lambda *random: random,
+        {"_random_arguments": random_arguments},
+    )
+    own_source = f"*_random_arguments({function!r}, {x}, generator, seed, offset)"
+    order_source = f"_is_joint({function!r}, {{name}})"
+    temperature = f"*_temperature_arguments({function!r}, 1.0 if {{name}} is None else {{name}})"
     return {
-        "top_k": _number("top_k", "SymInt", whole),
-        "top_p": _number("top_p", "float", real),
-        "min_p": _number("min_p", "float", real),
-        "repetition_penalty": _number("repetition", "float", real),
-        "frequency_penalty": _number("frequency", "float", real),
-        "presence_penalty": _number("presence", "float", real),
-        "temperature": Kind(
-            "Tensor? temperature_arr, float temperature", heat_source, given, {"_heat": heat}
-        ),
-        "no_top_k": _constant("top_k", "SymInt", 0),
-        "no_top_p": _constant("top_p", "float", 1.0),
-        "no_min_p": _constant("min_p", "float", 0.0),
-        "no_temperature": _constant("temperature", "float", 1.0),
-        "not_joint": Kind("bool joint", "False"),
-        "random": Kind(
-            "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset",
-            f"*_random_arguments({function!r}, {x}, *{{name}})",
-            lambda *random: random,
-            {"_random_arguments": random_arguments},
-        ),
+        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})"),
+        **{name: _number(name, "float", "*_float_arguments({name})") for name in reals},
+        "temperature": _number("temperature", "float", temperature),
+        "no_top_k": _number("top_k", "SymInt", "None, 0"),
+        "no_top_p": _number("top_p", "float", "None, 1.0"),
+        "no_min_p": _number("min_p", "float", "None, 0.0"),
+        "no_temperature": _number("temperature", "float", "None, 1.0"),
+        "order": Kind("bool joint", order_source, _order_of, {"_is_joint": is_joint}),
+        "no_order": Kind("bool joint", "False", _order_of),
+        "random": random,
+        "own_random": replace(random, encode=own_source),
     }
 
 
@@ -151,15 +136,16 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
 DERIVED: dict[str, Callable[..., Any]] = {
     "seed": lambda random: given(random[0], random[1]),
     "offset": lambda random: given(random[2], random[3]),
+    "return_valid": lambda valid: valid is not None,
 }
 
 
-def order_of(joint: bool) -> str:
+def _order_of(joint: bool) -> str:
     """The public argument ``filter_apply_order``."""
     return "joint" if joint else "top_k_first"
 
 
-# -- what the references of exports refuse --------------------------------------------------------
+# -- checks of references -------------------------------------------------------------------------
 
 
 def check_distributions(export: str, name: str, x: torch.Tensor) -> None:
@@ -261,13 +247,3 @@ def check_outputs(
         if result.shape != (outputs,):
             raise ValueError(f"{export}: {name} must have shape [{outputs}], got {[*result.shape]}")
     return outputs
-
-
-def check_result(export: str, name: str, x: torch.Tensor, out: torch.Tensor) -> None:
-    """``out`` is like ``x`` and may be it."""
-    check_same_device(export, "out", out, x, name)
-    if out.shape != x.shape:
-        raise ValueError(f"{export}: out must have {name}'s shape {[*x.shape]}, got {[*out.shape]}")
-    check_elements_apart(export, "out", out)
-    if out.data_ptr() != x.data_ptr() or out.stride() != x.stride():
-        check_memory_apart(export, "out", out, x, name)
