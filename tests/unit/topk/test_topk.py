@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast import topk
-from precast._ops.topk._checks import MOST_CHOSEN, MOST_COLUMNS
+from precast._ops.topk._common import MAX_COLUMNS, MAX_K
 from precast.topk import TopKTieBreak
 
 NAN = float("nan")
@@ -169,8 +169,8 @@ def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
     assert precast.top_k_ragged_transform(x, one, one, 8192).shape == (1, 8192)
     headers = Path(__file__).resolve().parents[3] / "include" / "precast"
     text = "".join(path.read_text() for path in sorted((headers / "topk").glob("*.cuh")))
-    assert f"constexpr int kMaxTopK = {MOST_CHOSEN};" in text
-    assert f"constexpr int kIndexBits = {MOST_COLUMNS.bit_length() - 1};" in text
+    assert f"constexpr int kMaxTopK = {MAX_K};" in text
+    assert f"constexpr int kIndexBits = {MAX_COLUMNS.bit_length() - 1};" in text
 
 
 def test_windows_end_with_their_rows() -> None:
