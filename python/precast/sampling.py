@@ -32,7 +32,7 @@ infinity, or minus infinity alone. Their token is 0, and not valid where ``retur
 
 **Indices.** ``indices`` are ``[outputs]``, int32 or int64: the row that each output draws from. The
 tokens have their dtype, and are int32 without them. Where there is no such row, the token is 0 and
-not valid: a call does not wait for the GPU to refuse it. Reference mode raises an ``IndexError``.
+not valid: a call does not wait for the GPU to reject it. Reference mode raises an ``IndexError``.
 
 **Random numbers** are those of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011) by a seed, an offset and, but for the case below, the position of the output; 24

@@ -120,7 +120,7 @@ def test_no_two_forms_of_a_call_have_one_name() -> None:
         for (name, value), there in zip(pairs, chosen):
             if there:
                 call.update(value if isinstance(value, dict) else {name: value})
-        names.add(name_of(form_of("sample", **call)))
+        names.add(name_of("sample", form_of("sample", **call)))
         count += 1
     assert len(names) == count == 1024
 

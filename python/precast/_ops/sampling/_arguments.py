@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of exports that draw tokens, made from those of public functions, and checked."""
+"""Make the arguments of exports from those of public functions, and check them."""
 
 from __future__ import annotations
 
@@ -23,27 +23,27 @@ from precast._ops.sampling._random import random_arguments
 Whole: TypeAlias = "torch.Tensor | int"
 Real: TypeAlias = "torch.Tensor | float"
 
-MOST_TOKENS = 1 << 20  # of a vocabulary
+MAX_VOCAB_SIZE = 1 << 20
 
 
 def int_arguments(value: Whole) -> tuple[torch.Tensor | None, int]:
-    """As the exports take it: an int32 tensor or none, and a number."""
+    """Return what the exports take: an int32 tensor or None, and a number."""
     if type(value) is not int and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.int32 else value.to(torch.int32)), 0
     return None, value
 
 
 def float_arguments(value: Real) -> tuple[torch.Tensor | None, float]:
-    """As the exports take it: a float32 tensor or none, and a number."""
+    """Return what the exports take: a float32 tensor or None, and a number."""
     if type(value) is not float and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.float32 else value.float()), 0.0
     return None, value
 
 
 def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
-    """:func:`float_arguments` of a temperature.
+    """Return :func:`float_arguments` of a temperature, which must not be negative.
 
-    A number is checked; for the values of a tensor, the call would have to wait.
+    Only a number is checked: for the values of a tensor, the call would have to wait.
     """
     number: Any = temperature
     if type(number) is not float:
@@ -58,12 +58,12 @@ def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tenso
 
 
 def given(tensor: torch.Tensor | None, number: Any) -> Any:
-    """The one of the two that a caller gave."""
+    """Return the one of the two that a caller gave."""
     return number if tensor is None else tensor
 
 
 def is_joint(function: str, filter_apply_order: str) -> bool:
-    """Whether both filters look at the whole distribution."""
+    """Return whether each filter applies to the whole distribution."""
     if filter_apply_order not in ("top_k_first", "joint"):
         raise ValueError(
             f"{function}: Invalid filter_apply_order: {filter_apply_order!r}; it must be "
@@ -94,14 +94,14 @@ def explain_draw(
 
 
 def _number(name: str, type_word: str, source: str) -> Kind:
-    """A number for all rows, or a tensor with one for each: two arguments of an export."""
+    """Declare a number for all rows or a tensor with one for each: two arguments of an export."""
     encoders = (int_arguments, float_arguments, temperature_arguments)
     names = {f"_{encoder.__name__}": encoder for encoder in encoders}
     return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
-    """The kinds of arguments of functions of rows ``x``; ``no_top_k`` and the like are constants.
+    """Return the kinds of arguments of functions of rows ``x``; ``no_top_k`` is a constant.
 
     ``random`` is a tuple of generator, seed and offset; ``own_random`` are the function's arguments
     of these names, where :func:`launches` makes its body. Both come after what can be rejected,
@@ -132,7 +132,7 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
     }
 
 
-#: Public arguments that are found again from what an export gets.
+#: These functions find public arguments again from what an export gets.
 DERIVED: dict[str, Callable[..., Any]] = {
     "seed": lambda random: given(random[0], random[1]),
     "offset": lambda random: given(random[2], random[3]),
@@ -141,7 +141,7 @@ DERIVED: dict[str, Callable[..., Any]] = {
 
 
 def _order_of(joint: bool) -> str:
-    """The public argument ``filter_apply_order``."""
+    """Return the public argument ``filter_apply_order``."""
     return "joint" if joint else "top_k_first"
 
 
@@ -149,25 +149,25 @@ def _order_of(joint: bool) -> str:
 
 
 def check_distributions(export: str, name: str, x: torch.Tensor) -> None:
-    """Two dimensions of a legal size and element type."""
+    """Check that rows have two dimensions of a legal size and a legal element type."""
     check_dtype(export, name, x, torch.float32, torch.float16, torch.bfloat16)
     check_rank(export, name, x, 2, 2)
     check_vocabulary(export, name, x)
 
 
 def check_vocabulary(export: str, name: str, x: torch.Tensor) -> None:
-    """The last dimension is no longer than the kernels' rows."""
+    """Check that the last dimension is not longer than the kernels' rows."""
     size = x.shape[-1]
-    if not 1 <= size <= MOST_TOKENS:
+    if not 1 <= size <= MAX_VOCAB_SIZE:
         raise ValueError(
-            f"{export}: {name} must have 1 to {MOST_TOKENS} columns, got shape {[*x.shape]}"
+            f"{export}: {name} must have 1 to {MAX_VOCAB_SIZE} columns, got shape {[*x.shape]}"
         )
 
 
 def check_by_row(
     export: str, x: torch.Tensor, x_name: str, parameters: Mapping[str, object]
 ) -> None:
-    """Each parameter that is a tensor has a number for each row of ``x``."""
+    """Check that each parameter that is a tensor has a number for each row of ``x``."""
     for name, values in parameters.items():
         if not isinstance(values, torch.Tensor):
             continue
@@ -198,7 +198,7 @@ def check_random(
     seed_arr: torch.Tensor | None,
     offset_arr: torch.Tensor | None,
 ) -> None:
-    """Seeds and offsets that are tensors have one number or one for each output."""
+    """Check that seeds and offsets that are tensors have one number or one for each output."""
     for name, values in (("seed", seed_arr), ("offset", offset_arr)):
         if values is None:
             continue
@@ -226,7 +226,7 @@ def check_outputs(
     out: torch.Tensor,
     valid: torch.Tensor | None,
 ) -> int:
-    """Indices and results fit each other; the number of outputs."""
+    """Check that indices and results fit each other, and return the number of outputs."""
     outputs: int = x.shape[0]
     if indices is not None:
         check_same_device(export, "indices", indices, x, x_name)

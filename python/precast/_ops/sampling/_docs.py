@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What docstrings of sampling have in common, and :func:`documented` fills in."""
+"""The parts that docstrings of sampling have in common; :func:`documented` fills them in."""
 
 from __future__ import annotations
 
-#: Rows and filters.
+#: Rows and filters, for all functions.
 ROWS = """
 Parameters
 ----------
@@ -54,7 +54,7 @@ ValueError
     Arguments that do not fit; a NaN that ``check_nan`` finds.
 """
 
-#: What draws return, and those with ``return_valid``.
+#: What draws return: without ``return_valid``, and with it.
 TOKENS = """
 Returns
 -------

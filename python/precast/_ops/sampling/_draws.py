@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The factory of functions that draw tokens, and the two exports behind them."""
+"""Make the functions that draw tokens, and the two exports that they call."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def draws(
 
 
 def _export(function: str, x: str, filters: Sequence[str], parameters: Iterable[str]) -> Export:
-    """``sample_from_probs`` or ``sample_from_logits`` as ``function`` calls it."""
+    """Declare ``sample_from_probs`` or ``sample_from_logits`` as ``function`` calls it."""
     export = f"sample_from_{x}"
     declared = [f"{x}:T", "indices?:tensor"]
     declared += [f"{name}:{name if name in filters else f'no_{name}'}" for name in _FILTERS]
@@ -87,7 +87,7 @@ def _export(function: str, x: str, filters: Sequence[str], parameters: Iterable[
 def _tokens_of_probs(
     probs: torch.Tensor, indices: torch.Tensor | None, check_nan: bool
 ) -> torch.Tensor:
-    """New tokens, ``[outputs]``, for probabilities without a NaN if that is to be checked."""
+    """Allocate tokens, ``[outputs]``, after the check for NaN if it is wanted."""
     if check_nan:
         reject_nan(probs, "probs")
     if indices is None:
@@ -98,7 +98,7 @@ def _tokens_of_probs(
 def _tokens_of_logits(
     logits: torch.Tensor, indices: torch.Tensor | None, check_nan: bool
 ) -> torch.Tensor:
-    """The same for logits."""
+    """Do the same for logits."""
     if check_nan:
         reject_nan(logits, "logits")
     return _tokens_of_probs(logits, indices, False)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of tokens, the thresholds of filters, and the draw of a token, in plain PyTorch.
+"""Compute weights of tokens and thresholds of filters, and draw tokens, in plain PyTorch.
 
 A filter keeps the tokens whose weight is at least its threshold, including all that are equal to
 it.
@@ -16,26 +16,26 @@ from precast._ops.sampling._philox import uniforms
 FIXED_POINT = 2.0**31
 MAX_FLOAT = 3.4028234663852886e38
 
-# Draws of a token before the threshold of top-p is computed.
+# The last of so many draws of a token is made with the threshold of top-p.
 ROUNDS = 4
 
 
 def parameter(
     value: torch.Tensor | float, rows: int, dtype: torch.dtype, device: torch.device
 ) -> torch.Tensor:
-    """A number, or one for each row, as ``[rows, 1]``."""
+    """Return a number, or one for each row, as ``[rows, 1]``."""
     if isinstance(value, torch.Tensor):
         return value.to(dtype).reshape(-1, 1)
     return torch.full((rows, 1), value, dtype=dtype, device=device)
 
 
 def weights_of_probs(probs: torch.Tensor) -> torch.Tensor:
-    """Float32; negative numbers have no mass."""
+    """Return probabilities in float32; negative ones become 0."""
     return probs.float().clamp(min=0)
 
 
 def weights_of_logits(logits: torch.Tensor, temperature: torch.Tensor | float) -> torch.Tensor:
-    """``exp((x - max) / temperature)``, float32; at a temperature of 0 only maxima have mass."""
+    """Compute ``exp((x - max) / temperature)``; at a temperature of 0 only maxima have mass."""
     x = logits.float()
     scale = 1 / parameter(temperature, x.shape[0], torch.float32, x.device)
     return ((x - x.max(dim=1, keepdim=True).values) * scale.clamp(max=MAX_FLOAT)).exp()
@@ -45,7 +45,7 @@ def weights_of_logits(logits: torch.Tensor, temperature: torch.Tensor | float) -
 
 
 def top_k_threshold(weights: torch.Tensor, top_k: torch.Tensor | int) -> torch.Tensor:
-    """The k-th largest of each row, ``[rows, 1]``; minus infinity where k keeps all."""
+    """Find the k-th largest of each row, ``[rows, 1]``; minus infinity where k keeps all."""
     rows, size = weights.shape
     k = parameter(top_k, rows, torch.int64, weights.device)
     order = weights.sort(dim=1, descending=True).values
@@ -56,11 +56,11 @@ def top_k_threshold(weights: torch.Tensor, top_k: torch.Tensor | int) -> torch.T
 def top_p_threshold(
     weights: torch.Tensor, top_p: torch.Tensor | float, kept: torch.Tensor
 ) -> torch.Tensor:
-    """The least weight of the smallest set with a share of ``top_p`` of the mass of ``kept``.
+    """Find the least weight of the smallest set with ``top_p`` of the mass of ``kept``.
 
     A token belongs to it if less than that share is strictly above it. Masses are counted in units
-    of 2^-31 of the whole, so that their sums depend on no order. ``[rows, 1]``; minus infinity
-    where ``top_p`` is 1 or more.
+    of 2^-31 of the whole, so that their sums depend on no order. The result is ``[rows, 1]``, minus
+    infinity where ``top_p`` is 1 or more.
     """
     p = parameter(top_p, weights.shape[0], torch.float32, weights.device)
     inside = weights.where(kept, 0)
@@ -77,14 +77,14 @@ def top_p_threshold(
 
 
 def min_p_threshold(weights: torch.Tensor, min_p: torch.Tensor | float) -> torch.Tensor:
-    """A share of the largest weight of each row, ``[rows, 1]``; minus infinity where it is off."""
+    """Compute a share of each row's maximum, ``[rows, 1]``; minus infinity where it is off."""
     share = parameter(min_p, weights.shape[0], torch.float32, weights.device)
     largest = weights.max(dim=1, keepdim=True).values
     return torch.where(share > 0, share.clamp(max=1) * largest, -torch.inf)
 
 
 def renormalized(weights: torch.Tensor, threshold: torch.Tensor) -> torch.Tensor:
-    """Weights of at least ``threshold``, as shares of their sum; zeros where there is no mass.
+    """Divide weights of at least ``threshold`` by their sum; rows without mass are 0.
 
     A row with a NaN is NaN.
     """
@@ -141,5 +141,5 @@ def draw(
 
 
 def draw_tokens(weights: torch.Tensor, indices: torch.Tensor | None, **how: Any) -> torch.Tensor:
-    """The tokens of :func:`draw` in the dtype of ``indices``, int32 without."""
+    """Return the tokens of :func:`draw` in the dtype of ``indices``, int32 without them."""
     return draw(weights, indices, **how)[0].to(torch.int32 if indices is None else indices.dtype)

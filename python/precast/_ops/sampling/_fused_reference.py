@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sample`` in plain PyTorch."""
+"""The reference of ``sample``, in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from precast._ops.sampling._inverse_cdf import row_sums
 
 
 def unpacked(mask: torch.Tensor, size: int) -> torch.Tensor:
-    """Bits of int32 words, the lowest first, as ``[rows, size]`` bools."""
+    """Unpack the bits of int32 words, the lowest first, to ``[rows, size]`` bools."""
     bits = torch.arange(32, dtype=torch.int32, device=mask.device)
     return (mask[:, :, None] >> bits & 1).flatten(1)[:, :size].bool()
 
@@ -22,7 +22,7 @@ def penalized(
     prompt_mask: torch.Tensor | None,
     output_counts: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Logits, float32, lowered for tokens of the prompt and of the output."""
+    """Lower logits of tokens of the prompt and of the output; float32."""
     x = logits.float()
     rows, size = x.shape
     seen = torch.zeros_like(x, dtype=torch.bool)
@@ -44,7 +44,7 @@ def penalized(
 def top_of(
     x: torch.Tensor, logs: torch.Tensor, valid: torch.Tensor, count: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``count`` largest of each row, equal ones by their number, and their logarithms."""
+    """Find the ``count`` largest of each row, equal ones by their number, and their logarithms."""
     size = min(count, x.shape[1])
     order = x.sort(dim=1, descending=True, stable=True).indices[:, :size]
     top = logs.gather(1, order)
@@ -123,7 +123,7 @@ def sampled_tokens(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """The tokens alone, which is what a trace describes."""
+    """Return the tokens alone, which are what a trace describes."""
     penalties = repetition_penalty, frequency_penalty, presence_penalty
     masks = prompt_mask, output_counts, bitmask
     filters = temperature, top_k, top_p, min_p

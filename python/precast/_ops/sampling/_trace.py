@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace templates of sampling: one for each form of the arguments of a call."""
+"""Make the trace templates of sampling, one for each form of the arguments of a call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ VOCABULARY = Const("v", "Tokens of the vocabulary.")
 SEED = Scalar("int64", description="Key of the random numbers.", sample=7)
 OFFSET = Scalar("int64", description="Counter of the random numbers.", sample=4)
 
-#: Element type, a value of generated calls, and a text.
+#: The element type, a value for generated calls, and the description.
 _NUMBERS = {
     "temperature": ("float32", 0.75, "What logits are divided by."),
     "top_k": ("int32", 20, "Most tokens that are kept, but for ties."),
@@ -25,6 +25,13 @@ _NUMBERS = {
     "presence_penalty": ("float32", 0.5, ""),
 }
 _FILTERS = ("temperature", "top_k", "top_p", "min_p")
+#: The shapes of optional tensors, and their descriptions.
+_GIVEN = {
+    "indices": (["batch_size"], "The distribution of each token."),
+    "prompt_mask": (["batch_size", "mask_words"], "A bit each token."),
+    "output_counts": (["batch_size", "vocab_size"], ""),
+    "bitmask": (["batch_size", "mask_words"], "A bit each token."),
+}
 _MASKS = ("prompt_mask", "output_counts", "bitmask")
 
 
@@ -32,7 +39,7 @@ _MASKS = ("prompt_mask", "output_counts", "bitmask")
 
 
 def is_tensor(value: object) -> bool:
-    """Whether an argument is no number; torch is not imported for it."""
+    """Return whether an argument is not a number, without importing torch."""
     return hasattr(value, "shape")
 
 
@@ -40,16 +47,16 @@ class Form(NamedTuple):
     """How the arguments of a call are given."""
 
     by_row: tuple[str, ...] = ()  # filters and penalties that are tensors
-    given: tuple[str, ...] = ()  # indices and masks
+    given: tuple[str, ...] = ()  # indices and masks that are there
     joint: bool = False
     seeds: bool = False  # seed and offset are tensors
 
 
 def form_of(function: str, **call: Any) -> Form:
-    """The form of a call of a function that draws."""
+    """Return the form of a call of a function that draws."""
     return Form(
         tuple(name for name in _NUMBERS if is_tensor(call.get(name))),
-        tuple(name for name in ("indices", *_MASKS) if call.get(name) is not None),
+        tuple(name for name in _GIVEN if call.get(name) is not None),
         is_joint(function, call.get("filter_apply_order", "top_k_first")),
         is_tensor(call.get("seed")),
     )
@@ -61,9 +68,9 @@ F = TypeVar("F", bound=Hashable)
 def _by_form(
     find: Callable[..., F], make: Callable[[F], TraceTemplate], usual: Iterable[F]
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function over the forms of a call, of which there are too many to make them all.
+    """Make a dispatch function over the forms of a call, which are too many to make them all.
 
-    What it lists begins with the usual ones; that of another form is made at its first call.
+    It lists the usual ones first; the template of another form is made at its first call.
     """
     templates = {form: make(form) for form in usual}
 
@@ -80,80 +87,7 @@ def _by_form(
 
 # -- draws ----------------------------------------------------------------------------------------
 
-
-def draw_trace(
-    function: str, kind: str, filters: Sequence[str], reference: Callable[..., Any]
-) -> Callable[..., TraceTemplate]:
-    """A dispatch function over numbers or rows of each filter, indices, order and seeds."""
-
-    def template(form: Form) -> TraceTemplate:
-        rows = "num_rows" if form.given else "batch_size"
-        axes: dict[str, Var | Const] = {rows: Var("Distributions.")}
-        inputs: dict[str, Tensor | Scalar] = {kind: Tensor([rows, "vocab_size"])}
-        for name in filters:
-            dtype, sample, text = _NUMBERS[name]
-            by_row = Tensor([rows], dtype=dtype, description=text)
-            number = Scalar(dtype, description=text, sample=sample)
-            inputs[name] = by_row if name in form.by_row else number
-        if form.given:
-            axes["batch_size"] = Var("Tokens drawn.")
-            text = "The distribution of each token."
-            inputs["indices"] = Tensor(["batch_size"], dtype="int32", description=text)
-        words = [f"{name}_by_row" for name in form.by_row] + ["indexed"] * bool(form.given)
-        words += ["seeds"] * form.seeds + ["joint"] * form.joint
-        return _template(
-            form,
-            "_".join([function, *words]),
-            f"Draws a token from each distribution of {kind}"
-            + (f", filtered by {' and '.join(filters)}" if filters else ""),
-            {**axes, "vocab_size": VOCABULARY},
-            inputs,
-            "samples",
-            reference,
-            has_order=len(filters) > 1,
-        )
-
-    subsets = (itertools.combinations(filters, n) for n in range(len(filters) + 1))
-    by_row = itertools.chain.from_iterable(subsets)
-    orders = [False, True] if len(filters) > 1 else [False]
-    usual = itertools.starmap(Form, itertools.product(by_row, [(), ("indices",)], orders))
-    return _by_form(lambda **call: form_of(function, **call), template, [*usual, Form(seeds=True)])
-
-
-def _template(
-    form: Form,
-    name: str,
-    description: str,
-    axes: dict[str, Var | Const],
-    inputs: dict[str, Tensor | Scalar],
-    output: str,
-    reference: Callable[..., Any],
-    has_order: bool,
-) -> TraceTemplate:
-    """The template of a form, with the seeds and the order that it has."""
-    inputs = {**inputs, "seed": SEED, "offset": OFFSET}
-    if form.seeds:
-        sizes = Var("1, or one for each token.", value="batch_size")
-        axes = {**axes, "num_seeds": sizes, "num_offsets": sizes}
-        text = "Keys: one, or one for each token."
-        inputs["seed"] = Tensor(["num_seeds"], dtype="int64", description=text)
-        inputs["offset"] = Tensor(["num_offsets"], dtype="int64", description="Counters, likewise.")
-    order = "joint" if form.joint else "top_k_first"
-    return TraceTemplate(
-        op_type="sampling",
-        name_prefix=name,
-        description=description,
-        axes=axes,
-        inputs=inputs,
-        outputs={output: Tensor(["batch_size"], dtype="int32")},
-        reference=reference,
-        fixed={"filter_apply_order": order} if has_order else {},
-        fill=_fill,
-    )
-
-
-# -- sample ---------------------------------------------------------------------------------------
-
+#: The forms of ``sample`` that are listed first.
 _USUAL = (
     Form(),
     Form(joint=True),
@@ -168,40 +102,91 @@ _USUAL = (
 )
 
 
-def name_of(form: Form) -> str:
-    """What the definition of a call of ``sample`` is called."""
-    rows = [name.removesuffix("_penalty") for name in form.by_row]
-    words = ["sample", *rows, *["by_row"] * bool(rows), *form.given]
-    return "_".join([*words, *["seeds"] * form.seeds, *["joint"] * form.joint])
+def _usual(filters: Sequence[str]) -> list[Form]:
+    """Return the forms of a draw with these filters, but for most of those with seeds."""
+    subsets = (itertools.combinations(filters, n) for n in range(len(filters) + 1))
+    by_row = itertools.chain.from_iterable(subsets)
+    orders = [False, True] if len(filters) > 1 else [False]
+    forms = itertools.starmap(Form, itertools.product(by_row, [(), ("indices",)], orders))
+    return [*forms, Form(seeds=True)]
 
 
-def sample_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
-    """A dispatch function over the forms of a call."""
+def name_of(function: str, form: Form) -> str:
+    """Return the beginning of the name of a definition."""
+    if function == "sample":
+        words = [name.removesuffix("_penalty") for name in form.by_row]
+        words += ["by_row"] * bool(words)
+    else:
+        words = [f"{name}_by_row" for name in form.by_row]
+    words += ["indexed" if name == "indices" else name for name in form.given]
+    return "_".join([function, *words, *["seeds"] * form.seeds, *["joint"] * form.joint])
+
+
+def draw_trace(
+    function: str, x: str, filters: Sequence[str], reference: Callable[..., Any]
+) -> Callable[..., TraceTemplate]:
+    """Dispatch over numbers or rows of each filter, optional tensors, order and seeds.
+
+    ``sample`` has all filters, and penalties.
+    """
+    is_sample = function == "sample"
+    description = (
+        "Draws a token from logits by temperature, top-k, top-p and min-p"
+        if is_sample
+        else f"Draws a token from each distribution of {x}"
+        + (f", filtered by {' and '.join(filters)}" if filters else "")
+    )
+
+    def numbers(form: Form) -> list[str]:
+        """Return filters, and penalties that apply to tokens of the masks."""
+        counted = "output_counts" in form.given
+        names = [*filters, *["repetition_penalty"] * (counted or "prompt_mask" in form.given)]
+        return [*names, *["frequency_penalty", "presence_penalty"] * counted]
 
     def template(form: Form) -> TraceTemplate:
-        rows = ["batch_size"]
-        axes: dict[str, Var | Const] = {"batch_size": Var("Rows."), "vocab_size": VOCABULARY}
-        inputs: dict[str, Tensor | Scalar] = {"logits": Tensor([*rows, "vocab_size"])}
-        # Penalties that have tokens to lower.
-        counted = "output_counts" in form.given
-        names = [*_FILTERS, *["repetition_penalty"] * (counted or "prompt_mask" in form.given)]
-        for name in [*names, *["frequency_penalty", "presence_penalty"] * counted]:
-            dtype, sample, _ = _NUMBERS[name]
-            by_row = name in form.by_row
-            inputs[name] = Tensor(rows, dtype=dtype) if by_row else Scalar(dtype, sample=sample)
+        axes: dict[str, Var | Const] = {
+            "batch_size": Var("Rows." if is_sample else "Distributions.")
+        }
+        if "indices" in form.given:
+            axes = {"num_rows": Var("Distributions."), "batch_size": Var("Tokens drawn.")}
+        axes["vocab_size"] = VOCABULARY
+        rows = next(iter(axes))
+        inputs: dict[str, Tensor | Scalar] = {x: Tensor([rows, "vocab_size"])}
+        for name in numbers(form):
+            dtype, sample, text = _NUMBERS[name]
+            about = "" if is_sample else text
+            by_row = Tensor([rows], dtype=dtype, description=about)
+            number = Scalar(dtype, description=about, sample=sample)
+            inputs[name] = by_row if name in form.by_row else number
         for name in form.given:
-            inputs[name] = Tensor([*rows, "vocab_size"], dtype="int32")
-            if name != "output_counts":
+            shape, about = _GIVEN[name]
+            inputs[name] = Tensor(shape, dtype="int32", description=about)
+            if "mask_words" in shape:
                 axes["mask_words"] = Const("", value="(vocab_size + 31) // 32")
-                text = "A bit each token."
-                inputs[name] = Tensor([*rows, "mask_words"], dtype="int32", description=text)
-        text = "Draws a token from logits by temperature, top-k, top-p and min-p"
-        text += f", with {' and '.join(form.given)}" if form.given else ""
-        return _template(
-            form, name_of(form), text, axes, inputs, "tokens", reference, has_order=True
+        inputs.update(seed=SEED, offset=OFFSET)
+        if form.seeds:
+            sizes = Var("1, or one for each token.", value="batch_size")
+            axes.update(num_seeds=sizes, num_offsets=sizes)
+            about = "Keys: one, or one for each token."
+            inputs["seed"] = Tensor(["num_seeds"], dtype="int64", description=about)
+            about = "Counters, likewise."
+            inputs["offset"] = Tensor(["num_offsets"], dtype="int64", description=about)
+        masks = f", with {' and '.join(form.given)}" if is_sample and form.given else ""
+        order = "joint" if form.joint else "top_k_first"
+        return TraceTemplate(
+            op_type="sampling",
+            name_prefix=name_of(function, form),
+            description=description + masks,
+            axes=axes,
+            inputs=inputs,
+            outputs={"tokens" if is_sample else "samples": Tensor(["batch_size"], dtype="int32")},
+            reference=reference,
+            fixed={"filter_apply_order": order} if len(filters) > 1 else {},
+            fill=_fill,
         )
 
-    return _by_form(lambda **call: form_of("sample", **call), template, _USUAL)
+    usual = _USUAL if is_sample else _usual(filters)
+    return _by_form(lambda **call: form_of(function, **call), template, usual)
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -215,7 +200,7 @@ def rows_trace(
     output: str,
     dtype: str | None = None,
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function of what makes rows of rows, by a number or one for each row."""
+    """Dispatch over a number for all rows or one for each, for a function that returns rows."""
     number_dtype, sample, text = _NUMBERS[number]
     shape = ["batch_size", "vocab_size"]
 
@@ -237,7 +222,7 @@ def rows_trace(
 
 
 def _fill(made: dict[str, Any]) -> None:
-    """Numbers by row that keep different tokens, indices of every row, masks, and seeds."""
+    """Make rows keep different tokens, and fill in indices, masks and seeds."""
     import torch
 
     for name, value in made.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from the softmax of rows of logits, which is not written anywhere."""
+"""Draw tokens from the softmax of rows of logits, which is not written anywhere."""
 
 from __future__ import annotations
 

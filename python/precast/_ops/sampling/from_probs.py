@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draws from rows of probabilities, with filters or without."""
+"""Draw tokens from rows of probabilities, with filters or without."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to a token in one launch: penalties, mask, temperature, filters and the draw."""
+"""Apply penalties, mask, temperature and filters to logits, and draw tokens, in one launch."""
 
 from __future__ import annotations
 
@@ -23,10 +23,12 @@ from precast._ops.sampling._arguments import (
 from precast._ops.sampling._docs import DRAW, ROWS
 from precast._ops.sampling._fused_reference import sample_reference as sample_reference
 from precast._ops.sampling._fused_reference import sampled_tokens
-from precast._ops.sampling._trace import sample_trace
+from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
 
 MAX_TOP_LOGPROBS = 32
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class Sampled(NamedTuple):
@@ -53,9 +55,7 @@ class Sampled(NamedTuple):
 
 def _check(logits: torch.Tensor, random: tuple[Any, ...], **given: Any) -> None:
     check_vocabulary("sample", "logits", logits)
-    numbers = ("temperature", "top_k", "top_p", "min_p")
-    penalties = ("repetition_penalty", "frequency_penalty", "presence_penalty")
-    by_row = {name: given[name] for name in (*numbers, *penalties) if name in given}
+    by_row = {name: given[name] for name in (*_FILTERS, *_PENALTIES) if name in given}
     check_by_row("sample", logits, "logits", by_row)
     top = given.get("top_tokens")
     if top is not None and top.shape[1] > MAX_TOP_LOGPROBS:
@@ -98,7 +98,7 @@ _SAMPLE = Export(
     kinds=kinds("sample", "logits"),
 )
 
-# The kernel of `sampling`, to which nothing is added: the same tokens in less time.
+# Without penalties, masks and log-probabilities, this kernel draws the same tokens in less time.
 _SAMPLE_TOKENS = Export(
     "sampling",
     "sample_tokens",
@@ -111,7 +111,7 @@ _SAMPLE_TOKENS = Export(
 )
 
 
-@precast_api(trace=sample_trace(sampled_tokens))
+@precast_api(trace=draw_trace("sample", "logits", _FILTERS, sampled_tokens))
 @op("sampling_fused", explain=explain_draw)
 @documented(DRAW, ROWS)
 def sample(
@@ -245,7 +245,7 @@ def _check_penalties(
     prompt_mask: torch.Tensor | None,
     output_counts: torch.Tensor | None,
 ) -> None:
-    """A penalty that nothing says the tokens of would be left out silently."""
+    """Raise for a penalty without the mask or counts that it needs; it would have no effect."""
     if output_counts is not None:
         return
     for name, penalty in (("frequency_penalty", frequency), ("presence_penalty", presence)):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows made of rows: softmax of logits, and rows that a filter leaves."""
+"""Make rows of rows: softmax of logits, renormalised probabilities and masked logits."""
 
 from __future__ import annotations
 
@@ -122,7 +122,7 @@ def softmax(
     temperature: Real | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""Probabilities of logits at a temperature.
+    r"""Compute the probabilities of logits at a temperature.
 
     .. math:: out_{i, t} = \exp(x_{i, t} / T_i) / \sum_s \exp(x_{i, s} / T_i)
 
@@ -190,6 +190,7 @@ def top_k_renorm_probs(
 
 
 @_rows(top_p_renorm_probs_reference, "renorm_probs")
+@documented(top_k_renorm_probs)
 def top_p_renorm_probs(
     probs: torch.Tensor, top_p: Real, is_deterministic: bool = False
 ) -> torch.Tensor:
@@ -198,11 +199,6 @@ def top_p_renorm_probs(
     .. math:: out_{i, t} = p_{i, t} [p_{i, t} \ge \tau_i] / \sum_s p_{i, s} [p_{i, s} \ge \tau_i]
 
     Rows and filters are as :mod:`precast.sampling` says.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``probs``. A row without mass is 0, a row with a NaN is NaN throughout.
 
     Notes
     -----

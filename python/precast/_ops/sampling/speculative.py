@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative sampling: which tokens of a draft the target model takes over, and the next one."""
+"""Find which tokens of a draft the target model takes over, and draw the next one."""
 
 from __future__ import annotations
 
@@ -28,11 +28,6 @@ def chain_speculative_sampling_reference(
     offset: torch.Tensor | int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Tokens ``[batch, n + 1]``, accepted and emitted counts ``[batch]``, int32.
 
     Examples
     --------

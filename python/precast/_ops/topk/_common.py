@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What functions of top-k have in common: limits, checks, and which elements are the largest."""
+"""Check arguments of top-k, and find the largest elements in plain PyTorch."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> No
 
 
 def new_indices(input: torch.Tensor, k: int) -> torch.Tensor:
-    """``[rows, k]``, int32."""
+    """Allocate ``[rows, k]``, int32."""
     return torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
 
 
 def by_value(values: torch.Tensor, tie_break: int) -> torch.Tensor:
-    """Positions of each row, the largest first; NaN is larger than all.
+    """Sort the positions of each row, the largest element first; NaN is larger than all.
 
     Equal ones come by ascending position, or by descending where the larger ones are preferred.
     """
@@ -53,7 +53,7 @@ def largest_in_windows(
     tie_break: int,
     row_starts: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``[rows, k]``: positions in the window of each row, ascending, then -1.
+    """Find positions in the window of each row, ``[rows, k]``, ascending, then -1.
 
     A window begins and ends within its row, whatever its start and length are.
     """

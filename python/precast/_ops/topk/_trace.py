@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace templates of top-k: one for each form of the arguments."""
+"""Make the trace templates of top-k, one for each form of the arguments."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONAL = {
 def _by_form(
     parts: Sequence[str], make: Callable[[dict[str, bool]], TraceTemplate]
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function over which parts a call has: arguments, ``sorted`` and ``large``."""
+    """Dispatch over which parts a call has: arguments, ``sorted`` and ``large``."""
     forms = itertools.product([False, True], repeat=len(parts))
     templates = {form: make(dict(zip(parts, form))) for form in forms}
 
@@ -39,7 +39,7 @@ def _by_form(
 
 
 def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
-    """By the order of the results and which of equal ones are preferred."""
+    """Dispatch over the order of the results and which of equal ones are preferred."""
 
     def template(form: dict[str, bool]) -> TraceTemplate:
         return TraceTemplate(
@@ -64,7 +64,7 @@ def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
 def transform_trace(
     function: str, description: str, reference: Callable[..., Any], pages: bool
 ) -> Callable[..., TraceTemplate]:
-    """By which arguments of rows are given and which of equal ones are preferred."""
+    """Dispatch over which arguments of rows are given and which of equal ones are preferred."""
     rows = ["num_rows"]
 
     def template(form: dict[str, bool]) -> TraceTemplate:
@@ -99,7 +99,7 @@ def transform_trace(
 
 
 def _in_order(made: dict[str, Any]) -> None:
-    """Calls whose results come in the reference's order."""
+    """Make calls whose results come in the reference's order."""
     made["deterministic"] = True
 
 
@@ -114,7 +114,7 @@ def _fill(made: dict[str, Any]) -> None:
         made["offsets"] = count * size
     else:
         table = made["src_page_table"]
-        # As many as there are scores.
+        # A row of the table has room for at least as many positions as there are scores.
         pages = torch.arange(table.numel(), dtype=torch.int32, device=table.device)
         made["src_page_table"] = pages.view(table.shape)
         made["page_size"] = 1 << (-(-size // table.shape[1]) - 1).bit_length()

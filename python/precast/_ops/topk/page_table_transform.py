@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest scores of each query, as positions in a paged KV cache."""
+"""Find the k largest scores of each query, as positions in a paged KV cache."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def positions(
     page_table_row_starts: torch.Tensor | None,
     page_size: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions in the cache, and in the windows; -1 is in neither.
+    """Return positions in the cache, and in the windows, -1 behind the last of them.
 
     The row of the page table of an empty window is not read.
     """
@@ -70,7 +70,7 @@ def page_columns(
     page_table_row_starts: torch.Tensor | None,
     page_size: int,
 ) -> torch.Tensor:
-    """The column of the page table for each position of a window."""
+    """Return the column of the page table for each position of a window."""
     first = row_starts if page_table_row_starts is None else page_table_row_starts
     return at // page_size + (0 if first is None else first.long()[:, None])
 

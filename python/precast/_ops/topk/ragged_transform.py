@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest scores of each query, as positions in a ragged KV cache."""
+"""Find the k largest scores of each query, as positions in a ragged KV cache."""
 
 from __future__ import annotations
 

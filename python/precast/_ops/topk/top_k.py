@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest elements of each row."""
+"""Find the k largest elements of each row."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def top_k(
 
 
 def can_implement_filtered_topk() -> bool:
-    """Whether the GPU is one that top-k is built for.
+    """Return whether the GPU is one that top-k is built for.
 
     FlashInfer's answer says whether its kernel with tie-breaking fits the GPU's shared memory. Here
     each GPU that has a target breaks ties.
