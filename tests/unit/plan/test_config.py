@@ -361,7 +361,7 @@ def test_an_op_that_prebuilds_nothing_is_legal(tree):
         load_config(tree)
 
 
-def test_a_bad_file_name_is_refused(tree):
+def test_a_bad_file_name_is_rejected(tree):
     (tree / SCALE).rename(tree / "aot_configs" / "scale__x.toml")
     with pytest.raises(ConfigError, match=r"aot_configs/scale__x.toml: bad op name; legal: "):
         load_config(tree)

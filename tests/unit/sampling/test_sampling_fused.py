@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sample`` in reference mode, by plain Python: penalties, masks, log-probabilities, refusals."""
+"""``sample`` in reference mode, by plain Python: penalties, masks, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -215,6 +215,6 @@ MASK, COUNTS = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, 100, dtype=t
         ({"min_p": torch.ones(3)}, "batch size mismatch: min_p must have shape"),
     ],
 )
-def test_what_is_refused(more: dict[str, Any], words: str) -> None:
+def test_what_is_rejected(more: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         precast.sample(torch.zeros(4, 100), **more)
