@@ -245,7 +245,7 @@ def launches(
     export : Export
         What runs.
     returns : sequence of str, optional
-        The outputs that are returned. Default: all that are written.
+        The outputs that are returned, or the source of what is. Default: all that are written.
     explain : callable, optional
         As :func:`op` takes it.
     """

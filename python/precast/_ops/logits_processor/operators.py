@@ -9,32 +9,20 @@ from typing import Any, ClassVar
 from precast._base.torch import torch
 from precast._ops.logits_processor.op import Op, ParameterizedOp
 from precast._ops.logits_processor.types import TaggedTensor, TensorType
-from precast._ops.sampling.fused import (
-    sample,
-)
-from precast._ops.sampling.min_p import (
+from precast._ops.sampling.from_logits import sampling_from_logits
+from precast._ops.sampling.from_probs import (
     min_p_sampling_from_probs,
-)
-from precast._ops.sampling.plain import (
-    sampling_from_logits,
     sampling_from_probs,
+    top_k_sampling_from_probs,
+    top_k_top_p_sampling_from_probs,
+    top_p_sampling_from_probs,
 )
-from precast._ops.sampling.renorm import (
+from precast._ops.sampling.fused import sample
+from precast._ops.sampling.rows import (
+    softmax,
     top_k_mask_logits,
     top_k_renorm_probs,
     top_p_renorm_probs,
-)
-from precast._ops.sampling.softmax import (
-    softmax,
-)
-from precast._ops.sampling.top_k import (
-    top_k_sampling_from_probs,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_probs,
-)
-from precast._ops.sampling.top_p import (
-    top_p_sampling_from_probs,
 )
 
 _LOGITS, _PROBS, _INDICES = TensorType.LOGITS, TensorType.PROBS, TensorType.INDICES

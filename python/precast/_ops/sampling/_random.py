@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the seed and the offset of a call come from."""
+"""Find the seed and the offset of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random_arguments(
     seed: torch.Tensor | int | None,
     offset: torch.Tensor | int | None,
 ) -> Random:
-    """Those that are given, or those of a generator, which moves on.
+    """Return the seed and the offset that are given, or those of a generator, which moves on.
 
     While a CUDA graph is captured, and in ``torch.compile``, both are drawn on the device, by the
     generator too: so each replay of a graph that it is registered with has numbers of its own.
@@ -52,7 +52,7 @@ def random_arguments(
 
 
 def _is_capturing(device: int) -> bool:
-    """Whether that device's current stream is captured; another one may be the current device."""
+    """Return whether the device's current stream is captured; the current device may be another."""
     if device == torch.cuda.current_device():
         return bool(torch.cuda.is_current_stream_capturing())
     with torch.cuda.device(device):
@@ -62,7 +62,7 @@ def _is_capturing(device: int) -> bool:
 def _check_device(
     function: str, x: torch.Tensor, generator: torch.Generator, on_device: bool
 ) -> None:
-    """A generator is of the tensor's device, or else of the CPU, unless the device is to draw."""
+    """Check that a generator is of the tensor's device, or of the CPU unless the device draws."""
     device = generator.device
     if device.type == x.device.type:
         if device.index in (None, x.device.index):  # None: the device it was made on

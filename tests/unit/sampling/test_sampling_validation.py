@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What numbers of a call are refused in reference mode, and rows with NaN that are not."""
+"""What numbers of a call are rejected in reference mode, and rows with NaN that are not."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ heated = pytest.mark.parametrize("name", HEATED)
 
 @heated
 @pytest.mark.parametrize("bad", [-1.0, -1, -1e-30, -INF, NAN, np.float32(-0.5)])
-def test_a_temperature_below_zero_is_refused(name: str, bad: Any) -> None:
+def test_a_temperature_below_zero_is_rejected(name: str, bad: Any) -> None:
     generator = torch.default_generator.get_state()
     with pytest.raises(ValueError, match=f"^{name}: temperature must be 0 or more, got {bad}$"):
         HEATED[name](torch.zeros(2, 5), bad)
@@ -39,7 +39,7 @@ def test_a_temperature_below_zero_is_refused(name: str, bad: Any) -> None:
 
 @heated
 @pytest.mark.parametrize("bad", [True, "hot", [1.0], 1j])
-def test_a_temperature_that_is_no_number_is_refused(name: str, bad: Any) -> None:
+def test_a_temperature_that_is_no_number_is_rejected(name: str, bad: Any) -> None:
     words = f"^{name}: temperature must be a number or a tensor, got {type(bad).__name__}$"
     with pytest.raises(TypeError, match=words):
         HEATED[name](torch.zeros(2, 5), bad)
@@ -76,7 +76,7 @@ INDEXED: list[Callable[..., Any]] = [
 @pytest.mark.parametrize("draw", INDEXED)
 @pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize("bad", [3, -1, -3, 2**31 - 1])
-def test_rows_that_are_not_there_are_refused(draw: Any, dtype: torch.dtype, bad: int) -> None:
+def test_rows_that_are_not_there_are_rejected(draw: Any, dtype: torch.dtype, bad: int) -> None:
     indices = torch.tensor([0, 2, bad, 1], dtype=dtype)
     words = (
         r"sampling_from_(probs|logits): indices must be from 0 to 2, as there are 3 rows of "
