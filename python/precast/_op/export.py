@@ -69,11 +69,19 @@ class Export(Kernel):
         one that the caller gave, and returns it.
     derived : mapping of str to callable, optional
         Public arguments that the export does not get, found again from what it gets: the dtype of
-        a new output, a flag that chose its layout. Each takes declared arguments by name.
+        a new output, a flag that chose its layout. Each takes declared arguments by name. A
+        declared argument is named here if callers give it in another form than the export gets.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
+    key : str, optional
+        The source of what follows the dtypes in the key: sizes that are axes of the module, and
+        the device. Default: the device of the tensor with the first axis.
+    around : callable, optional
+        What runs in place of the module's function: takes that, then the export's arguments.
     function : str, optional
         The public function that calls it, where that has another name.
+    error_name : str, optional
+        What errors of reference mode start with. Default: the public function.
     torch_name : str, optional
         The name of its torch op, where several public functions call one export.
     traced : bool
@@ -98,7 +106,10 @@ class Export(Kernel):
         new: Mapping[str, str | Callable[..., Any]] | None = None,
         derived: Mapping[str, Callable[..., Any]] | None = None,
         kinds: Mapping[str, Kind] | None = None,
+        key: str | None = None,
+        around: Callable[..., None] | None = None,
         function: str | None = None,
+        error_name: str | None = None,
         torch_name: str | None = None,
         traced: bool = True,
     ) -> None:
@@ -117,9 +128,11 @@ class Export(Kernel):
             key=self._key_of,
             function=function,
             name=torch_name,
+            around=around,
         )
+        self.error_name = error_name or self.function
         self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name
-        self.key_source = self._key_source()
+        self.key_source = self._key_source(key or f"{self.first_tensor}.get_device()")
         names: dict[str, Any] = {}
         parameters = ", ".join(p.name for p in self.declaration.parameters if not p.is_constant)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
@@ -129,8 +142,8 @@ class Export(Kernel):
 
     # -- source ----------------------------------------------------------------------------------
 
-    def _key_source(self) -> str:
-        """The items of the key of the table, from the public arguments: dtypes, then the device."""
+    def _key_source(self, last: str) -> str:
+        """The items of the key of the table, from the public arguments: dtypes, then ``last``."""
         tensors = self.declaration.tensors
         parts = []
         for letter in AXES:
@@ -144,7 +157,7 @@ class Export(Kernel):
                 )
             parts.append(source)
         # The comma at the end makes a tuple of one item, too.
-        return f"{', '.join([*parts, f'{self.first_tensor}.get_device()'])},"
+        return f"{', '.join([*parts, last])},"
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
@@ -193,19 +206,21 @@ class Export(Kernel):
 
     def public_arguments(self, args: tuple[Any, ...]) -> dict[str, Any] | None:
         """The public arguments of a call, by name; None where another export says them."""
-        return self._decoded(args) if self.traced else None
-
-    def _decoded(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        if not self.traced:
+            return None
         given = self.declaration.decoded(args)
-        found = {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
-        return {**given, **found}
+        return {**given, **self._found(given)}
+
+    def _found(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
 
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
-        given = self._decoded(args)
-        check_arguments(self.function, self.declaration, given)
+        given = self.declaration.decoded(args)
+        given = {**self._found(given), **given}
+        check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.function}))
+            self._check(**_accepted(self._check, {**given, "export": self.error_name}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return

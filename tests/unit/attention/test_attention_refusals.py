@@ -337,7 +337,9 @@ def test_shapes_of_caches():
     q, cache = call()
     with pytest.raises(ValueError, match="keys and values in dimension 1 of size 2"):
         planned().run(q, cache[:, :1])
-    with pytest.raises(ValueError, match="must have head_dim 64 as q, got 32"):
+    with pytest.raises(
+        ValueError, match=r"head_dim 64 as in plan\(\), got shapes \[\[8, 2, 8, 2, 32"
+    ):
         planned().run(q, cache[..., :32])
     for shape in ((8, 2, 8, 3, 64), (8, 2, 16, 2, 64), (8, 2, 2, 8, 64)):
         with pytest.raises(ValueError, match="must have 2 heads and pages of 8 tokens as in plan"):

@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from precast._base.torch import torch
-from precast._op.dispatch import Kernel
-from precast._op.mode import is_reference
+from precast._op.declaration import Kind
+from precast._op.export import Export
 from precast._ops.attention import reference_kernels as references
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode
@@ -15,77 +18,80 @@ from precast._ops.attention.plan import (
     PlanShape,
     Tables,
     new_block,
+    plan_of,
+    read_block,
     remember,
 )
 
-
-def _plan_key(tensor: torch.Tensor, *others: object) -> tuple[object, ...]:
-    return (tensor.get_device(),)
-
-
-def _run_key(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *others: object
-) -> tuple[object, ...]:
-    head_dim_vo = (k if v is None else v).shape[-1]
-    return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
+_BATCH, _BOUNDS = "i32[block.shape.batch_size]", "i32[block.shape.batch_size+1]"
+_HEADS = "block.shape.num_qo_heads"
+_Q = f"q:T=f16|bf16|f32[rows,{_HEADS},block.shape.head_dim_qk]"
+_RUN = (
+    f"out!:T[rows,{_HEADS},block.shape.head_dim_vo] lse!?:f32[rows,{_HEADS}] sinks?:f32[{_HEADS}] "
+    f"block sm_factor:float out_scale:float qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:pdl"
+)
 
 
-def _no_public_call(*args: object) -> None:
-    """What plan() was given is not among the arguments."""
+def _export(
+    name: str,
+    declaration: str,
+    function: str = "BatchPrefillWithPagedKVCacheWrapper",
+    is_packed: bool = True,
+    **more: Any,
+) -> Export:
+    """An export whose ``block`` stands for a plan, or for its numbers if it is not packed yet."""
+    decode = functools.partial(plan_of, name) if is_packed else read_block
+    return Export(
+        "attention" if name.startswith("run_") else "attention_plan",
+        name,
+        declaration,
+        kinds={"block": Kind("Tensor{w} {name}", decode=decode)},
+        function=function,
+        error_name=name,
+        traced=False,  # What plan() was given is not among the arguments.
+        **more,
+    )
 
 
-_OUTPUTS = "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, Tensor block, "
-_SCALES = "float sm_factor, float out_scale, Tensor? qk_scale, Tensor? v_scale, bool enable_pdl"
-
-run_paged = Kernel(
-    "attention",
+run_paged = _export(
     "run_paged",
-    schema=f"(Tensor q, Tensor k_cache, Tensor? v_cache, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_paged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"{_Q} k_cache:U=e4m3|e5m2|T v_cache?:U {_RUN}",
+    key="q.shape[-1], (k_cache if v_cache is None else v_cache).shape[-1], q.get_device()",
+    write=references.run_paged,
+    check=references.check_paged,
 )
-run_ragged = Kernel(
-    "attention",
+run_ragged = _export(
     "run_ragged",
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_ragged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithRaggedKVCacheWrapper",
+    f"{_Q} k:U=e4m3|e5m2|T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
+    f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    key="q.shape[-1], v.shape[-1], q.get_device()",
+    write=references.run_ragged,
+    check=references.check_ragged,
 )
-pack_plan = Kernel(
-    "attention_plan",
+pack_plan = _export(
     "pack_plan",
-    schema="(Tensor kv_indptr, Tensor? qo_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor? kv_indices, Tensor int_workspace, Tensor float_workspace, Tensor? packed_mask, "
-    "Tensor? mask_indptr, Tensor? alibi_slopes, Tensor? prefix_len, Tensor? token_pos, "
-    "Tensor(a!) block) -> ()",
-    reference=references.pack_plan_into,
-    key=_plan_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"kv_indptr:{_BOUNDS} qo_indptr?:{_BOUNDS} kv_last_page_len?:{_BATCH} kv_len?:{_BATCH} "
+    f"kv_indices?:i32[pages] int_workspace:u8|i8 float_workspace:u8|i8 packed_mask?:u8[bytes] "
+    f"mask_indptr?:{_BOUNDS} alibi_slopes?:f32[{_HEADS}] prefix_len?:tensor "
+    f"token_pos?:tensor block!",
+    is_packed=False,
+    write=references.pack_plan,
+    check=references.check_plan,
 )
-plan = Kernel(
-    "attention_plan",
+plan = _export(
     "plan",
-    schema="(Tensor(a!) int_workspace, Tensor block, Tensor? qo_indptr, Tensor? kv_indptr, "
-    "Tensor? kv_last_page_len, Tensor? kv_indices, bool enable_pdl) -> ()",
-    reference=references.plan_into,
-    key=_plan_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    "int_workspace!:u8|i8[bytes] block qo_indptr?:i32 kv_indptr?:i32 kv_last_page_len?:i32 "
+    "kv_indices?:i32 enable_pdl:pdl_on",
+    write=references.copy_tables,
 )
-workspace_size = Kernel(
-    "attention_plan",
+workspace_size = _export(
     "workspace_size",
-    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor(a!) sizes, Tensor block, int sm_count) -> ()",
-    reference=references.workspace_size_into,
-    key=lambda *args: (0,),
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"qo_indptr?:{_BOUNDS} kv_indptr:{_BOUNDS} kv_last_page_len?:{_BATCH} kv_len?:{_BATCH} "
+    f"sizes!:i64[3] block sm_count:int",
+    is_packed=False,
+    key="0",  # All tensors are on the host.
+    write=references.workspace_size,
 )
 
 
@@ -133,8 +139,6 @@ def workspace_bytes(device: torch.device, shape: PlanShape, lengths: Tables) -> 
     """Bytes of the float and the int workspace that a plan needs; waits for lengths on the GPU."""
     from precast._base.device import get_device_sm_count
 
-    if is_reference():
-        return 0, 0
     tables = lengths.qo_indptr, lengths.kv_indptr, lengths.kv_last_page_len, lengths.kv_len
     on_host = (None if t is None else t.to("cpu", torch.int32) for t in tables)
     sizes = torch.zeros(3, dtype=torch.int64, device="cpu")

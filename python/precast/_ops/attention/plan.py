@@ -69,11 +69,18 @@ def new_block(shape: PlanShape, options: ScoreOptions | None = None) -> torch.Te
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_block(block: torch.Tensor) -> tuple[PlanShape, ScoreOptions]:
+class BlockNumbers(NamedTuple):
+    """The numbers at the start of a block."""
+
+    shape: PlanShape
+    scores: ScoreOptions
+
+
+def read_block(block: torch.Tensor) -> BlockNumbers:
     """The numbers of a block; for references, which have more time than kernels."""
     numbers = _NUMBERS.unpack(bytes(block[: _NUMBERS.size].tolist()))
     count = len(PlanShape._fields)
-    return PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:])
+    return BlockNumbers(PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:]))
 
 
 class Model(NamedTuple):

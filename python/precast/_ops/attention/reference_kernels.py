@@ -1,70 +1,90 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of attention in plain PyTorch, with the refusals of the bindings.
+"""The exports of attention in plain PyTorch, and the bindings' checks that no declaration holds.
 
-A plan divides the work of a batch among the SMs. References divide nothing, so a plan is a matter
-of checks and of copies into the buffers of a CUDA graph.
+A plan divides the work of a batch among the SMs. References divide nothing, so a plan consists of
+checks and of copies into the buffers of a CUDA graph.
 """
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from collections.abc import Iterator
+from typing import Any
 
 from precast._base.torch import torch
-from precast._op.validation import check_memory_apart
-from precast._ops.attention import reference_checks as checks
+from precast._op.validation import check_memory_apart, check_rank
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
-from precast._ops.attention.plan import AttentionPlan, plan_of, read_block
+from precast._ops.attention.plan import AttentionPlan, BlockNumbers
 from precast._ops.attention.reference import (
+    Request,
     attend,
     features_of,
     paged_requests,
     ragged_requests,
     row_bounds,
 )
-from precast._ops.paged._cache import entries_of, halves
+from precast._ops.paged._cache import Cache, entries_of, halves, joined
+
+# -- plans ----------------------------------------------------------------------------------------
 
 
-def pack_plan_into(
-    kv_indptr: torch.Tensor,
-    qo_indptr: torch.Tensor | None,
+def check_plan(
+    export: str,
+    block: BlockNumbers,
     kv_last_page_len: torch.Tensor | None,
     kv_len: torch.Tensor | None,
     kv_indices: torch.Tensor | None,
     int_workspace: torch.Tensor,
     float_workspace: torch.Tensor,
-    packed_mask: torch.Tensor | None,
-    mask_indptr: torch.Tensor | None,
-    alibi_slopes: torch.Tensor | None,
     prefix_len: torch.Tensor | None,
     token_pos: torch.Tensor | None,
-    block: torch.Tensor,
 ) -> None:
-    """Nothing but refusals."""
-    export, (shape, options) = "pack_plan", read_block(block)
-    checks.check_lengths(export, qo_indptr, kv_indptr, kv_last_page_len, kv_len, shape.batch_size)
-    checks.check_pages(export, shape, kv_last_page_len, kv_len, kv_indices)
+    """Raise for options that do not fit the plan, or that need tensors which are not there."""
+    shape, options = block
+    if shape.page_size:
+        if kv_last_page_len is None and kv_len is None:
+            raise ValueError(f"{export}: pages need kv_last_page_len or kv_len, got neither")
+        if kv_indices is None:
+            raise ValueError(f"{export}: a paged cache needs kv_indices, got None")
     check_memory_apart(export, "float_workspace", float_workspace, int_workspace, "int_workspace")
-    checks.check_scores(export, shape, options)
-    checks.check_items(export, options, prefix_len, token_pos, shape.batch_size)
-
-
-def plan_into(
-    int_workspace: torch.Tensor,
-    block: torch.Tensor,
-    qo_indptr: torch.Tensor | None,
-    kv_indptr: torch.Tensor | None,
-    kv_last_page_len: torch.Tensor | None,
-    kv_indices: torch.Tensor | None,
-    enable_pdl: bool,
-) -> None:
-    """Copies of the tables into the plan's buffers."""
-    tables = plan_of("plan", block).tables
-    for name, table, buffer in (
-        ("qo_indptr", qo_indptr, tables.qo_indptr),
-        ("kv_indptr", kv_indptr, tables.kv_indptr),
-        ("kv_last_page_len", kv_last_page_len, tables.kv_last_page_len),
-        ("kv_indices", kv_indices, tables.kv_indices),
+    mode, window, planned = options.mask_mode, options.window_left, shape.window_left
+    # A plan for some of the tokens serves no run that sees more.
+    if shape.causal and mode not in (MaskMode.CAUSAL, MaskMode.MULTIITEMSCORING):
+        raise ValueError(
+            f"{export}: mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
+            f"{mode}; plan again with causal=False"
+        )
+    if planned >= 0 and not 0 <= window <= planned:
+        raise ValueError(
+            f"{export}: window_left must be 0 to {planned} as plan() had it, got {window}; plan "
+            f"again with the wider window"
+        )
+    scale, theta = options.rope_scale, options.rope_theta
+    if options.pos_encoding == PosEncodingMode.ROPE_LLAMA and not (scale > 0 and theta > 0):
+        raise ValueError(
+            f"{export}: rope_scale and rope_theta must be positive, got {scale} and {theta}"
+        )
+    if mode != MaskMode.MULTIITEMSCORING:
+        return
+    for name, tensor, least in (
+        ("prefix_len", prefix_len, shape.batch_size),
+        ("token_pos", token_pos, shape.batch_size * options.token_pos_len),
     ):
+        if tensor is None:
+            raise ValueError(f"{export}: multi-item scoring needs {name}, got None")
+        if tensor.numel() < least:
+            raise ValueError(
+                f"{export}: {name} must have at least {least} elements, got shape {[*tensor.shape]}"
+            )
+
+
+def pack_plan() -> None:
+    """A reference reads the plan itself and not its block, so nothing is packed."""
+
+
+def copy_tables(block: AttentionPlan, **tables: Any) -> None:
+    """Copy tables into the plan's buffers of the same names."""
+    for name, buffer in block.tables._asdict().items():
+        table = tables.get(name)
         if table is None:
             continue
         if buffer is None or buffer.numel() < table.numel():
@@ -76,131 +96,123 @@ def plan_into(
         buffer[: table.numel()].copy_(table)
 
 
-def workspace_size_into(
-    qo_indptr: torch.Tensor | None,
-    kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None,
-    kv_len: torch.Tensor | None,
-    sizes: torch.Tensor,
-    block: torch.Tensor,
-    sm_count: int,
-) -> None:
-    """Zeros: a reference needs no workspace."""
+def workspace_size(sizes: torch.Tensor) -> None:
+    """Write zeros: a reference needs no workspace."""
     sizes.zero_()
 
 
-def run_paged_into(
+# -- runs -----------------------------------------------------------------------------------------
+
+
+def check_paged(
+    export: str,
     q: torch.Tensor,
     k_cache: torch.Tensor,
     v_cache: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    block: torch.Tensor,
-    sm_factor: float,
-    out_scale: float,
-    qk_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    enable_pdl: bool,
+    block: AttentionPlan,
+) -> None:
+    """Raise for caches that are not those of the plan, and for outputs in memory that is read."""
+    shape, cache = block.shape, joined(k_cache, v_cache)
+    caches = {"paged_kv_cache": k_cache}
+    if v_cache is not None:
+        caches = {"paged_kv_cache[0]": k_cache, "paged_kv_cache[1]": v_cache}
+    rank = 5 if v_cache is None else 4
+    for name, part in caches.items():
+        check_rank(export, name, part, rank, rank)
+        if v_cache is None and part.shape[1] != 2:
+            raise ValueError(
+                f"{export}: {name} must hold keys and values in dimension 1 of size 2, got shape "
+                f"{[*part.shape]}"
+            )
+    pages = k_cache.shape[0]
+    for part, head_dim in zip(_entries(cache, block), (shape.head_dim_qk, shape.head_dim_vo)):
+        want = (pages, shape.page_size, shape.num_kv_heads, head_dim)
+        if part.shape != want:
+            raise ValueError(
+                f"{export}: paged_kv_cache must have {pages} pages of {shape.page_size} tokens, "
+                f"{shape.num_kv_heads} heads and head_dim {head_dim} as in plan(), got shapes "
+                f"{[[*tensor.shape] for tensor in caches.values()]}"
+            )
+    _check_run(export, q, out, lse, block, **caches)
+
+
+def check_ragged(
+    export: str,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    block: AttentionPlan,
+) -> None:
+    """Raise for queries that are not those of the plan, and for outputs in memory that is read."""
+    _check_run(export, q, out, lse, block, k=k, v=v)
+
+
+def _check_run(
+    export: str,
+    q: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    plan: AttentionPlan,
+    **read: torch.Tensor | None,
+) -> None:
+    rows = plan.shape.rows
+    if rows >= 0 and q.shape[0] != rows:
+        raise ValueError(f"{export}: q must have {rows} rows as in plan(), got shape {[*q.shape]}")
+    workspaces = {"int_workspace": plan.int_workspace, "float_workspace": plan.float_workspace}
+    check_outputs_apart(export, out, lse, **read, **workspaces)
+
+
+def check_outputs_apart(
+    export: str, out: torch.Tensor, lse: torch.Tensor | None, **read: torch.Tensor | None
+) -> None:
+    """Raise unless both outputs have memory of their own; the declaration compares them with q."""
+    for name, written in (("out", out), ("lse", lse)):
+        for other_name, other in read.items():
+            if written is not None and other is not None:
+                check_memory_apart(export, name, written, other, other_name)
+    if lse is not None:
+        check_memory_apart(export, "lse", lse, out, "out")
+
+
+def _entries(cache: Cache, plan: AttentionPlan) -> list[torch.Tensor]:
+    """Keys and values ``[pages, page_size, heads, head_dim]`` as views."""
+    return [entries_of(part, plan.hnd) for part in halves(cache)]
+
+
+def run_paged(
+    q: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    block: AttentionPlan,
+    **given: Any,
 ) -> None:
     """Attention over pages by the plan of ``block``."""
-    export, plan = "run_paged", plan_of("run_paged", block)
-    cache = k_cache if v_cache is None else (k_cache, v_cache)
-    checks.check_paged(export, q, cache, plan.hnd)
-    keys, values = (entries_of(part, plan.hnd) for part in halves(cache))
-    caches = (
-        {"paged_kv_cache": k_cache}
-        if v_cache is None
-        else {"paged_kv_cache[0]": k_cache, "paged_kv_cache[1]": v_cache}
-    )
-    checks.check_planned(export, plan.shape, q, keys)
-    checks.check_outputs(
-        export, q, values.shape[-1], out, lse, sinks, **caches, **_workspaces(plan)
-    )
-    tables = plan.tables
+    tables = block.tables
     assert tables.kv_indptr is not None
     assert tables.kv_indices is not None
     assert tables.kv_last_page_len is not None
+    keys, values = _entries(joined(k_cache, v_cache), block)
     requests = paged_requests(
         keys,
         values,
-        _bounds(plan),
+        _bounds(block),
         tables.kv_indptr,
         tables.kv_indices,
         tables.kv_last_page_len,
     )
-    features = _features(q, plan, sinks, sm_factor, out_scale, qk_scale, v_scale)
-    _write(out, lse, attend(q, requests, values.shape[-1], features))
+    _run(q, requests, block, **given)
 
 
-def run_ragged_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    sinks: torch.Tensor | None,
-    block: torch.Tensor,
-    sm_factor: float,
-    out_scale: float,
-    qk_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-    enable_pdl: bool,
+def run_ragged(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: AttentionPlan, **given: Any
 ) -> None:
     """Attention over ragged keys and values by the plan of ``block``."""
-    export, plan = "run_ragged", plan_of("run_ragged", block)
-    checks.check_ragged(export, q, k, v)
-    checks.check_planned(export, plan.shape, q, k)
-    checks.check_outputs(export, q, v.shape[-1], out, lse, sinks, k=k, v=v, **_workspaces(plan))
-    assert plan.tables.kv_indptr is not None
-    requests = ragged_requests(k, v, _bounds(plan), plan.tables.kv_indptr)
-    features = _features(q, plan, sinks, sm_factor, out_scale, qk_scale, v_scale)
-    _write(out, lse, attend(q, requests, v.shape[-1], features))
-
-
-def run_single_into(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    packed_mask: torch.Tensor | None,
-    mask_mode: int,
-    pos_encoding: int,
-    window_left: int,
-    logits_soft_cap: float,
-    sm_scale: float,
-    rope_scale: float,
-    rope_theta: float,
-    out_scale: float,
-    qk_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> None:
-    """Attention of one request, which needs no plan."""
-    export = "run_ragged"
-    checks.check_ragged(export, q, k, v)
-    checks.check_outputs(export, q, v.shape[-1], out, lse, None, k=k, v=v)
-    features = features_of(
-        q,
-        causal=mask_mode == MaskMode.CAUSAL,
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        sm_scale=sm_scale,
-        pos_encoding_mode=PosEncodingMode(pos_encoding).name,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-        packed_mask=packed_mask,
-        mask_indptr=torch.zeros(1, dtype=torch.int32),
-        out_scale=out_scale,
-        qk_scale=qk_scale,
-        v_scale=v_scale,
-    )
-    requests = ragged_requests(k, v, [0, q.shape[0]], torch.tensor([0, k.shape[0]]))
-    _write(out, lse, attend(q, requests, v.shape[-1], features))
-
-
-def _workspaces(plan: AttentionPlan) -> dict[str, torch.Tensor | None]:
-    return {"int_workspace": plan.int_workspace, "float_workspace": plan.float_workspace}
+    assert block.tables.kv_indptr is not None
+    _run(q, ragged_requests(k, v, _bounds(block), block.tables.kv_indptr), block, **given)
 
 
 def _bounds(plan: AttentionPlan) -> list[int]:
@@ -209,40 +221,30 @@ def _bounds(plan: AttentionPlan) -> list[int]:
     return row_bounds(rows, shape.q_len_per_req, shape.batch_size)
 
 
-def _features(
+def _run(
     q: torch.Tensor,
+    requests: Iterator[Request],
     plan: AttentionPlan,
-    sinks: torch.Tensor | None,
-    sm_factor: float,
-    out_scale: float,
-    qk_scale: torch.Tensor | None,
-    v_scale: torch.Tensor | None,
-) -> SimpleNamespace:
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    enable_pdl: bool,
+    **given: Any,
+) -> None:
+    """Write the rows that a request has; ``given`` are scales and sinks."""
     scores, mask_mode, items = plan.scores._asdict(), plan.mask_mode, plan.items
     del scores["use_fp16_qk_reduction"]
     scores["causal"] = mask_mode == MaskMode.CAUSAL
-    return features_of(
+    features = features_of(
         q,
         **scores,
-        sm_factor=sm_factor,
         packed_mask=plan.mask.bits if mask_mode == MaskMode.CUSTOM else None,
         mask_indptr=plan.mask.indptr,
-        out_scale=out_scale,
-        qk_scale=qk_scale,
-        v_scale=v_scale,
-        sinks=sinks,
         prefix_len=items.prefix_len,
         token_pos=items.token_pos,
         token_pos_len=items.token_pos_len,
+        **given,
     )
-
-
-def _write(
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    results: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-) -> None:
-    values, sums, used = results
+    values, sums, used = attend(q, requests, plan.shape.head_dim_vo, features)
     out[used] = values[used].to(out.dtype)
     if lse is not None:
         lse[used] = sums[used].to(lse.dtype)

@@ -1,21 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of one request, planned and run in one call.
 
-``torch.compile`` sees one op: nothing outside of it holds the plan, or the workspaces that it lies
-in.
+``torch.compile`` sees one op: nothing outside of it holds the plan or its workspaces.
 """
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from precast._base.device import get_device_sm_count
 from precast._base.torch import torch
-from precast._op.dispatch import Kernel
-from precast._op.mode import is_reference
-from precast._op.torch_ops import torch_ops
+from precast._op.declaration import Kind
+from precast._op.export import Export
 from precast._op.validation import check_rank
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
@@ -31,7 +28,8 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
-from precast._ops.attention.reference_kernels import run_single_into
+from precast._ops.attention.reference import attend, features_of, ragged_requests
+from precast._ops.attention.reference_kernels import check_outputs_apart
 from precast._ops.attention.run import scales_of
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -39,73 +37,105 @@ Scale: TypeAlias = "float | torch.Tensor | None"
 #: Bytes of a plan without those of its tiles.
 _PLAN_BYTES = 1 << 16
 
-
-class SingleKernel(Kernel):
-    """The plan and the run of one request as one function, with the look-up of a kernel."""
-
-    def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
-        if is_reference():
-            return self._run_reference
-        function = functools.partial(_plan_and_run, kernels.run_ragged[key], key)
-        self[key] = function
-        if is_reference():  # Another thread entered reference mode meanwhile.
-            self.clear()
-        return function
+# -- the exports ----------------------------------------------------------------------------------
 
 
-def _as_given(k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, str]:
-    """Keys and values before heads were moved behind tokens, and their layout."""
-    if k.dim() == 3 and k.stride(0) < k.stride(1):
-        return k.transpose(0, 1), v.transpose(0, 1), "HND"
-    return k, v, "NHD"
+def _mask_mode(causal: bool, packed_mask: torch.Tensor | None) -> int:
+    if packed_mask is not None:
+        return int(MaskMode.CUSTOM)
+    return int(MaskMode.CAUSAL if causal else MaskMode.NON_CAUSAL)
 
 
-def _public_decode(*args: Any) -> tuple[object, ...]:
-    call = dict(zip(single_decode.parameters, args))
-    positions = PosEncodingMode(int(call["pos_encoding"])).name
-    return (
-        *(call["q"].squeeze(0), *_as_given(call["k"], call["v"]), positions, False),
-        *(None, call["qk_scale"], call["v_scale"], call["window_left"]),
-        *(call["logits_soft_cap"], call["sm_scale"], call["rope_scale"], call["rope_theta"]),
-        call["lse"] is not None,
+def _is_hnd(k: torch.Tensor) -> bool:
+    """Whether heads came first before they were moved behind tokens."""
+    return k.dim() == 3 and bool(k.stride(0) < k.stride(1))
+
+
+def _reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    packed_custom_mask: torch.Tensor | None,
+    causal: bool,
+    pos_encoding_mode: str,
+    window_left: int,
+    logits_soft_cap: float,
+    sm_scale: float,
+    rope_scale: float,
+    rope_theta: float,
+    out_scale: float,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    features = features_of(
+        q,
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        packed_mask=packed_custom_mask,
+        mask_indptr=torch.zeros(1, dtype=torch.int32),
+        out_scale=out_scale,
+        qk_scale=qk_scale,
+        v_scale=v_scale,
     )
+    requests = ragged_requests(k, v, [0, q.shape[0]], torch.tensor([0, k.shape[0]]))
+    out, lse, _ = attend(q, requests, v.shape[-1], features)
+    return out, lse
 
 
-def _public_prefill(*args: Any) -> tuple[object, ...]:
-    call = dict(zip(single_prefill.parameters, args))
-    positions = PosEncodingMode(int(call["pos_encoding"])).name
-    k, v, kv_layout = _as_given(call["k"], call["v"])
-    return (
-        *(call["q"], k, v, None, None, None, None, None, call["packed_mask"]),
-        *(call["mask_mode"] == MaskMode.CAUSAL, kv_layout, positions, False, call["sm_scale"]),
-        *(call["window_left"], call["logits_soft_cap"], call["rope_scale"], call["rope_theta"]),
-        *("auto", call["lse"] is not None, None, call["qk_scale"], call["v_scale"]),
-    )
+def _check(
+    export: str, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor | None
+) -> None:
+    check_outputs_apart(export, out, lse, k=k, v=v)
 
 
-def _single(name: str, public: Callable[..., tuple[object, ...]]) -> SingleKernel:
-    return SingleKernel(
+def _export(
+    name: str, masks: Mapping[str, Kind], derived: Mapping[str, Callable[..., Any]]
+) -> Export:
+    """The run of a plan that the call makes itself; ``masks`` are the kinds of its mask."""
+    return Export(
         "attention",
         "run_ragged",
-        schema="(Tensor q, Tensor k, Tensor v, Tensor(a!) out, Tensor(b!)? lse, "
-        "Tensor? packed_mask, int mask_mode, int pos_encoding, int window_left, "
-        "float logits_soft_cap, float sm_scale, float rope_scale, float rope_theta, "
-        "float out_scale, Tensor? qk_scale, Tensor? v_scale) -> ()",
-        reference=run_single_into,
-        key=lambda q, k, v, *others: (
-            *(q.dtype, k.dtype, q.shape[-1], v.shape[-1], q.get_device()),
-        ),
-        public=public,
-        name=name,
+        "q:T=f16|bf16|f32[tokens,heads,head_dim_qk] k:U=e4m3|e5m2|T[kv_len,kv_heads,head_dim_qk] "
+        "v:U[kv_len,kv_heads,head_dim_vo] out!:T[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads] "
+        "packed_custom_mask causal pos_encoding_mode window_left:int logits_soft_cap "
+        "sm_scale:float rope_scale rope_theta out_scale:float qk_scale?:f32[.] v_scale?:f32[.]",
+        kinds={
+            "pos_encoding_mode": Kind(
+                "int pos_encoding",
+                f"_number({name!r}, {{name}})",
+                decode=lambda number: PosEncodingMode(number).name,
+                names={"_number": validation.pos_encoding},
+            ),
+            "logits_soft_cap": Kind("float {name}", "{name} or 0.0"),
+            "rope_scale": Kind("float {name}", "{name} or 1.0"),
+            "rope_theta": Kind("float {name}", "{name} or 1e4"),
+            **masks,
+        },
+        derived={
+            "k": lambda k: k.transpose(0, 1) if _is_hnd(k) else k,
+            "v": lambda k, v: v.transpose(0, 1) if _is_hnd(k) else v,
+            "kv_layout": lambda k: "HND" if _is_hnd(k) else "NHD",
+            "k_scale": lambda qk_scale: qk_scale,
+            # A scale is a number or on the device.
+            "v_scale": lambda v_scale, out_scale: out_scale if v_scale is None else v_scale,
+            "return_lse": lambda lse: lse is not None,
+            **derived,
+        },
+        key="q.shape[-1], v.shape[-1], q.get_device()",
+        around=_plan_and_run,
+        reference=_reference,
+        check=_check,
+        torch_name=name,
     )
-
-
-single_decode = _single("single_decode_with_kv_cache", _public_decode)
-single_prefill = _single("single_prefill_with_kv_cache", _public_prefill)
 
 
 def run_single(
-    kernel: SingleKernel,
+    export: Export,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -117,12 +147,12 @@ def run_single(
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
-    name = kernel.name
+    name = export.name
     if not q.dim() == k.dim() == v.dim() == 3:
         for argument, tensor in (("q", q), ("k", k), ("v", v)):
             check_rank(name, argument, tensor, 3, 3)
     validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-    positions = validation.pos_encoding(name, scores.pos_encoding_mode)
+    validation.pos_encoding(name, scores.pos_encoding_mode)
     if validation.check_kv_layout(name, kv_layout):
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     tokens, heads, head_dim_qk = q.shape
@@ -130,27 +160,23 @@ def run_single(
     validation.check_heads(name, heads, kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
     validation.check_dtypes(name, q.dtype, k.dtype, o_dtype)
-    mask_mode = MaskMode.CAUSAL if scores.causal else MaskMode.NON_CAUSAL
     scale = validation.softmax_scale(scores.sm_scale, head_dim_qk)
     scale, qk_factor, out_scale, v_factor = scales_of(name, scale, *scales)
     into = q.new_empty((tokens, heads, head_dim_vo))
     lse = q.new_empty((tokens, heads), dtype=torch.float32) if return_lse else None
-    key = q.dtype, k.dtype, head_dim_qk, head_dim_vo, q.get_device()
-    run: Any = getattr(torch_ops, name) if torch.compiler.is_compiling() else kernel[key]
-    run(
+    export.launch(
         q,
         k,
         v,
         into,
         lse,
-        packed_mask,
-        int(mask_mode if packed_mask is None else MaskMode.CUSTOM),
-        int(positions),
+        *(() if export is single_decode else (packed_mask, scores.causal)),
+        scores.pos_encoding_mode,
         scores.window_left,
-        scores.logits_soft_cap or 0.0,
+        scores.logits_soft_cap,
         scale,
-        scores.rope_scale or 1.0,
-        scores.rope_theta or 1e4,
+        scores.rope_scale,
+        scores.rope_theta,
         out_scale,
         qk_factor,
         v_factor,
@@ -160,7 +186,6 @@ def run_single(
 
 def _plan_and_run(
     run: Callable[..., None],
-    key: tuple[Any, ...],
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -187,7 +212,7 @@ def _plan_and_run(
     )
     bounds = _bounds(kv_len, q.device)
     plan = AttentionPlan(
-        Model(q.dtype, k.dtype, q.dtype, key),
+        Model(q.dtype, k.dtype, q.dtype, (q.get_device(),)),
         PlanShape(
             1,
             tokens,
@@ -243,3 +268,20 @@ def _workspace_bytes(
     ctas = sms * tiles.MAX_CTAS_PER_SM
     slots = 2 * ctas * tile_rows * (head_dim_vo + 2)
     return 4 * slots, _PLAN_BYTES + 32 * (rows // tile_rows + 2)
+
+
+_NO_MASK = {
+    "packed_custom_mask": Kind("Tensor? packed_mask", "None"),
+    "causal": Kind("int mask_mode", "0", decode=bool),
+}
+_ANY_MASK = {
+    "packed_custom_mask": Kind("Tensor? packed_mask"),
+    "causal": Kind(
+        "int mask_mode",
+        "_mask_mode({name}, packed_custom_mask)",
+        decode=lambda mode: mode == MaskMode.CAUSAL,
+        names={"_mask_mode": _mask_mode},
+    ),
+}
+single_decode = _export("single_decode_with_kv_cache", _NO_MASK, {"q": lambda q: q.squeeze(0)})
+single_prefill = _export("single_prefill_with_kv_cache", _ANY_MASK, {})
