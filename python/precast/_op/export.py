@@ -36,6 +36,7 @@ from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.matcher import check_arguments
+from precast._op.requirement import Requirement
 from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
@@ -284,7 +285,10 @@ def launches(
 
 
 def op(
-    name: str, explain: Callable[..., None] | None = None
+    name: str,
+    explain: Callable[..., None] | None = None,
+    backends: Mapping[str, Callable[..., Any]] | None = None,
+    heuristic: Callable[..., Sequence[str]] | None = None,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
@@ -296,6 +300,10 @@ def op(
         Called when a call has failed with one of Python's own errors and no argument that must be
         a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
         and raises the error that names the wrong one.
+    backends : mapping of str to callable, optional
+        A check for each value of the function's argument ``backend``, in place of ``name``'s GPUs.
+    heuristic : callable, optional
+        Puts the backends that suit a call in order, best first, for ``backend="auto"``.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -304,7 +312,8 @@ def op(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
         body = f"    return _function({passed})"
-        return _decorated(function, name, body, {"_function": function}, explain)
+        names = {"_function": function}
+        return _decorated(function, name, body, names, explain, backends, heuristic)
 
     return decorate
 
@@ -315,6 +324,8 @@ def _decorated(
     body: str,
     names: dict[str, Any],
     explain: Callable[..., None] | None = None,
+    backends: Mapping[str, Callable[..., Any]] | None = None,
+    heuristic: Callable[..., Sequence[str]] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
@@ -337,4 +348,6 @@ def _decorated(
         f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
         f"        _explain({passed})\n        raise"
     )
-    return decorated(function, served_by(op_name), source, names)
+    common = None if backends else served_by(op_name)
+    requirement = Requirement(name, dict(backends or {}), common, heuristic)
+    return decorated(function, requirement, source, names)
