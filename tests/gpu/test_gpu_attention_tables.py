@@ -27,7 +27,7 @@ def shape(batch: int) -> PlanShape:
         head_dim_qk=128,
         head_dim_vo=128,
         kv_bytes=2,
-        tile_rows=16,
+        block_m=16,
         causal=True,
     )
 

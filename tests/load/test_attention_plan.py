@@ -32,7 +32,7 @@ def sizes(built: Built, file_name: str, kv_lens: list[int], **options: Any) -> l
         head_dim_qk=128,
         head_dim_vo=128,
         kv_bytes=2,
-        tile_rows=16,
+        block_m=16,
     )
     shape = shape._replace(**{n: options.pop(n) for n in PlanShape._fields if n in options})
     arguments = {

@@ -30,7 +30,7 @@ class PlanShape(NamedTuple):
     head_dim_qk: int = 0
     head_dim_vo: int = 0
     kv_bytes: int = 0
-    tile_rows: int = 0
+    block_m: int = 0
     causal: bool = False
     window_left: int = -1
     fixed_split_size: int = -1

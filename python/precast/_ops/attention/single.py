@@ -205,10 +205,10 @@ def _plan_and_run(
 ) -> None:
     tokens, heads, head_dim_qk = q.shape
     kv_len, kv_heads, head_dim_vo = v.shape
-    tile_rows = tiles.choose(tokens, tokens, heads, kv_heads, (head_dim_qk, head_dim_vo), q.device)
+    block_m = tiles.choose(tokens, tokens, heads, kv_heads, (head_dim_qk, head_dim_vo), q.device)
     causal = mask_mode == MaskMode.CAUSAL
     float_bytes, int_bytes = _workspace_bytes(
-        q.device, tokens * (heads // kv_heads), tile_rows, head_dim_vo
+        q.device, tokens * (heads // kv_heads), block_m, head_dim_vo
     )
     bounds = _bounds(kv_len, q.device)
     plan = AttentionPlan(
@@ -223,7 +223,7 @@ def _plan_and_run(
             head_dim_qk,
             head_dim_vo,
             k.element_size(),
-            tile_rows,
+            block_m,
             causal,
             window_left,
         ),
@@ -257,7 +257,7 @@ def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
 
 
 def _workspace_bytes(
-    device: torch.device, rows: int, tile_rows: int, head_dim_vo: int
+    device: torch.device, rows: int, block_m: int, head_dim_vo: int
 ) -> tuple[int, int]:
     """Bytes of the float and the int workspace that are enough for any number of tokens.
 
@@ -266,8 +266,8 @@ def _workspace_bytes(
     """
     sms = get_device_sm_count(device) if device.type == "cuda" else 0
     ctas = sms * tiles.MAX_CTAS_PER_SM
-    slots = 2 * ctas * tile_rows * (head_dim_vo + 2)
-    return 4 * slots, _PLAN_BYTES + 32 * (rows // tile_rows + 2)
+    slots = 2 * ctas * block_m * (head_dim_vo + 2)
+    return 4 * slots, _PLAN_BYTES + 32 * (rows // block_m + 2)
 
 
 _NO_MASK = {
