@@ -13,15 +13,14 @@ from precast._ops.attention import reference_kernels as references
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode
 from precast._ops.attention.plan import (
-    NO_MASK,
     AttentionPlan,
     PlanShape,
     Tables,
     new_block,
     plan_of,
     read_block,
-    remember,
 )
+from precast._ops.attention.validation import pos_encoding
 
 _BATCH, _BOUNDS = "i32[block.shape.batch_size]", "i32[block.shape.batch_size+1]"
 _HEADS = "block.shape.num_qo_heads"
@@ -103,31 +102,46 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
 
     ``lengths`` are divided in the place of those of the plan's tables.
     """
-    mask_mode = given.mask_mode
-    block = new_block(given.shape, given.score_options(mask_mode))
-    tables, items, shape = lengths or given.tables, given.items, given.shape
-    mask = given.mask if mask_mode is MaskMode.CUSTOM else NO_MASK
+    options = given[:10]
+    model, shape, scores, tables, mask, items, _, hnd, ints, floats = options
+    mask_mode, sm_scale, positions = given.mask_mode, scores.sm_scale, scores.pos_encoding_mode
+    block = new_block(
+        shape,
+        (
+            hnd,
+            mask_mode,
+            scores.window_left,
+            pos_encoding("plan", positions),
+            items.token_pos_len,
+            scores.logits_soft_cap or 0.0,
+            shape.head_dim_qk**-0.5 if sm_scale is None else sm_scale,
+            scores.rope_scale or 1.0,
+            scores.rope_theta or 1e4,
+        ),
+    )
     slopes = None
-    if given.scores.pos_encoding_mode == "ALIBI":
-        assert given.int_workspace is not None
-        slopes = alibi_slopes(shape.num_qo_heads, given.int_workspace.device)
-    pack_plan[given.model.key[-1:]](
-        tables.kv_indptr,
-        None if shape.q_len_per_req else tables.qo_indptr,
-        tables.kv_last_page_len if tables.kv_len is None else None,
-        tables.kv_len,
-        tables.kv_indices,
-        given.int_workspace,
-        given.float_workspace,
-        mask.bits,
-        mask.indptr,
+    if positions == "ALIBI":
+        assert ints is not None
+        slopes = alibi_slopes(shape.num_qo_heads, ints.device)
+    is_masked = mask_mode is MaskMode.CUSTOM
+    qo_indptr, kv_indptr, kv_last_page_len, kv_indices, kv_len = lengths or tables
+    pack_plan[model.key[-1:]](
+        kv_indptr,
+        None if shape.q_len_per_req else qo_indptr,
+        kv_last_page_len if kv_len is None else None,
+        kv_len,
+        kv_indices,
+        ints,
+        floats,
+        mask.bits if is_masked else None,
+        mask.indptr if is_masked else None,
         slopes,
         items.prefix_len,
         items.token_pos,
         block,
     )
-    remember(block, given)
-    return AttentionPlan(*given[:10], True, slopes, block)
+    block.attention_plan = given
+    return AttentionPlan(*options, True, slopes, block)
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:

@@ -9,13 +9,11 @@ rest (``csrc/attention/plan_block.h``). A block holds addresses, which the plan 
 from __future__ import annotations
 
 import struct
-import weakref
 from operator import is_
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._ops.attention.enums import MaskMode
-from precast._ops.attention.validation import pos_encoding
 
 
 class PlanShape(NamedTuple):
@@ -51,20 +49,21 @@ class ScoreOptions(NamedTuple):
     rope_theta: float
 
 
+_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
+
 #: Both structs, one behind the other.
 _NUMBERS = struct.Struct("=14q5q4d")
 BLOCK_BYTES = 1024
 
 
-def new_block(shape: PlanShape, options: ScoreOptions | None = None) -> torch.Tensor:
-    """A params block that holds these numbers and is not packed yet."""
+def new_block(shape: PlanShape, options: tuple[float, ...] = _NO_OPTIONS) -> torch.Tensor:
+    """A params block that holds these numbers, the second those of ScoreOptions; not packed yet."""
     memory = bytearray(BLOCK_BYTES)
-    numbers = (*shape, *(options or _NO_OPTIONS))
     try:
-        _NUMBERS.pack_into(memory, 0, *numbers)
+        _NUMBERS.pack_into(memory, 0, *shape, *options)
     except struct.error as error:
         names = (*PlanShape._fields, *ScoreOptions._fields)
-        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, numbers))
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, (*shape, *options)))
         raise TypeError(f"options of plan() must be numbers of 64 bits: {error}; {given}") from None
     return torch.frombuffer(memory, dtype=torch.uint8)
 
@@ -194,21 +193,6 @@ class AttentionPlan(NamedTuple):
             return MaskMode.CUSTOM
         return MaskMode.CAUSAL if self.scores.causal else MaskMode.NON_CAUSAL
 
-    def score_options(self, mask_mode: MaskMode) -> ScoreOptions:
-        """The scores' options with their defaults."""
-        s, scale = self.scores, self.scores.sm_scale
-        return ScoreOptions(
-            self.hnd,
-            mask_mode,
-            s.window_left,
-            pos_encoding("plan", s.pos_encoding_mode),
-            self.items.token_pos_len,
-            s.logits_soft_cap or 0.0,
-            self.shape.head_dim_qk**-0.5 if scale is None else scale,
-            s.rope_scale or 1.0,
-            s.rope_theta or 1e4,
-        )
-
     def is_packed_as(self, before: AttentionPlan) -> bool:
         """Whether the block of a plan before says the same: nothing but hints differs."""
         return (
@@ -224,27 +208,9 @@ class AttentionPlan(NamedTuple):
         )
 
 
-_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
-
-#: The plans of blocks that are alive, by address: references find tensors here where kernels find
-#: their addresses in the block.
-_PLANS: dict[int, tuple[weakref.ref[torch.Tensor], AttentionPlan]] = {}
-
-
-def remember(block: torch.Tensor, plan: AttentionPlan) -> None:
-    """Know the plan of a block for as long as the block lives."""
-    address = block.data_ptr()
-
-    def forget(dead: weakref.ref[torch.Tensor]) -> None:
-        if address in _PLANS and _PLANS[address][0] is dead:
-            del _PLANS[address]
-
-    _PLANS[address] = weakref.ref(block, forget), plan
-
-
 def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
-    """The plan that a block is of."""
-    known = _PLANS.get(block.data_ptr())
-    if known is None:
+    """The plan that a block is of, whose tensors kernels know by their addresses in the block."""
+    plan: AttentionPlan | None = getattr(block, "attention_plan", None)
+    if plan is None:
         raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")
-    return known[1]
+    return plan
