@@ -347,7 +347,7 @@ def test_the_second_device(generator: torch.Generator) -> None:
     close(out.cpu(), want.cpu())
 
 
-def test_what_kernels_refuse(workspace: torch.Tensor, generator: torch.Generator) -> None:
+def test_what_kernels_reject(workspace: torch.Tensor, generator: torch.Generator) -> None:
     batch = Batch([70, 900], generator)
     wrapper = decode(workspace)
     wrapper.plan(*batch.table, *SHAPE, **PLAN)

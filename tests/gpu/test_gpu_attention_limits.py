@@ -288,10 +288,10 @@ def test_nan_remains_nan(
         assert torch.equal(out[:, :4], right[0][:, :4])
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- what is rejected -----------------------------------------------------------------------------
 
 
-def test_tensors_that_overlap_are_refused(generator: torch.Generator) -> None:
+def test_tensors_that_overlap_are_rejected(generator: torch.Generator) -> None:
     batch = Call(generator, [8, 8], [64, 64])
     batch.plan()
     ints, floats = batch.given["int_workspace"], batch.given["float_workspace"]
@@ -335,7 +335,7 @@ def test_tensors_that_overlap_are_refused(generator: torch.Generator) -> None:
         ({}, {"qo_indptr": torch.zeros(3, dtype=torch.int64)}, "qo_indptr"),
     ],
 )
-def test_a_run_that_its_plan_does_not_cover_is_refused(
+def test_a_run_that_its_plan_does_not_cover_is_rejected(
     generator: torch.Generator, planned: dict[str, Any], run: dict[str, Any], message: str
 ) -> None:
     batch = Call(generator, [8, 8], [64, 64])

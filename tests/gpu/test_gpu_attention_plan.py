@@ -351,33 +351,33 @@ def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
         check(Schedule(ints.view(torch.int32), shape, batch, ctas_of(64)))
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     shape, batch = SHAPES["plain"].planned(2, 0), Batch([1, 1], [100, 200])
     ints = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     cpu = batch.tensors(SHAPES["plain"], False, 0)
     lengths = [None if t is None else t.cuda() for t in cpu]
     good = {"int_workspace": ints, "float_workspace": ints.clone(), **lengths_by_name(lengths)}
 
-    def refused(words: str, **changes: Any) -> None:
+    def rejected(words: str, **changes: Any) -> None:
         numbers = {name: changes.pop(name) for name in PlanShape._fields if name in changes}
         with pytest.raises(ValueError, match=f"pack_plan: {words}"):
             packed(shape._replace(**numbers), **{**good, **changes})
         assert not ints.any()
 
-    refused("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
-    refused("qo_indptr must be on cuda", qo_indptr=cpu[0])
-    refused("kv_indptr must be int32, got int64", kv_indptr=lengths[1].long())
-    refused(r"kv_indptr must have shape \[4\], got \[3\]", batch_size=3)
-    refused("pages need kv_last_page_len or kv_len", kv_last_page_len=None)
-    refused("int_workspace must have at least", int_workspace=ints[:4096])
-    refused("int_workspace must start at a multiple of 16", int_workspace=ints[8:])
-    refused("int_workspace must be uint8 or int8", int_workspace=ints.view(torch.int32))
-    refused("query heads must be a multiple of KV heads, got 8 and 3", num_kv_heads=3)
-    refused(
+    rejected("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
+    rejected("qo_indptr must be on cuda", qo_indptr=cpu[0])
+    rejected("kv_indptr must be int32, got int64", kv_indptr=lengths[1].long())
+    rejected(r"kv_indptr must have shape \[4\], got \[3\]", batch_size=3)
+    rejected("pages need kv_last_page_len or kv_len", kv_last_page_len=None)
+    rejected("int_workspace must have at least", int_workspace=ints[:4096])
+    rejected("int_workspace must start at a multiple of 16", int_workspace=ints[8:])
+    rejected("int_workspace must be uint8 or int8", int_workspace=ints.view(torch.int32))
+    rejected("query heads must be a multiple of KV heads, got 8 and 3", num_kv_heads=3)
+    rejected(
         "there is no kernel of tiles of 16 rows for head_dim_qk 128 and head_dim_vo 72",
         head_dim_vo=72,
     )
-    refused("there is no kernel of tiles of 17 rows", block_m=17)
+    rejected("there is no kernel of tiles of 17 rows", block_m=17)
 
     block = packed(shape, **good)
     with pytest.raises(ValueError, match=r"plan: int_workspace must be the one that pack_plan"):

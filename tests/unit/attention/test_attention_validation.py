@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention refuses: the kind of error that engines expect, and words that say why."""
+"""What attention rejects: with the errors that engines expect, and texts that say why."""
 
 from __future__ import annotations
 
