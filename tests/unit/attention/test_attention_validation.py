@@ -335,10 +335,10 @@ def test_caches(error):
 
 def test_shapes_of_caches():
     q, cache = call()
-    with pytest.raises(ValueError, match="keys and values in dimension 1 of size 2"):
+    with pytest.raises(ValueError, match=r"paged_kv_cache must have shape \[8, 2, 8, 2, 64\]"):
         planned().run(q, cache[:, :1])
     with pytest.raises(
-        ValueError, match=r"head_dim 64 as in plan\(\), got shapes \[\[8, 2, 8, 2, 32"
+        ValueError, match=r"must have shape \[8, 2, 8, 2, 64\], got \[8, 2, 8, 2, 32"
     ):
         planned().run(q, cache[..., :32])
     for shape in ((8, 2, 8, 3, 64), (8, 2, 16, 2, 64), (8, 2, 2, 8, 64)):

@@ -28,7 +28,7 @@ _ARCHS = plan_document()["archs"]
 
 #: The sizes that there are, smallest first: for one token of a request, for some, for a prefill.
 BLOCK_MS: tuple[int, ...] = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
-_DECODE, _MIDDLE = BLOCK_MS[:2]
+_DECODE, _CHUNK = BLOCK_MS[:2]
 
 #: The most CTAs of one kernel that an SM holds.
 MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
@@ -57,18 +57,12 @@ def _shared_kib(index: int) -> int:
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
 
 
-#: The largest tile by head dimensions; where not every target has it, by them and the KiB of a CTA.
-_EVERYWHERE = {dims: tiles[-1] for dims, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
-_WITHIN = {
-    (dims, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
-    for dims, tiles in _TILES.items()
-    for kib in {0, *_SHARED_KIB.values()}
-}
-
-
 def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
+    tiles = _TILES[head_dims]
+    if not tiles[-1].min_shared_kib:  # Every target has it.
+        return tiles[-1]
     kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
-    return _WITHIN[head_dims, kib]
+    return [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
 
 
 def largest(head_dims: tuple[int, int], device: torch.device) -> int:
@@ -92,13 +86,12 @@ def choose(
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
     if rows is not None and rows <= _DECODE:
         return _DECODE
-    if tokens is None or (rows is not None and rows <= _MIDDLE):
-        return _MIDDLE
-    tile = _EVERYWHERE.get(head_dims) or _largest(head_dims, device)
-    block_m, _, min_tiles_per_sm = tile
+    if tokens is None or (rows is not None and rows <= _CHUNK):
+        return _CHUNK
+    block_m, _, min_tiles_per_sm = _largest(head_dims, device)
     if min_tiles_per_sm:
         sms = get_device_sm_count(device) if device.type == "cuda" else 0
-        return _MIDDLE if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
+        return _CHUNK if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
     # Rows that only pad the last tile cost as much as others.
-    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _MIDDLE)
-    return _MIDDLE if wasteful else block_m
+    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _CHUNK)
+    return _CHUNK if wasteful else block_m

@@ -56,8 +56,8 @@ run_paged = _export(
     "run_paged",
     f"{_Q} k_cache:U=e4m3|e5m2|T v_cache?:U {_RUN}",
     key="q.shape[-1], (k_cache if v_cache is None else v_cache).shape[-1], q.get_device()",
-    write=references.run_paged,
-    check=references.check_paged,
+    write=references.run,
+    check=references.check_run,
 )
 run_ragged = _export(
     "run_ragged",
@@ -65,8 +65,8 @@ run_ragged = _export(
     f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
     "BatchPrefillWithRaggedKVCacheWrapper",
     key="q.shape[-1], v.shape[-1], q.get_device()",
-    write=references.run_ragged,
-    check=references.check_ragged,
+    write=references.run,
+    check=references.check_run,
 )
 pack_plan = _export(
     "pack_plan",

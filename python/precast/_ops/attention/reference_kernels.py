@@ -7,22 +7,20 @@ checks and of copies into the buffers of a CUDA graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.validation import check_memory_apart, check_rank
+from precast._op.validation import check_memory_apart
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import AttentionPlan, BlockNumbers
 from precast._ops.attention.reference import (
-    Request,
     attend,
     features_of,
     paged_requests,
     ragged_requests,
     row_bounds,
 )
-from precast._ops.paged._cache import Cache, entries_of, halves, joined
+from precast._ops.paged._cache import entries_of, halves, joined
 
 # -- plans ----------------------------------------------------------------------------------------
 
@@ -40,29 +38,33 @@ def check_plan(
 ) -> None:
     """Raise for options that do not fit the plan, or that need tensors which are not there."""
     shape, options = block
-    if shape.page_size:
-        if kv_last_page_len is None and kv_len is None:
-            raise ValueError(f"{export}: pages need kv_last_page_len or kv_len, got neither")
-        if kv_indices is None:
-            raise ValueError(f"{export}: a paged cache needs kv_indices, got None")
-    check_memory_apart(export, "float_workspace", float_workspace, int_workspace, "int_workspace")
     mode, window, planned = options.mask_mode, options.window_left, shape.window_left
-    # A plan for some of the tokens serves no run that sees more.
-    if shape.causal and mode not in (MaskMode.CAUSAL, MaskMode.MULTIITEMSCORING):
-        raise ValueError(
-            f"{export}: mask_mode must be causal (1) or multi-item (3) as plan() had it, got "
-            f"{mode}; plan again with causal=False"
-        )
-    if planned >= 0 and not 0 <= window <= planned:
-        raise ValueError(
-            f"{export}: window_left must be 0 to {planned} as plan() had it, got {window}; plan "
-            f"again with the wider window"
-        )
     scale, theta = options.rope_scale, options.rope_theta
-    if options.pos_encoding == PosEncodingMode.ROPE_LLAMA and not (scale > 0 and theta > 0):
-        raise ValueError(
-            f"{export}: rope_scale and rope_theta must be positive, got {scale} and {theta}"
-        )
+    check_memory_apart(export, "float_workspace", float_workspace, int_workspace, "int_workspace")
+    for is_wrong, words in (
+        (
+            shape.page_size and kv_last_page_len is None and kv_len is None,
+            "pages need kv_last_page_len or kv_len, got neither",
+        ),
+        (shape.page_size and kv_indices is None, "a paged cache needs kv_indices, got None"),
+        # A plan for some of the tokens serves no run that sees more.
+        (
+            shape.causal and mode not in (MaskMode.CAUSAL, MaskMode.MULTIITEMSCORING),
+            f"mask_mode must be causal (1) or multi-item (3) as plan() had it, got {mode}; plan "
+            f"again with causal=False",
+        ),
+        (
+            planned >= 0 and not 0 <= window <= planned,
+            f"window_left must be 0 to {planned} as plan() had it, got {window}; plan again with "
+            f"the wider window",
+        ),
+        (
+            options.pos_encoding == PosEncodingMode.ROPE_LLAMA and not (scale > 0 and theta > 0),
+            f"rope_scale and rope_theta must be positive, got {scale} and {theta}",
+        ),
+    ):
+        if is_wrong:
+            raise ValueError(f"{export}: {words}")
     if mode != MaskMode.MULTIITEMSCORING:
         return
     for name, tensor, least in (
@@ -104,72 +106,25 @@ def workspace_size(sizes: torch.Tensor) -> None:
 # -- runs -----------------------------------------------------------------------------------------
 
 
-def check_paged(
+def check_run(
     export: str,
     q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
     out: torch.Tensor,
     lse: torch.Tensor | None,
     block: AttentionPlan,
+    k: torch.Tensor | None = None,
+    v: torch.Tensor | None = None,
+    k_cache: torch.Tensor | None = None,
+    v_cache: torch.Tensor | None = None,
 ) -> None:
-    """Raise for caches that are not those of the plan, and for outputs in memory that is read."""
-    shape, cache = block.shape, joined(k_cache, v_cache)
-    caches = {"paged_kv_cache": k_cache}
-    if v_cache is not None:
-        caches = {"paged_kv_cache[0]": k_cache, "paged_kv_cache[1]": v_cache}
-    rank = 5 if v_cache is None else 4
-    for name, part in caches.items():
-        check_rank(export, name, part, rank, rank)
-        if v_cache is None and part.shape[1] != 2:
-            raise ValueError(
-                f"{export}: {name} must hold keys and values in dimension 1 of size 2, got shape "
-                f"{[*part.shape]}"
-            )
-    pages = k_cache.shape[0]
-    for part, head_dim in zip(_entries(cache, block), (shape.head_dim_qk, shape.head_dim_vo)):
-        want = (pages, shape.page_size, shape.num_kv_heads, head_dim)
-        if part.shape != want:
-            raise ValueError(
-                f"{export}: paged_kv_cache must have {pages} pages of {shape.page_size} tokens, "
-                f"{shape.num_kv_heads} heads and head_dim {head_dim} as in plan(), got shapes "
-                f"{[[*tensor.shape] for tensor in caches.values()]}"
-            )
-    _check_run(export, q, out, lse, block, **caches)
-
-
-def check_ragged(
-    export: str,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    block: AttentionPlan,
-) -> None:
-    """Raise for queries that are not those of the plan, and for outputs in memory that is read."""
-    _check_run(export, q, out, lse, block, k=k, v=v)
-
-
-def _check_run(
-    export: str,
-    q: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor | None,
-    plan: AttentionPlan,
-    **read: torch.Tensor | None,
-) -> None:
-    rows = plan.shape.rows
+    """Raise for rows and caches that are not those of the plan, and for outputs that overlap."""
+    rows = block.shape.rows
     if rows >= 0 and q.shape[0] != rows:
         raise ValueError(f"{export}: q must have {rows} rows as in plan(), got shape {[*q.shape]}")
-    workspaces = {"int_workspace": plan.int_workspace, "float_workspace": plan.float_workspace}
-    check_outputs_apart(export, out, lse, **read, **workspaces)
-
-
-def check_outputs_apart(
-    export: str, out: torch.Tensor, lse: torch.Tensor | None, **read: torch.Tensor | None
-) -> None:
-    """Raise unless both outputs have memory of their own; the declaration compares them with q."""
+    read = {"k": k, "v": v, "int_workspace": block.int_workspace}
+    read["float_workspace"] = block.float_workspace
+    if k_cache is not None:
+        read |= _checked_caches(export, block, k_cache, v_cache)
     for name, written in (("out", out), ("lse", lse)):
         for other_name, other in read.items():
             if written is not None and other is not None:
@@ -178,73 +133,71 @@ def check_outputs_apart(
         check_memory_apart(export, "lse", lse, out, "out")
 
 
-def _entries(cache: Cache, plan: AttentionPlan) -> list[torch.Tensor]:
-    """Keys and values ``[pages, page_size, heads, head_dim]`` as views."""
-    return [entries_of(part, plan.hnd) for part in halves(cache)]
-
-
-def run_paged(
-    q: torch.Tensor,
-    k_cache: torch.Tensor,
-    v_cache: torch.Tensor | None,
-    block: AttentionPlan,
-    **given: Any,
-) -> None:
-    """Attention over pages by the plan of ``block``."""
-    tables = block.tables
-    assert tables.kv_indptr is not None
-    assert tables.kv_indices is not None
-    assert tables.kv_last_page_len is not None
-    keys, values = _entries(joined(k_cache, v_cache), block)
-    requests = paged_requests(
-        keys,
-        values,
-        _bounds(block),
-        tables.kv_indptr,
-        tables.kv_indices,
-        tables.kv_last_page_len,
-    )
-    _run(q, requests, block, **given)
-
-
-def run_ragged(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: AttentionPlan, **given: Any
-) -> None:
-    """Attention over ragged keys and values by the plan of ``block``."""
-    assert block.tables.kv_indptr is not None
-    _run(q, ragged_requests(k, v, _bounds(block), block.tables.kv_indptr), block, **given)
-
-
-def _bounds(plan: AttentionPlan) -> list[int]:
+def _checked_caches(
+    export: str, plan: AttentionPlan, k_cache: torch.Tensor, v_cache: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
+    """Caches of the plan's sizes, by name."""
     shape = plan.shape
-    rows = None if shape.q_len_per_req else plan.tables.qo_indptr
-    return row_bounds(rows, shape.q_len_per_req, shape.batch_size)
+    sizes = [shape.page_size, shape.num_kv_heads]
+    if plan.hnd:
+        sizes.reverse()
+    names = ["paged_kv_cache[0]", "paged_kv_cache[1]"]
+    if v_cache is None:  # Keys and values are in dimension 1.
+        names, v_cache, sizes = ["paged_kv_cache"] * 2, k_cache, [2, *sizes]
+    caches = k_cache, v_cache
+    for name, cache, head_dim in zip(names, caches, (shape.head_dim_qk, shape.head_dim_vo)):
+        want = [k_cache.shape[0], *sizes, head_dim]
+        if [*cache.shape] != want:
+            raise ValueError(f"{export}: {name} must have shape {want}, got {[*cache.shape]}")
+    return dict(zip(names, caches))
 
 
-def _run(
+def run(
     q: torch.Tensor,
-    requests: Iterator[Request],
-    plan: AttentionPlan,
     out: torch.Tensor,
     lse: torch.Tensor | None,
-    enable_pdl: bool,
-    **given: Any,
+    block: AttentionPlan,
+    sinks: torch.Tensor | None,
+    sm_factor: float,
+    out_scale: float,
+    qk_scale: torch.Tensor | None,
+    v_scale: torch.Tensor | None,
+    k: Any = None,
+    v: Any = None,
+    k_cache: torch.Tensor | None = None,
+    v_cache: torch.Tensor | None = None,
 ) -> None:
-    """Write the rows that a request has; ``given`` are scales and sinks."""
-    scores, mask_mode, items = plan.scores._asdict(), plan.mask_mode, plan.items
+    """Attention by the plan of ``block``; writes the rows that a request has."""
+    shape, tables, mask_mode, items = block.shape, block.tables, block.mask_mode, block.items
+    qo_indptr = None if shape.q_len_per_req else tables.qo_indptr
+    bounds = row_bounds(qo_indptr, shape.q_len_per_req, shape.batch_size)
+    indptr, indices, last_page_len = tables.kv_indptr, tables.kv_indices, tables.kv_last_page_len
+    assert indptr is not None
+    if k_cache is not None:
+        assert indices is not None
+        assert last_page_len is not None
+        keys, values = (entries_of(x, block.hnd) for x in halves(joined(k_cache, v_cache)))
+        requests = paged_requests(keys, values, bounds, indptr, indices, last_page_len)
+    else:
+        requests = ragged_requests(k, v, bounds, indptr)
+    scores = block.scores._asdict()
     del scores["use_fp16_qk_reduction"]
     scores["causal"] = mask_mode == MaskMode.CAUSAL
     features = features_of(
         q,
         **scores,
-        packed_mask=plan.mask.bits if mask_mode == MaskMode.CUSTOM else None,
-        mask_indptr=plan.mask.indptr,
+        sm_factor=sm_factor,
+        packed_mask=block.mask.bits if mask_mode == MaskMode.CUSTOM else None,
+        mask_indptr=block.mask.indptr,
+        out_scale=out_scale,
+        qk_scale=qk_scale,
+        v_scale=v_scale,
+        sinks=sinks,
         prefix_len=items.prefix_len,
         token_pos=items.token_pos,
         token_pos_len=items.token_pos_len,
-        **given,
     )
-    values, sums, used = attend(q, requests, plan.shape.head_dim_vo, features)
-    out[used] = values[used].to(out.dtype)
+    result, sums, used = attend(q, requests, shape.head_dim_vo, features)
+    out[used] = result[used].to(out.dtype)
     if lse is not None:
         lse[used] = sums[used].to(lse.dtype)
