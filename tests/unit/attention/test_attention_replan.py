@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from attention_support import (
     decode,
     paged,
     ragged,
+    workspace,
 )
 
 import precast
@@ -37,7 +39,7 @@ def fails(*args):
     raise ValueError("no room")
 
 
-DECODE_REFUSALS = [
+REJECTED_DECODES = [
     ((*TABLE, 8, 4, 64, 8), {"window_right": 1}, NotImplementedError),
     ((*TABLE, 5, 4, 64, 8), {}, ValueError),
     ((*TABLE, 8, 4, 63, 8), {}, ValueError),
@@ -51,7 +53,7 @@ DECODE_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("args", "options", "error"), DECODE_REFUSALS)
+@pytest.mark.parametrize(("args", "options", "error"), REJECTED_DECODES)
 def test_a_rejected_plan_of_a_decode_leaves_the_one_before(args, options, error):
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, window_left=5, sm_scale=0.2, **F32)
@@ -243,3 +245,16 @@ def test_a_deprecated_call_is_where_the_warning_is():
         warnings.simplefilter("always")
         decode().plan(*TABLE, *SIZES, "NONE", -1, None, "float32")
     assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+def test_a_plan_keeps_no_block_of_the_plans_before():
+    wrapper = decode()
+    wrapper.plan(*TABLE, *SIZES, **F32)
+    empty, blocks = torch.empty(0), []
+    for _ in range(3):
+        blocks.append(weakref.ref(wrapper._plan.block))
+        wrapper._cached_module.plan(
+            *(workspace(), wrapper._int_workspace_buffer, None),
+            *(TABLE[0], 2, 4, 2, 8, False, -1, 0.0, 64, 64, empty, empty),
+        )
+    assert [block() for block in blocks] == [None] * 3

@@ -140,7 +140,8 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
         items.token_pos,
         block,
     )
-    block.attention_plan = given
+    # Without the block of a plan before, which would keep all of them alive.
+    block.attention_plan = given if given.block is None else given._replace(block=None)
     return AttentionPlan(*options, True, slopes, block)
 
 
