@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which BLOCK_M a call takes: the query rows of a tile, packed with the heads of a KV head.
+"""Choose BLOCK_M: the query rows of a tile, packed with the heads of a KV head.
 
 This is a choice of speed alone, because every kernel is right for every length. Which tiles exist
 is said in ``aot_configs/attention.toml``.
@@ -51,7 +51,7 @@ _SHARED_KIB: dict[int, int] = {
 
 @functools.cache
 def _shared_kib(index: int) -> int:
-    """The shared memory of a CTA in what is built for this GPU."""
+    """Return the shared memory of a CTA in what is built for this GPU."""
     # Why not get_device_capability: TorchDynamo takes these properties for constants.
     properties = torch.cuda.get_device_properties(index)
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
@@ -66,7 +66,7 @@ def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
 
 
 def largest(head_dims: tuple[int, int], device: torch.device) -> int:
-    """The largest BLOCK_M that there is."""
+    """Return the largest BLOCK_M that there is."""
     return _largest(head_dims, device).block_m
 
 
@@ -82,7 +82,7 @@ def choose(
     head_dims: tuple[int, int],
     device: torch.device,
 ) -> int:
-    """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
+    """Choose for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
     if rows is not None and rows <= _DECODE:
         return _DECODE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of the modules ``attention`` and ``attention_plan``, and the calls of a plan."""
+"""The modules ``attention`` and ``attention_plan`` export what is declared and called here."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _export(
     is_packed: bool = True,
     **more: Any,
 ) -> Export:
-    """An export whose ``block`` stands for a plan, or for its numbers if it is not packed yet."""
+    """Declare an export whose ``block`` stands for a plan, or before packing for its numbers."""
     decode = functools.partial(plan_of, name) if is_packed else read_block
     return Export(
         "attention" if name.startswith("run_") else "attention_plan",
@@ -98,9 +98,9 @@ workspace_size = _export(
 
 
 def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
-    """The plan with its params block; nothing is launched and no other memory is written.
+    """Return the plan with its params block; nothing is launched, no other memory is written.
 
-    ``lengths`` are divided in the place of those of the plan's tables.
+    ``lengths`` stand in for those of the plan's tables.
     """
     options = given[:10]
     model, shape, scores, tables, mask, items, _, hnd, ints, floats = options
@@ -146,12 +146,12 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:
-    """Divide the work; of tables that are not in the buffers of the plan yet, copy ``sources``."""
+    """Divide the work; ``sources`` are copied to the plan's buffers, None where they are there."""
     plan[packed.model.key[-1:]](packed.int_workspace, packed.block, *sources[:4], True)
 
 
 def workspace_bytes(device: torch.device, shape: PlanShape, lengths: Tables) -> tuple[int, int]:
-    """Bytes of the float and the int workspace that a plan needs; waits for lengths on the GPU."""
+    """Return the bytes of both workspaces that a plan needs; lengths on the GPU are waited for."""
     from precast._base.device import get_device_sm_count
 
     tables = lengths.qo_indptr, lengths.kv_indptr, lengths.kv_last_page_len, lengths.kv_len

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a batch: one frozen object that every run until the next plan reads.
+"""A plan of a batch is one frozen object, which every run until the next plan reads.
 
 Kernels get it as a params block, a small CPU tensor of bytes. Python writes the two structs of
 numbers at its start, the export ``pack_plan`` checks them with the plan's tensors and fills the
@@ -57,7 +57,7 @@ BLOCK_BYTES = 1024
 
 
 def new_block(shape: PlanShape, options: tuple[float, ...] = _NO_OPTIONS) -> torch.Tensor:
-    """A params block that holds these numbers, the second those of ScoreOptions; not packed yet."""
+    """Make a params block of these numbers, the second as in ScoreOptions; it is not packed yet."""
     memory = bytearray(BLOCK_BYTES)
     try:
         _NUMBERS.pack_into(memory, 0, *shape, *options)
@@ -76,7 +76,7 @@ class BlockNumbers(NamedTuple):
 
 
 def read_block(block: torch.Tensor) -> BlockNumbers:
-    """The numbers of a block; for references, which have more time than kernels."""
+    """Read the numbers of a block, for references, which have more time than kernels."""
     numbers = _NUMBERS.unpack(bytes(block[: _NUMBERS.size].tolist()))
     count = len(PlanShape._fields)
     return BlockNumbers(PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:]))
@@ -110,14 +110,14 @@ class Scores(NamedTuple):
 
 
 def scores_of(given: Any, **more: Any) -> Scores:
-    """The options that are attributes of ``given``."""
+    """Take the options that are attributes of ``given``."""
     options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
     options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
     return Scores(**{**options, **more})
 
 
 class Tables(NamedTuple):
-    """Lengths and pages of a batch, int32."""
+    """The lengths and pages of a batch, int32."""
 
     qo_indptr: torch.Tensor | None = None
     kv_indptr: torch.Tensor | None = None
@@ -153,7 +153,7 @@ NO_ITEMS = Items()
 
 
 class Hints(NamedTuple):
-    """What engines read of a plan and kernels do not."""
+    """What engines read in a plan and kernels do not."""
 
     max_q_len: int | None = None
     max_kv_len: int | None = None
@@ -209,7 +209,7 @@ class AttentionPlan(NamedTuple):
 
 
 def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
-    """The plan that a block is of, whose tensors kernels know by their addresses in the block."""
+    """Return the plan of a block; kernels know its tensors by their addresses in the block."""
     plan: AttentionPlan | None = getattr(block, "attention_plan", None)
     if plan is None:
         raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")

@@ -136,7 +136,7 @@ def check_run(
 def _checked_caches(
     export: str, plan: AttentionPlan, k_cache: torch.Tensor, v_cache: torch.Tensor | None
 ) -> dict[str, torch.Tensor]:
-    """Caches of the plan's sizes, by name."""
+    """Return the caches by name; raise unless they have the plan's sizes."""
     shape = plan.shape
     sizes = [shape.page_size, shape.num_kv_heads]
     if plan.hnd:
@@ -167,7 +167,7 @@ def run(
     k_cache: torch.Tensor | None = None,
     v_cache: torch.Tensor | None = None,
 ) -> None:
-    """Attention by the plan of ``block``; writes the rows that a request has."""
+    """Run the plan of ``block``; rows that no request has are not written."""
     shape, tables, mask_mode, items = block.shape, block.tables, block.mask_mode, block.items
     qo_indptr = None if shape.q_len_per_req else tables.qo_indptr
     bounds = row_bounds(qo_indptr, shape.q_len_per_req, shape.batch_size)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run by a plan: outputs, the call of the kernel, and the explanation of an error.
+"""Run a plan: make outputs, call the kernel, and explain errors.
 
 Nothing is checked here that the export checks. When a call has failed, :func:`_explain` says which
 argument is not that of the plan.
@@ -39,7 +39,7 @@ def run(
     sinks: torch.Tensor | None,
     enable_pdl: bool | None,
 ) -> Result:
-    """Attention by the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
+    """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
     plan = w._plan
     try:
         if plan.block is None:
@@ -97,7 +97,7 @@ def _outputs(
     lse: torch.Tensor | None,
     return_lse: bool,
 ) -> Result:
-    """The caller's outputs, which the export checks, or new ones."""
+    """Return the caller's outputs, which the export checks, or new ones."""
     if out is None:
         if plan.model.is_like_q and not plan.hints.pads and q.is_contiguous():
             out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
@@ -121,7 +121,7 @@ def _check_output(plan: AttentionPlan, q: torch.Tensor, out: torch.Tensor) -> No
 
 
 def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
-    """Keys and values of a tuple, or the one tensor that holds both and None."""
+    """Return the keys and values of a tuple, or the one tensor that holds both and None."""
     if not isinstance(paged_kv_cache, tuple):
         return paged_kv_cache, None
     got = f"a tuple of {len(paged_kv_cache)}"
@@ -191,7 +191,7 @@ def _explain(
 def scales_of(
     name: str, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale
 ) -> tuple[float, torch.Tensor | None, float, torch.Tensor | None]:
-    """What multiplies logits, as a number and on the device, and what multiplies outputs."""
+    """Return the factors of logits, a number and one on the device, and those of outputs."""
     factor = None
     for option, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
         number, on_device = _split(name, option, scale)
@@ -203,7 +203,7 @@ def scales_of(
 
 
 def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | None]:
-    """A number, or 1 and one float32 on the device."""
+    """Return a number, or 1 and one float32 on the device."""
     if scale is None:
         return 1.0, None
     if not isinstance(scale, torch.Tensor):
@@ -216,7 +216,7 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
 
 
 def check_window(w: AttentionWrapper, window_left: int) -> None:
-    """A run has the window of its plan."""
+    """Raise unless a run has the window of its plan."""
     w._check_planned(f"{w._name}.run")
     if window_left != w._window_left:
         raise PlanMismatchError(

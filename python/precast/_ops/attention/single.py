@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one request, planned and run in one call.
+"""Plan and run attention of one request in one call.
 
 ``torch.compile`` sees one op: nothing outside of it holds the plan or its workspaces.
 """
@@ -43,7 +43,7 @@ def run_single(
     o_dtype: torch.dtype,
     return_lse: bool,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
+    """Return outputs ``[tokens, heads, head_dim_vo]``, and log-sum-exps if asked for."""
     name = export.name
     if not q.dim() == k.dim() == v.dim() == 3:
         for argument, tensor in (("q", q), ("k", k), ("v", v)):
@@ -139,7 +139,7 @@ def _plan_and_run(
 
 
 def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
-    """``[0, tokens]``, made on the device."""
+    """Make ``[0, tokens]`` on the device."""
     if tokens == 0:
         return torch.zeros(2, dtype=torch.int32, device=device)
     return torch.arange(0, 2 * tokens, tokens, dtype=torch.int32, device=device)
@@ -148,7 +148,7 @@ def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
 def _workspace_bytes(
     device: torch.device, rows: int, block_m: int, head_dim_vo: int
 ) -> tuple[int, int]:
-    """Bytes of the float and the int workspace that are enough for any number of tokens.
+    """Return bytes of the float and the int workspace that are enough for any number of tokens.
 
     With less room for partial results a plan divides less, so the first is a matter of speed. No
     kernel is asked for the exact numbers, which take a copy of lengths to the host.
@@ -184,7 +184,7 @@ def _is_hnd(k: torch.Tensor) -> bool:
 
 
 def _export(name: str, **derived: Callable[..., Any]) -> Export:
-    """The run of a plan that the call makes itself; ``derived`` are more public arguments."""
+    """Declare a run whose call makes its plan itself; ``derived`` are more public arguments."""
     return Export(
         "attention",
         "run_ragged",
