@@ -199,13 +199,17 @@ class AttentionPlan(NamedTuple):
             before.block is not None
             and self.shape == before.shape
             and self.scores == before.scores
-            and self.model == before.model
+            and (self.model is before.model or self.model == before.model)
             and self.int_workspace is before.int_workspace
             and self.float_workspace is before.float_workspace
-            and all(map(is_, self.tables, before.tables))
-            and all(map(is_, self.mask, before.mask))
+            and _has_same_tensors(self.tables, before.tables)
+            and _has_same_tensors(self.mask, before.mask)
             and self.items.prefix_len is None is before.items.prefix_len
         )
+
+
+def _has_same_tensors(these: tuple[Any, ...], those: tuple[Any, ...]) -> bool:
+    return these is those or all(map(is_, these, those))
 
 
 def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
