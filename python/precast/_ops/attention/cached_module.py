@@ -172,7 +172,7 @@ class CachedModule:
             rows=rows,
             q_len_per_req=int(is_decode),
             page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
-            tile_rows=self._wrapper._choose_tile(
+            block_m=self._wrapper._choose_tile(
                 heads, (given.head_dim_qk, given.head_dim_vo), q_len, tokens, invariant
             ),
             causal=causal,

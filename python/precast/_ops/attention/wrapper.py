@@ -208,7 +208,7 @@ class AttentionWrapper(PlanAttributes):
         batch_invariant: bool = False,
     ) -> int:
         """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
-        first = self._plan.shape.tile_rows
+        first = self._plan.shape.block_m
         if self._use_cuda_graph and first:
             return first
         if batch_invariant:

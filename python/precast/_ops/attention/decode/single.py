@@ -9,8 +9,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
+from precast._op.export import op
 from precast._op.validation import check_rank
 from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.decode.trace import single_decode_trace
@@ -91,7 +90,7 @@ def single_decode_with_kv_cache_reference(
 
 
 @precast_api(trace=single_decode_trace(single_decode_with_kv_cache_reference))
-@backend_requirement({}, common_check=served_by("attention"))
+@op("attention")
 def single_decode_with_kv_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -177,32 +176,28 @@ def single_decode_with_kv_cache(
     ...     precast.single_decode_with_kv_cache(q, k, k + 3.0, return_lse=True)[1]
     tensor([1.5850, 1.5850])
     """
-    try:
-        if q.dim() != 2:
-            check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
-        scores = Scores(
-            False,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
-        )
-        scales = q_scale, k_scale, v_scale
-        out, lse = run_single(
-            single_decode,
-            q.unsqueeze(0),
-            k,
-            v,
-            kv_layout,
-            scores,
-            None,
-            scales,
-            q.dtype,
-            return_lse,
-        )
-    except (AttributeError, TypeError):
-        check_tensors("single_decode_with_kv_cache", {"q": q, "k": k, "v": v})
-        raise
+    if q.dim() != 2:
+        check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+    scores = Scores(
+        False,
+        window_left,
+        logits_soft_cap or 0.0,
+        sm_scale,
+        pos_encoding_mode,
+        rope_scale,
+        rope_theta,
+    )
+    scales = q_scale, k_scale, v_scale
+    out, lse = run_single(
+        single_decode,
+        q.unsqueeze(0),
+        k,
+        v,
+        kv_layout,
+        scores,
+        None,
+        scales,
+        q.dtype,
+        return_lse,
+    )
     return out.squeeze(0) if lse is None else (out.squeeze(0), lse.squeeze(0))

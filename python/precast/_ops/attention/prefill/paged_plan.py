@@ -222,12 +222,12 @@ class PagedPrefillPlan(PrefillPlan):
         longest = given.max_token_per_sequence or given.uniform_q_len
         if longest is None and batch_size and not rows.is_cuda:
             longest = int(rows.diff().max())
-        tile_rows = tiles.largest((qk, vo), self.device)
-        if self._use_cuda_graph and self._plan.shape.tile_rows:
-            tile_rows = self._plan.shape.tile_rows
+        block_m = tiles.largest((qk, vo), self.device)
+        if self._use_cuda_graph and self._plan.shape.block_m:
+            block_m = self._plan.shape.block_m
         elif not (given.disable_split_kv or (given.fixed_split_size or -1) > 0):
             tokens = None if rows.is_cuda else int(rows[-1])
-            tile_rows = tiles.choose(longest, tokens, *heads, (qk, vo), self.device)
+            block_m = tiles.choose(longest, tokens, *heads, (qk, vo), self.device)
         is_masked = given.custom_mask is not None or given.packed_custom_mask is not None
         shape = PlanShape(
             batch_size,
@@ -238,7 +238,7 @@ class PagedPrefillPlan(PrefillPlan):
             qk,
             vo,
             dtypes[1].itemsize,
-            tile_rows,
+            block_m,
             given.prefix_len_ptr is not None or (given.causal and not is_masked),
             given.window_left,
             given.fixed_split_size or -1,

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
-from precast._op.dispatch import check_tensors
+from precast._op.decorators import served_by, supported_compute_capability
+from precast._op.export import op
 from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.formula import attention
 from precast._ops.attention.plan import Scores
@@ -122,21 +122,12 @@ def _no_fa3(backend: str, **others: Any) -> bool:
     return True
 
 
-def _fa2(**arguments: Any) -> bool:
-    return True
-
-
-_fa2.is_compute_capability_supported = (  # type: ignore[attr-defined]
-    served_by("attention").is_compute_capability_supported
-)
-
-
 def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
     return [name for name in suitable if name == "fa2"]
 
 
 @precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
-@backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
+@op("attention", backends={"fa2": served_by("attention"), "fa3": _no_fa3}, heuristic=_order)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -264,36 +255,32 @@ def single_prefill_with_kv_cache(
     ):
         if value is not None:
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
-    try:
-        masked = custom_mask is not None or packed_custom_mask is not None
-        if masked and q.dim() == k.dim() == 3:
-            _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
-        if custom_mask is not None and packed_custom_mask is None:
-            packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-        scores = Scores(
-            causal,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
-        )
-        out, lse = run_single(
-            single_prefill,
-            q,
-            k,
-            v,
-            kv_layout,
-            scores,
-            packed_custom_mask,
-            (None, k_scale, v_scale),
-            q.dtype if o_dtype is None else o_dtype,
-            return_lse,
-        )
-    except (AttributeError, TypeError):
-        check_tensors(name, {"q": q, "k": k, "v": v})
-        raise
+    masked = custom_mask is not None or packed_custom_mask is not None
+    if masked and q.dim() == k.dim() == 3:
+        _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
+    if custom_mask is not None and packed_custom_mask is None:
+        packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
+    scores = Scores(
+        causal,
+        window_left,
+        logits_soft_cap or 0.0,
+        sm_scale,
+        pos_encoding_mode,
+        rope_scale,
+        rope_theta,
+    )
+    out, lse = run_single(
+        single_prefill,
+        q,
+        k,
+        v,
+        kv_layout,
+        scores,
+        packed_custom_mask,
+        (None, k_scale, v_scale),
+        q.dtype if o_dtype is None else o_dtype,
+        return_lse,
+    )
     return out if lse is None else (out, lse)
 
 
