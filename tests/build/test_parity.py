@@ -118,7 +118,7 @@ def test_aot_goes_on_where_it_stopped(tmp_path: Path, capsys: pytest.CaptureFixt
     assert not list(tmp_path.glob(".work-*"))
     # Another set into the same folder would leave modules that no manifest lists.
     assert aot.main([*arguments[:3], "9.0a", *arguments[4:]]) == 1
-    assert "Fix: take an empty folder" in capsys.readouterr().err
+    assert "Fix: use an empty folder" in capsys.readouterr().err
 
 
 def test_hostile_environment_was_really_offered(full: Path) -> None:
