@@ -112,7 +112,8 @@ def tokens_of_pages(
             f"indptr of pages must have one element more than last_page_len, got "
             f"{kv_indptr.shape[0]} and {kv_last_page_len.shape[0]}"
         )
-    return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
+    full_pages = kv_indptr.diff().sub_(1).clamp_(min=0)
+    return full_pages.mul_(page_size) + kv_last_page_len
 
 
 def row_bounds(qo_indptr: torch.Tensor | None, q_len_per_req: int, batch: int) -> list[int]:

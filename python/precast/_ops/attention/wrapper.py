@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
@@ -12,7 +13,6 @@ from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
 from precast._ops.attention.attributes import PlanAttributes
-from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -25,7 +25,11 @@ from precast._ops.attention.plan import (
     PlanShape,
     Scores,
     Tables,
+    scores_of,
 )
+
+#: The arguments of ``run()`` that ``forward()`` has, too.
+_RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
 
 
 class AttentionWrapper(PlanAttributes):
@@ -140,16 +144,17 @@ class AttentionWrapper(PlanAttributes):
 
     def _model(
         self,
+        method: str,
         heads: tuple[int, int],
         head_dims: tuple[int, int],
         pos_encoding_mode: str,
         dtypes: tuple[Any, Any, Any],
     ) -> Model:
         """Check what does not depend on the batch."""
-        if pos_encoding_mode == "ALIBI":
-            alibi_slopes(heads[0], self.device)  # Not while a graph is captured.
         index = self._device_index
-        return _checked_model(self._name, *heads, *head_dims, pos_encoding_mode, *dtypes, index)
+        return _checked_model(
+            self._name, method, *heads, *head_dims, pos_encoding_mode, *dtypes, index
+        )
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
@@ -217,7 +222,7 @@ class AttentionWrapper(PlanAttributes):
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
-        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths):
+        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths[:3]):
             return
         needed = kernels.workspace_bytes(self.device, shape, lengths)
         for argument, size in zip(("float_workspace_buffer", "int_workspace_buffer"), needed):
@@ -230,31 +235,39 @@ class AttentionWrapper(PlanAttributes):
                     f"reset_workspace_buffer()"
                 )
 
-    # -- deprecated options of forward() ----------------------------------------------------------
+    # -- deprecated -------------------------------------------------------------------------------
 
-    def _take_scores(self, scores: Scores, causal: bool | None = None) -> None:
-        """Options of forward() in the place of the plan's, which must see as many tokens."""
-        self._check_planned(self._name)
-        validation.pos_encoding(self._name, scores.pos_encoding_mode)
-        validation.check_rope(self._name, scores.rope_scale, scores.rope_theta)
-        planned, window_left = self._plan.shape, scores.window_left
-        if planned.window_left >= 0 and not 0 <= window_left <= planned.window_left:
+    def _forward(self, given: SimpleNamespace, return_lse: bool = False) -> Any:
+        """Run with options of ``forward()`` in the place of the plan's."""
+        name, before, planned = self._name, self._plan, self._plan.shape
+        scores = scores_of(given, causal=getattr(given, "causal", self._causal))
+        self._check_planned(name)
+        validation.pos_encoding(name, scores.pos_encoding_mode)
+        validation.check_rope(name, scores.rope_scale, scores.rope_theta)
+        # The plan has divided what its queries see, so they see nothing else now.
+        if planned.window_left >= 0 and not 0 <= scores.window_left <= planned.window_left:
             raise PlanMismatchError(
-                f"{self._name}: window_left is {window_left} and plan() had "
+                f"{name}: window_left is {scores.window_left} and plan() had "
                 f"{planned.window_left}. Fix: plan again with the wider window"
             )
-        if planned.causal and causal is False:
+        is_masked = before.mask.is_used or before.items.prefix_len is not None
+        if planned.causal and not (scores.causal or is_masked) and hasattr(given, "causal"):
             raise PlanMismatchError(
-                f"{self._name}: causal is False and plan() had True. Fix: plan again with "
-                f"causal=False"
+                f"{name}: causal is False and plan() had True. Fix: plan again with causal=False"
             )
-        if scores != self._plan.scores:
-            self._plan = self._plan._replace(scores=scores, block=None)
+        if scores != before.scores:
+            self._plan = before._replace(scores=scores, block=None)
+        arguments = {name: value for name, value in vars(given).items() if name in _RUN_ARGUMENTS}
+        return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+
+    def end_forward(self) -> None:
+        """Nothing; older engines call it."""
 
 
 @functools.lru_cache(maxsize=256)
 def _checked_model(
     name: str,
+    method: str,
     num_qo_heads: int,
     num_kv_heads: int,
     head_dim_qk: int,
@@ -265,7 +278,7 @@ def _checked_model(
     o_data_type: torch.dtype | str | None,
     device_index: int,
 ) -> Model:
-    name = f"{name}.plan"
+    name = f"{name}.{method}"
     q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
     validation.check_heads(name, num_qo_heads, num_kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
