@@ -11,6 +11,7 @@ from precast._base.torch import torch
 from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.formula import attention, unpacked_mask
 from precast._ops.attention.validation import softmax_scale
+from precast._ops.quantize.packbits import segment_packbits_reference
 
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
@@ -48,6 +49,42 @@ def features_of(
         "token_pos_len": 0,
     }
     return SimpleNamespace(**{**features, **more})
+
+
+def reference_outputs(
+    given: dict[str, Any],
+    requests: Iterator[Request],
+    head_dim_vo: int,
+    mask_sizes: torch.Tensor | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """What a reference returns that was called with ``given``.
+
+    ``mask_sizes`` are the elements of the custom mask of each request.
+    """
+    q, mask = given["q"], given.get("custom_mask")
+    scores = ("window_left", "logits_soft_cap", "sm_scale", "pos_encoding_mode")
+    options = {name: given[name] for name in (*scores, "rope_scale", "rope_theta")}
+    if mask is not None:
+        assert mask_sizes is not None
+        bounds = torch.nn.functional.pad(mask_sizes.cumsum(0), (1, 0)).to(mask.device)
+        packed = segment_packbits_reference(mask.flatten(), bounds, "little")
+        options["packed_mask"], options["mask_indptr"] = packed
+    scales = (given.get(name) for name in ("q_scale", "k_scale", "v_scale"))
+    q_scale, k_scale, v_scale = (1.0 if scale is None else scale for scale in scales)
+    features = features_of(
+        q,
+        **options,
+        causal=given.get("causal", False),
+        sm_factor=q_scale * k_scale,
+        out_scale=v_scale,
+        sinks=given.get("sinks"),
+        prefix_len=given.get("prefix_len_ptr"),
+        token_pos=given.get("token_pos_in_items_ptr"),
+        token_pos_len=given.get("token_pos_in_items_len", 0),
+    )
+    out, lse, _ = attend(q, requests, head_dim_vo, features)
+    out = out.to(given["o_dtype"] or q.dtype)
+    return (out, lse) if given["return_lse"] else out
 
 
 def attend(

@@ -13,13 +13,14 @@ from typing import Any, TypeAlias
 from precast._base.torch import torch
 from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
 from precast._op.dispatch import check_tensors
-from precast._ops.attention.buffers import get_alibi_slopes
-from precast._ops.attention.formula import attention
+from precast._op.docs import documented
+from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.prefill.masks import check_mask_size
 from precast._ops.attention.prefill.trace import single_prefill_trace
+from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.single import run_single, single_prefill
-from precast._ops.attention.validation import check_backend, softmax_scale
+from precast._ops.attention.validation import check_backend
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
 
@@ -44,33 +45,7 @@ def single_prefill_with_kv_cache_reference(
     v_scale: float | None = None,
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_prefill_with_kv_cache` in plain PyTorch.
-
-    Parameters
-    ----------
-    q, k, v : torch.Tensor
-        As for the function, any device.
-    custom_mask : torch.Tensor, optional
-        As for the function.
-    causal : bool
-        As for the function.
-    kv_layout, pos_encoding_mode : str
-        As for the function.
-    sm_scale, logits_soft_cap, rope_scale, rope_theta : float, optional
-        As for the function.
-    window_left : int
-        As for the function.
-    return_lse : bool
-        As for the function.
-    k_scale, v_scale : float, optional
-        As for the function.
-    o_dtype : torch.dtype, optional
-        Of the output. Default: that of ``q``.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32, if asked for.
+    """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device.
 
     Examples
     --------
@@ -79,24 +54,11 @@ def single_prefill_with_kv_cache_reference(
     >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
     tensor([0.0000, 0.5000])
     """
+    given = locals()
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
-    out, lse = attention(
-        q,
-        k,
-        v,
-        softmax_scale(sm_scale, q.shape[-1]) * (k_scale or 1.0),
-        causal=causal,
-        mask=None if custom_mask is None else custom_mask.view(q.shape[0], k.shape[0]).bool(),
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap or 0.0,
-        alibi_slopes=slopes,
-        rope=rope,
-    )
-    out = (out if v_scale is None else out * v_scale).to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
+    (n, m), v_dim = (q.shape[0], k.shape[0]), v.shape[-1]
+    return reference_outputs(given, iter([(0, slice(0, n), k, v)]), v_dim, torch.tensor([n * m]))
 
 
 def _check_mask(
@@ -137,6 +99,7 @@ def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
 
 @precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
 @backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
+@documented(PLAN, RUN)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -193,32 +156,10 @@ def single_prefill_with_kv_cache(
         ``causal``.
     packed_custom_mask : torch.Tensor, optional
         The same as bits, uint8 ``[ceil(qo_len * kv_len / 8)]``, the lowest of a byte first.
-    causal : bool
-        Whether a query sees only itself and what is before it.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    pos_encoding_mode : str
-        ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
-    use_fp16_qk_reduction : bool
-        Without effect: logits are summed in float32.
-    sm_scale : float, optional
-        Default: ``1 / sqrt(head_dim_qk)``.
-    window_left : int
-        A query sees this many tokens before its own, with any mask; -1 is all.
-    logits_soft_cap : float, optional
-        Logits ``s`` become ``cap * tanh(s / cap)``; None or 0 is off.
-    rope_scale, rope_theta : float, optional
-        Of ``ROPE_LLAMA``. Default: 1 and 1e4.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    return_lse : bool
-        Whether to return the base-2 log-sum-exp of the logits, too.
     kv_cache_sf : None
         Of keys and values of 4 bits, which are not supported.
     k_scale : float or torch.Tensor, optional
         Multiplies ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-    v_scale : float or torch.Tensor, optional
-        Multiplies the output in float32, before it is rounded.
 
     Returns
     -------
