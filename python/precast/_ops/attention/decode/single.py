@@ -14,10 +14,10 @@ from precast._op.dispatch import check_tensors
 from precast._op.docs import documented
 from precast._op.validation import check_rank
 from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.decode.trace import single_decode_trace
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.single import run_single, single_decode
+from precast._ops.attention.trace import single_trace
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -63,7 +63,14 @@ def single_decode_with_kv_cache_reference(
     return results.squeeze(0)
 
 
-@precast_api(trace=single_decode_trace(single_decode_with_kv_cache_reference))
+@precast_api(
+    trace=single_trace(
+        "single_decode",
+        "Attention of one token over the keys and values of its request.",
+        single_decode_with_kv_cache_reference,
+        [],
+    )
+)
 @backend_requirement({}, common_check=served_by("attention"))
 @documented(PLAN, RUN)
 def single_decode_with_kv_cache(

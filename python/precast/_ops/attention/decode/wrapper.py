@@ -17,7 +17,6 @@ from precast._ops.attention import buffers, kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.batch_trace import paged_trace
 from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.validation import (
     check_kv_len,
@@ -39,6 +38,7 @@ from precast._ops.attention.plan import (
 )
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.trace import paged_trace
 from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
 

@@ -17,7 +17,6 @@ from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.batch_trace import paged_trace
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.masks import paged_sizes
@@ -25,6 +24,7 @@ from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.trace import paged_trace
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"

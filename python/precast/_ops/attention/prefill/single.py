@@ -17,9 +17,9 @@ from precast._op.docs import documented
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.prefill.masks import check_mask_size
-from precast._ops.attention.prefill.trace import single_prefill_trace
 from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.single import run_single, single_prefill
+from precast._ops.attention.trace import single_trace
 from precast._ops.attention.validation import check_backend
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
@@ -97,7 +97,14 @@ def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
     return [name for name in suitable if name == "fa2"]
 
 
-@precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
+@precast_api(
+    trace=single_trace(
+        "single_prefill",
+        "Attention of some tokens over the keys and values of their request.",
+        single_prefill_with_kv_cache_reference,
+        ["qo_len"],
+    )
+)
 @backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
 @documented(PLAN, RUN)
 def single_prefill_with_kv_cache(
