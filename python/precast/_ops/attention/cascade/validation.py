@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What references of merges refuse before they write, in the words of the bindings."""
+"""Checks of merges in reference mode, with the errors of the bindings."""
 
 from __future__ import annotations
 

@@ -8,34 +8,28 @@ from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.quantize.packbits import segment_packbits
 
 
-def paged_sizes(
+def pairs_of_requests(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
-    page_size: int,
+    kv_last_page_len: torch.Tensor | None = None,
+    page_size: int = 0,
     non_blocking: bool = False,
 ) -> torch.Tensor:
-    """``[batch]``, int64: how many pairs of a query and a key each request has."""
+    """``[batch]``, int64: how many pairs of a query and a key each request has.
+
+    Without ``kv_last_page_len``, ``kv_indptr`` counts tokens. Lengths on the host are copied to the
+    GPU that others are on, and never the other way.
+    """
     if qo_indptr.shape != kv_indptr.shape:
         raise ValueError(
-            f"The length of qo_indptr and paged_kv_indptr should be the same, got "
-            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
+            f"The length of qo_indptr and {'' if kv_last_page_len is None else 'paged_'}kv_indptr "
+            f"should be the same, got {qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
-    rows, pages, last = _together(non_blocking, qo_indptr, kv_indptr, kv_last_page_len)
-    return rows.diff().long() * tokens_of_pages(pages, last, page_size)
-
-
-def ragged_sizes(
-    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:
-    """The same for keys one behind the other."""
-    if qo_indptr.shape != kv_indptr.shape:
-        raise ValueError(
-            f"The length of qo_indptr and kv_indptr should be the same, got "
-            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
-        )
-    rows, tokens = _together(non_blocking, qo_indptr, kv_indptr)
-    return rows.diff().long() * tokens.diff()
+    lengths = [t for t in (qo_indptr, kv_indptr, kv_last_page_len) if t is not None]
+    device = next((t.device for t in lengths if t.is_cuda), qo_indptr.device)
+    rows, tokens, *last = (t.to(device, non_blocking=non_blocking) for t in lengths)
+    kv_len = tokens_of_pages(tokens, last[0], page_size) if last else tokens.diff()
+    return rows.diff().long() * kv_len
 
 
 def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
@@ -45,12 +39,6 @@ def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -
             f"{name}: {argument} must have at least {needed} elements for all queries and keys, "
             f"got {mask.numel()}"
         )
-
-
-def _together(non_blocking: bool, *lengths: torch.Tensor) -> list[torch.Tensor]:
-    """All on the GPU that one of them is on; lengths go there, and never the other way."""
-    device = next((tensor.device for tensor in lengths if tensor.is_cuda), lengths[0].device)
-    return [tensor.to(device, non_blocking=non_blocking) for tensor in lengths]
 
 
 def byte_bounds(sizes: torch.Tensor) -> torch.Tensor:

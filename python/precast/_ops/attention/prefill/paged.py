@@ -19,7 +19,7 @@ from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.masks import paged_sizes
+from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.reference import tokens_of_pages
@@ -237,7 +237,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             max_sequence_kv = int(lens.max()) if lens.numel() else None
         sizes = None
         if custom_mask is not None or packed_custom_mask is not None:
-            sizes = paged_sizes(qo_indptr, indptr, last_page_len, page_size, non_blocking)
+            sizes = pairs_of_requests(qo_indptr, indptr, last_page_len, page_size, non_blocking)
         lengths = Tables(qo_indptr, indptr, last_page_len, paged_kv_indices)
         self._plan_batch(SimpleNamespace(**locals()), lengths, sizes, bool(uniform_q_len))
 

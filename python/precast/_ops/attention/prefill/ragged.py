@@ -19,7 +19,7 @@ from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.masks import ragged_sizes
+from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.signature import arguments_of
@@ -210,7 +210,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
             max_sequence_kv = int(kv_indptr.diff().max())
         sizes = None
         if custom_mask is not None or packed_custom_mask is not None:
-            sizes = ragged_sizes(qo_indptr, kv_indptr, non_blocking)
+            sizes = pairs_of_requests(qo_indptr, kv_indptr, non_blocking=non_blocking)
         lengths, page_size, block_tables = Tables(qo_indptr, kv_indptr), 0, None
         # Every row belongs to a request, as where all have as many.
         self._plan_batch(SimpleNamespace(**locals()), lengths, sizes, True)

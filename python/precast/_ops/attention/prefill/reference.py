@@ -6,7 +6,7 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.prefill.masks import paged_sizes, ragged_sizes
+from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.reference import (
     paged_requests,
     ragged_requests,
@@ -73,7 +73,7 @@ def batch_prefill_with_paged_kv_cache_reference(
     given = locals()
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
-    sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
+    sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
     requests = paged_requests(k, v, row_bounds(qo_indptr, 0, 0), *table)
     return reference_outputs(given, requests, v.shape[-1], sizes)
 
@@ -133,7 +133,7 @@ def batch_prefill_with_ragged_kv_cache_reference(
     given = locals()
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    sizes = ragged_sizes(qo_indptr, kv_indptr)
+    sizes = pairs_of_requests(qo_indptr, kv_indptr)
     requests = ragged_requests(k, v, row_bounds(qo_indptr, 0, 0), kv_indptr)
     return reference_outputs(given, requests, v.shape[-1], sizes)
 
