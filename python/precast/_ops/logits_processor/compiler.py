@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From steps to fewer steps."""
+"""Fuse steps to fewer steps."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ class Compiler:
         Raises
         ------
         CompileError
-            If there is none, one does not take what the one before it gives, or a check refuses.
+            If there is none, one does not take what the one before it gives, or a check rejects
+            them.
         """
         if not ops:
             raise CompileError("Cannot compile empty operator list")
@@ -100,7 +101,7 @@ def compile_pipeline(
     Raises
     ------
     CompileError
-        If they do not fit each other, or a check refuses them.
+        If they do not fit each other, or a check rejects them.
     """
     compiler = Compiler()
     for rule in custom_fusion_rules or ():

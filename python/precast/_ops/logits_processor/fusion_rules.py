@@ -66,24 +66,15 @@ def joint_topk_topp_sampleprobs_guard(window: Sequence[Op]) -> bool:
     return bool(getattr(window[0], "default_params", {}).get("joint_topk_topp", False))
 
 
-def build_temperature_softmax(window: Sequence[Op]) -> Op:
-    """One step for temperature and softmax."""
-    return FusedTemperatureSoftmaxOp(**_defaults(window))
+def _fuses_to(op: Callable[..., Op]) -> Callable[[Sequence[Op]], Op]:
+    """What makes the one step, with the parameters that the steps were made with."""
+    return lambda window: op(**_defaults(window))
 
 
-def build_topk_sampling(window: Sequence[Op]) -> Op:
-    """One step for top-k and the draw."""
-    return FusedProbsTopKSampleOp(**_defaults(window))
-
-
-def build_topp_sampling(window: Sequence[Op]) -> Op:
-    """One step for top-p and the draw."""
-    return FusedProbsTopPSampleOp(**_defaults(window))
-
-
-def build_minp_sampling(window: Sequence[Op]) -> Op:
-    """One step for min-p and the draw."""
-    return FusedProbsMinPSampleOp(**_defaults(window))
+build_temperature_softmax = _fuses_to(FusedTemperatureSoftmaxOp)
+build_topk_sampling = _fuses_to(FusedProbsTopKSampleOp)
+build_topp_sampling = _fuses_to(FusedProbsTopPSampleOp)
+build_minp_sampling = _fuses_to(FusedProbsMinPSampleOp)
 
 
 def _build_topk_topp_sampling(window: Sequence[Op]) -> Op:
@@ -92,7 +83,7 @@ def _build_topk_topp_sampling(window: Sequence[Op]) -> Op:
 
 
 def _build_topp_topk_sampling(window: Sequence[Op]) -> Op:
-    """A nucleus that top-k cuts further is that of the whole distribution."""
+    """One step for both; the nucleus that top-k filters is that of the whole distribution."""
     return FusedProbsTopKTopPSampleOp(**{**_defaults(window), "joint_topk_topp": True})
 
 

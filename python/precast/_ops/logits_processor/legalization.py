@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user asks for to steps: which form of each, by the kind of tensor that arrives."""
+"""Choose the steps of processors, by the kind of tensor that arrives."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
 
 
 def validate_processor_chain(processors: Sequence[LogitsProcessor]) -> None:
-    """Refuse processors that cannot follow each other, whatever they are given.
+    """Raise for processors that cannot follow each other, whatever they are given.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiler refuses before it fuses: checks of the library, and of anybody's own."""
+"""Checks of steps before they are fused: those of the library, and of anybody's own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from precast._ops.logits_processor.types import TensorType
 
 
 class CompileError(ValueError):
-    """Steps do not fit each other, or a check refuses them."""
+    """Steps do not fit each other, or a check rejects them."""
 
 
-#: Takes the steps, and raises :class:`CompileError` to refuse them.
+#: Takes the steps, and raises :class:`CompileError` to reject them.
 ValidityCheck: TypeAlias = Callable[[Sequence[Op]], None]
 
 
@@ -70,7 +70,7 @@ def validate_pipeline(
     Raises
     ------
     CompileError
-        If there is no step, or a check refuses them.
+        If there is no step, or a check rejects them.
 
     Examples
     --------
