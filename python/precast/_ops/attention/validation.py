@@ -157,6 +157,13 @@ def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
         )
 
 
+def check_buffers(mode: str, **buffers: torch.Tensor | None) -> None:
+    """Raise for a buffer of CUDA graphs that is missing."""
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, torch.Tensor):
+            raise ValueError(f"{name} should be a torch.Tensor in {mode} mode")
+
+
 def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) -> None:
     """Raise if both share memory: partial results would be written over the plan."""
     starts = floats.data_ptr(), ints.data_ptr()

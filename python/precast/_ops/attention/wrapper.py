@@ -153,7 +153,7 @@ class AttentionWrapper(PlanAttributes):
         """Check what does not depend on the batch."""
         index = self._device_index
         return _checked_model(
-            self._name, method, *heads, *head_dims, pos_encoding_mode, *dtypes, index
+            self._name, method, heads, head_dims, pos_encoding_mode, dtypes, index
         )
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
@@ -268,24 +268,20 @@ class AttentionWrapper(PlanAttributes):
 def _checked_model(
     name: str,
     method: str,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
+    heads: tuple[int, int],
+    head_dims: tuple[int, int],
     pos_encoding_mode: str,
-    q_data_type: torch.dtype | str,
-    kv_data_type: torch.dtype | str | None,
-    o_data_type: torch.dtype | str | None,
+    dtypes: tuple[Any, Any, Any],
     device_index: int,
 ) -> Model:
     name = f"{name}.{method}"
-    q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
-    validation.check_heads(name, num_qo_heads, num_kv_heads)
-    validation.check_head_dims(name, head_dim_qk, head_dim_vo)
+    q, kv, o = validation.dtypes_of(*dtypes)
+    validation.check_heads(name, *heads)
+    validation.check_head_dims(name, *head_dims)
     validation.check_dtypes(name, q, kv, o)
     validation.pos_encoding(name, pos_encoding_mode)
-    key = (q, kv, head_dim_qk, head_dim_vo, device_index)
-    return Model(q, kv, o, key, o is q, o is q and head_dim_qk == head_dim_vo)
+    key = (q, kv, *head_dims, device_index)
+    return Model(q, kv, o, key, o is q, o is q and head_dims[0] == head_dims[1])
 
 
 def _source(
@@ -299,8 +295,13 @@ def _source(
         return None
     if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
         return None if table.data_ptr() == buffer.data_ptr() else table
-    whole = table.numel() == buffer.numel()
-    part = buffer if whole else buffer[: table.numel()]
-    # Why: what indices come from may change before a copy that nobody waits for.
-    part.copy_(table, non_blocking=non_blocking and whole)
+    copy_to_start(buffer, table, non_blocking)
     return None
+
+
+def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
+    """Copy to the first elements of a buffer of CUDA graphs."""
+    # Why: what a part comes from may change before a copy that nobody waits for.
+    whole = values.numel() == buffer.numel()
+    part = buffer if whole else buffer[: values.numel()]
+    part.copy_(values, non_blocking=non_blocking and whole)

@@ -139,13 +139,12 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         indptr, indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
         last_page_len, qo_indptr, batch_size = paged_kv_last_page_len_buffer, None, 0
         if use_cuda_graph:
-            for name, buffer in (
-                ("paged_kv_indptr_buffer", indptr),
-                ("paged_kv_indices_buffer", indices),
-                ("paged_kv_last_page_len_buffer", last_page_len),
-            ):
-                if not isinstance(buffer, torch.Tensor):
-                    raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
+            validation.check_buffers(
+                "cudagraph",
+                paged_kv_indptr_buffer=indptr,
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=last_page_len,
+            )
             assert last_page_len is not None
             assert indptr is not None
             batch_size = len(last_page_len)
@@ -250,7 +249,6 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             under CUDA graphs another batch size or ``q_len_per_req``, or more indices than the
             buffer has; a workspace that is too small or not aligned.
         """
-        batch_size = last_page_len.shape[0]
         name = self._name
         if page_size < 1:
             raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
@@ -258,6 +256,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
         check_single_valued(name, window_right, is_causal, q_len_per_req)
         model, shape = self._shape(locals(), "plan")
+        batch_size = shape.batch_size
         if self._use_cuda_graph:
             self._check_frozen(batch_size, indices, q_len_per_req)
         max_kv_len = None

@@ -8,28 +8,35 @@ from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.quantize.packbits import segment_packbits
 
 
+def kv_lengths(
+    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor | None, page_size: int
+) -> torch.Tensor:
+    """``[batch]``: how many tokens each request has; without pages ``kv_indptr`` counts them."""
+    if kv_last_page_len is None:
+        return kv_indptr.diff()
+    return tokens_of_pages(kv_indptr, kv_last_page_len, page_size)
+
+
 def pairs_of_requests(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor | None = None,
-    page_size: int = 0,
+    kv_last_page_len: torch.Tensor | None,
+    page_size: int,
     non_blocking: bool = False,
 ) -> torch.Tensor:
     """``[batch]``, int64: how many pairs of a query and a key each request has.
 
-    Without ``kv_last_page_len``, ``kv_indptr`` counts tokens. Lengths on the host are copied to the
-    GPU that others are on, and never the other way.
+    Lengths on the host are copied to the GPU that others are on, and never the other way.
     """
     if qo_indptr.shape != kv_indptr.shape:
         raise ValueError(
-            f"The length of qo_indptr and {'' if kv_last_page_len is None else 'paged_'}kv_indptr "
-            f"should be the same, got {qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
+            f"The length of qo_indptr and {'paged_' if page_size else ''}kv_indptr should be the "
+            f"same, got {qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
     lengths = [t for t in (qo_indptr, kv_indptr, kv_last_page_len) if t is not None]
     device = next((t.device for t in lengths if t.is_cuda), qo_indptr.device)
     rows, tokens, *last = (t.to(device, non_blocking=non_blocking) for t in lengths)
-    kv_len = tokens_of_pages(tokens, last[0], page_size) if last else tokens.diff()
-    return rows.diff().long() * kv_len
+    return rows.diff().long() * kv_lengths(tokens, last[0] if last else None, page_size)
 
 
 def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:

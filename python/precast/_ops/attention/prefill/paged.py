@@ -19,10 +19,8 @@ from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
-from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of
 from precast._ops.attention.trace import paged_trace
 from precast.api_logging import precast_api
@@ -148,9 +146,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             "paged_kv_indices_buf": paged_kv_indices_buf,
             "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
         }
-        for name, buffer in buffers.items():
-            if not isinstance(buffer, torch.Tensor):
-                raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
+        validation.check_buffers("CUDA graph", **buffers)
         assert qo_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
         for name, more in (("paged_kv_indptr_buf", 1), ("paged_kv_last_page_len_buf", 0)):
@@ -231,15 +227,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         """
         if page_size < 1:
             raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {page_size}")
-        indptr, last_page_len = paged_kv_indptr, paged_kv_last_page_len
-        if max_sequence_kv is None and not (indptr.is_cuda or last_page_len.is_cuda):
-            lens = tokens_of_pages(indptr, last_page_len, page_size)
-            max_sequence_kv = int(lens.max()) if lens.numel() else None
-        sizes = None
-        if custom_mask is not None or packed_custom_mask is not None:
-            sizes = pairs_of_requests(qo_indptr, indptr, last_page_len, page_size, non_blocking)
-        lengths = Tables(qo_indptr, indptr, last_page_len, paged_kv_indices)
-        self._plan_batch(SimpleNamespace(**locals()), lengths, sizes, bool(uniform_q_len))
+        lengths = Tables(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, paged_kv_indices)
+        self._plan_batch(SimpleNamespace(**locals()), lengths, bool(uniform_q_len))
 
     begin_forward = plan
 

@@ -24,8 +24,14 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
-from precast._ops.attention.prefill.masks import byte_bounds, check_mask_size, packed
-from precast._ops.attention.wrapper import AttentionWrapper
+from precast._ops.attention.prefill.masks import (
+    byte_bounds,
+    check_mask_size,
+    kv_lengths,
+    packed,
+    pairs_of_requests,
+)
+from precast._ops.attention.wrapper import AttentionWrapper, copy_to_start
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
@@ -69,29 +75,23 @@ class PrefillPlan(AttentionWrapper):
         )
         return model, shape, max_q_len
 
-    def _plan_batch(
-        self,
-        given: SimpleNamespace,
-        lengths: Tables,
-        sizes: torch.Tensor | None,
-        is_uniform: bool,
-    ) -> None:
-        """Check the arguments of ``plan()`` and make the plan.
-
-        ``sizes`` are the pairs of a query and a key of each request, None without a mask.
-        """
+    def _plan_batch(self, given: SimpleNamespace, lengths: Tables, is_uniform: bool) -> None:
+        """Check the arguments of ``plan()`` and make the plan."""
         validation.check_rope(f"{self._name}.plan", given.rope_scale, given.rope_theta)
+        sizes, max_kv_len, most_rows = None, given.max_sequence_kv, self._max_total_num_rows
+        if given.custom_mask is not None or given.packed_custom_mask is not None:
+            sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
+        if max_kv_len is None and not any(t is not None and t.is_cuda for t in lengths[1:3]):
+            kv_lens = kv_lengths(*lengths[1:3], given.page_size)
+            max_kv_len = int(kv_lens.max()) if kv_lens.numel() else None
         model, shape, max_q_len = self._shape(given, "plan")
-        most_rows = self._max_total_num_rows
         if self._use_cuda_graph:
             self._check_frozen(shape.batch_size, shape.rows, lengths.kv_indices)
             if most_rows is None and shape.rows >= 0:
                 most_rows = shape.rows
         items = self._items(given)
         self._check_split(shape, lengths)
-        mask, fill = self._mask(
-            given.custom_mask, given.packed_custom_mask, sizes, given.non_blocking
-        )
+        mask, fill = self._mask(given, sizes)
         # A graph may run by a later plan with fewer queries, but not where all have as many.
         pads = self._use_cuda_graph and not is_uniform
         plan = AttentionPlan(
@@ -110,7 +110,7 @@ class PrefillPlan(AttentionWrapper):
             self._tables(lengths, given.non_blocking),
             mask,
             items,
-            Hints(max_q_len, given.max_sequence_kv, most_rows, given.block_tables, pads),
+            Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads),
             self._plan.hnd,
             self._int_workspace_buffer,
             self._float_workspace_buffer,
@@ -146,14 +146,10 @@ class PrefillPlan(AttentionWrapper):
             )
 
     def _mask(
-        self,
-        custom_mask: torch.Tensor | None,
-        packed_custom_mask: torch.Tensor | None,
-        sizes: torch.Tensor | None,
-        non_blocking: bool,
+        self, given: SimpleNamespace, sizes: torch.Tensor | None
     ) -> tuple[Mask, Callable[[], None] | None]:
         """The bits of the mask, and under CUDA graphs what writes them into the buffers."""
-        held = self._plan.mask
+        held, non_blocking = self._plan.mask, given.non_blocking
         if sizes is None:
             return (held._replace(is_used=False) if self._use_cuda_graph else NO_MASK), None
         if self._use_cuda_graph:
@@ -163,19 +159,27 @@ class PrefillPlan(AttentionWrapper):
                         f"{name} must be initialized with a torch.Tensor in cuda graph mode if we "
                         f"use custom mask in attention computation."
                     )
-        self._check_mask(custom_mask, packed_custom_mask, sizes)
+        self._check_mask(given.custom_mask, given.packed_custom_mask, sizes)
 
         def bits_into(buffer: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-            if packed_custom_mask is not None:
-                return packed_custom_mask, byte_bounds(sizes)
-            assert custom_mask is not None
-            return packed(custom_mask.to(self.device, non_blocking=non_blocking), sizes, buffer)
+            if given.packed_custom_mask is not None:
+                return given.packed_custom_mask, byte_bounds(sizes)
+            mask = given.custom_mask.to(self.device, non_blocking=non_blocking)
+            return packed(mask, sizes, buffer)
 
-        if not self._use_cuda_graph:
-            bits, starts = bits_into(None)
-            bits = bits.to(self.device, non_blocking=non_blocking)
-            return Mask(bits, self._on_device(starts, non_blocking), True), None
-        return held._replace(is_used=True), lambda: _fill(held, *bits_into(held.bits), non_blocking)
+        def fill() -> None:
+            bits, starts = bits_into(held.bits)
+            assert held.bits is not None
+            assert held.indptr is not None
+            if bits.data_ptr() != held.bits.data_ptr():
+                copy_to_start(held.bits, bits, non_blocking)
+            held.indptr.copy_(starts, non_blocking=non_blocking)
+
+        if self._use_cuda_graph:
+            return held._replace(is_used=True), fill
+        bits, starts = bits_into(None)
+        bits = bits.to(self.device, non_blocking=non_blocking)
+        return Mask(bits, self._on_device(starts, non_blocking), True), None
 
     def _check_mask(
         self,
@@ -226,14 +230,3 @@ class PrefillPlan(AttentionWrapper):
             f"{self._name}, q must have shape [total_tokens, num_heads, head_dim] where "
             f"total_tokens = qo_indptr[-1]."
         )
-
-
-def _fill(held: Mask, bits: torch.Tensor, starts: torch.Tensor, non_blocking: bool) -> None:
-    """Write a packed mask into the buffers of a CUDA graph."""
-    assert held.bits is not None
-    assert held.indptr is not None
-    if bits.data_ptr() != held.bits.data_ptr():
-        # Why: what a part comes from may change before a copy that nobody waits for.
-        whole = bits.numel() == held.bits.numel()
-        held.bits[: bits.numel()].copy_(bits, non_blocking=non_blocking and whole)
-    held.indptr.copy_(starts, non_blocking=non_blocking)

@@ -19,7 +19,6 @@ from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.signature import arguments_of
@@ -122,9 +121,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
-        for name, buffer in (("qo_indptr_buf", qo_indptr_buf), ("kv_indptr_buf", kv_indptr_buf)):
-            if not isinstance(buffer, torch.Tensor):
-                raise ValueError(f"{name} should be a torch.Tensor in cuda graph mode")
+        buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
+        validation.check_buffers("cuda graph", **buffers)
         assert qo_indptr_buf is not None
         assert kv_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
@@ -206,14 +204,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
                 f"{self._name}.plan: kv_indptr must have length {batch_size + 1} as qo_indptr, got "
                 f"{kv_indptr.shape[0]}"
             )
-        if max_sequence_kv is None and not kv_indptr.is_cuda and batch_size:
-            max_sequence_kv = int(kv_indptr.diff().max())
-        sizes = None
-        if custom_mask is not None or packed_custom_mask is not None:
-            sizes = pairs_of_requests(qo_indptr, kv_indptr, non_blocking=non_blocking)
         lengths, page_size, block_tables = Tables(qo_indptr, kv_indptr), 0, None
         # Every row belongs to a request, as where all have as many.
-        self._plan_batch(SimpleNamespace(**locals()), lengths, sizes, True)
+        self._plan_batch(SimpleNamespace(**locals()), lengths, is_uniform=True)
 
     begin_forward = plan
 

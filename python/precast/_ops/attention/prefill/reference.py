@@ -133,7 +133,7 @@ def batch_prefill_with_ragged_kv_cache_reference(
     given = locals()
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    sizes = pairs_of_requests(qo_indptr, kv_indptr)
+    sizes = pairs_of_requests(qo_indptr, kv_indptr, None, 0)
     requests = ragged_requests(k, v, row_bounds(qo_indptr, 0, 0), kv_indptr)
     return reference_outputs(given, requests, v.shape[-1], sizes)
 
