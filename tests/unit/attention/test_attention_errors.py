@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention refuses: the kind of error that engines expect, and words that say why."""
+"""The errors of attention: the type that engines expect, and a text that says why."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that is refused, and what a plan leaves to the next: never a part of each."""
+"""A plan that fails, and what a plan leaves to the next: never a part of each."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from precast.errors import PlanMismatchError
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
-# -- a refused plan -------------------------------------------------------------------------------
+# -- a plan that fails ----------------------------------------------------------------------------
 
 
 def fails(*args):
     raise ValueError("no room")
 
 
-DECODE_REFUSALS = [
+DECODE_ERRORS = [
     ((*TABLE, 8, 4, 64, 8), {"window_right": 1}, NotImplementedError),
     ((*TABLE, 5, 4, 64, 8), {}, ValueError),
     ((*TABLE, 8, 4, 63, 8), {}, ValueError),
@@ -51,8 +51,8 @@ DECODE_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("args", "options", "error"), DECODE_REFUSALS)
-def test_a_refused_plan_of_a_decode_leaves_the_one_before(args, options, error):
+@pytest.mark.parametrize(("args", "options", "error"), DECODE_ERRORS)
+def test_a_failed_plan_of_a_decode_leaves_the_one_before(args, options, error):
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, window_left=5, sm_scale=0.2, **F32)
     q, kv = torch.randn(2, 4, 64), cache()
@@ -63,7 +63,7 @@ def test_a_refused_plan_of_a_decode_leaves_the_one_before(args, options, error):
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
+def test_a_plan_whose_launch_fails_leaves_the_one_before(monkeypatch):
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
     before = attributes(wrapper)
@@ -76,7 +76,7 @@ def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
     assert attributes(wrapper) == before
 
 
-def test_a_refused_plan_by_position_leaves_the_one_before():
+def test_a_failed_plan_by_position_leaves_the_one_before():
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
     before = attributes(wrapper)
@@ -99,7 +99,7 @@ def test_a_refused_plan_by_position_leaves_the_one_before():
         ((ROWS, *TABLE, 8, 4, 64, 8), {"rope_theta": -1.0}),
     ],
 )
-def test_a_refused_plan_of_a_prefill_leaves_the_one_before(args, options):
+def test_a_failed_plan_of_a_prefill_leaves_the_one_before(args, options):
     wrapper, mask = paged(), torch.rand(3 * 8 + 1 * 9) < 0.5
     wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, window_left=6, **F32)
     q, kv = torch.randn(4, 4, 64), cache()
@@ -110,7 +110,7 @@ def test_a_refused_plan_of_a_prefill_leaves_the_one_before(args, options):
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_a_refused_plan_of_ragged_keys_leaves_the_one_before():
+def test_a_failed_plan_of_ragged_keys_leaves_the_one_before():
     wrapper = ragged()
     wrapper.plan(ROWS, TOKENS, 4, 2, 64, causal=True, **F32)
     q, k = torch.randn(4, 4, 64), torch.randn(9, 2, 64)
@@ -140,7 +140,7 @@ def test_where_buffers_of_a_graph_are_written_there_is_no_plan(monkeypatch):
     torch.testing.assert_close(wrapper.run(q, kv), wrapper.reference(q, kv, *TABLE)[0])
 
 
-def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_before(monkeypatch):
+def test_a_plan_for_a_graph_that_fails_before_its_launch_leaves_the_one_before(monkeypatch):
     """All checks come before the buffers are written."""
     wrapper = decode(in_graph=True)
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
@@ -158,7 +158,7 @@ def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_bef
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_refused():
+def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_rejected():
     wrapper, mask = paged(in_graph=True), torch.rand(3 * 8 + 1 * 9) < 0.5
     wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, **F32)
     q, kv = torch.randn(4, 4, 64), cache()

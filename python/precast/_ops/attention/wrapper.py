@@ -158,7 +158,7 @@ class AttentionWrapper(PlanAttributes):
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
-        if tensor.dtype is torch.int32 and tensor.device == self.device:
+        if tensor.dtype is torch.int32 and tensor.get_device() == self._device_index:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 

@@ -7,7 +7,6 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -37,7 +36,7 @@ from precast._ops.attention.plan import (
     Tables,
 )
 from precast._ops.attention.reference import tokens_of_pages
-from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.signature import arguments_of, returning_lse
 from precast._ops.attention.trace import paged_trace
 from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
@@ -477,7 +476,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         )
         return result if sums is None else (result, sums)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    run_return_lse = returning_lse(run)
 
     # -- deprecated -------------------------------------------------------------------------------
 

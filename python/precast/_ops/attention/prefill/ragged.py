@@ -7,7 +7,6 @@ arXiv:2307.08691.
 
 from __future__ import annotations
 
-import functools
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -21,7 +20,7 @@ from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
-from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.signature import arguments_of, returning_lse
 from precast._ops.attention.trace import ragged_trace
 from precast.api_logging import precast_api
 
@@ -284,7 +283,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
             return result
         return result, finish(sums)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    run_return_lse = returning_lse(run)
 
     # -- deprecated -------------------------------------------------------------------------------
 
