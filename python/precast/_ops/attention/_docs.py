@@ -44,7 +44,7 @@ prefix_len_ptr : torch.Tensor, optional
     items, which see the prefix and themselves.
 token_pos_in_items_ptr : torch.Tensor, optional
     uint16, for each request ``token_pos_in_items_len`` positions, of each token behind the prefix
-    in its item, 0 for a delimiter, which only sees the prefix and is seen by none.
+    in its item, 0 for a delimiter, which only sees the prefix and which no token sees.
 token_pos_in_items_len : int
     The length of that, the same for every request. Default: all of it, of one request.
 max_item_len_ptr : torch.Tensor, optional

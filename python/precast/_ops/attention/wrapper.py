@@ -90,7 +90,7 @@ class AttentionWrapper(PlanAttributes):
 
     @property
     def _pin_memory_int_workspace_buffer(self) -> torch.Tensor:
-        """A twin of the workspace for integers in pinned memory; plans here do not need it."""
+        """Pinned memory as large as the int workspace; engines read it, plans here do not."""
         if self._pinned is None:
             ints = self._int_workspace_buffer
             self._pinned = torch.empty(
@@ -301,7 +301,7 @@ def _source(
 
 def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
     """Copy to the first elements of a buffer of CUDA graphs."""
-    # Why: what a part comes from may change before a copy that nobody waits for.
+    # Why: the source of a part may change before an asynchronous copy has read it.
     whole = values.numel() == buffer.numel()
     part = buffer if whole else buffer[: values.numel()]
     part.copy_(values, non_blocking=non_blocking and whole)

@@ -47,7 +47,7 @@ def legalize_processors(
         name = type(processor).__name__
         try:
             made = processor.legalize(kind)
-        except Exception as error:  # of anybody's processor
+        except Exception as error:  # A user's processor may raise anything.
             raise LegalizationError(
                 f"Failed to legalize processor {place} ({name}): {error}"
             ) from error

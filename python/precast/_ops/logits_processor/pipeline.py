@@ -133,7 +133,7 @@ class LogitsPipe:
         for place, step in enumerate(steps):
             try:
                 tensor = step(tensor, **kwargs)
-            except Exception as error:  # of anybody's step
+            except Exception as error:  # A user's step may raise anything.
                 name = type(step).__name__
                 raise ValueError(f"Error executing operator {place} ({name}): {error}") from error
         return tensor.data

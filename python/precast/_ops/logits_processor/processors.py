@@ -22,7 +22,7 @@ from precast._ops.logits_processor.types import TensorType
 
 
 class LogitsProcessor(ABC):
-    """One transformation of a pipe; subclasses may be anybody's.
+    """One transformation of a pipe; users may add subclasses.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of steps before they are fused: those of the library, and of anybody's own."""
+"""Checks of steps before they are fused: those of the library, and further ones."""
 
 from __future__ import annotations
 

@@ -145,27 +145,12 @@ def single_decode_with_kv_cache(
     try:
         if q.dim() != 2:
             check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+        cap, scales, dtype = logits_soft_cap or 0.0, (q_scale, k_scale, v_scale), q.dtype
         scores = Scores(
-            False,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
+            False, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
         )
-        scales = q_scale, k_scale, v_scale
         out, lse = run_single(
-            single_decode,
-            q.unsqueeze(0),
-            k,
-            v,
-            kv_layout,
-            scores,
-            None,
-            scales,
-            q.dtype,
-            return_lse,
+            single_decode, q.unsqueeze(0), k, v, kv_layout, scores, None, scales, dtype, return_lse
         )
     except (AttributeError, TypeError):
         check_tensors("single_decode_with_kv_cache", {"q": q, "k": k, "v": v})

@@ -278,18 +278,14 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             )
         elif qo_indptr is not tables.qo_indptr:
             tables = tables._replace(qo_indptr=qo_indptr)
+        cap, causal = logits_soft_cap or 0.0, shape.causal
+        scores = Scores(
+            causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
+        )
         plan = AttentionPlan(
             model,
             shape,
-            Scores(
-                shape.causal,
-                window_left,
-                logits_soft_cap or 0.0,
-                sm_scale,
-                pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-            ),
+            scores,
             tables,
             NO_MASK,
             NO_ITEMS,
@@ -429,7 +425,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             Where to write: ``[tokens, num_qo_heads, head_dim]`` and, float32,
             ``[tokens, num_qo_heads]``. Default: new ones.
         q_len_per_req : int, optional
-            Deprecated; say it to :meth:`plan`.
+            Deprecated; pass it to :meth:`plan`.
         skip_softmax_threshold_scale_factor, kv_cache_sf : None
             For other backends.
 

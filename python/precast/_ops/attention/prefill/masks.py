@@ -59,7 +59,7 @@ def packed(
     """The bits of a mask and where those of each request start; waits for nothing."""
     flat = custom_mask.contiguous().view(-1)
     bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-    bounds = bounds.to(flat.device, non_blocking=True)  # Nobody else writes them.
+    bounds = bounds.to(flat.device, non_blocking=True)  # Nothing else writes them.
     if into is None:
         most = (flat.numel() + 7 * sizes.numel()) // 8
         into = torch.empty(most, dtype=torch.uint8, device=flat.device)

@@ -313,8 +313,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
         Notes
         -----
-        With ``qo_indptr`` on the device nobody knows whether ``q`` has the right number of rows;
-        rows that no request has are left as they are. Safe in CUDA graphs; not differentiable.
+        With ``qo_indptr`` on the device the number of rows of ``q`` is not checked; rows that no
+        request has are left as they are. Safe in CUDA graphs; not differentiable.
         """
         if window_left is not None:
             running.check_window(self, window_left)

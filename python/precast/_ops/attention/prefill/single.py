@@ -67,7 +67,7 @@ def _check_mask(
     custom_mask: torch.Tensor | None,
     packed_custom_mask: torch.Tensor | None,
 ) -> None:
-    """A mask has a bit for every pair of a query and a key."""
+    """Raise unless a mask has a bit for every pair of a query and a key."""
     name, pairs = "single_prefill_with_kv_cache", qo_len * kv_len
     if packed_custom_mask is not None:
         check_mask_size(name, "packed_custom_mask", packed_custom_mask, (pairs + 7) // 8)
@@ -204,12 +204,8 @@ def single_prefill_with_kv_cache(
     """
     name = "single_prefill_with_kv_cache"
     check_backend(name, backend)
-    for option, value in (
-        ("scale_q", scale_q),
-        ("scale_k", scale_k),
-        ("scale_v", scale_v),
-        ("kv_cache_sf", kv_cache_sf),
-    ):
+    names = ("scale_q", "scale_k", "scale_v", "kv_cache_sf")
+    for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):
         if value is not None:
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
     try:
@@ -218,26 +214,13 @@ def single_prefill_with_kv_cache(
             _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
         if custom_mask is not None and packed_custom_mask is None:
             packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
+        mask, cap, scales = packed_custom_mask, logits_soft_cap or 0.0, (None, k_scale, v_scale)
         scores = Scores(
-            causal,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
+            causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
         )
+        o_dtype = q.dtype if o_dtype is None else o_dtype
         out, lse = run_single(
-            single_prefill,
-            q,
-            k,
-            v,
-            kv_layout,
-            scores,
-            packed_custom_mask,
-            (None, k_scale, v_scale),
-            q.dtype if o_dtype is None else o_dtype,
-            return_lse,
+            single_prefill, q, k, v, kv_layout, scores, mask, scales, o_dtype, return_lse
         )
     except (AttributeError, TypeError):
         check_tensors(name, {"q": q, "k": k, "v": v})
