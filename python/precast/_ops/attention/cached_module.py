@@ -8,14 +8,11 @@ in the order that FlashInfer's modules take them.
 from __future__ import annotations
 
 from collections import namedtuple
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast._base.errors import PlanMismatchError
 from precast._ops.attention import kernels
 from precast._ops.attention.plan import NO_TABLES
-
-if TYPE_CHECKING:
-    from precast._ops.attention.wrapper import AttentionWrapper
 
 #: What engines pass of a decode, in their order.
 Decode = namedtuple(
@@ -39,8 +36,8 @@ _DECODE_COUNT, _PREFILL_COUNTS = 15, (16, 18, 19, 20)
 class CachedModule:
     """Plans for its wrapper; what :meth:`plan` returns belongs into ``wrapper._plan_info``."""
 
-    def __init__(self, wrapper: AttentionWrapper) -> None:
-        self._wrapper = wrapper
+    def __init__(self, wrapper: Any) -> None:
+        self._wrapper = wrapper  # An AttentionWrapper, whose module imports this one.
 
     def plan(self, *args: Any) -> list[int]:
         """Plan by position.
@@ -121,5 +118,5 @@ class CachedModule:
         if wrapper._use_cuda_graph:  # The next plan's lengths are those of the buffers again.
             packed = packed._replace(block=None)
         wrapper._keep(packed)
-        assert wrapper._plan_info is not None
-        return wrapper._plan_info
+        info: list[int] = wrapper._plan_info
+        return info

@@ -142,20 +142,6 @@ class AttentionWrapper(PlanAttributes):
             self._plan = kernels.pack(self._plan)
         return self._plan
 
-    def _model(
-        self,
-        method: str,
-        heads: tuple[int, int],
-        head_dims: tuple[int, int],
-        pos_encoding_mode: str,
-        dtypes: tuple[Any, Any, Any],
-    ) -> Model:
-        """Check what does not depend on the batch."""
-        index = self._device_index
-        return _checked_model(
-            self._name, method, heads, head_dims, pos_encoding_mode, dtypes, index
-        )
-
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
         """Lengths where the kernels read them, as int32."""
         if tensor.dtype is torch.int32 and tensor.get_device() == self._device_index:
@@ -265,7 +251,7 @@ class AttentionWrapper(PlanAttributes):
 
 
 @functools.lru_cache(maxsize=256)
-def _checked_model(
+def checked_model(
     name: str,
     method: str,
     heads: tuple[int, int],
@@ -274,6 +260,7 @@ def _checked_model(
     dtypes: tuple[Any, Any, Any],
     device_index: int,
 ) -> Model:
+    """Check what does not depend on the batch, and choose the module."""
     name = f"{name}.{method}"
     q, kv, o = validation.dtypes_of(*dtypes)
     validation.check_heads(name, *heads)

@@ -38,7 +38,7 @@ from precast._ops.attention.plan import (
 from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of, returning_lse
 from precast._ops.attention.trace import paged_trace
-from precast._ops.attention.wrapper import AttentionWrapper
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -329,7 +329,8 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         q_dtype, kv_dtype = given["q_data_type"] or both or "float16", given["kv_data_type"] or both
         dtypes = q_dtype, kv_dtype, given["o_data_type"]
         heads, head_dims = (qo_heads, kv_heads), (dim, dim)
-        model = self._model(method, heads, head_dims, given["pos_encoding_mode"], dtypes)
+        positions, index = given["pos_encoding_mode"], self._device_index
+        model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
         batch_size = given["last_page_len"].shape[0]
         return model, PlanShape(
             batch_size,

@@ -31,7 +31,7 @@ from precast._ops.attention.prefill.masks import (
     packed,
     pairs_of_requests,
 )
-from precast._ops.attention.wrapper import AttentionWrapper, copy_to_start
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
@@ -50,7 +50,8 @@ class PrefillPlan(AttentionWrapper):
         heads, head_dim_vo = (given.num_qo_heads, given.num_kv_heads), given.head_dim_vo
         head_dims = given.head_dim_qk, given.head_dim_qk if head_dim_vo is None else head_dim_vo
         dtypes = given.q_data_type, given.kv_data_type, given.o_data_type
-        model = self._model(method, heads, head_dims, given.pos_encoding_mode, dtypes)
+        positions, index = given.pos_encoding_mode, self._device_index
+        model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
         indptr, max_q_len = given.qo_indptr, given.max_token_per_sequence or given.uniform_q_len
         batch_size = indptr.shape[0] - 1
         rows = None if indptr.is_cuda else int(indptr[-1])
