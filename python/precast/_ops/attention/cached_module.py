@@ -34,7 +34,7 @@ _DECODE_COUNT, _PREFILL_COUNTS = 15, (16, 18, 19, 20)
 
 
 class CachedModule:
-    """Plans for its wrapper; what :meth:`plan` returns belongs into ``wrapper._plan_info``."""
+    """Plans for its wrapper; engines store what :meth:`plan` returns in ``wrapper._plan_info``."""
 
     def __init__(self, wrapper: Any) -> None:
         self._wrapper = wrapper  # An AttentionWrapper, whose module imports this one.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one request in plain PyTorch, with everything that changes scores.
+"""Compute attention of one request in plain PyTorch, with everything that changes scores.
 
 Sources: Vaswani et al., arXiv:1706.03762; Milakov and Gimelshein, Online normalizer calculation for
 softmax, arXiv:1805.02867 (the log-sum-exp); Press et al., arXiv:2108.12409 (ALiBi); Su et al.,
@@ -31,7 +31,7 @@ def attention(
     items: tuple[int, torch.Tensor] | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs ``[n, heads, head_dim_vo]`` and base-2 log-sum-exps ``[n, heads]`` of one request.
+    """Compute outputs ``[n, heads, head_dim_vo]`` and base-2 log-sum-exps of one request.
 
     ``q`` is ``[n, heads, head_dim_qk]``, ``k`` and ``v`` are ``[m, kv_heads, ...]``. Row ``i`` is
     at position ``m - n + i`` of the keys. ``mask`` is ``[n, m]``, True where a row attends, and
@@ -74,7 +74,7 @@ def attention(
 def softmax_of_values(
     scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs and log-sum-exps of scores ``[kv_heads, group, n, m]``; a row without keys is 0."""
+    """Reduce scores ``[kv_heads, group, n, m]`` to outputs, 0 without keys, and log-sum-exps."""
     heads, no_score = scores.shape[0] * scores.shape[1], -math.inf
     row_max = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((1,), no_score)
     row_max = row_max.expand(*scores.shape[:3], 1)
@@ -100,7 +100,7 @@ def visible(
     window_left: int,
     items: tuple[int, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """``[len(index), m]``, True where the rows ``index`` of ``n`` attend to the keys."""
+    """Make ``[len(index), m]``, True where the rows ``index`` of ``n`` attend to the keys."""
     key = torch.arange(m, device=index.device)
     position = (index + (m - n)).unsqueeze(-1)
     seen = torch.ones((index.numel(), m), dtype=torch.bool, device=index.device)
@@ -122,7 +122,7 @@ def visible(
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``x`` as products of 16 bits see it, in its own dtype."""
+    """Round ``x`` to what products of 16 bits get, in its own dtype."""
     return x.to(dtype).to(x.dtype)
 
 
@@ -140,6 +140,6 @@ def rotated_llama(
 
 
 def unpacked_mask(packed: torch.Tensor, n: int, m: int) -> torch.Tensor:
-    """``[n, m]`` of the bytes of one request, the lowest bit of a byte first."""
+    """Unpack the bytes of one request to ``[n, m]``, the lowest bit of a byte first."""
     bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (bits & 1).flatten()[: n * m].view(n, m).bool()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that take the arguments of another."""
+"""Decorators for methods that take the arguments of another."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def _template(
     inputs: Mapping[str, Tensor | Scalar],
     **more: Any,
 ) -> TraceTemplate:
-    """A template of queries with these axes before the heads; ``more`` are its other fields."""
+    """Make a template; ``rows`` are axes before the heads, ``more`` its other fields."""
     q = [*rows, "num_qo_heads", "head_dim"]
     outputs = {"output": Tensor(q, dtype_from="q")}
     if lse:
@@ -49,7 +49,7 @@ def _template(
 
 
 def _entries(layout: str, tokens: str) -> list[str]:
-    """The axes of tokens, heads and numbers in this layout."""
+    """Return the axes of keys or values in this layout."""
     heads = "num_kv_heads"
     return [heads, tokens, "head_dim"] if layout == "HND" else [tokens, heads, "head_dim"]
 
@@ -60,7 +60,7 @@ def _entries(layout: str, tokens: str) -> list[str]:
 def single_trace(
     name: str, description: str, reference: Callable[..., Any], rows: list[str]
 ) -> Callable[..., TraceTemplate]:
-    """Templates by layout, with the log-sum-exp and without, and causal or not if there are rows.
+    """Make templates by layout, with log-sum-exp and without, causal or not if there are rows.
 
     ``rows`` are the axes of queries before the heads.
     """
@@ -133,7 +133,7 @@ def _table(axis: str, attribute: str) -> Tensor:
 def paged_trace(
     name: str, description: str, reference: Callable[..., Any], cls: Callable[[], Any], decode: bool
 ) -> Callable[..., TraceTemplate]:
-    """Templates by layout, a pair of caches or one, with the log-sum-exp and without."""
+    """Make templates by layout, a pair of caches or one, with log-sum-exp and without."""
 
     def template(packed: bool, layout: str, lse: bool) -> TraceTemplate:
         axes: dict[str, Var | Const] = {
@@ -192,7 +192,7 @@ def paged_trace(
 def ragged_trace(
     name: str, description: str, reference: Callable[..., Any], cls: Callable[[], Any]
 ) -> Callable[..., TraceTemplate]:
-    """Templates by layout, with the log-sum-exp and without."""
+    """Make templates by layout, with the log-sum-exp and without."""
 
     def template(layout: str, lse: bool) -> TraceTemplate:
         return _batch_template(
@@ -257,7 +257,7 @@ def _plan_ragged(call: dict[str, Any], layout: str, cls: Any, in_graph: bool) ->
 
 
 def _indptr(total: int, like: torch.Tensor) -> torch.Tensor:
-    """Some of ``total`` for each request."""
+    """Divide ``total`` among the requests."""
     parts = like.numel() - 1
     bounds = [total * i // parts for i in range(parts + 1)]
     return torch.tensor(bounds, dtype=torch.int32, device=like.device)

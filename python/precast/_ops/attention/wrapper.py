@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the wrappers of decode and prefill: workspaces and the plan of a batch."""
+"""The base class of the wrappers of decode and prefill holds workspaces and the plan."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scal
 
 
 class AttentionWrapper(PlanAttributes):
-    """Workspaces and the plan; attributes have the names that engines know."""
+    """Hold workspaces and the plan; attributes have the names that engines use."""
 
     _name = "AttentionWrapper"
 
@@ -132,18 +132,18 @@ class AttentionWrapper(PlanAttributes):
     # -- the plan ---------------------------------------------------------------------------------
 
     def _raise_rows(self, tokens: int) -> None:
-        """Raise: a run has another number of queries than its plan."""
+        """Raise an error: a run has another number of queries than its plan."""
         raise NotImplementedError
 
     def _packed_plan(self) -> AttentionPlan:
-        """The plan with its block, which an attribute that an engine has set takes away."""
+        """Return the plan with its block, which is gone where an engine has set an attribute."""
         self._check_planned(f"{self._name}.run")
         if self._plan.block is None:
             self._plan = kernels.pack(self._plan)
         return self._plan
 
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-        """Lengths where the kernels read them, as int32."""
+        """Return lengths where the kernels read them, as int32."""
         if tensor.dtype is torch.int32 and tensor.get_device() == self._device_index:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
@@ -182,7 +182,7 @@ class AttentionWrapper(PlanAttributes):
             self._cached_module = CachedModule(self)
 
     def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
-        """Lengths for buffers of CUDA graphs are as long as these."""
+        """Raise unless lengths are as long as the buffers of a CUDA graph."""
         for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
             if buffer is not None and table is not None and table.numel() != buffer.numel():
                 raise ValueError(
@@ -198,7 +198,7 @@ class AttentionWrapper(PlanAttributes):
         tokens: int | None = None,
         batch_invariant: bool = False,
     ) -> int:
-        """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
+        """Choose the packed rows of a tile; a CUDA graph keeps those of its first plan."""
         first = self._plan.shape.tile_rows
         if self._use_cuda_graph and first:
             return first
@@ -247,7 +247,7 @@ class AttentionWrapper(PlanAttributes):
         return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
 
     def end_forward(self) -> None:
-        """Nothing; older engines call it."""
+        """Do nothing; older engines call it."""
 
 
 @functools.lru_cache(maxsize=256)
@@ -274,7 +274,7 @@ def checked_model(
 def _source(
     buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
 ) -> torch.Tensor | None:
-    """Where the launch of a plan copies a buffer from; None if the table is in it.
+    """Return what the launch of a plan copies into a buffer; None if the table is in it.
 
     The caller has put it there, or it is copied now: from the host, or from another dtype.
     """

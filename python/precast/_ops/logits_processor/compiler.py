@@ -26,16 +26,16 @@ class Compiler:
             self.register_fusion_rule(rule)
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Try a rule, too, where its priority puts it."""
+        """Add a rule, which is tried in the order of priorities."""
         self.fusion_rules.append(rule)
         self.fusion_rules.sort(key=lambda known: -known.prio)
 
     def register_validity_check(self, check: ValidityCheck) -> None:
-        """Ask a check, too."""
+        """Add a check."""
         self.validity_checks.append(check)
 
     def compile(self, ops: Sequence[Op]) -> list[Op]:
-        """The steps, as few as the rules make them.
+        """Check steps and fuse them to as few as the rules allow.
 
         Raises
         ------
@@ -53,7 +53,7 @@ class Compiler:
         return steps
 
     def _fuse_once(self, steps: list[Op]) -> bool:
-        """Apply the first rule that fits anywhere, in place; whether there was one."""
+        """Apply the first rule that fits anywhere, in place; return whether there was one."""
         for rule in self.fusion_rules:
             for start in range(len(steps) - len(rule.pattern) + 1):
                 window = steps[start : start + len(rule.pattern)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps one launch can do."""
+"""Rules that say which steps one launch can do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FusionRule(NamedTuple):
 
 
 def get_default_fusion_rules() -> list[FusionRule]:
-    """Those of the library: the more steps one replaces, the earlier it is tried."""
+    """Return the library's rules; the more steps one replaces, the earlier it is tried."""
     return [
         *(_rule(pattern, FusedLogitsSampleOp, 100) for pattern in _from_logits()),
         _rule((ProbsTopKOp, TopPOp, ProbsSampleOp), _build_topk_topp_sampling, 10),
@@ -67,7 +67,7 @@ def joint_topk_topp_sampleprobs_guard(window: Sequence[Op]) -> bool:
 
 
 def _fuses_to(op: Callable[..., Op]) -> Callable[[Sequence[Op]], Op]:
-    """What makes the one step, with the parameters that the steps were made with."""
+    """Make a builder of one step, with the parameters of the steps that it replaces."""
     return lambda window: op(**_defaults(window))
 
 
@@ -94,7 +94,7 @@ def _rule(
 
 
 def _from_logits() -> Iterator[tuple[type[Op], ...]]:
-    """All pipes from logits to tokens that the fused function computes."""
+    """Yield all pipes from logits to tokens that the fused function computes."""
     heads = itertools.product([(), (TemperatureOp,)], [(), (LogitsTopKOp,)])
     for temperature, top_k in heads:
         head = (*temperature, *top_k)

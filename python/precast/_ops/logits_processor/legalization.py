@@ -20,7 +20,7 @@ class LegalizationError(ValueError):
 def legalize_processors(
     processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
 ) -> list[Op]:
-    """The steps of processors, for an input of this kind.
+    """Return the steps of processors, for an input of this kind.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ def legalize_processors(
 
 
 def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
-    """The kind of tensor that the first processor takes.
+    """Return the kind of tensor that the first processor takes.
 
     Raises
     ------

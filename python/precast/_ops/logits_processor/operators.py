@@ -33,7 +33,7 @@ def _parameters(op: ParameterizedOp, names: Sequence[str], kwargs: dict[str, Any
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value; raise for one that the kernels would misread."""
+    """Return the value; raise for one that the kernels would misread."""
     if isinstance(value, torch.Tensor):
         return value
     if name == "top_k":
@@ -66,7 +66,7 @@ class _Step(ParameterizedOp):
         return TaggedTensor(self.FUNCTION(tensor.data, *values, **self._options(kwargs)), kind)
 
     def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Further arguments of the function."""
+        """Return further arguments of the function."""
         return {}
 
 
@@ -155,7 +155,7 @@ class LogitsSampleOp(_Draw):
 
 
 def _defaults(ops: Sequence[Op]) -> dict[str, Any]:
-    """What the steps that are fused were made with."""
+    """Return the parameters that steps were made with."""
     given: dict[str, Any] = {}
     for op in ops:
         given.update(getattr(op, "default_params", {}))

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LogitsPipe:
-    """Processors one after the other, in as few launches as can be.
+    """Apply processors one after the other, in as few launches as can be.
 
     Parameters
     ----------

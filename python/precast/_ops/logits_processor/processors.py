@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user puts into a pipe."""
+"""The processors that a user puts into a pipe."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def legalize(self, input_type: TensorType) -> list[Op]:
-        """The steps for a tensor of this kind.
+        """Return the steps for a tensor of this kind.
 
         Raises
         ------

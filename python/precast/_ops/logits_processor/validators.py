@@ -21,7 +21,7 @@ ValidityCheck: TypeAlias = Callable[[Sequence[Op]], None]
 
 
 def single_softmax_rule(ops: Sequence[Op]) -> None:
-    """Probabilities are made once.
+    """Raise unless probabilities are made at most once.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def single_softmax_rule(ops: Sequence[Op]) -> None:
 
 
 def indices_terminal_rule(ops: Sequence[Op]) -> None:
-    """Nothing follows a step that makes tokens.
+    """Raise if anything follows a step that makes tokens.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def indices_terminal_rule(ops: Sequence[Op]) -> None:
 
 
 def get_default_validity_checks() -> list[ValidityCheck]:
-    """Those of the library."""
+    """Return the checks of the library."""
     return [single_softmax_rule, indices_terminal_rule]
 
 
 def validate_pipeline(
     ops: Sequence[Op], custom_checks: Sequence[ValidityCheck] | None = None
 ) -> None:
-    """Ask the library's checks, then further ones; fuse nothing.
+    """Apply the library's checks, then further ones; fuse nothing.
 
     Parameters
     ----------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over parts of the keys, put together: the results of one softmax over all of them.
+"""Merge attention over parts of the keys to the results of one softmax over all of them.
 
 Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -153,7 +153,7 @@ def merge_state(
     s_b: torch.Tensor,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over two parts of the keys, put together.
+    r"""Merge attention over two parts of the keys.
 
     .. math::
 
@@ -224,7 +224,7 @@ def merge_state_in_place(
     mask: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""Put attention over more keys into a state, in place.
+    r"""Merge attention over more keys into a state, in place.
 
     .. math::
 
@@ -280,7 +280,7 @@ def merge_state_in_place(
 def merge_states(
     v: torch.Tensor, s: torch.Tensor, enable_pdl: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over any number of parts of the keys, put together.
+    r"""Merge attention over any number of parts of the keys.
 
     .. math::
 

@@ -18,7 +18,7 @@ def merge_trace(
     in_place: bool = False,
     has_mask: bool = False,
 ) -> TraceTemplate:
-    """The template of a merge of states, each an argument ``v`` and one ``s``.
+    """Make the template of a merge of states, each an argument ``v`` and one ``s``.
 
     ``dims`` are axes of states between tokens and heads.
     """
@@ -52,7 +52,7 @@ def merge_trace(
 def in_place_trace(
     name: str, description: str, reference: Callable[..., Any], states: Sequence[tuple[str, str]]
 ) -> Callable[..., TraceTemplate]:
-    """The templates of a merge into the first state: with a mask, or without."""
+    """Make the templates of a merge into the first state, with a mask and without."""
     merges_all = merge_trace(name, f"{description}.", reference, states, in_place=True)
     description += ", where a mask says so."
     masked = merge_trace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fast_decode_plan``: a plan that leaves copying to its caller."""
+"""``fast_decode_plan`` leaves copying to its caller."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def fast_decode_plan(
     q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """:meth:`BatchDecodeWithPagedKVCacheWrapper.plan` without its copies.
+    """Plan as :meth:`BatchDecodeWithPagedKVCacheWrapper.plan` does, without its copies.
 
     Engines put it into a wrapper: ``wrapper.begin_forward = partial(fast_decode_plan, wrapper)``.
 

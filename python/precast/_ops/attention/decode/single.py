@@ -90,7 +90,7 @@ def single_decode_with_kv_cache(
     rope_theta: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention of one token over the keys and values of its request.
+    r"""Compute attention of one token over the keys and values of its request.
 
     .. math::
 

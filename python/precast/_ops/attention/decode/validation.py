@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of the decode wrappers."""
+"""Check the arguments of the decode wrappers."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def check_q_len_per_req(
 
 
 def check_kv_len(lens: torch.Tensor, q_len_per_req: int) -> None:
-    """Every query must be among the tokens; only asked of lengths on the host."""
+    """Raise unless every query is among the tokens; only for lengths on the host."""
     if q_len_per_req > 1 and lens.numel():
         least = int(lens.min())
         if least < q_len_per_req:
@@ -102,7 +102,7 @@ def check_kv_len(lens: torch.Tensor, q_len_per_req: int) -> None:
 
 
 def check_q_len(name: str, tokens: int, batch: int | None, q_len_per_req: int) -> None:
-    """The deprecated argument of ``run()`` against the number of queries, if there is a plan."""
+    """Compare the deprecated argument of ``run()`` with the number of queries of the plan."""
     warnings.warn(
         f"Passing `q_len_per_req` to {name}.run() is deprecated; pass it to plan() instead",
         DeprecationWarning,
@@ -116,7 +116,7 @@ def check_q_len(name: str, tokens: int, batch: int | None, q_len_per_req: int) -
 
 
 def raise_rows(tokens: int, batch: int, planned: int, use_tensor_cores: bool) -> None:
-    """Say why a number of queries is not that of the plan."""
+    """Raise an error that says why a number of queries is not that of the plan."""
     if batch and tokens and tokens % batch == 0:
         implied = tokens // batch
         if not use_tensor_cores:

@@ -56,7 +56,7 @@ _TRACE = paged_trace(
 
 
 class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
-    r"""Attention of the newest tokens of a batch over a paged KV cache.
+    r"""Compute attention of the newest tokens of a batch over a paged KV cache.
 
     .. math::
 
@@ -173,7 +173,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     @property
     def resolved_backend(self) -> str:
-        """The backend that runs: ``fa2``."""
+        """Return the backend that runs, ``fa2``."""
         return "fa2"
 
     # -- plan -------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"))
     def workspace_size(self, given: SimpleNamespace) -> tuple[int, int]:
-        """Bytes that the workspaces of such a plan need, as :meth:`plan` takes its arguments.
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
         Returns
         -------
@@ -321,7 +321,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         return kernels.workspace_bytes(self.device, shape, lengths)
 
     def _shape(self, given: dict[str, Any], method: str) -> tuple[Model, PlanShape]:
-        """The model and the shape of a plan."""
+        """Return the model and the shape of a plan."""
         qo_heads, kv_heads, dim = given["num_qo_heads"], given["num_kv_heads"], given["head_dim"]
         q_len, split = given["q_len_per_req"], given["fixed_split_size"]
         check_q_len_per_req(self._name, self._use_tensor_cores, split, q_len)
@@ -371,7 +371,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             )
 
     def _query_bounds(self, batch_size: int, q_len_per_req: int) -> tuple[torch.Tensor, bool]:
-        """``qo_indptr`` for engines that read it, and whether the next plan may have it, too.
+        """Return ``qo_indptr`` for engines that read it, and whether the next plan may have it.
 
         Kernels count the queries of a decode by ``q_len_per_req``.
         """
@@ -415,7 +415,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         skip_softmax_threshold_scale_factor: float | None = None,
         kv_cache_sf: Cache | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
@@ -491,12 +491,12 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
         return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
     def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of a batch as the kernels read them: bits, each request from a byte of its own on."""
+"""Pack the masks of a batch to bits as the kernels read them; each request starts a byte."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from precast._ops.quantize.packbits import segment_packbits
 def kv_lengths(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor | None, page_size: int
 ) -> torch.Tensor:
-    """``[batch]``: how many tokens each request has; without pages ``kv_indptr`` counts them."""
+    """Count the tokens of each request, ``[batch]``; without pages ``kv_indptr`` has them."""
     if kv_last_page_len is None:
         return kv_indptr.diff()
     return tokens_of_pages(kv_indptr, kv_last_page_len, page_size)
@@ -24,7 +24,7 @@ def pairs_of_requests(
     page_size: int,
     non_blocking: bool = False,
 ) -> torch.Tensor:
-    """``[batch]``, int64: how many pairs of a query and a key each request has.
+    """Count the pairs of a query and a key of each request, ``[batch]``, int64.
 
     Lengths on the host are copied to the GPU that others are on, and never the other way.
     """
@@ -49,14 +49,14 @@ def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -
 
 
 def byte_bounds(sizes: torch.Tensor) -> torch.Tensor:
-    """``[batch + 1]``, int32: where the bytes of each request start."""
+    """Return where the bytes of each request start, ``[batch + 1]``, int32."""
     return torch.nn.functional.pad(((sizes + 7) // 8).cumsum(0), (1, 0)).int()
 
 
 def packed(
     custom_mask: torch.Tensor, sizes: torch.Tensor, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bits of a mask and where those of each request start; waits for nothing."""
+    """Pack a mask; return the bits and where each request starts. Waits for nothing."""
     flat = custom_mask.contiguous().view(-1)
     bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
     bounds = bounds.to(flat.device, non_blocking=True)  # Nothing else writes them.

@@ -38,7 +38,7 @@ _TRACE = paged_trace(
 
 
 class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
-    r"""Attention of a ragged batch of queries over a paged KV cache.
+    r"""Compute attention of a ragged batch of queries over a paged KV cache.
 
     .. math::
 
@@ -233,7 +233,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     @arguments_of(plan, without=("non_blocking",))
     def workspace_size(self, given: SimpleNamespace) -> tuple[int, int]:
-        """Bytes that the workspaces of such a plan need, as :meth:`plan` takes its arguments.
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
         Returns
         -------
@@ -281,7 +281,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         use_fp16_softmax: bool | None = None,
         uses_spcompress: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
@@ -364,11 +364,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
         return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
     def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plans of both prefill wrappers have in common.
+"""The base class of both prefill wrappers makes their plans.
 
 Source: Osama et al., Stream-K, arXiv:2301.03598.
 """
@@ -37,16 +37,16 @@ Dtype: TypeAlias = "torch.dtype | str | None"
 
 
 class PrefillPlan(AttentionWrapper):
-    """Lengths of queries, masks, and the plan of a batch."""
+    """Make the plan of a batch from lengths of queries, masks and options."""
 
     @property
     def _qo_indptr_last(self) -> int | None:
-        """Queries of the batch; None if the host does not know them."""
+        """Return the queries of the batch; None if the host does not know them."""
         rows = self._plan.shape.rows
         return None if rows < 0 else rows
 
     def _shape(self, given: SimpleNamespace, method: str) -> tuple[Model, PlanShape, int | None]:
-        """The model and the shape of a plan, and its most queries of a request, if known."""
+        """Return the model and the shape of a plan, and its most queries of a request, if known."""
         heads, head_dim_vo = (given.num_qo_heads, given.num_kv_heads), given.head_dim_vo
         head_dims = given.head_dim_qk, given.head_dim_qk if head_dim_vo is None else head_dim_vo
         dtypes = given.q_data_type, given.kv_data_type, given.o_data_type
@@ -119,7 +119,7 @@ class PrefillPlan(AttentionWrapper):
         self._launch(plan, lengths, given.non_blocking, fill)
 
     def _tables(self, given: Tables, non_blocking: bool) -> Tables:
-        """The buffers of a CUDA graph, or ``given`` on the device."""
+        """Return the buffers of a CUDA graph, or ``given`` on the device."""
         if self._use_cuda_graph:
             return self._plan.tables
         return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
@@ -149,7 +149,7 @@ class PrefillPlan(AttentionWrapper):
     def _mask(
         self, given: SimpleNamespace, sizes: torch.Tensor | None
     ) -> tuple[Mask, Callable[[], None] | None]:
-        """The bits of the mask, and under CUDA graphs what writes them into the buffers."""
+        """Return the mask, and under CUDA graphs a function that writes it into the buffers."""
         held, non_blocking = self._plan.mask, given.non_blocking
         if sizes is None:
             return (held._replace(is_used=False) if self._use_cuda_graph else NO_MASK), None
@@ -188,7 +188,7 @@ class PrefillPlan(AttentionWrapper):
         packed_custom_mask: torch.Tensor | None,
         sizes: torch.Tensor,
     ) -> None:
-        """A mask for all pairs, and a buffer for it; lengths on the device are not waited for."""
+        """Raise for a mask or a buffer that is too small, without waiting for the device."""
         name, buffers = f"{self._name}.plan", self._plan.mask
         needed = None
         if not sizes.is_cuda:
@@ -209,7 +209,7 @@ class PrefillPlan(AttentionWrapper):
                 check_mask_size(name, "custom_mask_buf", buffers.bits, needed)
 
     def _items(self, given: SimpleNamespace) -> Items:
-        """Where items begin, in the integers that the kernels read."""
+        """Return the arguments of multi-item scoring in the dtypes that the kernels read."""
         if given.prefix_len_ptr is None:
             return NO_ITEMS
         if given.token_pos_in_items_ptr is None:

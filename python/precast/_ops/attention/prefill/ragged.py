@@ -36,7 +36,7 @@ _TRACE = ragged_trace(
 
 
 class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
-    r"""Attention of a ragged batch of queries over ragged keys and values.
+    r"""Compute attention of a ragged batch of queries over ragged keys and values.
 
     The same as :class:`BatchPrefillWithPagedKVCacheWrapper`, but that the tokens of request
     :math:`b` are rows ``kv_indptr[b]`` to ``kv_indptr[b + 1]`` of two tensors. Head dimensions 192
@@ -231,7 +231,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         enable_pdl: bool | None = None,
         kv_cache_sf: object = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
@@ -301,11 +301,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
         return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
     def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both

@@ -132,7 +132,7 @@ def single_prefill_with_kv_cache(
     k_scale: Scale = None,
     v_scale: Scale = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention of some tokens over the keys and values of their request.
+    r"""Compute attention of some tokens over the keys and values of their request.
 
     .. math::
 
