@@ -347,7 +347,7 @@ def test_the_second_device(generator: torch.Generator) -> None:
     close(out.cpu(), want.cpu())
 
 
-def test_what_kernels_refuse(workspace: torch.Tensor, generator: torch.Generator) -> None:
+def test_what_kernels_reject(workspace: torch.Tensor, generator: torch.Generator) -> None:
     batch = Batch([70, 900], generator)
     wrapper = decode(workspace)
     wrapper.plan(*batch.table, *SHAPE, **PLAN)
@@ -356,7 +356,9 @@ def test_what_kernels_refuse(workspace: torch.Tensor, generator: torch.Generator
         ValueError, match="must have an address and strides that are a multiple of 16"
     ):
         wrapper.run(torch.randn(2, HEADS, DIM + 1, device="cuda").to(BF16)[..., 1:], batch.cache)
-    with pytest.raises(ValueError, match=r"paged_kv_cache.*last dimension must be 128"):
+    with pytest.raises(
+        ValueError, match=r"paged_kv_cache must have shape \[pages, 2, .*, 128\], got"
+    ):
         wrapper.run(batch.q, batch.cache[..., :64], out=out)
     with pytest.raises(ValueError, match="sinks must"):
         wrapper.run(batch.q, batch.cache, out=out, sinks=torch.zeros(3, device="cuda"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Errors of runs that are not what was planned, of shared memory, of options of one request."""
+"""Runs that are not what was planned, shared memory, options of one request: all are rejected."""
 
 from __future__ import annotations
 
@@ -219,10 +219,8 @@ def test_masks_of_one_request_have_every_pair():
         prefill(q, k, k, packed_custom_mask=packed[:1])
     want = prefill(q, k, k, custom_mask=mask)
     assert torch.equal(prefill(q, k, k, packed_custom_mask=packed), want)
-    heads_first = k.transpose(0, 1).contiguous()
-    assert torch.equal(
-        prefill(q, heads_first, heads_first, custom_mask=mask, kv_layout="HND"), want
-    )
+    transposed = k.transpose(0, 1).contiguous()
+    assert torch.equal(prefill(q, transposed, transposed, custom_mask=mask, kv_layout="HND"), want)
 
 
 @pytest.mark.parametrize("option", ["rope_scale", "rope_theta"])

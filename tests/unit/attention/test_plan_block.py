@@ -44,7 +44,7 @@ def test_blocks_have_the_size_of_the_header() -> None:
 )
 def test_enums_have_the_order_of_the_header(enum: type, name: str) -> None:
     (body,) = re.findall(rf"enum class {name} : int {{(.*?)}};", PARAMS)
-    known = {"none": ("NON_CAUSAL", "NONE"), "items": ("MULTIITEMSCORING",)}
+    known = {"none": ("NON_CAUSAL", "NONE"), "multi_item": ("MULTIITEMSCORING",)}
     known["rope"] = ("ROPE_LLAMA",)
     words = [word.strip() for word in body.split(",")]
     assert len(words) == len(enum)

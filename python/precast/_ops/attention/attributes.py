@@ -72,7 +72,7 @@ class PlanAttributes:
         shape = self._plan.shape
         if not self._plan.is_launched:
             return None
-        return [shape.tile_rows, int(shape.causal), shape.window_left]
+        return [shape.block_m, int(shape.causal), shape.window_left]
 
     @_plan_info.setter
     def _plan_info(self, info: list[int] | None) -> None:

@@ -97,7 +97,7 @@ class CachedModule:
             rows=given.batch_size if is_decode else -1,
             q_len_per_req=int(is_decode),
             page_size=given.page_size if before.shape.page_size else 0,  # Engines say 1 there.
-            tile_rows=wrapper._choose_tile(heads, head_dims, q_len, tokens, invariant),
+            block_m=wrapper._choose_tile(heads, head_dims, q_len, tokens, invariant),
             causal=causal,
             window_left=window_left,
             fixed_split_size=split,

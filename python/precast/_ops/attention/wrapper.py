@@ -199,7 +199,7 @@ class AttentionWrapper(PlanAttributes):
         batch_invariant: bool = False,
     ) -> int:
         """Choose the packed rows of a tile; a CUDA graph keeps those of its first plan."""
-        first = self._plan.shape.tile_rows
+        first = self._plan.shape.block_m
         if self._use_cuda_graph and first:
             return first
         if batch_invariant:

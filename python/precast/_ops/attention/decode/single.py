@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
 from precast._op.docs import documented
+from precast._op.export import op
 from precast._op.validation import check_rank
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
@@ -71,7 +70,7 @@ def single_decode_with_kv_cache_reference(
         [],
     )
 )
-@backend_requirement({}, common_check=served_by("attention"))
+@op("attention")
 @documented(PLAN, RUN)
 def single_decode_with_kv_cache(
     q: torch.Tensor,
@@ -142,17 +141,11 @@ def single_decode_with_kv_cache(
     ...     precast.single_decode_with_kv_cache(q, k, k + 3.0, return_lse=True)[1]
     tensor([1.5850, 1.5850])
     """
-    try:
-        if q.dim() != 2:
-            check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
-        cap, scales, dtype = logits_soft_cap or 0.0, (q_scale, k_scale, v_scale), q.dtype
-        scores = Scores(
-            False, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
-        )
-        out, lse = run_single(
-            single_decode, q.unsqueeze(0), k, v, kv_layout, scores, None, scales, dtype, return_lse
-        )
-    except (AttributeError, TypeError):
-        check_tensors("single_decode_with_kv_cache", {"q": q, "k": k, "v": v})
-        raise
+    if q.dim() != 2:
+        check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+    cap, scales, dtype = logits_soft_cap or 0.0, (q_scale, k_scale, v_scale), q.dtype
+    scores = Scores(False, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
+    out, lse = run_single(
+        single_decode, q.unsqueeze(0), k, v, kv_layout, scores, None, scales, dtype, return_lse
+    )
     return out.squeeze(0) if lse is None else (out.squeeze(0), lse.squeeze(0))

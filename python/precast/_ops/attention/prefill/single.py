@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
-from precast._op.dispatch import check_tensors
+from precast._op.decorators import served_by, supported_compute_capability
 from precast._op.docs import documented
+from precast._op.export import op
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.prefill.masks import check_mask_size
@@ -84,15 +84,6 @@ def _no_fa3(backend: str, **others: Any) -> bool:
     return True
 
 
-def _fa2(**arguments: Any) -> bool:
-    return True
-
-
-_fa2.is_compute_capability_supported = (  # type: ignore[attr-defined]
-    served_by("attention").is_compute_capability_supported
-)
-
-
 def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
     return [name for name in suitable if name == "fa2"]
 
@@ -105,7 +96,7 @@ def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
         ["qo_len"],
     )
 )
-@backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
+@op("attention", backends={"fa2": served_by("attention"), "fa3": _no_fa3}, heuristic=_order)
 @documented(PLAN, RUN)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
@@ -208,23 +199,17 @@ def single_prefill_with_kv_cache(
     for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):
         if value is not None:
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
-    try:
-        masked = custom_mask is not None or packed_custom_mask is not None
-        if masked and q.dim() == k.dim() == 3:
-            _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
-        if custom_mask is not None and packed_custom_mask is None:
-            packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-        mask, cap, scales = packed_custom_mask, logits_soft_cap or 0.0, (None, k_scale, v_scale)
-        scores = Scores(
-            causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
-        )
-        o_dtype = q.dtype if o_dtype is None else o_dtype
-        out, lse = run_single(
-            single_prefill, q, k, v, kv_layout, scores, mask, scales, o_dtype, return_lse
-        )
-    except (AttributeError, TypeError):
-        check_tensors(name, {"q": q, "k": k, "v": v})
-        raise
+    masked = custom_mask is not None or packed_custom_mask is not None
+    if masked and q.dim() == k.dim() == 3:
+        _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
+    if custom_mask is not None and packed_custom_mask is None:
+        packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
+    mask, cap, scales = packed_custom_mask, logits_soft_cap or 0.0, (None, k_scale, v_scale)
+    scores = Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
+    o_dtype = q.dtype if o_dtype is None else o_dtype
+    out, lse = run_single(
+        single_prefill, q, k, v, kv_layout, scores, mask, scales, o_dtype, return_lse
+    )
     return out if lse is None else (out, lse)
 
 
