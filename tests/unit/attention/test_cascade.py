@@ -170,7 +170,7 @@ def test_errors_of_states() -> None:
 CALLS = [
     (function, template)
     for function, template in registered()
-    if function.__module__.startswith("precast.cascade")
+    if function.__name__.startswith("merge_state")
 ]
 
 

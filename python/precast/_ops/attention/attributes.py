@@ -35,7 +35,7 @@ class PlanField:
 
 
 class PlanAttributes:
-    """A plan under the names that engines know."""
+    """Give a plan the names that engines use."""
 
     _plan: AttentionPlan
 
@@ -81,7 +81,7 @@ class PlanAttributes:
             self._forget_plan()
 
     def _forget_plan(self) -> None:
-        """From now on a run says that there is no plan."""
+        """Make the next run say that there is no plan."""
         self._plan = self._plan._replace(block=None, is_launched=False)
 
     def _check_planned(self, method: str) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that take the arguments of another."""
+"""Decorators for methods that take the arguments of another."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ def arguments_of(
         return call
 
     return decorate
+
+
+def returning_lse(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``run_return_lse`` of ``run``, as ``functools.partialmethod(run, return_lse=True)``.
+
+    TorchDynamo cannot trace that.
+    """
+
+    @functools.wraps(run)
+    def run_return_lse(self: Any, *args: Any, **options: Any) -> Any:
+        return run(self, *args, **{"return_lse": True, **options})
+
+    signature = inspect.signature(functools.partial(run, return_lse=True))
+    run_return_lse.__signature__ = signature  # type: ignore[attr-defined]
+    return run_return_lse
