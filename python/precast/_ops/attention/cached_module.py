@@ -12,6 +12,7 @@ from typing import Any
 
 from precast._base.errors import PlanMismatchError
 from precast._ops.attention import kernels
+from precast._ops.attention.lengths import total_and_longest
 from precast._ops.attention.plan import NO_TABLES
 
 #: What engines pass of a decode, in their order.
@@ -88,7 +89,7 @@ class CachedModule:
             tables["kv_len"] = wrapper._on_device(given.kv_len, False)
             q_len, tokens = given.uniform_q_len or None, given.total_num_rows
             if q_len is None and not given.qo_indptr.is_cuda:
-                q_len = int(given.qo_indptr.diff().max()) if given.batch_size else 0
+                q_len = total_and_longest(given.qo_indptr)[1]
         split = given.fixed_split_size or -1
         invariant = given.disable_split_kv or split > 0
         causal, window_left = given.causal and not before.mask.is_used, given.window_left

@@ -46,39 +46,30 @@ def features_of(
 
 
 def reference_outputs(
-    given: dict[str, Any],
+    q: torch.Tensor,
     requests: Iterator[Request],
     head_dim_vo: int,
-    mask_sizes: torch.Tensor | None = None,
+    return_lse: bool,
+    o_dtype: torch.dtype | None,
+    scales: tuple[float | None, float | None, float | None],
+    mask: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Compute what a reference returns that was called with ``given``.
+    """Compute what a reference returns.
 
-    ``mask_sizes`` are the elements of the custom mask of each request.
+    ``scales`` are those of queries, keys and values. ``mask`` is a custom mask and its elements of
+    each request. ``options`` are those of :func:`features_of`.
     """
-    q, mask = given["q"], given.get("custom_mask")
-    scores = ("window_left", "logits_soft_cap", "sm_scale", "pos_encoding_mode")
-    options = {name: given[name] for name in (*scores, "rope_scale", "rope_theta")}
     if mask is not None:
-        assert mask_sizes is not None
-        bounds = torch.nn.functional.pad(mask_sizes.cumsum(0), (1, 0)).to(mask.device)
-        packed = segment_packbits_reference(mask.flatten(), bounds, "little")
+        bits, sizes = mask
+        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(bits.device)
+        packed = segment_packbits_reference(bits.flatten(), bounds, "little")
         options["packed_mask"], options["mask_indptr"] = packed
-    scales = (given.get(name) for name in ("q_scale", "k_scale", "v_scale"))
     q_scale, k_scale, v_scale = (1.0 if scale is None else scale for scale in scales)
-    features = features_of(
-        q,
-        **options,
-        causal=given.get("causal", False),
-        sm_factor=q_scale * k_scale,
-        out_scale=v_scale,
-        sinks=given.get("sinks"),
-        prefix_len=given.get("prefix_len_ptr"),
-        token_pos=given.get("token_pos_in_items_ptr"),
-        token_pos_len=given.get("token_pos_in_items_len", 0),
-    )
+    features = features_of(q, **options, sm_factor=q_scale * k_scale, out_scale=v_scale)
     out, lse, _ = attend(q, requests, head_dim_vo, features)
-    out = out.to(given["o_dtype"] or q.dtype)
-    return (out, lse) if given["return_lse"] else out
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def attend(

@@ -243,7 +243,7 @@ class AttentionWrapper(PlanAttributes):
             )
         if scores != before.scores:
             self._plan = before._replace(scores=scores, block=None)
-        arguments = {name: value for name, value in vars(given).items() if name in _RUN_ARGUMENTS}
+        arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
         return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
 
     def end_forward(self) -> None:

@@ -59,11 +59,25 @@ def batch_decode_with_paged_kv_cache_reference(
     >>> batch_decode_with_paged_kv_cache_reference(q, cache, *table)[0].unique()
     tensor([3.])
     """
-    given = {**locals(), "causal": q_len_per_req > 1}
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
-    return reference_outputs(given, requests, v.shape[-1])
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
+        causal=q_len_per_req > 1,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sinks=sinks,
+    )
 
 
 # Not by a decorator, which would be a part of the source in a trace.

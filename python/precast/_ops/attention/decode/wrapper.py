@@ -7,7 +7,6 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
@@ -25,6 +24,7 @@ from precast._ops.attention.decode.validation import (
     options_by_position,
     raise_rows,
 )
+from precast._ops.attention.lengths import longest_kv
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -36,7 +36,7 @@ from precast._ops.attention.plan import (
     Tables,
 )
 from precast._ops.attention.reference import tokens_of_pages
-from precast._ops.attention.signature import arguments_of, returning_lse
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import paged_trace
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast.api_logging import precast_api
@@ -178,9 +178,71 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     # -- plan -------------------------------------------------------------------------------------
 
+    def _plan_batch(self, given: Any) -> None:
+        name, page_size, q_len_per_req = self._name, given.page_size, given.q_len_per_req
+        indptr, last_page_len, indices = given.indptr, given.last_page_len, given.indices
+        rope_scale, rope_theta = given.rope_scale, given.rope_theta
+        if page_size < 1:
+            raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
+        if rope_scale is not None or rope_theta is not None:
+            validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
+        check_single_valued(name, given.window_right, given.is_causal, q_len_per_req)
+        model, shape = self._shape(given, "plan")
+        batch_size = shape.batch_size
+        if self._use_cuda_graph:
+            self._check_frozen(batch_size, indices, q_len_per_req)
+        lengths = Tables(None, indptr, last_page_len, indices)
+        max_kv_len = None
+        if not (indptr.is_cuda or last_page_len.is_cuda):
+            max_kv_len = self._longest(given)
+            self._check_split(shape, lengths)
+        qo_indptr, keeps_qo_indptr = self._query_bounds(batch_size, q_len_per_req)
+        tables, non_blocking = self._plan.tables, given.non_blocking
+        if not self._use_cuda_graph:
+            tables = Tables(
+                qo_indptr,
+                self._on_device(indptr, non_blocking),
+                self._on_device(last_page_len, non_blocking),
+                self._on_device(indices, non_blocking),
+            )
+        elif qo_indptr is not tables.qo_indptr:
+            tables = tables._replace(qo_indptr=qo_indptr)
+        plan = AttentionPlan(
+            model,
+            shape,
+            Scores(
+                shape.causal,
+                given.window_left,
+                given.logits_soft_cap or 0.0,
+                given.sm_scale,
+                given.pos_encoding_mode,
+                rope_scale,
+                rope_theta,
+            ),
+            tables,
+            NO_MASK,
+            NO_ITEMS,
+            Hints(None, max_kv_len, None, given.block_tables, False, keeps_qo_indptr),
+            self._plan.hnd,
+            self._int_workspace_buffer,
+            self._float_workspace_buffer,
+        )
+        self._launch(plan, lengths, non_blocking)
+
+    def _longest(self, given: Any) -> int:
+        """Return the most tokens of a request; each has its queries. Nothing is waited for."""
+        q_len_per_req, lens = given.q_len_per_req, given.seq_lens
+        if lens is None or lens.is_cuda:
+            if q_len_per_req == 1:
+                return longest_kv(given.indptr, given.last_page_len, given.page_size) or 0
+            lens = tokens_of_pages(given.indptr, given.last_page_len, given.page_size)
+        check_kv_len(lens, q_len_per_req)
+        return int(lens.max()) if lens.numel() else 0
+
     @precast_api
     @options_by_position
     @documented(PLAN)
+    @gathers(_plan_batch)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -248,58 +310,11 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             under CUDA graphs another batch size or ``q_len_per_req``, or more indices than the
             buffer has; a workspace that is too small or not aligned.
         """
-        name = self._name
-        if page_size < 1:
-            raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
-        if rope_scale is not None or rope_theta is not None:
-            validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
-        check_single_valued(name, window_right, is_causal, q_len_per_req)
-        model, shape = self._shape(locals(), "plan")
-        batch_size = shape.batch_size
-        if self._use_cuda_graph:
-            self._check_frozen(batch_size, indices, q_len_per_req)
-        max_kv_len = None
-        given = Tables(None, indptr, last_page_len, indices)
-        if not (indptr.is_cuda or last_page_len.is_cuda):
-            lens = seq_lens
-            if lens is None or lens.is_cuda:  # Nothing is waited for.
-                lens = tokens_of_pages(indptr, last_page_len, page_size)
-            check_kv_len(lens, q_len_per_req)
-            max_kv_len = int(lens.max()) if batch_size else 0
-            self._check_split(shape, given)
-        qo_indptr, keeps_qo_indptr = self._query_bounds(batch_size, q_len_per_req)
-        tables = self._plan.tables
-        if not self._use_cuda_graph:
-            tables = Tables(
-                qo_indptr,
-                self._on_device(indptr, non_blocking),
-                self._on_device(last_page_len, non_blocking),
-                self._on_device(indices, non_blocking),
-            )
-        elif qo_indptr is not tables.qo_indptr:
-            tables = tables._replace(qo_indptr=qo_indptr)
-        cap, causal = logits_soft_cap or 0.0, shape.causal
-        scores = Scores(
-            causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta
-        )
-        plan = AttentionPlan(
-            model,
-            shape,
-            scores,
-            tables,
-            NO_MASK,
-            NO_ITEMS,
-            Hints(None, max_kv_len, None, block_tables, False, keeps_qo_indptr),
-            self._plan.hnd,
-            self._int_workspace_buffer,
-            self._float_workspace_buffer,
-        )
-        self._launch(plan, given, non_blocking)
 
     begin_forward = plan
 
     @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"))
-    def workspace_size(self, given: SimpleNamespace) -> tuple[int, int]:
+    def workspace_size(self, given: Any) -> tuple[int, int]:
         """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
         Returns
@@ -316,27 +331,27 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         -----
         As for :meth:`BatchPrefillWithPagedKVCacheWrapper.workspace_size`.
         """
-        _, shape = self._shape(vars(given), "workspace_size")
+        _, shape = self._shape(given, "workspace_size")
         lengths = Tables(None, given.indptr, given.last_page_len)
         return kernels.workspace_bytes(self.device, shape, lengths)
 
-    def _shape(self, given: dict[str, Any], method: str) -> tuple[Model, PlanShape]:
+    def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape]:
         """Return the model and the shape of a plan."""
-        qo_heads, kv_heads, dim = given["num_qo_heads"], given["num_kv_heads"], given["head_dim"]
-        q_len, split = given["q_len_per_req"], given["fixed_split_size"]
+        qo_heads, kv_heads, dim = given.num_qo_heads, given.num_kv_heads, given.head_dim
+        q_len, split = given.q_len_per_req, given.fixed_split_size
         check_q_len_per_req(self._name, self._use_tensor_cores, split, q_len)
-        both = given["data_type"]
-        q_dtype, kv_dtype = given["q_data_type"] or both or "float16", given["kv_data_type"] or both
-        dtypes = q_dtype, kv_dtype, given["o_data_type"]
+        both = given.data_type
+        q_dtype, kv_dtype = given.q_data_type or both or "float16", given.kv_data_type or both
+        dtypes = q_dtype, kv_dtype, given.o_data_type
         heads, head_dims = (qo_heads, kv_heads), (dim, dim)
-        positions, index = given["pos_encoding_mode"], self._device_index
+        positions, index = given.pos_encoding_mode, self._device_index
         model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
-        batch_size = given["last_page_len"].shape[0]
+        batch_size = given.last_page_len.shape[0]
         return model, PlanShape(
             batch_size,
             batch_size * q_len,
             q_len,
-            given["page_size"],
+            given.page_size,
             qo_heads,
             kv_heads,
             dim,
@@ -344,9 +359,9 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             model.kv_dtype.itemsize,
             self._choose_tile(heads, head_dims, q_len),
             q_len > 1,
-            given["window_left"],
+            given.window_left,
             split or -1,
-            given["disable_split_kv"],
+            given.disable_split_kv,
         )
 
     def _check_frozen(self, batch_size: int, indices: torch.Tensor, q_len_per_req: int) -> None:
@@ -477,6 +492,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(AttentionWrapper._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -492,10 +508,9 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
-        return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both

@@ -7,7 +7,6 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
@@ -20,7 +19,7 @@ from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
-from precast._ops.attention.signature import arguments_of, returning_lse
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import paged_trace
 from precast.api_logging import precast_api
 
@@ -156,8 +155,20 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
                     f"{self._fixed_batch_size + more} for qo_indptr_buf, got {size}"
                 )
 
+    def _plan_pages(self, given: Any) -> None:
+        if given.page_size < 1:
+            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {given.page_size}")
+        lengths = Tables(
+            given.qo_indptr,
+            given.paged_kv_indptr,
+            given.paged_kv_last_page_len,
+            given.paged_kv_indices,
+        )
+        self._plan_batch(given, lengths, bool(given.uniform_q_len))
+
     @precast_api
     @documented(PLAN)
+    @gathers(_plan_pages)
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -224,15 +235,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         -----
         Lengths on the device stay there: nothing is copied to the host or waited for.
         """
-        if page_size < 1:
-            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {page_size}")
-        lengths = Tables(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, paged_kv_indices)
-        self._plan_batch(SimpleNamespace(**locals()), lengths, bool(uniform_q_len))
 
     begin_forward = plan
 
     @arguments_of(plan, without=("non_blocking",))
-    def workspace_size(self, given: SimpleNamespace) -> tuple[int, int]:
+    def workspace_size(self, given: Any) -> tuple[int, int]:
         """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
         Returns
@@ -349,6 +356,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -365,10 +373,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
-        return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both

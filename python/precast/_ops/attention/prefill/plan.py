@@ -7,11 +7,11 @@ Source: Osama et al., Stream-K, arXiv:2301.03598.
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
+from precast._ops.attention.lengths import longest_kv, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -27,7 +27,6 @@ from precast._ops.attention.plan import (
 from precast._ops.attention.prefill.masks import (
     byte_bounds,
     check_mask_size,
-    kv_lengths,
     packed,
     pairs_of_requests,
 )
@@ -45,7 +44,7 @@ class PrefillPlan(AttentionWrapper):
         rows = self._plan.shape.rows
         return None if rows < 0 else rows
 
-    def _shape(self, given: SimpleNamespace, method: str) -> tuple[Model, PlanShape, int | None]:
+    def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape, int | None]:
         """Return the model and the shape of a plan, and its most queries of a request, if known."""
         heads, head_dim_vo = (given.num_qo_heads, given.num_kv_heads), given.head_dim_vo
         head_dims = given.head_dim_qk, given.head_dim_qk if head_dim_vo is None else head_dim_vo
@@ -54,9 +53,9 @@ class PrefillPlan(AttentionWrapper):
         model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
         indptr, max_q_len = given.qo_indptr, given.max_token_per_sequence or given.uniform_q_len
         batch_size = indptr.shape[0] - 1
-        rows = None if indptr.is_cuda else int(indptr[-1])
-        if max_q_len is None and rows is not None:
-            max_q_len = int(indptr.diff().max()) if batch_size else 0
+        rows = None
+        if not indptr.is_cuda:
+            rows, max_q_len = total_and_longest(indptr, max_q_len)
         split = given.fixed_split_size or -1
         invariant = given.disable_split_kv or split > 0
         is_masked = given.custom_mask is not None or given.packed_custom_mask is not None
@@ -76,15 +75,16 @@ class PrefillPlan(AttentionWrapper):
         )
         return model, shape, max_q_len
 
-    def _plan_batch(self, given: SimpleNamespace, lengths: Tables, is_uniform: bool) -> None:
+    def _plan_batch(self, given: Any, lengths: Tables, is_uniform: bool) -> None:
         """Check the arguments of ``plan()`` and make the plan."""
         validation.check_rope(f"{self._name}.plan", given.rope_scale, given.rope_theta)
         sizes, max_kv_len, most_rows = None, given.max_sequence_kv, self._max_total_num_rows
         if given.custom_mask is not None or given.packed_custom_mask is not None:
             sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
-        if max_kv_len is None and not any(t is not None and t.is_cuda for t in lengths[1:3]):
-            kv_lens = kv_lengths(*lengths[1:3], given.page_size)
-            max_kv_len = int(kv_lens.max()) if kv_lens.numel() else None
+        _, indptr, last, *_ = lengths
+        assert indptr is not None
+        if max_kv_len is None and not (indptr.is_cuda or (last is not None and last.is_cuda)):
+            max_kv_len = longest_kv(indptr, last, given.page_size)
         model, shape, max_q_len = self._shape(given, "plan")
         if self._use_cuda_graph:
             self._check_frozen(shape.batch_size, shape.rows, lengths.kv_indices)
@@ -122,7 +122,7 @@ class PrefillPlan(AttentionWrapper):
         """Return the buffers of a CUDA graph, or ``given`` on the device."""
         if self._use_cuda_graph:
             return self._plan.tables
-        return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
+        return Tables(*[t if t is None else self._on_device(t, non_blocking) for t in given])
 
     def _check_frozen(self, batch_size: int, rows: int, kv_indices: torch.Tensor | None) -> None:
         """Check the sizes that CUDA graphs keep."""
@@ -147,7 +147,7 @@ class PrefillPlan(AttentionWrapper):
             )
 
     def _mask(
-        self, given: SimpleNamespace, sizes: torch.Tensor | None
+        self, given: Any, sizes: torch.Tensor | None
     ) -> tuple[Mask, Callable[[], None] | None]:
         """Return the mask, and under CUDA graphs a function that writes it into the buffers."""
         held, non_blocking = self._plan.mask, given.non_blocking
@@ -208,7 +208,7 @@ class PrefillPlan(AttentionWrapper):
             if needed is not None:
                 check_mask_size(name, "custom_mask_buf", buffers.bits, needed)
 
-    def _items(self, given: SimpleNamespace) -> Items:
+    def _items(self, given: Any) -> Items:
         """Return the arguments of multi-item scoring in the dtypes that the kernels read."""
         if given.prefix_len_ptr is None:
             return NO_ITEMS

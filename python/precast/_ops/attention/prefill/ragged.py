@@ -7,7 +7,6 @@ arXiv:2307.08691.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
@@ -20,7 +19,7 @@ from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
-from precast._ops.attention.signature import arguments_of, returning_lse
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import ragged_trace
 from precast.api_logging import precast_api
 
@@ -131,8 +130,23 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
                 f"qo_indptr_buf ({self._fixed_batch_size + 1})."
             )
 
+    def _plan_rows(self, given: Any) -> None:
+        qo_indptr, kv_indptr = given.qo_indptr, given.kv_indptr
+        for name in ("v_indptr", "o_indptr"):
+            if getattr(given, name) is not None:
+                raise NotImplementedError(f"{self._name}.plan: {name} must be None")
+        bounds = qo_indptr.shape[0]
+        if kv_indptr.shape[0] != bounds:
+            raise ValueError(
+                f"{self._name}.plan: kv_indptr must have length {bounds} as qo_indptr, got "
+                f"{kv_indptr.shape[0]}"
+            )
+        # Every row belongs to a request, as where all have as many.
+        self._plan_batch(given, Tables(qo_indptr, kv_indptr), is_uniform=True)
+
     @precast_api
     @documented(PLAN)
+    @gathers(_plan_rows, page_size=0, block_tables=None)
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -194,18 +208,6 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         -----
         Lengths on the device stay there: nothing is copied to the host or waited for.
         """
-        for name, indptr in (("v_indptr", v_indptr), ("o_indptr", o_indptr)):
-            if indptr is not None:
-                raise NotImplementedError(f"{self._name}.plan: {name} must be None")
-        batch_size = qo_indptr.shape[0] - 1
-        if kv_indptr.shape[0] != batch_size + 1:
-            raise ValueError(
-                f"{self._name}.plan: kv_indptr must have length {batch_size + 1} as qo_indptr, got "
-                f"{kv_indptr.shape[0]}"
-            )
-        lengths, page_size, block_tables = Tables(qo_indptr, kv_indptr), 0, None
-        # Every row belongs to a request, as where all have as many.
-        self._plan_batch(SimpleNamespace(**locals()), lengths, is_uniform=True)
 
     begin_forward = plan
 
@@ -287,6 +289,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -302,10 +305,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         rope_theta: float | None = None,
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
-        return self._forward(SimpleNamespace(**locals()))
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both

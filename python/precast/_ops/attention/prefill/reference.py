@@ -70,12 +70,30 @@ def batch_prefill_with_paged_kv_cache_reference(
     >>> wrapped[0][:, 0, 0]
     tensor([1.0000, 0.5000])
     """
-    given = locals()
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
     requests = paged_requests(k, v, row_bounds(qo_indptr, 0, 0), *table)
-    return reference_outputs(given, requests, v.shape[-1], sizes)
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, sizes),
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sinks=sinks,
+        prefix_len=prefix_len_ptr,
+        token_pos=token_pos_in_items_ptr,
+        token_pos_len=token_pos_in_items_len,
+    )
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -130,12 +148,30 @@ def batch_prefill_with_ragged_kv_cache_reference(
     >>> batch_prefill_with_ragged_kv_cache_reference(q, k, k, two, two, causal=True)[0][:, 0, 0]
     tensor([0.0000, 0.5000])
     """
-    given = locals()
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     sizes = pairs_of_requests(qo_indptr, kv_indptr, None, 0)
     requests = ragged_requests(k, v, row_bounds(qo_indptr, 0, 0), kv_indptr)
-    return reference_outputs(given, requests, v.shape[-1], sizes)
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, sizes),
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        sinks=sinks,
+        prefix_len=prefix_len_ptr,
+        token_pos=token_pos_in_items_ptr,
+        token_pos_len=token_pos_in_items_len,
+    )
 
 
 # Not by a decorator, which would be a part of the source in a trace.

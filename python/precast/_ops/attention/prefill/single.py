@@ -54,11 +54,25 @@ def single_prefill_with_kv_cache_reference(
     >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
     tensor([0.0000, 0.5000])
     """
-    given = locals()
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    (n, m), v_dim = (q.shape[0], k.shape[0]), v.shape[-1]
-    return reference_outputs(given, iter([(0, slice(0, n), k, v)]), v_dim, torch.tensor([n * m]))
+    n, m = q.shape[0], k.shape[0]
+    return reference_outputs(
+        q,
+        iter([(0, slice(0, n), k, v)]),
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (None, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, torch.tensor([n * m])),
+        causal=causal,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+    )
 
 
 def _check_mask(
