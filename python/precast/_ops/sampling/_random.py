@@ -28,7 +28,12 @@ def random_arguments(
     """
     if seed is not None or offset is not None:
         return _given(function, seed, offset)
-    if torch.compiler.is_compiling() or (x.is_cuda and _is_capturing(x.get_device())):
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and x.is_cuda and x.get_device() != torch.cuda.current_device():
+        # Whether the tensor's stream is captured counts here and in the generator's functions.
+        with torch.cuda.device(x.get_device()):
+            return random_arguments(function, x, generator, seed, offset)
+    if is_compiling or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         if generator is None:
             drawn = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
         else:
@@ -49,14 +54,6 @@ def random_arguments(
     # A generator of the CPU has no counter that a kernel could use: it draws a seed.
     drawn = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     return None, int(drawn), None, 0
-
-
-def _is_capturing(device: int) -> bool:
-    """Return whether the device's current stream is captured; the current device may be another."""
-    if device == torch.cuda.current_device():
-        return bool(torch.cuda.is_current_stream_capturing())
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _check_device(
