@@ -46,6 +46,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Its own name, where several public functions call one export. Default: the export's.
     around : callable, optional
         What runs in place of the loaded function, which is its first argument.
+    reads_host : bool
+        Whether it reads memory of the host when it is launched, which a captured graph would not
+        read again: the CUDA graphs of ``torch.compile`` leave it out.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         function: str | None = None,
         name: str | None = None,
         around: Callable[..., None] | None = None,
+        reads_host: bool = False,
     ) -> None:
         super().__init__()
         self.op = op
@@ -67,6 +71,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.reference = reference
         self.key = key
         self.around = around
+        self.reads_host = reads_host
         self.name = name or export
         self.function = function or self.name
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")

@@ -3,8 +3,8 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one, and
-``Raises`` from the first text.
+:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one,
+``Raises`` from the first text, and ``Examples`` of a reference from its op, which runs it.
 """
 
 from __future__ import annotations
@@ -49,14 +49,16 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     missing = [name for name in signature.parameters if name not in own]
     before = len(own) + len(sections)
     returns = signature.return_annotation not in (None, "None")
+    is_reference = function.__name__.endswith("_reference")
     for source in (*sources, COMMON):
         is_text = isinstance(source, str)
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
         known = _entries(found.get("Parameters", ""))
         own |= {name: known[name] for name in missing if name in known and name not in own}
         # What a function raises is not what its reference raises.
-        for title, wanted in (("Returns", returns), ("Raises", is_text)):
-            if wanted and title in found:
+        wanted = {"Returns": returns, "Raises": is_text, "Examples": is_reference}
+        for title in wanted:
+            if wanted[title] and title in found:
                 sections.setdefault(title, found[title])
     if before == len(own) + len(sections):
         return text

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import precast
+from precast._op.torch_ops import torch_ops
 
 HEAD_DIM = 256
 I32 = torch.int32
@@ -68,3 +69,12 @@ def test_one_request() -> None:
     q, k = tensor(3, 4), tensor(5, 2)
     check(lambda q, k: precast.single_prefill_with_kv_cache(q, k, k, causal=True), q, k)
     check(lambda q, k: precast.single_decode_with_kv_cache(q[0], k, k), q, k)
+
+
+def test_graphs_of_the_compiler_leave_out_what_reads_the_params_block() -> None:
+    unsafe = {
+        name
+        for name in ("run_paged", "run_ragged", "merge_state")
+        if torch.Tag.cudagraph_unsafe in getattr(torch_ops, name).tags
+    }
+    assert unsafe == {"run_paged", "run_ragged"}

@@ -17,40 +17,19 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
 def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`silu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> silu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.4621, 0.0000]])
-    """
+    """:func:`silu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 
 
 def gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gelu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.6827, 0.0000]])
-    """
+    """:func:`gelu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate) * up).to(input.dtype)
 
 
 def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_tanh_and_mul` in plain PyTorch on any device: fp32 arithmetic, then one cast.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gelu_tanh_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.6824, 0.0000]])
-    """
+    """:func:`gelu_tanh_and_mul` in plain PyTorch on any device: fp32 arithmetic, then one cast."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
 

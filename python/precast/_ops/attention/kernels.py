@@ -48,6 +48,7 @@ def _export(
         function=function,
         error_name=name,
         traced=False,  # What plan() was given is not among the arguments.
+        reads_host=True,  # The params block.
         **more,
     )
 

@@ -28,14 +28,6 @@ def concat_mla_k_reference(
     -------
     torch.Tensor
         What :func:`concat_mla_k` writes to ``k``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> nope, rope = torch.ones(1, 2, 1), torch.full((1, 1, 2), 2.0)
-    >>> concat_mla_k_reference(torch.empty(1, 2, 3), nope, rope)
-    tensor([[[1., 2., 2.],
-             [1., 2., 2.]]])
     """
     return torch.cat([k_nope, k_rope.expand(-1, k_nope.shape[1], -1)], dim=-1)
 

@@ -24,13 +24,6 @@ def fused_add_rmsnorm_reference(
     -------
     tuple of torch.Tensor
         The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 2.0])
-    >>> fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
-    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
     x = input.float() + residual.float()
     return normalized(x, weight.float(), eps).to(input.dtype), x.to(input.dtype)
@@ -45,13 +38,6 @@ def gemma_fused_add_rmsnorm_reference(
     -------
     tuple of torch.Tensor
         The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0, 1.0])
-    >>> gemma_fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
-    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
     x = input.float() + residual.float()
     return normalized(x, weight.float() + 1.0, eps).to(input.dtype), x.to(input.dtype)

@@ -47,16 +47,6 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     tuple of torch.Tensor
         The codes, their scales in the layout of ``block_scale``, the norm and the sum in the dtype
         of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x, one = torch.full((1, 128), 2.0), torch.ones(128)
-    >>> scale = torch.zeros(1, 4)
-    >>> codes, scale, normed, added = fused_add_rmsnorm_fp8_block_quant_reference(
-    ...     x, scale, None, x, x, one)
-    >>> codes[0, 0].item(), (scale * 448)[0].tolist(), normed[0, 0].item(), added[0, 0].item()
-    (448.0, [1.0, 0.0, 0.0, 0.0], 1.0, 4.0)
     """
     x = input.float() + residual.float()
     normed = normalized(x, weight.float(), eps).to(input.dtype)

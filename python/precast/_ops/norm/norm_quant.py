@@ -123,13 +123,6 @@ def rmsnorm_quant_reference(
     -------
     torch.Tensor
         Shape of ``input``, dtype of ``out``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> out, weight = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.tensor([1.0, 2.0])
-    >>> rmsnorm_quant_reference(out, torch.tensor([[3.0, 4.0]]), weight, 0.01).float()
-    tensor([[ 88., 224.]])
     """
     return _over_scale(normalized(input.float(), weight.float(), eps), scale, out.dtype)
 
@@ -221,15 +214,6 @@ def fused_add_rmsnorm_quant_reference(
     tuple of torch.Tensor
         The norm of the fp32 sum over ``scale`` in the dtype of ``out``, and the sum in the dtype of
         ``input``; each rounded once.
-
-    Examples
-    --------
-    >>> import torch
-    >>> out, weight = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.tensor([1.0, 2.0])
-    >>> x, one = torch.tensor([[2.0, 3.0]]), torch.tensor([[1.0, 1.0]])
-    >>> quantized, added = fused_add_rmsnorm_quant_reference(out, x, one, weight, 0.01)
-    >>> quantized.float(), added
-    (tensor([[ 88., 224.]]), tensor([[3., 4.]]))
     """
     x = input.float() + residual.float()
     y = normalized(x, weight.float(), eps)
@@ -320,14 +304,6 @@ def layernorm_quant_reference(
     -------
     torch.Tensor
         Shape of ``input``, dtype of ``out``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> out, one = torch.empty(1, 2, dtype=torch.float8_e4m3fn), torch.ones(2)
-    >>> x, beta = torch.tensor([[1.0, 3.0]]), torch.tensor([0.0, 1.0])
-    >>> layernorm_quant_reference(out, x, one, beta, 0.0125).float()
-    tensor([[-80., 160.]])
     """
     y = standardized(input.float(), eps) * gemma.float() + beta.float()
     return _over_scale(y, scale, out.dtype)

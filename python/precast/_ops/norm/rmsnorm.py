@@ -20,28 +20,14 @@ def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tenso
 
 
 def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
-    tensor([[0.8485, 2.2627]])
-    """
+    """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return normalized(input.float(), weight.float(), eps).to(input.dtype)
 
 
 def gemma_rmsnorm_reference(
     input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gemma_rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
-    tensor([[0.8485, 2.2627]])
-    """
+    """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast."""
     return normalized(input.float(), weight.float() + 1.0, eps).to(input.dtype)
 
 

@@ -31,16 +31,6 @@ def append_paged_kv_cache_reference(
     -------
     torch.Tensor or tuple of torch.Tensor
         The cache with the rows in it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows, one = torch.ones(1, 1, 2), torch.tensor([1])
-    >>> cache = torch.zeros(2, 2, 2, 1, 2)
-    >>> table = torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([2])
-    >>> new = append_paged_kv_cache_reference(rows, 2 * rows, one - 1, one, cache, *table)
-    >>> new[1, :, 1].flatten()
-    tensor([1., 1., 2., 2.])
     """
     table = (batch_indices, positions, kv_indices, kv_indptr)
     cache = copied(paged_kv_cache)
@@ -67,17 +57,6 @@ def append_paged_mla_kv_cache_reference(
     -------
     tuple of torch.Tensor
         Both caches with the rows in them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one, cache = torch.tensor([1]), torch.zeros(2, 2, 3)
-    >>> table = torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([2])
-    >>> rows = torch.ones(1, 2), torch.ones(1, 1)
-    >>> caches = cache[..., :2], cache[..., 2:]
-    >>> new = append_paged_mla_kv_cache_reference(*rows, one - 1, one, *caches, *table)
-    >>> new[0][1].tolist(), new[1][1].tolist()
-    ([[0.0, 0.0], [1.0, 1.0]], [[0.0], [1.0]])
     """
     caches = ckv_cache.clone(), kpe_cache.clone()
     table = (batch_indices, positions, kv_indices, kv_indptr)

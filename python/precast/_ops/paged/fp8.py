@@ -33,17 +33,6 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
     -------
     torch.Tensor or tuple of torch.Tensor
         The cache with the quantised rows in it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows = torch.full((1, 1, 2), 3.0)
-    >>> cache = torch.zeros(1, 2, 1, 1, 2).to(torch.float8_e4m3fn)
-    >>> new = fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
-    ...     rows, rows, torch.tensor([0]), cache, 2.0, 0.001
-    ... )
-    >>> new.float().flatten()
-    tensor([  1.5000,   1.5000, 448.0000, 448.0000])
     """
     dtype = halves(paged_kv_cache)[0].dtype
     keys, values = quantized(append_key, k_scale, dtype), quantized(append_value, v_scale, dtype)
@@ -66,16 +55,6 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     -------
     tuple of torch.Tensor
         Both caches with the quantised rows in them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows, cache = torch.full((1, 2), 3.0), torch.zeros(1, 1, 2).to(torch.float8_e4m3fn)
-    >>> new = fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
-    ...     rows, rows, torch.tensor([0]), cache, cache, 2.0
-    ... )
-    >>> new[0].float()
-    tensor([[[1.5000, 1.5000]]])
     """
     ckv, kpe = (quantized(rows, scale, ckv_cache.dtype) for rows in (append_ckv, append_kpe))
     return append_paged_mla_kv_cache_with_slot_mapping_reference(

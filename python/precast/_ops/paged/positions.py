@@ -17,15 +17,7 @@ from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 def get_batch_indices_positions_reference(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`get_batch_indices_positions` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> indptr, lens = torch.tensor([0, 1, 3]), torch.tensor([5, 7])
-    >>> get_batch_indices_positions_reference(indptr, lens, 4)
-    (tensor([ 0,  1,  1, -1], dtype=torch.int32), tensor([4, 5, 6, 0], dtype=torch.int32))
-    """
+    """:func:`get_batch_indices_positions` in plain PyTorch on any device."""
     indptr, batch = append_indptr.long(), append_indptr.numel() - 1
     rows = torch.arange(nnz, device=indptr.device)
     after = torch.searchsorted(indptr, rows, right=True)

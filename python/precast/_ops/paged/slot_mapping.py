@@ -27,15 +27,6 @@ def append_paged_kv_cache_with_slot_mapping_reference(
     -------
     torch.Tensor or tuple of torch.Tensor
         The cache with the rows in it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows, cache = torch.ones(2, 1, 2), torch.zeros(2, 2, 2, 1, 2)
-    >>> slots = torch.tensor([3, -1])
-    >>> new = append_paged_kv_cache_with_slot_mapping_reference(rows, 2 * rows, slots, cache)
-    >>> new[1, :, 1].flatten(), int(new.sum())
-    (tensor([1., 1., 2., 2.]), 6)
     """
     cache = copied(paged_kv_cache)
     for part, rows in zip(halves(cache), (append_key, append_value)):
@@ -57,15 +48,6 @@ def append_paged_mla_kv_cache_with_slot_mapping_reference(
     -------
     tuple of torch.Tensor
         Both caches with the rows in them.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows, caches = (torch.ones(1, 2), torch.ones(1, 1)), torch.zeros(1, 2, 3).split([2, 1], -1)
-    >>> slots = torch.tensor([1])
-    >>> append_paged_mla_kv_cache_with_slot_mapping_reference(*rows, slots, *caches)[0]
-    tensor([[[0., 0.],
-             [1., 1.]]])
     """
     caches = ckv_cache.clone(), kpe_cache.clone()
     places = slot_places(slot_mapping, *ckv_cache.shape[:2])

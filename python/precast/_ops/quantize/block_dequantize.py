@@ -29,15 +29,7 @@ def _unpacked_output(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def mxfp4_dequantize_reference(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0
 ) -> torch.Tensor:
-    """:func:`mxfp4_dequantize` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packed = torch.full((1, 16), 0x72, dtype=torch.uint8)
-    >>> mxfp4_dequantize_reference(packed, torch.tensor([[128]]).byte(), 2)[0, :2]
-    tensor([ 2., 12.])
-    """
+    """:func:`mxfp4_dequantize` in plain PyTorch on any device."""
     return dequantize_e2m1(a_fp4, a_sf, None, 32, False, sfLayout)
 
 
@@ -50,18 +42,7 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     is_sf_swizzled_layout: bool = True,
     is_sf_8x4_layout: bool = False,
 ) -> torch.Tensor:
-    """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
-    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
-    >>> e2m1_and_ufp8sf_scale_to_float_reference(
-    ...     packed, scales, torch.tensor([0.5]), is_sf_swizzled_layout=False
-    ... )[0, :2]
-    tensor([0.7500, 4.5000])
-    """
+    """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch on any device."""
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     used = global_scale_tensor if ufp8_type == 1 else None
     return dequantize_e2m1(
@@ -259,15 +240,7 @@ def mxfp8_dequantize_reference(
     sfLayout: int = 0,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`mxfp8_dequantize` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
-    >>> mxfp8_dequantize_reference(q, torch.tensor([130]).byte(), 2)[0, 0].item()
-    12.0
-    """
+    """:func:`mxfp8_dequantize` in plain PyTorch on any device."""
     return dequantize_mxfp8(input, scale_tensor, sfLayout).to(output_dtype or torch.float32)
 
 
@@ -354,16 +327,7 @@ def nvfp4_kv_dequantize_reference(
     global_scale: torch.Tensor,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packed = torch.full((1, 8), 0x72, dtype=torch.uint8)
-    >>> scales = torch.full((1, 1), 1.5).to(torch.float8_e4m3fn).view(torch.uint8)
-    >>> nvfp4_kv_dequantize_reference(packed, scales, torch.tensor([0.5]))[0, :2]
-    tensor([0.7500, 4.5000], dtype=torch.bfloat16)
-    """
+    """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device."""
     values = dequantize_e2m1(fp4_data, block_scales, global_scale, 16, True, 2)
     return values.to(output_dtype or torch.bfloat16)
 

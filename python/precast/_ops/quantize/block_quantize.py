@@ -46,15 +46,7 @@ def _float32_on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor
 def nvfp4_quantize_reference(
     a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`nvfp4_quantize` in plain PyTorch on any device, the same bits.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, scales = nvfp4_quantize_reference(torch.arange(16.0)[None], torch.ones(1), 2)
-    >>> scales.view(torch.float8_e4m3fn).float().tolist()
-    [[2.5]]
-    """
+    """:func:`nvfp4_quantize` in plain PyTorch on any device, the same bits."""
     return quantize_nvfp4(a, a_global_sf, sfLayout, False)
 
 
@@ -156,15 +148,7 @@ def nvfp4_quantize(
 def mxfp4_quantize_reference(
     a: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`mxfp4_quantize` in plain PyTorch on any device, the same bits.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, scales = mxfp4_quantize_reference(torch.full((1, 32), 24.0), 2)
-    >>> scales.tolist(), q[0, 0].item()
-    ([[129]], 119)
-    """
+    """:func:`mxfp4_quantize` in plain PyTorch on any device, the same bits."""
     return quantize_mxfp4(a, sfLayout)
 
 
@@ -245,15 +229,7 @@ def fp4_quantize_reference(
     is_sf_8x4_layout: bool = False,
     is_global_scale_inversed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fp4_quantize` in plain PyTorch on any device, the same bits.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, scales = fp4_quantize_reference(torch.arange(32.0)[None], None, 32, True, False)
-    >>> scales.tolist()
-    [[130]]
-    """
+    """:func:`fp4_quantize` in plain PyTorch on any device, the same bits."""
     _check_recipe(sf_vec_size, sf_use_ue8m0)
     _check_global_scale(global_scale, sf_use_ue8m0)
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)

@@ -58,20 +58,6 @@ def nvfp4_kv_dequantize_paged_reference(
     -------
     tuple of torch.Tensor
         Keys and values, with shape and dtype of the outputs.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packed = torch.full((1, 2, 1, 8), 0x72, dtype=torch.uint8)
-    >>> scales = torch.full((1, 2, 1, 1), 1.5).to(torch.float8_e4m3fn)
-    >>> out = torch.zeros(1, 2, 1, 16, dtype=torch.bfloat16)
-    >>> table, g = torch.tensor([[0]]), torch.tensor(0.5)
-    >>> keys, _ = nvfp4_kv_dequantize_paged_reference(
-    ...     (packed, packed), (scales, scales), table, torch.tensor([1]), g, g, out, out
-    ... )
-    >>> keys[0, :, 0, :2]
-    tensor([[0.7500, 4.5000],
-            [0.0000, 0.0000]], dtype=torch.bfloat16)
     """
     hnd = kv_layout == "HND"
     packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)

@@ -22,14 +22,7 @@ MOST_BYTES = 2**31 - 1
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """:func:`packbits` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packbits_reference(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1])).tolist()
-    [179, 128]
-    """
+    """:func:`packbits` in plain PyTorch on any device."""
     padded = torch.nn.functional.pad((x != 0).to(torch.uint8), (0, -x.shape[0] % 8))
     places = torch.arange(8, dtype=torch.uint8, device=x.device)
     if bitorder == "big":
@@ -40,15 +33,7 @@ def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 def segment_packbits_reference(
     x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`segment_packbits` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> y, starts = segment_packbits_reference(torch.ones(11), torch.tensor([0, 4, 7, 11]))
-    >>> y.tolist(), starts.tolist()
-    ([240, 224, 240], [0, 1, 2, 3])
-    """
+    """:func:`segment_packbits` in plain PyTorch on any device."""
     bounds = indptr.tolist()
     parts = [packbits_reference(x[a:b], bitorder) for a, b in itertools.pairwise(bounds)]
     lengths = torch.tensor([0, *(part.shape[0] for part in parts)], device=x.device)

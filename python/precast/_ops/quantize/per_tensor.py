@@ -23,29 +23,14 @@ WORKSPACE_SIZE = 512
 def static_quant_fp8_reference(
     x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> static_quant_fp8_reference(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
-    tensor([  0.5000, 448.0000])
-    """
+    """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit."""
     return quantize(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 
 def per_tensor_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_tensor_quant_fp8` in plain PyTorch on any device, bit for bit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x_q, x_s = per_tensor_quant_fp8_reference(torch.tensor([1.0, -224.0]))
-    >>> x_q.float(), x_s
-    (tensor([   2., -448.]), tensor([0.5000]))
-    """
+    """:func:`per_tensor_quant_fp8` in plain PyTorch on any device, bit for bit."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     x32 = x.float()
     amax = x32.abs().amax().reshape(1) if x.numel() else x32.new_zeros(1)

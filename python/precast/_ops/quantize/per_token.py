@@ -15,17 +15,7 @@ from precast.api_logging import precast_api
 def per_token_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_quant_fp8` in plain PyTorch on any device, bit for bit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x_q, x_s = per_token_quant_fp8_reference(torch.tensor([[1.0, -224.0], [0.0, 7.0]]))
-    >>> x_q.float(), x_s
-    (tensor([[   2., -448.],
-            [   0.,  448.]]), tensor([[0.5000],
-            [0.0156]]))
-    """
+    """:func:`per_token_quant_fp8` in plain PyTorch on any device, bit for bit."""
     return token_quant(x.float(), eps, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 

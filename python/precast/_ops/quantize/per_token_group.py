@@ -33,15 +33,6 @@ def per_token_group_quant_8bit_reference(
     """:func:`per_token_group_quant_8bit` in plain PyTorch on any device, bit for bit.
 
     Scales are row-major.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([1.0, -224.0, 0.0, 3.0]).repeat_interleave(32)
-    >>> per_token_group_quant_8bit_reference(x, 64)[1]
-    tensor([0.5000, 0.0067])
-    >>> per_token_group_quant_8bit_reference(x, 64, scale_ue8m0=True)[1]
-    tensor([0.5000, 0.0078])
     """
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)

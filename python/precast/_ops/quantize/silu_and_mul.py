@@ -26,15 +26,7 @@ from precast.api_logging import precast_api
 def silu_and_mul_quant_reference(
     input: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`silu_and_mul_quant` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 0.0, 2.0, 3.0]])
-    >>> silu_and_mul_quant_reference(x, torch.tensor([0.5])).float()
-    tensor([[3., 0.]])
-    """
+    """:func:`silu_and_mul_quant` in plain PyTorch on any device."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return quantize(silu_and_mul(input), scale, dtype)
 
@@ -42,15 +34,7 @@ def silu_and_mul_quant_reference(
 def silu_and_mul_per_token_quant_reference(
     input: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`silu_and_mul_per_token_quant` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 0.0, 2.0, 3.0]])
-    >>> silu_and_mul_per_token_quant_reference(x)[1]
-    tensor([[0.0033]])
-    """
+    """:func:`silu_and_mul_per_token_quant` in plain PyTorch on any device."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return token_quant(silu_and_mul(input), eps, dtype)
 
@@ -202,12 +186,6 @@ def silu_and_mul_per_token_group_quant_reference(
     """:func:`silu_and_mul_per_token_group_quant` in plain PyTorch on any device.
 
     Scales are row-major.
-
-    Examples
-    --------
-    >>> import torch
-    >>> silu_and_mul_per_token_group_quant_reference(torch.ones(1, 128), 64)[1]
-    tensor([[0.0016]])
     """
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     y = silu_and_mul(input)

@@ -31,17 +31,7 @@ def apply_llama31_rope_reference(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_llama31_rope` in plain PyTorch on any device: one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
-    >>> apply_llama31_rope_reference(q, q, torch.tensor([0, 2]), torch.tensor([5]))[0]
-    tensor([[[ 0.2837, -0.9589]],
-    <BLANKLINE>
-            [[ 0.9602, -0.2794]]])
-    """
+    """:func:`apply_llama31_rope` in plain PyTorch on any device: one cast at the end."""
     pos_ids = request_positions(indptr, offsets, q.shape[0])
     llama31 = (low_freq_factor, high_freq_factor, old_context_len)
     return apply_llama31_rope_pos_ids_reference(
@@ -61,15 +51,7 @@ def apply_llama31_rope_pos_ids_reference(
     high_freq_factor: float = 4,
     old_context_len: int = 8192,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_llama31_rope_pos_ids` in plain PyTorch on any device: one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.tensor([[[1.0, 0.0]]])
-    >>> apply_llama31_rope_pos_ids_reference(q, q, torch.tensor([5]))[0]
-    tensor([[[ 0.2837, -0.9589]]])
-    """
+    """:func:`apply_llama31_rope_pos_ids` in plain PyTorch on any device: one cast at the end."""
     size = q.shape[-1] if rotary_dim is None else rotary_dim
     llama31 = (low_freq_factor, high_freq_factor, old_context_len)
     angles = computed_angles(pos_ids, size, rope_scale, rope_theta, llama31)

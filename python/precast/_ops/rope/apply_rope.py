@@ -26,17 +26,7 @@ def apply_rope_reference(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope` in plain PyTorch on any device: one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
-    >>> apply_rope_reference(q, q, torch.tensor([0, 2]), torch.tensor([5]))[0]
-    tensor([[[ 0.2837, -0.9589]],
-    <BLANKLINE>
-            [[ 0.9602, -0.2794]]])
-    """
+    """:func:`apply_rope` in plain PyTorch on any device: one cast at the end."""
     pos_ids = request_positions(indptr, offsets, q.shape[0])
     return apply_rope_pos_ids_reference(
         q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
@@ -52,15 +42,7 @@ def apply_rope_pos_ids_reference(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope_pos_ids` in plain PyTorch on any device: one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.tensor([[[1.0, 0.0]]])
-    >>> apply_rope_pos_ids_reference(q, q, torch.tensor([5]))[0]
-    tensor([[[ 0.2837, -0.9589]]])
-    """
+    """:func:`apply_rope_pos_ids` in plain PyTorch on any device: one cast at the end."""
     size = q.shape[-1] if rotary_dim is None else rotary_dim
     angles = computed_angles(pos_ids, size, rope_scale, rope_theta)
     return rotated_pair(q, k, angles, interleave)

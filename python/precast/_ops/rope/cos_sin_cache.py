@@ -22,16 +22,7 @@ def apply_rope_with_cos_sin_cache_reference(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope_with_cos_sin_cache` in PyTorch on any device: fp32, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
-    >>> q = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    >>> apply_rope_with_cos_sin_cache_reference(torch.tensor([1]), q, q, 4, cache)[0]
-    tensor([[-3.,  2.,  1.,  4.]])
-    """
+    """:func:`apply_rope_with_cos_sin_cache` in PyTorch on any device: fp32, one cast at the end."""
     tokens = positions.shape[0]
     q = query.reshape(tokens, query.shape[1:].numel() // head_size, head_size)
     k = key.reshape(tokens, key.shape[1:].numel() // head_size, head_size)

@@ -34,14 +34,6 @@ def qk_rmsnorm_rope_reference(
     -------
     torch.Tensor
         Shape and dtype of ``qkv``; what is neither query nor key is copied.
-
-    Examples
-    --------
-    >>> import torch
-    >>> qkv, weight = torch.tensor([[3.0, 4.0, 5.0, 12.0]]), torch.ones(2)
-    >>> cache, position = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
-    >>> qk_rmsnorm_rope_reference(qkv, weight, weight, position, cache, 1, 0)
-    tensor([[-1.1314,  0.8485,  5.0000, 12.0000]])
     """
     head_dim = q_weight.shape[0]
     heads = qkv.reshape(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)

@@ -37,15 +37,7 @@ def rope_quantize_fp8_reference(
     quant_scale_q: float = 1.0,
     quant_scale_kv: float = 1.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`rope_quantize_fp8` in plain PyTorch on any device: one saturating cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, cache = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.0, 1.0]])
-    >>> rope_quantize_fp8_reference(q, q, None, None, cache, torch.tensor([0]))[0].float()
-    tensor([[[-2.,  1.]]])
-    """
+    """:func:`rope_quantize_fp8` in plain PyTorch on any device: one saturating cast at the end."""
     dtype = torch.float8_e4m3fn if quantize_dtype is None else quantize_dtype
     q_nope = without_columns(q_rope) if q_nope is None else q_nope
     k_nope = without_columns(k_rope) if k_nope is None else k_nope

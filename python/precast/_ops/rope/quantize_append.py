@@ -70,17 +70,6 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     -------
     tuple of torch.Tensor
         ``q_rope`` and ``q_nope`` in fp8, and the two caches with the new entries.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, cache = torch.tensor([[[1.0, 2.0]]]), torch.tensor([[0.0, 1.0]])
-    >>> pages = torch.zeros(1, 1, 1, 2).to(torch.float8_e4m3fn)
-    >>> zero, indptr = torch.tensor([0]), torch.tensor([0, 1])
-    >>> rope_quantize_fp8_append_paged_kv_cache_reference(
-    ...     q, q, None, None, q, cache, zero, (pages, pages), zero, indptr, zero, zero, page_size=1
-    ... )[2].float()
-    tensor([[[[-2.,  1.]]]])
     """
     first, second = paged_kv_cache
     dtype = first.dtype

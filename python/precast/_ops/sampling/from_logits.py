@@ -15,15 +15,7 @@ def sampling_from_logits_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`sampling_from_logits` in plain PyTorch on any device; ``exp`` may round differently.
-
-    Examples
-    --------
-    >>> import torch
-    >>> logits = torch.tensor([[-torch.inf, 1.0], [3.0, -torch.inf]])
-    >>> sampling_from_logits_reference(logits).tolist()
-    [1, 0]
-    """
+    """:func:`sampling_from_logits` in plain PyTorch on any device; ``exp`` may round otherwise."""
     return draw_tokens(weights_of_logits(logits, 1.0), indices, seed=seed, offset=offset)
 
 
@@ -36,14 +28,7 @@ def top_k_top_p_sampling_from_logits_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`top_k_top_p_sampling_from_logits` in plain PyTorch; ``exp`` may round differently.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_k_top_p_sampling_from_logits_reference(torch.tensor([[0.2, 0.7, 0.1]]), 2, 0.3).tolist()
-    [1]
-    """
+    """:func:`top_k_top_p_sampling_from_logits` in plain PyTorch; ``exp`` may round differently."""
     weights, joint = weights_of_logits(logits, 1.0), filter_apply_order == "joint"
     filters = {"top_k": top_k, "top_p": top_p, "joint": joint}
     return draw_tokens(weights, indices, **filters, seed=seed, offset=offset)

@@ -15,14 +15,7 @@ def sampling_from_probs_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`sampling_from_probs` in plain PyTorch on any device: the same tokens, bit for bit.
-
-    Examples
-    --------
-    >>> import torch
-    >>> sampling_from_probs_reference(torch.tensor([[0.0, 1.0], [0.5, 0.5]]), seed=1).tolist()
-    [1, 0]
-    """
+    """:func:`sampling_from_probs` in plain PyTorch on any device: the same tokens, bit for bit."""
     return draw_tokens(weights_of_probs(probs), indices, seed=seed, offset=offset)
 
 
@@ -33,14 +26,7 @@ def top_k_sampling_from_probs_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`top_k_sampling_from_probs` in plain PyTorch on any device: the same tokens.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_k_sampling_from_probs_reference(torch.tensor([[0.2, 0.7, 0.1]]), 1).tolist()
-    [1]
-    """
+    """:func:`top_k_sampling_from_probs` in plain PyTorch on any device: the same tokens."""
     return draw_tokens(weights_of_probs(probs), indices, top_k=top_k, seed=seed, offset=offset)
 
 
@@ -51,14 +37,7 @@ def top_p_sampling_from_probs_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`top_p_sampling_from_probs` in plain PyTorch on any device: the same tokens.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_p_sampling_from_probs_reference(torch.tensor([[0.2, 0.7, 0.1]]), 0.5).tolist()
-    [1]
-    """
+    """:func:`top_p_sampling_from_probs` in plain PyTorch on any device: the same tokens."""
     return draw_tokens(weights_of_probs(probs), indices, top_p=top_p, seed=seed, offset=offset)
 
 
@@ -69,14 +48,7 @@ def min_p_sampling_from_probs_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`min_p_sampling_from_probs` in plain PyTorch on any device: the same tokens.
-
-    Examples
-    --------
-    >>> import torch
-    >>> min_p_sampling_from_probs_reference(torch.tensor([[0.2, 0.7, 0.1]]), 0.5).tolist()
-    [1]
-    """
+    """:func:`min_p_sampling_from_probs` in plain PyTorch on any device: the same tokens."""
     return draw_tokens(weights_of_probs(probs), indices, min_p=min_p, seed=seed, offset=offset)
 
 
@@ -89,14 +61,7 @@ def top_k_top_p_sampling_from_probs_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
-    """:func:`top_k_top_p_sampling_from_probs` in plain PyTorch on any device: the same tokens.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_k_top_p_sampling_from_probs_reference(torch.tensor([[0.2, 0.7, 0.1]]), 2, 0.3).tolist()
-    [1]
-    """
+    """:func:`top_k_top_p_sampling_from_probs` in plain PyTorch on any device: the same tokens."""
     weights, joint = weights_of_probs(probs), filter_apply_order == "joint"
     filters = {"top_k": top_k, "top_p": top_p, "joint": joint}
     return draw_tokens(weights, indices, **filters, seed=seed, offset=offset)

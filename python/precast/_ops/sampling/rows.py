@@ -63,54 +63,26 @@ def _rows(
 def softmax_reference(
     logits: torch.Tensor, temperature: torch.Tensor | float | None = None
 ) -> torch.Tensor:
-    """:func:`softmax` in plain PyTorch on any device, in the kernel's order of additions.
-
-    Examples
-    --------
-    >>> import torch
-    >>> softmax_reference(torch.zeros(1, 4), 0.5)
-    tensor([[0.2500, 0.2500, 0.2500, 0.2500]])
-    """
+    """:func:`softmax` in plain PyTorch on any device, in the kernel's order of additions."""
     weights = weights_of_logits(logits, 1.0 if temperature is None else temperature)
     return weights * (1 / row_sums(weights)[:, None])
 
 
 def top_k_renorm_probs_reference(probs: torch.Tensor, top_k: torch.Tensor | int) -> torch.Tensor:
-    """:func:`top_k_renorm_probs` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_k_renorm_probs_reference(torch.tensor([[0.125, 0.5, 0.375]]), 1).tolist()
-    [[0.0, 1.0, 0.0]]
-    """
+    """:func:`top_k_renorm_probs` in plain PyTorch on any device."""
     weights = weights_of_probs(probs)
     return renormalized(weights, top_k_threshold(weights, top_k)).to(probs.dtype)
 
 
 def top_p_renorm_probs_reference(probs: torch.Tensor, top_p: torch.Tensor | float) -> torch.Tensor:
-    """:func:`top_p_renorm_probs` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_p_renorm_probs_reference(torch.tensor([[0.125, 0.5, 0.375]]), 0.25).tolist()
-    [[0.0, 1.0, 0.0]]
-    """
+    """:func:`top_p_renorm_probs` in plain PyTorch on any device."""
     weights = weights_of_probs(probs)
     threshold = top_p_threshold(weights, top_p, weights == weights)
     return renormalized(weights, threshold).to(probs.dtype)
 
 
 def top_k_mask_logits_reference(logits: torch.Tensor, top_k: torch.Tensor | int) -> torch.Tensor:
-    """:func:`top_k_mask_logits` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> top_k_mask_logits_reference(torch.tensor([[0.5, 2.0, 1.0]]), 2).tolist()
-    [[-inf, 2.0, 1.0]]
-    """
+    """:func:`top_k_mask_logits` in plain PyTorch on any device."""
     x = logits.float()
     threshold = top_k_threshold(x.masked_fill(x.isnan(), -torch.inf), top_k)
     return logits.masked_fill(x < threshold, -torch.inf)

@@ -27,16 +27,7 @@ def chain_speculative_sampling_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens.
-
-    Examples
-    --------
-    >>> import torch
-    >>> draft = torch.tensor([[[0.5, 0.5]]])
-    >>> target = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
-    >>> chain_speculative_sampling_reference(draft, torch.tensor([[0]]), target)[0].tolist()
-    [[1, -1]]
-    """
+    """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens."""
     batch, count, size = draft_probs.shape
     device = draft_probs.device
     draft, target = draft_probs.float(), target_probs.float()

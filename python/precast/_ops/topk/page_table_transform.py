@@ -28,15 +28,7 @@ def top_k_page_table_transform_reference(
     page_table_row_starts: torch.Tensor | None = None,
     page_size: int = 1,
 ) -> torch.Tensor:
-    """:func:`top_k_page_table_transform` in plain PyTorch on any device, in deterministic order.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores, table = torch.tensor([[1.0, 3.0, 2.0]]), torch.tensor([[7, 5, 9]])
-    >>> top_k_page_table_transform_reference(scores, table, torch.tensor([3]), 2).tolist()
-    [[5, 9]]
-    """
+    """:func:`top_k_page_table_transform` in plain PyTorch on any device, in deterministic order."""
     rest = row_to_batch, tie_break, row_starts, page_table_row_starts, page_size
     return positions(input, src_page_table, lengths, k, *rest)[0]
 

@@ -22,16 +22,7 @@ def top_k_ragged_transform_reference(
     tie_break: int = 0,
     row_starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """:func:`top_k_ragged_transform` in plain PyTorch on any device, in deterministic order.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    >>> offsets, lengths = torch.tensor([0, 3]), torch.tensor([3, 1])
-    >>> top_k_ragged_transform_reference(scores, offsets, lengths, 2).tolist()
-    [[1, 2], [3, -1]]
-    """
+    """:func:`top_k_ragged_transform` in plain PyTorch on any device, in deterministic order."""
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
     return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
 

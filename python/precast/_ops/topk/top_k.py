@@ -32,15 +32,7 @@ class TopKTieBreak(enum.IntEnum):
 def top_k_reference(
     input: torch.Tensor, k: int, sorted: bool = False, tie_break: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`top_k` in plain PyTorch on any device, in the order of ``deterministic=True``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> values, indices = top_k_reference(torch.tensor([[1.0, 3.0, 2.0]]), 2)
-    >>> values.tolist(), indices.tolist()
-    ([[3.0, 2.0]], [[1, 2]])
-    """
+    """:func:`top_k` in plain PyTorch on any device, in the order of ``deterministic=True``."""
     indices = by_value(input, tie_break)[:, :k].sort(dim=1).values
     values = input.gather(1, indices)
     if sorted:

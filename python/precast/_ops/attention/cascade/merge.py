@@ -15,15 +15,7 @@ from precast.api_logging import precast_api
 
 
 def merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`merge_states` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> v, s = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([[[1.0], [2.0]]])
-    >>> merge_states_reference(v, s)
-    (tensor([[[1.6667]]]), tensor([[2.5850]]))
-    """
+    """:func:`merge_states` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     s = s.float()
     s_max = s.new_full((s.shape[0], 1, s.shape[2]), float("-inf"))
     if s.shape[1] > 0:
@@ -41,15 +33,7 @@ def merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tens
 def merge_state_reference(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`merge_state` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Examples
-    --------
-    >>> import torch
-    >>> s = torch.zeros(1, 1)
-    >>> merge_state_reference(torch.ones(1, 1, 2), s, torch.full((1, 1, 2), 2.0), s)
-    (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
-    """
+    """:func:`merge_state` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return merge_states_reference(torch.stack((v_a, v_b), dim=1), torch.stack((s_a, s_b), dim=1))
 
 
@@ -71,16 +55,6 @@ def merge_state_in_place_reference(
     -------
     tuple of torch.Tensor
         What ``v`` and ``s`` become.
-
-    Examples
-    --------
-    >>> import torch
-    >>> v, s = torch.ones(2, 1, 1), torch.zeros(2, 1)
-    >>> merge_state_in_place_reference(v, s, 2 * v, s, torch.tensor([True, False]))
-    (tensor([[[1.5000]],
-    <BLANKLINE>
-            [[1.0000]]]), tensor([[1.],
-            [0.]]))
     """
     merged, sums = merge_state_reference(v, s, v_other, s_other)
     if mask is None:

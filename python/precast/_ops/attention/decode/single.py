@@ -45,13 +45,6 @@ def single_decode_with_kv_cache_reference(
     ----------
     o_dtype : torch.dtype, optional
         Of the output. Default: that of ``q``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, k = torch.ones(2, 4), torch.zeros(3, 1, 4)
-    >>> single_decode_with_kv_cache_reference(q, k, k + 3.0, return_lse=True)[1]
-    tensor([1.5850, 1.5850])
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)

@@ -45,15 +45,7 @@ def single_prefill_with_kv_cache_reference(
     v_scale: float | None = None,
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, k = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
-    >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
-    tensor([0.0000, 0.5000])
-    """
+    """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device."""
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     n, m = q.shape[0], k.shape[0]
