@@ -20,7 +20,8 @@ from precast.prefill import (
     single_prefill_with_kv_cache_reference,
 )
 
-WORKSPACE_BYTES = 192 << 20
+#: Splits of a fixed size need much of it.
+WORKSPACE_BYTES = 1 << 30
 
 
 @dataclass

@@ -22,8 +22,8 @@ static_assert(sizeof(PRECAST_DTYPE_KV) == 1 ||
 static_assert(attention_ctas_per_sm(2, kDecodeBlockM, PRECAST_HEAD_DIM_QK, PRECAST_HEAD_DIM_VO) > 0,
               "no kernel has this pair of head dimensions");
 
-int attention_ctas_per_sm(int tile_rows) {
-  return attention_ctas_per_sm(sizeof(PRECAST_DTYPE_KV), tile_rows, PRECAST_HEAD_DIM_QK,
+int attention_ctas_per_sm(int block_m) {
+  return attention_ctas_per_sm(sizeof(PRECAST_DTYPE_KV), block_m, PRECAST_HEAD_DIM_QK,
                                PRECAST_HEAD_DIM_VO);
 }
 

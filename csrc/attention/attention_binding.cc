@@ -4,7 +4,6 @@
 #include "attention/attention_tensors.h"
 #include "attention/plan_block.h"
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
 
 namespace precast {
 
@@ -13,12 +12,12 @@ extern const DType attention_dtype_q;
 extern const DType attention_dtype_kv;
 extern const int attention_head_dim_qk;
 extern const int attention_head_dim_vo;
-int attention_ctas_per_sm(int tile_rows);
+int attention_ctas_per_sm(int block_m);
 cudaError_t attention(const AttentionParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
 
-// What a run brings besides keys and values.
+// What both kinds of runs bring.
 struct Run {
   const PlanBlock& block;
   const Arg q, out;
@@ -56,18 +55,20 @@ void check_memory(const Run& run, const Arg& keys, const Arg& values) {
   const AttentionParams& p = run.block.params;
   const Workspace ints(run.q, "int_workspace", p.schedule.plan, run.block.int_bytes);
   const Workspace floats(run.q, "float_workspace", p.partials, run.block.float_bytes);
-  const TensorMemory results(run.out);
+  const TensorMemory out(run.out);
   const TensorMemory read[] = {run.q, keys, values};
-  check_elements_apart(results);
-  for (const TensorMemory& other : read) check_memory_apart(results, other);
-  for (const Workspace* other : {&ints, &floats}) check_memory_apart(results, other->memory);
+  const auto check_apart = [&](const TensorMemory& written) {
+    for (const TensorMemory& other : read) check_memory_apart(written, other);
+    for (const Workspace* other : {&ints, &floats}) check_memory_apart(written, other->memory);
+  };
+  check_elements_apart(out);
+  check_apart(out);
   if (!run.lse.has_value()) return;
-  const TensorView& view = run.lse.value();
-  const Arg lse = {run.q.op, "lse", view};
-  const TensorMemory sums(lse);
-  for (const TensorMemory& other : read) check_memory_apart(sums, other);
-  for (const Workspace* other : {&ints, &floats}) check_memory_apart(sums, other->memory);
-  check_memory_apart(sums, results);
+  const TensorView view = run.lse.value();
+  const Arg arg = {run.q.op, "lse", view};
+  const TensorMemory lse(arg);
+  check_apart(lse);
+  check_memory_apart(lse, out);
 }
 
 // Queries of the plan's device, heads and rows.
@@ -84,36 +85,35 @@ void check_queries(const Arg& q, const PlanBlock& block) {
       << " and " << attention_head_dim_vo << " and keys of " << int(to_dl(attention_dtype_kv).bits)
       << " bits, got " << s.head_dim_qk << ", " << s.head_dim_vo << " and " << 8 * s.kv_bytes
       << ". Fix: call plan()";
-  check_rows(q, attention_dtype_q, 3, attention_head_dim_qk, false);
-  PRECAST_CHECK(q.tensor.size(1) == s.num_qo_heads, ValueError)
-      << q.what() << " must have " << s.num_qo_heads << " heads as in plan(), got shape "
-      << to_string(q.tensor.shape());
-  PRECAST_CHECK(s.rows < 0 || q.tensor.size(0) == s.rows, ValueError)
-      << q.what() << " must have " << s.rows << " rows as in plan(), got shape "
-      << to_string(q.tensor.shape());
+  Dim rows("rows");
+  TensorMatch(q)
+      .dtype(attention_dtype_q)
+      .shape({s.rows < 0 ? Extent(rows) : Extent(s.rows), s.num_qo_heads, s.head_dim_qk})
+      .unit_stride();
+  check_rows(q);
+}
+
+// One number on the device, or null.
+const float* number_or_null(const Arg& q, const char* name, const OptionalTensor& tensor) {
+  return TensorMatcher(q.op).optional<const float>(
+      tensor, name, [&](const TensorMatch& match) { check_one_number(match, q); });
 }
 
 // Everything but keys and values. False if there is nothing to do.
 bool fill(AttentionParams& p, const Run& run) {
   const Arg &q = run.q, &out = run.out;
-  const int64_t heads = q.tensor.size(1), tokens = q.tensor.size(0);
-  check_same_device(out, q);
-  check_rows(out, attention_dtype_q, 3, attention_head_dim_vo, true);
-  PRECAST_CHECK(out.tensor.size(0) == tokens && out.tensor.size(1) == heads, ValueError)
-      << out.what() << " must have shape [" << tokens << ", " << heads << ", "
-      << attention_head_dim_vo << "], got " << to_string(out.tensor.shape());
-  if (run.lse.has_value()) {
-    const TensorView& view = run.lse.value();
-    const Arg lse = {q.op, "lse", view};
-    check_same_device(lse, q);
-    check_dtype(lse, DType::f32);
-    PRECAST_CHECK(view.ndim() == 2 && view.size(0) == tokens && view.size(1) == heads, ValueError)
-        << lse.what() << " must have shape [" << tokens << ", " << heads << "], got "
-        << to_string(view.shape());
-    check_contiguous(lse);
-    p.lse = static_cast<float*>(data_of(view));
-  }
-  PRECAST_CHECK(tokens * heads <= 0x7fffffff, ValueError)
+  const int64_t tokens = q.tensor.size(0), heads = q.tensor.size(1);
+  TensorMatch(out)
+      .same_device(q)
+      .dtype(attention_dtype_q)
+      .shape({tokens, heads, attention_head_dim_vo})
+      .unit_stride_output();
+  check_rows(out);
+  const TensorMatcher match(q.op);
+  p.lse = match.optional<float>(run.lse, "lse", [&](const TensorMatch& lse) {
+    lse.same_device(q).dtype(DType::f32).shape({tokens, heads}).contiguous();
+  });
+  PRECAST_CHECK(tokens * heads <= kMostInt32, ValueError)
       << q.what() << " must have at most 2^31 - 1 heads in all, got shape "
       << to_string(q.tensor.shape()) << "; call on parts of it";
 
@@ -129,19 +129,11 @@ bool fill(AttentionParams& p, const Run& run) {
       << " bytes for " << tokens << " queries of " << shape.batch << " requests, got "
       << run.block.int_bytes;
 
-  check_optional(q.op, "sinks", run.sinks, q, kFloat32, heads);
-  for (const auto& [name, scale] :
-       {std::pair<const char*, const OptionalTensor*>{"qk_scale", &run.qk_scale},
-        {"v_scale", &run.v_scale}}) {
-    if (!scale->has_value()) continue;
-    const TensorView& view = scale->value();
-    check_one_number({q.op, name, view}, q);
-  }
+  p.sinks = vector_or_null<float>(q, "sinks", run.sinks, to_dl(DType::f32), heads);
+  p.qk_scale = number_or_null(q, "qk_scale", run.qk_scale);
+  p.v_scale = number_or_null(q, "v_scale", run.v_scale);
   p.scale = static_cast<float>(run.block.scores.sm_scale * run.sm_factor);
   p.out_scale = static_cast<float>(run.out_scale);
-  p.qk_scale = data_or_null<const float>(run.qk_scale);
-  p.v_scale = data_or_null<const float>(run.v_scale);
-  p.sinks = data_or_null<const float>(run.sinks);
 
   check_span(q);
   check_span(out);
@@ -155,12 +147,24 @@ bool fill(AttentionParams& p, const Run& run) {
   return tokens > 0 && shape.batch > 0 && heads > 0;
 }
 
+// Pages of the plan's sizes, with keys and values in dimension 1 unless they are a tensor each.
+void check_cache(const Arg& cache, const Arg& q, const PlanShape& s, bool has_both, bool hnd,
+                 Dim& pages, int64_t head_dim) {
+  const int64_t outer = hnd ? s.num_kv_heads : s.page_size;
+  const int64_t inner = hnd ? s.page_size : s.num_kv_heads;
+  const TensorMatch match = TensorMatch(cache).same_device(q).dtype(attention_dtype_kv);
+  (has_both ? match.shape({pages, 2, outer, inner, head_dim})
+            : match.shape({pages, outer, inner, head_dim}))
+      .unit_stride();
+  check_rows(cache);
+}
+
 void launch_run(const Arg& q, AttentionParams& p, bool enable_pdl) {
-  if (p.page_count == 0) {
+  if (p.num_pages == 0) {
     // Without tokens nothing is read. Should a plan know of some, all of them lie where the queries
     // start: no wrong length makes a kernel read memory that is not there.
     p.k = p.v = AttentionCache(p.q, 0, 0, 0);
-    p.page_count = 1;
+    p.num_pages = 1;
   }
   launch_on(q, [&](cudaStream_t stream) { return attention(p, enable_pdl, stream); });
 }
@@ -177,26 +181,13 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorV
   check_cuda(queries);
   const PlanBlock& b = packed_block(PRECAST_ARG("run_paged", block));
   check_queries(queries, b);
-  const int both = v_cache.has_value() ? 0 : 1;  // keys and values in dimension 1
-  const int hnd = b.scores.hnd != 0;
-  check_same_device(keys, queries);
-  check_same_device(values, queries);
-  check_rows(keys, attention_dtype_kv, 4 + both, attention_head_dim_qk, false);
-  check_rows(values, attention_dtype_kv, 4 + both, attention_head_dim_vo, false);
-  PRECAST_CHECK(!both || k_cache.size(1) == 2, ValueError)
-      << keys.what() << " must hold keys and values in dimension 1 of size 2, got shape "
-      << to_string(k_cache.shape());
-  const int entry = 1 + both + hnd, head = 2 + both - hnd;
-  check_sizes(values, keys, {0, entry, head});
-  const int64_t pages = k_cache.size(0), page_size = k_cache.size(entry);
-  PRECAST_CHECK(page_size == b.shape.page_size && k_cache.size(head) == b.shape.num_kv_heads,
-                ValueError)
-      << keys.what() << " must have " << b.shape.num_kv_heads << " heads and pages of "
-      << b.shape.page_size << " tokens as in plan(), in layout " << (hnd ? "HND" : "NHD")
-      << ", got shape " << to_string(k_cache.shape());
-  constexpr int64_t kMost = 0x7fffffff;
-  PRECAST_CHECK(page_size > 0 && pages <= kMost / page_size, ValueError)
-      << keys.what() << " must have pages of at least one entry and at most " << kMost
+  const PlanShape& s = b.shape;
+  const bool has_both = !v_cache.has_value(), hnd = b.scores.hnd != 0;
+  Dim pages("pages");
+  check_cache(keys, queries, s, has_both, hnd, pages, s.head_dim_qk);
+  check_cache(values, queries, s, has_both, hnd, pages, s.head_dim_vo);
+  PRECAST_CHECK(s.page_size > 0 && pages <= kMostInt32 / s.page_size, ValueError)
+      << keys.what() << " must have pages of at least one entry and at most " << kMostInt32
       << " entries in all, got shape " << to_string(k_cache.shape());
 
   AttentionParams p = b.params;
@@ -204,9 +195,10 @@ void run_paged(TensorView q, TensorView k_cache, OptionalTensor v_cache, TensorV
                    qk_scale, v_scale};
   if (!fill(p, run)) return;
   check_memory(run, keys, values);
+  const int entry = 1 + has_both + hnd, head = 2 + has_both - hnd;
   p.k = cache_of(keys, 0, entry, head, 0, 1);
-  p.v = cache_of(values, 0, entry, head, both, 1);
-  p.page_count = static_cast<uint32_t>(pages);
+  p.v = cache_of(values, 0, entry, head, has_both, 1);
+  p.num_pages = static_cast<uint32_t>(pages);
   launch_run(queries, p, enable_pdl);
 }
 
@@ -222,17 +214,18 @@ void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, Option
   PRECAST_CHECK(b.shape.page_size == 0, ValueError)
       << "run_ragged: block must be of a plan without pages, got one with pages of "
       << b.shape.page_size << " tokens";
-  check_same_device(keys, queries);
-  check_same_device(values, queries);
-  check_rows(keys, attention_dtype_kv, 3, attention_head_dim_qk, false);
-  check_rows(values, attention_dtype_kv, 3, attention_head_dim_vo, false);
-  PRECAST_CHECK(v.size(0) == k.size(0) && v.size(1) == k.size(1), ValueError)
-      << values.what() << " must have the tokens and heads of k, got " << to_string(v.shape())
-      << " for " << to_string(k.shape());
-  PRECAST_CHECK(k.size(1) == b.shape.num_kv_heads, ValueError)
-      << keys.what() << " must have " << b.shape.num_kv_heads << " heads as in plan(), got shape "
-      << to_string(k.shape());
-  PRECAST_CHECK(k.size(0) <= 0x7fffffff, ValueError)
+  const int64_t heads = b.shape.num_kv_heads;
+  Dim tokens("tokens");
+  for (const auto& [arg, head_dim] :
+       {std::pair<const Arg&, int>{keys, attention_head_dim_qk}, {values, attention_head_dim_vo}}) {
+    TensorMatch(arg)
+        .same_device(queries)
+        .dtype(attention_dtype_kv)
+        .shape({tokens, heads, head_dim})
+        .unit_stride();
+    check_rows(arg);
+  }
+  PRECAST_CHECK(tokens <= kMostInt32, ValueError)
       << keys.what() << " must have at most 2^31 - 1 tokens, got shape " << to_string(k.shape());
 
   AttentionParams p = b.params;
@@ -242,7 +235,7 @@ void run_ragged(TensorView q, TensorView k, TensorView v, TensorView out, Option
   check_memory(run, keys, values);
   p.k = cache_of(keys, 0, -1, 1, 0, 0);
   p.v = cache_of(values, 0, -1, 1, 0, 0);
-  p.page_count = static_cast<uint32_t>(k.size(0));
+  p.num_pages = static_cast<uint32_t>(tokens);
   launch_run(queries, p, enable_pdl);
 }
 

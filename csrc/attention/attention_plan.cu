@@ -5,8 +5,8 @@
 
 namespace precast {
 
-int attention_plan_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo, int kv_bytes) {
-  return attention_ctas_per_sm(kv_bytes, tile_rows, head_dim_qk, head_dim_vo);
+int attention_plan_ctas_per_sm(int block_m, int head_dim_qk, int head_dim_vo, int kv_bytes) {
+  return attention_ctas_per_sm(kv_bytes, block_m, head_dim_qk, head_dim_vo);
 }
 
 cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream_t stream) {

@@ -5,18 +5,15 @@
 #include "attention/attention_checks.h"
 #include "attention/plan_block.h"
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
 #include "precast/attention/plan_host.cuh"
 
 namespace precast {
 
 // csrc/attention/attention_plan.cu
-int attention_plan_ctas_per_sm(int tile_rows, int head_dim_qk, int head_dim_vo, int kv_bytes);
+int attention_plan_ctas_per_sm(int block_m, int head_dim_qk, int head_dim_vo, int kv_bytes);
 cudaError_t attention_plan(const PlanParams& params, bool enable_pdl, cudaStream_t stream);
 
 namespace {
-
-constexpr int64_t kMostInt32 = 0x7fffffff;
 
 struct LengthTensors {
   const OptionalTensor& qo_indptr;
@@ -36,37 +33,39 @@ struct ScoreTensors {
 
 // Params without a plan's memory, for a device of `sms` multiprocessors.
 PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanShape& s, int sms) {
-  const Arg indptr = {op, "kv_indptr", lengths.kv_indptr};
-  check_numbers(indptr, kInt32, s.batch_size + 1);
-  check_optional(op, "qo_indptr", lengths.qo_indptr, indptr, kInt32, s.batch_size + 1);
-  check_optional(op, "kv_last_page_len", lengths.kv_last_page_len, indptr, kInt32, s.batch_size);
-  check_optional(op, "kv_len", lengths.kv_len, indptr, kInt32, s.batch_size);
+  const int64_t batch = s.batch_size;
+  const TensorMatch indptr = TensorMatcher(op)(lengths.kv_indptr, "kv_indptr");
+  indptr.dtype(kInt32).shape({batch + 1}).contiguous();
+  const auto optional = [&](const char* name, const OptionalTensor& tensor, int64_t count) {
+    return vector_or_null<int32_t>(indptr, name, tensor, kInt32, count);
+  };
+  BatchLengths tables = {};
+  tables.qo_indptr = optional("qo_indptr", lengths.qo_indptr, batch + 1);
+  tables.kv_indptr = indptr.data<const int32_t>();
+  tables.last_page_len = optional("kv_last_page_len", lengths.kv_last_page_len, batch);
+  tables.kv_len = optional("kv_len", lengths.kv_len, batch);
+  tables.q_len_per_req = static_cast<int32_t>(s.q_len_per_req);
+  tables.page_size = static_cast<int32_t>(s.page_size);
   PRECAST_CHECK(s.page_size >= 0 && s.page_size <= kMostInt32, ValueError)
       << op << ": page_size must be positive, got " << s.page_size;
   PRECAST_CHECK(
       s.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
       ValueError)
       << op << ": pages need kv_last_page_len or kv_len, got neither";
-  PRECAST_CHECK(s.q_len_per_req >= 0 && s.q_len_per_req * (s.batch_size + 1) <= kMostInt32,
-                ValueError)
-      << op << ": q_len_per_req must be 0 to " << kMostInt32 / (s.batch_size + 1) << ", got "
+  PRECAST_CHECK(s.q_len_per_req >= 0 && s.q_len_per_req * (batch + 1) <= kMostInt32, ValueError)
+      << op << ": q_len_per_req must be 0 to " << kMostInt32 / (batch + 1) << ", got "
       << s.q_len_per_req;
   PRECAST_CHECK(s.kv_bytes == 1 || s.kv_bytes == 2, ValueError)
       << op << ": keys and values must have elements of 1 or 2 bytes, got " << s.kv_bytes;
   const int per_sm =
-      attention_plan_ctas_per_sm(static_cast<int>(s.tile_rows), static_cast<int>(s.head_dim_qk),
+      attention_plan_ctas_per_sm(static_cast<int>(s.block_m), static_cast<int>(s.head_dim_qk),
                                  static_cast<int>(s.head_dim_vo), static_cast<int>(s.kv_bytes));
   PRECAST_CHECK(per_sm > 0, ValueError)
-      << op << ": there is no kernel of tiles of " << s.tile_rows << " rows for head_dim_qk "
+      << op << ": there is no kernel of tiles of " << s.block_m << " rows for head_dim_qk "
       << s.head_dim_qk << " and head_dim_vo " << s.head_dim_vo;
   PlanParams p = {};
   p.shape = schedule_shape(op, s, sms * per_sm);
-  p.lengths.qo_indptr = data_or_null<const int32_t>(lengths.qo_indptr);
-  p.lengths.kv_indptr = static_cast<const int32_t*>(data_of(lengths.kv_indptr));
-  p.lengths.last_page_len = data_or_null<const int32_t>(lengths.kv_last_page_len);
-  p.lengths.kv_len = data_or_null<const int32_t>(lengths.kv_len);
-  p.lengths.q_len_per_req = static_cast<int32_t>(s.q_len_per_req);
-  p.lengths.page_size = static_cast<int32_t>(s.page_size);
+  p.lengths = tables;
   p.disable_split = s.disable_split_kv != 0;
   if (s.fixed_split_size > 0) {
     const int64_t page = s.page_size > 0 ? s.page_size : 1;
@@ -82,6 +81,7 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
 void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors& t,
                  const Arg& with) {
   const char* op = with.op;
+  const TensorMatcher match(op);
   const ScoreOptions& o = block.scores;
   const int64_t batch = block.shape.batch_size, planned = block.shape.window_left;
   PRECAST_CHECK(o.mask_mode >= 0 && o.mask_mode <= 3, ValueError)
@@ -97,27 +97,34 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
   p.mask = static_cast<AttentionMask>(o.mask_mode);
   p.positions = static_cast<PositionEncoding>(o.pos_encoding);
   if (p.mask == AttentionMask::custom) {
-    check_given(op, "packed_mask", t.packed_mask, "a custom mask");
-    check_given(op, "mask_indptr", t.mask_indptr, "a custom mask");
-    check_optional(op, "mask_indptr", t.mask_indptr, with, kInt32, batch + 1);
-    const TensorView& view = t.packed_mask.value();
-    const Arg mask = {op, "packed_mask", view};
-    check_same_device(mask, with);
-    check_rank(mask, 1, 1);
-    check_numbers(mask, kUint8, view.size(0));
-    p.packed_mask = static_cast<const uint8_t*>(data_of(view));
-    p.mask_bytes = view.size(0);
-    p.mask_indptr = data_or_null<const int32_t>(t.mask_indptr);
+    const TensorView bits = required(op, "packed_mask", t.packed_mask, "a custom mask");
+    const TensorView bounds = required(op, "mask_indptr", t.mask_indptr, "a custom mask");
+    Dim bytes("bytes");
+    p.packed_mask = match(bits, "packed_mask")
+                        .same_device(with)
+                        .dtype(kUint8)
+                        .shape({bytes})
+                        .contiguous()
+                        .data<const uint8_t>();
+    p.mask_bytes = bytes;
+    p.mask_indptr = match(bounds, "mask_indptr")
+                        .same_device(with)
+                        .dtype(kInt32)
+                        .shape({batch + 1})
+                        .contiguous()
+                        .data<const int32_t>();
   }
-  if (p.mask == AttentionMask::items) {
-    check_given(op, "prefix_len", t.prefix_len, "multi-item scoring");
-    check_given(op, "token_pos", t.token_pos, "multi-item scoring");
+  if (p.mask == AttentionMask::multi_item) {
+    const TensorView prefixes = required(op, "prefix_len", t.prefix_len, "multi-item scoring");
+    const TensorView places = required(op, "token_pos", t.token_pos, "multi-item scoring");
     PRECAST_CHECK(o.token_pos_len >= 0 && o.token_pos_len <= kMostInt32, ValueError)
         << op << ": token_pos_len must not be negative, got " << o.token_pos_len;
-    check_wide_numbers(op, "prefix_len", t.prefix_len, with, 32, batch);
-    check_wide_numbers(op, "token_pos", t.token_pos, with, 16, batch * o.token_pos_len);
-    p.prefix_len = data_or_null<const uint32_t>(t.prefix_len);
-    p.token_pos = data_or_null<const uint16_t>(t.token_pos);
+    const TensorMatch prefix_len = match(prefixes, "prefix_len").same_device(with);
+    const TensorMatch token_pos = match(places, "token_pos").same_device(with);
+    check_integers(prefix_len, 32, batch);
+    check_integers(token_pos, 16, batch * o.token_pos_len);
+    p.prefix_len = prefix_len.data<const uint32_t>();
+    p.token_pos = token_pos.data<const uint16_t>();
     p.token_pos_len = static_cast<int32_t>(o.token_pos_len);
   }
   if (p.positions == PositionEncoding::rope) {
@@ -128,12 +135,34 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
     p.rope_log2_theta = static_cast<float>(std::log2(o.rope_theta));
   }
   if (p.positions == PositionEncoding::alibi) {
-    check_given(op, "alibi_slopes", t.alibi_slopes, "ALiBi");
-    check_optional(op, "alibi_slopes", t.alibi_slopes, with, kFloat32, block.shape.num_qo_heads);
-    p.alibi_slopes = data_or_null<const float>(t.alibi_slopes);
+    const TensorView slopes = required(op, "alibi_slopes", t.alibi_slopes, "ALiBi");
+    p.alibi_slopes = match(slopes, "alibi_slopes")
+                         .same_device(with)
+                         .dtype(DType::f32)
+                         .shape({block.shape.num_qo_heads})
+                         .contiguous()
+                         .data<const float>();
   }
   p.window_left = clamped_window(o.window_left);
   p.soft_cap = o.logits_soft_cap > 0 ? static_cast<float>(o.logits_soft_cap) : 0.0f;
+}
+
+// Checks a buffer of bytes and returns how many there are.
+int64_t check_workspace(const Arg& arg, const Arg& with) {
+  const DLDataType dtype = arg.tensor.dtype();
+  check_same_device(arg, with);
+  PRECAST_CHECK(
+      dtype.bits == 8 && dtype.lanes == 1 && (dtype.code == kDLUInt || dtype.code == kDLInt),
+      ValueError)
+      << arg.what() << " must be uint8 or int8, got " << to_string(dtype);
+  TensorMatch(arg).contiguous().aligned();
+  return arg.tensor.numel();
+}
+
+// Bytes of a partial result.
+int64_t partial_bytes(const PlanShape& s) {
+  const int dim = static_cast<int>(s.head_dim_vo);
+  return 4 * attention_partial_floats(static_cast<int>(s.block_m), dim / attention_v_splits(dim));
 }
 
 // Checks a plan's tensors and options and fills its block. Nothing is launched, and no memory but
@@ -160,7 +189,7 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   check_memory_apart(TensorMemory(floats), TensorMemory(ints));
   b.plan.plan = static_cast<int32_t*>(data_of(int_workspace));
   b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
-  b.plan.max_partials = b.float_bytes / slot_bytes(s.tile_rows, s.head_dim_vo);
+  b.plan.max_partials = b.float_bytes / partial_bytes(s);
   const int64_t least_ints = min_plan_ints(b.plan.shape, 0);
   PRECAST_CHECK(b.plan.max_ints >= least_ints, ValueError)
       << op << ": int_workspace must have at least " << 4 * least_ints << " bytes for "
@@ -170,22 +199,20 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.schedule.plan = b.plan.plan;
   p.schedule.shape = b.plan.shape;
   p.partials = static_cast<float*>(data_of(float_workspace));
-  p.slots = b.plan.max_partials;
-  p.group = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
+  p.max_partials = b.plan.max_partials;
+  p.group_size = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
   p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
   p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
   if (s.page_size > 0) {
-    check_given(op, "kv_indices", kv_indices, "a paged cache");
-    const TensorView& view = kv_indices.value();
+    const TensorView view = required(op, "kv_indices", kv_indices, "a paged cache");
     const Arg indices = {op, "kv_indices", view};
-    check_same_device(indices, indptr);
-    check_rank(indices, 1, 1);
-    check_numbers(indices, kInt32, view.size(0));
-    PRECAST_CHECK(view.size(0) <= kMostInt32, ValueError)
+    Dim count("pages");
+    TensorMatch(indices).same_device(indptr).dtype(kInt32).shape({count}).contiguous();
+    PRECAST_CHECK(count <= kMostInt32, ValueError)
         << indices.what() << " must have at most " << kMostInt32 << " elements, got shape "
         << to_string(view.shape());
-    p.pages = static_cast<const int32_t*>(data_of(view));
-    p.page_entries = static_cast<uint32_t>(view.size(0));
+    p.kv_indices = static_cast<const int32_t*>(data_of(view));
+    p.num_kv_indices = static_cast<uint32_t>(count);
   }
   pack_scores(p, b, {packed_mask, mask_indptr, alibi_slopes, prefix_len, token_pos}, indptr);
   b.params = p;
@@ -197,10 +224,11 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
 TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table,
                   const int32_t* buffer, int64_t count, bool is_whole) {
   if (!table.has_value()) return {};
-  const TensorView& view = table.value();
+  const TensorView view = table.value();
   const Arg arg = {with.op, name, view};
-  check_same_device(arg, with);
-  check_numbers(arg, kInt32, is_whole ? count : view.numel());
+  Dim size("elements");
+  const TensorMatch match = TensorMatch(arg).same_device(with).dtype(kInt32);
+  (is_whole ? match.shape({count}) : match.shape({size})).contiguous();
   PRECAST_CHECK(buffer != nullptr, ValueError)
       << arg.what() << " must be None: the plan has no buffer to copy it to";
   PRECAST_CHECK(view.numel() <= count, ValueError)
@@ -232,7 +260,7 @@ void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
   take(1, "kv_indptr", kv_indptr, p.lengths.kv_indptr, batch + 1);
   take(2, "kv_last_page_len", kv_last_page_len, p.lengths.last_page_len, batch);
   p.copies[3] =
-      copy_of(ints, "kv_indices", kv_indices, b.params.pages, b.params.page_entries, false);
+      copy_of(ints, "kv_indices", kv_indices, b.params.kv_indices, b.params.num_kv_indices, false);
   launch_on(ints, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
 }
 
@@ -243,10 +271,8 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   const char* op = "workspace_size";
   const Arg indptr = PRECAST_ARG(op, kv_indptr);
   const Arg bytes = PRECAST_ARG(op, sizes);
-  PRECAST_CHECK(kv_indptr.device().device_type == kDLCPU, ValueError)
-      << indptr.what() << " must be a CPU tensor, got " << device_name(kv_indptr.device());
-  check_same_device(bytes, indptr);
-  check_numbers(bytes, {kDLInt, 64, 1}, 3);
+  check_on_host(indptr);
+  TensorMatch(bytes).same_device(indptr).dtype(kInt64).shape({3}).contiguous();
   PRECAST_CHECK(sm_count > 0 && sm_count < 1 << 16, ValueError)
       << op << ": sm_count must be positive, got " << sm_count;
   const PlanShape& s = block_of(PRECAST_ARG(op, block))->shape;
@@ -256,11 +282,11 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.
   const bool stream = made.header.mode == ScheduleMode::stream_k;
-  const int64_t slots = stream ? 2 * int64_t(p.shape.ctas) : made.header.num_partials;
+  const int64_t partials = stream ? 2 * int64_t(p.shape.ctas) : made.header.num_partials;
   // What run() asks for, which knows the queries alone.
   const int64_t tiles = made.num_queries * p.shape.group_size / p.shape.block_m + p.shape.batch;
   int64_t* written = static_cast<int64_t*>(data_of(sizes));
-  written[0] = slots * slot_bytes(s.tile_rows, s.head_dim_vo);
+  written[0] = partials * partial_bytes(s);
   written[1] = 4 * std::max(ints + made.scratch_ints, min_plan_ints(p.shape, tiles));
   written[2] = 4 * ints;
 }

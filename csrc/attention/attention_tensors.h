@@ -2,9 +2,7 @@
 // Queries, keys, values and outputs of attention as kernels take them.
 #pragma once
 
-#include <initializer_list>
-
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/attention/params.cuh"
 
 namespace precast {
@@ -15,17 +13,11 @@ PRECAST_ONE_COPY int64_t bytes_of(const TensorView& tensor) {
   return (tensor.dtype().bits + 7) / 8;
 }
 
-// Rows of `dim` elements that kernels can load 16 bytes at a time.
-PRECAST_ONE_COPY void check_rows(const Arg& arg, DType dtype, int rank, int64_t dim,
-                                 bool is_output) {
+// Rows that kernels can load 16 bytes at a time.
+PRECAST_ONE_COPY void check_rows(const Arg& arg) {
   const TensorView& t = arg.tensor;
-  check_dtype(arg, dtype);
-  check_rank(arg, rank, rank);
-  PRECAST_CHECK(t.size(-1) == dim, ValueError) << arg.what() << "'s last dimension must be " << dim
-                                               << ", got shape " << to_string(t.shape());
-  check_columns(arg, is_output);
   bool aligned = reinterpret_cast<uint64_t>(data_of(t)) % kCopyBytes == 0;
-  for (int i = 0; i < rank - 1; ++i) {
+  for (int i = 0; i < t.ndim() - 1; ++i) {
     aligned = aligned && (t.size(i) <= 1 || t.stride(i) * bytes_of(t) % kCopyBytes == 0);
   }
   PRECAST_CHECK(aligned, ValueError)
@@ -61,15 +53,6 @@ PRECAST_ONE_COPY AttentionCache cache_of(const Arg& arg, int page, int entry, in
   const char* data = static_cast<const char*>(data_of(t));
   if (half > 0) data += t.stride(half_dim) * bytes_of(t);
   return AttentionCache(data, step(page), step(entry), step(head));
-}
-
-PRECAST_ONE_COPY void check_sizes(const Arg& arg, const Arg& like,
-                                  std::initializer_list<int> dims) {
-  for (int dim : dims) {
-    PRECAST_CHECK(arg.tensor.size(dim) == like.tensor.size(dim), ValueError)
-        << arg.what() << " must have the pages, entries and heads of " << like.name << ", got "
-        << to_string(arg.tensor.shape()) << " for " << to_string(like.tensor.shape());
-  }
 }
 
 }  // namespace precast

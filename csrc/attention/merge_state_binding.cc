@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of merge_state, merge_state_in_place and merge_states.
 #include "core/ffi_export.h"
-#include "core/memory_checks.h"
+#include "core/tensor_matcher.h"
 #include "precast/attention/merge_state.cuh"
 
 namespace precast {
@@ -27,12 +27,8 @@ RowStrides strides_of(const TensorView& tensor, int heads) {
 }
 
 void check_state(const State& state, const Arg& first, int rank) {
-  check_same_device(state.v, first);
-  check_dtype(state.v, merge_state_dtype);
-  check_rank(state.v, rank, rank);
-  check_columns(state.v, false);
-  check_same_device(state.s, first);
-  check_dtype(state.s, DType::f32);
+  TensorMatch(state.v).same_device(first).dtype(merge_state_dtype).rank(rank, rank).unit_stride();
+  TensorMatch(state.s).same_device(first).dtype(DType::f32);
   const TensorView &v = state.v.tensor, &s = state.s.tensor;
   bool fits = s.ndim() == rank - 1;
   for (int i = 0; fits && i < rank - 1; ++i) fits = s.size(i) == v.size(i);
@@ -90,14 +86,14 @@ void merge(const State& a, const State& b, const State& out, const OptionalTenso
   check_same_shape(out.v, a.v);
   MergeStateParams p = {};
   if (mask.has_value()) {
-    const TensorView& view = mask.value();
+    const TensorView view = mask.value();
     const Arg arg = {a.v.op, "mask", view};
     const DLDataType dtype = view.dtype();
     check_same_device(arg, a.v);
     PRECAST_CHECK(dtype.bits == 8 && (dtype.code == kDLBool || dtype.code == kDLUInt), ValueError)
         << arg.what() << " must be bool or uint8, got " << to_string(dtype);
-    check_vector(arg, a.v.tensor.size(0));
-    p.mask = static_cast<const uint8_t*>(data_of(view));
+    const TensorMatch match(arg);
+    p.mask = match.shape({a.v.tensor.size(0)}).contiguous().data<const uint8_t>();
   }
   check_outputs(out);
   check_beside(out, a);

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <type_traits>
 
-#include "core/tvm_ffi_utils.h"
+#include "core/tensor_matcher.h"
 #include "precast/attention/params.cuh"
 #include "precast/attention/plan.cuh"
 
@@ -25,7 +25,7 @@ struct PlanShape {
   int64_t head_dim_qk;
   int64_t head_dim_vo;
   int64_t kv_bytes;
-  int64_t tile_rows;
+  int64_t block_m;
   int64_t causal;
   int64_t window_left;
   int64_t fixed_split_size;
@@ -63,17 +63,20 @@ static_assert(std::is_trivially_copyable_v<PlanBlock>, "a block is copied as byt
 // Says that a block is packed, and by the layout of this build.
 constexpr uint64_t kPackedMagic = 0x50524543'00010000 + sizeof(PlanBlock);
 
+PRECAST_ONE_COPY void check_on_host(const Arg& arg) {
+  const DLDevice device = arg.tensor.device();
+  PRECAST_CHECK(device.device_type == kDLCPU, ValueError)
+      << arg.what() << " must be a CPU tensor, got " << device_name(device);
+}
+
 PRECAST_ONE_COPY PlanBlock* block_of(const Arg& arg) {
-  const TensorView& t = arg.tensor;
-  const DLDataType dtype = t.dtype();
-  PRECAST_CHECK(same_dtype(dtype, {kDLUInt, 8, 1}), ValueError)
-      << arg.what() << " must be uint8, got " << to_string(dtype);
-  PRECAST_CHECK(t.device().device_type == kDLCPU, ValueError)
-      << arg.what() << " must be a CPU tensor, got " << device_name(t.device());
-  check_vector(arg, kBlockBytes);
-  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(t)) % alignof(PlanBlock) == 0, ValueError)
+  const TensorMatch block(arg);
+  check_on_host(arg);
+  block.dtype(kUint8).shape({kBlockBytes}).contiguous();
+  PRECAST_CHECK(reinterpret_cast<uint64_t>(data_of(arg.tensor)) % alignof(PlanBlock) == 0,
+                ValueError)
       << arg.what() << " must start at a multiple of " << alignof(PlanBlock) << " bytes";
-  return static_cast<PlanBlock*>(data_of(t));
+  return block.data<PlanBlock>();
 }
 
 PRECAST_ONE_COPY const PlanBlock& packed_block(const Arg& arg) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "paged/paged_checks.h"
-#include "precast/rope/rope.cuh"
+#include "precast/rope/rope_params.cuh"
 
 namespace precast {
 

@@ -13,23 +13,26 @@ from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
     fused_add_rmsnorm_fp8_block_quant,
     fused_add_rmsnorm_fp8_block_quant_reference,
 )
-from precast._ops.norm.fused_add_rmsnorm_quant import (
+from precast._ops.norm.layernorm import layernorm, layernorm_reference
+from precast._ops.norm.norm_gate import (
+    fused_rmsnorm_silu,
+    fused_rmsnorm_silu_reference,
+    rmsnorm_sigmoid_gate,
+    rmsnorm_sigmoid_gate_reference,
+)
+from precast._ops.norm.norm_quant import (
     fused_add_rmsnorm_quant,
     fused_add_rmsnorm_quant_reference,
+    layernorm_quant,
+    layernorm_quant_reference,
+    rmsnorm_quant,
+    rmsnorm_quant_reference,
 )
-from precast._ops.norm.fused_rmsnorm_silu import fused_rmsnorm_silu, fused_rmsnorm_silu_reference
-from precast._ops.norm.layernorm import layernorm, layernorm_reference
-from precast._ops.norm.layernorm_quant import layernorm_quant, layernorm_quant_reference
 from precast._ops.norm.rmsnorm import (
     gemma_rmsnorm,
     gemma_rmsnorm_reference,
     rmsnorm,
     rmsnorm_reference,
-)
-from precast._ops.norm.rmsnorm_quant import rmsnorm_quant, rmsnorm_quant_reference
-from precast._ops.norm.rmsnorm_sigmoid_gate import (
-    rmsnorm_sigmoid_gate,
-    rmsnorm_sigmoid_gate_reference,
 )
 
 __all__ = [

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from precast._ops.paged.append import append_paged_kv_cache, append_paged_kv_cache_reference
-from precast._ops.paged.append_mla import (
+from precast._ops.paged.append import (
+    append_paged_kv_cache,
+    append_paged_kv_cache_reference,
     append_paged_mla_kv_cache,
     append_paged_mla_kv_cache_reference,
 )

@@ -6,18 +6,18 @@ from __future__ import annotations
 from precast._ops.rope.apply_llama31_rope import (
     apply_llama31_rope,
     apply_llama31_rope_inplace,
-    apply_llama31_rope_reference,
-)
-from precast._ops.rope.apply_llama31_rope_pos_ids import (
     apply_llama31_rope_pos_ids,
     apply_llama31_rope_pos_ids_inplace,
     apply_llama31_rope_pos_ids_reference,
+    apply_llama31_rope_reference,
 )
-from precast._ops.rope.apply_rope import apply_rope, apply_rope_inplace, apply_rope_reference
-from precast._ops.rope.apply_rope_pos_ids import (
+from precast._ops.rope.apply_rope import (
+    apply_rope,
+    apply_rope_inplace,
     apply_rope_pos_ids,
     apply_rope_pos_ids_inplace,
     apply_rope_pos_ids_reference,
+    apply_rope_reference,
 )
 from precast._ops.rope.cos_sin_cache import (
     apply_rope_with_cos_sin_cache,

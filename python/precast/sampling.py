@@ -32,7 +32,7 @@ infinity, or minus infinity alone. Their token is 0, and not valid where ``retur
 
 **Indices.** ``indices`` are ``[outputs]``, int32 or int64: the row that each output draws from. The
 tokens have their dtype, and are int32 without them. Where there is no such row, the token is 0 and
-not valid: a call does not wait for the GPU to refuse it. Reference mode raises an ``IndexError``.
+not valid: a call does not wait for the GPU to reject it. Reference mode raises an ``IndexError``.
 
 **Random numbers** are those of Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as
 1, 2, 3", SC 2011) by a seed, an offset and, but for the case below, the position of the output; 24
@@ -60,58 +60,54 @@ tensor or number, a ``TypeError``.
 
 from __future__ import annotations
 
+from precast._ops.sampling.from_logits import sampling_from_logits as sampling_from_logits
+from precast._ops.sampling.from_logits import (
+    sampling_from_logits_reference as sampling_from_logits_reference,
+)
+from precast._ops.sampling.from_logits import (
+    top_k_top_p_sampling_from_logits as top_k_top_p_sampling_from_logits,
+)
+from precast._ops.sampling.from_logits import (
+    top_k_top_p_sampling_from_logits_reference as top_k_top_p_sampling_from_logits_reference,
+)
+from precast._ops.sampling.from_probs import min_p_sampling_from_probs as min_p_sampling_from_probs
+from precast._ops.sampling.from_probs import (
+    min_p_sampling_from_probs_reference as min_p_sampling_from_probs_reference,
+)
+from precast._ops.sampling.from_probs import sampling_from_probs as sampling_from_probs
+from precast._ops.sampling.from_probs import (
+    sampling_from_probs_reference as sampling_from_probs_reference,
+)
+from precast._ops.sampling.from_probs import top_k_sampling_from_probs as top_k_sampling_from_probs
+from precast._ops.sampling.from_probs import (
+    top_k_sampling_from_probs_reference as top_k_sampling_from_probs_reference,
+)
+from precast._ops.sampling.from_probs import (
+    top_k_top_p_sampling_from_probs as top_k_top_p_sampling_from_probs,
+)
+from precast._ops.sampling.from_probs import (
+    top_k_top_p_sampling_from_probs_reference as top_k_top_p_sampling_from_probs_reference,
+)
+from precast._ops.sampling.from_probs import top_p_sampling_from_probs as top_p_sampling_from_probs
+from precast._ops.sampling.from_probs import (
+    top_p_sampling_from_probs_reference as top_p_sampling_from_probs_reference,
+)
 from precast._ops.sampling.fused import Sampled as Sampled
 from precast._ops.sampling.fused import sample as sample
 from precast._ops.sampling.fused import sample_reference as sample_reference
-from precast._ops.sampling.min_p import min_p_sampling_from_probs as min_p_sampling_from_probs
-from precast._ops.sampling.min_p import (
-    min_p_sampling_from_probs_reference as min_p_sampling_from_probs_reference,
-)
-from precast._ops.sampling.plain import sampling_from_logits as sampling_from_logits
-from precast._ops.sampling.plain import (
-    sampling_from_logits_reference as sampling_from_logits_reference,
-)
-from precast._ops.sampling.plain import sampling_from_probs as sampling_from_probs
-from precast._ops.sampling.plain import (
-    sampling_from_probs_reference as sampling_from_probs_reference,
-)
-from precast._ops.sampling.renorm import top_k_mask_logits as top_k_mask_logits
-from precast._ops.sampling.renorm import top_k_mask_logits_reference as top_k_mask_logits_reference
-from precast._ops.sampling.renorm import top_k_renorm_prob as top_k_renorm_prob
-from precast._ops.sampling.renorm import top_k_renorm_probs as top_k_renorm_probs
-from precast._ops.sampling.renorm import (
-    top_k_renorm_probs_reference as top_k_renorm_probs_reference,
-)
-from precast._ops.sampling.renorm import top_p_renorm_prob as top_p_renorm_prob
-from precast._ops.sampling.renorm import top_p_renorm_probs as top_p_renorm_probs
-from precast._ops.sampling.renorm import (
-    top_p_renorm_probs_reference as top_p_renorm_probs_reference,
-)
-from precast._ops.sampling.softmax import softmax as softmax
-from precast._ops.sampling.softmax import softmax_reference as softmax_reference
+from precast._ops.sampling.rows import softmax as softmax
+from precast._ops.sampling.rows import softmax_reference as softmax_reference
+from precast._ops.sampling.rows import top_k_mask_logits as top_k_mask_logits
+from precast._ops.sampling.rows import top_k_mask_logits_reference as top_k_mask_logits_reference
+from precast._ops.sampling.rows import top_k_renorm_prob as top_k_renorm_prob
+from precast._ops.sampling.rows import top_k_renorm_probs as top_k_renorm_probs
+from precast._ops.sampling.rows import top_k_renorm_probs_reference as top_k_renorm_probs_reference
+from precast._ops.sampling.rows import top_p_renorm_prob as top_p_renorm_prob
+from precast._ops.sampling.rows import top_p_renorm_probs as top_p_renorm_probs
+from precast._ops.sampling.rows import top_p_renorm_probs_reference as top_p_renorm_probs_reference
 from precast._ops.sampling.speculative import (
     chain_speculative_sampling as chain_speculative_sampling,
 )
 from precast._ops.sampling.speculative import (
     chain_speculative_sampling_reference as chain_speculative_sampling_reference,
-)
-from precast._ops.sampling.top_k import top_k_sampling_from_probs as top_k_sampling_from_probs
-from precast._ops.sampling.top_k import (
-    top_k_sampling_from_probs_reference as top_k_sampling_from_probs_reference,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_logits as top_k_top_p_sampling_from_logits,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_logits_reference as top_k_top_p_sampling_from_logits_reference,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_probs as top_k_top_p_sampling_from_probs,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_probs_reference as top_k_top_p_sampling_from_probs_reference,
-)
-from precast._ops.sampling.top_p import top_p_sampling_from_probs as top_p_sampling_from_probs
-from precast._ops.sampling.top_p import (
-    top_p_sampling_from_probs_reference as top_p_sampling_from_probs_reference,
 )

@@ -29,7 +29,7 @@ from precast._ops.attention.buffers import get_alibi_slopes as get_alibi_slopes
 from precast._ops.attention.enums import MaskMode as MaskMode
 from precast._ops.attention.enums import PosEncodingMode as PosEncodingMode
 from precast._ops.attention.enums import TensorLayout as TensorLayout
-from precast._ops.quantize.row_shuffle import (
+from precast._ops.quantize.shuffle_matrix import (
     get_shuffle_matrix_a_row_indices,
     get_shuffle_matrix_sf_a_row_indices,
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ci/compare_kernels.py accepts a renamed kernel, and refuses a changed one."""
+"""ci/compare_kernels.py accepts a renamed kernel, and rejects a changed one."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_a_renamed_kernel_is_equal_under_the_map_alone(run: Compare) -> None:
     assert out.endswith(summary(different=2))
 
 
-def test_a_changed_kernel_is_refused(run: Compare) -> None:
+def test_a_changed_kernel_is_rejected(run: Compare) -> None:
     status, out = run("changed")
     assert status == 1
     assert "3" in out.split(" before, ")[0].splitlines()[-1]
@@ -127,7 +127,7 @@ def test_a_changed_kernel_is_refused(run: Compare) -> None:
         assert (status, out.splitlines()[-1]) == (1, summary(different=1).strip())
 
 
-def test_changed_launch_bounds_are_refused(run: Compare) -> None:
+def test_changed_launch_bounds_are_rejected(run: Compare) -> None:
     status, out = run("bounded")
     assert status == 1
     assert "launch attributes: {'most threads'" in out
@@ -151,7 +151,7 @@ def test_moved_parameters_must_be_declared(run: Compare) -> None:
     assert "Fix: if a parameter struct was changed on purpose" in out
 
 
-def test_a_module_without_a_partner_is_refused(
+def test_a_module_without_a_partner_is_rejected(
     builds: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "two" / ARCH
@@ -203,7 +203,7 @@ def told(folder: Path, rows: list[dict[str, str]]) -> list[str]:
     return compare.outdated(folder, ARCH)
 
 
-def test_the_committed_map_is_legal_and_a_wrong_one_is_refused(tmp_path: Path) -> None:
+def test_the_committed_map_is_legal_and_a_wrong_one_is_rejected(tmp_path: Path) -> None:
     compare.NameMap.load(ROOT / "ci" / "kernel_names.toml")
     path = tmp_path / "names.toml"
     path.write_text("[identifier]\n")

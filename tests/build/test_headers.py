@@ -57,7 +57,7 @@ class Nvrtc:
             _wheel_folder("cuda_runtime", "include"),
             _wheel_folder("cuda_cccl", "include"),
         )
-        # NVRTC refuses host functions, which the launchers' headers have beside the kernels.
+        # NVRTC rejects host functions, which the launchers' headers have beside the kernels.
         self.options = ["-default-device", *(f"--include-path={folder}" for folder in folders)]
 
     @property

@@ -26,6 +26,14 @@ ATTENTION_BYTES = 4 << 20
 ATTENTION_FAMILY_BYTES = 40 << 20  # of the profile core, for one architecture
 ATTENTION_SECONDS = 45
 
+#: Bytes of stack that a kernel may use, for what its launch bounds leave no registers; 0 for others.
+STACKS = {
+    "TopKKernel": 32,
+    "ChainSpeculativeKernel": 32,
+    "TopKTopPSampleKernel": 128,
+    "FusedSampleKernel": 768,
+}
+
 
 def _write(built: Built, root: Path) -> None:
     write_manifest(root, PLAN, built.specs, distribution="test", toolkit="13.0")
@@ -58,11 +66,15 @@ def test_manifest_row(built: Built, file_name: str) -> None:
 
 
 @pytest.mark.parametrize("file_name", CI_MODULES)
-def test_no_kernel_uses_local_memory(built: Built, file_name: str) -> None:
+def test_no_kernel_uses_more_local_memory_than_it_must(built: Built, file_name: str) -> None:
     kernels = list(elf.read_resources(built.library(spec_of(built, file_name))))
     assert kernels
-    spilling = [k for k in kernels if k.local or k.stack]
+    spilling = [k for k in kernels if k.local or k.stack > _stack_limit(k.kernel)]
     assert not spilling
+
+
+def _stack_limit(kernel: str) -> int:
+    return max((limit for name, limit in STACKS.items() if name in kernel), default=0)
 
 
 @pytest.mark.parametrize(

@@ -59,7 +59,7 @@ def test_a_good_set_passes_and_gets_its_sums(folder: Path) -> None:
     assert f"the tag is v9.9.9, the version {precast.__version__}" in out
 
 
-def test_an_incomplete_set_is_refused_when_it_must_be_whole(folder: Path) -> None:
+def test_an_incomplete_set_is_rejected_when_it_must_be_whole(folder: Path) -> None:
     out = problems(folder, complete=True)
     machine = os.uname().machine
     assert "the set: precast-jit-cache-cu12-sm90a for aarch64: missing" in out
@@ -125,13 +125,13 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_a_tampered_set_is_refused(folder: Path, name: str) -> None:
+def test_a_tampered_set_is_rejected(folder: Path, name: str) -> None:
     tamper, text = TAMPERED[name]
     tamper(wheel_of(folder))
     assert text in problems(folder)
 
 
-def test_what_was_changed_with_record_and_manifest_is_still_refused(folder: Path) -> None:
+def test_what_was_changed_with_record_and_manifest_is_still_rejected(folder: Path) -> None:
     """Somebody who corrects RECORD, too, cannot make a module that the plan does not know."""
     wheel = wheel_of(folder)
     with zipfile.ZipFile(wheel) as archive:
@@ -152,7 +152,7 @@ def _digest(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
 
 
-def test_sums_that_do_not_fit_are_refused(folder: Path) -> None:
+def test_sums_that_do_not_fit_are_rejected(folder: Path) -> None:
     wheels = list(folder.glob("*.whl"))
     sums = folder / release_check.SUMS
     good = release_check.sums(wheels)

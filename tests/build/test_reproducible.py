@@ -107,7 +107,7 @@ def _device_code(library: Path, folder: Path) -> bytes:
 
 
 @pytest.mark.parametrize("file", ["csrc/elementwise/scale.cu", "csrc/elementwise/scale_binding.cc"])
-def test_the_time_of_a_build_is_refused(tree: Path, tmp_path: Path, file: str) -> None:
+def test_the_time_of_a_build_is_rejected(tree: Path, tmp_path: Path, file: str) -> None:
     _insert(tree, file, "namespace precast {", "extern const char* const built = __TIME__;\n")
     with pytest.raises(CompileError, match="might prevent reproducible builds"):
         _build(tree, tmp_path / "out")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The distributions: what is in them, that checks refuse bad ones, that they live side by side."""
+"""The distributions: what is in them, that checks reject bad ones, that they live side by side."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_there_is_no_sdist_of_modules(tmp_path: Path) -> None:
     assert "there is no sdist of prebuilt modules" in out
 
 
-def test_checks_refuse_spoilt_wheels(
+def test_checks_reject_spoilt_wheels(
     core: Path, modules: Path, sm80: Path, tmp_path: Path, built: Built
 ) -> None:
     def problems(wheel: Path, name: str, data: bytes | None, profile: str = PROFILE) -> str:
@@ -139,9 +139,9 @@ def test_checks_refuse_spoilt_wheels(
     assert any("the newest allowed is 2.2" in line for line in newest)
 
 
-def test_unknown_targets_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_targets_are_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, text in (
-        (["--cuda", "13", "--arch", "sm75"], "sm75 is not a target; legal: sm80"),
+        (["--cuda", "13", "--arch", "sm75"], "no target of precast serves compute capability 7.5"),
         (["--cuda", "12", "--arch", "sm110a"], "sm110a needs CUDA >= 13.0"),
         (["--cuda", "11", "--arch", "sm80"], "CUDA 11 is not supported; legal: 12, 13"),
     ):

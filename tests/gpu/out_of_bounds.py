@@ -20,7 +20,7 @@ class Longer:
 
 
 if __name__ == "__main__":
-    # Large, so that it does not lie behind the short one: the op would refuse the overlap.
+    # Large, so that it does not lie behind the short one: the op would reject the overlap.
     out = torch.empty(1 << 24, dtype=torch.bfloat16, device="cuda")
     short = torch.zeros(1024, dtype=torch.float16, device="cuda")
     long = torch.as_tensor(Longer(short, 16), device="cuda")

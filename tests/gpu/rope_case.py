@@ -57,8 +57,8 @@ def phases(positions: torch.Tensor, frequency: torch.Tensor) -> torch.Tensor:
 
 def make_cache(rows: int, rotary_dim: int, theta: float = 1e4) -> torch.Tensor:
     """A cache of cosines and sines as engines make it."""
-    turn = phases(torch.arange(rows), frequencies(rotary_dim, 1.0, theta))
-    return torch.cat([turn.real, turn.imag], dim=-1).float().to(DEVICE)
+    phase = phases(torch.arange(rows), frequencies(rotary_dim, 1.0, theta))
+    return torch.cat([phase.real, phase.imag], dim=-1).float().to(DEVICE)
 
 
 def phases_of_cache(positions: torch.Tensor, cache: torch.Tensor) -> torch.Tensor:
@@ -70,7 +70,7 @@ def phases_of_cache(positions: torch.Tensor, cache: torch.Tensor) -> torch.Tenso
 
 
 def exact_rope(x: torch.Tensor, phase: torch.Tensor, interleave: bool) -> torch.Tensor:
-    """``[tokens, heads, dim]`` in float64, its first columns turned."""
+    """``[tokens, heads, dim]`` in float64, its first columns rotated."""
     rotary_dim = 2 * phase.shape[-1]
     wide = x.double()
     head = wide[..., :rotary_dim]
@@ -78,9 +78,9 @@ def exact_rope(x: torch.Tensor, phase: torch.Tensor, interleave: bool) -> torch.
         head.unflatten(-1, (-1, 2)) if interleave else head.unflatten(-1, (2, -1)).transpose(-1, -2)
     )
     numbers = torch.complex(pairs[..., 0], pairs[..., 1]) * phase.unsqueeze(1)
-    turned = torch.stack([numbers.real, numbers.imag], dim=-1)
-    turned = turned.flatten(-2) if interleave else turned.transpose(-1, -2).flatten(-2)
-    return torch.cat([turned, wide[..., rotary_dim:]], dim=-1)
+    rotated = torch.stack([numbers.real, numbers.imag], dim=-1)
+    rotated = rotated.flatten(-2) if interleave else rotated.transpose(-1, -2).flatten(-2)
+    return torch.cat([rotated, wide[..., rotary_dim:]], dim=-1)
 
 
 def heads_in(

@@ -25,7 +25,7 @@ MANY = 131  # rows: more than the 128 of a tile, and odd
 def calls(
     function: Callable[..., Any], template: TraceTemplate, dtype: torch.dtype = torch.bfloat16
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Arguments on the CPU by name; those after the first may be refused."""
+    """Arguments on the CPU by name; those after the first may be rejected."""
     rows = next((name for name, axis in template.axes.items() if _is_free(axis, Var)), None)
     sizes: dict[str, dict[str, Any]] = {"small": {}}
     if rows is not None:
@@ -44,7 +44,7 @@ def _is_free(axis: Var | Const, kind: type) -> bool:
 def expected(
     function: Callable[..., Any], template: TraceTemplate, call: dict[str, Any]
 ) -> tuple[Any, ...] | None:
-    """What the reference makes of a call, or None where it refuses it."""
+    """What the reference makes of a call, or None where it rejects it."""
     call = copied(call, template, "cpu")
     try:
         with precast.reference_mode():

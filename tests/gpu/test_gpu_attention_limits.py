@@ -71,7 +71,7 @@ class Call:
             head_dim_qk=DIM,
             head_dim_vo=DIM,
             kv_bytes=self.dtype_kv.itemsize,
-            tile_rows=16,
+            block_m=16,
         )
         numbers = {
             name: more.pop(names.get(name, name))
@@ -124,21 +124,21 @@ class Call:
 # -- plans of other calls -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
+@pytest.mark.parametrize("block_m", [16, 64])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(32, 4), (32, 16), (16, 8), (16, 4), (64, 8)])
 def test_a_plan_for_other_heads_is_not_followed(
-    generator: torch.Generator, tile_rows: int, heads: int, kv_heads: int
+    generator: torch.Generator, block_m: int, heads: int, kv_heads: int
 ) -> None:
-    q_len = 1 if tile_rows == 16 else 50
+    q_len = 1 if block_m == 16 else 50
     lengths = [q_len] * 4, [160, 160, 160, 9000]
     planned = Call(generator, *lengths, 32, 8)
-    planned.plan(tile_rows=tile_rows)
+    planned.plan(block_m=block_m)
     other = Call(generator, *lengths, heads, kv_heads)
     other.given = planned.given
-    out, lse = other.run(tile_rows=tile_rows)
+    out, lse = other.run(block_m=block_m)
     assert out.isnan().all()
     assert lse.isnan().all()
-    results = planned.run(tile_rows=tile_rows)
+    results = planned.run(block_m=block_m)
     for request in range(4):
         planned.check(*results, request)
 
@@ -181,36 +181,34 @@ def test_no_partial_result_lies_behind_the_workspace(generator: torch.Generator)
 # -- lengths --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
-def test_a_request_of_2_31_tokens_spoils_no_other(
-    generator: torch.Generator, tile_rows: int
-) -> None:
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_a_request_of_2_31_tokens_spoils_no_other(generator: torch.Generator, block_m: int) -> None:
     batch = Call(generator, [1, 1], [64, 64])
     batch.given["kv_indptr"] = torch.tensor([0, 64, MOST], dtype=I32, device="cuda")
-    batch.plan(tile_rows=tile_rows)
-    batch.check(*batch.run(tile_rows=tile_rows), 0)
+    batch.plan(block_m=block_m)
+    batch.check(*batch.run(block_m=block_m), 0)
     # Of such a length whole tiles take seconds, so these plans alone.
-    batch.plan(tile_rows=tile_rows, disable_split_kv=True)
-    batch.plan(tile_rows=tile_rows, fixed_split_size=1 << 20)
+    batch.plan(block_m=block_m, disable_split_kv=True)
+    batch.plan(block_m=block_m, fixed_split_size=1 << 20)
     torch.cuda.synchronize()
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
+@pytest.mark.parametrize("block_m", [16, 64])
 def test_queries_that_are_not_there_are_not_written(
-    generator: torch.Generator, tile_rows: int
+    generator: torch.Generator, block_m: int
 ) -> None:
     batch = Call(generator, [5, 3], [64, 100])
     for first in (-5, -MOST, MOST):
         batch.given["qo_indptr"] = torch.tensor([first, 5, 8], dtype=I32, device="cuda")
-        batch.plan(tile_rows=tile_rows)
-        out, lse = batch.run(tile_rows=tile_rows)
+        batch.plan(block_m=block_m)
+        out, lse = batch.run(block_m=block_m)
         assert out[:5].isnan().all()
         batch.check(out, lse, 1)
     far = 0x38000000
     eight = Call(generator, [5], [64], heads=16)
     eight.given["qo_indptr"] = torch.tensor([far, far + 5], dtype=I32, device="cuda")
-    eight.plan(tile_rows=tile_rows)
-    assert eight.run(tile_rows=tile_rows)[0].isnan().all()
+    eight.plan(block_m=block_m)
+    assert eight.run(block_m=block_m)[0].isnan().all()
 
 
 def test_more_tiles_than_a_word_counts_are_no_plan(generator: torch.Generator) -> None:
@@ -225,11 +223,11 @@ def test_more_tiles_than_a_word_counts_are_no_plan(generator: torch.Generator) -
 # -- masks and windows ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
-def test_bits_behind_a_mask_hide(generator: torch.Generator, tile_rows: int) -> None:
+@pytest.mark.parametrize("block_m", [16, 64])
+def test_bits_behind_a_mask_hide(generator: torch.Generator, block_m: int) -> None:
     batch = Call(generator, [20], [100])
-    batch.plan(tile_rows=tile_rows)
-    options: dict[str, Any] = {"tile_rows": tile_rows, "mask_mode": 2, "mask_indptr": indptr(250)}
+    batch.plan(block_m=block_m)
+    options: dict[str, Any] = {"block_m": block_m, "mask_mode": 2, "mask_indptr": indptr(250)}
     ones = torch.full((250,), 0xFF, dtype=torch.uint8, device="cuda")
     for size in (0, 1, 77, 249):
         short = ones.clone()
@@ -246,15 +244,15 @@ def test_bits_behind_a_mask_hide(generator: torch.Generator, tile_rows: int) -> 
         assert (lse == -math.inf).all()
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
+@pytest.mark.parametrize("block_m", [16, 64])
 @pytest.mark.parametrize("cap", [0.0, 50.0])
 @pytest.mark.parametrize("q_len", [100, 300])
 def test_the_widest_window_hides_nothing(
-    generator: torch.Generator, tile_rows: int, cap: float, q_len: int
+    generator: torch.Generator, block_m: int, cap: float, q_len: int
 ) -> None:
     batch = Call(generator, [q_len], [200])
-    options: dict[str, Any] = {"tile_rows": tile_rows, "logits_soft_cap": cap}
-    batch.plan(tile_rows=tile_rows)
+    options: dict[str, Any] = {"block_m": block_m, "logits_soft_cap": cap}
+    batch.plan(block_m=block_m)
     want = batch.run(**options)
     for window in (MOST, MOST - 1, MOST - 250):
         for x, y in zip(batch.run(window_left=window, **options), want):
@@ -264,36 +262,36 @@ def test_the_widest_window_hides_nothing(
 # -- NaN ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("tile_rows", [16, 64])
+@pytest.mark.parametrize("block_m", [16, 64])
 @pytest.mark.parametrize("dtype_kv", [BF16, torch.float8_e4m3fn])
 @pytest.mark.parametrize("kv_len", [40, 9000])
 def test_nan_remains_nan(
-    generator: torch.Generator, tile_rows: int, dtype_kv: torch.dtype, kv_len: int
+    generator: torch.Generator, block_m: int, dtype_kv: torch.dtype, kv_len: int
 ) -> None:
     batch = Call(generator, [3], [kv_len], dtype_kv=dtype_kv)
-    batch.plan(tile_rows=tile_rows)
+    batch.plan(block_m=block_m)
     batch.q[1, 5, 17] = math.nan
-    out, lse = batch.run(tile_rows=tile_rows)
+    out, lse = batch.run(block_m=block_m)
     assert out[1, 5].isnan().all()
     assert lse[1, 5].isnan()
     batch.q[1, 5, 17] = 0.0
-    right = batch.run(tile_rows=tile_rows)
+    right = batch.run(block_m=block_m)
     batch.check(*right, 0)
     out[1, 5], lse[1, 5] = right[0][1, 5], right[1][1, 5]
     assert torch.equal(out, right[0])
     assert torch.equal(lse, right[1])
     if dtype_kv == BF16:
         batch.k[kv_len // 2, 1, 3] = math.nan
-        out, lse = batch.run(tile_rows=tile_rows)
+        out, lse = batch.run(block_m=block_m)
         assert out[:, 4:].isnan().all()
         assert lse[:, 4:].isnan().all()
         assert torch.equal(out[:, :4], right[0][:, :4])
 
 
-# -- what is refused ------------------------------------------------------------------------------
+# -- what is rejected -----------------------------------------------------------------------------
 
 
-def test_tensors_that_overlap_are_refused(generator: torch.Generator) -> None:
+def test_tensors_that_overlap_are_rejected(generator: torch.Generator) -> None:
     batch = Call(generator, [8, 8], [64, 64])
     batch.plan()
     ints, floats = batch.given["int_workspace"], batch.given["float_workspace"]
@@ -337,7 +335,7 @@ def test_tensors_that_overlap_are_refused(generator: torch.Generator) -> None:
         ({}, {"qo_indptr": torch.zeros(3, dtype=torch.int64)}, "qo_indptr"),
     ],
 )
-def test_a_run_that_its_plan_does_not_cover_is_refused(
+def test_a_run_that_its_plan_does_not_cover_is_rejected(
     generator: torch.Generator, planned: dict[str, Any], run: dict[str, Any], message: str
 ) -> None:
     batch = Call(generator, [8, 8], [64, 64])

@@ -57,7 +57,7 @@ def plan_of(wrapper: Any) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("tile_rows", tiles.BLOCK_MS[1:])
+@pytest.mark.parametrize("block_m", tiles.BLOCK_MS[1:])
 @pytest.mark.parametrize("q_lens, lens", CASES)
 def test_splits_are_combined(
     workspace: torch.Tensor,
@@ -65,13 +65,13 @@ def test_splits_are_combined(
     monkeypatch: pytest.MonkeyPatch,
     q_lens: list[int],
     lens: list[int],
-    tile_rows: int,
+    block_m: int,
     causal: bool,
 ) -> None:
-    monkeypatch.setattr(tiles, "choose", lambda *_: tile_rows)
+    monkeypatch.setattr(tiles, "choose", lambda *_: block_m)
     batch = Rows(q_lens, lens, generator)
     wrapper = batch.planned(workspace, causal)
-    assert wrapper._plan_info[0] == tile_rows
+    assert wrapper._plan_info[0] == block_m
     plan, counters = plan_of(wrapper)
     assert not counters.any()
     before = plan.clone()

@@ -27,7 +27,7 @@ DIM = 128
 class Shape(NamedTuple):
     """What a plan depends on besides lengths."""
 
-    tile_rows: int = 16
+    block_m: int = 16
     heads: int = 2
     group: int = 4
     causal: bool = False
@@ -46,7 +46,7 @@ class Shape(NamedTuple):
             head_dim_qk=DIM,
             head_dim_vo=DIM,
             kv_bytes=2,
-            tile_rows=self.tile_rows,
+            block_m=self.block_m,
             causal=self.causal,
             window_left=self.window_left,
             fixed_split_size=self.fixed_split_size,
@@ -55,7 +55,7 @@ class Shape(NamedTuple):
 
     def tokens(self, q_len: int, kv_len: int, tile: int) -> tuple[int, int]:
         """The tokens that the rows of a tile attend to, from the start of a KV block on."""
-        rows = range(tile * self.tile_rows, min((tile + 1) * self.tile_rows, q_len * self.group))
+        rows = range(tile * self.block_m, min((tile + 1) * self.block_m, q_len * self.group))
         shift = kv_len - q_len
         end = shift + rows[-1] // self.group + 1 if self.causal else kv_len
         begin = shift + rows[0] // self.group - self.window_left if self.window_left >= 0 else 0
@@ -94,11 +94,11 @@ def sizes_of(shape: Shape, batch: Batch, sm_count: int, q_len: int = 0) -> list[
     return out.tolist()
 
 
-def ctas_of(tile_rows: int) -> int:
+def ctas_of(block_m: int) -> int:
     """The number of CTAs, from the workspace of one tile: two partial results for each CTA."""
     sm_count = torch.cuda.get_device_properties(0).multi_processor_count
-    size = sizes_of(Shape(tile_rows), Batch([1], [100_000]), sm_count)[0]
-    return size // (2 * 4 * tile_rows * (DIM + 2))
+    size = sizes_of(Shape(block_m), Batch([1], [100_000]), sm_count)[0]
+    return size // (2 * 4 * block_m * (DIM + 2))
 
 
 class WorkTile(NamedTuple):
@@ -188,7 +188,7 @@ class Schedule:
                 if ends_here:
                     break
                 n_block, m_block = 0, m_block + 1
-                if m_block * self.shape.tile_rows >= rows:
+                if m_block * self.shape.block_m >= rows:
                     m_block, planned_idx = 0, planned_idx + 1
                 if planned_idx == self.num_requests:
                     planned_idx, head = 0, head + 1
@@ -203,7 +203,7 @@ def check(schedule: Schedule) -> None:
         (request, head, m_block)
         for request, q_len in enumerate(batch.q_lens)
         for head in range(shape.heads)
-        for m_block in range(-(-q_len * shape.group // shape.tile_rows))
+        for m_block in range(-(-q_len * shape.group // shape.block_m))
     }
     assert found.keys() == want
     partials: list[int] = []
@@ -243,10 +243,10 @@ def planned(shape: Shape, batch: Batch, by_kv_len: bool = False, q_len: int = 0)
     planned_shape = shape.planned(len(batch.q_lens), q_len)
     launch(packed(planned_shape, **lengths_by_name(lengths), **workspaces), buffer[:ints])
     assert torch.equal(buffer[ints:], before[ints:]), "a plan wrote past its workspace"
-    ctas = ctas_of(shape.tile_rows)
+    ctas = ctas_of(shape.block_m)
     schedule = Schedule(buffer[: ints // 4 * 4].view(torch.int32), shape, batch, ctas)
     assert schedule.num_ints * 4 <= ints
-    assert schedule.num_partials * 4 * shape.tile_rows * (DIM + 2) <= max(floats, 16)
+    assert schedule.num_partials * 4 * shape.block_m * (DIM + 2) <= max(floats, 16)
     return schedule
 
 
@@ -259,15 +259,15 @@ def random_batch(count: int, most_q: int, most_kv: int, g: torch.Generator) -> B
 
 SHAPES = {
     "plain": Shape(),
-    "causal": Shape(causal=True, tile_rows=64),
-    "128 rows": Shape(causal=True, tile_rows=128, group=8),
+    "causal": Shape(causal=True, block_m=64),
+    "128 rows": Shape(causal=True, block_m=128, group=8),
     "window": Shape(window_left=100, causal=True, group=3),
-    "ragged": Shape(page_size=0, tile_rows=64),
+    "ragged": Shape(page_size=0, block_m=64),
     "pages of one": Shape(page_size=1, heads=5),
     "splits": Shape(fixed_split_size=16),
-    "causal splits": Shape(fixed_split_size=8, causal=True, tile_rows=64, window_left=700),
+    "causal splits": Shape(fixed_split_size=8, causal=True, block_m=64, window_left=700),
     "no splits": Shape(disable_split_kv=True),
-    "no splits, 128 rows": Shape(disable_split_kv=True, causal=True, tile_rows=128),
+    "no splits, 128 rows": Shape(disable_split_kv=True, causal=True, block_m=128),
 }
 
 
@@ -300,7 +300,7 @@ def test_no_requests() -> None:
 
 def test_many_tiles_are_sorted(generator: torch.Generator) -> None:
     """More tiles than the kernel keeps in shared memory; the longest come first."""
-    shape = Shape(causal=True, tile_rows=64, heads=1)
+    shape = Shape(causal=True, block_m=64, heads=1)
     batch = Batch([40_000, 3], [40_000, 50])
     schedule = planned(shape, batch)
     assert schedule.is_static
@@ -351,33 +351,33 @@ def test_in_a_graph_with_other_lengths(generator: torch.Generator) -> None:
         check(Schedule(ints.view(torch.int32), shape, batch, ctas_of(64)))
 
 
-def test_refusals() -> None:
+def test_errors() -> None:
     shape, batch = SHAPES["plain"].planned(2, 0), Batch([1, 1], [100, 200])
     ints = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
     cpu = batch.tensors(SHAPES["plain"], False, 0)
     lengths = [None if t is None else t.cuda() for t in cpu]
     good = {"int_workspace": ints, "float_workspace": ints.clone(), **lengths_by_name(lengths)}
 
-    def refused(words: str, **changes: Any) -> None:
+    def rejected(words: str, **changes: Any) -> None:
         numbers = {name: changes.pop(name) for name in PlanShape._fields if name in changes}
         with pytest.raises(ValueError, match=f"pack_plan: {words}"):
             packed(shape._replace(**numbers), **{**good, **changes})
         assert not ints.any()
 
-    refused("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
-    refused("qo_indptr must be on cuda", qo_indptr=cpu[0])
-    refused("kv_indptr must be int32, got int64", kv_indptr=lengths[1].long())
-    refused(r"kv_indptr must have shape \[4\], got \[3\]", batch_size=3)
-    refused("pages need kv_last_page_len or kv_len", kv_last_page_len=None)
-    refused("int_workspace must have at least", int_workspace=ints[:4096])
-    refused("int_workspace must start at a multiple of 16", int_workspace=ints[8:])
-    refused("int_workspace must be uint8 or int8", int_workspace=ints.view(torch.int32))
-    refused("query heads must be a multiple of KV heads, got 8 and 3", num_kv_heads=3)
-    refused(
+    rejected("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
+    rejected("qo_indptr must be on cuda", qo_indptr=cpu[0])
+    rejected("kv_indptr must be int32, got int64", kv_indptr=lengths[1].long())
+    rejected(r"kv_indptr must have shape \[4\], got \[3\]", batch_size=3)
+    rejected("pages need kv_last_page_len or kv_len", kv_last_page_len=None)
+    rejected("int_workspace must have at least", int_workspace=ints[:4096])
+    rejected("int_workspace must start at a multiple of 16", int_workspace=ints[8:])
+    rejected("int_workspace must be uint8 or int8", int_workspace=ints.view(torch.int32))
+    rejected("query heads must be a multiple of KV heads, got 8 and 3", num_kv_heads=3)
+    rejected(
         "there is no kernel of tiles of 16 rows for head_dim_qk 128 and head_dim_vo 72",
         head_dim_vo=72,
     )
-    refused("there is no kernel of tiles of 17 rows", tile_rows=17)
+    rejected("there is no kernel of tiles of 17 rows", block_m=17)
 
     block = packed(shape, **good)
     with pytest.raises(ValueError, match=r"plan: int_workspace must be the one that pack_plan"):

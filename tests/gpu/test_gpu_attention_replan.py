@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention on a GPU: refused plans, parts of a fixed size, masks, and what graphs may not keep."""
+"""Attention on a GPU: rejected plans, splits of a fixed size, masks, what graphs may not keep."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def on_host(batch: Batch) -> list[torch.Tensor]:
     return [table.cpu() for table in batch.table]
 
 
-def test_a_refused_plan_leaves_the_one_before(
+def test_a_rejected_plan_leaves_the_one_before(
     workspace: torch.Tensor, generator: torch.Generator
 ) -> None:
     batch, other = Batch([3000, 17, 900], generator), Batch([5, 6, 7], generator)

@@ -27,7 +27,7 @@ def shape(batch: int) -> PlanShape:
         head_dim_qk=128,
         head_dim_vo=128,
         kv_bytes=2,
-        tile_rows=16,
+        block_m=16,
         causal=True,
     )
 
@@ -102,7 +102,7 @@ def test_a_table_that_is_in_its_place(filled_one: int, generator: torch.Generato
         assert torch.equal(buffer, table)
 
 
-def test_refusals(generator: torch.Generator) -> None:
+def test_errors(generator: torch.Generator) -> None:
     given = tables(4, 9, generator)
     buffers = [torch.full_like(table, GUARD) for table in given]
     ints, floats = workspaces()
@@ -110,19 +110,19 @@ def test_refusals(generator: torch.Generator) -> None:
     held["kv_indices"] = held["kv_indices"][:8]
     block = packed(shape(4), **held, int_workspace=ints, float_workspace=floats)
 
-    def refused(words: str, **sources: Any) -> None:
+    def rejected(words: str, **sources: Any) -> None:
         with pytest.raises(ValueError, match=f"plan: {words}"):
             launch(block, ints, **sources)
         assert all((buffer == GUARD).all() for buffer in buffers)
         assert (ints == 1).all()
 
-    refused("kv_indices must have at most the 8 elements of its buffer", kv_indices=given[3])
-    refused("kv_last_page_len must be int32, got int64", kv_last_page_len=given[2].long())
-    refused("kv_indices must be on cuda", kv_indices=given[3].cpu())
-    refused("qo_indptr must be on cuda", qo_indptr=given[0].cpu())
+    rejected("kv_indices must have at most the 8 elements of its buffer", kv_indices=given[3])
+    rejected("kv_last_page_len must be int32, got int64", kv_last_page_len=given[2].long())
+    rejected("kv_indices must be on cuda", kv_indices=given[3].cpu())
+    rejected("qo_indptr must be on cuda", qo_indptr=given[0].cpu())
     strided = torch.zeros(8, 2, dtype=I32, device="cuda")[:, 0]
-    refused("kv_indices must be contiguous", kv_indices=strided)
-    refused(r"kv_indptr must have shape \[5\], got \[4\]", kv_indptr=given[1][:4])
+    rejected("kv_indices must be contiguous", kv_indices=strided)
+    rejected(r"kv_indptr must have shape \[5\], got \[4\]", kv_indptr=given[1][:4])
     with pytest.raises(ValueError, match="int_workspace must have at least"):
         packed(shape(4), **held, int_workspace=ints[:256], float_workspace=floats)
 

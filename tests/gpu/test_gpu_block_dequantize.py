@@ -171,7 +171,7 @@ G = torch.ones(1)
         ),
     ],
 )
-def test_what_is_refused(call: Callable[..., Any], words: str) -> None:
+def test_invalid_arguments(call: Callable[..., Any], words: str) -> None:
     q = torch.zeros((4, 32), dtype=torch.uint8, device="cuda")
     s = torch.zeros((4, 4), dtype=torch.uint8, device="cuda")
     scales = s[:, :2].contiguous() if "global" not in words else s

@@ -180,7 +180,7 @@ def test_more_than_2_to_31_elements(op: Quantize, layout: SfLayout, free_memory:
     same_bits(q[-1:], op.reference(last, g.cpu(), 2)[0])
 
 
-# -- refusals -------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
 @every
@@ -194,13 +194,13 @@ def test_more_than_2_to_31_elements(op: Quantize, layout: SfLayout, free_memory:
         (lambda x: x.double(), "dtype=torch.float64 is not supported"),
     ],
 )
-def test_inputs_that_are_refused(op: Quantize, change: Any, words: str) -> None:
+def test_invalid_inputs(op: Quantize, change: Any, words: str) -> None:
     x = change(torch.ones((8, 128), dtype=BF16, device="cuda"))
     with pytest.raises(ValueError, match=words):
         op.call(x, torch.ones(1, device="cuda"), LINEAR)
 
 
-def test_scales_and_layouts_that_are_refused() -> None:
+def test_invalid_scales_and_layouts() -> None:
     x = torch.ones((8, 128), dtype=BF16, device="cuda")
     with pytest.raises(ValueError, match="a_global_sf must have 1 element, or 8, one a row"):
         precast.nvfp4_quantize(x, torch.ones(7, device="cuda"))

@@ -112,8 +112,8 @@ def test_states(count: int, form: str, dtype: torch.dtype, generator: torch.Gene
 def test_logarithms_may_be_strided(generator: torch.Generator) -> None:
     v, s = states(9, 4, 6, 64, "contiguous", torch.bfloat16, generator)
     wide = s.repeat_interleave(2, -1)[..., ::2]
-    turned = s.permute(2, 1, 0).contiguous().permute(2, 1, 0)
-    for other in (wide, turned):
+    transposed = s.permute(2, 1, 0).contiguous().permute(2, 1, 0)
+    for other in (wide, transposed):
         assert not other.is_contiguous()
         check(precast.merge_states(v, other), v, s)
         check(precast.merge_state(v[:, 0], other[:, 0], v[:, 1], other[:, 1]), v[:, :2], s[:, :2])
@@ -178,7 +178,7 @@ def test_more_than_2_31_elements(generator: torch.Generator) -> None:
     assert s.eq(1).all()
 
 
-def test_refusals(generator: torch.Generator) -> None:
+def test_errors(generator: torch.Generator) -> None:
     v, s = states(4, 2, 3, 64, "contiguous", torch.float16, generator)
     a, b = (v[:, 0].clone(), s[:, 0].clone()), (v[:, 1].clone(), s[:, 1].clone())
     bad: list[tuple[str, tuple[Any, ...], str]] = [

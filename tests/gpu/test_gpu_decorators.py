@@ -26,11 +26,11 @@ def test_the_capability_of_the_tensors_decides() -> None:
         return x.shape[0] < 9
 
     x = torch.ones(4, device="cuda")
-    refused = backend_requirement({}, common_check=elsewhere)(lambda x: x * 2)
+    rejected = backend_requirement({}, common_check=elsewhere)(lambda x: x * 2)
     with pytest.raises(BackendSupportedError, match="does not support compute capability"):
-        refused(x)
-    assert torch.equal(refused(x, skip_check=True), x * 2)
-    assert torch.equal(refused(x.cpu()), x.cpu() * 2)  # nothing to ask
+        rejected(x)
+    assert torch.equal(rejected(x, skip_check=True), x * 2)
+    assert torch.equal(rejected(x.cpu()), x.cpu() * 2)  # nothing to ask
     accepted = backend_requirement({}, common_check=here)(lambda x: x * 2)
     assert torch.equal(accepted(x), x * 2)
     with pytest.raises(ValueError, match="Problem size is not supported"):

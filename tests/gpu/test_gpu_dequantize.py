@@ -73,8 +73,8 @@ def test_tiles(
     how: dict[str, Any] = {"tile_rows": tile[0], "tile_columns": tile[1], "out": guard.view}
     same(precast.dequantize_fp8(codes, scales, **how), want)
     guard.check("dequantize_fp8")
-    turned = scales.transpose(-1, -2).contiguous()
-    same(precast.dequantize_fp8(codes, turned, "MN", **how), want)
+    transposed = scales.transpose(-1, -2).contiguous()
+    same(precast.dequantize_fp8(codes, transposed, "MN", **how), want)
 
 
 @into
@@ -103,7 +103,7 @@ def test_packed_exponents(columns: int, generator: torch.Generator) -> None:
     assert want[4].isnan().all() and want[:4].isfinite().all()
 
 
-def test_empty_and_refusals() -> None:
+def test_empty_and_invalid_arguments() -> None:
     codes = torch.zeros(4, 256, device="cuda").to(torch.float8_e4m3fn)
     assert precast.dequantize_fp8(codes[:0], torch.ones(0, 2, device="cuda")).shape == (0, 256)
     ones = torch.ones(4, 2, device="cuda")

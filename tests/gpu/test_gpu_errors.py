@@ -22,7 +22,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.contiguous().view(torch.uint8).clone()
 
 
-def refuses(
+def rejects(
     case: OpCase,
     kinds: type[Exception] | tuple[type[Exception], ...],
     match: str,
@@ -53,9 +53,9 @@ def good(generator: torch.Generator) -> Callable[[OpCase], tuple[Any, ...]]:
 def test_cpu_tensor(name: str, good: Any) -> None:
     case = CASES[name]
     x, *rest = good(case)
-    refuses(case, ValueError, rf"{name}: (input|out) must be a CUDA tensor", (x.cpu(), *rest))
+    rejects(case, ValueError, rf"{name}: (input|out) must be a CUDA tensor", (x.cpu(), *rest))
     if rest and isinstance(rest[0], torch.Tensor):
-        refuses(case, ValueError, f"{name}: .* must be on cuda", (x, rest[0].cpu(), *rest[1:]))
+        rejects(case, ValueError, f"{name}: .* must be on cuda", (x, rest[0].cpu(), *rest[1:]))
 
 
 @by_name
@@ -64,7 +64,7 @@ def test_unsupported_dtype(name: str, good: Any) -> None:
     x, *rest = good(case)
     kind = RuntimeError if name.startswith("layernorm") else ValueError
     for dtype in (torch.float64, torch.int32):
-        refuses(case, kind, "(?s)input|dtype", (x.to(dtype), *rest))
+        rejects(case, kind, "(?s)input|dtype", (x.to(dtype), *rest))
 
 
 @by_name
@@ -79,7 +79,7 @@ def test_mixed_dtypes(name: str, good: Any) -> None:
         kind = RuntimeError if name.startswith("layernorm") else ValueError
         if name == "layernorm_quant" and position == 2:
             kind = ValueError  # its scale
-        refuses(case, kind, f"{name}: .* must be .*float.*, got float16", (x, *wrong))
+        rejects(case, kind, f"{name}: .* must be .*float.*, got float16", (x, *wrong))
 
 
 @by_name
@@ -91,7 +91,7 @@ def test_wrong_weight_shape(name: str, good: Any) -> None:
             continue
         wrong = [*rest]
         wrong[position] = clone(value[..., :-8] if value.numel() > 1 else value.new_ones(2))
-        refuses(case, ValueError, rf"{name}: \w+ must (have|hold) .*shape", (x, *wrong))
+        rejects(case, ValueError, rf"{name}: \w+ must (have|hold) .*shape", (x, *wrong))
 
 
 @by_name
@@ -105,17 +105,17 @@ def test_bad_out(name: str, good: Any) -> None:
     kinds = (AssertionError, ValueError) if case.gated else (ValueError,)
     for shape in ((rows + 1, columns), (rows, columns + 8), (rows * columns,)):
         out = poison(torch.empty(shape, dtype=dtype, device="cuda"))
-        refuses(case, kinds, rf"{name}: out must have", args, out=out)
+        rejects(case, kinds, rf"{name}: out must have", args, out=out)
     if not case.out_axis:  # Another type is another module.
         out = poison(torch.empty((rows, columns), dtype=torch.float16, device="cuda"))
         words = f"{name}: out must be (bfloat16|float8_e4m3fn), got float16"
-        refuses(case, ValueError, words, args, out=out)
+        rejects(case, ValueError, words, args, out=out)
     out = poison(torch.empty((rows, columns), dtype=dtype))
-    refuses(case, ValueError, f"{name}: out must be (on cuda|a CUDA tensor)", args, out=out)
+    rejects(case, ValueError, f"{name}: out must be (on cuda|a CUDA tensor)", args, out=out)
     out = poison(torch.empty((columns, rows), dtype=dtype, device="cuda")).t()
-    refuses(case, ValueError, f"{name}: out must .*stride|contiguous", args, out=out)
+    rejects(case, ValueError, f"{name}: out must .*stride|contiguous", args, out=out)
     out = poison(torch.empty((1, columns), dtype=dtype, device="cuda")).expand(rows, columns)
-    refuses(case, ValueError, f"{name}: out must not be expanded", args, out=out)
+    rejects(case, ValueError, f"{name}: out must not be expanded", args, out=out)
 
 
 @by_name
@@ -124,39 +124,39 @@ def test_strides_and_rank(name: str, good: Any) -> None:
     x, *rest = good(case)
     turned = x.t().contiguous().t()
     kind = RuntimeError if name.startswith("layernorm") else ValueError
-    refuses(case, kind, f"{name}: input must .*(stride 1|contiguous)", (turned, *rest))
+    rejects(case, kind, f"{name}: input must .*(stride 1|contiguous)", (turned, *rest))
     if case.module == "norm":
         for wrong in (x[0], x.view(1, 1, *x.shape)):
-            refuses(case, ValueError, f"{name}: input must have 2 to 3 dim", (wrong, *rest))
+            rejects(case, ValueError, f"{name}: input must have 2 to 3 dim", (wrong, *rest))
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.gated])
 def test_last_dimension_of_an_activation(name: str) -> None:
     for columns in (1, 7, 12, 250):
         x = torch.randn(4, columns, device="cuda").to(BF16)
-        refuses(CASES[name], ValueError, r"The pointers must be multiple of 16 bytes\.", (x,))
+        rejects(CASES[name], ValueError, r"The pointers must be multiple of 16 bytes\.", (x,))
 
 
 def test_layernorm_texts(good: Any) -> None:
     case = CASES["layernorm"]
     x, *rest = good(case)
-    refuses(case, RuntimeError, "input must be bfloat16", (x.float(), *rest))
+    rejects(case, RuntimeError, "input must be bfloat16", (x.float(), *rest))
     wide = torch.randn(6, 512, device="cuda").to(BF16)
-    refuses(case, RuntimeError, "input must be contiguous", (wide[:, :256], *rest))
+    rejects(case, RuntimeError, "input must be contiguous", (wide[:, :256], *rest))
 
 
 @pytest.mark.parametrize("name", [n for n, c in CASES.items() if c.in_place])
 def test_residual_must_not_be_the_input(name: str, good: Any) -> None:
     x, _, weight = good(CASES[name])
     words = f"{name}: residual must not overlap input's memory"
-    refuses(CASES[name], ValueError, words, (x, x, weight))
+    rejects(CASES[name], ValueError, words, (x, x, weight))
     both = torch.cat([x, x])
-    refuses(CASES[name], ValueError, words, (both[:-1], both[1:], weight))
+    rejects(CASES[name], ValueError, words, (both[:-1], both[1:], weight))
     heads = x.view(2, 3, -1).repeat(1, 2, 1)
-    refuses(CASES[name], ValueError, words, (heads[:, :4], heads[:, 2:], weight))
+    rejects(CASES[name], ValueError, words, (heads[:, :4], heads[:, 2:], weight))
     CASES[name].check((heads[:, :3], heads[:, 3:], weight))
     twice = both.flatten().as_strided(x.shape, (8, 1))
-    refuses(CASES[name], ValueError, f"{name}: input must not hold", (twice, x, weight))
+    rejects(CASES[name], ValueError, f"{name}: input must not hold", (twice, x, weight))
 
 
 @pytest.mark.parametrize("name", ["scale", "silu_and_mul"])
@@ -186,12 +186,12 @@ def test_an_output_that_overlaps(name: str, good: Any) -> None:
     inside = memory[:rows], *rest
     words = rf"{name}: out must (be input itself or )?not overlap (its|input's) memory"
     shifted = memory.flatten()[x.shape[1] :].as_strided((rows, columns), (columns, 1))
-    refuses(case, ValueError, words, inside, out=shifted)
+    rejects(case, ValueError, words, inside, out=shifted)
     if case.gated:
-        refuses(case, ValueError, words, inside, out=memory[:rows, :columns])
+        rejects(case, ValueError, words, inside, out=memory[:rows, :columns])
     twice = memory.clone().as_strided((rows, columns), (8, 1))
     kind = (ValueError,)
-    refuses(
+    rejects(
         case,
         kind,
         f"{name}: out must (not hold an element twice|be contiguous)",
@@ -228,7 +228,7 @@ def test_an_output_beside_its_input_in_a_packed_tensor(generator: torch.Generato
 
 
 @by_name
-def test_a_refused_call_does_not_break_the_next(name: str, good: Any) -> None:
+def test_a_rejected_call_does_not_break_the_next(name: str, good: Any) -> None:
     case = CASES[name]
     args = good(case)
     with pytest.raises(Exception, match="CUDA tensor"):

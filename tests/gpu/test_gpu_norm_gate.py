@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norms with SiLU or under a gate: in place, without weight, in fp8, and what they refuse."""
+"""The norms with SiLU or under a gate: in place, without weight, in fp8, and errors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_gpu_norm_quant import BF16, DEVICE, E4M3, assert_rounded, draw, fp8_like, refuses, rms
+from test_gpu_norm_quant import BF16, DEVICE, E4M3, assert_rounded, check_error, draw, fp8_like, rms
 
 import precast
 from precast.errors import UnsupportedConfigError
@@ -102,7 +102,7 @@ def test_fp8_output(generator: torch.Generator) -> None:
         assert_close(out, exact.clamp(-448.0, 448.0))
 
 
-def test_block_scale_is_refused_without_nvfp4(generator: torch.Generator) -> None:
+def test_block_scale_without_nvfp4_is_an_error(generator: torch.Generator) -> None:
     x, weight = draw(generator, 9, 256), draw(generator, 256)
     scale = torch.zeros(9, 16, dtype=E4M3, device=DEVICE)
     for dtype in (x.dtype, E4M3):
@@ -113,7 +113,7 @@ def test_block_scale_is_refused_without_nvfp4(generator: torch.Generator) -> Non
         assert not out.float().any()
 
 
-def test_what_is_refused(generator: torch.Generator) -> None:
+def test_invalid_arguments(generator: torch.Generator) -> None:
     x, gate, weight = draw(generator, 6, 256), draw(generator, 6, 256), draw(generator, 256)
     silu: Any = precast.fused_rmsnorm_silu
     nvfp4 = torch.empty(6, 128, dtype=torch.uint8, device=DEVICE).view(torch.float4_e2m1fn_x2)
@@ -121,13 +121,13 @@ def test_what_is_refused(generator: torch.Generator) -> None:
         silu(x, weight, out=nvfp4)
     words = "out must be input itself or not overlap its memory"
     inside = x.view(torch.uint8).view(E4M3)[:, :256]
-    refuses(silu, ValueError, words, x, weight, out=inside)
+    check_error(silu, ValueError, words, x, weight, out=inside)
     op: Any = precast.rmsnorm_sigmoid_gate
-    refuses(op, ValueError, "gate must have input's shape", x, gate[:, :128])
-    refuses(op, ValueError, "gate must be bfloat16, got float16", x, gate.to(torch.float16))
-    refuses(op, ValueError, "input must not overlap gate's memory", x, x)
-    refuses(op, ValueError, "out must not overlap gate's memory", x, gate, out=gate)
-    refuses(op, ValueError, r"weight must have shape \[256\]", x, gate, weight=weight[:128])
+    check_error(op, ValueError, "gate must have input's shape", x, gate[:, :128])
+    check_error(op, ValueError, "gate must be bfloat16, got float16", x, gate.to(torch.float16))
+    check_error(op, ValueError, "input must not overlap gate's memory", x, x)
+    check_error(op, ValueError, "out must not overlap gate's memory", x, gate, out=gate)
+    check_error(op, ValueError, r"weight must have shape \[256\]", x, gate, weight=weight[:128])
 
 
 @pytest.mark.parametrize("rows", [1, 64, 131, 2048])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The norms with fp8 output: exact rounding, saturation, scales, layouts, and what they refuse."""
+"""The norms with fp8 output: exact rounding, saturation, scales, layouts, and errors."""
 
 from __future__ import annotations
 
@@ -335,10 +335,12 @@ def test_more_than_2_to_31_elements(generator: torch.Generator, free_memory: Non
     assert (error <= largest * 2.0**-4).all()
 
 
-# -- refusals -------------------------------------------------------------------------------------
+# -- errors ---------------------------------------------------------------------------------------
 
 
-def refuses(function: Any, kind: type[Exception], words: str, *args: Any, **keywords: Any) -> None:
+def check_error(
+    function: Any, kind: type[Exception], words: str, *args: Any, **keywords: Any
+) -> None:
     written = [a for a in args if isinstance(a, torch.Tensor)]
     before = [a.flatten().view(torch.uint8).clone() for a in written]
     with pytest.raises(kind, match=words):
@@ -348,40 +350,46 @@ def refuses(function: Any, kind: type[Exception], words: str, *args: Any, **keyw
         assert torch.equal(tensor.flatten().view(torch.uint8), bits), "an argument was written"
 
 
-def test_what_the_quantised_norms_refuse(generator: torch.Generator) -> None:
+def test_invalid_arguments_of_quantised_norms(generator: torch.Generator) -> None:
     x, weight, scale = draw(generator, 6, 256), draw(generator, 256), scale_of(0.1)
     out = fp8_like(x)
     quant: Any = precast.rmsnorm_quant
-    refuses(
+    check_error(
         quant, ValueError, "scale must be float32, got bfloat16", out, x, weight, scale.to(BF16)
     )
-    refuses(quant, ValueError, "scale must hold one number", out, x, weight, scale.repeat(2))
-    refuses(quant, ValueError, "scale must be on cuda", out, x, weight, scale.cpu())
-    refuses(quant, UnsupportedConfigError, "dtype_out", out.to(BF16), x, weight, scale)
-    refuses(quant, TypeError, "out must be a torch.Tensor, got NoneType", None, x, weight, scale)
+    check_error(quant, ValueError, "scale must hold one number", out, x, weight, scale.repeat(2))
+    check_error(quant, ValueError, "scale must be on cuda", out, x, weight, scale.cpu())
+    check_error(quant, UnsupportedConfigError, "dtype_out", out.to(BF16), x, weight, scale)
+    check_error(
+        quant, TypeError, "out must be a torch.Tensor, got NoneType", None, x, weight, scale
+    )
     inside = x.view(torch.uint8).view(E4M3)[:, :256]
-    refuses(quant, ValueError, "out must not overlap input's memory", inside, x, weight, scale)
+    check_error(quant, ValueError, "out must not overlap input's memory", inside, x, weight, scale)
     fused: Any = precast.fused_add_rmsnorm_quant
     residual = x.clone()
     inside = residual.view(torch.uint8).view(E4M3)[:, 256:]
     words = "out must not overlap residual's memory"
-    refuses(fused, ValueError, words, inside, x, residual, weight, scale)
+    check_error(fused, ValueError, words, inside, x, residual, weight, scale)
     words = "residual must not overlap input's memory"
-    refuses(fused, ValueError, words, out, x, x, weight, scale)
+    check_error(fused, ValueError, words, out, x, x, weight, scale)
     ones = torch.ones(256, device=DEVICE)
     layer: Any = precast.layernorm_quant
-    refuses(layer, DtypeRuntimeError, "gemma must be float32", out, x, ones.to(BF16), ones, scale)
-    refuses(layer, DtypeRuntimeError, "input must be bfloat16", out, x.float(), ones, ones, scale)
+    check_error(
+        layer, DtypeRuntimeError, "gemma must be float32", out, x, ones.to(BF16), ones, scale
+    )
+    check_error(
+        layer, DtypeRuntimeError, "input must be bfloat16", out, x.float(), ones, ones, scale
+    )
     wide = draw(generator, 6, 512)[:, :256]
-    refuses(layer, DtypeRuntimeError, "input must be contiguous", out, wide, ones, ones, scale)
+    check_error(layer, DtypeRuntimeError, "input must be contiguous", out, wide, ones, ones, scale)
 
 
-def test_what_block_quant_refuses(generator: torch.Generator) -> None:
+def test_invalid_arguments_of_block_quant(generator: torch.Generator) -> None:
     x, residual, weight = draw(generator, 6, 256), draw(generator, 6, 256), draw(generator, 256)
     out, scales = fp8_like(x), torch.zeros(2, 8, device=DEVICE)
     op: Any = precast.fused_add_rmsnorm_fp8_block_quant
 
-    def refused(words: str, **changes: Any) -> None:
+    def check(words: str, **changes: Any) -> None:
         made = {
             "out": out,
             "block_scale": scales,
@@ -391,18 +399,18 @@ def test_what_block_quant_refuses(generator: torch.Generator) -> None:
             "weight": weight,
         }
         arguments = {**made, **changes}
-        refuses(op, ValueError, words, *[arguments.pop(name) for name in made], **arguments)
+        check_error(op, ValueError, words, *[arguments.pop(name) for name in made], **arguments)
 
     words = r"block_scale must have shape \[2, 8\] with column_major_scales .*got \[6, 2\]"
-    refused(words, block_scale=torch.zeros(6, 2, device=DEVICE))
+    check(words, block_scale=torch.zeros(6, 2, device=DEVICE))
     words = r"block_scale must have shape \[6, 2\] with column_major_scales=False .*got \[2, 8\]"
-    refused(words, column_major_scales=False)
-    refused("block_scale must be float32", block_scale=scales.to(BF16))
-    refused("block_scale must be contiguous", block_scale=torch.zeros(8, 2, device=DEVICE).T)
-    refused("out must be float8_e4m3fn, got bfloat16", out=out.to(BF16))
-    refused("normed_out must not overlap residual's memory", normed_out=residual)
+    check(words, column_major_scales=False)
+    check("block_scale must be float32", block_scale=scales.to(BF16))
+    check("block_scale must be contiguous", block_scale=torch.zeros(8, 2, device=DEVICE).T)
+    check("out must be float8_e4m3fn, got bfloat16", out=out.to(BF16))
+    check("normed_out must not overlap residual's memory", normed_out=residual)
     narrow = [t[..., :192].contiguous() for t in (out, x, x.clone(), residual, weight)]
-    refused(
+    check(
         "input's last dimension must be a multiple of 128, got 192",
         **dict(zip(("out", "normed_out", "input", "residual", "weight"), narrow, strict=True)),
     )

@@ -204,7 +204,7 @@ def test_masks_of_an_engine(generator: torch.Generator) -> None:
         (lambda x, i: (x, i, "middle"), "bitorder must be 'big' or 'little', got 'middle'"),
     ],
 )
-def test_what_is_refused(arguments: Any, words: str) -> None:
+def test_invalid_arguments(arguments: Any, words: str) -> None:
     x = torch.ones(64, dtype=torch.bool, device="cuda")
     indptr = torch.tensor([0, 10, 64], device="cuda")
     with pytest.raises(ValueError, match=words):
@@ -305,7 +305,7 @@ def test_segments_of_more_than_2_to_31_values(free_memory: None) -> None:
     same_bits(y[begin : lengths[0] + lengths[1]], packed(x[tail:start], "big"))
 
 
-def test_more_bytes_than_int32_counts_are_refused(free_memory: None) -> None:
+def test_more_bytes_than_int32_counts_are_an_error(free_memory: None) -> None:
     if torch.cuda.mem_get_info()[0] < 18 << 30:
         pytest.skip("needs 18 GiB of GPU memory")
     x = torch.empty((1 << 34) + 1, dtype=torch.bool, device="cuda")

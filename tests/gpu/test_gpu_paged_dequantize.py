@@ -224,7 +224,7 @@ Change = Callable[[dict[str, Any]], dict[str, Any]]
         ),
     ],
 )
-def test_what_the_binding_refuses(change: Change, words: str, generator: torch.Generator) -> None:
+def test_invalid_arguments(change: Change, words: str, generator: torch.Generator) -> None:
     call = Paged().make(generator)
     names = ("paged_kv_cache", "kv_cache_sf", "block_tables", "seq_lens", "k_scale", "v_scale")
     arguments = dict(zip((*names, "output_k", "output_v", "kv_layout"), call.arguments))
@@ -236,7 +236,7 @@ def test_what_the_binding_refuses(change: Change, words: str, generator: torch.G
         precast.nvfp4_kv_dequantize_paged(**{**arguments, "kv_layout": "HDN"})
 
 
-def test_an_output_at_an_odd_address_is_refused(generator: torch.Generator) -> None:
+def test_an_output_at_an_odd_address_is_an_error(generator: torch.Generator) -> None:
     call = Paged().make(generator)
     arguments = list(call.arguments)
     output = arguments[6]

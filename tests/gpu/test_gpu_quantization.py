@@ -434,12 +434,12 @@ def test_row_stride_beyond_32_bits(
 
 
 @kinds
-def test_refused_calls_write_nothing(case: QuantCall, generator: torch.Generator) -> None:
+def test_invalid_calls_write_nothing(case: QuantCall, generator: torch.Generator) -> None:
     x = draw(case, 6, 256, dtype=BF16, generator=generator)
     first = "input" if case.gated else "x"
     name = case.name.split()[0]
 
-    def refused(words: str, x: torch.Tensor, **keys: Any) -> None:
+    def check(words: str, x: torch.Tensor, **keys: Any) -> None:
         tensors = [v for v in (x, *keys.values()) if isinstance(v, torch.Tensor)]
         before = [t.contiguous().view(torch.uint8).clone() for t in tensors]
         with pytest.raises(ValueError, match=words):
@@ -450,19 +450,19 @@ def test_refused_calls_write_nothing(case: QuantCall, generator: torch.Generator
     def new(*shape: int) -> torch.Tensor:
         return torch.zeros(shape, dtype=E4M3, device="cuda")
 
-    refused(f"{name}: {first} must be a CUDA tensor", x.cpu())
-    refused("(?s)dtype", x.double())
-    refused(f"{name}: {first} must have stride 1", x.t().contiguous().t())
-    refused(f"{name}: out must have", x, out=new(6, 128))
-    refused(f"{name}: out must be on cuda", x, out=new(6, 256).cpu())
-    refused(f"{name}: out must not be expanded", x, out=new(1, 256).expand(6, 256))
-    refused(f"{name}: out must not hold an element", x, out=new(4096).as_strided((6, 256), (8, 1)))
+    check(f"{name}: {first} must be a CUDA tensor", x.cpu())
+    check("(?s)dtype", x.double())
+    check(f"{name}: {first} must have stride 1", x.t().contiguous().t())
+    check(f"{name}: out must have", x, out=new(6, 128))
+    check(f"{name}: out must be on cuda", x, out=new(6, 256).cpu())
+    check(f"{name}: out must not be expanded", x, out=new(1, 256).expand(6, 256))
+    check(f"{name}: out must not hold an element", x, out=new(4096).as_strided((6, 256), (8, 1)))
     inside = x.view(torch.uint8).view(E4M3)[:, :256]
-    refused(f"{name}: out must not overlap {first}'s memory", x, out=inside)
+    check(f"{name}: out must not overlap {first}'s memory", x, out=inside)
     if case.given is None:
         wrong = torch.zeros(77, device="cuda")
-        refused(f"{name}: out_scale must h", x, out_scale=wrong)
+        check(f"{name}: out_scale must h", x, out_scale=wrong)
         half = case.call(x, E4M3)[1].half()
-        refused(f"{name}: out_scale must be float32", x, out_scale=half)
-        refused(f"{name}: eps must be a finite number", x, eps=0.0)
+        check(f"{name}: out_scale must be float32", x, out_scale=half)
+        check(f"{name}: eps must be a finite number", x, eps=0.0)
     case.check(x, E4M3, case.call(x, E4M3))

@@ -7,8 +7,8 @@ import re
 
 import pytest
 import torch
+from rope_calls import BY_IDS, CACHED, CASES, IDS, Change, bits, good, tensors_of
 from rope_case import DEVICE
-from rope_refusals import BY_IDS, CACHED, CASES, IDS, Change, bits, good, tensors_of
 
 import precast
 
@@ -32,9 +32,9 @@ def test_strides_that_no_kernel_takes(name: str) -> None:
     call = good(name, DEVICE)
     word = "query" if name in CACHED else "q"
     x = call[word]
-    turned = x.transpose(0, -1).contiguous().transpose(0, -1)
+    transposed = x.transpose(0, -1).contiguous().transpose(0, -1)
     with pytest.raises(ValueError, match=f"^{name}: {word} must have stride 1 in its last"):
-        getattr(precast, name)(**{**call, word: turned})
+        getattr(precast, name)(**{**call, word: transposed})
 
 
 @pytest.mark.parametrize("name", [n for n in CACHED + BY_IDS if n.endswith("_inplace")])
@@ -51,7 +51,7 @@ def test_outputs_that_hold_an_element_twice(name: str) -> None:
 
 
 def test_keys_inside_the_queries(generator: torch.Generator) -> None:
-    """Overlap in a packed tensor is refused, neighbours are not, with one key head, too."""
+    """Overlap in a packed tensor is rejected, neighbours are not, with one key head, too."""
     qkv = torch.zeros(5, 8, 64, dtype=torch.bfloat16, device=DEVICE)
     ids = torch.arange(5, device=DEVICE)
     for q, k in ((qkv[:, :4], qkv[:, 3:5]), (qkv[:, :4], qkv[:, 3:4]), (qkv[:, :1], qkv[:, :1])):

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from rope_calls import APPEND, BY_IDS, BY_REQUESTS, CACHED, QUANTIZE, Call, good, tensors_of
 from rope_case import DEVICE, make_cache, same_bits
-from rope_refusals import APPEND, BY_IDS, BY_REQUESTS, CACHED, QUANTIZE, Call, good, tensors_of
 
 import precast
 from precast.testing import random_tensor
@@ -109,8 +109,8 @@ def test_positions_without_a_row(name: str, far: int, generator: torch.Generator
     assert_same(got, want, name)
     if "cos_sin_cache" in call and name != "qk_rmsnorm_rope":
         source = call["query" if name in CACHED else "q_rope"]
-        turned = run(name, {**copied(call), key: ids})[0 if name not in CACHED[1:] else 1]
-        assert same_bits(turned[1], source[1].to(turned.dtype)), "it was turned"
+        result = run(name, {**copied(call), key: ids})[0 if name not in CACHED[1:] else 1]
+        assert same_bits(result[1], source[1].to(result.dtype)), "it was rotated"
 
 
 @pytest.mark.parametrize("name", BY_REQUESTS)

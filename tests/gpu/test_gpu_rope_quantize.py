@@ -64,8 +64,8 @@ def wanted(
     exact = []
     for i, x in enumerate(parts):
         heads = x if x.dim() == 3 else x.unsqueeze(1)
-        turned = exact_rope(heads, phase, interleave) if i < 2 else heads.double()
-        exact.append((turned * scales[i % 2]).view(x.shape))
+        result = exact_rope(heads, phase, interleave) if i < 2 else heads.double()
+        exact.append((result * scales[i % 2]).view(x.shape))
     return exact
 
 
@@ -119,7 +119,7 @@ def test_sizes(
                 assert_fp8_close(mine, want, f"{name}: {word}")
 
 
-def test_without_the_part_that_does_not_turn(generator: torch.Generator) -> None:
+def test_without_the_part_that_is_not_rotated(generator: torch.Generator) -> None:
     q, k = heads_in("packed", 9, (4, 2), 64, dtype=torch.bfloat16, generator=generator)
     cache, ids = make_cache(CACHE_ROWS, 64), draw_positions(9, generator)
     got = precast.rope_quantize_fp8(q, k, None, None, cache, ids)
@@ -129,7 +129,7 @@ def test_without_the_part_that_does_not_turn(generator: torch.Generator) -> None
 
 @every_fp8
 def test_saturation_and_nan(fp8: torch.dtype) -> None:
-    """What does not turn is exact: every code, ties, numbers beyond the largest, NaN."""
+    """What is not rotated is exact: every code, ties, numbers beyond the largest, NaN."""
     codes = torch.arange(256, dtype=torch.uint8).view(fp8).float()
     finite = codes[codes.isfinite()].sort().values
     middle = (finite[1:] + finite[:-1]) / 2

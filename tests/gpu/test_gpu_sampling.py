@@ -287,7 +287,7 @@ REFUSED: list[tuple[Callable[[torch.Tensor], Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED)
-def test_what_is_refused(call: Callable[[torch.Tensor], Any], words: str) -> None:
+def test_what_is_rejected(call: Callable[[torch.Tensor], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call(X.cuda())
 

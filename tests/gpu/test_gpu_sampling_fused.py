@@ -11,7 +11,7 @@ from sampling_calls import DTYPES, RANDOM, both, different, share
 from sampling_support import kept
 
 import precast
-from precast._ops.sampling._fused_formula import unpacked
+from precast._ops.sampling._fused_reference import unpacked
 from precast.logits_processor import (
     LogitsPipe,
     MinP,
@@ -229,7 +229,7 @@ def test_a_mask_is_a_promise(generator: torch.Generator) -> None:
     assert counts[inside & (x[0] > -0.5)].all()
 
 
-def test_what_is_refused(generator: torch.Generator) -> None:
+def test_what_is_rejected(generator: torch.Generator) -> None:
     x, parameters = requests(4, 100, torch.float32, generator)
     mask, counts = parameters["bitmask"], parameters["output_counts"]
     for more, words in (
@@ -303,7 +303,7 @@ def test_speculative_sampling(
                 assert torch.equal(mine, theirs)
 
 
-def test_drafts_that_do_not_fit_are_refused() -> None:
+def test_drafts_that_do_not_fit_are_rejected() -> None:
     draft, target = torch.ones(2, 3, 4, device="cuda"), torch.ones(2, 4, 4, device="cuda")
     ids = torch.zeros(2, 3, dtype=torch.int32, device="cuda")
     call = precast.chain_speculative_sampling

@@ -201,7 +201,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("call", "change", "words"), REFUSED)
-def test_what_is_refused(call: Callable[..., Any], change: dict[str, Any], words: str) -> None:
+def test_what_is_rejected(call: Callable[..., Any], change: dict[str, Any], words: str) -> None:
     on_gpu = {k: v.cuda() if isinstance(v, torch.Tensor) else v for k, v in change.items()}
     with pytest.raises(ValueError, match=words):
         call(torch.ones(4, 10, device="cuda"), **on_gpu)

@@ -32,7 +32,7 @@ def sizes(built: Built, file_name: str, kv_lens: list[int], **options: Any) -> l
         head_dim_qk=128,
         head_dim_vo=128,
         kv_bytes=2,
-        tile_rows=16,
+        block_m=16,
     )
     shape = shape._replace(**{n: options.pop(n) for n in PlanShape._fields if n in options})
     arguments = {
@@ -65,7 +65,7 @@ def test_sizes(built: Built, file_name: str) -> None:
 
 
 @pytest.mark.parametrize("file_name", MODULES)
-def test_refusals(built: Built, file_name: str) -> None:
+def test_errors(built: Built, file_name: str) -> None:
     for words, options in (
         ("query heads must be a multiple of KV heads, got 30 and 8", {"num_qo_heads": 30}),
         ("there is no kernel of tiles of 16 rows for head_dim_qk 72", {"head_dim_qk": 72}),
@@ -83,8 +83,8 @@ def test_refusals(built: Built, file_name: str) -> None:
 
 
 @pytest.mark.parametrize("file_name", [name for name in CI_MODULES if "attention" in name])
-def test_calls_of_cpu_tensors_are_refused(built: Built, file_name: str) -> None:
-    """What needs no GPU of the refusals of a plan and a run; a block stays as it is."""
+def test_calls_of_cpu_tensors_are_rejected(built: Built, file_name: str) -> None:
+    """Which errors of a plan and a run need no GPU; a block stays as it is."""
     spec = spec_of(built, file_name)
     module = load_library(built.library(spec), spec.cuda_major)
     q, ints = torch.zeros(2, 4, 64), torch.zeros(64, dtype=torch.uint8)

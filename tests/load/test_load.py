@@ -64,7 +64,7 @@ def test_every_export_has_a_kernel() -> None:
 @pytest.mark.parametrize(
     ("file_name", "export"), [case for case in CASES if case[1] not in ON_HOST]
 )
-def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> None:
+def test_cpu_tensor_is_rejected(built: Built, file_name: str, export: str) -> None:
     function = _function(built, file_name, export)
     # An op without the axis takes any dtype.
     dtype = DTYPES[str(spec_of(built, file_name).axes.get("dtype", "f16"))]
@@ -81,7 +81,7 @@ def test_cpu_tensor_is_refused(built: Built, file_name: str, export: str) -> Non
 
 
 @pytest.mark.parametrize(("file_name", "export"), CASES)
-def test_the_example_shows_a_refusal_of_every_function(
+def test_the_example_shows_an_error_of_every_function(
     built: Built, file_name: str, export: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(PLAN.root / "examples"))

@@ -19,6 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line(
         "markers", "flashinfer_topk: FlashInfer compiles its top-k for it, for minutes"
     )
+    config.addinivalue_line("markers", "jit: compiles kernels; needs nvcc and PRECAST_JIT=auto")
     config.addinivalue_line("markers", "without_gpu: of the peer tests, those that a CPU runs too")
 
 

@@ -350,7 +350,10 @@ def test_masks_of_the_caller(
     parts = [torch.nn.functional.pad(p, (0, -len(p) % 8)) for p in mask.split(pairs)]
     weights = 2 ** torch.arange(8, device="cuda")
     packed = (torch.cat(parts).view(-1, 8) * weights).sum(1).to(torch.uint8)
-    compare(KINDS[kind](batch, {"packed_custom_mask": packed}, {}), workspaces)
+    # Not beside FlashInfer 0.7.2, which takes the bounds of bits for those of bytes.
+    whole = KINDS[kind](batch, {"custom_mask": mask}, {})(precast, workspaces[0])
+    bits = KINDS[kind](batch, {"packed_custom_mask": packed}, {})(precast, workspaces[0])
+    assert all(map(torch.equal, whole, bits))
 
 
 def test_several_items(workspaces: list[torch.Tensor], generator: torch.Generator) -> None:

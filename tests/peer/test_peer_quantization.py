@@ -149,9 +149,9 @@ def test_per_token_group_quant_8bit(
     backend = "cutile"  # The default of FlashInfer.
     codes, scales = precast.per_token_group_quant_8bit(x, 128, backend=backend, **options)
     want_codes, want_scales = _group_formula(x, 128, 1e-10, power_of_two)
-    if theirs is not None:
-        # Without cuTile the formula stays.
-        with contextlib.suppress(ImportError, NotImplementedError, RuntimeError):
+    if theirs is not None and (column_major or not power_of_two):  # They have no other layout.
+        # Without cuTile or its compiler the formula stays.
+        with contextlib.suppress(FileNotFoundError, ImportError, NotImplementedError, RuntimeError):
             want_codes, want_scales = theirs(x, 128, dst_dtype=torch.float8_e4m3fn, **options)
     torch.testing.assert_close(scales, want_scales, rtol=1e-6, atol=0)
     # Division rounds once where the product with a reciprocal rounds twice: a step on ties, which

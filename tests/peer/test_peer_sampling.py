@@ -198,7 +198,7 @@ def test_what_is_returned_beside_the_tokens(name: str, generator: torch.Generato
 
 
 def test_seeds_are_taken_as_theirs(generator: torch.Generator) -> None:
-    """Numbers and tensors of one or of each row; what theirs refuse, ours do."""
+    """Numbers and tensors of one or of each row; what theirs reject, ours do."""
     p = probs(20, 500, generator)
     one, many = torch.tensor([7], device="cuda"), torch.arange(20, device="cuda")
     wrong = [(one, 3), (3, one), (one.int(), one), (many[:3], many), (one[None], one)]

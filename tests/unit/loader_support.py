@@ -123,7 +123,7 @@ class World:
         return library
 
 
-def refusals(found: Resolution) -> list[str]:
+def rejections(found: Resolution) -> list[str]:
     return [str(step) for step in found.steps if not step.accepted]
 
 

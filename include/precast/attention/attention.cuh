@@ -89,7 +89,7 @@ cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
 template <typename Q, typename KV, int kDimQ, int kDimV>
 cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::items &&
+  const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::multi_item &&
                         p.positions == PositionEncoding::none && p.soft_cap <= 0.0f &&
                         p.scale > 0.0f;
   AttentionParams rescaled = p;

@@ -51,7 +51,7 @@ __device__ __forceinline__ Q* output_row(const AttentionParams& p, const BlockIn
 __device__ __forceinline__ void write_lse(const AttentionParams& p, const BlockInfo& block,
                                           const PackGqaRow& row, float lse) {
   if (p.lse == nullptr || block.v_column != 0) return;
-  const int64_t heads = int64_t(p.kv_heads) * p.group.value;
+  const int64_t heads = int64_t(p.kv_heads) * p.group_size.value;
   p.lse[int64_t(block.work.q_begin + row.q_idx) * heads + row.q_head] = lse;
 }
 

@@ -235,9 +235,9 @@ class KvPipeline {
     const uint32_t page = p_.page_size.divide(token);
     page_ = (Tile::kWarpsSplitKv ? kv_start_ : queue_.blocks[slot_].work.kv_start) + page;
     page_entry_ = token - page * p_.page_size.value;
-    if (p_.pages == nullptr) return;
-    const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.page_entries;
-    page_ = load_page(p_.pages + page_, exists);
+    if (p_.kv_indices == nullptr) return;
+    const bool exists = static_cast<int32_t>(token) < end_token_ && page_ < p_.num_kv_indices;
+    page_ = load_page(p_.kv_indices + page_, exists);
   }
 
   // Writes the addresses of these tokens to the table. Why not in look_up_pages(): the loads take
@@ -246,7 +246,7 @@ class KvPipeline {
     if (!kOverlapsMma && next_token_ >= end_token_) return;
     if (kLookupThreads < Tile::kPipelineThreads && thread() >= kLookupThreads) return;
     // Why: a page that the cache does not have must not be read.
-    const uint64_t page = page_ < p_.page_count ? page_ : 0u, entry = page_entry_;
+    const uint64_t page = page_ < p_.num_pages ? page_ : 0u, entry = page_entry_;
     const uint32_t to = table_half() + thread() % Tile::kBlockN * 16;
     const bool is_v = looks_up_v();
     store_address(to + (is_v ? 8 : 0),

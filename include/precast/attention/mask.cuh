@@ -71,7 +71,7 @@ struct QueryMask {
       bits = p.packed_mask + first_byte;
       end_bit = first_byte < 0 ? 0 : (p.mask_bytes - first_byte) * 8;
       first_bit = int64_t(q_idx) * work.kv_len;
-    } else if (mask == AttentionMask::items) {
+    } else if (mask == AttentionMask::multi_item) {
       if (position < end) end = position + 1;
       prefix_len = static_cast<int32_t>(p.prefix_len[work.request_idx]);
       const int32_t after_prefix = position - prefix_len;
@@ -89,7 +89,7 @@ struct QueryMask {
       const int64_t bit = first_bit + token;
       return bit < end_bit && bits[bit >> 3] >> (bit & 7) & 1;
     }
-    return mask != AttentionMask::items || token < prefix_len || token >= item_begin;
+    return mask != AttentionMask::multi_item || token < prefix_len || token >= item_begin;
   }
 };
 

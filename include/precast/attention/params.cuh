@@ -8,7 +8,7 @@
 
 namespace precast {
 
-enum class AttentionMask : int { none, causal, custom, items };
+enum class AttentionMask : int { none, causal, custom, multi_item };
 enum class PositionEncoding : int { none, rope, alibi };
 
 // Keys or values: [pages, page_size, heads, dim] in any order of strides. Ragged tensors are pages
@@ -30,17 +30,17 @@ struct AttentionCache {
 
 struct AttentionParams {
   TileSchedulerParams schedule;
-  float* partials = nullptr;  // slots of attention_partial_floats()
-  int64_t slots = 0;
-  const void* q = nullptr;  // [q_rows, heads, head_dim_qk]
+  float* partials = nullptr;  // partial results of attention_partial_floats() each
+  int64_t max_partials = 0;   // that fit in the split workspace
+  const void* q = nullptr;    // [q_rows, heads, head_dim_qk]
   int32_t q_rows = 0;
   int64_t q_stride = 0, q_head_stride = 0;  // elements
   AttentionCache k, v;
-  const int32_t* pages = nullptr;  // kv_indices; null: the pages of a request follow one another
-  uint32_t page_entries = 0;       // of kv_indices
+  const int32_t* kv_indices = nullptr;  // null: the pages of a request follow one another
+  uint32_t num_kv_indices = 0;
   FastDivmod page_size;
-  uint32_t page_count = 0;  // a page beyond them counts as page 0
-  FastDivmod group;         // query heads of a KV head
+  uint32_t num_pages = 0;  // a page beyond them counts as page 0
+  FastDivmod group_size;   // query heads of a KV head
   int32_t kv_heads = 0;
   void* out = nullptr;                          // [tokens, heads, head_dim_vo]
   int64_t out_stride = 0, out_head_stride = 0;  // elements

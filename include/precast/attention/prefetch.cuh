@@ -38,8 +38,9 @@ __device__ __forceinline__ void prefetch_first_kv_block(const AttentionParams& p
   const uint32_t request_page = p.page_size.divide(token);
   const uint64_t entry = token - request_page * p.page_size.value;
   uint32_t page = kv_start + request_page;
-  if (p.pages != nullptr) page = page < p.page_entries ? load_relaxed(p.pages + page) : 0;
-  if (page >= p.page_count) return;
+  if (p.kv_indices != nullptr)
+    page = page < p.num_kv_indices ? load_relaxed(p.kv_indices + page) : 0;
+  if (page >= p.num_pages) return;
   const auto row = [&](const AttentionCache& cache) {
     return static_cast<const uint4*>(cache.data) + kv_head * cache.head_stride +
            (uint64_t(page) * cache.page_stride + entry * cache.entry_stride);

@@ -28,8 +28,8 @@ struct PackGqaRow {
 
   __device__ __forceinline__ PackGqaRow(const AttentionParams& p, const BlockInfo& block, int row) {
     const int32_t packed = block.first_row + row;
-    q_idx = static_cast<int32_t>(p.group.divide(packed));
-    q_head = (block.kv_head - q_idx) * static_cast<int32_t>(p.group.value) + packed;
+    q_idx = static_cast<int32_t>(p.group_size.divide(packed));
+    q_head = (block.kv_head - q_idx) * static_cast<int32_t>(p.group_size.value) + packed;
   }
 };
 
@@ -109,7 +109,7 @@ struct WorkTileQueue {
     }
     // Why min: the lengths of a plan made on the device may name more queries than q has.
     const int32_t queries = max(0, min(block.work.q_len, p.q_rows - block.work.q_begin));
-    const int32_t rows = queries * static_cast<int32_t>(p.group.value) - block.first_row;
+    const int32_t rows = queries * static_cast<int32_t>(p.group_size.value) - block.first_row;
     block.num_rows = max(0, min(rows, Tile::kBlockM));
     const PackGqaRow first(p, block, 0), last(p, block, block.num_rows - 1);
     block.unmasked_begin = MaskBounds(p, block.work, last.q_idx).begin;
@@ -119,7 +119,7 @@ struct WorkTileQueue {
   // One thread calls this first. The plan of another call is read, but no work is taken from it.
   __device__ void init(const AttentionParams& p) {
     // Why before the test: the loads of is_planned() and of the scheduler overlap.
-    const bool planned = is_planned(p.schedule, p.slots);
+    const bool planned = is_planned(p.schedule, p.max_partials);
     scheduler() = TileScheduler(p.schedule, blockIdx.x);
     counters = scheduler().counters();
     is_valid[0] = false;

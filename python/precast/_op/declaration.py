@@ -15,8 +15,8 @@ be None. The kinds are
     number wherever it stands, a number, or an expression of names (``n//2``). ``*rows`` is any
     number of leading dimensions, ``*rows(1-2)`` one or two, ``*rows(1-)`` at least one; ``f32[.]``
     is one number in any shape. Without brackets, only dtype and device are checked, and the op's
-    own check looks at the rest. The first tensor with sizes is the one that others are compared
-    with.
+    own check looks at the rest. The first tensor with sizes that is always there is the one that
+    others are compared with.
 ``like(x)``, ``like(x,U)``, ``like(x,T,apart)``
     A tensor of the shape and dtype of ``x``, or of another dtype. It may be ``x`` itself unless it
     is ``apart``.
@@ -171,7 +171,8 @@ class Declaration:
     def first(self) -> Parameter:
         """The tensor that others are compared with."""
         for parameter in self.tensors:
-            if isinstance(parameter.kind, TensorKind) and parameter.kind.dims is not None:
+            kind = parameter.kind
+            if isinstance(kind, TensorKind) and kind.dims is not None and not parameter.optional:
                 return parameter
         return next((p for p in self.tensors if not p.written), self.tensors[0])
 

@@ -240,10 +240,9 @@ def _checked(
 
 
 def decorated(
-    function: Callable[P, R_co], check: served_by, body: str, names: dict[str, Any]
+    function: Callable[P, R_co], requirement: Requirement, body: str, names: dict[str, Any]
 ) -> CheckedOp[P, R_co]:
-    """An op whose wrapper has this body; :func:`backend_requirement` with nothing to choose."""
-    requirement = Requirement(function.__name__, {}, check, None)
+    """An op whose wrapper has this body."""
     return _checked(function, inspect.signature(function), requirement, body, names)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -39,13 +40,15 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         Plain PyTorch with the arguments of the export; writes its outputs in place.
     key : callable
         From the arguments of the export to the key.
-    public : callable, optional
-        From the arguments of the export to those of the public function, by position, where they or
-        their order differ; to None where another export says it of the same call.
     function : str, optional
         The public function that calls it, where that is not the one of its name.
     name : str, optional
         Its own name, where several public functions call one export. Default: the export's.
+    around : callable, optional
+        What runs in place of the loaded function, which is its first argument.
+    reads_host : bool
+        Whether it reads memory of the host when it is launched, which a captured graph would not
+        read again: the CUDA graphs of ``torch.compile`` leave it out.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         schema: str,
         reference: Callable[..., None],
         key: Callable[..., tuple[Any, ...]],
-        public: Callable[..., tuple[Any, ...] | None] | None = None,
         function: str | None = None,
         name: str | None = None,
+        around: Callable[..., None] | None = None,
+        reads_host: bool = False,
     ) -> None:
         super().__init__()
         self.op = op
@@ -66,7 +70,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.schema = schema
         self.reference = reference
         self.key = key
-        self.public = public
+        self.around = around
+        self.reads_host = reads_host
         self.name = name or export
         self.function = function or self.name
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
@@ -93,6 +98,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         function: Callable[..., None] = get_function(
             loader.load(self.op, words, device), self.export
         )
+        if self.around is not None:
+            function = functools.partial(self.around, function)
         self[key] = function
         if _mode.is_reference():  # Another thread has entered reference mode.
             self.clear()

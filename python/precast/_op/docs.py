@@ -3,7 +3,8 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one.
+:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one,
+``Raises`` from the first text, and ``Examples`` of a reference from its op, which runs it.
 """
 
 from __future__ import annotations
@@ -46,15 +47,21 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     own = _entries(sections.get("Parameters", ""))
     signature = inspect.signature(function)
     missing = [name for name in signature.parameters if name not in own]
-    returns = "Returns" not in sections and signature.return_annotation not in (None, "None")
-    if not (missing or returns):
-        return text
-    texts = [s if isinstance(s, str) else inspect.getdoc(s) or "" for s in (*sources, COMMON)]
-    for source in map(_sections, texts):
-        known = _entries(source.get("Parameters", ""))
+    before = len(own) + len(sections)
+    returns = signature.return_annotation not in (None, "None")
+    is_reference = function.__name__.endswith("_reference")
+    for source in (*sources, COMMON):
+        is_text = isinstance(source, str)
+        found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
+        known = _entries(found.get("Parameters", ""))
         own |= {name: known[name] for name in missing if name in known and name not in own}
-        if returns and "Returns" in source:
-            sections["Returns"], returns = source["Returns"], False
+        # What a function raises is not what its reference raises.
+        wanted = {"Returns": returns, "Raises": is_text, "Examples": is_reference}
+        for title in wanted:
+            if wanted[title] and title in found:
+                sections.setdefault(title, found[title])
+    if before == len(own) + len(sections):
+        return text
     # An entry of several arguments stands where the first of them does.
     ordered = dict.fromkeys(own[name] for name in signature.parameters if name in own)
     if ordered:
@@ -79,7 +86,7 @@ def _entries(section: str) -> dict[str, str]:
 
 def _joined(sections: dict[str, str]) -> str:
     """A docstring of sections, in numpydoc's order."""
-    titles = ["Parameters", "Returns", *(t for t in sections if t not in ("Parameters", "Returns"))]
+    titles = dict.fromkeys(("Parameters", "Returns", "Raises", *sections))
     parts = [
         f"{title}\n{'-' * len(title)}\n{sections[title].strip()}"
         for title in titles

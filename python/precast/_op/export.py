@@ -36,6 +36,7 @@ from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import Kernel, check_tensors
 from precast._op.matcher import check_arguments
+from precast._op.requirement import Requirement
 from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
@@ -69,13 +70,23 @@ class Export(Kernel):
         one that the caller gave, and returns it.
     derived : mapping of str to callable, optional
         Public arguments that the export does not get, found again from what it gets: the dtype of
-        a new output, a flag that chose its layout. Each takes declared arguments by name.
+        a new output, a flag that chose its layout. Each takes declared arguments by name. A
+        declared argument is named here if callers give it in another form than the export gets.
     kinds : mapping of str to Kind, optional
         The family's own kinds of arguments.
+    key : str, optional
+        The source of what follows the dtypes in the key: sizes that are axes of the module, and
+        the device. Default: the device of the tensor with the first axis.
+    around : callable, optional
+        What runs in place of the module's function: takes that, then the export's arguments.
     function : str, optional
         The public function that calls it, where that has another name.
+    error_name : str, optional
+        What errors of reference mode start with. Default: the public function.
     torch_name : str, optional
         The name of its torch op, where several public functions call one export.
+    reads_host : bool
+        As :class:`Kernel` takes it.
     traced : bool
         Whether a call of it is a call of the public function. False for a helper that runs first.
 
@@ -98,7 +109,11 @@ class Export(Kernel):
         new: Mapping[str, str | Callable[..., Any]] | None = None,
         derived: Mapping[str, Callable[..., Any]] | None = None,
         kinds: Mapping[str, Kind] | None = None,
+        key: str | None = None,
+        around: Callable[..., None] | None = None,
+        reads_host: bool = False,
         function: str | None = None,
+        error_name: str | None = None,
         torch_name: str | None = None,
         traced: bool = True,
     ) -> None:
@@ -117,9 +132,12 @@ class Export(Kernel):
             key=self._key_of,
             function=function,
             name=torch_name,
+            around=around,
+            reads_host=reads_host,
         )
+        self.error_name = error_name or self.function
         self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name
-        self.key_source = self._key_source()
+        self.key_source = self._key_source(key or f"{self.first_tensor}.get_device()")
         names: dict[str, Any] = {}
         parameters = ", ".join(p.name for p in self.declaration.parameters if not p.is_constant)
         source = f"def {self.name}({parameters}):\n{self.launch_source('    ', names)}\n"
@@ -129,8 +147,8 @@ class Export(Kernel):
 
     # -- source ----------------------------------------------------------------------------------
 
-    def _key_source(self) -> str:
-        """The items of the key of the table, from the public arguments: dtypes, then the device."""
+    def _key_source(self, last: str) -> str:
+        """The items of the key of the table, from the public arguments: dtypes, then ``last``."""
         tensors = self.declaration.tensors
         parts = []
         for letter in AXES:
@@ -144,7 +162,7 @@ class Export(Kernel):
                 )
             parts.append(source)
         # The comma at the end makes a tuple of one item, too.
-        return f"{', '.join([*parts, f'{self.first_tensor}.get_device()'])},"
+        return f"{', '.join([*parts, last])},"
 
     def _key_of(self, *args: Any) -> tuple[Any, ...]:
         """The key from the export's own arguments."""
@@ -193,19 +211,21 @@ class Export(Kernel):
 
     def public_arguments(self, args: tuple[Any, ...]) -> dict[str, Any] | None:
         """The public arguments of a call, by name; None where another export says them."""
-        return self._decoded(args) if self.traced else None
-
-    def _decoded(self, args: tuple[Any, ...]) -> dict[str, Any]:
+        if not self.traced:
+            return None
         given = self.declaration.decoded(args)
-        found = {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
-        return {**given, **found}
+        return {**given, **self._found(given)}
+
+    def _found(self, given: dict[str, Any]) -> dict[str, Any]:
+        return {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
 
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
-        given = self._decoded(args)
-        check_arguments(self.function, self.declaration, given)
+        given = self.declaration.decoded(args)
+        given = {**self._found(given), **given}
+        check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.function}))
+            self._check(**_accepted(self._check, {**given, "export": self.error_name}))
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
@@ -245,7 +265,7 @@ def launches(
     export : Export
         What runs.
     returns : sequence of str, optional
-        The outputs that are returned. Default: all that are written.
+        The outputs that are returned, or the source of what is. Default: all that are written.
     explain : callable, optional
         As :func:`op` takes it.
     """
@@ -269,7 +289,10 @@ def launches(
 
 
 def op(
-    name: str, explain: Callable[..., None] | None = None
+    name: str,
+    explain: Callable[..., None] | None = None,
+    backends: Mapping[str, Callable[..., Any]] | None = None,
+    heuristic: Callable[..., Sequence[str]] | None = None,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Decorate a function whose body calls exports of an op.
 
@@ -281,6 +304,10 @@ def op(
         Called when a call has failed with one of Python's own errors and no argument that must be
         a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
         and raises the error that names the wrong one.
+    backends : mapping of str to callable, optional
+        A check for each value of the function's argument ``backend``, in place of ``name``'s GPUs.
+    heuristic : callable, optional
+        Puts the backends that suit a call in order, best first, for ``backend="auto"``.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
@@ -289,7 +316,8 @@ def op(
             f"{p.name}={p.name}" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters
         )
         body = f"    return _function({passed})"
-        return _decorated(function, name, body, {"_function": function}, explain)
+        names = {"_function": function}
+        return _decorated(function, name, body, names, explain, backends, heuristic)
 
     return decorate
 
@@ -300,6 +328,8 @@ def _decorated(
     body: str,
     names: dict[str, Any],
     explain: Callable[..., None] | None = None,
+    backends: Mapping[str, Callable[..., Any]] | None = None,
+    heuristic: Callable[..., Sequence[str]] | None = None,
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
@@ -322,4 +352,6 @@ def _decorated(
         f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
         f"        _explain({passed})\n        raise"
     )
-    return decorated(function, served_by(op_name), source, names)
+    common = None if backends else served_by(op_name)
+    requirement = Requirement(name, dict(backends or {}), common, heuristic)
+    return decorated(function, requirement, source, names)

@@ -135,7 +135,8 @@ class Requirement:
     def validate(self, arguments: dict[str, Any], skip: bool) -> None:
         """Raise if the call is not supported, and resolve ``backend="auto"``."""
         backend = arguments.get("backend")
-        automatic = backend == "auto" and bool(self.checks) and "auto" not in self.checks
+        # Not bool(self.checks), which torch 2.11 does not trace.
+        automatic = backend == "auto" and len(self.checks) > 0 and "auto" not in self.checks
         if skip:
             if automatic:
                 self._choose(arguments, _capability(arguments))

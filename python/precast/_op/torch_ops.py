@@ -34,7 +34,8 @@ def register_torch_op(name: str) -> Any:
                     hook(kernel, args)
 
             library: Any = torch.library.Library("precast", "FRAGMENT")
-            library.define(f"{name}{kernel.schema}")
+            tags = (torch.Tag.cudagraph_unsafe,) if kernel.reads_host else ()
+            library.define(f"{name}{kernel.schema}", tags=tags)
             library.impl(name, kernel.call, "CompositeExplicitAutograd")
             torch.library.register_fake(f"precast::{name}", fake, lib=library)
             _libraries.append(library)

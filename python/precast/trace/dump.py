@@ -40,22 +40,13 @@ def _on_compile(kernel: Kernel, args: Sequence[Any]) -> None:
     if _env.TRACE_DUMP():
         import inspect
 
-        function = public_object(kernel.function)
-        if isinstance(kernel, Export):
-            public = kernel.public_arguments(tuple(args))
-            if public is not None:
-                names = inspect.signature(function).parameters.keys() & public.keys()
-                _dump(function, (), {key: public[key] for key in names})
-            return
-        if kernel.public is not None:
-            values = kernel.public(*args)
-            if values is not None:
-                _dump(function, values, {})
-            return
-        given = dict(zip(kernel.parameters, args))
-        # An output that the function allocates is an argument of the export alone.
-        names = inspect.signature(function).parameters.keys() & given.keys()
-        _dump(function, (), {key: given[key] for key in names})
+        assert isinstance(kernel, Export)
+        public = kernel.public_arguments(tuple(args))
+        if public is not None:
+            function = public_object(kernel.function)
+            # An output that the function allocates is an argument of the export alone.
+            names = inspect.signature(function).parameters.keys() & public.keys()
+            _dump(function, (), {key: public[key] for key in names})
 
 
 ON_COMPILE.append(_on_compile)

@@ -280,12 +280,12 @@ def test_the_keyword_of_another_decorator_is_passed_on(at, log):
     from precast.decorators import backend_requirement
 
     def check(x, factor, out):
-        raise ValueError("refused")
+        raise ValueError("rejected")
 
     logged = at("3", backend_requirement({}, common_check=check)(scaled))
     assert torch.equal(logged(X, skip_check=True), X * 2)
     assert "  in  skip_check: True\n" in log()
-    with pytest.raises(ValueError, match="refused"):
+    with pytest.raises(ValueError, match="rejected"):
         logged(X)
 
 

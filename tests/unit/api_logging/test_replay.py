@@ -377,7 +377,7 @@ def test_command_for_one_call_that_is_as_dumped_in_another_process(three):
         (["DUMP", "--device", "cuda:9"], 3, "error: --device cuda:9: torch sees no CUDA devices"),
     ],
 )
-def test_command_refuses(three, command, monkeypatch, argv, code, message):
+def test_command_rejects(three, command, monkeypatch, argv, code, message):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     got, _, err = command(*(str(three) if word == "DUMP" else word for word in argv))
     assert message in err

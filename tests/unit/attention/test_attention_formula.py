@@ -150,12 +150,12 @@ def test_alibi_adds_the_distance_to_the_number_of_the_query():
 
 def test_rope_turns_by_the_position_and_logits_know_the_distance_alone():
     x = torch.randn(1, 1, 8)
-    turned = rotated_llama(x.expand(3, 1, 8), torch.tensor([0, 1, 7]), 1.0, 1e4)
-    close(turned[0], x[0])
+    rotated = rotated_llama(x.expand(3, 1, 8), torch.tensor([0, 1, 7]), 1.0, 1e4)
+    close(rotated[0], x[0])
     angles = 7 / 1e4 ** (torch.arange(4) / 4)
     a, b = x[0, 0, :4], x[0, 0, 4:]
-    close(turned[2, 0, :4], a * angles.cos() - b * angles.sin(), 1e-5)
-    close(turned[2, 0, 4:], b * angles.cos() + a * angles.sin(), 1e-5)
+    close(rotated[2, 0, :4], a * angles.cos() - b * angles.sin(), 1e-5)
+    close(rotated[2, 0, 4:], b * angles.cos() + a * angles.sin(), 1e-5)
     q, k, v = tensors(2, 6)
     options = {"pos_encoding_mode": "ROPE_LLAMA", "rope_scale": 2.0, "rope_theta": 500.0}
     out, _ = single_prefill(q, k, v, causal=True, **options)
@@ -222,7 +222,7 @@ def test_long_requests_are_done_in_blocks(monkeypatch):
         close(part, want)
 
 
-# -- batches --------------------------------------------------------------------------------------
+# -- reference ------------------------------------------------------------------------------------
 
 LENS = [5, 0, 3, 8]
 ROWS = [2, 3, 0, 8]

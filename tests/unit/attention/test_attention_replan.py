@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A plan that is refused, and what a plan leaves to the next: never a part of each."""
+"""A plan that is rejected, and what a plan leaves to the next: never a part of each."""
 
 from __future__ import annotations
 
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from attention_support import (
     decode,
     paged,
     ragged,
+    workspace,
 )
 
 import precast
@@ -30,14 +32,14 @@ from precast.errors import PlanMismatchError
 pytestmark = pytest.mark.usefixtures("reference_mode")
 
 
-# -- a refused plan -------------------------------------------------------------------------------
+# -- a rejected plan ------------------------------------------------------------------------------
 
 
 def fails(*args):
     raise ValueError("no room")
 
 
-DECODE_REFUSALS = [
+REJECTED_DECODES = [
     ((*TABLE, 8, 4, 64, 8), {"window_right": 1}, NotImplementedError),
     ((*TABLE, 5, 4, 64, 8), {}, ValueError),
     ((*TABLE, 8, 4, 63, 8), {}, ValueError),
@@ -51,8 +53,8 @@ DECODE_REFUSALS = [
 ]
 
 
-@pytest.mark.parametrize(("args", "options", "error"), DECODE_REFUSALS)
-def test_a_refused_plan_of_a_decode_leaves_the_one_before(args, options, error):
+@pytest.mark.parametrize(("args", "options", "error"), REJECTED_DECODES)
+def test_a_rejected_plan_of_a_decode_leaves_the_one_before(args, options, error):
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, window_left=5, sm_scale=0.2, **F32)
     q, kv = torch.randn(2, 4, 64), cache()
@@ -63,7 +65,7 @@ def test_a_refused_plan_of_a_decode_leaves_the_one_before(args, options, error):
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
+def test_a_plan_whose_launch_is_rejected_leaves_the_one_before(monkeypatch):
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
     before = attributes(wrapper)
@@ -76,7 +78,7 @@ def test_a_plan_whose_launch_is_refused_leaves_the_one_before(monkeypatch):
     assert attributes(wrapper) == before
 
 
-def test_a_refused_plan_by_position_leaves_the_one_before():
+def test_a_rejected_plan_by_position_leaves_the_one_before():
     wrapper = decode()
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
     before = attributes(wrapper)
@@ -99,7 +101,7 @@ def test_a_refused_plan_by_position_leaves_the_one_before():
         ((ROWS, *TABLE, 8, 4, 64, 8), {"rope_theta": -1.0}),
     ],
 )
-def test_a_refused_plan_of_a_prefill_leaves_the_one_before(args, options):
+def test_a_rejected_plan_of_a_prefill_leaves_the_one_before(args, options):
     wrapper, mask = paged(), torch.rand(3 * 8 + 1 * 9) < 0.5
     wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, window_left=6, **F32)
     q, kv = torch.randn(4, 4, 64), cache()
@@ -110,7 +112,7 @@ def test_a_refused_plan_of_a_prefill_leaves_the_one_before(args, options):
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_a_refused_plan_of_ragged_keys_leaves_the_one_before():
+def test_a_rejected_plan_of_ragged_keys_leaves_the_one_before():
     wrapper = ragged()
     wrapper.plan(ROWS, TOKENS, 4, 2, 64, causal=True, **F32)
     q, k = torch.randn(4, 4, 64), torch.randn(9, 2, 64)
@@ -140,7 +142,7 @@ def test_where_buffers_of_a_graph_are_written_there_is_no_plan(monkeypatch):
     torch.testing.assert_close(wrapper.run(q, kv), wrapper.reference(q, kv, *TABLE)[0])
 
 
-def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_before(monkeypatch):
+def test_a_plan_for_a_graph_that_is_rejected_before_its_launch_leaves_the_one_before(monkeypatch):
     """All checks come before the buffers are written."""
     wrapper = decode(in_graph=True)
     wrapper.plan(*OTHER_TABLE, *SIZES, **F32)
@@ -158,7 +160,7 @@ def test_a_plan_for_a_graph_that_is_refused_before_its_launch_leaves_the_one_bef
     assert torch.equal(wrapper.run(q, kv), want)
 
 
-def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_refused():
+def test_graphs_of_a_prefill_keep_their_plan_if_a_mask_is_rejected():
     wrapper, mask = paged(in_graph=True), torch.rand(3 * 8 + 1 * 9) < 0.5
     wrapper.plan(ROWS, *OTHER_TABLE, *SIZES, custom_mask=mask, **F32)
     q, kv = torch.randn(4, 4, 64), cache()
@@ -243,3 +245,16 @@ def test_a_deprecated_call_is_where_the_warning_is():
         warnings.simplefilter("always")
         decode().plan(*TABLE, *SIZES, "NONE", -1, None, "float32")
     assert [Path(warning.filename).name for warning in caught] == [Path(__file__).name]
+
+
+def test_a_plan_keeps_no_block_of_the_plans_before():
+    wrapper = decode()
+    wrapper.plan(*TABLE, *SIZES, **F32)
+    empty, blocks = torch.empty(0), []
+    for _ in range(3):
+        blocks.append(weakref.ref(wrapper._plan.block))
+        wrapper._cached_module.plan(
+            *(workspace(), wrapper._int_workspace_buffer, None),
+            *(TABLE[0], 2, 4, 2, 8, False, -1, 0.0, 64, 64, empty, empty),
+        )
+    assert [block() for block in blocks] == [None] * 3

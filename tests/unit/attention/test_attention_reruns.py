@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs that are not what was planned, shared memory, options of one request: all are refused."""
+"""Runs that are not what was planned, shared memory, options of one request: all are rejected."""
 
 from __future__ import annotations
 
@@ -102,7 +102,7 @@ def test_a_window_before_any_plan(make):
         make().run(torch.randn(2, 4, 64), cache(), window_left=3)
 
 
-def test_options_of_forward_that_are_refused_leave_the_plan():
+def test_options_of_forward_that_are_rejected_leave_the_plan():
     wrapper = decode()
     wrapper.plan(*TABLE, *SIZES, **F32)
     q, kv = torch.randn(2, 4, 64), cache()
@@ -219,8 +219,8 @@ def test_masks_of_one_request_have_every_pair():
         prefill(q, k, k, packed_custom_mask=packed[:1])
     want = prefill(q, k, k, custom_mask=mask)
     assert torch.equal(prefill(q, k, k, packed_custom_mask=packed), want)
-    turned = k.transpose(0, 1).contiguous()
-    assert torch.equal(prefill(q, turned, turned, custom_mask=mask, kv_layout="HND"), want)
+    transposed = k.transpose(0, 1).contiguous()
+    assert torch.equal(prefill(q, transposed, transposed, custom_mask=mask, kv_layout="HND"), want)
 
 
 @pytest.mark.parametrize("option", ["rope_scale", "rope_theta"])

@@ -54,7 +54,7 @@ def test_lengths_beyond_single_precision_stay_exact() -> None:
     assert attention_flops_with_actual_seq_lens(q, q, 1, 1, 1, False) == 4 * (2**24 + 1) ** 2
 
 
-def test_more_causal_queries_than_keys_are_refused() -> None:
+def test_more_causal_queries_than_keys_are_rejected() -> None:
     with pytest.raises(ValueError, match="got 3 keys and 4 queries"):
         attention_flops(1, 4, 3, 128, 128, 1, causal=True)
     with pytest.raises(ValueError, match="got 3 keys and 4 queries"):

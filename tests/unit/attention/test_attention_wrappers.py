@@ -214,9 +214,9 @@ def test_the_log_sum_exp_in_another_base_and_layout(workspace):
     q, cache = torch.randn(4, 4, 64), decode_call()[1]
     _, lse = wrapper.run_return_lse(q, cache)
     buffer = torch.empty(4, 4)
-    _, turned = wrapper.run_return_lse(q, cache, lse_layout="HN", lse=buffer)
-    assert turned is buffer
-    assert torch.equal(turned, lse.t())
+    _, returned = wrapper.run_return_lse(q, cache, lse_layout="HN", lse=buffer)
+    assert returned is buffer
+    assert torch.equal(returned, lse.t())
     _, natural = wrapper.run_return_lse(q, cache, lse_base="ln")
     torch.testing.assert_close(natural.exp(), torch.exp2(lse))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Merges of attention states in reference mode: against one softmax in float64, and refusals."""
+"""Merges of attention states in reference mode: against one softmax in float64; their errors."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_outputs_are_like_the_first_state() -> None:
     assert merged.stride() == v.stride()
 
 
-def refused(function: Any, args: tuple[Any, ...], words: str) -> None:
+def fails(function: Any, args: tuple[Any, ...], words: str) -> None:
     tensors = [a for a in args if isinstance(a, torch.Tensor)]
     before = [t.clone() for t in tensors]
     with pytest.raises(ValueError) as caught:
@@ -118,7 +118,7 @@ def refused(function: Any, args: tuple[Any, ...], words: str) -> None:
         assert torch.equal(tensor, old)
 
 
-def test_refusals_of_pairs() -> None:
+def test_errors_of_pairs() -> None:
     v, s = torch.ones(4, 3, 8), torch.zeros(4, 3)
     for function, a, b in (
         (precast.merge_state, ("v_a", "s_a"), ("v_b", "s_b")),
@@ -133,12 +133,12 @@ def test_refusals_of_pairs() -> None:
             ((v, s, other[:2], s[:2]), f"{b[0]} must have {a[0]}'s shape [4, 3, 8], got [2, 3, 8]"),
             ((v, s, other, s[:, :2]), f"{b[1]} must have the shape of {b[0]} less its last"),
         ):
-            refused(function, bad, words)
+            fails(function, bad, words)
         with pytest.raises(TypeError, match=rf"{b[1]} must be a torch\.Tensor, got float"):
             function(v, s, other, 0.0)
 
 
-def test_refusals_in_place() -> None:
+def test_errors_in_place() -> None:
     function = precast.merge_state_in_place
     v, s, other, sums = (
         torch.ones(4, 3, 8),
@@ -146,23 +146,23 @@ def test_refusals_in_place() -> None:
         torch.ones(4, 3, 8),
         torch.ones(4, 3),
     )
-    refused(function, (v, s, other, sums, torch.ones(3, dtype=torch.bool)), "mask must have shape")
-    refused(function, (v, s, other, sums, torch.ones(4)), "mask must be bool or uint8, got float32")
+    fails(function, (v, s, other, sums, torch.ones(3, dtype=torch.bool)), "mask must have shape")
+    fails(function, (v, s, other, sums, torch.ones(4)), "mask must be bool or uint8, got float32")
     buffer = torch.ones(5, 3, 8)
-    refused(function, (buffer[1:], s, buffer[:-1], sums), "v must be v_other itself or not overlap")
-    refused(function, (v[:1].expand(4, 3, 8), s, other, sums), "v must not hold an element twice")
-    refused(function, (v, s[:1].expand(4, 3), other, sums), "s must not hold an element twice")
-    refused(function, (v, v.view(4, 24)[:, :3], other, sums), "v must not overlap s's memory")
+    fails(function, (buffer[1:], s, buffer[:-1], sums), "v must be v_other itself or not overlap")
+    fails(function, (v[:1].expand(4, 3, 8), s, other, sums), "v must not hold an element twice")
+    fails(function, (v, s[:1].expand(4, 3), other, sums), "s must not hold an element twice")
+    fails(function, (v, v.view(4, 24)[:, :3], other, sums), "v must not overlap s's memory")
     with pytest.raises(TypeError, match=r"mask must be a torch\.Tensor, got list"):
         function(v, s, other, sums, [True] * 4)  # type: ignore[arg-type]
 
 
-def test_refusals_of_states() -> None:
+def test_errors_of_states() -> None:
     v, s = torch.ones(4, 2, 3, 8), torch.zeros(4, 2, 3)
     function = precast.merge_states
-    refused(function, (v[0], s), "v must have 4 dimensions, got shape [2, 3, 8]")
-    refused(function, (v, s[:, 0]), "s must have the shape of v less its last dimension")
-    refused(function, (v.double(), s), "v must be float16, bfloat16 or float32, got float64")
+    fails(function, (v[0], s), "v must have 4 dimensions, got shape [2, 3, 8]")
+    fails(function, (v, s[:, 0]), "s must have the shape of v less its last dimension")
+    fails(function, (v.double(), s), "v must be float16, bfloat16 or float32, got float64")
     with pytest.raises(TypeError, match=r"s must be a torch\.Tensor, got NoneType"):
         function(v, None)  # type: ignore[arg-type]
 
@@ -170,7 +170,7 @@ def test_refusals_of_states() -> None:
 CALLS = [
     (function, template)
     for function, template in registered()
-    if function.__module__.startswith("precast.cascade")
+    if function.__name__.startswith("merge_state")
 ]
 
 

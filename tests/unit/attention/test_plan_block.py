@@ -44,7 +44,7 @@ def test_blocks_have_the_size_of_the_header() -> None:
 )
 def test_enums_have_the_order_of_the_header(enum: type, name: str) -> None:
     (body,) = re.findall(rf"enum class {name} : int {{(.*?)}};", PARAMS)
-    known = {"none": ("NON_CAUSAL", "NONE"), "items": ("MULTIITEMSCORING",)}
+    known = {"none": ("NON_CAUSAL", "NONE"), "multi_item": ("MULTIITEMSCORING",)}
     known["rope"] = ("ROPE_LLAMA",)
     words = [word.strip() for word in body.split(",")]
     assert len(words) == len(enum)
@@ -62,13 +62,13 @@ def test_numbers_come_back() -> None:
     assert not block[-8:].any()
 
 
-def test_what_is_no_number_is_refused_by_name() -> None:
+def test_what_is_no_number_is_rejected_by_name() -> None:
     with pytest.raises(TypeError, match=r"numbers of 64 bits: .* window_left=2.5"):
         new_block(PlanShape(window_left=2.5))
     with pytest.raises(TypeError, match="fixed_split_size=9223372036854775808"):
         new_block(PlanShape(fixed_split_size=2**63))
 
 
-def test_a_block_without_its_plan_is_refused() -> None:
+def test_a_block_without_its_plan_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"run_paged: block must be of a plan that is alive. Fix"):
         plan_of("run_paged", torch.zeros(BLOCK_BYTES, dtype=torch.uint8))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""precast bundle: what goes into it, what is refused, and that it installs without a network."""
+"""precast bundle: what goes into it, what is rejected, and that it installs without a network."""
 
 from __future__ import annotations
 
@@ -108,9 +108,9 @@ def test_torch_is_carried_where_asked_and_decides_what_it_shares(dist, tmp_path)
     assert pins(tmp_path / "b")["nvidia-cuda-runtime"] == "13.0"
     assert len(list((tmp_path / "b" / "wheels").glob("nvidia_cuda_runtime-*"))) == 1
     assert "torch" not in (tmp_path / "b" / "install.sh").read_text()
-    refused = bundle(dist, tmp_path / "c", "--with-torch", "pytorch")
-    assert refused.returncode == 3
-    assert "'pytorch' is not a requirement of torch" in refused.stderr
+    rejected = bundle(dist, tmp_path / "c", "--with-torch", "pytorch")
+    assert rejected.returncode == 3
+    assert "'pytorch' is not a requirement of torch" in rejected.stderr
 
 
 def test_an_extra_brings_what_it_names(dist, tmp_path):
@@ -146,58 +146,58 @@ def test_a_named_wheel_wins_over_a_newer_one(dist, tmp_path):
 # -- errors ---------------------------------------------------------------------------------------
 
 
-def refused(dist: Path, tmp_path: Path, *argv: str) -> str:
-    """The one message of a bundle that is refused; nothing is left of it."""
+def rejected(dist: Path, tmp_path: Path, *argv: str) -> str:
+    """The one message of a bundle that is rejected; nothing is left of it."""
     before = set(tmp_path.iterdir())
-    done = bundle(dist, tmp_path / "refused", *argv)
+    done = bundle(dist, tmp_path / "rejected", *argv)
     assert done.returncode == 3, done.stdout
     assert "Traceback" not in done.stderr
     assert set(tmp_path.iterdir()) == before
     return done.stderr.partition("error: ")[2]
 
 
-def test_a_provider_of_other_sources_is_refused(dist, tmp_path):
+def test_a_provider_of_other_sources_is_rejected(dist, tmp_path):
     plan = core_plan()
     plan["modules"]["norm__dtype_bf16"]["fingerprints"]["cu13"]["sm90a"] = "0" * 64
     make_core(dist, plan)
-    message = refused(dist, tmp_path)
+    message = rejected(dist, tmp_path)
     assert "1 modules for sm90a (such as norm__dtype_bf16) were built from other sources" in message
     assert "Fix: build core and provider from the same sources" in message
 
 
-def test_a_target_that_nothing_holds_is_refused(dist, tmp_path):
-    message = refused(dist, tmp_path, "--arch", "12.0")
+def test_a_target_that_nothing_holds_is_rejected(dist, tmp_path):
+    message = rejected(dist, tmp_path, "--arch", "12.0")
     assert "no wheel with prebuilt modules for sm120f (CUDA 13)" in message
 
 
-def test_a_wheel_for_another_machine_is_refused(dist, tmp_path):
+def test_a_wheel_for_another_machine_is_rejected(dist, tmp_path):
     (wheel,) = dist.glob("precast_jit_cache*")
     wheel.unlink()
     make_provider(dist, tmp_path, tag="py3-none-manylinux_2_28_aarch64")
-    message = refused(dist, tmp_path)
+    message = rejected(dist, tmp_path)
     assert "is for py3-none-manylinux_2_28_aarch64; the bundle is for Python 3.12 on" in message
 
 
-def test_a_wheel_for_a_newer_system_is_refused(dist, tmp_path):
+def test_a_wheel_for_a_newer_system_is_rejected(dist, tmp_path):
     (wheel,) = dist.glob("precast_jit_cache*")
     wheel.unlink()
     make_provider(dist, tmp_path, tag="py3-none-manylinux_2_34_x86_64")
-    assert "is for py3-none-manylinux_2_34_x86_64; the bundle" in refused(dist, tmp_path)
+    assert "is for py3-none-manylinux_2_34_x86_64; the bundle" in rejected(dist, tmp_path)
 
 
 def test_what_cannot_be_fetched_is_named_with_what_requires_it(dist, tmp_path):
     make_core(dist, requires=("nowhere>=3",))
-    message = refused(dist, tmp_path)
+    message = rejected(dist, tmp_path)
     assert "No matching distribution found for nowhere>=3" in message
     assert "nowhere: precast 0.1.0 (nowhere>=3)" in message
 
 
-def test_damaged_and_foreign_files_are_refused(dist, tmp_path):
+def test_damaged_and_foreign_files_are_rejected(dist, tmp_path):
     (dist / "precast-0.1.1-py3-none-any.whl").write_bytes(b"PK")
-    assert "precast-0.1.1-py3-none-any.whl is damaged" in refused(dist, tmp_path)
+    assert "precast-0.1.1-py3-none-any.whl is damaged" in rejected(dist, tmp_path)
     (dist / "precast-0.1.1-py3-none-any.whl").unlink()
-    assert "is not a folder of wheels" in refused(dist, tmp_path, "--find-links", str(dist / "x"))
-    assert "none.whl cannot be read" in refused(
+    assert "is not a folder of wheels" in rejected(dist, tmp_path, "--find-links", str(dist / "x"))
+    assert "none.whl cannot be read" in rejected(
         dist, tmp_path, "--wheel", str(dist / "x-1-py3-none-none.whl")
     )
 
@@ -346,7 +346,7 @@ def test_a_changed_wheel_is_not_installed(dist, tmp_path, venv):
     assert "error: the bundle is damaged or was changed" in done.stderr
 
 
-def test_the_script_refuses_another_python_and_another_machine(dist, tmp_path):
+def test_the_script_rejects_another_python_and_another_machine(dist, tmp_path):
     make_wheel(dist, "new_only", "2.0", tag="cp312-cp312-manylinux_2_28_x86_64")
     out = tmp_path / "bundle"
     assert bundle(dist, out).returncode == 0

@@ -57,7 +57,7 @@ def test_pip_finds_every_release_and_checks_its_digest(tmp_path: Path) -> None:
         assert [p.name for p in out.iterdir()] == [wanted.name]
     # Another content under the address that the index states.
     wheel(new.parent, "0.2.0", "precast_jit_cache_cu13_sm80").replace(new)
-    done = download(link, tmp_path / "refused", PROJECT)
+    done = download(link, tmp_path / "rejected", PROJECT)
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
@@ -100,7 +100,7 @@ def test_a_failure_leaves_the_old_index(tmp_path: Path) -> None:
         ({f"../{NAME}-0.1.0-py3-none-any.whl": "0" * 64}, "is not the name of a wheel"),
     ],
 )
-def test_a_wrong_row_is_refused(digests: dict[str, str], text: str) -> None:
+def test_a_wrong_row_is_rejected(digests: dict[str, str], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         make_index.pages([("https://host/v0.1.0", digests)])
 

@@ -118,7 +118,7 @@ def test_clear_asks_a_person(cache, monkeypatch, capsys, answer, code):
 
 
 @pytest.mark.parametrize("argv", [["--older-than", "soon"], ["--max-size", "big"]])
-def test_a_wrong_limit_is_refused(argv):
+def test_a_wrong_limit_is_rejected(argv):
     done = run("cache", "prune", *argv)
     assert done.returncode == 2
     assert f"'{argv[1]}' is not a" in done.stderr

@@ -108,7 +108,7 @@ def test_a_profile_cannot_be_checked_without_a_target():
     assert done.stderr.endswith("Fix: name a compute capability, for example --arch 9.0\n")
 
 
-def test_refused_compilers_are_shown_with_the_reason(tmp_path):
+def test_rejected_compilers_are_shown_with_the_reason(tmp_path):
     nvcc = tmp_path / "bin" / "nvcc"
     nvcc.parent.mkdir()
     nvcc.write_text("#!/bin/sh\necho 'Cuda compilation tools, release 12.8, V12.8.89'\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""precast install: what it chooses for a machine, what it runs, and when it refuses."""
+"""precast install: what it chooses for a machine, what it runs, and when it fails."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ def test_a_linker_that_makes_nothing_is_an_error_and_nothing_is_published(make):
     assert left_over(env.cache_dir()) == []
 
 
-def test_a_tvm_ffi_outside_the_range_is_refused_before_compiling(tree, monkeypatch):
+def test_a_tvm_ffi_outside_the_range_is_rejected_before_compiling(tree, monkeypatch):
     from precast._base import tvm_ffi as _tvm_ffi
     from precast.jit import JitSpec
 

@@ -60,7 +60,7 @@ def machine(monkeypatch, tmp_path):
     monkeypatch.setattr(toolchain, "driver_cuda_version", lambda: (13, 0))
 
 
-def refusal(*arguments: object) -> str:
+def rejection(*arguments: object) -> str:
     with pytest.raises(ToolchainError) as caught:
         find_toolkit(*arguments)
     text = str(caught.value)
@@ -69,7 +69,7 @@ def refusal(*arguments: object) -> str:
 
 
 def test_nothing_there_names_every_place():
-    assert refusal(HOPPER) == (
+    assert rejection(HOPPER) == (
         "no CUDA compiler for sm90a:\n  no nvcc in PRECAST_CUDA_HOME, CUDA_HOME, PATH, "
         '/usr/local/cuda or the Python environment\nFix: pip install "precast[jit]"'
     )
@@ -128,7 +128,7 @@ def test_the_next_one_is_taken_where_the_first_does_not_fit(toolkit, monkeypatch
 def test_disagreements_are_reported(toolkit, monkeypatch, version, changes, arguments, words):
     home = toolkit("t", version, **changes)
     monkeypatch.setenv("CUDA_HOME", str(home))
-    text = refusal(*arguments)
+    text = rejection(*arguments)
     assert f"\n  nvcc {version}.88 (CUDA_HOME, {home}/bin/nvcc): " in text
     assert words in text
 
@@ -136,7 +136,7 @@ def test_disagreements_are_reported(toolkit, monkeypatch, version, changes, argu
 def test_a_toolkit_that_the_driver_cannot_serve(toolkit, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(toolkit("t")))
     monkeypatch.setattr(toolchain, "driver_cuda_version", lambda: (12, 8))
-    assert "the driver runs CUDA 12.8 only" in refusal()
+    assert "the driver runs CUDA 12.8 only" in rejection()
 
 
 def test_a_major_that_nothing_is_planned_for_is_passed_over(toolkit, monkeypatch):
@@ -160,7 +160,9 @@ def test_missing_headers(toolkit, monkeypatch):
     home = toolkit("t")
     (home / "include" / "cuda_runtime_api.h").unlink()
     monkeypatch.setenv("CUDA_HOME", str(home))
-    assert f"its headers in {home}/include are none: compiler and headers do not agree" in refusal()
+    assert (
+        f"its headers in {home}/include are none: compiler and headers do not agree" in rejection()
+    )
 
 
 @pytest.mark.parametrize("text", ["exit 1", "echo hello", "kill -9 $$"])
@@ -168,7 +170,7 @@ def test_an_nvcc_that_does_not_run(toolkit, monkeypatch, text):
     home = toolkit("t")
     program(home / "bin" / "nvcc", text)
     monkeypatch.setenv("CUDA_HOME", str(home))
-    assert "it does not run (nvcc --version failed)" in refusal()
+    assert "it does not run (nvcc --version failed)" in rejection()
 
 
 def test_a_configured_home_without_a_compiler_is_never_passed_over(toolkit, monkeypatch, tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipes of processors: what is fused, that fusing changes nothing, what is refused."""
+"""Pipes of processors: what is fused, that fusing changes nothing, what is rejected."""
 
 from __future__ import annotations
 
@@ -223,7 +223,7 @@ def test_parameters_out_of_range(processors: list[LogitsProcessor], more: dict[s
         ([Temperature()], PROBS, LegalizationError, "Temperature can only be applied to LOGITS"),
     ],
 )
-def test_pipes_that_do_not_fit_are_refused(
+def test_pipes_that_do_not_fit_are_rejected(
     processors: list[LogitsProcessor], kind: Any, error: type[Exception], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -275,11 +275,11 @@ def test_processors_rules_and_checks_of_ones_own() -> None:
     later.compile([rule])
     assert names(later) == ["Quarter", "SoftmaxOp"]
 
-    def refuse(ops: Sequence[Op]) -> None:
+    def reject(ops: Sequence[Op]) -> None:
         raise CompileError("not today")
 
     with pytest.raises(CompileError, match="not today"):
-        LogitsPipe([Softmax()], custom_validity_checks=[refuse])
+        LogitsPipe([Softmax()], custom_validity_checks=[reject])
 
 
 # -- names of FlashInfer --------------------------------------------------------------------------
@@ -365,7 +365,7 @@ def test_what_builds_fused_steps() -> None:
     assert FusedTemperatureSoftmaxOp(False).default_params["enable_pdl"] is False
 
 
-def test_a_temperature_that_is_no_number_is_refused() -> None:
+def test_a_temperature_that_is_no_number_is_rejected() -> None:
     for processors in ([Temperature()], [Temperature(), Softmax()]):
         with pytest.raises(ValueError, match="Temperature must be positive float"):
             LogitsPipe(processors)(logits(2), temperature=float("nan"))

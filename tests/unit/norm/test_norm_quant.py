@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The references of the quantised and gated norms in float64, and what the two ways refuse."""
+"""The references of the quantised and gated norms in float64, and the errors of both ways."""
 
 from __future__ import annotations
 
@@ -193,7 +193,7 @@ def test_gate_and_silu(hidden: int) -> None:
     assert norm.fused_rmsnorm_silu_reference(x, weight).dtype == BF16
 
 
-def test_nvfp4_is_refused_by_name() -> None:
+def test_the_error_of_nvfp4_output_names_it() -> None:
     x, weight = draw(2, 32), draw(32)
     out = torch.empty(2, 16, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
     words = "fused_rmsnorm_silu: NVFP4 output .* is not implemented; legal: .*Fix: quantise"
@@ -201,7 +201,7 @@ def test_nvfp4_is_refused_by_name() -> None:
         precast.fused_rmsnorm_silu(x, weight, out=out)
 
 
-def test_block_scale_is_refused_without_nvfp4() -> None:
+def test_block_scale_without_nvfp4_is_an_error() -> None:
     x, weight, scale = draw(2, 32), draw(32), torch.zeros(2, 2, dtype=E4M3)
     for dtype in (BF16, E4M3):
         out = torch.zeros(2, 32, dtype=dtype)

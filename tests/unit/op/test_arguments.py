@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments that no kernel takes: refused by name, by references too; nothing is written."""
+"""Arguments that no kernel takes: rejected by name, by references too; nothing is written."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def sound(export: str) -> dict[str, object]:
     return {name: value for name, value in made.items() if name in names}
 
 
-def refused(export: str, kind: type[Exception], words: str, **changes: object) -> None:
+def rejected(export: str, kind: type[Exception], words: str, **changes: object) -> None:
     """The call raises exactly ``kind`` with these words and leaves every tensor as it was."""
     arguments = {**sound(export), **changes}
     tensors = [a for a in arguments.values() if isinstance(a, torch.Tensor)]
@@ -101,18 +101,18 @@ def test_valid_arguments_are_accepted(export: str, reference_mode: None) -> None
 @pytest.mark.parametrize("export", ROWWISE)
 def test_what_is_no_tensor_is_named(export: str, reference_mode: None) -> None:
     for name in [n for n in sound(export) if n in TENSORS]:
-        refused(export, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
+        rejected(export, TypeError, f"{name} must be a torch.Tensor, got list", **{name: [1.0]})
         if name != "out" and name not in OPTIONAL.get(export, []):
             words = f"{name} must be a torch.Tensor, got NoneType"
-            refused(export, TypeError, words, **{name: None})
+            rejected(export, TypeError, words, **{name: None})
 
 
 @pytest.mark.parametrize("export", ROWWISE)
 def test_an_input_that_is_no_tensor_is_named_without_reference_mode(export: str) -> None:
-    refused(export, TypeError, "input must be a torch.Tensor, got list", input=[1.0])
+    rejected(export, TypeError, "input must be a torch.Tensor, got list", input=[1.0])
     if "out" in sound(export):
         words = "input must be a torch.Tensor, got list"
-        refused(export, TypeError, words, input=[1.0], out=None)
+        rejected(export, TypeError, words, input=[1.0], out=None)
 
 
 def test_other_type_errors_are_left_as_they_are(reference_mode: None) -> None:
@@ -123,13 +123,13 @@ def test_other_type_errors_are_left_as_they_are(reference_mode: None) -> None:
 @pytest.mark.parametrize("export", ACTIVATIONS)
 def test_an_activation_of_a_number(export: str, reference_mode: None) -> None:
     number = torch.tensor(1.0, dtype=BF16)
-    refused(export, ValueError, "input must have a last dimension, got []", input=number, out=None)
+    rejected(export, ValueError, "input must have a last dimension, got []", input=number, out=None)
 
 
 @pytest.mark.parametrize("export", ACTIVATIONS)
 def test_an_activation_of_an_odd_number_of_columns(export: str, reference_mode: None) -> None:
     words = "input's last dimension must be even, got 33"
-    refused(export, ValueError, words, input=torch.ones(4, 33, dtype=BF16), out=None)
+    rejected(export, ValueError, words, input=torch.ones(4, 33, dtype=BF16), out=None)
 
 
 @pytest.mark.parametrize("export", ACTIVATIONS)
@@ -141,7 +141,7 @@ def test_an_output_of_another_shape(
         f"out must have input's shape with half the last dimension, got {[*shape]} for input "
         f"[4, 32]"
     )
-    refused(export, OutputShapeError, words, out=torch.zeros(shape, dtype=BF16))
+    rejected(export, OutputShapeError, words, out=torch.zeros(shape, dtype=BF16))
 
 
 @pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS])
@@ -150,14 +150,14 @@ def test_an_output_of_another_shape_than_the_input(
     export: str, shape: tuple[int, ...], reference_mode: None
 ) -> None:
     words = f"out must have input's shape [4, 32], got {[*shape]}"
-    refused(export, ValueError, words, out=torch.zeros(shape, dtype=BF16))
+    rejected(export, ValueError, words, out=torch.zeros(shape, dtype=BF16))
 
 
 @pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS, *ACTIVATIONS])
 def test_an_output_of_another_dtype(export: str, reference_mode: None) -> None:
     out = sound(export)["out"]
     assert isinstance(out, torch.Tensor)
-    refused(export, ValueError, "out must be bfloat16, got float32", out=out.float())
+    rejected(export, ValueError, "out must be bfloat16, got float32", out=out.float())
 
 
 @pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS, *ACTIVATIONS])
@@ -174,17 +174,17 @@ def test_an_output_on_another_device(export: str, reference_mode: None) -> None:
 def test_a_weight_that_does_not_fit(export: str, reference_mode: None) -> None:
     for shape in [(1,), (4, 32), (1, 32), (31,), ()]:
         words = f"weight must have shape [32], got {[*shape]}"
-        refused(export, ValueError, words, weight=torch.ones(shape, dtype=BF16))
+        rejected(export, ValueError, words, weight=torch.ones(shape, dtype=BF16))
     words = "weight must be bfloat16, got float32"
-    refused(export, ValueError, words, weight=torch.ones(32))
+    rejected(export, ValueError, words, weight=torch.ones(32))
 
 
 def test_layernorms_weight_and_bias(reference_mode: None) -> None:
     for name in ("gemma", "beta"):
         words = f"{name} must have shape [32], got [1]"
-        refused("layernorm", ValueError, words, **{name: torch.ones(1)})
+        rejected("layernorm", ValueError, words, **{name: torch.ones(1)})
         words = f"{name} must be float32, got torch.bfloat16"
-        refused("layernorm", DtypeRuntimeError, words, **{name: torch.ones(32, dtype=BF16)})
+        rejected("layernorm", DtypeRuntimeError, words, **{name: torch.ones(32, dtype=BF16)})
 
 
 @pytest.mark.parametrize("export", [*NORMS, *FUSED, "layernorm"])
@@ -193,34 +193,34 @@ def test_a_norm_of_neither_rows_nor_heads(
     export: str, shape: tuple[int, ...], reference_mode: None
 ) -> None:
     words = f"input must have 2 to 3 dimensions, got shape {[*shape]}"
-    refused(export, ValueError, words, input=torch.ones(shape, dtype=BF16))
+    rejected(export, ValueError, words, input=torch.ones(shape, dtype=BF16))
 
 
 @pytest.mark.parametrize("export", FUSED)
 def test_a_residual_that_does_not_fit(export: str, reference_mode: None) -> None:
     words = "residual must have input's shape [4, 32], got [1, 32]"
-    refused(export, ValueError, words, residual=torch.ones(1, 32, dtype=BF16))
+    rejected(export, ValueError, words, residual=torch.ones(1, 32, dtype=BF16))
     words = "residual must be bfloat16, got float32"
-    refused(export, ValueError, words, residual=torch.ones(4, 32))
+    rejected(export, ValueError, words, residual=torch.ones(4, 32))
     x = torch.ones(4, 32, dtype=BF16)
     words = "residual must not overlap input's memory; call .clone()"
-    refused(export, ValueError, words, input=x, residual=x)
-    refused(export, ValueError, words, input=x, residual=x.view(4, 32))
+    rejected(export, ValueError, words, input=x, residual=x)
+    rejected(export, ValueError, words, input=x, residual=x.view(4, 32))
     both = torch.ones(5, 32, dtype=BF16)
-    refused(export, ValueError, words, input=both[:4], residual=both[1:])
+    rejected(export, ValueError, words, input=both[:4], residual=both[1:])
 
 
 @pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS])
 def test_an_output_that_overlaps_the_input(export: str, reference_mode: None) -> None:
     words = "out must be input itself or not overlap its memory; call .clone()"
     rows = torch.ones(5, 32, dtype=BF16)
-    refused(export, ValueError, words, input=rows[:4], out=rows[1:])
+    rejected(export, ValueError, words, input=rows[:4], out=rows[1:])
     heads = torch.ones(4, 6, 32, dtype=BF16)
-    refused(export, ValueError, words, input=heads[:, :4], out=heads[:, 2:])
+    rejected(export, ValueError, words, input=heads[:, :4], out=heads[:, 2:])
     wide = torch.ones(4, 48, dtype=BF16)
-    refused(export, ValueError, words, input=wide[:, :32], out=wide[:, 16:])
+    rejected(export, ValueError, words, input=wide[:, :32], out=wide[:, 16:])
     square = torch.ones(4, 4, 32, dtype=BF16)
-    refused(export, ValueError, words, input=square, out=square.transpose(0, 1))
+    rejected(export, ValueError, words, input=square, out=square.transpose(0, 1))
 
 
 @pytest.mark.parametrize("export", ["scale", *NORMS])
@@ -244,8 +244,8 @@ def test_an_output_beside_the_input_in_one_packed_tensor(export: str, reference_
 def test_an_activation_over_its_own_input(export: str, reference_mode: None) -> None:
     words = "out must not overlap input's memory; call .clone()"
     x = torch.ones(4, 32, dtype=BF16)
-    refused(export, ValueError, words, input=x, out=x[:, :16])
-    refused(export, ValueError, words, input=x, out=x.view(8, 16)[:4])
+    rejected(export, ValueError, words, input=x, out=x[:, :16])
+    rejected(export, ValueError, words, input=x, out=x.view(8, 16)[:4])
 
 
 @pytest.mark.parametrize("export", ["scale", "layernorm", *NORMS, *ACTIVATIONS])
@@ -253,4 +253,4 @@ def test_an_output_whose_rows_overlap(export: str, reference_mode: None) -> None
     columns = 16 if export in ACTIVATIONS else 32
     out = torch.zeros(64, dtype=BF16).as_strided((4, columns), (8, 1))
     words = f"out must not hold an element twice, got strides [8, 1] for shape [4, {columns}]"
-    refused(export, ValueError, words, out=out)
+    rejected(export, ValueError, words, out=out)

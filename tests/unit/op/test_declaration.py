@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The language of declarations: what it reads, and what it refuses."""
+"""The language of declarations: what it reads, and what it rejects."""
 
 from __future__ import annotations
 
@@ -48,29 +48,29 @@ def test_a_mistake_is_an_error_that_quotes_it(text):
     assert text.partition(":")[2] in str(caught.value)
 
 
-def refused(text: str, words: str, kind: type[Exception] = ValueError, **values: object) -> None:
+def rejected(text: str, words: str, kind: type[Exception] = ValueError, **values: object) -> None:
     with pytest.raises(kind) as caught:
         check_arguments("op", Declaration(text), values)
     assert caught.type is kind
     assert str(caught.value) == f"op: {words}"
 
 
-def test_what_the_matcher_refuses():
+def test_what_the_matcher_rejects():
     x, weight = torch.zeros(2, 8), torch.zeros(8)
     good = {"input": x, "weight": weight, "out": torch.zeros(2, 8)}
     check_arguments("op", Declaration(NORM), good)
     check_arguments("op", Declaration(NORM), {**good, "out": x})
     words = "input must have 2 to 3 dimensions, got shape [8]"
-    refused(NORM, words, **{**good, "input": x[0]})
-    refused(NORM, "weight must have shape [8], got [4]", **{**good, "weight": weight[:4]})
-    refused(NORM, "weight must be float32, got float16", **{**good, "weight": weight.half()})
-    refused(
+    rejected(NORM, words, **{**good, "input": x[0]})
+    rejected(NORM, "weight must have shape [8], got [4]", **{**good, "weight": weight[:4]})
+    rejected(NORM, "weight must be float32, got float16", **{**good, "weight": weight.half()})
+    rejected(
         NORM, "weight must be on cpu as input, got meta", **{**good, "weight": weight.to("meta")}
     )
-    refused(NORM, "out must have input's shape [2, 8], got [2, 4]", **{**good, "out": x[:, :4]})
+    rejected(NORM, "out must have input's shape [2, 8], got [2, 4]", **{**good, "out": x[:, :4]})
     inside = torch.zeros(3, 8)
     words = "out must be input itself or not overlap its memory; call .clone()"
-    refused(NORM, words, input=inside[:2], weight=weight, out=inside[1:])
+    rejected(NORM, words, input=inside[:2], weight=weight, out=inside[1:])
 
 
 def test_sizes_may_be_expressions_and_numbers_of_the_call():
@@ -84,10 +84,10 @@ def test_sizes_may_be_expressions_and_numbers_of_the_call():
         "one": torch.zeros(1, 1),
     }
     check_arguments("op", Declaration(text), values)
-    refused(text, "y must have shape [3, 4], got [3, 3]", **{**values, "y": torch.zeros(3, 3)})
-    refused(text, "top must have shape [3, 5], got [3, 2]", **{**values, "k": 5})
+    rejected(text, "y must have shape [3, 4], got [3, 3]", **{**values, "y": torch.zeros(3, 3)})
+    rejected(text, "top must have shape [3, 5], got [3, 2]", **{**values, "k": 5})
     words = "one must hold one number, got shape [2]"
-    refused(text, words, **{**values, "one": torch.zeros(2)})
+    rejected(text, words, **{**values, "one": torch.zeros(2)})
 
 
 def test_a_dtype_that_no_module_has_is_an_unsupported_configuration():
@@ -95,4 +95,4 @@ def test_a_dtype_that_no_module_has_is_an_unsupported_configuration():
     x = torch.zeros(4)
     check_arguments("op", Declaration(text), {"x": x, "out": torch.zeros(4)})
     words = "out must be float8_e4m3fn, got int32"
-    refused(text, words, UnsupportedConfigError, x=x, out=torch.zeros(4, dtype=torch.int32))
+    rejected(text, words, UnsupportedConfigError, x=x, out=torch.zeros(4, dtype=torch.int32))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""supported_compute_capability and backend_requirement: what is refused, and what a call pays."""
+"""supported_compute_capability and backend_requirement: what is rejected, and what a call pays."""
 
 from __future__ import annotations
 
@@ -382,7 +382,7 @@ def test_torch_compile_traces_through_an_op_of_the_library():
 # -- the loader's part ----------------------------------------------------------------------------
 
 
-def test_the_loader_refuses_a_gpu_that_the_op_does_not_exist_for(world, tree):
+def test_the_loader_rejects_a_gpu_that_the_op_does_not_exist_for(world, tree):
     """What ``served_by`` leaves to the first call on a device."""
     import json
 

@@ -78,6 +78,21 @@ def test_a_missing_return_value_comes_from_the_first_source_that_has_one():
     assert "A number\n    of two lines." in again.__doc__
 
 
+def test_what_is_raised_comes_from_texts_alone():
+    def again(x: int, by: int) -> int:
+        """Again.
+
+        Notes
+        -----
+        None.
+        """
+        return x
+
+    assert "Raises" not in completed(again, turn)
+    text = "Raises\n------\nTypeError\n    A text.\n"
+    assert completed(again, text, turn).endswith(f"{text}\nNotes\n-----\nNone.")
+
+
 def test_a_complete_docstring_stays_as_it_is():
     def whole(x: int) -> None:
         """Whole.

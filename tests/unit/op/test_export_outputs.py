@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -88,3 +90,43 @@ def test_a_constant_is_no_public_argument(double) -> None:
     export[torch.float32, torch.float32, -1] = lambda *args: passed.append(args)
     double(torch.ones(1))
     assert passed[0][-1] is True
+
+
+@pytest.fixture
+def row_sum(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(precast._op.dispatch, "KERNELS", {})
+    calls: list[tuple[object, ...]] = []
+    export = Export(
+        "scale",
+        "sum_of_row",
+        "x:T[n] out!:T[1]",
+        key="x.shape[-1], x.get_device()",
+        around=lambda *args: calls.append(args),
+        reference=lambda x: x.sum().reshape(1),
+        derived={"x": lambda x: x.unsqueeze(0)},
+        error_name="row_sum",
+    )
+    export.calls = calls
+    return export
+
+
+def test_sizes_may_be_axes_of_the_module(row_sum) -> None:
+    x = torch.ones(3)
+    assert row_sum.key(x, x) == (torch.float32, 3, -1)
+
+
+def test_what_runs_around_the_function_takes_it_first(row_sum, monkeypatch) -> None:
+    loader = SimpleNamespace(axis_names=lambda op: ("dtype", "n"), load=lambda *module: module)
+    monkeypatch.setattr("precast._runtime.loader.loader", loader)
+    monkeypatch.setattr("precast._runtime.library.get_function", lambda module, name: name)
+    row_sum[torch.float32, 3, 0](1, 2)
+    assert row_sum.calls == [("sum_of_row", 1, 2)]
+
+
+def test_callers_may_give_a_declared_argument_in_another_form(row_sum, reference_mode) -> None:
+    x, out = torch.ones(3), torch.zeros(1)
+    row_sum.call(x, out)  # The reference gets what the export gets.
+    assert out.item() == 3
+    assert row_sum.public_arguments((x, out))["x"].shape == (1, 3)
+    with pytest.raises(ValueError, match=r"^row_sum: out must have shape \[1\], got \[2\]"):
+        row_sum.call(x, torch.zeros(2))

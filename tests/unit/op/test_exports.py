@@ -12,7 +12,6 @@ import torch
 
 import precast
 from precast._op.dispatch import kernels
-from precast._op.export import Export
 from precast._plan.installed import plan
 from precast.trace import make_inputs, registered
 
@@ -46,21 +45,6 @@ def test_a_kernel_has_a_public_function_with_a_docstring_and_a_reference(name):
     assert "Raises" in (inspect.getdoc(function) or "")
 
 
-def public_arguments_of(kernel):
-    """From the export's arguments to the public ones by name, where that is more than a name."""
-    if isinstance(kernel, Export):
-        return kernel.public_arguments
-    if kernel.public is None:
-        return None
-
-    def by_position(args):
-        values = kernel.public(*args)
-        names = inspect.signature(getattr(precast, kernel.function)).parameters
-        return None if values is None else dict(zip(names, values, strict=True))
-
-    return by_position
-
-
 def _leaves(value):
     return value if isinstance(value, tuple) else (value,)
 
@@ -71,34 +55,15 @@ def test_schema_reference_and_public_signature_agree(kernel):
     names = [argument.name for argument in schema.arguments]
     assert list(kernel.parameters) == names
     public = inspect.signature(getattr(precast, kernel.function)).parameters
-    if isinstance(kernel, Export):
-        # What is declared are arguments of the public function, but for outputs that it makes and
-        # what public arguments are derived from.
-        declared = [p for p in kernel.declaration.parameters if not p.is_constant]
-        sources = [inspect.signature(f).parameters for f in kernel.derived.values()]
-        assert {*kernel.derived} <= {*public} - {p.name for p in declared}
-        if kernel.traced:
-            written = {p.name for p in declared if p.written}
-            assert {p.name for p in declared} - {*public} <= written.union(*sources)
-        assert kernel.first_tensor in names
-        assert any(argument.is_write for argument in schema.arguments)
-        return
-    assert list(inspect.signature(kernel.reference).parameters) == names
-    if inspect.isclass(getattr(precast, kernel.function)):
-        assert kernel.public(*(torch.zeros(()) for _ in names)) is None
-    elif kernel.public is None:
-        # Outputs may be arguments of the export alone; what is only said for a new output (its
-        # dtype, its layout) does not reach it.
-        common = [name for name in names if name in public]
-        assert [name for name in public if name in names] == common
-        written = {argument.name for argument in schema.arguments if argument.is_write}
-        assert {*names} - {*public} <= written
-        new = {*public} - {*names}
-        assert all(public[name].default is not inspect.Parameter.empty for name in new)
-    else:
-        given = kernel.public(*(torch.zeros(()) for _ in names))
-        assert given is None or len(given) == len(public)
-    assert kernel.first_tensor == names[0]
+    # What is declared are arguments of the public function, but for outputs that it makes and what
+    # public arguments are derived from.
+    declared = [p for p in kernel.declaration.parameters if not p.is_constant]
+    sources = [inspect.signature(f).parameters for f in kernel.derived.values()]
+    assert {*kernel.derived} <= {*public}
+    if kernel.traced:
+        written = {p.name for p in declared if p.written}
+        assert {p.name for p in declared} - {*public} <= written.union(*sources)
+    assert kernel.first_tensor in names
     assert any(argument.is_write for argument in schema.arguments)
 
 
@@ -107,9 +72,7 @@ def test_schema_reference_and_public_signature_agree(kernel):
     [
         pytest.param(function, template, id=template.name_prefix)
         for function, template in registered()
-        if any(
-            public_arguments_of(k) for k in kernels().values() if k.function == function.__name__
-        )
+        if any(k.traced for k in kernels().values() if k.function == function.__name__)
     ],
 )
 def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, template, monkeypatch):
@@ -117,10 +80,9 @@ def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, templa
     given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
     passed = []
     for kernel in kernels().values():
-        said_by = public_arguments_of(kernel)
-        if said_by is not None and kernel.function == function.__name__:
+        if kernel.traced and kernel.function == function.__name__:
 
-            def reference(*args, said_by=said_by, run=kernel.reference):
+            def reference(*args, said_by=kernel.public_arguments, run=kernel.reference):
                 passed.append(said_by(args))
                 run(*args)
 
@@ -129,9 +91,8 @@ def test_what_a_compiled_call_passes_on_is_what_the_caller_gave(function, templa
     bound.apply_defaults()
     with precast.reference_mode():
         function(**given)
-    said = [public for public in passed if public is not None]
-    assert len(said) == 1
-    for name, now in said[0].items():
+    (said,) = passed
+    for name, now in said.items():
         if name not in bound.arguments:  # An output that the function made.
             continue
         for left, right in zip(_leaves(bound.arguments[name]), _leaves(now), strict=True):

@@ -136,7 +136,7 @@ def test_a_dtype_outside_the_axes_names_the_legal_ones(world, kernel):
     assert dict(kernel) == {}
 
 
-def test_a_refused_call_is_tried_again(world, kernel):
+def test_a_rejected_call_is_tried_again(world, kernel):
     world.loader()
     with pytest.raises(RuntimeError, match="no kernel norm__dtype_bf16"):
         kernel[torch.bfloat16, 0]

@@ -149,7 +149,7 @@ def test_outputs_do_not_require_grad() -> None:
         assert not precast.scale(x, 2.0).requires_grad
 
 
-def test_layernorm_refuses_other_dtypes() -> None:
+def test_layernorm_rejects_other_dtypes() -> None:
     x, one = torch.ones(2, 8), torch.ones(8)
     with pytest.raises(DtypeRuntimeError, match="input must be bfloat16"):
         precast.layernorm(x, one, one)

@@ -245,7 +245,7 @@ def test_get_seq_lens_of_a_request_without_pages() -> None:
 
 
 @pytest.mark.parametrize("lens", [[3], [1, 2, 3], [[1, 2]]])
-def test_get_seq_lens_refuses_other_shapes(lens: object) -> None:
+def test_get_seq_lens_rejects_other_shapes(lens: object) -> None:
     with pytest.raises(ValueError, match="get_seq_lens: kv_last_page_len must have"):
         precast.get_seq_lens(torch.tensor([0, 1, 2]), torch.tensor(lens), 16)
 

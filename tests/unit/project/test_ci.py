@@ -78,7 +78,7 @@ def test_compilers_come_from_where_the_plan_says() -> None:
         (["--cuda", "12", "--arch", "sm110a"], "no CUDA major of the selection compiles"),
     ],
 )
-def test_a_wrong_selection_is_refused(
+def test_a_wrong_selection_is_rejected(
     words: list[str], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as error:
@@ -145,7 +145,7 @@ def test_images_are_compared_with_those_of_cibuildwheel(monkeypatch: pytest.Monk
     assert len(images.problems()) == 2
 
 
-def test_a_missing_image_is_refused() -> None:
+def test_a_missing_image_is_rejected() -> None:
     with pytest.raises(ValueError, match=r"no image 'manylinux\.riscv'"):
         images.reference("manylinux.riscv")
     with pytest.raises(ValueError, match="no CUDA 11; legal: 12, 13"):

@@ -32,11 +32,11 @@ PACKAGE = Path(precast.__file__).parent
 NO_NETWORK = """
 import socket
 
-def refuse(self, address, *rest):
+def reject(self, address, *rest):
     if self.family != socket.AF_UNIX:
         raise OSError(f"the build of the documentation connects to {address}")
 
-socket.socket.connect = socket.socket.connect_ex = refuse
+socket.socket.connect = socket.socket.connect_ex = reject
 """
 
 
@@ -168,7 +168,7 @@ def test_the_table_of_ops_is_made_from_the_exports(sitegen):
         assert not hasattr(precast, name) or any(f"`{name}`" in row for row in rows.values()), name
 
 
-def test_a_page_without_the_block_is_refused(sitegen):
+def test_a_page_without_the_block_is_rejected(sitegen):
     import ops_table
 
     with pytest.raises(ValueError, match="one block between ops:begin and ops:end"):

@@ -93,7 +93,7 @@ def test_the_stop_token_ends_an_answer(engine: Engine) -> None:
     assert stopped == answer[: answer.index(stop) + 1]
 
 
-def test_a_request_that_fits_the_cache_exactly_is_served_and_a_larger_one_refused(
+def test_a_request_that_fits_the_cache_exactly_is_served_and_a_larger_one_rejected(
     engine: Engine,
 ) -> None:
     whole = 12 * PAGE_SIZE
@@ -161,7 +161,7 @@ def test_the_program_answers_each_prompt_at_each_temperature(
 
 @pytest.mark.parametrize("option", ["--max-new-tokens", "--slots"])
 @pytest.mark.parametrize("number", ["0", "-3"])
-def test_the_program_refuses_what_never_ends(
+def test_the_program_rejects_what_never_ends(
     option: str,
     number: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -173,7 +173,7 @@ def test_the_program_refuses_what_never_ends(
     assert f"argument {option}: must be at least 1, got {number}" in capsys.readouterr().err
 
 
-def test_the_engine_refuses_what_never_ends(file: GgufModel, engine: Engine) -> None:
+def test_the_engine_rejects_what_never_ends(file: GgufModel, engine: Engine) -> None:
     with pytest.raises(ValueError, match="max_new_tokens must be at least 1, got 0"):
         run(engine, Request(prompt(1, 3), 0))
     with pytest.raises(ValueError, match="slots must be at least 1, got 0"):

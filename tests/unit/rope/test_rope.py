@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The references of RoPE against complex arithmetic in float64, and what they refuse."""
+"""The references of RoPE against complex arithmetic in float64, and their validation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ import precast
 GPU_TESTS = Path(__file__).parents[2] / "gpu"
 sys.path.insert(0, str(GPU_TESTS))
 try:
-    refusals: ModuleType = importlib.import_module("rope_refusals")
+    calls: ModuleType = importlib.import_module("rope_calls")
     case: ModuleType = importlib.import_module("rope_case")
 finally:
     sys.path.remove(str(GPU_TESTS))
@@ -97,31 +97,31 @@ def test_llama31_blends_between_two_wavelengths() -> None:
 
 
 def test_what_is_no_tensor_is_named() -> None:
-    for name in sorted({name for name, _, _ in refusals.CASES}):
-        call = refusals.good(name, "cpu")
+    for name in sorted({name for name, _, _ in calls.CASES}):
+        call = calls.good(name, "cpu")
         for key, value in call.items():
             if isinstance(value, torch.Tensor):
                 with pytest.raises(TypeError, match=f"^{name}: {key} must be a torch.Tensor, got"):
                     getattr(precast, name)(**{**call, key: [1.0]})
 
 
-@pytest.mark.parametrize(("name", "change", "words"), refusals.CASES, ids=refusals.IDS)
+@pytest.mark.parametrize(("name", "change", "words"), calls.CASES, ids=calls.IDS)
 def test_bad_arguments(name: str, change: Any, words: str) -> None:
-    call = refusals.good(name, "cpu")
+    call = calls.good(name, "cpu")
     getattr(precast, name)(**call)
     call |= change(call)
-    before = [refusals.bits(x) for x in refusals.tensors_of(call)]
+    before = [calls.bits(x) for x in calls.tensors_of(call)]
     with pytest.raises(ValueError, match=f"^{re.escape(f'{name}: {words}')}"):
         getattr(precast, name)(**call)
-    for x, old in zip(refusals.tensors_of(call), before, strict=True):
-        assert torch.equal(refusals.bits(x), old), "an argument was written"
+    for x, old in zip(calls.tensors_of(call), before, strict=True):
+        assert torch.equal(calls.bits(x), old), "an argument was written"
 
 
 @pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in refusals.CASES}))
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in calls.CASES}))
 def test_types_without_modules(name: str, dtype: torch.dtype) -> None:
-    """Where the planner refuses them on a GPU, a reference does."""
-    call = refusals.good(name, "cpu")
+    """The planner rejects them on a GPU, a reference on any device."""
+    call = calls.good(name, "cpu")
     first = {"qk_rmsnorm_rope": "qkv"}.get(name, next(k for k in call if k.startswith("q")))
     call |= {k: x.to(dtype) for k, x in call.items() if getattr(x, "dtype", 0) == torch.bfloat16}
     with pytest.raises(ValueError, match=f"^{name}: {first} must be float16 or bfloat16 or"):
@@ -129,7 +129,7 @@ def test_types_without_modules(name: str, dtype: torch.dtype) -> None:
 
 
 def test_an_expanded_projection() -> None:
-    call = refusals.good("qk_rmsnorm_rope", "cpu")
+    call = calls.good("qk_rmsnorm_rope", "cpu")
     call["qkv"] = call["qkv"][:1].expand(3, -1)
     with pytest.raises(ValueError, match=r"^qk_rmsnorm_rope: qkv must not hold an element twice"):
         precast.qk_rmsnorm_rope(**call)
@@ -137,23 +137,23 @@ def test_an_expanded_projection() -> None:
 
 @pytest.mark.parametrize("cache", [None, [1], (1, 2)])
 def test_what_is_no_cache_is_a_key_error(cache: Any) -> None:
-    name = refusals.APPEND
-    call = {**refusals.good(name, "cpu"), "paged_kv_cache": cache}
+    name = calls.APPEND
+    call = {**calls.good(name, "cpu"), "paged_kv_cache": cache}
     with pytest.raises(precast.errors.CacheLayoutError, match="paged_kv_cache must be a"):
         getattr(precast, name)(**call)
 
 
 @pytest.mark.parametrize("far", [2**32, 2**32 + 1, 2**40, 2**63 - 1, -(2**32) + 1])
 def test_wide_indices_are_not_wrapped(far: int) -> None:
-    """Tokens whose index is beyond 32 bits: not turned by a cache, not appended."""
-    name = refusals.APPEND
-    call = refusals.good(name, "cpu")
+    """Tokens whose index is beyond 32 bits are neither rotated by a cache nor appended."""
+    name = calls.APPEND
+    call = calls.good(name, "cpu")
     call["cos_sin_cache"] = case.make_cache(9, 32)
     call["q_rope"], wide = torch.ones_like(call["q_rope"]), torch.tensor([far, far, far])
     call["v"] = torch.ones_like(call["v"])
     got = getattr(precast, name)(**{**call, "pos_ids": wide})
     assert bool((got[0].float() == 1).all())
-    fresh = refusals.good(name, "cpu")["paged_kv_cache"]
+    fresh = calls.good(name, "cpu")["paged_kv_cache"]
     for key in ("batch_indices", "positions", "kv_indptr", "kv_indices"):
         caches = tuple(x.clone() for x in fresh)
         getattr(precast, name)(**{**call, "paged_kv_cache": caches, key: wide})
@@ -162,12 +162,12 @@ def test_wide_indices_are_not_wrapped(far: int) -> None:
 
 
 def test_an_unknown_layout_is_a_key_error() -> None:
-    name = refusals.APPEND
+    name = calls.APPEND
     with pytest.raises(KeyError, match="kv_layout must be NHD or HND"):
-        getattr(precast, name)(**{**refusals.good(name, "cpu"), "kv_layout": "?"})
+        getattr(precast, name)(**{**calls.good(name, "cpu"), "kv_layout": "?"})
 
 
-@pytest.mark.parametrize("name", sorted({name for name, _, _ in refusals.CASES}))
+@pytest.mark.parametrize("name", sorted({name for name, _, _ in calls.CASES}))
 def test_compiles_without_a_graph_break(name: str) -> None:
     function = getattr(precast, name)
 
@@ -175,13 +175,13 @@ def test_compiles_without_a_graph_break(name: str) -> None:
         return function(**call)
 
     torch._dynamo.reset()
-    mine, theirs = refusals.good(name, "cpu"), refusals.good(name, "cpu")
-    for x, y in zip(refusals.tensors_of(mine), refusals.tensors_of(theirs)):
+    mine, theirs = calls.good(name, "cpu"), calls.good(name, "cpu")
+    for x, y in zip(calls.tensors_of(mine), calls.tensors_of(theirs)):
         if x.dtype == torch.bfloat16:
             y.copy_(x.normal_())
     want = function(**theirs)
     got = torch.compile(block, fullgraph=True, backend="aot_eager")(mine)
     for x, y in zip(
-        [*(got or ()), *refusals.tensors_of(mine)], [*(want or ()), *refusals.tensors_of(theirs)]
+        [*(got or ()), *calls.tensors_of(mine)], [*(want or ()), *calls.tensors_of(theirs)]
     ):
-        assert torch.equal(refusals.bits(x), refusals.bits(y))
+        assert torch.equal(calls.bits(x), calls.bits(y))

@@ -11,7 +11,7 @@ import time
 from functools import partial
 
 import pytest
-from loader_support import BF16, FakeModule, messages, refusals, resolve
+from loader_support import BF16, FakeModule, messages, rejections, resolve
 
 import precast
 from precast._runtime import library, loader
@@ -267,7 +267,7 @@ def test_shapes_that_follow_from_the_target_come_from_a_device_s_own_alone(world
     for capability in ("8.6", "8.7", "8.9"):
         found = resolve({}, capability, "attention_plan")
         assert found.path is None
-        assert f"sm80 serves 8.0, not {capability}" in refusals(found)[0]
+        assert f"sm80 serves 8.0, not {capability}" in rejections(found)[0]
     root = world.provide("q", "8.6")
     world.loader()
     for capability in ("8.6", "8.7"):

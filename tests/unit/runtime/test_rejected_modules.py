@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from loader_support import BF16, messages, refusals, resolve
+from loader_support import BF16, messages, rejections, resolve
 
 import precast
 from precast._base import trust
@@ -31,12 +31,12 @@ def edit_row(root: Path, name: str = "norm__dtype_bf16", **changes: object) -> N
     path.write_text(json.dumps(data))
 
 
-def only_refusal(world, capability: str = "9.0") -> str:
+def only_rejection(world, capability: str = "9.0") -> str:
     """The text for the one provider ``p``, which is not loaded, and which a call tells."""
     world.loader()
     found = resolve(capability=capability)
     assert found.path is None
-    first = refusals(found)[0]
+    first = rejections(found)[0]
     device = {v: k for k, v in world.devices.items()}[capability]
     with pytest.raises(MissingKernelError) as caught:
         loader.loader.load("norm", BF16, device)
@@ -50,7 +50,7 @@ def only_refusal(world, capability: str = "9.0") -> str:
 def test_wrong_fingerprint(world):
     root = world.provide("p", "9.0")
     edit_row(root, fingerprint="f" * 64)
-    assert only_refusal(world) == (
+    assert only_rejection(world) == (
         f"its fingerprint ffffffffffff is not the {world.spec().fingerprint[:12]} of this precast "
         f"{precast.__version__}: it was built from other sources. Fix: build or unpack {root} again"
     )
@@ -58,14 +58,14 @@ def test_wrong_fingerprint(world):
 
 def test_arch_does_not_serve_the_device(world):
     world.provide("p", "9.0")
-    assert only_refusal(world, "8.6") == "sm90a serves 9.0, not 8.6"
+    assert only_rejection(world, "8.6") == "sm90a serves 9.0, not 8.6"
 
 
 def test_an_arch_or_module_that_is_not_planned(world):
     root = world.provide("p", "9.0")
     edit_row(root, arch="sm75", file="sm75/norm__dtype_bf16.so")
     world.loader()
-    assert refusals(resolve())[0] == (
+    assert rejections(resolve())[0] == (
         f"PRECAST_PROVIDER_PATH (p {precast.__version__}, sm75/norm__dtype_bf16.so): rejected: "
         f"this precast {precast.__version__} does not plan norm__dtype_bf16 for sm75"
     )
@@ -74,13 +74,13 @@ def test_an_arch_or_module_that_is_not_planned(world):
 def test_the_driver_is_too_old_for_the_cuda_major(world):
     world.provide("p", "9.0")
     world.driver = (12, 4)
-    assert only_refusal(world) == (
+    assert only_rejection(world) == (
         "needs driver >= 580 (CUDA 13); this driver runs CUDA 12.4. Fix: update the driver, or "
         "install the cu12 modules"
     )
 
 
-def test_without_a_driver_nothing_is_refused_for_it(world):
+def test_without_a_driver_nothing_is_rejected_for_it(world):
     root = world.provide("p", "9.0")
     world.driver = None
     world.loader()
@@ -93,7 +93,7 @@ def test_without_a_driver_nothing_is_refused_for_it(world):
 def test_tvm_ffi_outside_the_range(world, installed):
     world.provide("p", "9.0", tvm_ffi_min="0.1.15", tvm_ffi_max_exclusive="0.2")
     world.patch.setattr(_tvm_ffi, "version", lambda: installed)
-    assert only_refusal(world) == (
+    assert only_rejection(world) == (
         f"needs apache-tvm-ffi in [0.1.15, 0.2), installed is {installed or 'none'}. "
         f'Fix: pip install "apache-tvm-ffi>=0.1.15,<0.2"'
     )
@@ -120,12 +120,12 @@ def test_a_final_release_is_judged_without_packaging(monkeypatch):
 
 def test_a_tvm_ffi_range_that_is_no_range(world):
     world.provide("p", "9.0", tvm_ffi_min="old")
-    assert only_refusal(world).startswith("its tvm-ffi range [old, 0.2) cannot be read (Invalid")
+    assert only_rejection(world).startswith("its tvm-ffi range [old, 0.2) cannot be read (Invalid")
 
 
 def test_another_machine(world):
     world.provide("p", "9.0", machine="sparc64")
-    assert only_refusal(world) == f"built for sparc64, this machine is {platform.machine()}"
+    assert only_rejection(world) == f"built for sparc64, this machine is {platform.machine()}"
 
 
 @pytest.mark.parametrize("place", [FILE, "sm90a", ".", "manifest.json"])
@@ -133,7 +133,7 @@ def test_a_world_writable_place(world, place):
     root = world.provide("p", "9.0")
     (root / place).chmod(0o777)
     where = root / place
-    assert only_refusal(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
+    assert only_rejection(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
 
 
 def test_a_link_is_judged_by_where_it_leads(world, tmp_path):
@@ -143,7 +143,7 @@ def test_a_link_is_judged_by_where_it_leads(world, tmp_path):
     (root / FILE).rename(elsewhere / "m.so")
     (root / FILE).symlink_to(elsewhere / "m.so")
     elsewhere.chmod(0o777)
-    assert only_refusal(world).startswith(f"{elsewhere} is world-writable")
+    assert only_rejection(world).startswith(f"{elsewhere} is world-writable")
 
 
 @pytest.mark.parametrize("open_place", ["sm90a", "."])
@@ -156,7 +156,7 @@ def test_a_link_is_judged_by_where_it_lies_too(world, tmp_path, open_place):
     world.loader()
     assert resolve().path == root / FILE
     (root / open_place).chmod(0o777)
-    assert only_refusal(world).startswith(f"{root / open_place} is world-writable")
+    assert only_rejection(world).startswith(f"{root / open_place} is world-writable")
 
 
 def test_an_ancestor_that_anybody_can_write(world, tmp_path):
@@ -198,7 +198,7 @@ def test_a_link_to_itself(world):
     root = world.provide("p", "9.0")
     (root / FILE).unlink()
     (root / FILE).symlink_to(root / FILE)
-    assert only_refusal(world).startswith(f"{root / FILE} cannot be read (Too many levels")
+    assert only_rejection(world).startswith(f"{root / FILE} cannot be read (Too many levels")
 
 
 def test_a_changed_file(world):
@@ -206,7 +206,7 @@ def test_a_changed_file(world):
     data = bytearray((root / FILE).read_bytes())
     data[-1] ^= 1
     (root / FILE).write_bytes(data)
-    assert only_refusal(world) == (
+    assert only_rejection(world) == (
         f"norm__dtype_bf16.so was changed after it was built (sha256 differs). Fix: build or "
         f"unpack {root} again"
     )
@@ -216,7 +216,7 @@ def test_a_truncated_file(world):
     root = world.provide("p", "9.0")
     size = (root / FILE).stat().st_size
     (root / FILE).write_bytes(b"x")
-    assert only_refusal(world) == (
+    assert only_rejection(world) == (
         f"norm__dtype_bf16.so has 1 bytes instead of {size}: truncated. Fix: build or unpack "
         f"{root} again"
     )
@@ -225,14 +225,14 @@ def test_a_truncated_file(world):
 def test_a_file_that_is_gone(world):
     root = world.provide("p", "9.0")
     (root / FILE).unlink()
-    assert only_refusal(world) == f"{root / FILE} cannot be read (No such file or directory)"
+    assert only_rejection(world) == f"{root / FILE} cannot be read (No such file or directory)"
 
 
 def test_the_fix_of_an_installed_provider_is_a_pip_command(world):
     root = world.install("cache-cu13-sm90a", "9.0", version="1.2")
     (root / FILE).write_bytes(b"x")
     world.loader()
-    assert refusals(resolve())[0].endswith(
+    assert rejections(resolve())[0].endswith(
         ": truncated. Fix: pip install --force-reinstall --no-deps cache-cu13-sm90a==1.2"
     )
 
@@ -244,7 +244,7 @@ def test_a_module_that_the_provider_does_not_hold(world):
     (root / "manifest.json").write_text(json.dumps(data))
     world.loader()
     text = f"PRECAST_PROVIDER_PATH (p {precast.__version__})"
-    assert refusals(resolve())[0] == f"{text}: rejected: does not hold norm__dtype_bf16"
+    assert rejections(resolve())[0] == f"{text}: rejected: does not hold norm__dtype_bf16"
 
 
 # -- manifests that cannot be read: told, and never an import failure -----------------------------
@@ -321,7 +321,7 @@ def test_a_damaged_manifest(world, name, caplog):
         f"PRECAST_PROVIDER_PATH ({root}): rejected: {root}/manifest.json {words}. "
         f"Fix: correct PRECAST_PROVIDER_PATH"
     )
-    assert refusals(resolve())[0] == text
+    assert rejections(resolve())[0] == text
     world.cached(world.spec())
     loader.loader.load("norm", BF16, 0)
     assert messages(caplog) == [text]
@@ -330,7 +330,7 @@ def test_a_damaged_manifest(world, name, caplog):
 def test_a_configured_path_without_a_manifest(world, tmp_path):
     world.patch.setenv("PRECAST_KERNEL_DIR", str(tmp_path / "none"))
     world.loader()
-    assert refusals(resolve())[0] == (
+    assert rejections(resolve())[0] == (
         f"PRECAST_KERNEL_DIR ({tmp_path}/none): rejected: {tmp_path}/none/manifest.json cannot be "
         f"read (No such file or directory). Fix: correct PRECAST_KERNEL_DIR"
     )
@@ -341,7 +341,7 @@ def test_the_home_of_a_user_that_does_not_exist(world, tmp_path, monkeypatch, va
     monkeypatch.chdir(tmp_path)
     world.patch.setenv(variable, "~no-such-user/x")
     world.loader()
-    assert refusals(resolve())[0] == (
+    assert rejections(resolve())[0] == (
         f"{variable} ({tmp_path}/~no-such-user/x): rejected: "
         f"{tmp_path}/~no-such-user/x/manifest.json cannot be read (No such file or directory). "
         f"Fix: correct {variable}"
@@ -352,7 +352,7 @@ def test_an_installed_provider_whose_manifest_is_gone(world):
     root = world.install("cache-cu13-sm90a", "9.0")
     (root / "manifest.json").unlink()
     world.loader()
-    assert refusals(resolve())[0] == (
+    assert rejections(resolve())[0] == (
         f"provider ({root}): rejected: {root}/manifest.json cannot be read (No such file or "
         f"directory). Fix: reinstall it"
     )
@@ -361,7 +361,7 @@ def test_an_installed_provider_whose_manifest_is_gone(world):
 # -- the JIT cache of the user --------------------------------------------------------------------
 
 
-def cache_refusal(world) -> str:
+def cache_rejection(world) -> str:
     world.patch.setenv("PRECAST_JIT", "error")
     world.loader()
     found = resolve()
@@ -374,7 +374,7 @@ def test_a_cache_of_another_user(world):
     path = world.cached(world.spec())
     world.patch.setattr(os, "geteuid", lambda: 4242)
     owner = path.stat().st_uid
-    assert cache_refusal(world) == (
+    assert cache_rejection(world) == (
         f"{path} belongs to user {owner}, not to this user (4242). Fix: use a cache directory of "
         f"your own, or ship the modules by PRECAST_PROVIDER_PATH"
     )
@@ -383,13 +383,13 @@ def test_a_cache_of_another_user(world):
 def test_a_world_writable_cache(world):
     path = world.cached(world.spec())
     path.parent.chmod(0o777)
-    assert cache_refusal(world).startswith(f"{path.parent} is world-writable. Fix: chmod")
+    assert cache_rejection(world).startswith(f"{path.parent} is world-writable. Fix: chmod")
 
 
 def test_a_world_writable_cached_record(world):
     path = world.cached(world.spec()).with_name("meta.json")
     path.chmod(0o666)
-    assert cache_refusal(world).startswith(f"{path} is world-writable. Fix: chmod")
+    assert cache_rejection(world).startswith(f"{path} is world-writable. Fix: chmod")
 
 
 @pytest.mark.parametrize("name", ["norm__dtype_bf16.so", "meta.json"])
@@ -397,7 +397,7 @@ def test_a_link_in_the_cache(world, tmp_path, name):
     path = world.cached(world.spec()).with_name(name)
     path.rename(tmp_path / name)
     path.symlink_to(tmp_path / name)
-    assert cache_refusal(world) == (
+    assert cache_rejection(world) == (
         f"{path} is a symbolic link, which the cache never holds. Fix: remove it"
     )
 
@@ -414,20 +414,20 @@ def test_a_link_in_the_cache(world, tmp_path, name):
 )
 def test_a_damaged_cached_build(world, changes, words):
     world.cached(world.spec(), **changes)
-    assert words in cache_refusal(world)
+    assert words in cache_rejection(world)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "null", "\x00\xff"])
 def test_a_foreign_meta_json(world, text):
     path = world.cached(world.spec())
     (path.parent / "meta.json").write_text(text, encoding="latin-1")
-    assert "meta.json cannot be read" in cache_refusal(world)
+    assert "meta.json cannot be read" in cache_rejection(world)
 
 
 def test_a_cached_build_of_a_tvm_ffi_that_no_longer_fits(world):
     world.cached(world.spec())
     world.patch.setattr(_tvm_ffi, "version", lambda: "0.9")
-    assert cache_refusal(world).startswith(
+    assert cache_rejection(world).startswith(
         "needs apache-tvm-ffi in [0.1.15, 0.2), installed is 0.9"
     )
 
@@ -437,4 +437,4 @@ def test_a_cached_build_of_another_machine_is_not_even_seen(world, monkeypatch):
     uname = os.uname()
     other = os.uname_result((*uname[:4], "aarch64" if uname.machine == "x86_64" else "x86_64"))
     monkeypatch.setattr(os, "uname", lambda: other)
-    assert cache_refusal(world) == "holds no build of norm__dtype_bf16"
+    assert cache_rejection(world) == "holds no build of norm__dtype_bf16"

@@ -237,7 +237,7 @@ def test_parameters_by_row() -> None:
         ),
     ],
 )
-def test_parameters_of_another_shape_are_refused(bad: torch.Tensor, words: str) -> None:
+def test_parameters_of_another_shape_are_rejected(bad: torch.Tensor, words: str) -> None:
     x = torch.ones(2, 10)
     calls: list[Callable[[], Any]] = [
         lambda: precast.top_k_sampling_from_probs(x, bad.int()),
@@ -268,7 +268,7 @@ def test_parameters_of_another_shape_are_refused(bad: torch.Tensor, words: str) 
     ],
 )
 @every_draw
-def test_wrong_distributions_are_refused(draw: Draw, x: torch.Tensor, words: str) -> None:
+def test_wrong_distributions_are_rejected(draw: Draw, x: torch.Tensor, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         draw(x, **RANDOM)
 
@@ -287,7 +287,7 @@ def test_what_is_no_tensor_is_a_type_error() -> None:
         precast.top_k_renorm_probs(x, 1)
 
 
-def test_an_unknown_order_is_refused() -> None:
+def test_an_unknown_order_is_rejected() -> None:
     x = torch.ones(1, 4)
     for call in (
         precast.top_k_top_p_sampling_from_probs,
@@ -457,7 +457,7 @@ def test_a_draft_of_no_tokens_and_a_batch_of_none() -> None:
     assert (tokens.shape, accepted.shape) == ((0, 4), (0,))
 
 
-def test_drafts_that_do_not_fit_are_refused() -> None:
+def test_drafts_that_do_not_fit_are_rejected() -> None:
     draft, target = torch.ones(2, 3, 4), torch.ones(2, 4, 4)
     ids = torch.zeros(2, 3, dtype=torch.int32)
     call = precast.chain_speculative_sampling

@@ -10,8 +10,7 @@ import torch
 from sampling_support import CASES, DRAWS, LEAST_P_VALUE, Case, p_value, shares
 
 import precast
-from precast._ops.sampling._filters import weights_of_logits
-from precast._ops.sampling._formula import chosen
+from precast._ops.sampling._formula import draw, weights_of_logits
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +25,7 @@ def drawn(case: Case) -> torch.Tensor:
     indices = torch.zeros(DRAWS, dtype=torch.int32)
     if case.function == "sample":  # It takes no indices; the formula behind it does.
         weights = weights_of_logits(case.rows(), 1.0)
-        return chosen(weights, indices, **case.filters, seed=5, offset=8)[0]
+        return draw(weights, indices, **case.filters, seed=5, offset=8)[0]
     function = getattr(precast, case.function)
     tokens: torch.Tensor = function(
         case.rows(), indices=indices, **case.arguments(), seed=5, offset=8
@@ -52,8 +51,8 @@ def test_a_token_outside_the_nucleus_is_drawn_again_from_above(top_p: float) -> 
     """And stays where it is inside: a filter changes the tokens that it has to."""
     generator = torch.Generator().manual_seed(6)
     weights = (3 * torch.randn(500, 3000, generator=generator)).softmax(-1)
-    free, _ = chosen(weights, seed=5)
-    tokens, _ = chosen(weights, top_p=top_p, seed=5)
+    free, _ = draw(weights, seed=5)
+    tokens, _ = draw(weights, top_p=top_p, seed=5)
     least = torch.stack([row[shares(row, top_p=top_p) > 0].min() for row in weights])
     got, had = (weights.gather(1, at[:, None])[:, 0] for at in (tokens, free))
     inside = had >= least

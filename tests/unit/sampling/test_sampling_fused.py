@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``sample`` in reference mode, by plain Python: penalties, masks, log-probabilities, refusals."""
+"""``sample`` in reference mode, by plain Python: penalties, masks, log-probabilities, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast._op.dispatch import Kernel
-from precast._ops.sampling._fused_kernels import SAMPLE, SAMPLE_TOKENS
+from precast._ops.sampling.fused import _SAMPLE, _SAMPLE_TOKENS
 
 RANDOM = {"seed": 3, "offset": 4}
 INF = math.inf
@@ -149,7 +149,7 @@ def test_tokens_alone_are_drawn_by_the_smaller_kernel(
 ) -> None:
     x = torch.randn(4, 5, generator=torch.Generator().manual_seed(1))
     called: list[str] = []
-    for kernel in (SAMPLE, SAMPLE_TOKENS):
+    for kernel in (_SAMPLE, _SAMPLE_TOKENS):
 
         def call(*args: Any, kernel: Kernel = kernel, run: Any = kernel.reference) -> None:
             called.append(f"{kernel.op}.{kernel.export}")
@@ -215,6 +215,6 @@ MASK, COUNTS = torch.zeros(4, 4, dtype=torch.int32), torch.zeros(4, 100, dtype=t
         ({"min_p": torch.ones(3)}, "batch size mismatch: min_p must have shape"),
     ],
 )
-def test_what_is_refused(more: dict[str, Any], words: str) -> None:
+def test_what_is_rejected(more: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         precast.sample(torch.zeros(4, 100), **more)

@@ -79,7 +79,7 @@ def test_seeds_of_numpy_are_seeds() -> None:
 
 
 @pytest.mark.parametrize("bad", [1.5, "1", np.float64(2)])
-def test_seeds_that_are_no_whole_numbers_are_refused(bad: Any) -> None:
+def test_seeds_that_are_no_whole_numbers_are_rejected(bad: Any) -> None:
     words = "seed and offset must be integers or tensors, got "
     for random in ({"seed": bad, "offset": 0}, {"seed": 0, "offset": bad}):
         for call in (precast.sampling_from_probs, precast.sampling_from_logits, precast.sample):
@@ -288,7 +288,7 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("random", "words"), WRONG)
-def test_wrong_seeds_are_refused(random: dict[str, Any], words: str) -> None:
+def test_wrong_seeds_are_rejected(random: dict[str, Any], words: str) -> None:
     for call in (
         lambda: precast.sampling_from_probs(probs(), **random),
         lambda: precast.top_k_top_p_sampling_from_logits(probs(), 3, 0.5, **random),

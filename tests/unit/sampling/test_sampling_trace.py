@@ -11,7 +11,7 @@ import torch
 from trace_support import definition_model, run_of
 
 import precast
-from precast._ops.sampling._fused_trace import _form_of
+from precast._ops.sampling._trace import form_of, name_of
 from precast.trace import check_template, registered
 from precast.trace.registry import find
 
@@ -120,7 +120,7 @@ def test_no_two_forms_of_a_call_have_one_name() -> None:
         for (name, value), there in zip(pairs, chosen):
             if there:
                 call.update(value if isinstance(value, dict) else {name: value})
-        names.add(_form_of(**call).name())
+        names.add(name_of("sample", form_of("sample", **call)))
         count += 1
     assert len(names) == count == 1024
 

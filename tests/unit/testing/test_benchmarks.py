@@ -207,10 +207,10 @@ def test_a_case_is_measured_beside_its_peers_and_judged(
     assert record["ratio"] == {"torch": 2.5}
     assert record["expected"] == {}
 
-    def refuses(tensor: torch.Tensor) -> None:
+    def rejects(tensor: torch.Tensor) -> None:
         raise TypeError("no such argument")
 
-    record = harness.measure(case._replace(eager=refuses), "scale", ceilings, settings).record()
+    record = harness.measure(case._replace(eager=rejects), "scale", ceilings, settings).record()
     assert set(record["gpu_us"]) == {"precast"}
     assert "scale [8]: without torch, TypeError: no such argument" in capsys.readouterr().err
     assert record["dtype"] == "bf16"

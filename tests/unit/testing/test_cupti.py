@@ -92,12 +92,12 @@ class FakeCupti(ModuleType):
         self.pending: list[Any] = []
         self.finalized = 0
         self.correlation = 0
-        self.refuse: Exception | None = None
+        self.reject: Exception | None = None
         self.lose = False
 
     def activity_register_callbacks(self, requested: Any, completed: Any) -> None:
-        if self.refuse is not None:
-            raise self.refuse
+        if self.reject is not None:
+            raise self.reject
         size, records = requested()
         assert size > 0
         assert records == 0
@@ -237,7 +237,7 @@ def test_another_profiler_at_work_is_a_reason_too(
     cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    cupti.refuse = RuntimeError("ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
+    cupti.reject = RuntimeError("ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
     device = FakeDevice(monkeypatch)
     samples = bench_gpu_time_with_cupti(device.kernel(2.0), (torch.ones(25),), repeat_iters=4)
     assert samples == pytest.approx([2.0] * 4)

@@ -173,7 +173,7 @@ def test_schema_1_is_read_as_if_it_were_new(tmp_path: Path) -> None:
     assert not load_run(path).measures_ops
 
 
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
+def test_a_foreign_file_is_rejected(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a.json", {"scale [1]": 1.0})
     rewrite(path, schema=report.SCHEMA + 1)
     with pytest.raises(ValueError, match=r"has schema 3; this version reads 1 to 2"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Top-k in reference mode, by plain Python: order, ties, windows, pages, refusals."""
+"""Top-k in reference mode, by plain Python: order, ties, windows, pages, errors."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast import topk
-from precast._ops.topk._checks import MOST_CHOSEN, MOST_COLUMNS
+from precast._ops.topk._common import MAX_COLUMNS, MAX_K
 from precast.topk import TopKTieBreak
 
 NAN = float("nan")
@@ -133,7 +133,7 @@ def test_pages_of_one_score_start_where_the_scores_do() -> None:
         call(x, table, 3 * one, 2, row_starts=one, page_size=2)
 
 
-def test_what_is_refused() -> None:
+def test_what_is_rejected() -> None:
     x, one = torch.ones(2, 5), torch.ones(2, dtype=torch.int32)
     table, wide = torch.zeros(2, 5, dtype=torch.int32), torch.ones(1, 1).expand(1, (1 << 20) + 1)
     ragged, paged = precast.top_k_ragged_transform, precast.top_k_page_table_transform
@@ -169,8 +169,8 @@ def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
     assert precast.top_k_ragged_transform(x, one, one, 8192).shape == (1, 8192)
     headers = Path(__file__).resolve().parents[3] / "include" / "precast"
     text = "".join(path.read_text() for path in sorted((headers / "topk").glob("*.cuh")))
-    assert f"constexpr int kMaxTopK = {MOST_CHOSEN};" in text
-    assert f"constexpr int kIndexBits = {MOST_COLUMNS.bit_length() - 1};" in text
+    assert f"constexpr int kMaxTopK = {MAX_K};" in text
+    assert f"constexpr int kIndexBits = {MAX_COLUMNS.bit_length() - 1};" in text
 
 
 def test_windows_end_with_their_rows() -> None:
@@ -182,7 +182,7 @@ def test_windows_end_with_their_rows() -> None:
     assert got.tolist() == [[100, 101], [100, 101], [100, -1], [-1, -1], [-1, -1]]
 
 
-def test_pages_that_are_not_there_are_refused() -> None:
+def test_pages_that_are_not_there_are_rejected() -> None:
     x = torch.tensor([[1.0, 3.0, 2.0, 4.0]])
     table, one = torch.tensor([[7, 5]], dtype=torch.int32), torch.ones(1, dtype=torch.int32)
     call = precast.top_k_page_table_transform

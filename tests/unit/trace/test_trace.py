@@ -327,7 +327,7 @@ def test_inputs_of_several_leading_sizes() -> None:
     assert call["input"].shape == (2, 3, 16)
 
 
-def test_inputs_refuse_what_is_no_axis() -> None:
+def test_inputs_reject_what_is_no_axis() -> None:
     function, template = next(p for p in PAIRS if p[1].name_prefix == "silu_and_mul")
     words = "axes has intermediate_size; the axes that can be given are num_tokens, gate_up_size"
     with pytest.raises(ValueError, match=words):

@@ -155,7 +155,7 @@ for _ in range(20):
         definition_model().Definition.model_validate_json(path.read_text())
 
 
-def test_a_refused_call_is_not_written(tmp_path: Path) -> None:
+def test_a_rejected_call_is_not_written(tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     code = """
 try:
@@ -231,7 +231,7 @@ def test_a_folder_that_cannot_be_written_is_a_warning_once(
     assert str(folder) in caplog.messages[0]
     folder.unlink()
     on_call(precast.scale, (rows(2), 1.0), {})
-    assert len(names(folder)) == 1, "a later call writes what the disk refused"
+    assert len(names(folder)) == 1, "a later call writes what the disk rejected"
 
 
 def test_a_failed_write_leaves_nothing(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_half
 from precast.api_logging import precast_api
@@ -16,70 +17,19 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 
 
 def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`silu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> silu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.4621, 0.0000]])
-    """
+    """:func:`silu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.silu(gate) * up).to(input.dtype)
 
 
 def gelu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gelu_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.6827, 0.0000]])
-    """
+    """:func:`gelu_and_mul` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate) * up).to(input.dtype)
 
 
 def gelu_tanh_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
-    """:func:`gelu_tanh_and_mul` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gelu_tanh_and_mul_reference(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))
-    tensor([[1.6824, 0.0000]])
-    """
+    """:func:`gelu_tanh_and_mul` in plain PyTorch on any device: fp32 arithmetic, then one cast."""
     gate, up = input.float().chunk(2, dim=-1)
     return (torch.nn.functional.gelu(gate, approximate="tanh") * up).to(input.dtype)
 
@@ -89,7 +39,7 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
         rows, last = input.shape
         columns = last // 2
         return input.new_empty_strided((rows, columns), (columns or 1, 1))
-    if input.dim() == 0:  # The checks of the shapes refuse it.
+    if input.dim() == 0:  # The check of the shapes raises.
         return torch.empty_like(input)
     *leading, last = input.shape
     return input.new_empty((*leading, last // 2))
@@ -138,7 +88,7 @@ def _trace(
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""SwiGLU's activation: the SiLU of the first half times the second half.
+    r"""Multiply the SiLU of the first half by the second half, as SwiGLU does.
 
     .. math::
 
@@ -154,13 +104,11 @@ def silu_and_mul(
     out : torch.Tensor, optional
         ``[..., n]``, dtype and device of ``input``, aligned and strided likewise, not overlapping
         ``input``. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        ``[..., n]``, dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------
@@ -186,30 +134,17 @@ def silu_and_mul(
 
 @precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
 @launches(_GELU_AND_MUL)
+@documented(silu_and_mul)
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""GEGLU's activation: the exact GELU of the first half times the second half.
+    r"""Multiply the exact GELU of the first half by the second half, as GEGLU does.
 
     .. math::
 
         out_{c} = \mathrm{round}\left(\frac{g_c}{2}
         \left(1 + \mathrm{erf}\frac{g_c}{\sqrt 2}\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
-    out : torch.Tensor, optional
-        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------
@@ -232,30 +167,17 @@ def gelu_and_mul(
 
 @precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
 @launches(_GELU_TANH_AND_MUL)
+@documented(silu_and_mul)
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
-    r"""GEGLU's activation with the tanh approximation of GELU (Gemma's form).
+    r"""Multiply the tanh approximation of GELU of the first half by the second half (Gemma's form).
 
     .. math::
 
         out_{c} = \mathrm{round}\left(\frac{g_c}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}
         \left(g_c + 0.044715\, g_c^3\right)\right)\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul` takes it.
-    out : torch.Tensor, optional
-        ``[..., n]``, as :func:`silu_and_mul` takes it. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------

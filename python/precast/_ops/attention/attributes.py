@@ -35,7 +35,7 @@ class PlanField:
 
 
 class PlanAttributes:
-    """A plan under the names that engines know."""
+    """Give a plan the names that engines use."""
 
     _plan: AttentionPlan
 
@@ -72,7 +72,7 @@ class PlanAttributes:
         shape = self._plan.shape
         if not self._plan.is_launched:
             return None
-        return [shape.tile_rows, int(shape.causal), shape.window_left]
+        return [shape.block_m, int(shape.causal), shape.window_left]
 
     @_plan_info.setter
     def _plan_info(self, info: list[int] | None) -> None:
@@ -81,7 +81,7 @@ class PlanAttributes:
             self._forget_plan()
 
     def _forget_plan(self) -> None:
-        """From now on a run says that there is no plan."""
+        """Make the next run say that there is no plan."""
         self._plan = self._plan._replace(block=None, is_launched=False)
 
     def _check_planned(self, method: str) -> None:

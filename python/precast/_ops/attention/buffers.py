@@ -17,7 +17,7 @@ def is_capturing(device: torch.device) -> bool:
 
 
 def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-    """A buffer that is made once, but for those of a CUDA graph: their memory is the graph's.
+    """Make a buffer once, but for those of a CUDA graph: their memory is the graph's.
 
     Compiled code may become one.
     """
@@ -31,12 +31,12 @@ def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> 
 
 
 def _ceil_pow2(x: int) -> int:
-    """The least power of two that is not below ``x``."""
+    """Return the least power of two that is not below ``x``."""
     return 1 << (x - 1).bit_length()
 
 
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
-    """``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
+    """Return ``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
     size, device = _ceil_pow2(seq_len), torch.device(device)
     return _kept(
         f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
@@ -44,7 +44,7 @@ def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
 
 
 def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> torch.Tensor:
-    r"""The slope of each head for ALiBi.
+    r"""Compute the slope of each head for ALiBi.
 
     .. math:: m_h = 2^{-8 (h + 1) / n}
 
@@ -80,7 +80,7 @@ def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> 
 
 
 def alibi_slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
-    """The slopes, kept for the process."""
+    """Return the slopes, which are made once a process."""
     return _kept(
         f"alibi_slopes_{num_qo_heads}", device, lambda: get_alibi_slopes(num_qo_heads, device)
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of one request in plain PyTorch, with everything that changes scores.
+"""Compute attention of one request in plain PyTorch, with everything that changes scores.
 
 Sources: Vaswani et al., arXiv:1706.03762; Milakov and Gimelshein, Online normalizer calculation for
 softmax, arXiv:1805.02867 (the log-sum-exp); Press et al., arXiv:2108.12409 (ALiBi); Su et al.,
@@ -31,14 +31,14 @@ def attention(
     items: tuple[int, torch.Tensor] | None = None,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Outputs ``[n, heads, head_dim_vo]`` and base-2 log-sum-exps ``[n, heads]`` of one request.
+    """Compute outputs ``[n, heads, head_dim_vo]`` and base-2 log-sum-exps of one request.
 
     ``q`` is ``[n, heads, head_dim_qk]``, ``k`` and ``v`` are ``[m, kv_heads, ...]``. Row ``i`` is
     at position ``m - n + i`` of the keys. ``mask`` is ``[n, m]``, True where a row attends, and
-    takes the place of ``causal``. ``rope`` is scale and theta; what it turns is rounded once, to
-    the dtype of queries, or keys of 8 bits to float16. ``items`` is the length of the prefix and
-    the position in its item of each token behind it. Computed in ``dtype``, float32 if None, and
-    returned in it.
+    takes the place of ``causal``. ``rope`` is scale and theta; rotated queries and keys
+    are rounded once, to the dtype of queries, or keys of 8 bits to float16. ``items`` is the length
+    of the prefix and the position in its item of each token behind it. Computed in ``dtype``,
+    float32 if None, and returned in it.
     """
     dtype = dtype or torch.float32
     n, heads, _ = q.shape
@@ -74,20 +74,20 @@ def attention(
 def softmax_of_values(
     scores: torch.Tensor, values: torch.Tensor, sinks: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of scores ``[kv_heads, group, n, m]``; a row that sees nothing is 0."""
-    heads = scores.shape[0] * scores.shape[1]
-    top = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((1,), -math.inf)
-    top = top.expand(*scores.shape[:3], 1)
+    """Reduce scores ``[kv_heads, group, n, m]`` to outputs, 0 without keys, and log-sum-exps."""
+    heads, no_score = scores.shape[0] * scores.shape[1], -math.inf
+    row_max = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_full((1,), no_score)
+    row_max = row_max.expand(*scores.shape[:3], 1)
     if sinks is not None:
         sink = sinks.to(scores.dtype).view(*scores.shape[:2], 1, 1)
-        top = torch.maximum(top, sink)
-    top = top.where(top > -math.inf, 0.0)
-    weights = torch.exp(scores - top)
-    total = weights.sum(-1, keepdim=True)
+        row_max = torch.maximum(row_max, sink)
+    row_max = row_max.where(row_max > no_score, 0.0)
+    weights = torch.exp(scores - row_max)
+    row_sum = weights.sum(-1, keepdim=True)
     if sinks is not None:
-        total = total + torch.exp(sink - top)
-    out = torch.einsum("hgnm,mhd->nhgd", weights / total.where(total > 0, 1.0), values)
-    lse = (top + total.log()).squeeze(-1) * math.log2(math.e)
+        row_sum = row_sum + torch.exp(sink - row_max)
+    out = torch.einsum("hgnm,mhd->nhgd", weights / row_sum.where(row_sum > 0, 1.0), values)
+    lse = (row_max + row_sum.log()).squeeze(-1) * math.log2(math.e)
     return out.flatten(1, 2), lse.reshape(heads, -1).transpose(0, 1)
 
 
@@ -100,7 +100,7 @@ def visible(
     window_left: int,
     items: tuple[int, torch.Tensor] | None,
 ) -> torch.Tensor:
-    """``[len(index), m]``, True where the rows ``index`` of ``n`` attend to the keys."""
+    """Make ``[len(index), m]``, True where the rows ``index`` of ``n`` attend to the keys."""
     key = torch.arange(m, device=index.device)
     position = (index + (m - n)).unsqueeze(-1)
     seen = torch.ones((index.numel(), m), dtype=torch.bool, device=index.device)
@@ -122,14 +122,14 @@ def visible(
 
 
 def rounded(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What products of 16 bits see of numbers that were turned."""
+    """Round ``x`` to what products of 16 bits get, in its own dtype."""
     return x.to(dtype).to(x.dtype)
 
 
 def rotated_llama(
     x: torch.Tensor, positions: torch.Tensor, rope_scale: float, rope_theta: float
 ) -> torch.Tensor:
-    """``[tokens, heads, head_dim]`` turned by its positions, halves against each other."""
+    """Rotate ``[tokens, heads, head_dim]`` by its positions, the two halves as pairs."""
     half = x.shape[-1] // 2
     pairs = torch.arange(half, dtype=torch.float64, device=x.device)
     frequencies = torch.pow(rope_theta, pairs * (-1.0 / half)) / rope_scale
@@ -140,6 +140,6 @@ def rotated_llama(
 
 
 def unpacked_mask(packed: torch.Tensor, n: int, m: int) -> torch.Tensor:
-    """``[n, m]`` of the bytes of one request, the lowest bit of a byte first."""
+    """Unpack the bytes of one request to ``[n, m]``, the lowest bit of a byte first."""
     bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (bits & 1).flatten()[: n * m].view(n, m).bool()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which BLOCK_M a call takes: the query rows of a tile, packed with the heads of a KV head.
+"""Choose BLOCK_M: the query rows of a tile, packed with the heads of a KV head.
 
 This is a choice of speed alone, because every kernel is right for every length. Which tiles exist
 is said in ``aot_configs/attention.toml``.
@@ -28,7 +28,7 @@ _ARCHS = plan_document()["archs"]
 
 #: The sizes that there are, smallest first: for one token of a request, for some, for a prefill.
 BLOCK_MS: tuple[int, ...] = tuple(sorted({shape["block_m"] for shape in _OP["tiles"]["shapes"]}))
-_DECODE, _MIDDLE = BLOCK_MS[:2]
+_DECODE, _CHUNK = BLOCK_MS[:2]
 
 #: The most CTAs of one kernel that an SM holds.
 MAX_CTAS_PER_SM: int = _OP["tiles"]["max_ctas_per_sm"]
@@ -51,28 +51,22 @@ _SHARED_KIB: dict[int, int] = {
 
 @functools.cache
 def _shared_kib(index: int) -> int:
-    """The shared memory of a CTA in what is built for this GPU."""
+    """Return the shared memory of a CTA in what is built for this GPU."""
     # Why not get_device_capability: TorchDynamo takes these properties for constants.
     properties = torch.cuda.get_device_properties(index)
     return _SHARED_KIB.get(10 * int(properties.major) + int(properties.minor), 0)
 
 
-#: The largest tile by head dimensions; where not every target has it, by them and the KiB of a CTA.
-_EVERYWHERE = {dims: tiles[-1] for dims, tiles in _TILES.items() if not tiles[-1].min_shared_kib}
-_WITHIN = {
-    (dims, kib): [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
-    for dims, tiles in _TILES.items()
-    for kib in {0, *_SHARED_KIB.values()}
-}
-
-
 def _largest(head_dims: tuple[int, int], device: torch.device) -> Tile:
+    tiles = _TILES[head_dims]
+    if not tiles[-1].min_shared_kib:  # Every target has it.
+        return tiles[-1]
     kib = _shared_kib(device_index(device)) if device.type == "cuda" else 0
-    return _WITHIN[head_dims, kib]
+    return [tile for tile in tiles if tile.min_shared_kib <= kib][-1]
 
 
 def largest(head_dims: tuple[int, int], device: torch.device) -> int:
-    """The largest BLOCK_M that there is."""
+    """Return the largest BLOCK_M that there is."""
     return _largest(head_dims, device).block_m
 
 
@@ -88,17 +82,16 @@ def choose(
     head_dims: tuple[int, int],
     device: torch.device,
 ) -> int:
-    """BLOCK_M for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
+    """Choose for requests of at most ``q_len`` queries, ``tokens`` in all; None is unknown."""
     rows = None if q_len is None else q_len * (num_qo_heads // num_kv_heads)
     if rows is not None and rows <= _DECODE:
         return _DECODE
-    if tokens is None or (rows is not None and rows <= _MIDDLE):
-        return _MIDDLE
-    tile = _EVERYWHERE.get(head_dims) or _largest(head_dims, device)
-    block_m, _, min_tiles_per_sm = tile
+    if tokens is None or (rows is not None and rows <= _CHUNK):
+        return _CHUNK
+    block_m, _, min_tiles_per_sm = _largest(head_dims, device)
     if min_tiles_per_sm:
         sms = get_device_sm_count(device) if device.type == "cuda" else 0
-        return _MIDDLE if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
+        return _CHUNK if tokens * num_qo_heads < min_tiles_per_sm * block_m * sms else block_m
     # Rows that only pad the last tile cost as much as others.
-    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _MIDDLE)
-    return _MIDDLE if wasteful else block_m
+    wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _CHUNK)
+    return _CHUNK if wasteful else block_m

@@ -1,91 +1,97 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The exports of the modules ``attention`` and ``attention_plan``, and the calls of a plan."""
+"""The modules ``attention`` and ``attention_plan`` export what is declared and called here."""
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 from precast._base.torch import torch
-from precast._op.dispatch import Kernel
-from precast._op.mode import is_reference
+from precast._op.declaration import Kind
+from precast._op.export import Export
 from precast._ops.attention import reference_kernels as references
 from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode
 from precast._ops.attention.plan import (
-    NO_MASK,
     AttentionPlan,
     PlanShape,
     Tables,
     new_block,
-    remember,
+    plan_of,
+    read_block,
+)
+from precast._ops.attention.validation import pos_encoding
+
+_BATCH, _BOUNDS = "i32[block.shape.batch_size]", "i32[block.shape.batch_size+1]"
+_HEADS = "block.shape.num_qo_heads"
+_Q = f"q:T=f16|bf16|f32[rows,{_HEADS},block.shape.head_dim_qk]"
+_RUN = (
+    f"out!:T[rows,{_HEADS},block.shape.head_dim_vo] lse!?:f32[rows,{_HEADS}] sinks?:f32[{_HEADS}] "
+    f"block sm_factor:float out_scale:float qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:pdl"
 )
 
 
-def _plan_key(tensor: torch.Tensor, *others: object) -> tuple[object, ...]:
-    return (tensor.get_device(),)
+def _export(
+    name: str,
+    declaration: str,
+    function: str = "BatchPrefillWithPagedKVCacheWrapper",
+    is_packed: bool = True,
+    **more: Any,
+) -> Export:
+    """Declare an export whose ``block`` stands for a plan, or before packing for its numbers."""
+    decode = functools.partial(plan_of, name) if is_packed else read_block
+    return Export(
+        "attention" if name.startswith("run_") else "attention_plan",
+        name,
+        declaration,
+        kinds={"block": Kind("Tensor{w} {name}", decode=decode)},
+        function=function,
+        error_name=name,
+        traced=False,  # What plan() was given is not among the arguments.
+        reads_host=True,  # The params block.
+        **more,
+    )
 
 
-def _run_key(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor | None, *others: object
-) -> tuple[object, ...]:
-    head_dim_vo = (k if v is None else v).shape[-1]
-    return q.dtype, k.dtype, q.shape[-1], head_dim_vo, q.get_device()
-
-
-def _no_public_call(*args: object) -> None:
-    """What plan() was given is not among the arguments."""
-
-
-_OUTPUTS = "Tensor(a!) out, Tensor(b!)? lse, Tensor? sinks, Tensor block, "
-_SCALES = "float sm_factor, float out_scale, Tensor? qk_scale, Tensor? v_scale, bool enable_pdl"
-
-run_paged = Kernel(
-    "attention",
+run_paged = _export(
     "run_paged",
-    schema=f"(Tensor q, Tensor k_cache, Tensor? v_cache, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_paged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"{_Q} k_cache:U=e4m3|e5m2|T v_cache?:U {_RUN}",
+    key="q.shape[-1], (k_cache if v_cache is None else v_cache).shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
 )
-run_ragged = Kernel(
-    "attention",
+run_ragged = _export(
     "run_ragged",
-    schema=f"(Tensor q, Tensor k, Tensor v, {_OUTPUTS}{_SCALES}) -> ()",
-    reference=references.run_ragged_into,
-    key=_run_key,
-    public=_no_public_call,
-    function="BatchPrefillWithRaggedKVCacheWrapper",
+    f"{_Q} k:U=e4m3|e5m2|T[tokens,block.shape.num_kv_heads,block.shape.head_dim_qk] "
+    f"v:U[tokens,block.shape.num_kv_heads,block.shape.head_dim_vo] {_RUN}",
+    "BatchPrefillWithRaggedKVCacheWrapper",
+    key="q.shape[-1], v.shape[-1], q.get_device()",
+    write=references.run,
+    check=references.check_run,
 )
-pack_plan = Kernel(
-    "attention_plan",
+pack_plan = _export(
     "pack_plan",
-    schema="(Tensor kv_indptr, Tensor? qo_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor? kv_indices, Tensor int_workspace, Tensor float_workspace, Tensor? packed_mask, "
-    "Tensor? mask_indptr, Tensor? alibi_slopes, Tensor? prefix_len, Tensor? token_pos, "
-    "Tensor(a!) block) -> ()",
-    reference=references.pack_plan_into,
-    key=_plan_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"kv_indptr:{_BOUNDS} qo_indptr?:{_BOUNDS} kv_last_page_len?:{_BATCH} kv_len?:{_BATCH} "
+    f"kv_indices?:i32[pages] int_workspace:u8|i8 float_workspace:u8|i8 packed_mask?:u8[bytes] "
+    f"mask_indptr?:{_BOUNDS} alibi_slopes?:f32[{_HEADS}] prefix_len?:tensor "
+    f"token_pos?:tensor block!",
+    is_packed=False,
+    write=references.pack_plan,
+    check=references.check_plan,
 )
-plan = Kernel(
-    "attention_plan",
+plan = _export(
     "plan",
-    schema="(Tensor(a!) int_workspace, Tensor block, Tensor? qo_indptr, Tensor? kv_indptr, "
-    "Tensor? kv_last_page_len, Tensor? kv_indices, bool enable_pdl) -> ()",
-    reference=references.plan_into,
-    key=_plan_key,
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    "int_workspace!:u8|i8[bytes] block qo_indptr?:i32 kv_indptr?:i32 kv_last_page_len?:i32 "
+    "kv_indices?:i32 enable_pdl:pdl_on",
+    write=references.copy_tables,
 )
-workspace_size = Kernel(
-    "attention_plan",
+workspace_size = _export(
     "workspace_size",
-    schema="(Tensor? qo_indptr, Tensor kv_indptr, Tensor? kv_last_page_len, Tensor? kv_len, "
-    "Tensor(a!) sizes, Tensor block, int sm_count) -> ()",
-    reference=references.workspace_size_into,
-    key=lambda *args: (0,),
-    public=_no_public_call,
-    function="BatchPrefillWithPagedKVCacheWrapper",
+    f"qo_indptr?:{_BOUNDS} kv_indptr:{_BOUNDS} kv_last_page_len?:{_BATCH} kv_len?:{_BATCH} "
+    f"sizes!:i64[3] block sm_count:int",
+    is_packed=False,
+    key="0",  # All tensors are on the host.
+    write=references.workspace_size,
 )
 
 
@@ -93,48 +99,62 @@ workspace_size = Kernel(
 
 
 def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
-    """The plan with its params block; nothing is launched and no other memory is written.
+    """Return the plan with its params block; nothing is launched, no other memory is written.
 
-    ``lengths`` are divided in the place of those of the plan's tables.
+    ``lengths`` stand in for those of the plan's tables.
     """
-    mask_mode = given.mask_mode
-    block = new_block(given.shape, given.score_options(mask_mode))
-    tables, items, shape = lengths or given.tables, given.items, given.shape
-    mask = given.mask if mask_mode is MaskMode.CUSTOM else NO_MASK
+    options = given[:10]
+    model, shape, scores, tables, mask, items, _, hnd, ints, floats = options
+    mask_mode, sm_scale, positions = given.mask_mode, scores.sm_scale, scores.pos_encoding_mode
+    block = new_block(
+        shape,
+        (
+            hnd,
+            mask_mode,
+            scores.window_left,
+            pos_encoding("plan", positions),
+            items.token_pos_len,
+            scores.logits_soft_cap or 0.0,
+            shape.head_dim_qk**-0.5 if sm_scale is None else sm_scale,
+            scores.rope_scale or 1.0,
+            scores.rope_theta or 1e4,
+        ),
+    )
     slopes = None
-    if given.scores.pos_encoding_mode == "ALIBI":
-        assert given.int_workspace is not None
-        slopes = alibi_slopes(shape.num_qo_heads, given.int_workspace.device)
-    pack_plan[given.model.key[-1:]](
-        tables.kv_indptr,
-        None if shape.q_len_per_req else tables.qo_indptr,
-        tables.kv_last_page_len if tables.kv_len is None else None,
-        tables.kv_len,
-        tables.kv_indices,
-        given.int_workspace,
-        given.float_workspace,
-        mask.bits,
-        mask.indptr,
+    if positions == "ALIBI":
+        assert ints is not None
+        slopes = alibi_slopes(shape.num_qo_heads, ints.device)
+    is_masked = mask_mode is MaskMode.CUSTOM
+    qo_indptr, kv_indptr, kv_last_page_len, kv_indices, kv_len = lengths or tables
+    pack_plan[model.key[-1:]](
+        kv_indptr,
+        None if shape.q_len_per_req else qo_indptr,
+        kv_last_page_len if kv_len is None else None,
+        kv_len,
+        kv_indices,
+        ints,
+        floats,
+        mask.bits if is_masked else None,
+        mask.indptr if is_masked else None,
         slopes,
         items.prefix_len,
         items.token_pos,
         block,
     )
-    remember(block, given)
-    return AttentionPlan(*given[:10], True, slopes, block)
+    # Without the block of a plan before, which would keep all of them alive.
+    block.attention_plan = given if given.block is None else given._replace(block=None)
+    return AttentionPlan(*options, True, slopes, block)
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:
-    """Divide the work; of tables that are not in the buffers of the plan yet, copy ``sources``."""
+    """Divide the work; ``sources`` are copied to the plan's buffers, None where they are there."""
     plan[packed.model.key[-1:]](packed.int_workspace, packed.block, *sources[:4], True)
 
 
 def workspace_bytes(device: torch.device, shape: PlanShape, lengths: Tables) -> tuple[int, int]:
-    """Bytes of the float and the int workspace that a plan needs; waits for lengths on the GPU."""
+    """Return the bytes of both workspaces that a plan needs; lengths on the GPU are waited for."""
     from precast._base.device import get_device_sm_count
 
-    if is_reference():
-        return 0, 0
     tables = lengths.qo_indptr, lengths.kv_indptr, lengths.kv_last_page_len, lengths.kv_len
     on_host = (None if t is None else t.to("cpu", torch.int32) for t in tables)
     sizes = torch.zeros(3, dtype=torch.int64, device="cpu")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The plan of a batch: one frozen object that every run until the next plan reads.
+"""A plan of a batch is one frozen object, which every run until the next plan reads.
 
 Kernels get it as a params block, a small CPU tensor of bytes. Python writes the two structs of
 numbers at its start, the export ``pack_plan`` checks them with the plan's tensors and fills the
@@ -9,13 +9,11 @@ rest (``csrc/attention/plan_block.h``). A block holds addresses, which the plan 
 from __future__ import annotations
 
 import struct
-import weakref
 from operator import is_
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._ops.attention.enums import MaskMode
-from precast._ops.attention.validation import pos_encoding
 
 
 class PlanShape(NamedTuple):
@@ -30,7 +28,7 @@ class PlanShape(NamedTuple):
     head_dim_qk: int = 0
     head_dim_vo: int = 0
     kv_bytes: int = 0
-    tile_rows: int = 0
+    block_m: int = 0
     causal: bool = False
     window_left: int = -1
     fixed_split_size: int = -1
@@ -51,29 +49,37 @@ class ScoreOptions(NamedTuple):
     rope_theta: float
 
 
+_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
+
 #: Both structs, one behind the other.
 _NUMBERS = struct.Struct("=14q5q4d")
 BLOCK_BYTES = 1024
 
 
-def new_block(shape: PlanShape, options: ScoreOptions | None = None) -> torch.Tensor:
-    """A params block that holds these numbers and is not packed yet."""
+def new_block(shape: PlanShape, options: tuple[float, ...] = _NO_OPTIONS) -> torch.Tensor:
+    """Make a params block of these numbers, the second as in ScoreOptions; it is not packed yet."""
     memory = bytearray(BLOCK_BYTES)
-    numbers = (*shape, *(options or _NO_OPTIONS))
     try:
-        _NUMBERS.pack_into(memory, 0, *numbers)
+        _NUMBERS.pack_into(memory, 0, *shape, *options)
     except struct.error as error:
         names = (*PlanShape._fields, *ScoreOptions._fields)
-        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, numbers))
+        given = ", ".join(f"{name}={value!r}" for name, value in zip(names, (*shape, *options)))
         raise TypeError(f"options of plan() must be numbers of 64 bits: {error}; {given}") from None
     return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def read_block(block: torch.Tensor) -> tuple[PlanShape, ScoreOptions]:
-    """The numbers of a block; for references, which have more time than kernels."""
+class BlockNumbers(NamedTuple):
+    """The numbers at the start of a block."""
+
+    shape: PlanShape
+    scores: ScoreOptions
+
+
+def read_block(block: torch.Tensor) -> BlockNumbers:
+    """Read the numbers of a block, for references, which have more time than kernels."""
     numbers = _NUMBERS.unpack(bytes(block[: _NUMBERS.size].tolist()))
     count = len(PlanShape._fields)
-    return PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:])
+    return BlockNumbers(PlanShape(*numbers[:count]), ScoreOptions(*numbers[count:]))
 
 
 class Model(NamedTuple):
@@ -104,14 +110,14 @@ class Scores(NamedTuple):
 
 
 def scores_of(given: Any, **more: Any) -> Scores:
-    """The options that are attributes of ``given``."""
+    """Take the options that are attributes of ``given``."""
     options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
     options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
     return Scores(**{**options, **more})
 
 
 class Tables(NamedTuple):
-    """Lengths and pages of a batch, int32."""
+    """The lengths and pages of a batch, int32."""
 
     qo_indptr: torch.Tensor | None = None
     kv_indptr: torch.Tensor | None = None
@@ -147,7 +153,7 @@ NO_ITEMS = Items()
 
 
 class Hints(NamedTuple):
-    """What engines read of a plan and kernels do not."""
+    """What engines read in a plan and kernels do not."""
 
     max_q_len: int | None = None
     max_kv_len: int | None = None
@@ -187,57 +193,28 @@ class AttentionPlan(NamedTuple):
             return MaskMode.CUSTOM
         return MaskMode.CAUSAL if self.scores.causal else MaskMode.NON_CAUSAL
 
-    def score_options(self, mask_mode: MaskMode) -> ScoreOptions:
-        """The scores' options with their defaults."""
-        s, scale = self.scores, self.scores.sm_scale
-        return ScoreOptions(
-            self.hnd,
-            mask_mode,
-            s.window_left,
-            pos_encoding("plan", s.pos_encoding_mode),
-            self.items.token_pos_len,
-            s.logits_soft_cap or 0.0,
-            self.shape.head_dim_qk**-0.5 if scale is None else scale,
-            s.rope_scale or 1.0,
-            s.rope_theta or 1e4,
-        )
-
     def is_packed_as(self, before: AttentionPlan) -> bool:
         """Whether the block of a plan before says the same: nothing but hints differs."""
         return (
             before.block is not None
             and self.shape == before.shape
             and self.scores == before.scores
-            and self.model == before.model
+            and (self.model is before.model or self.model == before.model)
             and self.int_workspace is before.int_workspace
             and self.float_workspace is before.float_workspace
-            and all(map(is_, self.tables, before.tables))
-            and all(map(is_, self.mask, before.mask))
+            and _has_same_tensors(self.tables, before.tables)
+            and _has_same_tensors(self.mask, before.mask)
             and self.items.prefix_len is None is before.items.prefix_len
         )
 
 
-_NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
-
-#: The plans of blocks that are alive, by address: references find tensors here where kernels find
-#: their addresses in the block.
-_PLANS: dict[int, tuple[weakref.ref[torch.Tensor], AttentionPlan]] = {}
-
-
-def remember(block: torch.Tensor, plan: AttentionPlan) -> None:
-    """Know the plan of a block for as long as the block lives."""
-    address = block.data_ptr()
-
-    def forget(dead: weakref.ref[torch.Tensor]) -> None:
-        if address in _PLANS and _PLANS[address][0] is dead:
-            del _PLANS[address]
-
-    _PLANS[address] = weakref.ref(block, forget), plan
+def _has_same_tensors(these: tuple[Any, ...], those: tuple[Any, ...]) -> bool:
+    return these is those or all(map(is_, these, those))
 
 
 def plan_of(export: str, block: torch.Tensor) -> AttentionPlan:
-    """The plan that a block is of."""
-    known = _PLANS.get(block.data_ptr())
-    if known is None:
+    """Return the plan of a block; kernels know its tensors by their addresses in the block."""
+    plan: AttentionPlan | None = getattr(block, "attention_plan", None)
+    if plan is None:
         raise ValueError(f"{export}: block must be of a plan that is alive. Fix: call plan()")
-    return known[1]
+    return plan

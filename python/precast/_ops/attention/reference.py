@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention of a batch in plain PyTorch: one request after the other."""
+"""Compute attention of a batch in plain PyTorch, one request after the other."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from precast._base.torch import torch
 from precast._ops.attention.buffers import get_alibi_slopes
 from precast._ops.attention.formula import attention, unpacked_mask
 from precast._ops.attention.validation import softmax_scale
+from precast._ops.quantize.packbits import segment_packbits_reference
 
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
@@ -28,26 +29,47 @@ def features_of(
     sm_factor: float = 1.0,
     **more: Any,
 ) -> SimpleNamespace:
-    """What changes the scores and outputs of a batch; ``more`` are other features by name."""
+    """Collect what changes the scores and outputs; ``more`` are other features by name."""
     alibi, rope = pos_encoding_mode == "ALIBI", pos_encoding_mode == "ROPE_LLAMA"
-    features = {
+    scores = {
         "causal": causal,
-        "packed_mask": None,
-        "mask_indptr": None,
         "window_left": window_left,
+        "logits_soft_cap": logits_soft_cap or 0.0,
         "alibi_slopes": get_alibi_slopes(q.shape[1], q.device) if alibi else None,
         "rope": (rope_scale or 1.0, rope_theta or 1e4) if rope else None,
-        "logits_soft_cap": logits_soft_cap or 0.0,
-        "sm_scale": softmax_scale(sm_scale, q.shape[-1]) * sm_factor,
-        "out_scale": 1.0,
-        "qk_scale": None,
-        "v_scale": None,
-        "sinks": None,
-        "prefix_len": None,
-        "token_pos": None,
-        "token_pos_len": 0,
+        "sinks": more.pop("sinks", None),
     }
-    return SimpleNamespace(**{**features, **more})
+    scale = softmax_scale(sm_scale, q.shape[-1]) * sm_factor
+    masks = {"packed_mask": None, "prefix_len": None}
+    scales = {"out_scale": 1.0, "qk_scale": None, "v_scale": None}
+    return SimpleNamespace(scores=scores, sm_scale=scale, **{**masks, **scales, **more})
+
+
+def reference_outputs(
+    q: torch.Tensor,
+    requests: Iterator[Request],
+    head_dim_vo: int,
+    return_lse: bool,
+    o_dtype: torch.dtype | None,
+    scales: tuple[float | None, float | None, float | None],
+    mask: tuple[torch.Tensor, torch.Tensor] | None = None,
+    **options: Any,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """Compute what a reference returns.
+
+    ``scales`` are those of queries, keys and values. ``mask`` is a custom mask and its elements of
+    each request. ``options`` are those of :func:`features_of`.
+    """
+    if mask is not None:
+        bits, sizes = mask
+        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(bits.device)
+        packed = segment_packbits_reference(bits.flatten(), bounds, "little")
+        options["packed_mask"], options["mask_indptr"] = packed
+    q_scale, k_scale, v_scale = (1.0 if scale is None else scale for scale in scales)
+    features = features_of(q, **options, sm_factor=q_scale * k_scale, out_scale=v_scale)
+    out, lse, _ = attend(q, requests, head_dim_vo, features)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def attend(
@@ -57,7 +79,7 @@ def attend(
     f: SimpleNamespace,
     dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Outputs, base-2 log-sum-exps, and which rows a request has; all others are zeros."""
+    """Return outputs, base-2 log-sum-exps, and which rows a request has; others are zeros."""
     dtype = dtype or torch.float32
     out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=dtype)
     lse = q.new_zeros(q.shape[:2], dtype=dtype)
@@ -73,14 +95,9 @@ def attend(
             k,
             v,
             f.sm_scale * qk_scale,
-            causal=f.causal,
             mask=_mask_of(number, n, m, f),
-            window_left=f.window_left,
-            logits_soft_cap=f.logits_soft_cap,
-            alibi_slopes=f.alibi_slopes,
-            rope=f.rope,
-            sinks=f.sinks,
             items=_items_of(number, f),
+            **f.scores,
             dtype=dtype,
         )
         used[rows] = True
@@ -98,7 +115,7 @@ def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | No
     if f.prefix_len is None:
         return None
     size = f.token_pos_len or f.token_pos.numel()
-    # There is little that PyTorch can do with unsigned words of 16 bits.
+    # PyTorch has few functions for uint16.
     places = f.token_pos.view(torch.int16).long()[request * size : (request + 1) * size]
     return int(f.prefix_len[request]), places & 0xFFFF
 
@@ -106,17 +123,18 @@ def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | No
 def tokens_of_pages(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    """``[batch]``: how many tokens each request has."""
+    """Count the tokens of each request, ``[batch]``."""
     if kv_indptr.shape[0] != kv_last_page_len.shape[0] + 1:
         raise ValueError(
             f"indptr of pages must have one element more than last_page_len, got "
             f"{kv_indptr.shape[0]} and {kv_last_page_len.shape[0]}"
         )
-    return (kv_indptr.diff() - 1).clamp(min=0) * page_size + kv_last_page_len
+    full_pages = kv_indptr.diff().sub_(1).clamp_(min=0)
+    return full_pages.mul_(page_size) + kv_last_page_len
 
 
 def row_bounds(qo_indptr: torch.Tensor | None, q_len_per_req: int, batch: int) -> list[int]:
-    """Where the rows of each request begin, and where the last one ends."""
+    """Return where the rows of each request begin, and where the last one ends."""
     if qo_indptr is None:
         return [i * q_len_per_req for i in range(batch + 1)]
     return [int(bound) for bound in qo_indptr.tolist()]
@@ -130,7 +148,7 @@ def paged_requests(
     kv_indices: torch.Tensor,
     kv_last_page_len: torch.Tensor,
 ) -> Iterator[Request]:
-    """The requests of caches ``[pages, page_size, kv_heads, head_dim]``, any strides."""
+    """Yield the requests of caches ``[pages, page_size, kv_heads, head_dim]``, any strides."""
     page_size, starts, last = k_cache.shape[1], kv_indptr.tolist(), kv_last_page_len.tolist()
     for i in range(len(bounds) - 1):
         pages = kv_indices[starts[i] : starts[i + 1]].long()
@@ -141,17 +159,17 @@ def paged_requests(
 
 
 def _tokens(cache: torch.Tensor, pages: torch.Tensor, m: int) -> torch.Tensor:
-    """``[m, kv_heads, head_dim]``; a narrow type has no indexing of its own everywhere."""
-    narrow = cache.element_size() == 1
-    raw = cache.view(torch.uint8) if narrow else cache
+    """Gather ``[m, kv_heads, head_dim]``; not every PyTorch indexes floats of 8 bits."""
+    is_8_bit = cache.element_size() == 1
+    raw = cache.view(torch.uint8) if is_8_bit else cache
     taken = raw[pages].flatten(0, 1)[:m]
-    return taken.view(cache.dtype) if narrow else taken
+    return taken.view(cache.dtype) if is_8_bit else taken
 
 
 def ragged_requests(
     k: torch.Tensor, v: torch.Tensor, bounds: list[int], kv_indptr: torch.Tensor
 ) -> Iterator[Request]:
-    """The requests of keys and values one behind the other."""
+    """Yield the requests of keys and values one behind the other."""
     starts = kv_indptr.tolist()
     for i in range(len(bounds) - 1):
         tokens = slice(starts[i], starts[i + 1])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run by a plan: outputs, the call of the kernel, and the explanation of an error.
+"""Run a plan: make outputs, call the kernel, and explain errors.
 
 Nothing is checked here that the export checks. When a call has failed, :func:`_explain` says which
 argument is not that of the plan.
@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError, PlanMismatchError
 from precast._base.torch import torch
+from precast._op.dispatch import check_tensors
 from precast._op.torch_ops import torch_ops
+from precast._op.validation import check_rank
 from precast._ops.attention import kernels
 from precast._ops.attention.validation import check_shape_dtype_device
 
@@ -37,7 +39,7 @@ def run(
     sinks: torch.Tensor | None,
     enable_pdl: bool | None,
 ) -> Result:
-    """Attention by the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
+    """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
     plan = w._plan
     try:
         if plan.block is None:
@@ -95,7 +97,7 @@ def _outputs(
     lse: torch.Tensor | None,
     return_lse: bool,
 ) -> Result:
-    """The caller's outputs, which the export checks, or new ones."""
+    """Return the caller's outputs, which the export checks, or new ones."""
     if out is None:
         if plan.model.is_like_q and not plan.hints.pads and q.is_contiguous():
             out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
@@ -119,7 +121,7 @@ def _check_output(plan: AttentionPlan, q: torch.Tensor, out: torch.Tensor) -> No
 
 
 def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
-    """Keys and values of a tuple, or the one tensor that holds both and None."""
+    """Return the keys and values of a tuple, or the one tensor that holds both and None."""
     if not isinstance(paged_kv_cache, tuple):
         return paged_kv_cache, None
     got = f"a tuple of {len(paged_kv_cache)}"
@@ -144,20 +146,15 @@ def _explain(
     """Raise an error that names the argument that does not fit the plan, if there is one."""
     name, shape = f"{w._name}.run", plan.shape
     w._check_planned(name)
-    if not isinstance(q, torch.Tensor):
-        raise TypeError(f"{name}: q must be a torch.Tensor, got {type(q).__name__}")
+    check_tensors(name, {"q": q})
     for part in (k,) if v is None else (k, v):
         if not isinstance(part, torch.Tensor):
             raise CacheLayoutError(
                 f"{name}: keys and values must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
             )
-    cache = "paged_kv_cache" if shape.page_size else "k"
-    for argument, tensor in (("q", q), (cache, k)):
-        if tensor.dim() < 3:
-            raise ValueError(
-                f"{name}: {argument} must have at least 3 dimensions, got shape {[*tensor.shape]}"
-            )
+    check_rank(name, "q", q, 3, None)
+    check_rank(name, "paged_kv_cache" if shape.page_size else "k", k, 3, None)
     for argument, tensor, option, planned in (
         ("q", q, "q_data_type", plan.model.q_dtype),
         ("k", k, "kv_data_type", plan.model.kv_dtype),
@@ -170,18 +167,16 @@ def _explain(
     if shape.rows not in (-1, q.shape[0]):
         w._raise_rows(q.shape[0])
     head_at, entry_at = (-3, -2) if plan.hnd else (-2, -3)
-    if shape.page_size and (
-        k.shape[head_at] != shape.num_kv_heads or k.shape[entry_at] != shape.page_size
-    ):
+    heads = {"q": (q, shape.num_qo_heads)}
+    if not shape.page_size:
+        heads = {"k": (k, shape.num_kv_heads), **heads}
+    elif (k.shape[head_at], k.shape[entry_at]) != (shape.num_kv_heads, shape.page_size):
         raise ValueError(
             f"{name}: paged_kv_cache must have {shape.num_kv_heads} heads and pages of "
             f"{shape.page_size} tokens as in plan(), in layout {w._kv_layout}, got shape "
             f"{[*k.shape]}"
         )
-    for argument, tensor, planned in (
-        ("k", k, k.shape[-2] if shape.page_size else shape.num_kv_heads),
-        ("q", q, shape.num_qo_heads),
-    ):
+    for argument, (tensor, planned) in heads.items():
         if tensor.shape[-2] != planned:
             raise ValueError(
                 f"{name}: {argument} must have {planned} heads as in plan(), got shape "
@@ -196,7 +191,7 @@ def _explain(
 def scales_of(
     name: str, sm_scale: float, q_scale: Scale, k_scale: Scale, v_scale: Scale
 ) -> tuple[float, torch.Tensor | None, float, torch.Tensor | None]:
-    """What multiplies logits, as a number and on the device, and what multiplies outputs."""
+    """Return the factors of logits, a number and one on the device, and those of outputs."""
     factor = None
     for option, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
         number, on_device = _split(name, option, scale)
@@ -208,7 +203,7 @@ def scales_of(
 
 
 def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | None]:
-    """A number, or 1 and one float32 on the device."""
+    """Return a number, or 1 and one float32 on the device."""
     if scale is None:
         return 1.0, None
     if not isinstance(scale, torch.Tensor):
@@ -221,7 +216,7 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
 
 
 def check_window(w: AttentionWrapper, window_left: int) -> None:
-    """A run has the window of its plan."""
+    """Raise unless a run has the window of its plan."""
     w._check_planned(f"{w._name}.run")
     if window_left != w._window_left:
         raise PlanMismatchError(
@@ -230,7 +225,7 @@ def check_window(w: AttentionWrapper, window_left: int) -> None:
 
 
 def check_other_options(w: AttentionWrapper, args: tuple[object, ...], **options: object) -> None:
-    """Raise for options of other backends; none of them may be left out in silence."""
+    """Raise for options of other backends, which must not be ignored silently."""
     if args:
         raise TypeError(
             f"{w._name}.run: takes no further arguments by position, got {len(args)}: they are for "

@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Methods that take the arguments of another."""
+"""Decorators for methods that take the arguments of another."""
 
 from __future__ import annotations
 
 import functools
 import inspect
+from collections import namedtuple
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def arguments_of(
@@ -37,3 +39,52 @@ def arguments_of(
         return call
 
     return decorate
+
+
+def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[[Method], Method]:
+    """Give a method without a body that of ``method``, which gets the arguments as attributes.
+
+    ``constants`` are more attributes. The source is generated, because binding ``*args, **options``
+    would cost more than the rest.
+    """
+
+    def decorate(declared: Method) -> Method:
+        kinds, empty = inspect.Parameter, inspect.Parameter.empty
+        parameters = list(inspect.signature(declared).parameters.values())
+        names = [p.name for p in parameters[1:] if p.kind is not kinds.VAR_POSITIONAL]
+        given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
+        for name, value in constants.items():
+            setattr(given, name, value)
+        # The true defaults are set below; only where there is one matters in the source.
+        sources = [
+            p.replace(annotation=empty, default=empty if p.default is empty else None)
+            for p in parameters
+        ]
+        found: dict[str, Any] = {"_new": tuple.__new__, "_given": given, "_method": method}
+        exec(
+            f"def {declared.__name__}{inspect.Signature(sources)}:\n"
+            f"    return _method(self, _new(_given, ({', '.join(names)},)))",
+            found,
+        )
+        call: Any = functools.update_wrapper(found[declared.__name__], declared)
+        call.__defaults__ = declared.__defaults__
+        call.__kwdefaults__ = declared.__kwdefaults__
+        gathered: Method = call
+        return gathered
+
+    return decorate
+
+
+def returning_lse(run: Callable[..., Any]) -> Callable[..., Any]:
+    """Make ``run_return_lse`` of ``run``, as ``functools.partialmethod(run, return_lse=True)``.
+
+    TorchDynamo cannot trace that.
+    """
+
+    @functools.wraps(run)
+    def run_return_lse(self: Any, *args: Any, **options: Any) -> Any:
+        return run(self, *args, **{"return_lse": True, **options})
+
+    signature = inspect.signature(functools.partial(run, return_lse=True))
+    run_return_lse.__signature__ = signature  # type: ignore[attr-defined]
+    return run_return_lse

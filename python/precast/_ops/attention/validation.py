@@ -67,7 +67,7 @@ def check_kv_layout(name: str, kv_layout: object) -> bool:
 
 
 def pos_encoding(name: str, pos_encoding_mode: str) -> int:
-    """The number that kernels know a mode by."""
+    """Return the number of a mode in kernels."""
     number = POS_ENCODINGS.get(pos_encoding_mode)
     if number is None:
         raise CacheLayoutError(
@@ -78,7 +78,7 @@ def pos_encoding(name: str, pos_encoding_mode: str) -> int:
 
 
 def check_backend(name: str, backend: str) -> None:
-    """Raise for a backend that is not here."""
+    """Raise for a backend that precast does not have."""
     if backend in ("auto", "fa2"):
         return
     if backend == "fa3":
@@ -129,7 +129,7 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
 
 
 def kv_dtypes(q: torch.dtype) -> list[torch.dtype]:
-    """The dtypes that keys and values of these queries may have."""
+    """Return the dtypes that keys and values of these queries may have."""
     return [q, *(getattr(torch, name) for name in _8_BIT_DTYPES)]
 
 
@@ -138,7 +138,7 @@ def dtypes_of(
     kv_data_type: torch.dtype | str | None,
     o_data_type: torch.dtype | str | None,
 ) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """The dtypes of queries, of keys and values, and of outputs; the first is the default."""
+    """Return the dtypes of queries, of keys and values, of outputs; the first is the default."""
     q = canonicalize_torch_dtype(q_data_type)
     kv, o = (
         q if given is None else canonicalize_torch_dtype(given)
@@ -155,6 +155,13 @@ def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
             f"{name}: {argument} must be 16-byte aligned, got an address {offset} bytes behind "
             f"such a boundary; a new tensor of torch.empty is aligned"
         )
+
+
+def check_buffers(mode: str, **buffers: torch.Tensor | None) -> None:
+    """Raise for a buffer of CUDA graphs that is missing."""
+    for name, buffer in buffers.items():
+        if not isinstance(buffer, torch.Tensor):
+            raise ValueError(f"{name} should be a torch.Tensor in {mode} mode")
 
 
 def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) -> None:
@@ -196,5 +203,5 @@ def check_shape_dtype_device(
 
 
 def softmax_scale(sm_scale: float | None, head_dim: int) -> float:
-    """What logits are multiplied by; by default one over the root of ``head_dim``."""
+    """Return what multiplies logits, by default one over the root of ``head_dim``."""
     return 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base class of the wrappers of decode and prefill: workspaces and the plan of a batch."""
+"""The base class of the wrappers of decode and prefill holds workspaces and the plan."""
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 from precast._base.errors import PlanMismatchError
@@ -12,7 +13,6 @@ from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
 from precast._ops.attention.attributes import PlanAttributes
-from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -25,11 +25,15 @@ from precast._ops.attention.plan import (
     PlanShape,
     Scores,
     Tables,
+    scores_of,
 )
+
+#: The arguments of ``run()`` that ``forward()`` has, too.
+_RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
 
 
 class AttentionWrapper(PlanAttributes):
-    """Workspaces and the plan; attributes have the names that engines know."""
+    """Hold workspaces and the plan; attributes have the names that engines use."""
 
     _name = "AttentionWrapper"
 
@@ -86,7 +90,7 @@ class AttentionWrapper(PlanAttributes):
 
     @property
     def _pin_memory_int_workspace_buffer(self) -> torch.Tensor:
-        """A twin of the workspace for integers in pinned memory; plans here do not need it."""
+        """Pinned memory as large as the int workspace; engines read it, plans here do not."""
         if self._pinned is None:
             ints = self._int_workspace_buffer
             self._pinned = torch.empty(
@@ -128,32 +132,19 @@ class AttentionWrapper(PlanAttributes):
     # -- the plan ---------------------------------------------------------------------------------
 
     def _raise_rows(self, tokens: int) -> None:
-        """Raise: a run has another number of queries than its plan."""
+        """Raise an error: a run has another number of queries than its plan."""
         raise NotImplementedError
 
     def _packed_plan(self) -> AttentionPlan:
-        """The plan with its block, which an attribute that an engine has set takes away."""
+        """Return the plan with its block, which is gone where an engine has set an attribute."""
         self._check_planned(f"{self._name}.run")
         if self._plan.block is None:
             self._plan = kernels.pack(self._plan)
         return self._plan
 
-    def _model(
-        self,
-        heads: tuple[int, int],
-        head_dims: tuple[int, int],
-        pos_encoding_mode: str,
-        dtypes: tuple[Any, Any, Any],
-    ) -> Model:
-        """Check what does not depend on the batch."""
-        if pos_encoding_mode == "ALIBI":
-            alibi_slopes(heads[0], self.device)  # Not while a graph is captured.
-        index = self._device_index
-        return _checked_model(self._name, *heads, *head_dims, pos_encoding_mode, *dtypes, index)
-
     def _on_device(self, tensor: torch.Tensor, non_blocking: bool) -> torch.Tensor:
-        """Lengths where the kernels read them, as int32."""
-        if tensor.dtype is torch.int32 and tensor.device == self.device:
+        """Return lengths where the kernels read them, as int32."""
+        if tensor.dtype is torch.int32 and tensor.get_device() == self._device_index:
             return tensor
         return tensor.to(self.device, torch.int32, non_blocking=non_blocking)
 
@@ -191,7 +182,7 @@ class AttentionWrapper(PlanAttributes):
             self._cached_module = CachedModule(self)
 
     def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
-        """Lengths for buffers of CUDA graphs are as long as these."""
+        """Raise unless lengths are as long as the buffers of a CUDA graph."""
         for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
             if buffer is not None and table is not None and table.numel() != buffer.numel():
                 raise ValueError(
@@ -207,8 +198,8 @@ class AttentionWrapper(PlanAttributes):
         tokens: int | None = None,
         batch_invariant: bool = False,
     ) -> int:
-        """Packed rows of a tile; under CUDA graphs those of the first plan, for launches stay."""
-        first = self._plan.shape.tile_rows
+        """Choose the packed rows of a tile; a CUDA graph keeps those of its first plan."""
+        first = self._plan.shape.block_m
         if self._use_cuda_graph and first:
             return first
         if batch_invariant:
@@ -217,7 +208,7 @@ class AttentionWrapper(PlanAttributes):
 
     def _check_split(self, shape: PlanShape, lengths: Tables) -> None:
         """Raise if lengths on the host need more room for splits of this size than there is."""
-        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths):
+        if shape.fixed_split_size <= 0 or any(t is not None and t.is_cuda for t in lengths[:3]):
             return
         needed = kernels.workspace_bytes(self.device, shape, lengths)
         for argument, size in zip(("float_workspace_buffer", "int_workspace_buffer"), needed):
@@ -230,55 +221,60 @@ class AttentionWrapper(PlanAttributes):
                     f"reset_workspace_buffer()"
                 )
 
-    # -- deprecated options of forward() ----------------------------------------------------------
+    # -- deprecated -------------------------------------------------------------------------------
 
-    def _take_scores(self, scores: Scores, causal: bool | None = None) -> None:
-        """Options of forward() in the place of the plan's, which must see as many tokens."""
-        self._check_planned(self._name)
-        validation.pos_encoding(self._name, scores.pos_encoding_mode)
-        validation.check_rope(self._name, scores.rope_scale, scores.rope_theta)
-        planned, window_left = self._plan.shape, scores.window_left
-        if planned.window_left >= 0 and not 0 <= window_left <= planned.window_left:
+    def _forward(self, given: SimpleNamespace, return_lse: bool = False) -> Any:
+        """Run with options of ``forward()`` in the place of the plan's."""
+        name, before, planned = self._name, self._plan, self._plan.shape
+        scores = scores_of(given, causal=getattr(given, "causal", self._causal))
+        self._check_planned(name)
+        validation.pos_encoding(name, scores.pos_encoding_mode)
+        validation.check_rope(name, scores.rope_scale, scores.rope_theta)
+        # The plan has divided what its queries see, so they see nothing else now.
+        if planned.window_left >= 0 and not 0 <= scores.window_left <= planned.window_left:
             raise PlanMismatchError(
-                f"{self._name}: window_left is {window_left} and plan() had "
+                f"{name}: window_left is {scores.window_left} and plan() had "
                 f"{planned.window_left}. Fix: plan again with the wider window"
             )
-        if planned.causal and causal is False:
+        is_masked = before.mask.is_used or before.items.prefix_len is not None
+        if planned.causal and not (scores.causal or is_masked) and hasattr(given, "causal"):
             raise PlanMismatchError(
-                f"{self._name}: causal is False and plan() had True. Fix: plan again with "
-                f"causal=False"
+                f"{name}: causal is False and plan() had True. Fix: plan again with causal=False"
             )
-        if scores != self._plan.scores:
-            self._plan = self._plan._replace(scores=scores, block=None)
+        if scores != before.scores:
+            self._plan = before._replace(scores=scores, block=None)
+        arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
+        return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+
+    def end_forward(self) -> None:
+        """Do nothing; older engines call it."""
 
 
 @functools.lru_cache(maxsize=256)
-def _checked_model(
+def checked_model(
     name: str,
-    num_qo_heads: int,
-    num_kv_heads: int,
-    head_dim_qk: int,
-    head_dim_vo: int,
+    method: str,
+    heads: tuple[int, int],
+    head_dims: tuple[int, int],
     pos_encoding_mode: str,
-    q_data_type: torch.dtype | str,
-    kv_data_type: torch.dtype | str | None,
-    o_data_type: torch.dtype | str | None,
+    dtypes: tuple[Any, Any, Any],
     device_index: int,
 ) -> Model:
-    name = f"{name}.plan"
-    q, kv, o = validation.dtypes_of(q_data_type, kv_data_type, o_data_type)
-    validation.check_heads(name, num_qo_heads, num_kv_heads)
-    validation.check_head_dims(name, head_dim_qk, head_dim_vo)
+    """Check what does not depend on the batch, and choose the module."""
+    name = f"{name}.{method}"
+    q, kv, o = validation.dtypes_of(*dtypes)
+    validation.check_heads(name, *heads)
+    validation.check_head_dims(name, *head_dims)
     validation.check_dtypes(name, q, kv, o)
     validation.pos_encoding(name, pos_encoding_mode)
-    key = (q, kv, head_dim_qk, head_dim_vo, device_index)
-    return Model(q, kv, o, key, o is q, o is q and head_dim_qk == head_dim_vo)
+    key = (q, kv, *head_dims, device_index)
+    return Model(q, kv, o, key, o is q, o is q and head_dims[0] == head_dims[1])
 
 
 def _source(
     buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
 ) -> torch.Tensor | None:
-    """Where the launch of a plan copies a buffer from; None if the table is in it.
+    """Return what the launch of a plan copies into a buffer; None if the table is in it.
 
     The caller has put it there, or it is copied now: from the host, or from another dtype.
     """
@@ -286,8 +282,13 @@ def _source(
         return None
     if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
         return None if table.data_ptr() == buffer.data_ptr() else table
-    whole = table.numel() == buffer.numel()
-    part = buffer if whole else buffer[: table.numel()]
-    # Why: what indices come from may change before a copy that nobody waits for.
-    part.copy_(table, non_blocking=non_blocking and whole)
+    copy_to_start(buffer, table, non_blocking)
     return None
+
+
+def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
+    """Copy to the first elements of a buffer of CUDA graphs."""
+    # Why: the source of a part may change before an asynchronous copy has read it.
+    whole = values.numel() == buffer.numel()
+    part = buffer if whole else buffer[: values.numel()]
+    part.copy_(values, non_blocking=non_blocking and whole)

@@ -17,29 +17,17 @@ from precast.trace import Const, Tensor, TraceTemplate, Var
 def concat_mla_k_reference(
     k: torch.Tensor, k_nope: torch.Tensor, k_rope: torch.Tensor
 ) -> torch.Tensor:
-    """:func:`concat_mla_k` in plain PyTorch, out of place.
+    """:func:`concat_mla_k` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
     k : torch.Tensor
         ``[tokens, heads, nope_dim + rope_dim]``, not read.
-    k_nope : torch.Tensor
-        ``[tokens, heads, nope_dim]``, any device.
-    k_rope : torch.Tensor
-        ``[tokens, 1, rope_dim]``.
 
     Returns
     -------
     torch.Tensor
         What :func:`concat_mla_k` writes to ``k``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> nope, rope = torch.ones(1, 2, 1), torch.full((1, 1, 2), 2.0)
-    >>> concat_mla_k_reference(torch.empty(1, 2, 3), nope, rope)
-    tensor([[[1., 2., 2.],
-             [1., 2., 2.]]])
     """
     return torch.cat([k_nope, k_rope.expand(-1, k_nope.shape[1], -1)], dim=-1)
 
@@ -127,8 +115,6 @@ def concat_mla_k(
         of the up-projection.
     k_rope : torch.Tensor
         ``[tokens, 1, rope_dim]``, likewise; every head gets it.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

@@ -10,26 +10,7 @@ from precast.trace.derive import template_of
 
 
 def scale_reference(input: torch.Tensor, factor: float) -> torch.Tensor:
-    """:func:`scale` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        Any shape and device, float16, bfloat16 or float32.
-    factor : float
-        The multiplier.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scale_reference(torch.tensor([1.0, -2.0]), 0.5)
-    tensor([ 0.5000, -1.0000])
-    """
+    """:func:`scale` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return (input.float() * factor).to(input.dtype)
 
 
@@ -65,13 +46,11 @@ def scale(
     out : torch.Tensor, optional
         Where to write: shape, dtype and device of ``input``, strides as above. May be ``input``.
         Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From steps to fewer steps."""
+"""Fuse steps to fewer steps."""
 
 from __future__ import annotations
 
@@ -26,21 +26,22 @@ class Compiler:
             self.register_fusion_rule(rule)
 
     def register_fusion_rule(self, rule: FusionRule) -> None:
-        """Try a rule, too, where its priority puts it."""
+        """Add a rule, which is tried in the order of priorities."""
         self.fusion_rules.append(rule)
         self.fusion_rules.sort(key=lambda known: -known.prio)
 
     def register_validity_check(self, check: ValidityCheck) -> None:
-        """Ask a check, too."""
+        """Add a check."""
         self.validity_checks.append(check)
 
     def compile(self, ops: Sequence[Op]) -> list[Op]:
-        """The steps, as few as the rules make them.
+        """Check steps and fuse them to as few as the rules allow.
 
         Raises
         ------
         CompileError
-            If there is none, one does not take what the one before it gives, or a check refuses.
+            If there is none, one does not take what the one before it gives, or a check rejects
+            them.
         """
         if not ops:
             raise CompileError("Cannot compile empty operator list")
@@ -52,7 +53,7 @@ class Compiler:
         return steps
 
     def _fuse_once(self, steps: list[Op]) -> bool:
-        """Apply the first rule that fits anywhere, in place; whether there was one."""
+        """Apply the first rule that fits anywhere, in place; return whether there was one."""
         for rule in self.fusion_rules:
             for start in range(len(steps) - len(rule.pattern) + 1):
                 window = steps[start : start + len(rule.pattern)]
@@ -100,7 +101,7 @@ def compile_pipeline(
     Raises
     ------
     CompileError
-        If they do not fit each other, or a check refuses them.
+        If they do not fit each other, or a check rejects them.
     """
     compiler = Compiler()
     for rule in custom_fusion_rules or ():

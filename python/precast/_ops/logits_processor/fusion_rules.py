@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which steps one launch can do."""
+"""Rules that say which steps one launch can do."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class FusionRule(NamedTuple):
 
 
 def get_default_fusion_rules() -> list[FusionRule]:
-    """Those of the library: the more steps one replaces, the earlier it is tried."""
+    """Return the library's rules; the more steps one replaces, the earlier it is tried."""
     return [
         *(_rule(pattern, FusedLogitsSampleOp, 100) for pattern in _from_logits()),
         _rule((ProbsTopKOp, TopPOp, ProbsSampleOp), _build_topk_topp_sampling, 10),
@@ -66,24 +66,15 @@ def joint_topk_topp_sampleprobs_guard(window: Sequence[Op]) -> bool:
     return bool(getattr(window[0], "default_params", {}).get("joint_topk_topp", False))
 
 
-def build_temperature_softmax(window: Sequence[Op]) -> Op:
-    """One step for temperature and softmax."""
-    return FusedTemperatureSoftmaxOp(**_defaults(window))
+def _fuses_to(op: Callable[..., Op]) -> Callable[[Sequence[Op]], Op]:
+    """Make a builder of one step, with the parameters of the steps that it replaces."""
+    return lambda window: op(**_defaults(window))
 
 
-def build_topk_sampling(window: Sequence[Op]) -> Op:
-    """One step for top-k and the draw."""
-    return FusedProbsTopKSampleOp(**_defaults(window))
-
-
-def build_topp_sampling(window: Sequence[Op]) -> Op:
-    """One step for top-p and the draw."""
-    return FusedProbsTopPSampleOp(**_defaults(window))
-
-
-def build_minp_sampling(window: Sequence[Op]) -> Op:
-    """One step for min-p and the draw."""
-    return FusedProbsMinPSampleOp(**_defaults(window))
+build_temperature_softmax = _fuses_to(FusedTemperatureSoftmaxOp)
+build_topk_sampling = _fuses_to(FusedProbsTopKSampleOp)
+build_topp_sampling = _fuses_to(FusedProbsTopPSampleOp)
+build_minp_sampling = _fuses_to(FusedProbsMinPSampleOp)
 
 
 def _build_topk_topp_sampling(window: Sequence[Op]) -> Op:
@@ -92,7 +83,7 @@ def _build_topk_topp_sampling(window: Sequence[Op]) -> Op:
 
 
 def _build_topp_topk_sampling(window: Sequence[Op]) -> Op:
-    """A nucleus that top-k cuts further is that of the whole distribution."""
+    """One step for both; the nucleus that top-k filters is that of the whole distribution."""
     return FusedProbsTopKTopPSampleOp(**{**_defaults(window), "joint_topk_topp": True})
 
 
@@ -103,7 +94,7 @@ def _rule(
 
 
 def _from_logits() -> Iterator[tuple[type[Op], ...]]:
-    """All pipes from logits to tokens that the fused function computes."""
+    """Yield all pipes from logits to tokens that the fused function computes."""
     heads = itertools.product([(), (TemperatureOp,)], [(), (LogitsTopKOp,)])
     for temperature, top_k in heads:
         head = (*temperature, *top_k)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From what a user asks for to steps: which form of each, by the kind of tensor that arrives."""
+"""Choose the steps of processors, by the kind of tensor that arrives."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class LegalizationError(ValueError):
 def legalize_processors(
     processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
 ) -> list[Op]:
-    """The steps of processors, for an input of this kind.
+    """Return the steps of processors, for an input of this kind.
 
     Parameters
     ----------
@@ -47,7 +47,7 @@ def legalize_processors(
         name = type(processor).__name__
         try:
             made = processor.legalize(kind)
-        except Exception as error:  # of anybody's processor
+        except Exception as error:  # A user's processor may raise anything.
             raise LegalizationError(
                 f"Failed to legalize processor {place} ({name}): {error}"
             ) from error
@@ -59,7 +59,7 @@ def legalize_processors(
 
 
 def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
-    """The kind of tensor that the first processor takes.
+    """Return the kind of tensor that the first processor takes.
 
     Raises
     ------
@@ -82,7 +82,7 @@ def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
 
 
 def validate_processor_chain(processors: Sequence[LogitsProcessor]) -> None:
-    """Refuse processors that cannot follow each other, whatever they are given.
+    """Raise for processors that cannot follow each other, whatever they are given.
 
     Raises
     ------

@@ -3,38 +3,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from precast._base.torch import torch
 from precast._ops.logits_processor.op import Op, ParameterizedOp
 from precast._ops.logits_processor.types import TaggedTensor, TensorType
-from precast._ops.sampling.fused import (
-    sample,
-)
-from precast._ops.sampling.min_p import (
+from precast._ops.sampling.from_logits import sampling_from_logits
+from precast._ops.sampling.from_probs import (
     min_p_sampling_from_probs,
-)
-from precast._ops.sampling.plain import (
-    sampling_from_logits,
     sampling_from_probs,
+    top_k_sampling_from_probs,
+    top_k_top_p_sampling_from_probs,
+    top_p_sampling_from_probs,
 )
-from precast._ops.sampling.renorm import (
+from precast._ops.sampling.fused import sample
+from precast._ops.sampling.rows import (
+    softmax,
     top_k_mask_logits,
     top_k_renorm_probs,
     top_p_renorm_probs,
-)
-from precast._ops.sampling.softmax import (
-    softmax,
-)
-from precast._ops.sampling.top_k import (
-    top_k_sampling_from_probs,
-)
-from precast._ops.sampling.top_k_top_p import (
-    top_k_top_p_sampling_from_probs,
-)
-from precast._ops.sampling.top_p import (
-    top_p_sampling_from_probs,
 )
 
 _LOGITS, _PROBS, _INDICES = TensorType.LOGITS, TensorType.PROBS, TensorType.INDICES
@@ -45,7 +33,7 @@ def _parameters(op: ParameterizedOp, names: Sequence[str], kwargs: dict[str, Any
 
 
 def _checked(name: str, value: Any) -> Any:
-    """A parameter that the kernels would read another meaning into is refused."""
+    """Return the value; raise for one that the kernels would misread."""
     if isinstance(value, torch.Tensor):
         return value
     if name == "top_k":
@@ -67,109 +55,115 @@ def _random(op: ParameterizedOp, kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Step(ParameterizedOp):
-    """Checks the kind of its input, and hands the tensor and the parameters on."""
+    """A step that calls a function of the library with the tensor and the parameters."""
 
     PARAMS: ClassVar[tuple[str, ...]] = ()
+    FUNCTION: ClassVar[Callable[..., torch.Tensor]]
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         kind = self._validate_input_type(tensor)
         values = _parameters(self, self.PARAMS, kwargs)
-        return TaggedTensor(self.run(tensor.data, *values, **kwargs), kind)
+        return TaggedTensor(self.FUNCTION(tensor.data, *values, **self._options(kwargs)), kind)
 
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        raise NotImplementedError
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return further arguments of the function."""
+        return {}
+
+
+def _by_temperature(x: torch.Tensor, temperature: Any) -> torch.Tensor:
+    by_row = isinstance(temperature, torch.Tensor) and temperature.dim() == 1
+    return x / (temperature[:, None] if by_row else temperature)
+
+
+def _above_min_p(x: torch.Tensor, min_p: Any) -> torch.Tensor:
+    share = min_p[:, None] if isinstance(min_p, torch.Tensor) and min_p.dim() else min_p
+    kept = x.masked_fill(x < share * x.amax(dim=-1, keepdim=True), 0)
+    return kept / kept.sum(dim=-1, keepdim=True)
 
 
 class TemperatureOp(_Step):
-    """Logits by the temperature."""
+    """Divide logits by the temperature."""
 
     IN, OUT, PARAMS = _LOGITS, _LOGITS, ("temperature",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        (temperature,) = values
-        by_row = isinstance(temperature, torch.Tensor) and temperature.dim() == 1
-        return x / (temperature[:, None] if by_row else temperature)
+    FUNCTION = staticmethod(_by_temperature)
 
 
-class SoftmaxOp(_Step):
-    """Logits to probabilities."""
+class _Softmax(_Step):
+    """A step that ends with a softmax."""
 
     IN, OUT = _LOGITS, _PROBS
+    FUNCTION = staticmethod(softmax)
 
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return softmax(x, enable_pdl=self.default_params.get("enable_pdl"))
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"enable_pdl": self.default_params.get("enable_pdl")}
+
+
+class SoftmaxOp(_Softmax):
+    """Make probabilities of logits."""
 
 
 class ProbsTopKOp(_Step):
-    """The likeliest, renormalised."""
+    """Keep the likeliest, renormalised."""
 
     IN, OUT, PARAMS = _PROBS, _PROBS, ("top_k",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return top_k_renorm_probs(x, *values)
+    FUNCTION = staticmethod(top_k_renorm_probs)
 
 
 class LogitsTopKOp(_Step):
-    """The largest, the others minus infinity."""
+    """Keep the largest; the others become minus infinity."""
 
     IN, OUT, PARAMS = _LOGITS, _LOGITS, ("top_k",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return top_k_mask_logits(x, *values)
+    FUNCTION = staticmethod(top_k_mask_logits)
 
 
 class TopPOp(_Step):
-    """The nucleus, renormalised."""
+    """Keep the nucleus, renormalised."""
 
     IN, OUT, PARAMS = _PROBS, _PROBS, ("top_p",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return top_p_renorm_probs(x, *values)
+    FUNCTION = staticmethod(top_p_renorm_probs)
 
 
 class MinPOp(_Step):
-    """What has a share of the largest probability, renormalised."""
+    """Keep what has a share of the largest probability, renormalised."""
 
     IN, OUT, PARAMS = _PROBS, _PROBS, ("min_p",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        (min_p,) = values
-        share = min_p[:, None] if isinstance(min_p, torch.Tensor) and min_p.dim() else min_p
-        kept = x.masked_fill(x < share * x.amax(dim=-1, keepdim=True), 0)
-        return kept / kept.sum(dim=-1, keepdim=True)
+    FUNCTION = staticmethod(_above_min_p)
 
 
-class ProbsSampleOp(_Step):
-    """A token of each distribution."""
+class _Draw(_Step):
+    """A step that draws a token of each row."""
+
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return _random(self, kwargs)
+
+
+class ProbsSampleOp(_Draw):
+    """Draw a token of each distribution."""
 
     IN, OUT = _PROBS, _INDICES
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return sampling_from_probs(x, **_random(self, kwargs))
+    FUNCTION = staticmethod(sampling_from_probs)
 
 
-class LogitsSampleOp(_Step):
-    """A token of the softmax of each row."""
+class LogitsSampleOp(_Draw):
+    """Draw a token of the softmax of each row."""
 
     IN, OUT = _LOGITS, _INDICES
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        return sampling_from_logits(x, **_random(self, kwargs))
+    FUNCTION = staticmethod(sampling_from_logits)
 
 
 # -- fused steps ----------------------------------------------------------------------------------
 
 
 def _defaults(ops: Sequence[Op]) -> dict[str, Any]:
-    """What the steps that are fused were made with."""
+    """Return the parameters that steps were made with."""
     given: dict[str, Any] = {}
     for op in ops:
         given.update(getattr(op, "default_params", {}))
     return given
 
 
-class FusedTemperatureSoftmaxOp(_Step):
-    """Logits to probabilities at a temperature.
+class FusedTemperatureSoftmaxOp(_Softmax):
+    """Make probabilities of logits at a temperature.
 
     Parameters
     ----------
@@ -179,17 +173,13 @@ class FusedTemperatureSoftmaxOp(_Step):
         As of every step.
     """
 
-    IN, OUT, PARAMS = _LOGITS, _PROBS, ("temperature",)
+    PARAMS = ("temperature",)
 
     def __init__(self, enable_pdl: bool | None = None, **default_params: Any) -> None:
         super().__init__(enable_pdl=enable_pdl, **default_params)
 
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> torch.Tensor:
-        (temperature,) = values
-        return softmax(x, temperature, self.default_params.get("enable_pdl"))
 
-
-class _Draw(_Step):
+class _FusedDraw(_Draw):
     """A fused step that ends with a draw.
 
     Parameters
@@ -200,39 +190,35 @@ class _Draw(_Step):
         As of every step.
     """
 
+    IN, OUT = _PROBS, _INDICES
+
     def __init__(self, deterministic: bool = True, **default_params: Any) -> None:
         super().__init__(deterministic=deterministic, **default_params)
 
 
-class FusedProbsTopKSampleOp(_Draw):
-    """A token among the likeliest."""
+class FusedProbsTopKSampleOp(_FusedDraw):
+    """Draw a token among the likeliest."""
 
-    IN, OUT, PARAMS = _PROBS, _INDICES, ("top_k",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return top_k_sampling_from_probs(x, *values, **_random(self, kwargs))
+    PARAMS = ("top_k",)
+    FUNCTION = staticmethod(top_k_sampling_from_probs)
 
 
-class FusedProbsTopPSampleOp(_Draw):
-    """A token of the nucleus."""
+class FusedProbsTopPSampleOp(_FusedDraw):
+    """Draw a token of the nucleus."""
 
-    IN, OUT, PARAMS = _PROBS, _INDICES, ("top_p",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return top_p_sampling_from_probs(x, *values, **_random(self, kwargs))
+    PARAMS = ("top_p",)
+    FUNCTION = staticmethod(top_p_sampling_from_probs)
 
 
-class FusedProbsMinPSampleOp(_Draw):
-    """A token that has a share of the largest probability."""
+class FusedProbsMinPSampleOp(_FusedDraw):
+    """Draw a token that has a share of the largest probability."""
 
-    IN, OUT, PARAMS = _PROBS, _INDICES, ("min_p",)
-
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        return min_p_sampling_from_probs(x, *values, **_random(self, kwargs))
+    PARAMS = ("min_p",)
+    FUNCTION = staticmethod(min_p_sampling_from_probs)
 
 
-class FusedProbsTopKTopPSampleOp(_Draw):
-    """A token of what top-k and top-p leave.
+class FusedProbsTopKTopPSampleOp(_FusedDraw):
+    """Draw a token of what top-k and top-p leave.
 
     Parameters
     ----------
@@ -244,7 +230,8 @@ class FusedProbsTopKTopPSampleOp(_Draw):
         As of every step.
     """
 
-    IN, OUT, PARAMS = _PROBS, _INDICES, ("top_k", "top_p")
+    PARAMS = ("top_k", "top_p")
+    FUNCTION = staticmethod(top_k_top_p_sampling_from_probs)
 
     def __init__(
         self, deterministic: bool = True, joint_topk_topp: bool = True, **default_params: Any
@@ -252,13 +239,12 @@ class FusedProbsTopKTopPSampleOp(_Draw):
         super().__init__(deterministic, **default_params)
         self.order = "joint" if joint_topk_topp else "top_k_first"
 
-    def run(self, x: torch.Tensor, *values: Any, **kwargs: Any) -> Any:
-        random = _random(self, kwargs)
-        return top_k_top_p_sampling_from_probs(x, *values, filter_apply_order=self.order, **random)
+    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {"filter_apply_order": self.order, **_random(self, kwargs)}
 
 
 class FusedLogitsSampleOp(ParameterizedOp):
-    """From logits to tokens: temperature, filters and the draw.
+    """Apply the temperature and the filters to logits, and draw a token.
 
     Parameters
     ----------
@@ -275,7 +261,7 @@ class FusedLogitsSampleOp(ParameterizedOp):
         # Logits that top-k masks are a distribution of their own.
         of_probs = any(isinstance(part, ProbsTopKOp) for part in parts)
         joint = of_probs and bool(self.default_params.get("joint_topk_topp"))
-        # A nucleus that top-k cuts further is that of the whole distribution.
+        # A nucleus that top-k filters further is that of the whole distribution.
         p_first = "top_p" in self.names and "top_k" in self.names[self.names.index("top_p") :]
         self.order = "joint" if joint or p_first else "top_k_first"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipe from logits or probabilities to what is made of them."""
+"""The pipe that applies processors to logits or probabilities."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from precast._base.log import get_logger
+from precast._op.docs import documented
 from precast._ops.logits_processor.compiler import compile_pipeline
 from precast._ops.logits_processor.fusion_rules import FusionRule
 from precast._ops.logits_processor.legalization import (
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class LogitsPipe:
-    """Processors one after the other, in as few launches as can be.
+    """Apply processors one after the other, in as few launches as can be.
 
     Parameters
     ----------
@@ -82,6 +83,7 @@ class LogitsPipe:
         """What the pipe is given."""
         return self._initial_type
 
+    @documented(compile_pipeline)
     def compile(
         self,
         custom_fusion_rules: Sequence[FusionRule] | None = None,
@@ -89,17 +91,10 @@ class LogitsPipe:
     ) -> None:
         """Check the steps and fuse what can be fused.
 
-        Parameters
-        ----------
-        custom_fusion_rules : sequence of FusionRule, optional
-            Rules besides those of the library.
-        custom_validity_checks : sequence of callable, optional
-            Checks besides those of the library.
-
         Raises
         ------
         CompileError
-            If the steps do not fit each other, or a check refuses them.
+            If the steps do not fit each other, or a check rejects them.
         """
         try:
             self.compiled_ops = compile_pipeline(
@@ -138,7 +133,7 @@ class LogitsPipe:
         for place, step in enumerate(steps):
             try:
                 tensor = step(tensor, **kwargs)
-            except Exception as error:  # of anybody's step
+            except Exception as error:  # A user's step may raise anything.
                 name = type(step).__name__
                 raise ValueError(f"Error executing operator {place} ({name}): {error}") from error
         return tensor.data

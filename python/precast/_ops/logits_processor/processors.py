@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a user puts into a pipe."""
+"""The processors that a user puts into a pipe."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from precast._ops.logits_processor.op import Op
 from precast._ops.logits_processor.operators import (
@@ -22,7 +22,7 @@ from precast._ops.logits_processor.types import TensorType
 
 
 class LogitsProcessor(ABC):
-    """One transformation of a pipe; subclasses may be anybody's.
+    """One transformation of a pipe; users may add subclasses.
 
     Parameters
     ----------
@@ -35,7 +35,7 @@ class LogitsProcessor(ABC):
 
     @abstractmethod
     def legalize(self, input_type: TensorType) -> list[Op]:
-        """The steps for a tensor of this kind.
+        """Return the steps for a tensor of this kind.
 
         Raises
         ------
@@ -59,15 +59,22 @@ class LogitsProcessor(ABC):
         return f"{type(self).__name__}({words})"
 
 
-class Temperature(LogitsProcessor):
-    """Divide logits by ``temperature``, a positive number or one for each row."""
+class _Processor(LogitsProcessor):
+    """A processor of the library: one step for each kind of tensor that it takes."""
+
+    OPS: ClassVar[Mapping[TensorType, type[Op]]]
 
     def legalize(self, input_type: TensorType) -> list[Op]:
-        """Logits to logits."""
-        return self._only(input_type, TensorType.LOGITS, TemperatureOp)
+        return self._of_kind(input_type, self.OPS)
 
 
-class Softmax(LogitsProcessor):
+class Temperature(_Processor):
+    """Divide logits by ``temperature``, a positive number or one for each row."""
+
+    OPS: ClassVar = {TensorType.LOGITS: TemperatureOp}
+
+
+class Softmax(_Processor):
     """Make probabilities of logits; once in a pipe.
 
     Parameters
@@ -78,15 +85,13 @@ class Softmax(LogitsProcessor):
         As of every processor.
     """
 
+    OPS: ClassVar = {TensorType.LOGITS: SoftmaxOp}
+
     def __init__(self, enable_pdl: bool | None = None, **params: Any) -> None:
         super().__init__(enable_pdl=enable_pdl, **params)
 
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """Logits to probabilities."""
-        return self._only(input_type, TensorType.LOGITS, SoftmaxOp)
 
-
-class TopK(LogitsProcessor):
+class TopK(_Processor):
     """Keep the ``top_k`` largest: of logits, or of probabilities, which are renormalised.
 
     Parameters
@@ -97,32 +102,25 @@ class TopK(LogitsProcessor):
         As of every processor.
     """
 
+    OPS: ClassVar = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}
+
     def __init__(self, joint_topk_topp: bool = False, **params: Any) -> None:
         super().__init__(joint_topk_topp=joint_topk_topp, **params)
 
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """Either kind to itself."""
-        kinds = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}
-        return self._of_kind(input_type, kinds)
 
-
-class TopP(LogitsProcessor):
+class TopP(_Processor):
     """Keep the likeliest with a share of ``top_p``, a number or one for each row, renormalised."""
 
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """Probabilities to probabilities."""
-        return self._only(input_type, TensorType.PROBS, TopPOp)
+    OPS: ClassVar = {TensorType.PROBS: TopPOp}
 
 
-class MinP(LogitsProcessor):
+class MinP(_Processor):
     """Keep what has ``min_p`` of the largest probability at least, renormalised."""
 
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """Probabilities to probabilities."""
-        return self._only(input_type, TensorType.PROBS, MinPOp)
+    OPS: ClassVar = {TensorType.PROBS: MinPOp}
 
 
-class Sample(LogitsProcessor):
+class Sample(_Processor):
     """Draw a token from each row; the last of a pipe.
 
     A call may give ``indices``, ``generator``, and ``seed`` with ``offset``, as for
@@ -136,10 +134,7 @@ class Sample(LogitsProcessor):
         As of every processor.
     """
 
+    OPS: ClassVar = {TensorType.LOGITS: LogitsSampleOp, TensorType.PROBS: ProbsSampleOp}
+
     def __init__(self, deterministic: bool = True, **params: Any) -> None:
         super().__init__(deterministic=deterministic, **params)
-
-    def legalize(self, input_type: TensorType) -> list[Op]:
-        """Either kind to tokens."""
-        kinds = {TensorType.LOGITS: LogitsSampleOp, TensorType.PROBS: ProbsSampleOp}
-        return self._of_kind(input_type, kinds)

@@ -50,17 +50,17 @@ class TaggedTensor:
 
     @staticmethod
     def logits(t: torch.Tensor) -> TaggedTensor:
-        """``t`` as scores."""
+        """Tag ``t`` as scores."""
         return TaggedTensor(t, TensorType.LOGITS)
 
     @staticmethod
     def probs(t: torch.Tensor) -> TaggedTensor:
-        """``t`` as distributions."""
+        """Tag ``t`` as distributions."""
         return TaggedTensor(t, TensorType.PROBS)
 
     @staticmethod
     def indices(t: torch.Tensor) -> TaggedTensor:
-        """``t`` as tokens."""
+        """Tag ``t`` as tokens."""
         return TaggedTensor(t, TensorType.INDICES)
 
     @classmethod
@@ -89,7 +89,7 @@ class TaggedTensor:
         return self.data.dtype
 
     def size(self, dim: int | None = None) -> torch.Size | int:
-        """Of the tensor, or of one of its dimensions."""
+        """Return the shape of the tensor, or the size of one dimension."""
         return self.data.shape if dim is None else self.data.shape[dim]
 
     def __repr__(self) -> str:
@@ -97,7 +97,7 @@ class TaggedTensor:
 
 
 def _plain(value: Any) -> Any:
-    """The tensor of what is tagged, also within lists and tuples."""
+    """Return the tensor of what is tagged, also within lists and tuples."""
     if isinstance(value, TaggedTensor):
         return value.data
     if type(value) in (list, tuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a compiler refuses before it fuses: checks of the library, and of anybody's own."""
+"""Checks of steps before they are fused: those of the library, and further ones."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from precast._ops.logits_processor.types import TensorType
 
 
 class CompileError(ValueError):
-    """Steps do not fit each other, or a check refuses them."""
+    """Steps do not fit each other, or a check rejects them."""
 
 
-#: Takes the steps, and raises :class:`CompileError` to refuse them.
+#: Takes the steps, and raises :class:`CompileError` to reject them.
 ValidityCheck: TypeAlias = Callable[[Sequence[Op]], None]
 
 
 def single_softmax_rule(ops: Sequence[Op]) -> None:
-    """Probabilities are made once.
+    """Raise unless probabilities are made at most once.
 
     Raises
     ------
@@ -35,7 +35,7 @@ def single_softmax_rule(ops: Sequence[Op]) -> None:
 
 
 def indices_terminal_rule(ops: Sequence[Op]) -> None:
-    """Nothing follows a step that makes tokens.
+    """Raise if anything follows a step that makes tokens.
 
     Raises
     ------
@@ -51,14 +51,14 @@ def indices_terminal_rule(ops: Sequence[Op]) -> None:
 
 
 def get_default_validity_checks() -> list[ValidityCheck]:
-    """Those of the library."""
+    """Return the checks of the library."""
     return [single_softmax_rule, indices_terminal_rule]
 
 
 def validate_pipeline(
     ops: Sequence[Op], custom_checks: Sequence[ValidityCheck] | None = None
 ) -> None:
-    """Ask the library's checks, then further ones; fuse nothing.
+    """Apply the library's checks, then further ones; fuse nothing.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def validate_pipeline(
     Raises
     ------
     CompileError
-        If there is no step, or a check refuses them.
+        If there is no step, or a check rejects them.
 
     Examples
     --------

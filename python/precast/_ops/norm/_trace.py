@@ -1,79 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace of a norm: rows of a hidden size, or of each head."""
+"""The traces of norms from their declarations: for rows of a hidden size, and for heads."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
+from precast._op.declaration import TensorKind
+from precast._op.export import Export
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
-_ROWS: dict[str, Var | Const] = {
-    "batch_size": Var("Rows: tokens of all requests."),
-    "hidden_size": Const("h"),
+_AXES: dict[int, dict[str, Var | Const]] = {
+    2: {"batch_size": Var("Rows: tokens of all requests."), "hidden_size": Const("h")},
+    3: {
+        "batch_size": Var("Tokens of all requests."),
+        "num_heads": Const("n"),
+        "head_dim": Const("d"),
+    },
 }
-_HEADS: dict[str, Var | Const] = {
-    "batch_size": Var("Tokens of all requests."),
-    "num_heads": Const("n"),
-    "head_dim": Const("d"),
-}
-
-
-def rows_axes() -> dict[str, Var | Const]:
-    """Of ``[batch_size, hidden_size]``."""
-    return dict(_ROWS)
-
-
-def heads_axes() -> dict[str, Var | Const]:
-    """Of ``[batch_size, num_heads, head_dim]``."""
-    return dict(_HEADS)
-
-
-def axes_of(input: Any) -> int:
-    """How many dimensions the input of a call has, if it is a tensor."""
-    return int(getattr(input, "ndim", 2))
 
 
 def norm_trace(
-    name: str,
+    export: Export,
     description: str,
     reference: Callable[..., Any],
     *,
-    rows: Mapping[str, str],
-    outputs: Mapping[str, str],
-    vectors: Sequence[str] = ("weight",),
-    vector_dtype: str | None = None,
     op_type: str = "rmsnorm",
+    out_description: str = "",
+    variants: Mapping[str, Mapping[str, Any]] | None = None,
+    choose: Callable[..., str] = lambda **others: "",
 ) -> Callable[..., TraceTemplate]:
-    """Templates for ``[batch_size, hidden_size]`` and ``[batch_size, num_heads, head_dim]``.
+    """Make templates for ``[batch_size, hidden_size]`` and ``[batch_size, num_heads, head_dim]``.
 
-    ``rows`` and ``outputs`` give the parameter of each tensor of such a shape; ``vectors`` are
-    parameters that have the last axis alone.
+    Parameters
+    ----------
+    export : Export
+        Tensors like the first one have all axes, others the last one.
+    description, reference, op_type
+        As :class:`TraceTemplate` takes them.
+    out_description : str
+        The description of ``out`` as an input, where the op reads its dtype.
+    variants : mapping of str to mapping
+        Further arguments of :func:`_template` by the suffix of the name. Default: one variant.
+    choose : callable
+        Takes the arguments of a call, without ``input``, and returns the suffix of its variant.
     """
-
-    def template(suffix: str, axes: Mapping[str, Var | Const]) -> TraceTemplate:
-        last = list(axes)[-1:]
-        return TraceTemplate(
-            op_type=op_type,
-            name_prefix=name + suffix,
-            description=description,
-            axes=axes,
-            inputs={
-                **{row: Tensor([*axes], param=param) for row, param in rows.items()},
-                **{vector: Tensor(last, dtype=vector_dtype) for vector in vectors},
-                "eps": Scalar("float32"),
-            },
-            outputs={
-                row: Tensor([*axes], dtype_from="hidden_states", param=param)
-                for row, param in outputs.items()
-            },
-            reference=reference,
+    templates = {
+        (rank, suffix): _template(
+            export, description, reference, op_type, rank, suffix, out_description, **options
         )
+        for rank in _AXES
+        for suffix, options in (variants or {"": {}}).items()
+    }
 
-    of_rows, of_heads = template("", _ROWS), template("_heads", _HEADS)
-
-    @dispatch(of_rows, of_heads)
+    @dispatch(*templates.values())
     def by_rank(input: Any, **others: Any) -> TraceTemplate:
-        return of_heads if axes_of(input) == 3 else of_rows
+        return templates[3 if getattr(input, "ndim", 2) == 3 else 2, choose(**others)]
 
     return by_rank
+
+
+def _template(
+    export: Export,
+    description: str,
+    reference: Callable[..., Any],
+    op_type: str,
+    rank: int,
+    suffix: str,
+    out_description: str,
+    out_dtype: str | None = None,
+    left_out: Collection[str] = (),
+) -> TraceTemplate:
+    axes = _AXES[rank]
+    inputs: dict[str, Tensor | Scalar] = {}
+    outputs: dict[str, Tensor] = {}
+    for parameter in export.declaration.parameters:
+        param, kind = parameter.name, parameter.kind
+        if param in left_out or param == "enable_pdl":
+            continue
+        if param == "scale":
+            inputs[param] = Scalar("float32", description="What a consumer multiplies by.")
+        elif not isinstance(kind, TensorKind):
+            inputs[param] = Scalar("float32")
+        elif param == "out":
+            if out_description:
+                inputs[param] = Tensor([*axes], dtype=out_dtype, description=out_description)
+            source = "out" if out_description else "hidden_states"
+            outputs["output"] = Tensor([*axes], param, dtype_from=source)
+        else:
+            name = "hidden_states" if param == "input" else param
+            is_vector = not kind.like and parameter is not export.declaration.first
+            # A weight that has not the dtype of the input is float32.
+            dtype = None if kind.axis or kind.like else "float32"
+            inputs[name] = Tensor([*axes][-1:] if is_vector else [*axes], param, dtype)
+            if parameter.written:
+                output = "output" if param == "input" else f"{param}_out"
+                outputs[output] = Tensor([*axes], param, dtype_from="hidden_states")
+    return TraceTemplate(
+        op_type=op_type,
+        name_prefix=export.function + ("_heads" if rank == 3 else "") + suffix,
+        description=description,
+        axes=axes,
+        inputs=inputs,
+        outputs=outputs,
+        reference=reference,
+    )

@@ -8,37 +8,22 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
+from precast._ops.norm.rmsnorm import normalized, rmsnorm
 from precast.api_logging import precast_api
 
 
 def fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fused_add_rmsnorm` in plain PyTorch, out of place.
-
-    Parameters
-    ----------
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
+    """:func:`fused_add_rmsnorm` in plain PyTorch on any device, out of place.
 
     Returns
     -------
     tuple of torch.Tensor
         The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([1.0, 2.0])
-    >>> fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
-    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
     x = input.float() + residual.float()
     return normalized(x, weight.float(), eps).to(input.dtype), x.to(input.dtype)
@@ -47,28 +32,12 @@ def fused_add_rmsnorm_reference(
 def gemma_fused_add_rmsnorm_reference(
     input: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`gemma_fused_add_rmsnorm` in plain PyTorch, out of place.
-
-    Parameters
-    ----------
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device.
-    weight : torch.Tensor
-        ``[hidden]``, one less than the multiplier.
-    eps : float
-        Added to the mean square.
+    """:func:`gemma_fused_add_rmsnorm` in plain PyTorch on any device, out of place.
 
     Returns
     -------
     tuple of torch.Tensor
         The norm of the fp32 sum, and the sum; each cast once to the dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> one, weight = torch.tensor([[1.0, 1.0]]), torch.tensor([0.0, 1.0])
-    >>> gemma_fused_add_rmsnorm_reference(torch.tensor([[2.0, 3.0]]), one, weight)
-    (tensor([[0.8485, 2.2627]]), tensor([[3., 4.]]))
     """
     x = input.float() + residual.float()
     return normalized(x, weight.float() + 1.0, eps).to(input.dtype), x.to(input.dtype)
@@ -84,24 +53,17 @@ _FUSED_ADD_RMSNORM = Export(
 _GEMMA_FUSED_ADD_RMSNORM = Export(
     "norm", "gemma_fused_add_rmsnorm", _ARGUMENTS, reference=gemma_fused_add_rmsnorm_reference
 )
-_FUSED_ADD_RMSNORM_TRACE = norm_trace(
-    "fused_add_rmsnorm",
-    "The sum of two tensors, and the root mean square norm of each row of it.",
-    fused_add_rmsnorm_reference,
-    rows={"hidden_states": "input", "residual": "residual"},
-    outputs={"output": "input", "residual_out": "residual"},
-)
-_GEMMA_FUSED_ADD_RMSNORM_TRACE = norm_trace(
-    "gemma_fused_add_rmsnorm",
-    "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
-    gemma_fused_add_rmsnorm_reference,
-    rows={"hidden_states": "input", "residual": "residual"},
-    outputs={"output": "input", "residual_out": "residual"},
-)
 
 
-@precast_api(trace=_FUSED_ADD_RMSNORM_TRACE)
+@precast_api(
+    trace=norm_trace(
+        _FUSED_ADD_RMSNORM,
+        "The sum of two tensors, and the root mean square norm of each row of it.",
+        fused_add_rmsnorm_reference,
+    )
+)
 @launches(_FUSED_ADD_RMSNORM)
+@documented(rmsnorm)
 def fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -125,12 +87,6 @@ def fused_add_rmsnorm(
     residual : torch.Tensor
         Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
         sum.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -153,8 +109,15 @@ def fused_add_rmsnorm(
     """
 
 
-@precast_api(trace=_GEMMA_FUSED_ADD_RMSNORM_TRACE)
+@precast_api(
+    trace=norm_trace(
+        _GEMMA_FUSED_ADD_RMSNORM,
+        "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
+        gemma_fused_add_rmsnorm_reference,
+    )
+)
 @launches(_GEMMA_FUSED_ADD_RMSNORM)
+@documented(fused_add_rmsnorm)
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,
     residual: torch.Tensor,
@@ -162,7 +125,7 @@ def gemma_fused_add_rmsnorm(
     eps: float = 1e-6,
     enable_pdl: bool | None = None,
 ) -> None:
-    r""":func:`fused_add_rmsnorm` with ``weight + 1`` in place of ``weight``; both in place.
+    r"""Apply :func:`fused_add_rmsnorm` with ``weight + 1`` in place of ``weight``; both in place.
 
     .. math::
 
@@ -172,14 +135,8 @@ def gemma_fused_add_rmsnorm(
 
     Parameters
     ----------
-    input, residual : torch.Tensor
-        As :func:`fused_add_rmsnorm` takes them; both overwritten.
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

@@ -7,13 +7,17 @@ groups: DeepSeek-AI, DeepSeek-V3 Technical Report, arXiv:2412.19437, section 3.3
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_memory_apart
-from precast._ops.norm._block_trace import block_quant_trace
-from precast._ops.norm._rows import normalized
+from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
+from precast._ops.norm.rmsnorm import normalized
 from precast._ops.quantize._reference_8bit import group_quant
 from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 GROUP = 128
 
@@ -29,7 +33,7 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     column_major_scales: bool = True,
     scale_ue8m0: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`fused_add_rmsnorm_fp8_block_quant` in plain PyTorch, out of place.
+    """:func:`fused_add_rmsnorm_fp8_block_quant` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
@@ -37,30 +41,12 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
         Not read.
     block_scale : torch.Tensor
         What lies behind the last row of column-major scales is taken from it.
-    input, residual : torch.Tensor
-        ``[..., hidden]``, any device; hidden is a multiple of 128.
-    weight : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the mean square.
-    column_major_scales, scale_ue8m0 : bool
-        As the op takes them.
 
     Returns
     -------
     tuple of torch.Tensor
         The codes, their scales in the layout of ``block_scale``, the norm and the sum in the dtype
         of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x, one = torch.full((1, 128), 2.0), torch.ones(128)
-    >>> scale = torch.zeros(1, 4)
-    >>> codes, scale, normed, added = fused_add_rmsnorm_fp8_block_quant_reference(
-    ...     x, scale, None, x, x, one)
-    >>> codes[0, 0].item(), (scale * 448)[0].tolist(), normed[0, 0].item(), added[0, 0].item()
-    (448.0, [1.0, 0.0, 0.0, 0.0], 1.0, 4.0)
     """
     x = input.float() + residual.float()
     normed = normalized(x, weight.float(), eps).to(input.dtype)
@@ -129,8 +115,64 @@ _BLOCK_QUANT = Export(
 )
 
 
-@precast_api(trace=block_quant_trace(fused_add_rmsnorm_fp8_block_quant_reference))
+_SCALES = {
+    True: ["num_groups", "padded_batch_size"],
+    False: ["batch_size", "num_groups"],
+}
+
+
+def _template(column_major: bool) -> TraceTemplate:
+    rows, scales = ["batch_size", "hidden_size"], _SCALES[column_major]
+    axes: dict[str, Var | Const] = {
+        "batch_size": Var("Rows: tokens of all requests."),
+        "hidden_size": Const("h", "A multiple of 128.", multiple=128),
+        "num_groups": Const(
+            "", "Groups of 128 columns, which share a scale.", value="hidden_size // 128"
+        ),
+    }
+    if column_major:
+        axes["padded_batch_size"] = Var(
+            "batch_size rounded up to a multiple of 4.", value="(batch_size + 3) // 4 * 4"
+        )
+    return TraceTemplate(
+        op_type="rmsnorm",
+        name_prefix="fused_add_rmsnorm_fp8_block_quant"
+        + ("" if column_major else "_row_major_scales"),
+        description="The sum of two tensors, and the norm of each row of it in fp8, with a "
+        "scale for each 128 columns.",
+        axes=axes,
+        inputs={
+            "out": Tensor(rows, dtype="float8_e4m3fn", description="Not read."),
+            "block_scale": Tensor(scales, dtype="float32", description="Its padding is kept."),
+            "normed_out": Tensor(rows, description="Not read."),
+            "hidden_states": Tensor(rows, param="input"),
+            "residual": Tensor(rows),
+            "weight": Tensor(["hidden_size"]),
+            "eps": Scalar("float32"),
+            "column_major_scales": Scalar("bool", sample=column_major),
+            "scale_ue8m0": Scalar("bool"),
+        },
+        outputs={
+            "output": Tensor(rows, param="out", dtype="float8_e4m3fn"),
+            "scale": Tensor(scales, param="block_scale", dtype="float32"),
+            "normed": Tensor(rows, param="normed_out", dtype_from="hidden_states"),
+            "residual_out": Tensor(rows, param="residual", dtype_from="hidden_states"),
+        },
+        reference=fused_add_rmsnorm_fp8_block_quant_reference,
+    )
+
+
+_TEMPLATES = {True: _template(True), False: _template(False)}
+
+
+@dispatch(*_TEMPLATES.values())
+def _trace(column_major_scales: Any, **others: Any) -> TraceTemplate:
+    return _TEMPLATES[bool(column_major_scales)]
+
+
+@precast_api(trace=_trace)
 @launches(_BLOCK_QUANT)
+@documented(fused_add_rmsnorm)
 def fused_add_rmsnorm_fp8_block_quant(
     out: torch.Tensor,
     block_scale: torch.Tensor,
@@ -171,15 +213,6 @@ def fused_add_rmsnorm_fp8_block_quant(
     input : torch.Tensor
         ``[rows, hidden]`` or ``[batch, heads, head_dim]``, float16 or bfloat16, on a CUDA device;
         the last dimension a multiple of 128 with stride 1, the others of any stride. Left as it is.
-    residual : torch.Tensor
-        Shape, dtype and device of ``input``, other memory, strides likewise. Overwritten with the
-        sum.
-    weight : torch.Tensor
-        ``[hidden]``, contiguous, dtype and device of ``input``.
-    eps : float
-        Added to the mean square.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     column_major_scales : bool
         The layout of ``block_scale``.
     scale_ue8m0 : bool

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.export import Export, launches
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
@@ -16,33 +16,12 @@ from precast.api_logging import precast_api
 def layernorm_reference(
     input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """:func:`layernorm` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., hidden]``, any device.
-    gemma, beta : torch.Tensor
-        ``[hidden]``.
-    eps : float
-        Added to the variance.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> layernorm_reference(torch.tensor([[1.0, 3.0]]), torch.ones(2), torch.tensor([0.0, 1.0]))
-    tensor([[-1.0000,  2.0000]])
-    """
+    """:func:`layernorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return (standardized(input.float(), eps) * gemma.float() + beta.float()).to(input.dtype)
 
 
 def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
-    """fp32 rows, centred and divided by their standard deviation."""
+    """Centre fp32 rows and divide them by their standard deviation."""
     centered = x - x.mean(dim=-1, keepdim=True)
     return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
 
@@ -60,6 +39,11 @@ def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> No
             raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
 
 
+def _output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    check_input(export, input)
+    return torch.empty_like(input) if out is None else out
+
+
 _LAYERNORM = Export(
     "norm",
     "layernorm",
@@ -67,21 +51,18 @@ _LAYERNORM = Export(
     "enable_pdl:pdl",
     reference=layernorm_reference,
     check=check_parameters,
+    new={"out": _output},
 )
 _TRACE = norm_trace(
-    "layernorm",
+    _LAYERNORM,
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
     layernorm_reference,
     op_type="layernorm",
-    rows={"hidden_states": "input"},
-    vectors=("gemma", "beta"),
-    vector_dtype="float32",
-    outputs={"output": "out"},
 )
 
 
 @precast_api(trace=_TRACE)
-@op("norm")
+@launches(_LAYERNORM)
 def layernorm(
     input: torch.Tensor,
     gemma: torch.Tensor,
@@ -109,13 +90,11 @@ def layernorm(
         Added to the variance.
     out : torch.Tensor, optional
         Shape, dtype and device of ``input``, contiguous. May be ``input``. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------
@@ -139,8 +118,3 @@ def layernorm(
     ...     precast.layernorm(x, torch.ones(2), torch.tensor([0.0, 1.0]))
     tensor([[-1.,  2.]], dtype=torch.bfloat16)
     """
-    check_input("layernorm", input)
-    if out is None:
-        out = torch.empty_like(input)
-    _LAYERNORM.launch(input, gemma, beta, eps, out, enable_pdl)
-    return out

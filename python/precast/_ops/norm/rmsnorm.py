@@ -8,45 +8,26 @@ Gemma, arXiv:2403.08295 (weights stored around zero).
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.norm._rows import normalized
 from precast._ops.norm._trace import norm_trace
 from precast.api_logging import precast_api
 
 
+def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+    """Divide fp32 rows by their root mean square and multiply by a weight."""
+    return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
+
+
 def rmsnorm_reference(input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
-    """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
-    tensor([[0.8485, 2.2627]])
-    """
+    """:func:`rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return normalized(input.float(), weight.float(), eps).to(input.dtype)
 
 
 def gemma_rmsnorm_reference(
     input: torch.Tensor, weight: torch.Tensor, eps: float = 1e-6
 ) -> torch.Tensor:
-    """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast at the end.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape and dtype of ``input``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> gemma_rmsnorm_reference(torch.tensor([[3.0, 4.0]]), torch.tensor([0.0, 1.0]))
-    tensor([[0.8485, 2.2627]])
-    """
+    """:func:`gemma_rmsnorm` in plain PyTorch on any device: fp32 arithmetic, one cast."""
     return normalized(input.float(), weight.float() + 1.0, eps).to(input.dtype)
 
 
@@ -57,11 +38,9 @@ _GEMMA_RMSNORM = Export("norm", "gemma_rmsnorm", _ARGUMENTS, reference=gemma_rms
 
 @precast_api(
     trace=norm_trace(
-        "rmsnorm",
+        _RMSNORM,
         "Each row divided by its root mean square, times a weight.",
         rmsnorm_reference,
-        rows={"hidden_states": "input"},
-        outputs={"output": "out"},
     )
 )
 @launches(_RMSNORM)
@@ -95,7 +74,7 @@ def rmsnorm(
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        Shape and dtype of ``input``; ``out`` if it is given.
 
     Raises
     ------
@@ -118,14 +97,13 @@ def rmsnorm(
 
 @precast_api(
     trace=norm_trace(
-        "gemma_rmsnorm",
+        _GEMMA_RMSNORM,
         "Each row divided by its root mean square, times a weight plus one.",
         gemma_rmsnorm_reference,
-        rows={"hidden_states": "input"},
-        outputs={"output": "out"},
     )
 )
 @launches(_GEMMA_RMSNORM)
+@documented(rmsnorm)
 def gemma_rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -133,26 +111,15 @@ def gemma_rmsnorm(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r""":func:`rmsnorm` with ``weight + 1`` in place of ``weight``, as Gemma stores its weights.
+    r"""Apply :func:`rmsnorm` with ``weight + 1`` in place of ``weight``, as Gemma stores weights.
 
     .. math:: out_{r,c} = \mathrm{round}\left(\frac{x_{r,c}}{\sqrt{\frac{1}{n} \sum_k x_{r,k}^2
         + eps}} \cdot (w_c + 1)\right)
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[rows, hidden]`` or ``[batch, heads, head_dim]``, as :func:`rmsnorm` takes it.
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-    eps : float
-        Added to the mean square.
-    out : torch.Tensor, optional
-        As :func:`rmsnorm` takes it; may be ``input``. Default: a new tensor.
-
-    Returns
-    -------
-    torch.Tensor
-        ``out``, or the new tensor.
 
     Raises
     ------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layouts of a paged KV cache, and the arithmetic of its references."""
+"""Read the layouts of a paged KV cache, and compute what its references share."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 from precast._base.errors import CacheLayoutError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
+from precast._op.declaration import Kind
 
 #: Keys and values: one tensor with both in dimension 1, or a tensor each.
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -21,7 +22,7 @@ IS_HND = {"NHD": False, "HND": True}
 
 
 def is_hnd(kv_layout: str) -> bool:
-    """Whether heads come before the entries of a page."""
+    """Return whether heads come before the entries of a page."""
     hnd = IS_HND.get(kv_layout)
     if hnd is None:
         raise TypeError("no layout")  # check_call() raises the error that explains it.
@@ -37,7 +38,7 @@ def check_layout(export: str, kv_layout: object) -> None:
 
 
 def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The arguments of an export: two tensors, or the one that holds both and None."""
+    """Return the arguments of an export: two tensors, or the one that holds both and None."""
     if not isinstance(paged_kv_cache, tuple):
         return paged_kv_cache, None
     if len(paged_kv_cache) != 2:
@@ -45,15 +46,28 @@ def split(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor | None]:
     return paged_kv_cache
 
 
+def keys_of(paged_kv_cache: Cache) -> torch.Tensor:
+    """Return the tensor of keys, or the one that holds both."""
+    return split(paged_kv_cache)[0]
+
+
+def values_of(paged_kv_cache: Cache) -> torch.Tensor | None:
+    """Return the tensor of values, or None if one tensor holds both."""
+    return paged_kv_cache[1] if isinstance(paged_kv_cache, tuple) else None
+
+
 def joined(k_cache: torch.Tensor, v_cache: torch.Tensor | None) -> Cache:
-    """The public argument that :func:`split` took apart."""
+    """Return the public argument that :func:`split` took apart."""
     return k_cache if v_cache is None else (k_cache, v_cache)
 
 
 def layout_of(hnd: bool) -> str:
-    """The public argument of :func:`is_hnd`."""
+    """Return the public argument of :func:`is_hnd`."""
     return "HND" if hnd else "NHD"
 
+
+#: How a layout reaches an export.
+LAYOUT_KIND = {"kv_layout": Kind("bool hnd", "_is_hnd({name})", layout_of, {"_is_hnd": is_hnd})}
 
 #: Public arguments of an export with ``k_cache``, ``v_cache`` and ``hnd``.
 DERIVED: dict[str, Callable[..., Any]] = {"paged_kv_cache": joined, "kv_layout": layout_of}
@@ -81,21 +95,21 @@ def check_cache(export: str, name: str, cache: object) -> None:
 
 
 def halves(paged_kv_cache: Cache) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys and values as views."""
+    """Return keys and values as views."""
     if isinstance(paged_kv_cache, tuple):
         return paged_kv_cache
     return paged_kv_cache[:, 0], paged_kv_cache[:, 1]
 
 
 def copied(paged_kv_cache: Cache) -> Cache:
-    """The same values in memory of their own."""
+    """Return the same values in memory of their own."""
     if isinstance(paged_kv_cache, tuple):
         return paged_kv_cache[0].clone(), paged_kv_cache[1].clone()
     return paged_kv_cache.clone()
 
 
 def entries_of(cache: torch.Tensor, hnd: bool) -> torch.Tensor:
-    """``[pages, page_size, heads, head_dim]`` of a cache with heads, as a view."""
+    """View a cache with heads as ``[pages, page_size, heads, head_dim]``."""
     if cache.dim() == 3:
         return cache.unsqueeze(1)
     return cache.transpose(1, 2) if hnd else cache
@@ -109,7 +123,7 @@ def table_places(
     pages: int,
     page_size: int,
 ) -> Places:
-    """The places that a page table gives tokens."""
+    """Return the places that a page table gives tokens."""
     batch = kv_indptr.numel() - 1
     request, position = batch_indices.long(), positions.long()
     kept = (request >= 0) & (request < batch) & (position >= 0) & (position < 2**31)
@@ -123,7 +137,7 @@ def table_places(
 
 
 def slot_places(slot_mapping: torch.Tensor, pages: int, page_size: int) -> Places:
-    """The places that a slot mapping gives tokens."""
+    """Return the places that a slot mapping gives tokens."""
     slots = slot_mapping.long()
     kept = (slots >= 0) & (slots < pages * page_size)
     return slots // max(page_size, 1), slots % max(page_size, 1), kept
@@ -137,6 +151,6 @@ def put(entries: torch.Tensor, rows: torch.Tensor, places: Places) -> None:
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """``rows / scale`` in float32, rounded to nearest even and saturated."""
+    """Return ``rows / scale`` in float32, rounded to nearest even and saturated."""
     scale = torch.as_tensor(scale, dtype=torch.float32, device=rows.device).reshape(())
     return saturated(rows.float() / scale, dtype)

@@ -1,31 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keys and values into a paged cache, by page table.
+"""Append to a paged cache by page table: keys and values, or entries of latent attention (MLA).
 
 Sources: Kwon et al., Efficient Memory Management for Large Language Model Serving with
-PagedAttention, arXiv:2309.06180; Ye et al., FlashInfer, arXiv:2501.01005 (the page table).
+PagedAttention, arXiv:2309.06180; Ye et al., FlashInfer, arXiv:2501.01005 (the page table);
+DeepSeek-AI, DeepSeek-V2, arXiv:2405.04434 (what an entry of MLA is).
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from precast._base.torch import torch
-from precast._op.export import Export, op
-from precast._ops.paged import _checks
-from precast._ops.paged._cache import (
-    DERIVED,
-    Cache,
-    check_call,
-    copied,
-    entries_of,
-    halves,
-    is_hnd,
-    put,
-    split,
-    table_places,
-)
-from precast._ops.paged._trace import TABLE, kv_trace
-from precast.api_logging import precast_api
+from precast._op.docs import documented
+from precast._ops.paged._append import appends
+from precast._ops.paged._cache import Cache, copied, entries_of, halves, put, table_places
 
 
 def append_paged_kv_cache_reference(
@@ -39,80 +25,54 @@ def append_paged_kv_cache_reference(
     kv_last_page_len: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`append_paged_kv_cache` in plain PyTorch, out of place.
-
-    Parameters
-    ----------
-    append_key, append_value : torch.Tensor
-        ``[nnz, heads, head_dim]``, any device.
-    batch_indices, positions : torch.Tensor
-        ``[nnz]``.
-    paged_kv_cache : torch.Tensor or tuple of torch.Tensor
-        The cache, which is not changed.
-    kv_indices, kv_indptr, kv_last_page_len : torch.Tensor
-        The page table.
-    kv_layout : str
-        ``NHD`` or ``HND``.
+    """:func:`append_paged_kv_cache` in plain PyTorch on any device, out of place.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
         The cache with the rows in it.
-
-    Examples
-    --------
-    >>> import torch
-    >>> rows, one = torch.ones(1, 1, 2), torch.tensor([1])
-    >>> cache = torch.zeros(2, 2, 2, 1, 2)
-    >>> table = torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([2])
-    >>> new = append_paged_kv_cache_reference(rows, 2 * rows, one - 1, one, cache, *table)
-    >>> new[1, :, 1].flatten()
-    tensor([1., 1., 2., 2.])
     """
-    hnd = kv_layout == "HND"
+    table = (batch_indices, positions, kv_indices, kv_indptr)
     cache = copied(paged_kv_cache)
     for part, rows in zip(halves(cache), (append_key, append_value)):
-        entries = entries_of(part, hnd)
-        pages, page_size = entries.shape[:2]
-        places = table_places(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
-        put(entries, rows, places)
+        entries = entries_of(part, kv_layout == "HND")
+        put(entries, rows, table_places(*table, *entries.shape[:2]))
     return cache
 
 
-def _check(
-    export: str,
-    append_key: torch.Tensor,
-    append_value: torch.Tensor,
-    paged_kv_cache: Cache,
-    hnd: bool,
-    **given: Any,
-) -> None:
-    _checks.check_kv(export, (append_key, append_value), paged_kv_cache, hnd)
-    table = {name: given[name] for name in _checks.TABLE}
-    _checks.check_table(export, append_key, "append_key", **table)
+def append_paged_mla_kv_cache_reference(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`append_paged_mla_kv_cache` in plain PyTorch on any device, out of place.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Both caches with the rows in them.
+    """
+    caches = ckv_cache.clone(), kpe_cache.clone()
+    table = (batch_indices, positions, kv_indices, kv_indptr)
+    places = table_places(*table, *ckv_cache.shape[:2])
+    put(caches[0], append_ckv, places)
+    put(caches[1], append_kpe, places)
+    return caches
 
 
-_APPEND = Export(
-    "page",
-    "append_paged_kv_cache",
+@appends(
     "append_key:tensor append_value:tensor batch_indices:tensor positions:tensor k_cache!:tensor "
-    "v_cache!?:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor hnd:bool "
+    "v_cache!?:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor kv_layout "
     "enable_pdl:pdl",
-    reference=append_paged_kv_cache_reference,
-    check=_check,
-    derived=DERIVED,
-)
-
-_TRACE = kv_trace(
-    "append_paged_kv_cache",
     "Keys and values into the entries of a paged cache that a page table gives their positions.",
     append_paged_kv_cache_reference,
-    TABLE,
 )
-
-
-@precast_api(trace=_TRACE)
-@op("page", explain=check_call)
 def append_paged_kv_cache(
     append_key: torch.Tensor,
     append_value: torch.Tensor,
@@ -139,13 +99,14 @@ def append_paged_kv_cache(
     Parameters
     ----------
     append_key : torch.Tensor
-        ``[nnz, heads, head_dim]`` of any element type of 1, 2 or 4 bytes, on a CUDA device; stride
-        1 in the last dimension, any in the others (heads of a packed qkv).
+        ``[tokens, heads, head_dim]`` of any element type of 1, 2 or 4 bytes, on a CUDA device;
+        stride 1 in the last dimension, any in the others (heads of a packed qkv).
     append_value : torch.Tensor
         The same for values; ``head_dim`` may be another one where the cache is a tuple.
     batch_indices, positions : torch.Tensor
-        ``[nnz]``, int32 or int64, contiguous: the request of each token, and its position in it, as
-        :func:`get_batch_indices_positions` makes them. A token with a negative index is left out.
+        ``[tokens]``, int32 or int64, contiguous: the request of each token, and its position in it,
+        as :func:`get_batch_indices_positions` makes them. A token with a negative index is left
+        out.
     paged_kv_cache : torch.Tensor or tuple of torch.Tensor
         ``[pages, 2, page_size, heads, head_dim]`` in layout ``NHD``,
         ``[pages, 2, heads, page_size, head_dim]`` in ``HND``; keys first. Or a tuple of a tensor of
@@ -160,8 +121,6 @@ def append_paged_kv_cache(
         ``[batch_size]``, likewise: entries of the last page. Not read: positions say it.
     kv_layout : str
         ``NHD`` or ``HND``.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -192,18 +151,67 @@ def append_paged_kv_cache(
     >>> cache[1, :, 1].flatten()
     tensor([1., 1., 2., 2.])
     """
-    hnd = is_hnd(kv_layout)
-    k_cache, v_cache = split(paged_kv_cache)
-    _APPEND.launch(
-        append_key,
-        append_value,
-        batch_indices,
-        positions,
-        k_cache,
-        v_cache,
-        kv_indices,
-        kv_indptr,
-        kv_last_page_len,
-        hnd,
-        enable_pdl,
-    )
+
+
+@appends(
+    "append_ckv:tensor append_kpe:tensor batch_indices:tensor positions:tensor ckv_cache!:tensor "
+    "kpe_cache!:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor enable_pdl:pdl",
+    "Both parts of MLA entries into the entries of a paged cache that a page table gives them.",
+    append_paged_mla_kv_cache_reference,
+)
+@documented(append_paged_kv_cache)
+def append_paged_mla_kv_cache(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    batch_indices: torch.Tensor,
+    positions: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    kv_indices: torch.Tensor,
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Append compressed keys and values and rotary keys of MLA to their paged caches, in place.
+
+    .. math::
+
+        ckv\_cache_{page, entry} = append\_ckv_i, \quad
+        kpe\_cache_{page, entry} = append\_kpe_i
+
+    with page and entry as in :func:`append_paged_kv_cache`, bit for bit.
+
+    Parameters
+    ----------
+    append_ckv : torch.Tensor
+        ``[tokens, head_dim_ckv]`` (512 in DeepSeek's models) of any element type of 1, 2 or 4
+        bytes, on a CUDA device; stride 1 in the last dimension.
+    append_kpe : torch.Tensor
+        ``[tokens, head_dim_kpe]`` (64), likewise.
+    ckv_cache : torch.Tensor
+        ``[pages, page_size, head_dim_ckv]``, the dtype of ``append_ckv``, or uint8 for another type
+        of 8 bits; stride 1 in the last dimension, any in the others.
+    kpe_cache : torch.Tensor
+        ``[pages, page_size, head_dim_kpe]``, likewise. Both may be slices of one buffer.
+
+    Raises
+    ------
+    ValueError
+        As :func:`append_paged_kv_cache`.
+
+    Notes
+    -----
+    As :func:`append_paged_kv_cache`. Source: arXiv:2405.04434.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> one, cache = torch.tensor([1]), torch.zeros(2, 2, 3)
+    >>> table = torch.tensor([1]), torch.tensor([0, 1]), torch.tensor([2])
+    >>> rows = torch.ones(1, 2), torch.ones(1, 1)
+    >>> caches = cache[..., :2], cache[..., 2:]
+    >>> with precast.reference_mode():
+    ...     precast.append_paged_mla_kv_cache(*rows, one - 1, one, *caches, *table)
+    >>> cache[1].tolist()
+    [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The index arithmetic of a paged KV cache.
+"""Compute where the tokens of a batch stand in a paged KV cache.
 
 Source: Ye et al., FlashInfer, arXiv:2501.01005.
 """
@@ -17,29 +17,7 @@ from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 def get_batch_indices_positions_reference(
     append_indptr: torch.Tensor, seq_lens: torch.Tensor, nnz: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`get_batch_indices_positions` in plain PyTorch.
-
-    Parameters
-    ----------
-    append_indptr : torch.Tensor
-        ``[batch_size + 1]``, any device.
-    seq_lens : torch.Tensor
-        ``[batch_size]``.
-    nnz : int
-        Rows of the result.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Batch indices and positions, ``[nnz]``, int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> indptr, lens = torch.tensor([0, 1, 3]), torch.tensor([5, 7])
-    >>> get_batch_indices_positions_reference(indptr, lens, 4)
-    (tensor([ 0,  1,  1, -1], dtype=torch.int32), tensor([4, 5, 6, 0], dtype=torch.int32))
-    """
+    """:func:`get_batch_indices_positions` in plain PyTorch on any device."""
     indptr, batch = append_indptr.long(), append_indptr.numel() - 1
     rows = torch.arange(nnz, device=indptr.device)
     after = torch.searchsorted(indptr, rows, right=True)
@@ -129,7 +107,7 @@ def get_batch_indices_positions(
     positions: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""The request and the position of every row of a ragged tensor that is appended.
+    r"""Find the request and the position of every row of a ragged tensor that is appended.
 
     .. math::
 
@@ -152,8 +130,6 @@ def get_batch_indices_positions(
     batch_indices, positions : torch.Tensor, optional
         Where to write: ``[nnz]``, int32, contiguous, on the device of ``append_indptr``. Default:
         new tensors.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -184,7 +160,7 @@ def get_batch_indices_positions(
 def get_seq_lens(
     kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
 ) -> torch.Tensor:
-    r"""The length of each request of a paged KV cache.
+    r"""Compute the length of each request of a paged KV cache.
 
     .. math::
 

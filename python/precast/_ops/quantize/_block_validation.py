@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.quantize._reference_blocks import scale_shape
 
 
 def check_backend(export: str, backend: str, *aliases: str) -> None:
-    """``aliases`` are names of other libraries' kernels, in whose place ours run."""
+    """Raise ValueError but for ``cuda`` and ``aliases``, names of other libraries' kernels."""
     if backend != "cuda" and backend not in aliases:
         raise ValueError(f"{export}: backend must be 'cuda', got {backend!r}")
 
@@ -24,7 +26,7 @@ def check_quantized_blocks(
     global_scale_name: str = "",
     global_scale: torch.Tensor | None = None,
 ) -> None:
-    """Rows of whole blocks, and one global scale for all of them or one for each row."""
+    """Check that rows are whole blocks, with one global scale for all or one for each row."""
     if input.shape[-1] % block:
         raise ValueError(
             f"{export}: {name}'s last dimension must be a multiple of {block}, got "
@@ -48,7 +50,7 @@ def check_dequantized_blocks(
     block: int,
     layout: int,
 ) -> None:
-    """Rows of whole blocks, two numbers to a byte of uint8, and a scale for each block."""
+    """Check that rows are whole blocks, two numbers a byte of uint8, with a scale for each."""
     columns = data.shape[-1] * (2 if data.dtype == torch.uint8 else 1)
     if columns % block:
         raise ValueError(
@@ -63,6 +65,18 @@ def check_dequantized_blocks(
             f"{export}: {scales_name} must have {math.prod(padded)} elements, for {rows} x "
             f"{columns} blocks padded to {padded[0]} x {padded[1]}, got shape {[*scales.shape]}"
         )
+
+
+def dequantized_blocks(
+    data: str, scales: str, block: int | str, layout: int | str
+) -> Callable[..., None]:
+    """Make the check of arguments by name; block and layout may also be numbers."""
+
+    def check(export: str, **given: Any) -> None:
+        numbers = given.get(str(block), block), given.get(str(layout), layout)
+        check_dequantized_blocks(export, data, given[data], scales, given[scales], *numbers)
+
+    return check
 
 
 def _check_layout(export: str, layout: int) -> None:

@@ -13,7 +13,7 @@ from precast._base.torch import torch
 def quantized_like(
     export: str, x: torch.Tensor, dst_dtype: torch.dtype | None, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """``out``, or a contiguous tensor of the shape of ``x``, in e4m3 by default."""
+    """Return ``out``, or a contiguous tensor of the shape of ``x``, in e4m3 by default."""
     if out is None:
         dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
         return torch.empty_like(x, dtype=dtype, memory_format=torch.contiguous_format)
@@ -25,10 +25,10 @@ def quantized_like(
 def quantized_half(
     export: str, input: torch.Tensor, dst_dtype: torch.dtype | None, out: torch.Tensor | None
 ) -> torch.Tensor:
-    """``out``, or a tensor with half the columns of ``input``, in e4m3 by default."""
+    """Return ``out``, or a tensor with half the columns of ``input``, in e4m3 by default."""
     if out is None:
         dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-        if not input.shape:  # The check of the arguments refuses it.
+        if not input.shape:  # The check of the arguments raises.
             return torch.empty_like(input, dtype=dtype)
         # Sizes one by one, here and elsewhere: a tuple of them costs torch half a microsecond.
         return input.new_empty(*input.shape[:-1], input.shape[-1] // 2, dtype=dtype)
@@ -37,13 +37,11 @@ def quantized_half(
     return out
 
 
-def check_output_dtype(
-    export: str, name: str, dtype: torch.dtype, output: torch.Tensor, output_name: str = "out"
-) -> None:
-    """Raise ValueError if the argument ``name`` asks for another dtype than the output has."""
-    if output.dtype != dtype:
+def check_output_dtype(export: str, name: str, dtype: torch.dtype, out: torch.Tensor) -> None:
+    """Raise ValueError if the argument ``name`` asks for another dtype than ``out`` has."""
+    if out.dtype != dtype:
         raise ValueError(
-            f"{export}: {name} must be {output_name}'s dtype {dtype_word(output.dtype)}, got "
+            f"{export}: {name} must be out's dtype {dtype_word(out.dtype)}, got "
             f"{dtype_word(dtype)}; give one of them"
         )
 
@@ -58,7 +56,7 @@ def group_scales(
     use_packed_ue8m0: bool,
     out_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """``out_scale``, or new scales of the groups of ``out`` in the layout that the flags say.
+    """Return ``out_scale``, or new scales of the groups of ``out`` in the layout of the flags.
 
     The shape is ``[..., groups]``, or ``[..., ceil(groups / 4)]`` words of four exponents each.
     """
@@ -72,7 +70,7 @@ def group_scales(
                 export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
             )
         return out_scale
-    if out.dim() == 0 or group_size < 1:  # The check of the arguments refuses it.
+    if out.dim() == 0 or group_size < 1:  # The check of the arguments raises.
         return out.new_empty((), dtype=torch.float32)
     *leading, columns = out.shape
     count = columns // group_size

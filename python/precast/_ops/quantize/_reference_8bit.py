@@ -50,7 +50,7 @@ def row_amax(x: torch.Tensor) -> torch.Tensor:
 def token_quant(
     x: torch.Tensor, eps: float, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantised float32 rows and their scales."""
+    """Quantise float32 rows, and return the scale of each, too."""
     scale = dequant_scale(row_amax(x), eps, dtype)
     return quantize(x, scale, dtype), scale
 
@@ -63,7 +63,7 @@ def group_quant(
     power_of_two: bool = False,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 rows quantised by groups, and scales; ``packed`` puts four exponents in a word."""
+    """Quantise float32 rows by groups; with ``packed``, scales are words of four exponents."""
     groups = x.unflatten(-1, (x.shape[-1] // group_size, group_size))
     scale = dequant_scale(row_amax(groups), eps, dtype, power_of_two)
     quantized = quantize(groups, scale, dtype).flatten(-2)

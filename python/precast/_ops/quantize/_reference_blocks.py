@@ -12,7 +12,6 @@ from precast._base.rounding import saturated
 from precast._base.torch import torch
 
 LARGEST_E2M1 = 6.0
-LARGEST_E4M3 = 448.0
 LARGEST_FLOAT32 = 3.4028234663852886e38
 
 
@@ -46,7 +45,7 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
 
 
 def ue8m0_round_up(amax: torch.Tensor, exponent: int, mantissa: float) -> torch.Tensor:
-    """The least scale with ``amax <= scale * mantissa * 2**exponent``, as its byte in int32.
+    """Return the least scale with ``amax <= scale * mantissa * 2**exponent``, as its byte in int32.
 
     Infinity gives 254.
     """

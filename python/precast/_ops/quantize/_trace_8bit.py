@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.declaration import TensorKind
+from precast._op.export import Export
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 _MULTIPLIER = "Multiplies the quantised values."
@@ -15,7 +17,7 @@ _MULTIPLIER = "Multiplies the quantised values."
 def of_e4m3(
     usual: TraceTemplate, packed: TraceTemplate | None = None
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function: ``packed`` where scales are words of exponents, otherwise ``usual``.
+    """Make a dispatch function: ``packed`` where scales are words of exponents, or ``usual``.
 
     A definition holds one reference, which writes e4m3 because a definition cannot pass it a dtype:
     calls with another dtype have no definition.
@@ -39,75 +41,49 @@ def of_e4m3(
     return choose
 
 
-def tensor_trace(
-    name: str, description: str, reference: Callable[..., Any], *, given_scale: bool
+def quant_trace(
+    export: Export, description: str, reference: Callable[..., Any]
 ) -> Callable[..., TraceTemplate]:
-    """Make the template of a quantisation with one scale for a tensor of any shape."""
-    scale = Tensor(["one"], dtype="float32", description=_MULTIPLIER)
-    outputs = {"x_q": Tensor(["*size"], "out", "float8_e4m3fn")}
-    if not given_scale:
-        outputs["x_s"] = Tensor(["one"], "out_scale", "float32")
-    template = TraceTemplate(
-        op_type="quantization",
-        name_prefix=name,
-        description=description,
-        axes={
-            "*size": Var(),
-            "one": Const("", sample=1) if given_scale else Const("", value="1"),
-        },
-        inputs={
-            "x": Tensor(["*size"]),
-            **({"scale": scale} if given_scale else {"eps": Scalar("float32")}),
-        },
-        outputs=outputs,
-        reference=reference,
-    )
-    return of_e4m3(template)
+    """Make the templates of a quantisation that is declared to be of a tensor, or of rows.
 
-
-def rows_trace(
-    name: str,
-    description: str,
-    reference: Callable[..., Any],
-    *,
-    scales: str,
-    gated: bool = False,
-) -> Callable[..., TraceTemplate]:
-    """Make the templates of a quantisation of rows.
-
-    ``scales`` is ``given``, or ``token`` or ``group`` for one scale for each of them.
+    Rows are those of ``x``, or products of the halves of ``input``. There is a given ``scale``, or
+    one for each tensor, row or group of ``group_size``.
     """
-    names = (name, description, reference)
-    if scales == "group":
-        return of_e4m3(
-            _rows_template(*names, "group", gated), _rows_template(*names, "packed", gated)
-        )
-    return of_e4m3(_rows_template(*names, scales, gated))
+    usual = _template(export, description, reference)
+    if "group_size" not in export.declaration.names:
+        return of_e4m3(usual)
+    return of_e4m3(usual, _template(export, description, reference, packed=True))
 
 
-def _rows_template(
-    name: str, description: str, reference: Callable[..., Any], scales: str, gated: bool
+def _template(
+    export: Export, description: str, reference: Callable[..., Any], packed: bool = False
 ) -> TraceTemplate:
-    by_group, packed = scales in ("group", "packed"), scales == "packed"
+    names = export.declaration.names
+    gated, given, by_group = "input" in names, "scale" in names, "group_size" in names
     columns = "gate_up_size" if gated else "hidden_size"
     axes: dict[str, Var | Const] = {
         "*num_tokens": Var(),
         columns: Const(abbrev="" if gated else "h", sample=512 if by_group else None),
     }
+    source, shape = ["*num_tokens", columns], ["*num_tokens", "hidden_size"]
+    scales = ["*num_tokens", "one"]
     if by_group:
         axes["group_size"] = Const(abbrev="g", sample=128)
     if gated:
         axes["hidden_size"] = Const(abbrev="h", value="gate_up_size // 2")
-    rows = Tensor(["*num_tokens", columns], param="input" if gated else "x")
-    inputs: dict[str, Tensor | Scalar] = {"gate_up" if scales == "given" else "x": rows}
-    outputs = {"x_q": Tensor(["*num_tokens", "hidden_size"], "out", "float8_e4m3fn")}
-    if scales == "given":
+    elif "hidden" not in _dims(export):  # Of the whole tensor, in any shape.
+        axes, source, shape, scales = {"*size": Var()}, ["*size"], ["*size"], ["one"]
+    inputs: dict[str, Tensor | Scalar] = {
+        "gate_up" if gated and given else "x": Tensor(source, param="input" if gated else "x")
+    }
+    outputs = {"x_q": Tensor(shape, "out", "float8_e4m3fn")}
+    if given:
         axes["one"] = Const(abbrev="", sample=1)
         inputs["scale"] = Tensor(["one"], dtype="float32", description=_MULTIPLIER)
-    elif scales == "token":
+    elif not by_group:
         axes["one"] = Const(abbrev="", value="1")
         inputs["eps"] = Scalar("float32")
-        outputs["x_s"] = Tensor(["*num_tokens", "one"], "out_scale", "float32")
+        outputs["x_s"] = Tensor(scales, "out_scale", "float32")
     else:
         groups = "hidden_size // group_size"
         axes["num_scales"] = Const(abbrev="", value=f"({groups} + 3) // 4" if packed else groups)
@@ -124,7 +100,7 @@ def _rows_template(
         )
     return TraceTemplate(
         op_type="quantization",
-        name_prefix=name + ("_packed" if packed else ""),
+        name_prefix=export.function + ("_packed" if packed else ""),
         description=description,
         axes=axes,
         inputs=inputs,
@@ -132,3 +108,8 @@ def _rows_template(
         reference=reference,
         constraints=("hidden_size % group_size == 0",) if by_group else (),
     )
+
+
+def _dims(export: Export) -> Sequence[object]:
+    kind = export.declaration.first.kind
+    return (kind.dims if isinstance(kind, TensorKind) else None) or ()

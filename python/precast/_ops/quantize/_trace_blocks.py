@@ -6,6 +6,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from precast._op.declaration import Parameter
+from precast._op.export import Export
 from precast.trace import Const, Dtype, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 ROWS = Var("Rows: tokens of all requests.")
@@ -29,10 +31,14 @@ class Layout(NamedTuple):
         return cls("scale_layout == 2", "scale_layout == 1", numbers)
 
     @classmethod
-    def of_flags(cls) -> Layout:
-        """The two flags of FlashInfer's older functions say it."""
-        flags = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
-        return cls(f"not {flags[0]}", flags[1], {flag: Scalar("bool") for flag in flags})
+    def of_export(cls, export: Export) -> Layout:
+        """Take a declared ``sfLayout``, the two flags of older functions, or linear."""
+        if "sfLayout" in export.declaration.names:
+            return cls.of_number("sfLayout")
+        if "sf_layout" in export.declaration.names:
+            flags = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
+            return cls(f"not {flags[0]}", flags[1], {flag: Scalar("bool") for flag in flags})
+        return cls("True", "False", {})
 
     def shape(self, columns: str) -> tuple[str, str]:
         """Return the rows and columns of the scales, where a row has ``columns`` blocks."""
@@ -45,39 +51,39 @@ class Layout(NamedTuple):
         return rows, f"({columns} if {self.linear} else ({columns} + 3) // 4 * 4)"
 
 
-#: The layout is linear, whatever the arguments are.
-LINEAR = Layout("True", "False", {})
+def _tensors_read(export: Export) -> list[Parameter]:
+    """Return the values, block scales in a dequantisation, and the global scale if there is one."""
+    return [tensor for tensor in export.declaration.tensors if not tensor.written]
 
 
 def quantize_trace(
-    name: str,
+    export: Export,
     description: str,
     reference: Callable[..., Any],
-    *,
-    input: str,
     block: int,
-    layout: Layout,
-    global_scale: str | None = None,
+    *,
+    suffix: str = "",
+    global_scale: bool = True,
     extra: Mapping[str, Scalar] | None = None,
     fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
-    """Make the template of a quantisation of ``[..., hidden_size]`` to e2m1.
-
-    ``input`` and ``global_scale`` are names of the op's parameters."""
+    """Make the template of a quantisation of ``[..., hidden_size]`` to e2m1."""
+    source, *scales = _tensors_read(export)
     inputs: dict[str, Tensor | Scalar] = {
-        "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=input)
+        "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=source.name)
     }
     axes: dict[str, Var | Const] = {"hidden_size": Const("h"), "*num_tokens": ROWS}
-    if global_scale is not None:
+    if scales and global_scale:
         axes["num_global_scales"] = Var("1, or one a row.", sample=1)
-        inputs["global_scale"] = Tensor(["num_global_scales"], global_scale, dtype="float32")
+        inputs["global_scale"] = Tensor(["num_global_scales"], scales[0].name, dtype="float32")
+    layout = Layout.of_export(export)
     rows, columns = layout.shape(f"(hidden_size // {block})")
     axes["packed_size"] = Const(abbrev="", value="hidden_size // 2")
     axes["scale_rows"] = Const(abbrev="sr", value=rows)
     axes["scale_columns"] = Const(abbrev="sc", value=columns)
     return TraceTemplate(
         op_type="quantization",
-        name_prefix=name,
+        name_prefix=export.function + suffix,
         description=description,
         axes=axes,
         inputs={**inputs, **layout.inputs, **(extra or {})},
@@ -91,44 +97,42 @@ def quantize_trace(
 
 
 def dequantize_trace(
-    name: str,
+    export: Export,
     description: str,
     reference: Callable[..., Any],
+    block: int | str,
     *,
-    input: str,
-    scales: str,
-    layout: Layout,
-    block: str,
-    global_scale: str | None = None,
-    elements: str = "uint8",
+    suffix: str = "",
+    global_scale: bool = True,
     output: str = "float32",
     extra: Mapping[str, Scalar] | None = None,
     fixed: Mapping[str, object] | None = None,
 ) -> TraceTemplate:
     """Make the template of a dequantisation to ``[..., hidden_size]``.
 
-    ``input``, ``scales`` and ``global_scale`` are names of the op's parameters. ``block`` is a
-    number or the name of one of ``extra``.
+    ``block`` is a number or the name of one of ``extra``.
     """
-    packed = elements == "uint8"
+    values, scales, *others = _tensors_read(export)
+    packed = "packed" in values.kind.dims  # type: ignore[union-attr, operator]
     axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}
     axes["hidden_size"] = Const("h", value="packed_size * 2" if packed else None)
     axes["*num_tokens"] = ROWS
+    layout = Layout.of_export(export)
     rows, columns = layout.shape(f"(hidden_size // {block})")
     count = f"{rows} * {columns}"
     axes["*num_scales"] = Var("Scales with their padding, in any shape.", value=count)
     inputs: dict[str, Tensor | Scalar] = {
-        "quantized": Tensor(
-            ["*num_tokens", "packed_size" if packed else "hidden_size"], input, dtype=elements
-        ),
-        "scales": Tensor(["*num_scales"], scales, dtype="uint8"),
+        "quantized": Tensor(["*num_tokens", "packed_size"], values.name, "uint8")
+        if packed
+        else Tensor(["*num_tokens", "hidden_size"], values.name, "float8_e4m3fn"),
+        "scales": Tensor(["*num_scales"], scales.name, dtype="uint8"),
     }
-    if global_scale is not None:
+    if others and global_scale:
         axes["*one"] = Var("One number, in any shape.", sample=1)
-        inputs["global_scale"] = Tensor(["*one"], param=global_scale, dtype="float32")
+        inputs["global_scale"] = Tensor(["*one"], param=others[0].name, dtype="float32")
     return TraceTemplate(
         op_type="quantization",
-        name_prefix=name,
+        name_prefix=export.function + suffix,
         description=description,
         axes=axes,
         inputs={**inputs, **layout.inputs, **(extra or {})},
@@ -139,18 +143,20 @@ def dequantize_trace(
     )
 
 
-def of_output_dtype(
-    template: Callable[..., TraceTemplate], name: str, usual: str, *others: str
+def dequantize_trace_by_dtype(
+    export: Export,
+    description: str,
+    reference: Callable[..., Any],
+    block: int,
+    usual: str,
+    *others: str,
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function on ``output_dtype``: ``template(name, output, fixed)`` for each type."""
-    made = {
-        word: template(
-            name=name if word == usual else f"{name}_to_{word}",
-            output=word,
-            fixed={} if word == usual else {"output_dtype": Dtype(word)},
-        )
-        for word in (usual, *others)
-    }
+    """Make a dispatch function on ``output_dtype``, which is ``usual`` by default."""
+    of = (export, description, reference, block)
+    made = {usual: dequantize_trace(*of, output=usual)}
+    for word in others:
+        fixed = {"output_dtype": Dtype(word)}
+        made[word] = dequantize_trace(*of, suffix=f"_to_{word}", output=word, fixed=fixed)
 
     @dispatch(*made.values())
     def choose(output_dtype: Any = None, **arguments: Any) -> TraceTemplate:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.validation import (
@@ -33,12 +35,11 @@ def check_token_scales(
     eps: float,
     out: torch.Tensor,
     out_scale: torch.Tensor,
-    x: torch.Tensor | None = None,
-    input: torch.Tensor | None = None,
+    **given: Any,
 ) -> None:
-    """One scale for each row of ``x``, or of ``input``, which is gated."""
+    """Check that there is one scale for each row of ``x``, or of ``input``, which is gated."""
     check_eps(export, eps)
-    _check_row_scales(export, out, out_scale, 1, x, input)
+    _check_row_scales(export, out, out_scale, 1, given)
 
 
 def check_group_scales(
@@ -48,10 +49,9 @@ def check_group_scales(
     scale_ue8m0: bool,
     out: torch.Tensor,
     out_scale: torch.Tensor,
-    x: torch.Tensor | None = None,
-    input: torch.Tensor | None = None,
+    **given: Any,
 ) -> None:
-    """One scale for each group of ``x``, or of the product of the halves of ``input``."""
+    """Check that there is one scale for each group of ``x``, or of the gated ``input``."""
     check_eps(export, eps)
     if group_size not in GROUP_SIZES:
         raise ValueError(f"{export}: group_size must be 16, 32, 64 or 128, got {group_size}")
@@ -70,21 +70,16 @@ def check_group_scales(
     count = (groups + 3) // 4 if packed else groups
     if not packed:
         check_dtype(export, "out_scale", out_scale, torch.float32)
-    _check_row_scales(export, out, out_scale, count, x, input)
+    _check_row_scales(export, out, out_scale, count, given)
 
 
 def _check_row_scales(
-    export: str,
-    out: torch.Tensor,
-    scales: torch.Tensor,
-    count: int,
-    x: torch.Tensor | None,
-    input: torch.Tensor | None,
+    export: str, out: torch.Tensor, scales: torch.Tensor, count: int, given: Mapping[str, Any]
 ) -> None:
-    name, source = ("x", x) if input is None else ("input", input)
-    assert source is not None
-    if input is not None:
-        check_gated_output(export, out, input)
+    name = "input" if "input" in given else "x"
+    source = given[name]
+    if name == "input":
+        check_gated_output(export, out, source)
     if scales.shape != (*source.shape[:-1], count):
         raise ValueError(
             f"{export}: out_scale must have {name}'s shape with a last dimension of {count}, got "

@@ -17,24 +17,7 @@ from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
 
 def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tensor:
-    """:func:`block_scale_interleave` in plain PyTorch.
-
-    Parameters
-    ----------
-    unswizzled_sf : torch.Tensor
-        ``[rows, columns]`` or ``[experts, rows, columns]``, any device.
-
-    Returns
-    -------
-    torch.Tensor
-        One dimension, the dtype of ``unswizzled_sf``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> block_scale_interleave_reference(torch.tensor([[1, 2], [3, 4]]).byte())[:20].tolist()
-    [1, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0]
-    """
+    """:func:`block_scale_interleave` in plain PyTorch on any device."""
     experts = unswizzled_sf if unswizzled_sf.dim() == 3 else unswizzled_sf[None]
     placed = [place_scales(scales, 0).flatten() for scales in experts]
     return torch.cat([*placed, unswizzled_sf.new_empty(0)])

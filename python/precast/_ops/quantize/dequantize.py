@@ -24,34 +24,7 @@ def dequantize_fp8_reference(
     tile_columns: int | None = None,
     out_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """:func:`dequantize_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Quantised values ``[m, k]`` or ``[batch, m, k]``, any device.
-    x_scale : torch.Tensor
-        One scale for each tile.
-    scale_major_mode : str
-        ``"K"`` or ``"MN"``.
-    tile_rows, tile_columns : int, optional
-        The size of a tile. Default: the size that gives as many tiles as there are scales.
-    out_dtype : torch.dtype, optional
-        float32 (the default), float16 or bfloat16.
-
-    Returns
-    -------
-    torch.Tensor
-        The shape of ``x``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[2.0, -448.0], [0.0, 1.0]]).to(torch.float8_e4m3fn)
-    >>> dequantize_fp8_reference(x, torch.tensor([[0.5], [3.0]]))
-    tensor([[   1., -224.],
-            [   0.,    3.]])
-    """
+    """:func:`dequantize_fp8` in plain PyTorch on any device, bit for bit."""
     dtype = torch.float32 if out_dtype is None else out_dtype
     if scale_major_mode == "MN":
         x_scale = x_scale.transpose(-1, -2)
@@ -65,9 +38,9 @@ def dequantize_fp8_reference(
 def _tile(
     x: torch.Tensor, scale: torch.Tensor, tile_rows: int | None, tile_columns: int | None
 ) -> tuple[int, int]:
-    """The tile, where a size that is left out follows from the number of scales.
+    """Return the tile, where a size that is left out follows from the number of scales.
 
-    Shapes without tiles give a tile of one element; the check of the arguments refuses them.
+    Shapes without tiles give a tile of one element; the check of the arguments raises.
     """
     sizes, counts = x.shape, scale.shape
     if len(sizes) < 2 or len(counts) < 2:
@@ -217,13 +190,11 @@ def dequantize_fp8(
         else float32.
     out : torch.Tensor, optional
         Where to write: shape and device of ``x``, strides likewise. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The shape of ``x``; ``out`` if it is given.
 
     Raises
     ------

@@ -25,31 +25,7 @@ def mxfp8_quantize_reference(
     alignment: int = 32,
     sf_swizzle_layout: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`mxfp8_quantize` in plain PyTorch, the same bits.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., columns]``, any device.
-    is_sf_swizzled_layout : bool
-        Scales in tiles of 128x4, otherwise linear.
-    alignment : int
-        Columns are padded to a multiple of it.
-    sf_swizzle_layout : int, optional
-        As :class:`SfLayout`, in place of ``is_sf_swizzled_layout``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Elements, float8_e4m3fn, and scales, uint8, in one dimension.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, scales = mxfp8_quantize_reference(torch.full((1, 32), 600.0), False)
-    >>> q[0, 0].item(), scales.tolist()
-    (288.0, [128])
-    """
+    """:func:`mxfp8_quantize` in plain PyTorch on any device, the same bits."""
     layout = sf_swizzle_layout
     if layout is None:
         layout = layout_of_flags(is_sf_swizzled_layout)
@@ -140,8 +116,6 @@ def mxfp8_quantize(
         Scales in tiles of 128x4, otherwise linear.
     alignment : int
         The result has its columns padded to a multiple of it by zeros; a multiple of 32.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
     backend : str
         Only ``"cuda"``.
     sf_swizzle_layout : SfLayout, optional

@@ -7,8 +7,17 @@ Efficient Memory Management for Large Language Model Serving with PagedAttention
 
 from __future__ import annotations
 
+from typing import Any
+
 from precast._base.torch import torch
 from precast._op.export import Export, op
+from precast._op.validation import (
+    check_dtype,
+    check_elements_apart,
+    check_memory_apart,
+    check_one_number,
+    check_rank,
+)
 from precast._ops.paged._cache import (
     DERIVED,
     Cache,
@@ -20,10 +29,11 @@ from precast._ops.paged._cache import (
     joined,
     split,
 )
-from precast._ops.quantize._paged_validation import check_paged_call
+from precast._ops.paged._checks import pages_of
+from precast._ops.paged._trace import by_layout
 from precast._ops.quantize._reference_blocks import dequantize, e2m1_unpack
-from precast._ops.quantize._trace_paged import paged_trace
 from precast.api_logging import precast_api
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 
 def nvfp4_kv_dequantize_paged_reference(
@@ -37,39 +47,17 @@ def nvfp4_kv_dequantize_paged_reference(
     output_v: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`nvfp4_kv_dequantize_paged` in plain PyTorch, out of place.
+    """:func:`nvfp4_kv_dequantize_paged` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
-    paged_kv_cache, kv_cache_sf : torch.Tensor or tuple of torch.Tensor
-        The cache and its scales, any device.
-    block_tables, seq_lens : torch.Tensor
-        The pages and tokens of each request.
-    k_scale, v_scale : torch.Tensor
-        One number each.
     output_k, output_v : torch.Tensor
         The values of tokens that are left as they are; not changed.
-    kv_layout : str
-        ``NHD`` or ``HND``.
 
     Returns
     -------
     tuple of torch.Tensor
         Keys and values, with shape and dtype of the outputs.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packed = torch.full((1, 2, 1, 8), 0x72, dtype=torch.uint8)
-    >>> scales = torch.full((1, 2, 1, 1), 1.5).to(torch.float8_e4m3fn)
-    >>> out = torch.zeros(1, 2, 1, 16, dtype=torch.bfloat16)
-    >>> table, g = torch.tensor([[0]]), torch.tensor(0.5)
-    >>> keys, _ = nvfp4_kv_dequantize_paged_reference(
-    ...     (packed, packed), (scales, scales), table, torch.tensor([1]), g, g, out, out
-    ... )
-    >>> keys[0, :, 0, :2]
-    tensor([[0.7500, 4.5000],
-            [0.0000, 0.0000]], dtype=torch.bfloat16)
     """
     hnd = kv_layout == "HND"
     packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)
@@ -103,6 +91,94 @@ def _dequantized_pages(
     return result
 
 
+def _check(
+    export: str,
+    paged_kv_cache: Cache,
+    kv_cache_sf: Cache,
+    hnd: bool,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    k_scale: torch.Tensor,
+    v_scale: torch.Tensor,
+    output_k: torch.Tensor,
+    output_v: torch.Tensor,
+) -> None:
+    """Check that caches and page table fit the outputs, which lie apart from all that is read."""
+    caches = _named("paged_kv_cache", paged_kv_cache)
+    factors = _named("kv_cache_sf", kv_cache_sf)
+    scales = [("k_scale", k_scale), ("v_scale", v_scale)]
+    outputs = [("output_k", output_k), ("output_v", output_v)]
+    for name, cache in caches:
+        check_dtype(export, name, cache, torch.uint8)
+    for name, factor in factors:
+        check_dtype(export, name, factor, torch.float8_e4m3fn, torch.uint8)
+    _check_outputs(export, output_k, output_v)
+    first_name, first = caches[0]
+    pages: tuple[int, int] | None = None
+    for i, (word, out) in enumerate(outputs):
+        for parts, public, per_byte in ((caches, paged_kv_cache, 2), (factors, kv_cache_sf, 16)):
+            both, size = not isinstance(public, tuple), out.shape[3] // per_byte
+            got = pages_of(export, *parts[i], word, out, hnd, both, size)
+            pages = pages or got
+            if got != pages:
+                raise ValueError(
+                    f"{export}: {parts[i][0]} must have {pages[0]} pages of {pages[1]} as "
+                    f"{first_name}, got {got[0]} of {got[1]}"
+                )
+        check_one_number(export, *scales[i], first, first_name)
+    assert pages is not None
+    _check_table(export, block_tables, seq_lens, pages[1], output_k)
+    read = [*caches, *factors, *scales, ("block_tables", block_tables), ("seq_lens", seq_lens)]
+    for word, out in outputs:
+        check_elements_apart(export, word, out)
+        for name, tensor in read:
+            check_memory_apart(export, word, out, tensor, name)
+    check_memory_apart(export, "output_v", output_v, output_k, "output_k")
+
+
+def _named(name: str, cache: Cache) -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of keys and of values with their names in errors; one may be both."""
+    if isinstance(cache, tuple):
+        return [(f"{name}[{i}]", part) for i, part in enumerate(cache)]
+    return [(name, cache)] * 2
+
+
+def _check_outputs(export: str, output_k: torch.Tensor, output_v: torch.Tensor) -> None:
+    for name, out in (("output_k", output_k), ("output_v", output_v)):
+        check_rank(export, name, out, 4, 4)
+        if out.shape[3] % 16:
+            raise ValueError(
+                f"{export}: {name}'s last dimension must be a multiple of 16, got {out.shape[3]}"
+            )
+    if output_v.shape[:3] != output_k.shape[:3]:
+        raise ValueError(
+            f"{export}: output_v must have the requests, tokens and heads of output_k, got "
+            f"{[*output_v.shape]} for {[*output_k.shape]}"
+        )
+
+
+def _check_table(
+    export: str,
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+    page_size: int,
+    output_k: torch.Tensor,
+) -> None:
+    batch, length = output_k.shape[:2]
+    if block_tables.dim() != 2 or block_tables.shape[0] != batch:
+        raise ValueError(
+            f"{export}: block_tables must have shape [{batch}, pages of a request], got "
+            f"{[*block_tables.shape]}"
+        )
+    if block_tables.shape[1] * page_size < length:
+        raise ValueError(
+            f"{export}: block_tables must have pages of {page_size} entries for the {length} "
+            f"tokens of output_k, got {block_tables.shape[1]} pages a request"
+        )
+    if seq_lens.shape != (batch,):
+        raise ValueError(f"{export}: seq_lens must have shape [{batch}], got {[*seq_lens.shape]}")
+
+
 def _explain(export: str, paged_kv_cache: object, kv_cache_sf: object, kv_layout: object) -> None:
     check_call(export, paged_kv_cache, kv_layout)
     check_cache(export, "kv_cache_sf", kv_cache_sf)
@@ -114,14 +190,85 @@ _PAGED = Export(
     "k_cache:tensor v_cache?:tensor k_sf:tensor v_sf?:tensor block_tables:i32|i64 seq_lens:i32 "
     "k_scale:f32 v_scale:f32 output_k!:T=f16|bf16 output_v!:T hnd:bool enable_pdl:pdl",
     reference=nvfp4_kv_dequantize_paged_reference,
-    check=check_paged_call,
+    check=_check,
     derived={**DERIVED, "kv_cache_sf": lambda k_sf, v_sf: joined(k_sf, v_sf)},
 )
 
-_TRACE = paged_trace(
-    "nvfp4_kv_dequantize_paged",
-    "Dequantised keys and values of requests, from the pages of an NVFP4 cache.",
-    nvfp4_kv_dequantize_paged_reference,
+
+def _fill_pages(call: dict[str, Any]) -> None:
+    """Fill in pages in descending order, one that is missing, and one request that is shorter."""
+    cache = call["paged_kv_cache"]
+    caches = cache if isinstance(cache, tuple) else (cache,)
+    for tensor in caches:
+        tensor.copy_(torch.arange(tensor.numel()).mul(37).remainder(256).view(tensor.shape))
+    table, lens = call["block_tables"], call["seq_lens"]
+    pages = caches[0].shape[0]
+    table.copy_((-torch.arange(table.numel()) - 1).remainder(pages).view(table.shape))
+    table[-1, 0] = -1
+    lens.fill_(call["output_k"].shape[1])
+    lens[0] = 1
+
+
+def _template(packed: bool, layout: str) -> TraceTemplate:
+    """Make the template for one tensor of keys and values or a pair, in a layout or ``page1``."""
+    entries = [] if layout == "page1" else ["page_size"]
+    inner = ["num_heads", *entries] if layout == "HND" else [*entries, "num_heads"]
+    pages = ["num_pages", *(["kv"] if packed else []), *inner]
+    parts = ("k",) if packed else ("k", "v")
+    axes: dict[str, Var | Const] = {
+        "batch_size": Var("Requests."),
+        "max_seq_len": Var("Tokens of the longest request."),
+        "pages_per_request": Var("Columns of the page table.", sample=9),
+        "num_pages": Var("Pages of the cache."),
+        "num_heads": Const("h"),
+        "*one": Var("Dimensions of a single number.", sample=1),
+    }
+    if entries:
+        axes["page_size"] = Const("ps", sample=16)
+    if packed:
+        axes["kv"] = Const("", "Keys, values.", value="2")
+    inputs: dict[str, Tensor | Scalar] = {}
+    for param, what, word, dtype in (
+        ("paged_kv_cache", "cache", "packed", "uint8"),
+        ("kv_cache_sf", "scales", "scale", "float8_e4m3fn"),
+    ):
+        for item, part in enumerate(parts):
+            inputs[param if packed else f"{part}_{what}"] = Tensor(
+                [*pages, f"{part}_{word}_dim"], param, dtype, item=None if packed else item
+            )
+    for part in parts:
+        axes[f"{part}_packed_dim"] = Const("", multiple=8)
+        axes[f"{part}_scale_dim"] = Const("", value=f"{part}_packed_dim // 8")
+        axes[f"{part}_head_dim"] = Const(f"d{part}", value=f"{part}_packed_dim * 2")
+    inputs["block_tables"] = Tensor(["batch_size", "pages_per_request"], dtype="int32")
+    inputs["seq_lens"] = Tensor(["batch_size"], dtype="int32")
+    inputs["k_scale"] = inputs["v_scale"] = Tensor(["*one"], dtype="float32")
+    outputs: dict[str, Tensor] = {}
+    for part in "kv":
+        name, dim = f"output_{part}", f"{'k' if packed else part}_head_dim"
+        rows = ["batch_size", "max_seq_len", "num_heads", dim]
+        inputs[name] = Tensor(rows)
+        outputs[f"{name}_out"] = Tensor(rows, name, dtype_from=name)
+    suffix = {"HND": "_hnd", "page1": "_page1"}.get(layout, "")
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=_PAGED.function + ("_packed" if packed else "") + suffix,
+        description="Dequantised keys and values of requests, from the pages of an NVFP4 cache.",
+        axes=axes,
+        inputs=inputs,
+        outputs=outputs,
+        reference=nvfp4_kv_dequantize_paged_reference,
+        fixed={"kv_layout": "HND"} if layout == "HND" else None,
+        fill=_fill_pages,
+    )
+
+
+_TRACE = by_layout(
+    {
+        (packed, layout): _template(packed, layout)
+        for packed in (False, True)
+        for layout in ("NHD", "HND", "page1")
+    }
 )
 
 
@@ -173,8 +320,6 @@ def nvfp4_kv_dequantize_paged(
         aligned; ``head_dim`` is a multiple of 16.
     kv_layout : str
         ``NHD`` or ``HND``.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------

@@ -12,6 +12,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.declaration import Kind
+from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
@@ -21,26 +22,7 @@ MOST_BYTES = 2**31 - 1
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
-    """:func:`packbits` in plain PyTorch.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[n]``, any dtype and device.
-    bitorder : str
-        ``"big"`` or ``"little"``.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[ceil(n / 8)]``, uint8.
-
-    Examples
-    --------
-    >>> import torch
-    >>> packbits_reference(torch.tensor([1, 0, 1, 1, 0, 0, 1, 1, 1])).tolist()
-    [179, 128]
-    """
+    """:func:`packbits` in plain PyTorch on any device."""
     padded = torch.nn.functional.pad((x != 0).to(torch.uint8), (0, -x.shape[0] % 8))
     places = torch.arange(8, dtype=torch.uint8, device=x.device)
     if bitorder == "big":
@@ -51,29 +33,7 @@ def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
 def segment_packbits_reference(
     x: torch.Tensor, indptr: torch.Tensor, bitorder: str = "big"
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`segment_packbits` in plain PyTorch.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[n]``, any dtype and device.
-    indptr : torch.Tensor
-        ``[segments + 1]``, int32 or int64.
-    bitorder : str
-        ``"big"`` or ``"little"``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[new_indptr[-1]]``, uint8, and ``new_indptr``, ``[segments + 1]``, int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> y, starts = segment_packbits_reference(torch.ones(11), torch.tensor([0, 4, 7, 11]))
-    >>> y.tolist(), starts.tolist()
-    ([240, 224, 240], [0, 1, 2, 3])
-    """
+    """:func:`segment_packbits` in plain PyTorch on any device."""
     bounds = indptr.tolist()
     parts = [packbits_reference(x[a:b], bitorder) for a, b in itertools.pairwise(bounds)]
     lengths = torch.tensor([0, *(part.shape[0] for part in parts)], device=x.device)
@@ -117,7 +77,7 @@ def _is_little(export: str, bitorder: str) -> bool:
 
 
 def _bitorder(export: str) -> dict[str, Kind]:
-    """The kind of ``bitorder``, which reaches an export as a flag."""
+    """Make the kind of ``bitorder``, which reaches an export as a flag."""
     kind = Kind(
         "bool little",
         f"_is_little({export!r}, {{name}})",
@@ -159,23 +119,25 @@ def _fill(made: dict[str, Any]) -> None:
 
 
 def _trace(
-    name: str,
-    axes: dict[str, Var | Const],
-    indptr: dict[str, Tensor],
+    export: Export,
     reference: Callable[..., Any],
+    axes: dict[str, Var | Const],
 ) -> Callable[..., TraceTemplate]:
-    """One template for each bit order; ``indptr`` holds the tensor of bounds, if there is one."""
+    """Make one template for each bit order."""
+    bounds: dict[str, Tensor] = {}
+    if "indptr" in export.declaration.names:
+        bounds["indptr"] = Tensor(["num_bounds"], dtype="int32")
 
     def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
         return TraceTemplate(
             op_type="quantization",
-            name_prefix=name + suffix,
+            name_prefix=export.function + suffix,
             description=f"Eight booleans in a byte, the first in the {place} bit.",
             axes=axes,
-            inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **indptr},
+            inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **bounds},
             outputs={
                 "packed": Tensor(["num_bytes"], dtype="uint8"),
-                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in indptr.items()},
+                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in bounds.items()},
             },
             reference=reference,
             fixed=fixed,
@@ -191,29 +153,17 @@ def _trace(
     return choose
 
 
-_PACKBITS_TRACE = _trace(
-    "packbits",
-    {"length": Const("n"), "num_bytes": Const("", value="(length + 7) // 8")},
-    {},
-    packbits_reference,
-)
-_SEGMENTS_TRACE = _trace(
-    "segment_packbits",
-    {
-        "length": Var("Booleans of all segments."),
-        "num_bounds": Var("One more than segments."),
-        "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
-    },
-    {"indptr": Tensor(["num_bounds"], dtype="int32")},
-    segment_packbits_reference,
-)
-
-
 def _as_booleans(x: torch.Tensor) -> torch.Tensor:
     return x if x.dtype in (torch.bool, torch.uint8) else x.to(torch.bool)
 
 
-@precast_api(trace=_PACKBITS_TRACE)
+@precast_api(
+    trace=_trace(
+        _PACKBITS,
+        packbits_reference,
+        {"length": Const("n"), "num_bytes": Const("", value="(length + 7) // 8")},
+    )
+)
 @op("packbits")
 def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """Pack booleans into the bits of bytes, as ``numpy.packbits`` does.
@@ -255,8 +205,19 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     return y
 
 
-@precast_api(trace=_SEGMENTS_TRACE)
+@precast_api(
+    trace=_trace(
+        _SEGMENTS,
+        segment_packbits_reference,
+        {
+            "length": Var("Booleans of all segments."),
+            "num_bounds": Var("One more than segments."),
+            "num_bytes": Var("The sum of ceil(length / 8) of the segments.", in_data=True),
+        },
+    )
+)
 @op("packbits")
+@documented(packbits)
 def segment_packbits(
     x: torch.Tensor,
     indptr: torch.Tensor,
@@ -270,14 +231,9 @@ def segment_packbits(
 
     Parameters
     ----------
-    x : torch.Tensor
-        ``[n]``, contiguous, on a CUDA device; bool or uint8, another dtype is converted to bool
-        first. Any value but 0 is true.
     indptr : torch.Tensor
         ``[segments + 1]``, int32 or int64, contiguous, on the device of ``x``; does not decrease
         and does not leave ``x``.
-    bitorder : str
-        ``"big"`` or ``"little"``, as for :func:`packbits`.
     out : torch.Tensor, optional
         Where to write: uint8, one dimension, at least ``new_indptr[-1]`` elements, for which
         ``(n + 7 * segments) // 8`` is always enough. Bytes behind them are left as they are, and

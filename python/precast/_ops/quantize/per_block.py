@@ -9,12 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
 from precast._ops.quantize._trace_8bit import of_e4m3
 from precast._ops.quantize._validation import check_eps
-from precast._ops.quantize.per_token_group import CAST_EPS, per_token_group_quant_8bit
+from precast._ops.quantize.per_token_group import (
+    CAST_EPS,
+    per_token_cast_to_fp8,
+    per_token_group_quant_8bit,
+)
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate
 
@@ -27,42 +32,25 @@ def per_block_cast_to_fp8_reference(
     eps: float = 1e-4,
     dst_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_block_cast_to_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[..., n, k]``, any device.
-    use_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and scales ``[..., ceil(n / 128), ceil(k / 128)]``
-        in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> per_block_cast_to_fp8_reference(torch.full((130, 128), 7.0))[1]
-    tensor([[0.0156],
-            [0.0156]])
-    """
+    """:func:`per_block_cast_to_fp8` in plain PyTorch on any device, bit for bit."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     rows, columns = x.shape[-2:]
     if x.numel() == 0:
         shape = (*x.shape[:-2], -(-rows // BLOCK), -(-columns // BLOCK))
         return x.to(dtype), x.new_empty(shape, dtype=torch.float32)
     padded = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    blocks = padded.unflatten(-1, (-1, BLOCK)).unflatten(-3, (-1, BLOCK))  # [..., i, r, j, c]
-    scale = dequant_scale(blocks.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, use_ue8m0)
-    quantized = quantize(blocks, scale, dtype).flatten(-4, -3).flatten(-2)
-    return quantized[..., :rows, :columns].contiguous(), scale.squeeze(-1).squeeze(-2)
+    quantized, scale = _tile_quant(padded, BLOCK, BLOCK, eps, dtype, use_ue8m0)
+    return quantized[..., :rows, :columns].contiguous(), scale
+
+
+def _tile_quant(
+    x: torch.Tensor, rows: int, columns: int, eps: float, dtype: torch.dtype, power_of_two: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise float32 ``x`` by whole tiles, and return their scales, too."""
+    tiles = x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))  # [..., i, r, j, c]
+    scale = dequant_scale(tiles.abs().amax(dim=(-3, -1), keepdim=True), eps, dtype, power_of_two)
+    quantized = quantize(tiles, scale, dtype).flatten(-4, -3).flatten(-2)
+    return quantized, scale.squeeze(-1).squeeze(-2)
 
 
 def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
@@ -71,7 +59,7 @@ def _scale_shape(x: torch.Tensor) -> tuple[int, ...]:
 
 
 def _new_scales(x: torch.Tensor) -> torch.Tensor:
-    # The check of the arguments refuses a tensor of fewer dimensions.
+    # The check of the arguments raises for a tensor of fewer dimensions.
     shape = _scale_shape(x) if x.dim() > 1 else (0,)
     return x.new_empty(*shape, dtype=torch.float32)
 
@@ -120,6 +108,7 @@ _TRACE = TraceTemplate(
 
 @precast_api(trace=of_e4m3(_TRACE))
 @launches(_PER_BLOCK)
+@documented(per_token_cast_to_fp8, per_token_group_quant_8bit)
 def per_block_cast_to_fp8(
     x: torch.Tensor,
     use_ue8m0: bool = True,
@@ -129,7 +118,7 @@ def per_block_cast_to_fp8(
     out_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""DeepGEMM's cast of weights: 8 bits with a scale for each block of 128 x 128.
+    r"""Cast weights as DeepGEMM does: to 8 bits with a scale for each block of 128 x 128.
 
     .. math::
 
@@ -141,21 +130,10 @@ def per_block_cast_to_fp8(
     x : torch.Tensor
         ``[n, k]``, or ``[experts, n, k]``; float16, bfloat16 or float32; on a CUDA device. The last
         dimension has stride 1. Blocks at the ends may be partial.
-    use_ue8m0 : bool
-        Scales are rounded up to powers of two, as FlashInfer's function of this name always does.
-        DeepGEMM on compute capability 9.0 takes any; False is more exact there.
     eps : float
         The least amax, at least 1e-30.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        The quantised values: shape and device of ``x``, last dimension with stride 1. Default: a
-        new tensor.
     out_scale : torch.Tensor, optional
         ``[..., ceil(n / 128), ceil(k / 128)]``, float32, contiguous. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -268,6 +246,7 @@ def quantize_fp8(
     return x_q, x_s.transpose(-1, -2).contiguous() if by_columns else x_s
 
 
+@documented(quantize_fp8)
 def quantize_fp8_reference(
     x: torch.Tensor,
     scale_shape: Sequence[int],
@@ -275,31 +254,14 @@ def quantize_fp8_reference(
     scale_major_mode: str = "K",
     use_ue8m0: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`quantize_fp8` in plain PyTorch, bit for bit.
+    """:func:`quantize_fp8` in plain PyTorch on any device, bit for bit.
 
     Parameters
     ----------
-    x : torch.Tensor
-        ``[m, k]`` or ``[batch, m, k]``, any device.
-    scale_shape : sequence of int
-        The shape of the scales.
     tile_shape : sequence of int
         Any tile of which ``x`` is a multiple, in each matrix alone.
-    scale_major_mode : str
-        ``"K"`` or ``"MN"``.
-    use_ue8m0 : bool
-        Scales are rounded up to powers of two.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in e4m3, and scales ``scale_shape``.
     """
     rows, columns = tile_shape[-2:]
-    tiles = x.float().unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    amax = tiles.abs().amax(dim=(-3, -1), keepdim=True)
-    scale = dequant_scale(amax, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
-    x_q = quantize(tiles, scale, torch.float8_e4m3fn).flatten(-4, -3).flatten(-2)
-    scale = scale.squeeze(-1).squeeze(-2)
+    x_q, scale = _tile_quant(x.float(), rows, columns, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
     scale = scale.transpose(-1, -2).contiguous() if scale_major_mode == "MN" else scale
     return x_q, scale.reshape((*scale_shape,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit quantisation with one scale for a whole tensor, given or found on the way.
+"""8-bit quantisation with one scale for a whole tensor, given or found from the tensor.
 
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 """
@@ -7,10 +7,11 @@ Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
-from precast._ops.quantize._trace_8bit import tensor_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_eps
 from precast._ops.quantize.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.api_logging import precast_api
@@ -22,57 +23,14 @@ WORKSPACE_SIZE = 512
 def static_quant_fp8_reference(
     x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`static_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Any shape and device.
-    scale : torch.Tensor
-        ``[1]``, float32: what the quantised values are multiplied by to get ``x`` back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    torch.Tensor
-        Quantised values in the shape of ``x``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> static_quant_fp8_reference(torch.tensor([1.0, 900.0]), torch.tensor([2.0])).float()
-    tensor([  0.5000, 448.0000])
-    """
+    """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit."""
     return quantize(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 
 def per_tensor_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_tensor_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        Any shape and device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and the scale ``[1]`` in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x_q, x_s = per_tensor_quant_fp8_reference(torch.tensor([1.0, -224.0]))
-    >>> x_q.float(), x_s
-    (tensor([   2., -448.]), tensor([0.5000]))
-    """
+    """:func:`per_tensor_quant_fp8` in plain PyTorch on any device, bit for bit."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     x32 = x.float()
     amax = x32.abs().amax().reshape(1) if x.numel() else x32.new_zeros(1)
@@ -111,22 +69,21 @@ _DYNAMIC = Export(
     },
     derived={"dst_dtype": lambda out: out.dtype},
 )
-_STATIC_TRACE = tensor_trace(
-    "static_quant_fp8",
+_STATIC_TRACE = quant_trace(
+    _STATIC,
     "A tensor quantised with a given dequantisation scale.",
     static_quant_fp8_reference,
-    given_scale=True,
 )
-_DYNAMIC_TRACE = tensor_trace(
-    "per_tensor_quant_fp8",
+_DYNAMIC_TRACE = quant_trace(
+    _DYNAMIC,
     "A quantised tensor and the one dequantisation scale that its largest magnitude needs.",
     per_tensor_quant_fp8_reference,
-    given_scale=False,
 )
 
 
 @precast_api(trace=_STATIC_TRACE)
 @launches(_STATIC)
+@documented(per_token_quant_fp8)
 def static_quant_fp8(
     x: torch.Tensor,
     scale: torch.Tensor,
@@ -146,18 +103,11 @@ def static_quant_fp8(
     scale : torch.Tensor
         ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the quantised
         values are multiplied to get ``x`` back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        Where to write: shape and device of ``x``, strides as above. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The quantised values in the shape of ``x``; ``out`` if it is given.
 
     Raises
     ------
@@ -183,6 +133,7 @@ def static_quant_fp8(
 
 @precast_api(trace=_DYNAMIC_TRACE)
 @launches(_DYNAMIC, returns=("out", "out_scale"))
+@documented(static_quant_fp8)
 def per_tensor_quant_fp8(
     x: torch.Tensor,
     eps: float = 1e-10,
@@ -201,21 +152,12 @@ def per_tensor_quant_fp8(
 
     Parameters
     ----------
-    x : torch.Tensor
-        As :func:`static_quant_fp8` takes it.
     eps : float
         The least amax, at least 1e-30. A tensor of zeros has the scale of ``eps``.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        The quantised values, as :func:`static_quant_fp8` writes them. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[1]``, float32. Default: a new tensor.
     workspace : torch.Tensor, optional
         512 or more float32 that the call overwrites. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -254,7 +196,7 @@ def scaled_fp8_quant(
     use_per_token_if_dynamic: bool = False,
     output: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """vLLM's name for e4m3 quantisation with a given scale, or by tensor or token without one.
+    """Quantise to e4m3 as vLLM calls it: with a given scale, or by tensor or token without one.
 
     Parameters
     ----------
@@ -293,27 +235,13 @@ def scaled_fp8_quant(
     return per_tensor_quant_fp8(input, out=output)
 
 
+@documented(scaled_fp8_quant)
 def scaled_fp8_quant_reference(
     input: torch.Tensor,
     scale: torch.Tensor | None = None,
     use_per_token_if_dynamic: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`scaled_fp8_quant` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        Any shape and device.
-    scale : torch.Tensor, optional
-        ``[1]``, float32.
-    use_per_token_if_dynamic : bool
-        Without ``scale``: one scale a token, not one in all.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in e4m3, and the scale.
-    """
+    """:func:`scaled_fp8_quant` in plain PyTorch on any device, bit for bit."""
     if scale is not None:
         return static_quant_fp8_reference(input, scale), scale
     if use_per_token_if_dynamic:

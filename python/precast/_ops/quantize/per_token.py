@@ -7,7 +7,7 @@ from precast._base.torch import torch
 from precast._op.export import Export, launches
 from precast._ops.quantize._outputs import quantized_like
 from precast._ops.quantize._reference_8bit import token_quant
-from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_token_scales
 from precast.api_logging import precast_api
 
@@ -15,31 +15,7 @@ from precast.api_logging import precast_api
 def per_token_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_quant_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[..., hidden]``, any device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and scales ``[..., 1]`` in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x_q, x_s = per_token_quant_fp8_reference(torch.tensor([[1.0, -224.0], [0.0, 7.0]]))
-    >>> x_q.float(), x_s
-    (tensor([[   2., -448.],
-            [   0.,  448.]]), tensor([[0.5000],
-            [0.0156]]))
-    """
+    """:func:`per_token_quant_fp8` in plain PyTorch on any device, bit for bit."""
     return token_quant(x.float(), eps, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
 
 
@@ -55,11 +31,10 @@ _PER_TOKEN = Export(
     },
     derived={"dst_dtype": lambda out: out.dtype},
 )
-_TRACE = rows_trace(
-    "per_token_quant_fp8",
+_TRACE = quant_trace(
+    _PER_TOKEN,
     "Quantised rows and the dequantisation scale that each row's largest magnitude needs.",
     per_token_quant_fp8_reference,
-    scales="token",
 )
 
 
@@ -95,8 +70,6 @@ def per_token_quant_fp8(
         The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         ``[..., 1]``, float32. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------

@@ -8,12 +8,14 @@ scales: OCP Microscaling Formats (MX) Specification 1.0.
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.export import Export, op
+from precast._op.docs import documented
+from precast._op.export import Export, launches
 from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
-from precast._ops.quantize._trace_8bit import rows_trace
+from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize._validation import check_group_scales
+from precast._ops.quantize.per_token import per_token_quant_fp8
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.
@@ -28,40 +30,24 @@ def per_token_group_quant_8bit_reference(
     scale_ue8m0: bool = False,
     use_packed_ue8m0: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_group_quant_8bit` in plain PyTorch, bit for bit; scales are row-major.
+    """:func:`per_token_group_quant_8bit` in plain PyTorch on any device, bit for bit.
 
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[..., hidden]``, any device.
-    group_size : int
-        Divides ``hidden``.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-    scale_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    use_packed_ue8m0 : bool
-        Scales are biased exponents, four an int32.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values in the shape of ``x``, and scales ``[..., hidden // group_size]`` in
-        float32, or ``[..., ceil(hidden // group_size / 4)]`` in int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([1.0, -224.0, 0.0, 3.0]).repeat_interleave(32)
-    >>> per_token_group_quant_8bit_reference(x, 64)[1]
-    tensor([0.5000, 0.0067])
-    >>> per_token_group_quant_8bit_reference(x, 64, scale_ue8m0=True)[1]
-    tensor([0.5000, 0.0078])
+    Scales are row-major.
     """
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
+
+
+def _output(
+    export: str,
+    x: torch.Tensor,
+    dst_dtype: torch.dtype | None,
+    backend: str,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    if backend != "cuda":
+        check_backend(export, backend, "cutile")
+    return quantized_like(export, x, dst_dtype, out)
 
 
 _GROUP = Export(
@@ -71,21 +57,22 @@ _GROUP = Export(
     "out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32|i32 enable_pdl:pdl",
     reference=per_token_group_quant_8bit_reference,
     check=check_group_scales,
+    new={"out": _output, "out_scale": group_scales},
     derived={
         "dst_dtype": lambda out: out.dtype,
         "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
     },
 )
-_TRACE = rows_trace(
-    "per_token_group_quant_8bit",
+_TRACE = quant_trace(
+    _GROUP,
     "Quantised rows and a dequantisation scale for each group of a row's elements.",
     per_token_group_quant_8bit_reference,
-    scales="group",
 )
 
 
 @precast_api(trace=_TRACE)
-@op("quantize")
+@launches(_GROUP)
+@documented(per_token_quant_fp8)
 def per_token_group_quant_8bit(
     x: torch.Tensor,
     group_size: int,
@@ -118,11 +105,8 @@ def per_token_group_quant_8bit(
         16, 32, 64 or 128 elements.
     eps : float
         The least amax, at least 1e-30. A group of zeros has the scale of ``eps``.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
     column_major_scales : bool
-        The new scales have stride 1 along the tokens (the last but one dimension of ``x``).
+        The new scales have stride 1 along the tokens (the last but one dimension).
     scale_tma_aligned : bool
         With ``column_major_scales``: the columns are padded to a multiple of four scales, so that
         each starts on a 16-byte boundary. The padding is not written.
@@ -134,13 +118,9 @@ def per_token_group_quant_8bit(
         With ``scale_ue8m0``: the new scales are biased exponents (E8M0), four an int32, the first
         in the lowest byte. With ``column_major_scales`` and ``scale_tma_aligned`` that is what
         DeepGEMM takes on compute capability 10.0.
-    out : torch.Tensor, optional
-        The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
     out_scale : torch.Tensor, optional
         Where to write the scales, at any strides, in place of the four layouts above; int32 means
         packed. A flag that asks for another form is an error. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -177,51 +157,13 @@ def per_token_group_quant_8bit(
     >>> x_q[0, ::32].float(), x_s[0], x_s.stride()
     (tensor([   2., -448.,    0.,  448.]), tensor([0.5000, 0.0067]), (1, 2))
     """
-    export = "per_token_group_quant_8bit"
-    if backend != "cuda":
-        check_backend(export, backend, "cutile")
-    out = quantized_like(export, x, dst_dtype, out)
-    out_scale = group_scales(
-        export,
-        out,
-        group_size,
-        column_major_scales,
-        scale_tma_aligned,
-        scale_ue8m0,
-        use_packed_ue8m0,
-        out_scale,
-    )
-    _GROUP.launch(x, group_size, eps, scale_ue8m0, out, out_scale, enable_pdl)
-    return out, out_scale
-
-
-def per_token_cast_to_fp8_reference(
-    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`per_token_cast_to_fp8` in plain PyTorch, bit for bit.
-
-    Parameters
-    ----------
-    x : torch.Tensor
-        ``[m, n]``, any device.
-    use_ue8m0 : bool
-        Scales are rounded up to powers of two.
-    gran_k : int
-        Elements of a group; divides ``n``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values ``[m, n]`` in e4m3, and scales ``[m, n // gran_k]`` in float32.
-    """
-    return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
 
 
 @precast_api
 def per_token_cast_to_fp8(
     x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """DeepGEMM's cast of activations: groups of 128 in e4m3 with an amax of at least 1e-4.
+    """Cast activations as DeepGEMM does: to e4m3 in groups of 128, with an amax of at least 1e-4.
 
     Parameters
     ----------
@@ -252,3 +194,11 @@ def per_token_cast_to_fp8(
     tensor([[0.0078]])
     """
     return per_token_group_quant_8bit(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)
+
+
+@documented(per_token_cast_to_fp8)
+def per_token_cast_to_fp8_reference(
+    x: torch.Tensor, use_ue8m0: bool = True, gran_k: int = 128
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_token_cast_to_fp8` in plain PyTorch on any device, bit for bit."""
+    return per_token_group_quant_8bit_reference(x, gran_k, CAST_EPS, scale_ue8m0=use_ue8m0)

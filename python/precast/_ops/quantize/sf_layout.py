@@ -28,7 +28,7 @@ class SfLayout(IntEnum):
 
 
 def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool = False) -> int:
-    """The layout that the flags of FlashInfer's older functions say."""
+    """Return the layout that the flags of FlashInfer's older functions say."""
     if not is_sf_swizzled_layout:
         return 2
     return 1 if is_sf_8x4_layout else 0

@@ -1,21 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights and their scales in the order of TensorRT-LLM's generated GEMM kernels.
 
-For loaders of weights: indexing by PyTorch, no kernel of this library but the tiles of scales.
+Loaders of weights use it. PyTorch indexes; only the tiles of scales have a kernel of this library.
 """
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
+from precast._op.docs import documented
 from precast._ops.quantize.block_scale_interleave import block_scale_interleave
-from precast._ops.quantize.row_shuffle import shuffled_rows, shuffled_sf_rows
 from precast.api_logging import precast_api
+
+
+def get_shuffle_matrix_a_row_indices(
+    input_tensor: torch.Tensor, epilogue_tile_m: int
+) -> torch.Tensor:
+    """Return which row of a weight TensorRT-LLM's generated GEMM kernels want at each place.
+
+    In each block of 32 rows, or of 16 where ``epilogue_tile_m`` is no multiple of 128, row
+    ``8 * q + j`` of the result is row ``size / 8 * j + q`` of the block, for ``j < 8``.
+
+    Parameters
+    ----------
+    input_tensor : torch.Tensor
+        ``[rows, columns]``, any dtype and device; only its shape is read. Rows are a multiple of
+        the block.
+    epilogue_tile_m : int
+        Rows of the tile that the kernel's epilogue writes.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows]``, int64, on the CPU.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not 2-D, or whose rows are no whole blocks.
+
+    Examples
+    --------
+    >>> import torch
+    >>> get_shuffle_matrix_a_row_indices(torch.empty(16, 1), 64)[:10].tolist()
+    [0, 2, 4, 6, 8, 10, 12, 14, 1, 3]
+    """
+    return shuffled_rows("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
+
+
+@documented(get_shuffle_matrix_a_row_indices)
+def get_shuffle_matrix_sf_a_row_indices(
+    input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
+) -> torch.Tensor:
+    """Return the same for the scales of a weight, which go into tiles of 128 rows after it.
+
+    Parameters
+    ----------
+    input_tensor : torch.Tensor
+        ``[rows, columns]``, uint8 or bfloat16, any device; rows are a multiple of 128.
+    num_elts_per_sf : int
+        Numbers of a scale, 16 or 32.
+
+    Raises
+    ------
+    ValueError
+        A dtype, shape or number other than above.
+
+    Examples
+    --------
+    >>> import torch
+    >>> scales = torch.zeros(128, 4, dtype=torch.uint8)
+    >>> get_shuffle_matrix_sf_a_row_indices(scales, 128)[:5].tolist()
+    [0, 4, 8, 12, 16]
+    """
+    return shuffled_sf_rows(
+        "get_shuffle_matrix_sf_a_row_indices", input_tensor, epilogue_tile_m, num_elts_per_sf
+    )
+
+
+def shuffled_sf_rows(
+    name: str, input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int
+) -> torch.Tensor:
+    """:func:`get_shuffle_matrix_sf_a_row_indices` with the errors of ``name``."""
+    if num_elts_per_sf not in (16, 32):
+        raise ValueError(f"{name}: num_elts_per_sf must be 16 or 32, got {num_elts_per_sf}")
+    if input_tensor.dtype not in (torch.uint8, torch.bfloat16):
+        raise ValueError(
+            f"{name}: input_tensor must be uint8 or bfloat16, got {dtype_word(input_tensor.dtype)}"
+        )
+    if input_tensor.dim() == 2 and input_tensor.shape[0] % 128:
+        raise ValueError(
+            f"{name}: input_tensor must have a multiple of 128 rows, got {input_tensor.shape[0]}"
+        )
+    return shuffled_rows(name, input_tensor, epilogue_tile_m)
+
+
+def shuffled_rows(name: str, input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+    """:func:`get_shuffle_matrix_a_row_indices` with the errors of ``name``."""
+    if input_tensor.dim() != 2:
+        raise ValueError(
+            f"{name}: input_tensor must have 2 dimensions, got shape {[*input_tensor.shape]}"
+        )
+    if epilogue_tile_m <= 0:
+        raise ValueError(f"{name}: epilogue_tile_m must be positive, got {epilogue_tile_m}")
+    rows = input_tensor.shape[0]
+    block = 16 if epilogue_tile_m % 128 else 32
+    if rows % block:
+        raise ValueError(
+            f"{name}: input_tensor must have a multiple of {block} rows for "
+            f"epilogue_tile_m={epilogue_tile_m}, got {rows}"
+        )
+    return torch.arange(rows).view(-1, 8, block // 8).transpose(1, 2).reshape(-1)
 
 
 @precast_api
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
-    """Rows of a weight in the order that the GEMM kernels of compute capability 10.0 load.
+    """Put the rows of a weight in the order that the GEMM kernels of compute capability 10.0 load.
 
     Parameters
     ----------
@@ -55,7 +156,7 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
 def shuffle_matrix_sf_a(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
-    """Scales of a weight in the order of its rows, and then in tiles of 128x4.
+    """Put the scales of a weight in the order of its rows, and then in tiles of 128x4.
 
     Parameters
     ----------

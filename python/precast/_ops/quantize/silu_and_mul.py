@@ -1,46 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 """SwiGLU's activation with 8-bit quantisation of the product, which is not written in 16 bits.
 
-Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
+Sources: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202; scales of groups: DeepSeek-AI,
+DeepSeek-V3 Technical Report, arXiv:2412.19437.
 """
 
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import quantized_half
-from precast._ops.quantize._reference_8bit import quantize, silu_and_mul, token_quant
-from precast._ops.quantize._trace_8bit import rows_trace
-from precast._ops.quantize._validation import check_gated_output, check_token_scales
+from precast._ops.quantize._outputs import group_scales, quantized_half
+from precast._ops.quantize._reference_8bit import group_quant, quantize, silu_and_mul, token_quant
+from precast._ops.quantize._trace_8bit import quant_trace
+from precast._ops.quantize._validation import (
+    check_gated_output,
+    check_group_scales,
+    check_token_scales,
+)
+from precast._ops.quantize.per_token import per_token_quant_fp8
+from precast._ops.quantize.per_token_group import per_token_group_quant_8bit
 from precast.api_logging import precast_api
 
 
 def silu_and_mul_quant_reference(
     input: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
-    """:func:`silu_and_mul_quant` in plain PyTorch.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, any device.
-    scale : torch.Tensor
-        ``[1]``, float32: what the quantised values are multiplied by to get the product back.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    torch.Tensor
-        Quantised values ``[..., n]``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 0.0, 2.0, 3.0]])
-    >>> silu_and_mul_quant_reference(x, torch.tensor([0.5])).float()
-    tensor([[3., 0.]])
-    """
+    """:func:`silu_and_mul_quant` in plain PyTorch on any device."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return quantize(silu_and_mul(input), scale, dtype)
 
@@ -48,29 +34,7 @@ def silu_and_mul_quant_reference(
 def silu_and_mul_per_token_quant_reference(
     input: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`silu_and_mul_per_token_quant` in plain PyTorch.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, any device.
-    eps : float
-        The least amax.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn (the default), float8_e5m2 or int8.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Quantised values ``[..., n]``, and scales ``[..., 1]`` in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> x = torch.tensor([[1.0, 0.0, 2.0, 3.0]])
-    >>> silu_and_mul_per_token_quant_reference(x)[1]
-    tensor([[0.0033]])
-    """
+    """:func:`silu_and_mul_per_token_quant` in plain PyTorch on any device."""
     dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     return token_quant(silu_and_mul(input), eps, dtype)
 
@@ -99,15 +63,14 @@ _PER_TOKEN = Export(
 
 
 @precast_api(
-    trace=rows_trace(
-        "silu_and_mul_quant",
+    trace=quant_trace(
+        _STATIC,
         "silu(gate) * up, quantised with a given dequantisation scale.",
         silu_and_mul_quant_reference,
-        scales="given",
-        gated=True,
     )
 )
 @launches(_STATIC)
+@documented(per_token_quant_fp8)
 def silu_and_mul_quant(
     input: torch.Tensor,
     scale: torch.Tensor,
@@ -115,7 +78,7 @@ def silu_and_mul_quant(
     out: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
-    r"""SwiGLU's activation, quantised to 8 bits with a given scale.
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a given scale.
 
     .. math::
 
@@ -131,18 +94,13 @@ def silu_and_mul_quant(
     scale : torch.Tensor
         ``[1]``, float32: the *dequantisation* scale, by which the quantised
         values are multiplied.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
     out : torch.Tensor, optional
         The quantised values ``[..., n]``, strides as above. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
     torch.Tensor
-        ``out``, or the new tensor.
+        The quantised values ``[..., n]``; ``out`` if it is given.
 
     Raises
     ------
@@ -170,15 +128,14 @@ def silu_and_mul_quant(
 
 
 @precast_api(
-    trace=rows_trace(
-        "silu_and_mul_per_token_quant",
+    trace=quant_trace(
+        _PER_TOKEN,
         "silu(gate) * up, quantised, and a dequantisation scale for each row.",
         silu_and_mul_per_token_quant_reference,
-        scales="token",
-        gated=True,
     )
 )
 @launches(_PER_TOKEN)
+@documented(silu_and_mul_quant, per_token_quant_fp8)
 def silu_and_mul_per_token_quant(
     input: torch.Tensor,
     eps: float = 1e-10,
@@ -187,29 +144,13 @@ def silu_and_mul_per_token_quant(
     out_scale: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""SwiGLU's activation, quantised to 8 bits with a scale for each token.
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a scale for each token.
 
     .. math::
 
         y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
         s = \frac{\max(\max_c |y_c|, eps)}{\max(Q)}, \quad
         x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s}\right)
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it.
-    eps : float
-        The least amax, at least 1e-30.
-    dst_dtype : torch.dtype, optional
-        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
-        ``out``, else float8_e4m3fn.
-    out : torch.Tensor, optional
-        The quantised values ``[..., n]``. Default: a new tensor.
-    out_scale : torch.Tensor, optional
-        ``[..., 1]``, float32. Default: a new tensor.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -231,4 +172,96 @@ def silu_and_mul_per_token_quant(
     >>> with precast.reference_mode():
     ...     precast.silu_and_mul_per_token_quant(torch.tensor([[1.0, 0.0, 2.0, 3.0]]))[1]
     tensor([[0.0033]])
+    """
+
+
+def silu_and_mul_per_token_group_quant_reference(
+    input: torch.Tensor,
+    group_size: int,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    scale_ue8m0: bool = False,
+    use_packed_ue8m0: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`silu_and_mul_per_token_group_quant` in plain PyTorch on any device.
+
+    Scales are row-major.
+    """
+    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
+    y = silu_and_mul(input)
+    return group_quant(y, group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
+
+
+_GROUP = Export(
+    "silu_and_mul_quant",
+    "silu_and_mul_per_token_group_quant",
+    "input:T[*size] group_size:int eps:float scale_ue8m0:bool out!:U=e4m3|e5m2|i8 "
+    "out_scale!:f32|i32 enable_pdl:pdl",
+    reference=silu_and_mul_per_token_group_quant_reference,
+    check=check_group_scales,
+    new={"out": quantized_half, "out_scale": group_scales},
+    derived={
+        "dst_dtype": lambda out: out.dtype,
+        "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
+    },
+)
+
+
+@precast_api(
+    trace=quant_trace(
+        _GROUP,
+        "silu(gate) * up, quantised, and a dequantisation scale for each group of a row.",
+        silu_and_mul_per_token_group_quant_reference,
+    )
+)
+@launches(_GROUP)
+@documented(silu_and_mul_quant, per_token_group_quant_8bit)
+def silu_and_mul_per_token_group_quant(
+    input: torch.Tensor,
+    group_size: int,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    column_major_scales: bool = False,
+    scale_tma_aligned: bool = False,
+    scale_ue8m0: bool = False,
+    use_packed_ue8m0: bool = False,
+    out: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Apply SwiGLU's activation and quantise to 8 bits with a scale for each group of a token.
+
+    .. math::
+
+        y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
+        s_j = \frac{\max(\max_{c \in j} |y_c|, eps)}{\max(Q)}, \quad
+        x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s_j}\right)
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it; ``group_size`` divides ``n``.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The quantised values, and the *dequantisation* scales ``[..., n // group_size]`` in float32,
+        or ``[..., ceil(n // group_size / 4)]`` words in int32.
+
+    Raises
+    ------
+    ValueError, precast.errors.OutputShapeError
+        As :func:`silu_and_mul_quant` and :func:`per_token_group_quant_8bit`.
+
+    Notes
+    -----
+    As :func:`silu_and_mul_quant` and :func:`per_token_group_quant_8bit`; scales that are not powers
+    of two are exact to about 2e-5.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.silu_and_mul_per_token_group_quant(torch.ones(1, 128), 64)[1]
+    tensor([[0.0016]])
     """

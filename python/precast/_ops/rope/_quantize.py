@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the functions with quantisation share: fp8 values, new outputs, checks."""
+"""Quantise, make outputs and validate for the functions that quantise."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from precast._base.dtypes import dtype_word
 from precast._base.rounding import saturated
 from precast._base.torch import torch
+from precast._op.declaration import Kind
 from precast._op.validation import (
     check_device_and_dtype,
     check_dtype,
@@ -17,24 +19,69 @@ from precast._op.validation import (
     check_rank,
 )
 from precast._ops.rope._angles import cached_angles, rotated
-from precast._ops.rope._checks import (
-    MAX_HEAD_DIM,
-    check_cache,
-    check_first,
-    check_like,
-    check_tokens,
-)
+from precast._ops.rope._checks import MAX_HEAD_DIM, check_cache, check_first, check_tokens
 
 #: Queries and keys: the columns that are rotated, and those that are not.
 PARTS = ("q_rope", "k_rope", "q_nope", "k_nope")
 
+# Why an assignment: a new output needs the slice, too, and a slice costs more than all Python here.
+_NOPE = {
+    f"{x}_nope": f"(({x}_nope := {x}_rope[..., :0]) if {x}_nope is None else {x}_nope)"
+    for x in "qk"
+}
+
+#: A part that is None reaches the module as the same heads without columns.
+KINDS = {
+    name: Kind("Tensor {name}", source.replace(name, "{name}")) for name, source in _NOPE.items()
+}
+
+
+def first_output(
+    export: str,
+    quantize_dtype: torch.dtype | None,
+    q_rope: torch.Tensor,
+    q_rope_out: torch.Tensor | None,
+    k_rope_out: torch.Tensor | None,
+    q_nope_out: torch.Tensor | None,
+    k_nope_out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Return ``q_rope_out``, or a new one of the fp8 type that all outputs must have.
+
+    That is ``quantize_dtype``, or the type of the first output that is given, or e4m3.
+    """
+    source, dtype = "quantize_dtype", quantize_dtype
+    for part, out in zip(PARTS, (q_rope_out, k_rope_out, q_nope_out, k_nope_out)):
+        if out is None:
+            continue
+        if dtype is None:
+            source, dtype = f"{part}_out", out.dtype
+        elif out.dtype != dtype:
+            check_fp8(export, dtype, source)
+            check_dtype(export, f"{part}_out", out, dtype)
+    dtype = torch.float8_e4m3fn if dtype is None else dtype
+    check_fp8(export, dtype, source)
+    return torch.empty_like(q_rope, dtype=dtype) if q_rope_out is None else q_rope_out
+
+
+#: New outputs; the first one determines the dtype of the others.
+NEW: dict[str, str | Callable[..., torch.Tensor]] = {
+    "q_rope_out": first_output,
+    **{
+        f"{name}_out": f"_torch.empty_like({_NOPE.get(name, name)}, dtype=q_rope_out.dtype)"
+        for name in PARTS[1:]
+    },
+}
+
+
+# -- references -----------------------------------------------------------------------------------
+
 
 def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
-    """``x * scale`` in fp8: nearest even, beyond the largest number that number, NaN stays."""
+    """Return ``x * scale`` in fp8: nearest even, saturated, NaN stays."""
     return saturated(x.float() * scale, dtype)
 
 
-def turned_and_quantized(
+def rotated_and_quantized(
     x: torch.Tensor,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
@@ -42,46 +89,18 @@ def turned_and_quantized(
     scale: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """``[tokens, heads, dim]`` or ``[tokens, dim]`` turned in all columns, in fp8."""
+    """Rotate all columns of ``[tokens, heads, dim]`` or ``[tokens, dim]``, and quantise."""
     heads = x.unsqueeze(1) if x.dim() == 2 else x
-    turned = rotated(heads, cached_angles(positions, cos_sin_cache), not is_neox)
-    return quantized(turned, scale, dtype).view(x.shape)
+    result = rotated(heads, cached_angles(positions, cos_sin_cache), not is_neox)
+    return quantized(result, scale, dtype).view(x.shape)
 
 
 def without_columns(x: torch.Tensor) -> torch.Tensor:
-    """What stands for a part that is None: the same heads, no columns."""
+    """Return what stands for a part that is None: the same heads, no columns."""
     return x[..., :0]
 
 
-def fp8_type(export: str, dtype: torch.dtype | None, **outputs: torch.Tensor | None) -> torch.dtype:
-    """The fp8 type asked for, or that of the first output, or e4m3; all outputs must have it."""
-    given = "quantize_dtype"
-    for name, out in outputs.items():
-        if out is None:
-            continue
-        if dtype is None:
-            given, dtype = name, out.dtype
-        elif out.dtype != dtype:
-            check_fp8(export, dtype, given)
-            check_dtype(export, name, out, dtype)
-    if dtype is None:
-        return torch.float8_e4m3fn
-    check_fp8(export, dtype, given)
-    return dtype
-
-
-def new_output(out: torch.Tensor | None, like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    return torch.empty_like(like, dtype=dtype) if out is None else out
-
-
-def new_outputs(
-    export: str,
-    dtype: torch.dtype | None,
-    **pairs: tuple[torch.Tensor | None, torch.Tensor],
-) -> tuple[torch.Tensor, ...]:
-    """The outputs that a caller gave, and new ones in fp8 that are like their inputs."""
-    dtype = fp8_type(export, dtype, **{name: out for name, (out, _) in pairs.items()})
-    return tuple(new_output(out, like, dtype) for out, like in pairs.values())
+# -- validation -----------------------------------------------------------------------------------
 
 
 def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:
@@ -90,26 +109,18 @@ def check_fp8(export: str, dtype: torch.dtype, name: str) -> None:
         raise ValueError(f"{export}: {name} must be float8_e4m3fn or float8_e5m2, got {got}")
 
 
-def check_parts(
-    export: str,
-    q_rope: torch.Tensor,
-    k_rope: torch.Tensor,
-    q_nope: torch.Tensor,
-    k_nope: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    pos_ids: torch.Tensor,
-    key_ranks: tuple[int, int],
-) -> None:
-    """Queries and keys in their two parts, the cache and the positions."""
+def check_parts(export: str, given: Mapping[str, Any], key_ranks: tuple[int, int]) -> None:
+    """Raise ValueError unless queries, keys, values if there are any, and outputs fit."""
+    inputs = {name: given[name] for name in (*PARTS, "v") if name in given}
+    q_rope, k_rope, rank = given["q_rope"], given["k_rope"], given["k_rope"].dim()
     check_first(export, "q_rope", q_rope)
     check_rank(export, "k_rope", k_rope, *key_ranks)
-    names = {"q_rope": q_rope, "q_nope": q_nope, "k_rope": k_rope, "k_nope": k_nope}
-    for name, x in names.items():
-        check_like(export, name, x, "q_rope", q_rope)
-        rank = 3 if name.startswith("q") else k_rope.dim()
-        check_rank(export, name, x, rank, rank)
+    for name, x in inputs.items():
+        check_device_and_dtype(export, name, x, q_rope, q_rope.dtype, "q_rope")
+        wanted = 3 if name.startswith("q") else rank
+        check_rank(export, name, x, wanted, wanted)
     for part in ("q", "k"):
-        rope, nope = names[f"{part}_rope"], names[f"{part}_nope"]
+        rope, nope = inputs[f"{part}_rope"], inputs[f"{part}_nope"]
         check_tokens(export, f"{part}_nope", nope, f"{part}_rope", rope)
         if rope.dim() == 3 and nope.shape[1] != rope.shape[1]:
             raise ValueError(
@@ -117,8 +128,8 @@ def check_parts(
                 f"{nope.shape[1]}"
             )
     check_tokens(export, "k_rope", k_rope, "q_rope", q_rope)
-    check_cache(export, cos_sin_cache, "q_rope", q_rope)
-    rotary_dim = cos_sin_cache.shape[1]
+    check_cache(export, given["cos_sin_cache"])
+    rotary_dim = given["cos_sin_cache"].shape[1]
     if not 2 <= rotary_dim <= MAX_HEAD_DIM or rotary_dim % 2:
         raise ValueError(
             f"{export}: rotary_dim must be even, from 2 to the head size {MAX_HEAD_DIM}, got "
@@ -130,13 +141,16 @@ def check_parts(
                 f"{export}: {name}'s last dimension must be cos_sin_cache's {rotary_dim}, got "
                 f"{x.shape[-1]}"
             )
-    check_indices(export, "pos_ids", pos_ids, q_rope.shape[0], q_rope, "q_rope")
+    check_indices(export, "pos_ids", given["pos_ids"], q_rope.shape[0], q_rope, "q_rope")
+    if "v" in inputs:
+        check_tokens(export, "v", inputs["v"], "k_rope", k_rope)
+    _check_outputs(export, {key: given[key] for key in given if key.endswith("_out")}, inputs)
 
 
-def check_outputs(
+def _check_outputs(
     export: str, outputs: Mapping[str, torch.Tensor], inputs: Mapping[str, torch.Tensor]
 ) -> None:
-    """Each output is like its input in fp8, and apart from all other tensors of tokens."""
+    """Raise ValueError unless outputs are like inputs in fp8 and share no memory."""
     dtype = outputs["q_rope_out"].dtype
     check_fp8(export, dtype, "q_rope_out")
     for name, out in outputs.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE by computed frequencies of requests.
+"""Rotate by computed frequencies: requests, or tokens with a position each.
 
 Source: Su et al., RoFormer, arXiv:2104.09864.
 """
@@ -7,11 +7,13 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.export import launches
+from precast._op.docs import documented
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._frequencies import frequency_exports
-from precast._ops.rope._trace import frequency_trace
-from precast.api_logging import precast_api
+from precast._ops.rope._checks import check_computed
+from precast._ops.rope._pair import IN_PLACE, rotates
+
+_OF_REQUESTS = "Queries and keys of requests, {} by computed frequencies."
+_AT_POSITIONS = "Queries and keys at given positions, {} by computed frequencies."
 
 
 def apply_rope_reference(
@@ -24,61 +26,33 @@ def apply_rope_reference(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope` in plain PyTorch, one cast at the end.
+    """:func:`apply_rope` in plain PyTorch on any device: one cast at the end."""
+    pos_ids = request_positions(indptr, offsets, q.shape[0])
+    return apply_rope_pos_ids_reference(
+        q, k, pos_ids, rotary_dim, interleave, rope_scale, rope_theta
+    )
 
-    Parameters
-    ----------
-    q, k : torch.Tensor
-        ``[tokens, heads, head_dim]``, any device; each with its own number of heads.
-    indptr, offsets : torch.Tensor
-        Requests, as :func:`apply_rope` takes them.
-    rotary_dim : int, optional
-        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
-    interleave : bool
-        True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale, rope_theta : float
-        As :func:`apply_rope` takes them.
 
-    Returns
-    -------
-    tuple of torch.Tensor
-        Queries and keys, turned; shapes and dtypes of the arguments.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q = torch.tensor([[[1.0, 0.0]], [[1.0, 0.0]]])
-    >>> apply_rope_reference(q, q, torch.tensor([0, 2]), torch.tensor([5]))[0]
-    tensor([[[ 0.2837, -0.9589]],
-    <BLANKLINE>
-            [[ 0.9602, -0.2794]]])
-    """
+def apply_rope_pos_ids_reference(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope_pos_ids` in plain PyTorch on any device: one cast at the end."""
     size = q.shape[-1] if rotary_dim is None else rotary_dim
-    positions = request_positions(indptr, offsets, q.shape[0])
-    angles = computed_angles(positions, size, rope_scale, rope_theta)
+    angles = computed_angles(pos_ids, size, rope_scale, rope_theta)
     return rotated_pair(q, k, angles, interleave)
 
 
 apply_rope_inplace_reference = apply_rope_reference
+apply_rope_pos_ids_inplace_reference = apply_rope_pos_ids_reference
 
 
-_APPLY_ROPE, _APPLY_ROPE_INPLACE = frequency_exports("apply_rope", apply_rope_reference)
-_APPLY_ROPE_TRACE = frequency_trace(
-    "rope",
-    "Queries and keys of requests, turned by computed frequencies.",
-    apply_rope_reference,
-    in_place=False,
-)
-_APPLY_ROPE_INPLACE_TRACE = frequency_trace(
-    "rope_inplace",
-    "Queries and keys of requests, turned in place by computed frequencies.",
-    apply_rope_reference,
-    in_place=True,
-)
-
-
-@precast_api(trace=_APPLY_ROPE_TRACE)
-@launches(_APPLY_ROPE)
+@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -89,7 +63,7 @@ def apply_rope(
     rope_scale: float = 1,
     rope_theta: float = 1e4,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""RoPE by computed frequencies of requests' queries and keys, into new tensors.
+    r"""Rotate the queries and keys of requests by computed frequencies, into new tensors (RoPE).
 
     With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head,
 
@@ -113,7 +87,8 @@ def apply_rope(
     offsets : torch.Tensor
         ``[requests]``, int32 or int64: the position of the first token of each request.
     rotary_dim : int, optional
-        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
+        How many columns are rotated, an even number; the others are not. A multiple of 16 is
+        fastest. Default: ``head_dim``.
     interleave : bool
         True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
     rope_scale : float
@@ -150,8 +125,8 @@ def apply_rope(
     """
 
 
-@precast_api(trace=_APPLY_ROPE_INPLACE_TRACE)
-@launches(_APPLY_ROPE_INPLACE)
+@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
+@documented(IN_PLACE, apply_rope)
 def apply_rope_inplace(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -164,21 +139,6 @@ def apply_rope_inplace(
 ) -> None:
     """:func:`apply_rope` in place: ``q`` and ``k`` are overwritten.
 
-    Parameters
-    ----------
-    q, k : torch.Tensor
-        As :func:`apply_rope` takes them; overwritten. They lie apart from each
-        other in memory, such as slices of one packed projection. Columns behind ``rotary_dim`` are
-        neither read nor written.
-    indptr, offsets : torch.Tensor
-        Requests, as :func:`apply_rope` takes them.
-    rotary_dim : int, optional
-        Even; columns behind it do not turn. A multiple of 16 is fastest. Default: ``head_dim``.
-    interleave : bool
-        True: pairs are neighbours (GPT-J). False: half of ``rotary_dim`` apart (NeoX).
-    rope_scale, rope_theta : float
-        As :func:`apply_rope` takes them.
-
     Raises
     ------
     ValueError
@@ -186,8 +146,7 @@ def apply_rope_inplace(
 
     Notes
     -----
-    As :func:`apply_rope`, without an allocation.
-    Source: arXiv:2104.09864.
+    As :func:`apply_rope`, without an allocation. Source: arXiv:2104.09864.
 
     Examples
     --------
@@ -196,7 +155,77 @@ def apply_rope_inplace(
     >>> with precast.reference_mode():
     ...     indptr, offsets = torch.tensor([0, 1]), torch.tensor([5])
     ...     precast.apply_rope_inplace(q, q.clone(), indptr, offsets, 2)
-    >>> q
-    tensor([[[ 0.2837, -0.9589,  0.0000,  0.0000,  0.0000,  0.0000,  0.0000,
-               0.0000]]])
+    >>> q[0, 0, :2]
+    tensor([ 0.2837, -0.9589])
+    """
+
+
+@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
+@documented(apply_rope)
+def apply_rope_pos_ids(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`apply_rope` with a position for each token, into new tensors.
+
+    Parameters
+    ----------
+    pos_ids : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous: the position of each token; exact below 2^24.
+
+    Raises
+    ------
+    ValueError
+        As :func:`apply_rope`.
+
+    Notes
+    -----
+    As :func:`apply_rope`. Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]])
+    >>> with precast.reference_mode():
+    ...     rotated, _ = precast.apply_rope_pos_ids(q, q.clone(), torch.tensor([5]), rotary_dim=2)
+    >>> rotated[0, 0, :2]
+    tensor([ 0.2837, -0.9589])
+    """
+
+
+@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
+@documented(IN_PLACE, apply_rope_pos_ids)
+def apply_rope_pos_ids_inplace(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    pos_ids: torch.Tensor,
+    rotary_dim: int | None = None,
+    interleave: bool = False,
+    rope_scale: float = 1,
+    rope_theta: float = 1e4,
+) -> None:
+    """:func:`apply_rope_pos_ids` in place: ``q`` and ``k`` are overwritten.
+
+    Raises
+    ------
+    ValueError
+        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
+
+    Notes
+    -----
+    As :func:`apply_rope_pos_ids`, without an allocation. Source: arXiv:2104.09864.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> q = torch.tensor([[[1.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]]])
+    >>> with precast.reference_mode():
+    ...     precast.apply_rope_pos_ids_inplace(q, q.clone(), torch.tensor([5]), rotary_dim=2)
+    >>> q[0, 0, :2]
+    tensor([ 0.2837, -0.9589])
     """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RoPE by a cache of cosines and sines, as engines keep one.
+"""Rotate by a cache of cosines and sines, as engines keep one.
 
 Source: Su et al., RoFormer, arXiv:2104.09864.
 """
@@ -7,12 +7,11 @@ Source: Su et al., RoFormer, arXiv:2104.09864.
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._op.export import Export, launches
-from precast._op.validation import check_indices
+from precast._op.docs import documented
+from precast._op.validation import check_indices, check_rank
 from precast._ops.rope._angles import cached_angles, rotated_pair
-from precast._ops.rope._checks import as_heads, check_cache, check_first, check_pair
-from precast._ops.rope._trace import cache_trace
-from precast.api_logging import precast_api
+from precast._ops.rope._checks import check_cache, check_first, check_pair
+from precast._ops.rope._pair import rotates
 
 
 def apply_rope_with_cos_sin_cache_reference(
@@ -23,34 +22,7 @@ def apply_rope_with_cos_sin_cache_reference(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`apply_rope_with_cos_sin_cache` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    positions : torch.Tensor
-        ``[tokens]``, int32 or int64, any device.
-    query, key : torch.Tensor
-        ``[tokens, heads * head_size]`` or ``[tokens, heads, head_size]``.
-    head_size : int
-        Elements of a head.
-    cos_sin_cache : torch.Tensor
-        ``[max_position, rotary_dim]``, float32: cosines, then sines.
-    is_neox : bool
-        Pairs are halves apart; otherwise neighbours.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Queries and keys, turned; shapes and dtypes of the arguments.
-
-    Examples
-    --------
-    >>> import torch
-    >>> cache = torch.tensor([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0]])
-    >>> q = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
-    >>> apply_rope_with_cos_sin_cache_reference(torch.tensor([1]), q, q, 4, cache)[0]
-    tensor([[-3.,  2.,  1.,  4.]])
-    """
+    """:func:`apply_rope_with_cos_sin_cache` in PyTorch on any device: fp32, one cast at the end."""
     tokens = positions.shape[0]
     q = query.reshape(tokens, query.shape[1:].numel() // head_size, head_size)
     k = key.reshape(tokens, key.shape[1:].numel() // head_size, head_size)
@@ -72,48 +44,34 @@ def _check(
     check_first(export, "query", query)
     if head_size <= 0:
         raise ValueError(f"{export}: head_size must be positive, got {head_size}")
-    q = as_heads(export, "query", query, head_size)
-    k = as_heads(export, "key", key, head_size)
+    q = _as_heads(export, "query", query, head_size)
+    k = _as_heads(export, "key", key, head_size)
     if q.shape[-1] != head_size:
         raise ValueError(
             f"{export}: query must have heads of head_size {head_size}, got shape {[*query.shape]}"
         )
-    check_cache(export, cos_sin_cache, "query", query)
+    check_cache(export, cos_sin_cache)
     check_indices(export, "positions", positions, query.shape[0], query, "query")
     check_pair(export, ("query", "key"), q, k, cos_sin_cache.shape[1])
 
 
-_CACHED = "head_size:int cos_sin_cache:any is_neox:bool"
-_NEW = Export(
-    "rope",
-    "apply_rope_with_cos_sin_cache",
-    f"positions:any query:T key:T {_CACHED} query_out!:like(query) key_out!:like(key)",
-    reference=apply_rope_with_cos_sin_cache_reference,
-    check=_check,
-)
-_IN_PLACE = Export(
-    "rope",
-    "apply_rope_with_cos_sin_cache_inplace",
-    f"positions:any query!:T key!:T {_CACHED}",
-    reference=apply_rope_with_cos_sin_cache_reference,
-    check=_check,
-)
-_TRACE = cache_trace(
-    "rope_with_cos_sin_cache",
-    "Queries and keys, turned by the cosines and sines of their positions.",
-    apply_rope_with_cos_sin_cache_reference,
-    in_place=False,
-)
-_IN_PLACE_TRACE = cache_trace(
-    "rope_with_cos_sin_cache_inplace",
-    "Queries and keys, turned in place by the cosines and sines of their positions.",
-    apply_rope_with_cos_sin_cache_reference,
-    in_place=True,
-)
+def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """View ``[tokens, heads * dim]`` as ``[tokens, heads, dim]``."""
+    check_rank(export, name, x, 2, 3)
+    if x.dim() == 3:
+        return x
+    if x.shape[-1] % head_dim:
+        raise ValueError(
+            f"{export}: {name}'s last dimension must be a multiple of the head size {head_dim}, "
+            f"got shape {[*x.shape]}"
+        )
+    return x.unflatten(-1, (x.shape[-1] // head_dim, head_dim))
 
 
-@precast_api(trace=_TRACE)
-@launches(_NEW)
+_DESCRIPTION = "Queries and keys, {} by the cosines and sines of their positions."
+
+
+@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -122,7 +80,7 @@ def apply_rope_with_cos_sin_cache(
     cos_sin_cache: torch.Tensor,
     is_neox: bool = True,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Rotary embedding of queries and keys by a cache of cosines and sines, into new tensors.
+    r"""Rotate queries and keys by a cache of cosines and sines, into new tensors (RoPE).
 
     With :math:`r` = ``rotary_dim``, for pair :math:`i < r / 2` of every head of token :math:`t`,
 
@@ -179,8 +137,8 @@ def apply_rope_with_cos_sin_cache(
     """
 
 
-@precast_api(trace=_IN_PLACE_TRACE)
-@launches(_IN_PLACE)
+@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
+@documented(apply_rope_with_cos_sin_cache)
 def apply_rope_with_cos_sin_cache_inplace(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -193,18 +151,10 @@ def apply_rope_with_cos_sin_cache_inplace(
 
     Parameters
     ----------
-    positions : torch.Tensor
-        ``[tokens]``, int32 or int64, contiguous.
     query, key : torch.Tensor
         As :func:`apply_rope_with_cos_sin_cache` takes them, apart from each other in memory, such
         as slices of one packed projection; overwritten. Columns behind ``rotary_dim`` are neither
         read nor written.
-    head_size : int
-        Elements of a head, a multiple of 8 up to 512.
-    cos_sin_cache : torch.Tensor
-        ``[max_position, rotary_dim]``, float32: cosines, then sines.
-    is_neox : bool
-        True: pairs are half of ``rotary_dim`` apart. False: they are neighbours (GPT-J).
 
     Raises
     ------

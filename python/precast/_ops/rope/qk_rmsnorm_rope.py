@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""RMSNorm of each query and key head, then RoPE, in place on a packed projection.
+"""Normalise and rotate each query and key head of a packed projection, in place.
 
 Sources: Zhang and Sennrich, Root Mean Square Layer Normalization, arXiv:1910.07467; Su et al.,
 RoFormer, arXiv:2104.09864; in this order in Qwen3, arXiv:2505.09388, and Gemma 3, arXiv:2503.19786.
@@ -11,7 +11,7 @@ from precast._base.torch import torch
 from precast._op.export import Export, launches
 from precast._op.validation import check_elements_apart, check_indices, check_rank
 from precast._ops.rope._angles import cached_angles, rotated
-from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first, check_like
+from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
@@ -28,51 +28,24 @@ def qk_rmsnorm_rope_reference(
     weight_bias: float = 0.0,
     is_neox: bool = True,
 ) -> torch.Tensor:
-    """:func:`qk_rmsnorm_rope` in plain PyTorch, out of place: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    qkv : torch.Tensor
-        ``[tokens, heads * head_dim]``, any device.
-    q_weight, k_weight : torch.Tensor
-        ``[head_dim]``.
-    positions : torch.Tensor
-        ``[tokens]``, int32 or int64.
-    cos_sin_cache : torch.Tensor
-        ``[max_position, rotary_dim]``, float32: cosines, then sines.
-    num_q_heads, num_k_heads : int
-        How many heads are queries, and after them keys.
-    eps : float
-        Added to the mean square.
-    weight_bias : float
-        Added to the weights.
-    is_neox : bool
-        Pairs are halves apart; otherwise neighbours.
+    """:func:`qk_rmsnorm_rope` in plain PyTorch on any device, out of place; one cast at the end.
 
     Returns
     -------
     torch.Tensor
         Shape and dtype of ``qkv``; what is neither query nor key is copied.
-
-    Examples
-    --------
-    >>> import torch
-    >>> qkv, weight = torch.tensor([[3.0, 4.0, 5.0, 12.0]]), torch.ones(2)
-    >>> cache, position = torch.tensor([[0.0, 1.0]]), torch.tensor([0])
-    >>> qk_rmsnorm_rope_reference(qkv, weight, weight, position, cache, 1, 0)
-    tensor([[-1.1314,  0.8485,  5.0000, 12.0000]])
     """
     head_dim = q_weight.shape[0]
     heads = qkv.reshape(qkv.shape[0], qkv.shape[1] // head_dim, head_dim)
     angles = cached_angles(positions, cos_sin_cache)
-    turned, start = [], 0
+    parts, start = [], 0
     for count, weight in ((num_q_heads, q_weight), (num_k_heads, k_weight)):
         x = heads[:, start : start + count].float()
         normalized = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
         normalized = normalized * (weight.float() + weight_bias)
-        turned.append(rotated(normalized, angles, not is_neox).to(qkv.dtype))
+        parts.append(rotated(normalized, angles, not is_neox).to(qkv.dtype))
         start += count
-    return torch.cat((*turned, heads[:, start:]), dim=1).view(qkv.shape)
+    return torch.cat((*parts, heads[:, start:]), dim=1).view(qkv.shape)
 
 
 def _check(
@@ -96,12 +69,10 @@ def _check(
             f"{export}: q_weight's size, the head size, must be a multiple of {VECTOR} up to "
             f"{MAX_HEAD_DIM}, got {head_dim}"
         )
-    for name, weight in (("q_weight", q_weight), ("k_weight", k_weight)):
-        check_like(export, name, weight, "qkv", qkv)
-        if weight.shape != (head_dim,):
-            raise ValueError(
-                f"{export}: {name} must have shape [{head_dim}], got {[*weight.shape]}"
-            )
+    if k_weight.shape != (head_dim,):
+        raise ValueError(
+            f"{export}: k_weight must have shape [{head_dim}], got {[*k_weight.shape]}"
+        )
     if num_q_heads < 0 or num_k_heads < 0:
         raise ValueError(
             f"{export}: num_q_heads and num_k_heads must not be negative, got {num_q_heads} and "
@@ -113,7 +84,7 @@ def _check(
             f"{export}: qkv's rows must hold whole heads of {head_dim} elements, at least {heads}, "
             f"got shape {[*qkv.shape]}"
         )
-    check_cache(export, cos_sin_cache, "qkv", qkv)
+    check_cache(export, cos_sin_cache)
     rotary_dim = cos_sin_cache.shape[1]
     if rotary_dim < 2 or rotary_dim % 2 or rotary_dim > head_dim:
         raise ValueError(
@@ -139,7 +110,7 @@ _QK_RMSNORM_ROPE = Export(
 _TRACE = TraceTemplate(
     op_type="rope",
     name_prefix="qk_rmsnorm_rope",
-    description="The norm of each query and key head of a packed projection, turned, in place.",
+    description="The norm of each query and key head of a packed projection, rotated in place.",
     axes={
         "num_tokens": Var("Tokens of all requests."),
         "qkv_size": Const("qkv", "All heads times head_dim.", sample=512),
@@ -184,7 +155,7 @@ def qk_rmsnorm_rope(
     is_neox: bool = True,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""RMSNorm of each query and key head of a packed projection, then RoPE; one pass, in place.
+    r"""Normalise each query and key head of a packed projection and rotate it; one pass, in place.
 
     For the elements :math:`x` of a head, with the weights of the queries or of the keys,
 
@@ -204,12 +175,12 @@ def qk_rmsnorm_rope(
         to 512.
     positions : torch.Tensor
         ``[tokens]``, int32 or int64, contiguous: a row of the cache for each token. A token whose
-        position the cache does not have, such as -1 for padding, is normalised and does not turn.
+        position the cache does not have, such as -1 for padding, is normalised and not rotated.
     cos_sin_cache : torch.Tensor
         ``[max_position, rotary_dim]``, float32, stride 1 in the last dimension: the cosines in the
         first half of a row, the sines in the second. ``rotary_dim`` is even and at most
         ``head_dim``, and a multiple of 16 is fastest (above 496 columns of a head the only choice);
-        columns behind it are normalised and do not turn.
+        columns behind it are normalised and not rotated.
     num_q_heads, num_k_heads : int
         How many heads are queries, and after them keys.
     eps : float
@@ -218,8 +189,6 @@ def qk_rmsnorm_rope(
         Added to the weights, in float32: 1 for Gemma, whose weights are stored around zero.
     is_neox : bool
         True: pairs are half of ``rotary_dim`` apart. False: they are neighbours (GPT-J).
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -229,8 +198,8 @@ def qk_rmsnorm_rope(
 
     Notes
     -----
-    All arithmetic is float32, rounded once to nearest even: the norm is not rounded before it
-    turns. No allocation; safe in CUDA graphs; not differentiable. Sources: arXiv:1910.07467,
+    All arithmetic is float32, rounded once to nearest even: the norm is not rounded before
+    the rotation. No allocation; safe in CUDA graphs; not differentiable. Sources: arXiv:1910.07467,
     arXiv:2104.09864.
 
     Examples

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sampling."""
+"""Sampling ops; :mod:`precast.sampling` exports them."""

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The arguments of exports that draw tokens, made from those of public functions, and checked."""
+"""Make the arguments of exports from those of public functions, and check them."""
 
 from __future__ import annotations
 
 import numbers
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import dtype_word
@@ -12,8 +13,6 @@ from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.validation import (
     check_dtype,
-    check_elements_apart,
-    check_memory_apart,
     check_rank,
     check_same_device,
     check_within,
@@ -24,29 +23,32 @@ from precast._ops.sampling._random import random_arguments
 Whole: TypeAlias = "torch.Tensor | int"
 Real: TypeAlias = "torch.Tensor | float"
 
-MOST_TOKENS = 1 << 20  # of a vocabulary
+MAX_VOCAB_SIZE = 1 << 20
 
 
-def whole(value: Whole) -> tuple[torch.Tensor | None, int]:
-    """As the exports take it: an int32 tensor or none, and a number."""
+def int_arguments(value: Whole) -> tuple[torch.Tensor | None, int]:
+    """Return what the exports take: an int32 tensor or None, and a number."""
     if type(value) is not int and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.int32 else value.to(torch.int32)), 0
     return None, value
 
 
-def real(value: Real) -> tuple[torch.Tensor | None, float]:
-    """As the exports take it: a float32 tensor or none, and a number."""
+def float_arguments(value: Real) -> tuple[torch.Tensor | None, float]:
+    """Return what the exports take: a float32 tensor or None, and a number."""
     if type(value) is not float and isinstance(value, torch.Tensor):
         return (value if value.dtype == torch.float32 else value.float()), 0.0
     return None, value
 
 
-def heat(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
-    """:func:`real` of a temperature. A number is checked; a tensor would have to be waited for."""
+def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
+    """Return :func:`float_arguments` of a temperature, which must not be negative.
+
+    Only a number is checked: for the values of a tensor, the call would have to wait.
+    """
     number: Any = temperature
     if type(number) is not float:
         if isinstance(number, torch.Tensor):
-            return real(number)
+            return float_arguments(number)
         if isinstance(number, bool) or not isinstance(number, numbers.Real):
             kind = type(number).__name__
             raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
@@ -56,12 +58,12 @@ def heat(function: str, temperature: Real) -> tuple[torch.Tensor | None, float]:
 
 
 def given(tensor: torch.Tensor | None, number: Any) -> Any:
-    """The one of the two that a caller gave."""
+    """Return the one of the two that a caller gave."""
     return number if tensor is None else tensor
 
 
 def is_joint(function: str, filter_apply_order: str) -> bool:
-    """Whether both filters look at the whole distribution."""
+    """Return whether each filter applies to the whole distribution."""
     if filter_apply_order not in ("top_k_first", "joint"):
         raise ValueError(
             f"{function}: Invalid filter_apply_order: {filter_apply_order!r}; it must be "
@@ -70,20 +72,10 @@ def is_joint(function: str, filter_apply_order: str) -> bool:
     return filter_apply_order == "joint"
 
 
-def refuse_nan(x: torch.Tensor, kind: str) -> None:
+def reject_nan(x: torch.Tensor, kind: str) -> None:
     """Wait for the GPU, and raise if there is a NaN."""
     if bool(torch.isnan(x).any()):
         raise ValueError(f"Input {kind} contains NaN.")
-
-
-def draw_outputs(
-    x: torch.Tensor, indices: torch.Tensor | None, return_valid: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """New tokens of a draw, and whether each row is a distribution, if that is asked for."""
-    rows = x if indices is None else indices
-    dtype = torch.int32 if indices is None else indices.dtype
-    valid = torch.empty(rows.shape[0], dtype=torch.bool, device=x.device) if return_valid else None
-    return torch.empty(rows.shape[0], dtype=dtype, device=x.device), valid
 
 
 def explain_draw(
@@ -101,87 +93,81 @@ def explain_draw(
 # -- kinds of arguments ---------------------------------------------------------------------------
 
 
-def _number(name: str, type_word: str, encode: Callable[..., Any]) -> Kind:
-    """A number for all rows, or a tensor with one for each: two arguments of an export."""
-    return Kind(
-        f"Tensor? {name}_arr, {type_word} {name}",
-        f"*_{encode.__name__}({{name}})",
-        given,
-        {f"_{encode.__name__}": encode},
-    )
-
-
-def _constant(name: str, type_word: str, value: float) -> Kind:
-    """The same for a function that has no such argument."""
-    return Kind(f"Tensor? {name}_arr, {type_word} {name}", f"None, {value!r}", given)
+def _number(name: str, type_word: str, source: str) -> Kind:
+    """Declare a number for all rows or a tensor with one for each: two arguments of an export."""
+    encoders = (int_arguments, float_arguments, temperature_arguments)
+    names = {f"_{encoder.__name__}": encoder for encoder in encoders}
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
-    """The kinds of arguments of functions of rows ``x``; ``no_top_k`` and the like are constants.
+    """Return the kinds of arguments of functions of rows ``x``; ``no_top_k`` is a constant.
 
-    ``random`` is a tuple of generator, seed and offset. It comes after what can be refused, because
-    a call that fails must not advance a generator.
+    ``random`` is a tuple of generator, seed and offset; ``own_random`` are the function's arguments
+    of these names, where :func:`launches` makes its body. Both come after what can be rejected,
+    because a call that fails must not advance a generator.
     """
-    heat_source = f"*_heat({function!r}, 1.0 if {{name}} is None else {{name}})"
+    reals = ("top_p", "min_p", "repetition", "frequency", "presence")
+    random = Kind(
+        "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset",
+        f"*_random_arguments({function!r}, {x}, *{{name}})",
+        lambda *random: random,
+        {"_random_arguments": random_arguments},
+    )
+    own_source = f"*_random_arguments({function!r}, {x}, generator, seed, offset)"
+    order_source = f"_is_joint({function!r}, {{name}})"
+    temperature = f"*_temperature_arguments({function!r}, 1.0 if {{name}} is None else {{name}})"
     return {
-        "top_k": _number("top_k", "SymInt", whole),
-        "top_p": _number("top_p", "float", real),
-        "min_p": _number("min_p", "float", real),
-        "repetition_penalty": _number("repetition", "float", real),
-        "frequency_penalty": _number("frequency", "float", real),
-        "presence_penalty": _number("presence", "float", real),
-        "temperature": Kind(
-            "Tensor? temperature_arr, float temperature", heat_source, given, {"_heat": heat}
-        ),
-        "no_top_k": _constant("top_k", "SymInt", 0),
-        "no_top_p": _constant("top_p", "float", 1.0),
-        "no_min_p": _constant("min_p", "float", 0.0),
-        "no_temperature": _constant("temperature", "float", 1.0),
-        "not_joint": Kind("bool joint", "False"),
-        "random": Kind(
-            "Tensor? seed_arr, SymInt seed, Tensor? offset_arr, SymInt offset",
-            f"*_random_arguments({function!r}, {x}, *{{name}})",
-            lambda *random: random,
-            {"_random_arguments": random_arguments},
-        ),
+        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})"),
+        **{name: _number(name, "float", "*_float_arguments({name})") for name in reals},
+        "temperature": _number("temperature", "float", temperature),
+        "no_top_k": _number("top_k", "SymInt", "None, 0"),
+        "no_top_p": _number("top_p", "float", "None, 1.0"),
+        "no_min_p": _number("min_p", "float", "None, 0.0"),
+        "no_temperature": _number("temperature", "float", "None, 1.0"),
+        "order": Kind("bool joint", order_source, _order_of, {"_is_joint": is_joint}),
+        "no_order": Kind("bool joint", "False", _order_of),
+        "random": random,
+        "own_random": replace(random, encode=own_source),
     }
 
 
-#: Public arguments that are found again from what an export gets.
+#: These functions find public arguments again from what an export gets.
 DERIVED: dict[str, Callable[..., Any]] = {
     "seed": lambda random: given(random[0], random[1]),
     "offset": lambda random: given(random[2], random[3]),
+    "return_valid": lambda valid: valid is not None,
 }
 
 
-def order_of(joint: bool) -> str:
-    """The public argument ``filter_apply_order``."""
+def _order_of(joint: bool) -> str:
+    """Return the public argument ``filter_apply_order``."""
     return "joint" if joint else "top_k_first"
 
 
-# -- what the references of exports refuse --------------------------------------------------------
+# -- checks of references -------------------------------------------------------------------------
 
 
 def check_distributions(export: str, name: str, x: torch.Tensor) -> None:
-    """Two dimensions of a legal size and element type."""
+    """Check that rows have two dimensions of a legal size and a legal element type."""
     check_dtype(export, name, x, torch.float32, torch.float16, torch.bfloat16)
     check_rank(export, name, x, 2, 2)
     check_vocabulary(export, name, x)
 
 
 def check_vocabulary(export: str, name: str, x: torch.Tensor) -> None:
-    """The last dimension is no longer than the kernels' rows."""
+    """Check that the last dimension is not longer than the kernels' rows."""
     size = x.shape[-1]
-    if not 1 <= size <= MOST_TOKENS:
+    if not 1 <= size <= MAX_VOCAB_SIZE:
         raise ValueError(
-            f"{export}: {name} must have 1 to {MOST_TOKENS} columns, got shape {[*x.shape]}"
+            f"{export}: {name} must have 1 to {MAX_VOCAB_SIZE} columns, got shape {[*x.shape]}"
         )
 
 
 def check_by_row(
     export: str, x: torch.Tensor, x_name: str, parameters: Mapping[str, object]
 ) -> None:
-    """Each parameter that is a tensor has a number for each row of ``x``."""
+    """Check that each parameter that is a tensor has a number for each row of ``x``."""
     for name, values in parameters.items():
         if not isinstance(values, torch.Tensor):
             continue
@@ -212,7 +198,7 @@ def check_random(
     seed_arr: torch.Tensor | None,
     offset_arr: torch.Tensor | None,
 ) -> None:
-    """Seeds and offsets that are tensors have one number or one for each output."""
+    """Check that seeds and offsets that are tensors have one number or one for each output."""
     for name, values in (("seed", seed_arr), ("offset", offset_arr)):
         if values is None:
             continue
@@ -240,7 +226,7 @@ def check_outputs(
     out: torch.Tensor,
     valid: torch.Tensor | None,
 ) -> int:
-    """Indices and results fit each other; the number of outputs."""
+    """Check that indices and results fit each other, and return the number of outputs."""
     outputs: int = x.shape[0]
     if indices is not None:
         check_same_device(export, "indices", indices, x, x_name)
@@ -261,13 +247,3 @@ def check_outputs(
         if result.shape != (outputs,):
             raise ValueError(f"{export}: {name} must have shape [{outputs}], got {[*result.shape]}")
     return outputs
-
-
-def check_result(export: str, name: str, x: torch.Tensor, out: torch.Tensor) -> None:
-    """``out`` is like ``x`` and may be it."""
-    check_same_device(export, "out", out, x, name)
-    if out.shape != x.shape:
-        raise ValueError(f"{export}: out must have {name}'s shape {[*x.shape]}, got {[*out.shape]}")
-    check_elements_apart(export, "out", out)
-    if out.data_ptr() != x.data_ptr() or out.stride() != x.stride():
-        check_memory_apart(export, "out", out, x, name)

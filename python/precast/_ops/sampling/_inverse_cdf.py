@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row sums and inverse-CDF sampling in the kernels' order, which depends on the vocabulary alone.
+"""Compute row sums and inverse-CDF samples in the kernels' order of additions.
 
-A row is cut into tiles of 1024 consecutive elements, each read by one warp: lane ``l`` holds the
-elements ``128 * j + 4 * l + c`` of the tile, for ``j`` from 0 to 7 and ``c`` from 0 to 3. The tiles
-form 8 chunks of equally many tiles, of which the last ones may be short or empty. Sums are float32.
-A lane adds in the order of (j, c), a tile adds its lanes by butterfly shuffles over distances of
-16, 8, 4, 2 and 1, a chunk adds tile by tile and a row chunk by chunk. Sampling goes down the same
-levels.
+The order depends on the vocabulary alone. A row is divided into tiles of 1024 consecutive elements,
+each read by one warp: lane ``l`` holds the elements ``128 * j + 4 * l + c`` of the tile, for ``j``
+from 0 to 7 and ``c`` from 0 to 3. The tiles form 8 chunks of equally many tiles, of which the last
+ones may be short or empty. Sums are float32. A lane adds in the order of (j, c), a tile adds its
+lanes by butterfly shuffles over distances of 16, 8, 4, 2 and 1, a chunk adds tile by tile and a row
+chunk by chunk. Sampling goes down the same levels.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CHUNKS = 8
 
 
 def lane_elements(weights: torch.Tensor) -> torch.Tensor:
-    """``[rows, chunks, tiles, lanes, elements]`` of rows, padded with zeros."""
+    """View rows, padded with zeros, as ``[rows, chunks, tiles, lanes, elements]``."""
     rows, size = weights.shape
     tiles = -(-size // (TILE * CHUNKS))  # of a chunk
     chunks = -(-size // (TILE * tiles))  # without those that are empty
@@ -30,7 +30,7 @@ def lane_elements(weights: torch.Tensor) -> torch.Tensor:
 
 
 def sequential_sum(masses: torch.Tensor) -> torch.Tensor:
-    """The sum of the last dimension, one float32 addition after the other."""
+    """Sum the last dimension by one float32 addition after the other."""
     total = masses[..., 0]
     for i in range(1, masses.shape[-1]):
         total = total + masses[..., i]
@@ -38,7 +38,7 @@ def sequential_sum(masses: torch.Tensor) -> torch.Tensor:
 
 
 def butterfly_sum(lanes: torch.Tensor) -> torch.Tensor:
-    """The sum over 32 lanes in the order of a warp's butterfly shuffles."""
+    """Sum over 32 lanes in the order of a warp's butterfly shuffles."""
     lane = torch.arange(LANES, device=lanes.device)
     for distance in (16, 8, 4, 2, 1):
         lanes = lanes + lanes[..., lane ^ distance]
@@ -46,19 +46,19 @@ def butterfly_sum(lanes: torch.Tensor) -> torch.Tensor:
 
 
 def level_sums(elements: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The sums of lanes, tiles and chunks."""
+    """Return the sums of lanes, tiles and chunks."""
     lanes = sequential_sum(elements)
     tiles = butterfly_sum(lanes)
     return lanes, tiles, sequential_sum(tiles)
 
 
 def row_sums(weights: torch.Tensor) -> torch.Tensor:
-    """The sum of each row, ``[rows]`` float32."""
+    """Sum each row, ``[rows]`` float32."""
     return sequential_sum(level_sums(lane_elements(weights))[2])
 
 
 def sample_level(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """The item of each row of masses ``[n, items]`` that the number ``[n]`` in [0, 1) selects.
+    """Find the item of each row of masses ``[n, items]`` that the number ``[n]`` in [0, 1) selects.
 
     This is the first item whose prefix sum exceeds the number times the total, or the last item
     with mass where rounding leaves no such item. So an item without mass is selected only if no
@@ -78,7 +78,7 @@ def sample_level(masses: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
 
 
 def sample_rows(weights: torch.Tensor, rows: torch.Tensor, uniform: torch.Tensor) -> torch.Tensor:
-    """A token of the row ``rows[i]`` of ``weights`` for the four numbers ``uniform[i]``."""
+    """Select a token of the row ``rows[i]`` of ``weights`` by the four numbers ``uniform[i]``."""
     elements = lane_elements(weights)
     lanes, tiles, chunks = level_sums(elements)
     tokens = []

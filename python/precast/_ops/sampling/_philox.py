@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Philox4x32-10: four random words for each key and counter, without a state.
+"""Philox4x32-10, which makes four random words of each key and counter, without a state.
 
 Source: Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 """
@@ -18,7 +18,7 @@ def philox4x32(
     counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
     key: tuple[torch.Tensor, torch.Tensor],
 ) -> torch.Tensor:
-    """Ten rounds on words that are int64 numbers from 0 to 2^32 - 1; ``[..., 4]`` of the same."""
+    """Run ten rounds on words that are int64 numbers from 0 to 2^32 - 1; returns ``[..., 4]``."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(10):
@@ -30,7 +30,7 @@ def philox4x32(
 
 
 def signed(number: int) -> int:
-    """The low 64 bits of a whole number, as int64 has them; NumPy's are whole numbers, too."""
+    """Return the low 64 bits of a whole number, also NumPy's, as an int64."""
     if type(number) is not int:
         number = operator.index(number)
     if 0 <= number < 1 << 63:
@@ -41,7 +41,7 @@ def signed(number: int) -> int:
 def as_int64(
     number: torch.Tensor | int | None, count: int, device: torch.device
 ) -> tuple[torch.Tensor, bool]:
-    """A seed or an offset for each of ``count`` rows, and whether each row has its own."""
+    """Return a seed or an offset for each of ``count`` rows, and whether each row has its own."""
     if isinstance(number, torch.Tensor):
         bits = number.view(torch.int64) if number.dtype == torch.uint64 else number.to(torch.int64)
         return bits.expand(count), number.numel() > 1
@@ -55,7 +55,7 @@ def uniforms(
     draw: int | torch.Tensor,
     device: torch.device,
 ) -> torch.Tensor:
-    """Four uniform numbers in [0, 1) for each row, ``[count, 4]`` float32, multiples of 2^-24.
+    """Return four uniform numbers in [0, 1) for each row, ``[count, 4]``, multiples of 2^-24.
 
     The row is part of the counter, unless each row has a seed of its own: then its numbers do not
     depend on where it stands.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the seed and the offset of a call come from."""
+"""Find the seed and the offset of a call."""
 
 from __future__ import annotations
 
@@ -21,14 +21,19 @@ def random_arguments(
     seed: torch.Tensor | int | None,
     offset: torch.Tensor | int | None,
 ) -> Random:
-    """Those that are given, or those of a generator, which moves on.
+    """Return the seed and the offset that are given, or those of a generator, which moves on.
 
     While a CUDA graph is captured, and in ``torch.compile``, both are drawn on the device, by the
     generator too: so each replay of a graph that it is registered with has numbers of its own.
     """
     if seed is not None or offset is not None:
         return _given(function, seed, offset)
-    if torch.compiler.is_compiling() or (x.is_cuda and _is_capturing(x.get_device())):
+    is_compiling = torch.compiler.is_compiling()
+    if not is_compiling and x.is_cuda and x.get_device() != torch.cuda.current_device():
+        # Whether the tensor's stream is captured counts here and in the generator's functions.
+        with torch.cuda.device(x.get_device()):
+            return random_arguments(function, x, generator, seed, offset)
+    if is_compiling or (x.is_cuda and torch.cuda.is_current_stream_capturing()):
         if generator is None:
             drawn = torch.randint(0, 2**63 - 1, (2,), dtype=torch.int64, device=x.device)
         else:
@@ -51,18 +56,10 @@ def random_arguments(
     return None, int(drawn), None, 0
 
 
-def _is_capturing(device: int) -> bool:
-    """Whether that device's current stream is captured; another one may be the current device."""
-    if device == torch.cuda.current_device():
-        return bool(torch.cuda.is_current_stream_capturing())
-    with torch.cuda.device(device):
-        return bool(torch.cuda.is_current_stream_capturing())
-
-
 def _check_device(
     function: str, x: torch.Tensor, generator: torch.Generator, on_device: bool
 ) -> None:
-    """A generator is of the tensor's device, or else of the CPU, unless the device is to draw."""
+    """Check that a generator is of the tensor's device, or of the CPU unless the device draws."""
     device = generator.device
     if device.type == x.device.type:
         if device.index in (None, x.device.index):  # None: the device it was made on

@@ -1,76 +1,81 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trace templates of functions that draw tokens: one for each form of their arguments."""
+"""Make the trace templates of sampling, one for each form of the arguments of a call."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from precast._ops.sampling._arguments import is_joint
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
 VOCABULARY = Const("v", "Tokens of the vocabulary.")
 SEED = Scalar("int64", description="Key of the random numbers.", sample=7)
 OFFSET = Scalar("int64", description="Counter of the random numbers.", sample=4)
 
-_FILTERS = {
+#: The element type, a value for generated calls, and the description.
+_NUMBERS = {
+    "temperature": ("float32", 0.75, "What logits are divided by."),
     "top_k": ("int32", 20, "Most tokens that are kept, but for ties."),
     "top_p": ("float32", 0.75, "Share of the mass that is kept at least."),
-    "min_p": ("float32", 0.25, "Least share of the largest probability."),
-    "temperature": ("float32", 0.75, "What logits are divided by."),
+    "min_p": ("float32", 0.0625, "Least share of the largest probability."),
+    "repetition_penalty": ("float32", 1.25, ""),
+    "frequency_penalty": ("float32", 0.25, ""),
+    "presence_penalty": ("float32", 0.5, ""),
 }
-
-
-#: A seed and an offset as tensors, and the axes that they have.
-SEEDS: dict[str, Tensor | Scalar] = {
-    "seed": Tensor(["num_seeds"], dtype="int64", description="Keys: one, or one for each token."),
-    "offset": Tensor(["num_offsets"], dtype="int64", description="Counters, likewise."),
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+#: The shapes of optional tensors, and their descriptions.
+_GIVEN = {
+    "indices": (["batch_size"], "The distribution of each token."),
+    "prompt_mask": (["batch_size", "mask_words"], "A bit each token."),
+    "output_counts": (["batch_size", "vocab_size"], ""),
+    "bitmask": (["batch_size", "mask_words"], "A bit each token."),
 }
-SEED_AXES: dict[str, Var | Const] = {
-    "num_seeds": Var("1, or one for each token.", value="batch_size"),
-    "num_offsets": Var("1, or one for each token.", value="batch_size"),
-}
+_MASKS = ("prompt_mask", "output_counts", "bitmask")
 
 
-def fill(made: dict[str, Any]) -> None:
-    """Filters by row that keep different numbers of tokens, indices of every row, and seeds."""
-    import torch
-
-    for name, value in made.items():
-        if not isinstance(value, torch.Tensor):
-            continue
-        count = torch.arange(value.shape[0], device=value.device)
-        if name == "top_k":
-            made[name] = (count + 2).to(value.dtype)
-        elif name in ("top_p", "min_p", "temperature"):
-            made[name] = ((count % 8 + 1) / 16).to(value.dtype)
-        elif name == "indices":
-            rows = next(iter(made.values())).shape[0]
-            made[name] = (count % rows).to(value.dtype)
-        elif name in ("seed", "offset"):
-            made[name] = 4 * count
+# -- forms of calls -------------------------------------------------------------------------------
 
 
 def is_tensor(value: object) -> bool:
-    """Whether an argument is no number; torch is not imported for it."""
+    """Return whether an argument is not a number, without importing torch."""
     return hasattr(value, "shape")
 
 
-Form = TypeVar("Form", bound=Hashable)
+class Form(NamedTuple):
+    """How the arguments of a call are given."""
+
+    by_row: tuple[str, ...] = ()  # filters and penalties that are tensors
+    given: tuple[str, ...] = ()  # indices and masks that are there
+    joint: bool = False
+    seeds: bool = False  # seed and offset are tensors
 
 
-def by_form(
-    form_of: Callable[..., Form], make: Callable[[Form], TraceTemplate], usual: Iterable[Form]
+def form_of(function: str, **call: Any) -> Form:
+    """Return the form of a call of a function that draws."""
+    return Form(
+        tuple(name for name in _NUMBERS if is_tensor(call.get(name))),
+        tuple(name for name in _GIVEN if call.get(name) is not None),
+        is_joint(function, call.get("filter_apply_order", "top_k_first")),
+        is_tensor(call.get("seed")),
+    )
+
+
+F = TypeVar("F", bound=Hashable)
+
+
+def _by_form(
+    find: Callable[..., F], make: Callable[[F], TraceTemplate], usual: Iterable[F]
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function over the forms of a call, of which there are too many to make them all.
+    """Make a dispatch function over the forms of a call, which are too many to make them all.
 
-    What it lists begins with the usual ones; that of another form is made at its first call.
+    It lists the usual ones first; the template of another form is made at its first call.
     """
     templates = {form: make(form) for form in usual}
 
     def choose(**call: Any) -> TraceTemplate:
-        form = form_of(**call)
+        form = find(**call)
         if form not in templates:
             templates.setdefault(form, make(form))  # Another thread may have been first.
         return templates[form]
@@ -80,106 +85,162 @@ def by_form(
     return choose
 
 
-class _Draw(NamedTuple):
-    """How the arguments of a draw are given."""
+# -- draws ----------------------------------------------------------------------------------------
 
-    by_row: tuple[str, ...] = ()  # filters that are tensors
-    indexed: bool = False
-    joint: bool = False
-    seeds: bool = False  # seed and offset are tensors
+#: The forms of ``sample`` that are listed first.
+_USUAL = (
+    Form(),
+    Form(joint=True),
+    Form(seeds=True),
+    Form(_FILTERS),
+    Form(("temperature",), joint=True),
+    Form(("top_k", "top_p"), ("bitmask",)),
+    Form(("repetition_penalty",), ("prompt_mask",)),
+    Form((), _MASKS),
+    Form(tuple(_NUMBERS), _MASKS),
+    Form(tuple(_NUMBERS), _MASKS, True, True),
+)
+
+
+def _usual(filters: Sequence[str]) -> list[Form]:
+    """Return the forms of a draw with these filters, but for most of those with seeds."""
+    subsets = (itertools.combinations(filters, n) for n in range(len(filters) + 1))
+    by_row = itertools.chain.from_iterable(subsets)
+    orders = [False, True] if len(filters) > 1 else [False]
+    forms = itertools.starmap(Form, itertools.product(by_row, [(), ("indices",)], orders))
+    return [*forms, Form(seeds=True)]
+
+
+def name_of(function: str, form: Form) -> str:
+    """Return the beginning of the name of a definition."""
+    if function == "sample":
+        words = [name.removesuffix("_penalty") for name in form.by_row]
+        words += ["by_row"] * bool(words)
+    else:
+        words = [f"{name}_by_row" for name in form.by_row]
+    words += ["indexed" if name == "indices" else name for name in form.given]
+    return "_".join([function, *words, *["seeds"] * form.seeds, *["joint"] * form.joint])
 
 
 def draw_trace(
-    function: str, kind: str, filters: Sequence[str], reference: Callable[..., Any]
+    function: str, x: str, filters: Sequence[str], reference: Callable[..., Any]
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function over numbers or rows of each filter, indices, order and seeds."""
+    """Dispatch over numbers or rows of each filter, optional tensors, order and seeds.
 
-    def form_of(**call: Any) -> _Draw:
-        return _Draw(
-            tuple(name for name in filters if is_tensor(call.get(name))),
-            call.get("indices") is not None,
-            is_joint(function, call.get("filter_apply_order", "top_k_first")),
-            is_tensor(call.get("seed")),
-        )
-
-    by_row = [tuple(itertools.compress(filters, c)) for c in _choices(len(filters))]
-    joint = [False, True] if len(filters) > 1 else [False]
-    usual = itertools.starmap(_Draw, itertools.product(by_row, [False, True], joint))
-    return by_form(
-        form_of,
-        lambda form: _template(function, kind, filters, form, reference),
-        [*usual, _Draw(seeds=True)],
+    ``sample`` has all filters, and penalties.
+    """
+    is_sample = function == "sample"
+    description = (
+        "Draws a token from logits by temperature, top-k, top-p and min-p"
+        if is_sample
+        else f"Draws a token from each distribution of {x}"
+        + (f", filtered by {' and '.join(filters)}" if filters else "")
     )
 
+    def numbers(form: Form) -> list[str]:
+        """Return filters, and penalties that apply to tokens of the masks."""
+        counted = "output_counts" in form.given
+        names = [*filters, *["repetition_penalty"] * (counted or "prompt_mask" in form.given)]
+        return [*names, *["frequency_penalty", "presence_penalty"] * counted]
 
-def _choices(count: int) -> Iterator[tuple[bool, ...]]:
-    return itertools.product([False, True], repeat=count)
-
-
-def _template(
-    function: str, kind: str, filters: Sequence[str], form: _Draw, reference: Callable[..., Any]
-) -> TraceTemplate:
-    rows = "num_rows" if form.indexed else "batch_size"
-    axes: dict[str, Var | Const] = {rows: Var("Distributions.")}
-    if form.indexed:
-        axes["batch_size"] = Var("Tokens drawn.")
-    inputs: dict[str, Tensor | Scalar] = {kind: Tensor([rows, "vocab_size"])}
-    for name in filters:
-        dtype, sample, text = _FILTERS[name]
-        if name in form.by_row:
-            inputs[name] = Tensor([rows], dtype=dtype, description=text)
-        else:
-            inputs[name] = Scalar(dtype, description=text, sample=sample)
-    if form.indexed:
-        inputs["indices"] = Tensor(
-            ["batch_size"], dtype="int32", description="The distribution of each token."
+    def template(form: Form) -> TraceTemplate:
+        axes: dict[str, Var | Const] = {
+            "batch_size": Var("Rows." if is_sample else "Distributions.")
+        }
+        if "indices" in form.given:
+            axes = {"num_rows": Var("Distributions."), "batch_size": Var("Tokens drawn.")}
+        axes["vocab_size"] = VOCABULARY
+        rows = next(iter(axes))
+        inputs: dict[str, Tensor | Scalar] = {x: Tensor([rows, "vocab_size"])}
+        for name in numbers(form):
+            dtype, sample, text = _NUMBERS[name]
+            about = "" if is_sample else text
+            by_row = Tensor([rows], dtype=dtype, description=about)
+            number = Scalar(dtype, description=about, sample=sample)
+            inputs[name] = by_row if name in form.by_row else number
+        for name in form.given:
+            shape, about = _GIVEN[name]
+            inputs[name] = Tensor(shape, dtype="int32", description=about)
+            if "mask_words" in shape:
+                axes["mask_words"] = Const("", value="(vocab_size + 31) // 32")
+        inputs.update(seed=SEED, offset=OFFSET)
+        if form.seeds:
+            sizes = Var("1, or one for each token.", value="batch_size")
+            axes.update(num_seeds=sizes, num_offsets=sizes)
+            about = "Keys: one, or one for each token."
+            inputs["seed"] = Tensor(["num_seeds"], dtype="int64", description=about)
+            about = "Counters, likewise."
+            inputs["offset"] = Tensor(["num_offsets"], dtype="int64", description=about)
+        masks = f", with {' and '.join(form.given)}" if is_sample and form.given else ""
+        order = "joint" if form.joint else "top_k_first"
+        return TraceTemplate(
+            op_type="sampling",
+            name_prefix=name_of(function, form),
+            description=description + masks,
+            axes=axes,
+            inputs=inputs,
+            outputs={"tokens" if is_sample else "samples": Tensor(["batch_size"], dtype="int32")},
+            reference=reference,
+            fixed={"filter_apply_order": order} if len(filters) > 1 else {},
+            fill=_fill,
         )
-    suffixes = [f"{name}_by_row" for name in form.by_row]
-    suffixes += ["indexed"] * form.indexed + ["seeds"] * form.seeds + ["joint"] * form.joint
-    order = "joint" if form.joint else "top_k_first"
-    return TraceTemplate(
-        op_type="sampling",
-        name_prefix="_".join([function, *suffixes]),
-        description=f"Draws a token from each distribution of {kind}"
-        + (", cut down by " + " and ".join(filters) if filters else ""),
-        axes={**axes, "vocab_size": VOCABULARY, **(SEED_AXES if form.seeds else {})},
-        inputs={**inputs, **(SEEDS if form.seeds else {"seed": SEED, "offset": OFFSET})},
-        outputs={"samples": Tensor(["batch_size"], dtype="int32")},
-        reference=reference,
-        fixed={"filter_apply_order": order} if len(filters) > 1 else {},
-        fill=fill,
-    )
+
+    usual = _USUAL if is_sample else _usual(filters)
+    return _by_form(lambda **call: form_of(function, **call), template, usual)
+
+
+# -- rows -----------------------------------------------------------------------------------------
 
 
 def rows_trace(
     function: str,
     kind: str,
-    parameter: str,
+    number: str,
     reference: Callable[..., Any],
     output: str,
     dtype: str | None = None,
 ) -> Callable[..., TraceTemplate]:
-    """A dispatch function of what makes rows of rows, by a number or one for each row."""
-    dtype_of, sample, text = _FILTERS[parameter]
-    numbers = Scalar(dtype_of, description=text, sample=sample)
-    by_row = Tensor(["batch_size"], dtype=dtype_of, description=text)
+    """Dispatch over a number for all rows or one for each, for a function that returns rows."""
+    number_dtype, sample, text = _NUMBERS[number]
     shape = ["batch_size", "vocab_size"]
-    templates = [
-        TraceTemplate(
+
+    def template(by_row: bool) -> TraceTemplate:
+        scalar = Scalar(number_dtype, description=text, sample=sample)
+        tensor = Tensor(["batch_size"], dtype=number_dtype, description=text)
+        return TraceTemplate(
             op_type="sampling",
-            name_prefix=name,
-            description=f"{output[0].upper()}{output[1:]} of each row of {kind}, by {parameter}",
+            name_prefix=f"{function}_by_row" if by_row else function,
+            description=f"{output[0].upper()}{output[1:]} of each row of {kind}, by {number}",
             axes={"batch_size": Var("Rows."), "vocab_size": VOCABULARY},
-            inputs={kind: Tensor(shape), parameter: given},
+            inputs={kind: Tensor(shape), number: tensor if by_row else scalar},
             outputs={output: Tensor(shape, dtype=dtype, dtype_from=None if dtype else kind)},
             reference=reference,
-            fill=fill,
+            fill=_fill,
         )
-        for name, given in ((function, numbers), (f"{function}_by_row", by_row))
-    ]
 
-    @dispatch(*templates)
-    def choose(**call: Any) -> TraceTemplate:
-        return templates[is_tensor(call.get(parameter))]
+    return _by_form(lambda **call: is_tensor(call.get(number)), template, (False, True))
 
-    return choose
+
+def _fill(made: dict[str, Any]) -> None:
+    """Make rows keep different tokens, and fill in indices, masks and seeds."""
+    import torch
+
+    for name, value in made.items():
+        if not isinstance(value, torch.Tensor):
+            continue
+        count = torch.arange(value.numel(), device=value.device).view(value.shape)
+        if name == "top_k":
+            made[name] = (count + 2).to(value.dtype)
+        elif name in _FILTERS:
+            made[name] = ((count % 8 + 1) / 16).to(value.dtype)
+        elif name.endswith("_penalty"):
+            made[name] = (count % 4 + 2) / 2
+        elif name == "indices":
+            rows = next(iter(made.values())).shape[0]
+            made[name] = (count % rows).to(value.dtype)
+        elif name in ("seed", "offset"):
+            made[name] = 4 * count
+        elif name == "output_counts":
+            made[name] = (count % 3).to(torch.int32)
+        elif name in _MASKS:
+            made[name] = (count * 0x5BD1E995).to(torch.int32)

@@ -1,19 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From logits to a token in one launch: penalties, mask, temperature, filters and the draw."""
+"""Apply penalties, mask, temperature and filters to logits, and draw tokens, in one launch."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import inspect
+from typing import Any, NamedTuple
 
 from precast._base.torch import torch
-from precast._op.export import op
-from precast._ops.sampling._arguments import Real, Whole, explain_draw, is_joint, refuse_nan
-from precast._ops.sampling._fused_checks import MOST_TOP_LOGPROBS
-from precast._ops.sampling._fused_kernels import SAMPLE, SAMPLE_TOKENS
+from precast._op.docs import documented
+from precast._op.export import Export, op
+from precast._ops.sampling._arguments import (
+    DERIVED,
+    Real,
+    Whole,
+    check_by_row,
+    check_random,
+    check_vocabulary,
+    explain_draw,
+    kinds,
+    reject_nan,
+)
+from precast._ops.sampling._docs import DRAW, ROWS
 from precast._ops.sampling._fused_reference import sample_reference as sample_reference
 from precast._ops.sampling._fused_reference import sampled_tokens
-from precast._ops.sampling._fused_trace import sample_trace
+from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
+
+MAX_TOP_LOGPROBS = 32
+_FILTERS = ("temperature", "top_k", "top_p", "min_p")
+_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class Sampled(NamedTuple):
@@ -38,8 +53,67 @@ class Sampled(NamedTuple):
     valid: torch.Tensor | None = None
 
 
-@precast_api(trace=sample_trace(sampled_tokens))
+def _check(logits: torch.Tensor, random: tuple[Any, ...], **given: Any) -> None:
+    check_vocabulary("sample", "logits", logits)
+    by_row = {name: given[name] for name in (*_FILTERS, *_PENALTIES) if name in given}
+    check_by_row("sample", logits, "logits", by_row)
+    top = given.get("top_tokens")
+    if top is not None and top.shape[1] > MAX_TOP_LOGPROBS:
+        raise ValueError(
+            f"sample: top_tokens must have at most {MAX_TOP_LOGPROBS} columns, got {top.shape[1]}"
+        )
+    check_random("sample", logits, "logits", logits.shape[0], random[0], random[2])
+
+
+def _write(out: torch.Tensor, valid: torch.Tensor | None, **given: Any) -> None:
+    names = inspect.signature(sample_reference).parameters
+    results = sample_reference(**{name: given[name] for name in names if name in given})
+    others = (given.get(name) for name in ("logprobs", "top_tokens", "top_token_logprobs"))
+    for target, result in zip((out, *others, valid), results):
+        if target is not None:
+            target.copy_(result)
+
+
+_LOGITS = (
+    "logits:T=f32|f16|bf16[rows,vocab] temperature:temperature top_k:top_k top_p:top_p min_p:min_p "
+    "filter_apply_order:order"
+)
+_SAMPLE = Export(
+    "sampling_fused",
+    "sample",
+    f"{_LOGITS} repetition_penalty:repetition frequency_penalty:frequency "
+    "presence_penalty:presence prompt_mask?:i32[rows,(vocab+31)//32] "
+    "output_counts?:i32[rows,vocab] bitmask?:i32[rows,(vocab+31)//32] random:random out!:i32[rows] "
+    "logprobs!?:f32[rows] top_tokens!?:i32[rows,count] top_token_logprobs!?:f32[rows,count] "
+    "valid!?:bool[rows] enable_pdl:pdl",
+    check=_check,
+    write=_write,
+    derived={
+        **DERIVED,
+        "return_logprobs": lambda logprobs: logprobs is not None,
+        "top_logprobs": lambda top_tokens: (
+            0 if top_tokens is None or not top_tokens.dim() else top_tokens.shape[1]
+        ),
+    },
+    kinds=kinds("sample", "logits"),
+)
+
+# Without penalties, masks and log-probabilities, this kernel draws the same tokens in less time.
+_SAMPLE_TOKENS = Export(
+    "sampling",
+    "sample_tokens",
+    f"{_LOGITS} random:random out!:i32[rows] valid!?:bool[rows] enable_pdl:pdl",
+    check=_check,
+    write=_write,
+    derived=DERIVED,
+    kinds=kinds("sample", "logits"),
+    function="sample",
+)
+
+
+@precast_api(trace=draw_trace("sample", "logits", _FILTERS, sampled_tokens))
 @op("sampling_fused", explain=explain_draw)
+@documented(DRAW, ROWS)
 def sample(
     logits: torch.Tensor,
     temperature: Real = 1.0,
@@ -78,18 +152,12 @@ def sample(
 
     Parameters
     ----------
-    logits : torch.Tensor
-        ``[rows, vocabulary]``, float32, float16 or bfloat16.
     temperature : float or torch.Tensor
         :math:`T`, or float32 ``[rows]``; from 0 on. 0 is greedy: the first of the largest, no draw.
         A negative one in a tensor is not checked, and its row means nothing.
     top_k : int or torch.Tensor
         How many are kept, or int32 ``[rows]``; below 1 all. Tokens whose weights are equal at the
         temperature count as equal.
-    top_p : float or torch.Tensor
-        The share of the mass, or float32 ``[rows]``; from 1 on all.
-    min_p : float or torch.Tensor
-        The share of the largest probability, or float32 ``[rows]``; at 0 and below all.
     repetition_penalty : float or torch.Tensor
         :math:`r`, or float32 ``[rows]``; 1 is none. Needs ``prompt_mask`` or ``output_counts``.
     frequency_penalty : float or torch.Tensor
@@ -104,26 +172,10 @@ def sample(
     bitmask : torch.Tensor, optional
         ``[rows, ceil(vocabulary / 32)]``, int32, bits as in ``prompt_mask``: the tokens that are
         allowed, as grammar engines (XGrammar, llguidance) make it. Default: all.
-    filter_apply_order : str
-        ``"top_k_first"``: top-p is a share of the mass that top-k keeps. ``"joint"``: a share of
-        the whole mass.
-    generator : torch.Generator, optional
-        Where seed and offset come from. Default: the device's own.
-    seed, offset : int or torch.Tensor, optional
-        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[rows]``;
-        equal ones give equal tokens.
     return_logprobs : bool
-        Return the log-probability of each token, in the distribution after penalties, allowed
-        tokens and temperature (1 where it is 0) and before the filters.
+        Return the log-probability of each token.
     top_logprobs : int
-        How many of the likeliest tokens of that distribution to return with their
-        log-probabilities; 0 to 32.
-    return_valid : bool
-        Return whether each row was a distribution.
-    check_nan : bool
-        Raise if there is a NaN, **for which the call waits for the GPU**.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+        How many of the likeliest tokens to return with their log-probabilities; 0 to 32.
 
     Returns
     -------
@@ -141,7 +193,8 @@ def sample(
 
     Notes
     -----
-    Reads logits, masks and counts once.
+    Log-probabilities are those after penalties, allowed tokens and temperature (1 where it is 0)
+    and before the filters. Reads logits, masks and counts once.
 
     Examples
     --------
@@ -153,16 +206,15 @@ def sample(
     >>> out.tokens.tolist(), [round(x, 4) for x in out.logprobs.tolist()]
     ([2, 0], [-0.3133, -0.0134])
     """
-    joint = is_joint("sample", filter_apply_order)
     _check_penalties(
         *(repetition_penalty, frequency_penalty, presence_penalty), prompt_mask, output_counts
     )
-    if not 0 <= top_logprobs <= MOST_TOP_LOGPROBS:
+    if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
         raise ValueError(
-            f"sample: top_logprobs must be from 0 to {MOST_TOP_LOGPROBS}, got {top_logprobs}"
+            f"sample: top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {top_logprobs}"
         )
     if check_nan:
-        refuse_nan(logits, "logits")
+        reject_nan(logits, "logits")
     rows, device = logits.shape[0], logits.device
     top = rows, top_logprobs
     f32, i32 = torch.float32, torch.int32
@@ -174,15 +226,15 @@ def sample(
         torch.empty(rows, dtype=torch.bool, device=device) if return_valid else None,
     )
     random = generator, seed, offset
-    filters = temperature, top_k, top_p, min_p, joint
+    filters = temperature, top_k, top_p, min_p, filter_apply_order
     masked = prompt_mask is not None or output_counts is not None or bitmask is not None
     if not (masked or return_logprobs or top_logprobs):
-        # The penalties are none, or have been refused.
-        SAMPLE_TOKENS.launch(logits, *filters, random, result.tokens, result.valid, enable_pdl)
+        # The penalties are none, or have been rejected.
+        _SAMPLE_TOKENS.launch(logits, *filters, random, result.tokens, result.valid, enable_pdl)
         return result
     penalties = repetition_penalty, frequency_penalty, presence_penalty
     masks = prompt_mask, output_counts, bitmask
-    SAMPLE.launch(logits, *filters, *penalties, *masks, random, *result, enable_pdl)
+    _SAMPLE.launch(logits, *filters, *penalties, *masks, random, *result, enable_pdl)
     return result
 
 
@@ -193,7 +245,7 @@ def _check_penalties(
     prompt_mask: torch.Tensor | None,
     output_counts: torch.Tensor | None,
 ) -> None:
-    """A penalty that nothing says the tokens of would be left out silently."""
+    """Raise for a penalty without the mask or counts that it needs; it would have no effect."""
     if output_counts is not None:
         return
     for name, penalty in (("frequency_penalty", frequency), ("presence_penalty", presence)):

@@ -1,21 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Speculative sampling: which tokens of a draft the target model takes over, and the next one."""
+"""Find which tokens of a draft the target model takes over, and draw the next one."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._op.validation import check_dtype, check_rank, check_same_device
-from precast._ops.sampling._arguments import (
-    DERIVED,
-    Whole,
-    check_random,
-    check_vocabulary,
-    kinds,
-)
-from precast._ops.sampling._formula import chosen
+from precast._op.validation import check_dtype, check_rank
+from precast._ops.sampling._arguments import DERIVED, Whole, check_random, check_vocabulary, kinds
+from precast._ops.sampling._docs import DRAW, ROWS
+from precast._ops.sampling._formula import draw
 from precast._ops.sampling._philox import uniforms
 from precast._ops.sampling._trace import OFFSET, SEED, VOCABULARY
 from precast.api_logging import precast_api
@@ -31,32 +27,7 @@ def chain_speculative_sampling_reference(
     seed: torch.Tensor | int = 0,
     offset: torch.Tensor | int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens.
-
-    Parameters
-    ----------
-    draft_probs : torch.Tensor
-        ``[batch, n, vocabulary]``, float32, float16 or bfloat16, any device.
-    draft_token_ids : torch.Tensor
-        ``[batch, n]``, int32 or int64.
-    target_probs : torch.Tensor
-        ``[batch, n + 1, vocabulary]``, the dtype of ``draft_probs``.
-    seed, offset : torch.Tensor or int
-        Key and counter of the random numbers.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Tokens ``[batch, n + 1]``, accepted and emitted counts ``[batch]``, int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> draft = torch.tensor([[[0.5, 0.5]]])
-    >>> target = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
-    >>> chain_speculative_sampling_reference(draft, torch.tensor([[0]]), target)[0].tolist()
-    [[1, -1]]
-    """
+    """:func:`chain_speculative_sampling` in plain PyTorch, counters from 0: the same tokens."""
     batch, count, size = draft_probs.shape
     device = draft_probs.device
     draft, target = draft_probs.float(), target_probs.float()
@@ -74,7 +45,7 @@ def chain_speculative_sampling_reference(
         left = (last - draft[rows, emitted.clamp(max=count - 1)]).clamp(min=0)
         has_mass = left.amax(dim=1) > 0
         last = torch.where(((emitted < count) & has_mass)[:, None], left, last.clamp(min=0))
-    token, _ = chosen(last.clamp(min=0), seed=seed, offset=offset)
+    token, _ = draw(last.clamp(min=0), seed=seed, offset=offset)
     places = torch.arange(count + 1, device=device)
     tokens = torch.nn.functional.pad(ids, (0, 1)).where(places < emitted[:, None], -1)
     tokens[rows, emitted] = token
@@ -86,29 +57,12 @@ def _check(
     export: str,
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
-    target_probs: torch.Tensor,
-    accepted: torch.Tensor,
-    emitted: torch.Tensor,
     random: tuple[Any, ...],
     out: torch.Tensor,
 ) -> None:
-    check_dtype(export, "draft_probs", draft_probs, torch.float32, torch.float16, torch.bfloat16)
-    check_rank(export, "draft_probs", draft_probs, 3, 3)
     check_vocabulary(export, "draft_probs", draft_probs)
-    batch, count, size = draft_probs.shape
-    ids = draft_token_ids
-    for name, tensor, shape, dtypes in (
-        ("draft_token_ids", ids, (batch, count), (torch.int32, torch.int64)),
-        ("target_probs", target_probs, (batch, count + 1, size), (draft_probs.dtype,)),
-        ("accepted", accepted, (batch,), (torch.int32,)),
-        ("emitted", emitted, (batch,), (torch.int32,)),
-        ("out", out, (batch, count + 1), (ids.dtype,)),
-    ):
-        check_same_device(export, name, tensor, draft_probs, "draft_probs")
-        check_dtype(export, name, tensor, *dtypes)
-        if tensor.shape != shape:
-            raise ValueError(f"{export}: {name} must have shape {[*shape]}, got {[*tensor.shape]}")
-    check_random(export, draft_probs, "draft_probs", batch, random[0], random[2])
+    check_dtype(export, "out", out, draft_token_ids.dtype)
+    check_random(export, draft_probs, "draft_probs", len(draft_probs), random[0], random[2])
 
 
 def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **given: Any) -> None:
@@ -122,12 +76,13 @@ def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **g
 _CHAIN = Export(
     "sampling",
     "chain_speculative_sampling",
-    "draft_probs:T draft_token_ids:tensor target_probs:tensor accepted!:tensor emitted!:tensor "
-    "random:random out!:tensor enable_pdl:pdl_on",
+    "draft_probs:T=f32|f16|bf16[batch,count,vocab] draft_token_ids:i32|i64[batch,count] "
+    "target_probs:T[batch,count+1,vocab] accepted!:i32[batch] emitted!:i32[batch] random:random "
+    "out!:i32|i64[batch,count+1] enable_pdl:pdl_on",
     check=_check,
     write=_write,
     derived={
-        **DERIVED,
+        **{name: DERIVED[name] for name in ("seed", "offset")},
         "maybe_output_accepted_token_num": lambda accepted: accepted,
         "maybe_output_emitted_draft_token_num": lambda emitted: emitted,
     },
@@ -162,6 +117,7 @@ _TRACE = TraceTemplate(
 
 @precast_api(trace=_TRACE)
 @op("sampling")
+@documented(DRAW, ROWS)
 def chain_speculative_sampling(
     draft_probs: torch.Tensor,
     draft_token_ids: torch.Tensor,
@@ -195,12 +151,9 @@ def chain_speculative_sampling(
     maybe_output_emitted_draft_token_num : torch.Tensor, optional
         ``[batch]``, int32: how many do stand is **added** to it, in place; the token that is drawn
         in the end is not among them.
-    deterministic : bool
-        Without effect: results never depend on timing.
-    generator : torch.Generator, optional
-        Where seed and offset come from. Default: the device's own.
     seed, offset : int or torch.Tensor, optional
-        In place of a generator's: two integers, or int64 or uint64 tensors, ``[1]`` or ``[batch]``.
+        Key and counter of the random numbers: two integers, or int64 or uint64 tensors, ``[1]`` or
+        ``[batch]``. Default: a generator's; 0 for a reference.
 
     Returns
     -------

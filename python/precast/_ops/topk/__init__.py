@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest elements of rows."""
+"""Top-k ops; :mod:`precast.topk` exports them."""

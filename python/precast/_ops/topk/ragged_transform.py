@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest scores of each query, as positions in a ragged KV cache."""
+"""Find the k largest scores of each query, as positions in a ragged KV cache."""
 
 from __future__ import annotations
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.topk._checks import KINDS, check_scores, new_indices
-from precast._ops.topk._formula import largest_in_windows
+from precast._ops.topk._common import KINDS, check_scores, largest_in_windows, new_indices
 from precast._ops.topk._trace import transform_trace
-from precast._ops.topk.top_k import TopKTieBreak
+from precast._ops.topk.top_k import TopKTieBreak, top_k
 from precast.api_logging import precast_api
 
 NAME = "top_k_ragged_transform"
@@ -22,34 +22,7 @@ def top_k_ragged_transform_reference(
     tie_break: int = 0,
     row_starts: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """:func:`top_k_ragged_transform` in plain PyTorch, in the order of ``deterministic=True``.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[rows, max_len]``, float32, float16 or bfloat16, any device.
-    offsets, lengths : torch.Tensor
-        ``[rows]``, int32.
-    k : int
-        At least 1.
-    tie_break : int
-        A :class:`TopKTieBreak`.
-    row_starts : torch.Tensor, optional
-        ``[rows]``, int32.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[rows, k]``, int32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
-    >>> offsets, lengths = torch.tensor([0, 3]), torch.tensor([3, 1])
-    >>> top_k_ragged_transform_reference(scores, offsets, lengths, 2).tolist()
-    [[1, 2], [3, -1]]
-    """
+    """:func:`top_k_ragged_transform` in plain PyTorch on any device, in deterministic order."""
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
     return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
 
@@ -75,6 +48,7 @@ _RAGGED = Export(
     )
 )
 @launches(_RAGGED, explain=check_scores)
+@documented(top_k)
 def top_k_ragged_transform(
     input: torch.Tensor,
     offsets: torch.Tensor,
@@ -105,8 +79,6 @@ def top_k_ragged_transform(
         The same input gives the same output, by ascending position.
     tie_break : int
         Which of equal scores are chosen, as in :func:`top_k`.
-    dsa_graph_safe : bool
-        Taken for compatibility: every call can be captured in a CUDA graph.
     row_starts : torch.Tensor, optional
         ``[rows]``, int32: where the scores of each row start. Default: 0.
 

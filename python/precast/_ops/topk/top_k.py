@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The k largest elements of each row."""
+"""Find the k largest elements of each row."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ import enum
 
 from precast._base.torch import torch
 from precast._op.export import Export, launches
-from precast._ops.topk._checks import KINDS, check_scores
-from precast._ops.topk._formula import by_value
+from precast._ops.topk._common import KINDS, by_value, check_scores
 from precast._ops.topk._trace import top_k_trace
 from precast.api_logging import precast_api
 
@@ -33,31 +32,7 @@ class TopKTieBreak(enum.IntEnum):
 def top_k_reference(
     input: torch.Tensor, k: int, sorted: bool = False, tie_break: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`top_k` in plain PyTorch, in the order of ``deterministic=True``.
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[rows, d]``, float32, float16 or bfloat16, any device.
-    k : int
-        From 1 to ``d``.
-    sorted : bool
-        By descending value, and not by ascending position.
-    tie_break : int
-        A :class:`TopKTieBreak`.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Values and positions (int64), ``[rows, k]``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> values, indices = top_k_reference(torch.tensor([[1.0, 3.0, 2.0]]), 2)
-    >>> values.tolist(), indices.tolist()
-    ([[3.0, 2.0]], [[1, 2]])
-    """
+    """:func:`top_k` in plain PyTorch on any device, in the order of ``deterministic=True``."""
     indices = by_value(input, tie_break)[:, :k].sort(dim=1).values
     values = input.gather(1, indices)
     if sorted:
@@ -80,12 +55,8 @@ _TOP_K = Export(
     reference=top_k_reference,
     check=_check,
     new={
-        "values": lambda input, k: torch.empty(
-            (input.shape[0], k), dtype=input.dtype, device=input.device
-        ),
-        "indices": lambda input, k: torch.empty(
-            (input.shape[0], k), dtype=torch.int64, device=input.device
-        ),
+        name: f"_torch.empty((input.shape[0], k), dtype={dtype}, device=input.device)"
+        for name, dtype in (("values", "input.dtype"), ("indices", "_torch.int64"))
     },
     kinds=KINDS,
 )
@@ -147,7 +118,7 @@ def top_k(
 
 
 def can_implement_filtered_topk() -> bool:
-    """Whether the GPU is one that top-k is built for.
+    """Return whether the GPU is one that top-k is built for.
 
     FlashInfer's answer says whether its kernel with tie-breaking fits the GPU's shared memory. Here
     each GPU that has a target breaks ties.

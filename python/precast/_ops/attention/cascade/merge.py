@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention over parts of the keys, put together: the results of one softmax over all of them.
+"""Merge attention over parts of the keys to the results of one softmax over all of them.
 
 Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1805.02867.
 """
@@ -9,71 +9,31 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.export import Export, op
 from precast._op.validation import check_rank
-from precast._ops.attention.cascade.trace import in_place_trace, pair_trace, states_trace
+from precast._ops.attention.cascade.trace import in_place_trace, merge_trace
 from precast._ops.attention.cascade.validation import check_mask, check_pair, check_states
 from precast.api_logging import precast_api
 
 
 def merge_states_reference(v: torch.Tensor, s: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`merge_states` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    v : torch.Tensor
-        ``[tokens, states, heads, head_dim]``, any device.
-    s : torch.Tensor
-        ``[tokens, states, heads]``, float32.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[tokens, heads, head_dim]`` in the dtype of ``v``, and ``[tokens, heads]`` in float32.
-
-    Examples
-    --------
-    >>> import torch
-    >>> v, s = torch.tensor([1.0, 2.0]).view(1, 2, 1, 1), torch.tensor([[[1.0], [2.0]]])
-    >>> merge_states_reference(v, s)
-    (tensor([[[1.6667]]]), tensor([[2.5850]]))
-    """
+    """:func:`merge_states` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     s = s.float()
-    top = s.new_full((s.shape[0], 1, s.shape[2]), float("-inf"))
+    s_max = s.new_full((s.shape[0], 1, s.shape[2]), float("-inf"))
     if s.shape[1] > 0:
-        top = s.amax(dim=1, keepdim=True)
+        s_max = s.amax(dim=1, keepdim=True)
     empty = s == float("-inf")
-    weights = torch.where(empty, 0.0, torch.exp2(s - top))
-    total = weights.sum(dim=1)
+    weights = torch.where(empty, 0.0, torch.exp2(s - s_max))
+    weight_sum = weights.sum(dim=1)
     # A state without keys may hold anything.
     parts = torch.where(empty[..., None], 0.0, v.float()) * weights[..., None]
-    nothing = total == 0
-    merged = parts.sum(dim=1) / torch.where(nothing, 1.0, total)[..., None]
-    return merged.to(v.dtype), torch.where(nothing, float("-inf"), top[:, 0] + total.log2())
+    nothing = weight_sum == 0
+    merged = parts.sum(dim=1) / torch.where(nothing, 1.0, weight_sum)[..., None]
+    return merged.to(v.dtype), torch.where(nothing, float("-inf"), s_max[:, 0] + weight_sum.log2())
 
 
 def merge_state_reference(
     v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`merge_state` in plain PyTorch: fp32 arithmetic, one cast at the end.
-
-    Parameters
-    ----------
-    v_a, v_b : torch.Tensor
-        ``[tokens, heads, head_dim]``, any device.
-    s_a, s_b : torch.Tensor
-        ``[tokens, heads]``, float32.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Like ``v_a`` and ``s_a``.
-
-    Examples
-    --------
-    >>> import torch
-    >>> s = torch.zeros(1, 1)
-    >>> merge_state_reference(torch.ones(1, 1, 2), s, torch.full((1, 1, 2), 2.0), s)
-    (tensor([[[1.5000, 1.5000]]]), tensor([[1.]]))
-    """
+    """:func:`merge_state` in plain PyTorch on any device: fp32 arithmetic, one cast at the end."""
     return merge_states_reference(torch.stack((v_a, v_b), dim=1), torch.stack((s_a, s_b), dim=1))
 
 
@@ -84,31 +44,17 @@ def merge_state_in_place_reference(
     s_other: torch.Tensor,
     mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`merge_state_in_place` in plain PyTorch, out of place.
+    """:func:`merge_state_in_place` in plain PyTorch on any device, out of place.
 
     Parameters
     ----------
-    v, v_other : torch.Tensor
-        ``[tokens, heads, head_dim]``, any device.
-    s, s_other : torch.Tensor
-        ``[tokens, heads]``, float32.
-    mask : torch.Tensor, optional
-        ``[tokens]``: which of them are merged.
+    v, s : torch.Tensor
+        A state as :func:`merge_state` takes them, which stays as it is.
 
     Returns
     -------
     tuple of torch.Tensor
         What ``v`` and ``s`` become.
-
-    Examples
-    --------
-    >>> import torch
-    >>> v, s = torch.ones(2, 1, 1), torch.zeros(2, 1)
-    >>> merge_state_in_place_reference(v, s, 2 * v, s, torch.tensor([True, False]))
-    (tensor([[[1.5000]],
-    <BLANKLINE>
-            [[1.0000]]]), tensor([[1.],
-            [0.]]))
     """
     merged, sums = merge_state_reference(v, s, v_other, s_other)
     if mask is None:
@@ -164,12 +110,15 @@ _MERGE_STATES = Export(
     check=check_states,
 )
 
-_PAIR = pair_trace(merge_state_reference)
-_IN_PLACE = in_place_trace(merge_state_in_place_reference)
-_STATES = states_trace(merge_states_reference)
 
-
-@precast_api(trace=_PAIR)
+@precast_api(
+    trace=merge_trace(
+        "merge_state",
+        "Attention over two parts of the keys, put together.",
+        merge_state_reference,
+        [("v_a", "s_a"), ("v_b", "s_b")],
+    )
+)
 @op("merge_state")
 def merge_state(
     v_a: torch.Tensor,
@@ -178,7 +127,7 @@ def merge_state(
     s_b: torch.Tensor,
     enable_pdl: bool | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over two parts of the keys, put together.
+    r"""Merge attention over two parts of the keys.
 
     .. math::
 
@@ -197,8 +146,6 @@ def merge_state(
         where a token saw no key.
     v_b, s_b : torch.Tensor
         The same of the second part; shape and dtype of the first, strides of their own.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------
@@ -234,7 +181,14 @@ def merge_state(
     return v, s
 
 
-@precast_api(trace=_IN_PLACE)
+@precast_api(
+    trace=in_place_trace(
+        "merge_state_in_place",
+        "Attention over two parts of the keys, put together in place of the first",
+        merge_state_in_place_reference,
+        [("v", "s"), ("v_other", "s_other")],
+    )
+)
 @op("merge_state")
 def merge_state_in_place(
     v: torch.Tensor,
@@ -244,7 +198,7 @@ def merge_state_in_place(
     mask: torch.Tensor | None = None,
     enable_pdl: bool | None = None,
 ) -> None:
-    r"""Put attention over more keys into a state, in place.
+    r"""Merge attention over more keys into a state, in place.
 
     .. math::
 
@@ -261,8 +215,6 @@ def merge_state_in_place(
     mask : torch.Tensor, optional
         ``[tokens]``, bool or uint8, contiguous: tokens with 0 stay as they are. Default: all are
         merged.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Raises
     ------
@@ -289,12 +241,20 @@ def merge_state_in_place(
     _MERGE_STATE_IN_PLACE.launch(v, s, v_other, s_other, mask, enable_pdl)
 
 
-@precast_api(trace=_STATES)
+@precast_api(
+    trace=merge_trace(
+        "merge_states",
+        "Attention over parts of the keys, put together.",
+        merge_states_reference,
+        [("v", "s")],
+        dims=["num_states"],
+    )
+)
 @op("merge_state")
 def merge_states(
     v: torch.Tensor, s: torch.Tensor, enable_pdl: bool | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention over any number of parts of the keys, put together.
+    r"""Merge attention over any number of parts of the keys.
 
     .. math::
 
@@ -307,8 +267,6 @@ def merge_states(
         bfloat16 or float32; on a CUDA device; stride 1 in the last dimension, any in the others.
     s : torch.Tensor
         ``[tokens, states, heads]``: their logarithms as :func:`merge_state` takes them.
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
     Returns
     -------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What references of merges refuse before they write, in the words of the bindings."""
+"""Checks of merges in reference mode, with the errors of the bindings."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _check_state(
     rank: int,
     like: tuple[str, torch.Tensor],
 ) -> None:
-    """``v`` and ``s`` are a state of ``rank`` dimensions with the dtype of ``like``."""
+    """Raise unless ``v`` and ``s`` are a state of this rank with the dtype of ``like``."""
     like_name, first = like
     check_device_and_dtype(name, names[0], v, first, first.dtype, like_name)
     check_rank(name, names[0], v, rank, rank)
@@ -53,7 +53,7 @@ def _is_same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check_pair(name: str, states: tuple[tuple[str, str, torch.Tensor, torch.Tensor], ...]) -> None:
-    """The last of three states is written, and may be one of the others."""
+    """Check states, of which the last is written and may be one of the others."""
     first = states[0][0], states[0][2]
     _check_dtype(name, *first)
     for v_name, s_name, v, s in states:
@@ -84,7 +84,7 @@ def check_pair(name: str, states: tuple[tuple[str, str, torch.Tensor, torch.Tens
 
 
 def check_mask(name: str, mask: torch.Tensor | None, v: torch.Tensor) -> None:
-    """One number a token."""
+    """Raise unless a mask has one number for each token."""
     if mask is not None:
         check_same_device(name, "mask", mask, v, "v")
         if mask.dtype not in (torch.bool, torch.uint8):
@@ -96,7 +96,7 @@ def check_mask(name: str, mask: torch.Tensor | None, v: torch.Tensor) -> None:
 def check_states(
     v: torch.Tensor, s: torch.Tensor, v_merged: torch.Tensor, s_merged: torch.Tensor
 ) -> None:
-    """Any number of states, and what they become."""
+    """Check any number of states, and what they become."""
     name = "merge_states"
     _check_dtype(name, "v", v)
     _check_state(name, ("v", "s"), v, s, 4, ("v", v))

@@ -1,19 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fast_decode_plan``: a plan that leaves copying to its caller."""
+"""``fast_decode_plan`` leaves copying to its caller."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from precast._base.torch import torch
+from precast._op.docs import documented
+from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper, Dtype
 from precast.api_logging import precast_api
-
-if TYPE_CHECKING:
-    from precast._ops.attention.decode.plan import Dtype
-    from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 
 
 @precast_api
+@documented(BatchDecodeWithPagedKVCacheWrapper.plan)
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,
@@ -38,7 +35,7 @@ def fast_decode_plan(
     q_len_per_req: int = 1,
     global_override_indptr_cpu: torch.Tensor | None = None,
 ) -> None:
-    """:meth:`BatchDecodeWithPagedKVCacheWrapper.plan` without its copies.
+    """Plan as :meth:`BatchDecodeWithPagedKVCacheWrapper.plan` does, without its copies.
 
     Engines put it into a wrapper: ``wrapper.begin_forward = partial(fast_decode_plan, wrapper)``.
 
@@ -50,18 +47,8 @@ def fast_decode_plan(
     indptr, indices, last_page_len : torch.Tensor
         As for ``plan``; without CUDA graphs the wrapper keeps them and does not copy those that are
         on its device.
-    num_qo_heads, num_kv_heads, head_dim, page_size : int
-        As for ``plan``.
-    pos_encoding_mode, window_left, logits_soft_cap : str, int, float
-        As for ``plan``.
     q_data_type, kv_data_type, data_type : torch.dtype or str, optional
         As for ``plan``; by default float16.
-    sm_scale, rope_scale, rope_theta : float, optional
-        As for ``plan``.
-    non_blocking : bool
-        As for ``plan``.
-    fixed_split_size, disable_split_kv, q_len_per_req : int, bool, int
-        As for ``plan``.
     global_override_indptr_cpu : torch.Tensor, optional
         A copy of ``indptr`` on the host, which saves other libraries a transfer. Not read: nothing
         is planned on the host.
@@ -77,7 +64,7 @@ def fast_decode_plan(
     """
     given = self._cached_o_data_type is not self._cached_q_data_type
     if self._use_cuda_graph:
-        self._check_graph(last_page_len.shape[0], indices, q_len_per_req)
+        self._check_frozen(last_page_len.shape[0], indices, q_len_per_req)
         tables = self._plan.tables
         indptr, last_page_len = tables.kv_indptr, tables.kv_last_page_len
         indices = tables.kv_indices

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention.reference import attend, features_of, paged_requests, row_bounds
+from precast._op.docs import documented
+from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.reference import paged_requests, reference_outputs, row_bounds
 from precast._ops.paged._cache import Cache, entries_of, halves
 
 
@@ -35,24 +37,14 @@ def batch_decode_with_paged_kv_cache_reference(
     ----------
     q : torch.Tensor
         ``[batch_size * q_len_per_req, heads, head_dim]``, any device.
-    paged_kv_cache : torch.Tensor or tuple of torch.Tensor
-        The cache, as for ``run``.
     indptr, indices, last_page_len : torch.Tensor
         The page table, as for ``plan``.
-    kv_layout, pos_encoding_mode : str
-        As for the wrapper and ``plan``.
-    window_left, q_len_per_req : int
-        As for ``plan``.
-    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
-        As for ``plan``.
     q_scale, k_scale, v_scale : float
         As for ``run``.
     sinks : torch.Tensor, optional
         As for ``run``.
-    return_lse : bool
-        Whether the log-sum-exp is returned, too.
-    o_dtype : torch.dtype, optional
-        Of the output. Default: that of ``q``.
+    q_len_per_req : int
+        As for ``plan``.
 
     Returns
     -------
@@ -69,8 +61,14 @@ def batch_decode_with_paged_kv_cache_reference(
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = row_bounds(None, q_len_per_req, indptr.numel() - 1)
-    features = features_of(
+    requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
+    return reference_outputs(
         q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
         causal=q_len_per_req > 1,
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
@@ -78,11 +76,9 @@ def batch_decode_with_paged_kv_cache_reference(
         pos_encoding_mode=pos_encoding_mode,
         rope_scale=rope_scale,
         rope_theta=rope_theta,
-        sm_factor=q_scale * k_scale,
-        out_scale=v_scale,
         sinks=sinks,
     )
-    requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
-    out, lse, _ = attend(q, requests, v.shape[-1], features)
-    out = out.to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
+
+
+# Not by a decorator, which would be a part of the source in a trace.
+documented(PLAN, RUN)(batch_decode_with_paged_kv_cache_reference)

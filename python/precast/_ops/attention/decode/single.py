@@ -9,15 +9,14 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by
-from precast._op.dispatch import check_tensors
+from precast._op.docs import documented
+from precast._op.export import op
 from precast._op.validation import check_rank
-from precast._ops.attention.buffers import get_alibi_slopes
-from precast._ops.attention.decode.trace import single_decode_trace
-from precast._ops.attention.formula import attention
+from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
+from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.single import run_single, single_decode
-from precast._ops.attention.validation import softmax_scale
+from precast._ops.attention.trace import single_trace
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -40,58 +39,44 @@ def single_decode_with_kv_cache_reference(
     return_lse: bool = False,
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_decode_with_kv_cache` in plain PyTorch.
+    """:func:`single_decode_with_kv_cache` in plain PyTorch on any device.
 
     Parameters
     ----------
-    q, k, v : torch.Tensor
-        As for the function, any device.
-    kv_layout, pos_encoding_mode : str
-        As for the function.
-    q_scale, k_scale, v_scale : float, optional
-        As for the function.
-    window_left : int
-        As for the function.
-    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
-        As for the function.
-    return_lse : bool
-        As for the function.
     o_dtype : torch.dtype, optional
         Of the output. Default: that of ``q``.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32, if asked for.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, k = torch.ones(2, 4), torch.zeros(3, 1, 4)
-    >>> single_decode_with_kv_cache_reference(q, k, k + 3.0, return_lse=True)[1]
-    tensor([1.5850, 1.5850])
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    scale = softmax_scale(sm_scale, q.shape[-1]) * (q_scale or 1.0) * (k_scale or 1.0)
-    slopes = get_alibi_slopes(q.shape[0], q.device) if pos_encoding_mode == "ALIBI" else None
-    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
-    out, lse = attention(
+    results = reference_outputs(
         q.unsqueeze(0),
-        k,
-        v,
-        scale,
+        iter([(0, slice(0, 1), k, v)]),
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
         window_left=window_left,
-        logits_soft_cap=logits_soft_cap or 0.0,
-        alibi_slopes=slopes,
-        rope=rope,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
     )
-    out = (out if v_scale is None else out * v_scale).squeeze(0).to(o_dtype or q.dtype)
-    return (out, lse.squeeze(0)) if return_lse else out
+    if isinstance(results, tuple):
+        return results[0].squeeze(0), results[1].squeeze(0)
+    return results.squeeze(0)
 
 
-@precast_api(trace=single_decode_trace(single_decode_with_kv_cache_reference))
-@backend_requirement({}, common_check=served_by("attention"))
+@precast_api(
+    trace=single_trace(
+        "single_decode",
+        "Attention of one token over the keys and values of its request.",
+        single_decode_with_kv_cache_reference,
+        [],
+    )
+)
+@op("attention")
+@documented(PLAN, RUN)
 def single_decode_with_kv_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -109,12 +94,14 @@ def single_decode_with_kv_cache(
     rope_theta: float | None = None,
     return_lse: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention of one token over the keys and values of its request.
+    r"""Compute attention of one token over the keys and values of its request.
 
     .. math::
 
         O_h = \sum_j \mathrm{softmax}_j(sm\_scale \cdot Q_h \cdot K_{j, h'}) V_{j, h'}, \quad
         h' = \lfloor h / (H_{qo} / H_{kv}) \rfloor
+
+    The query is at position ``kv_len - 1`` of the keys.
 
     Parameters
     ----------
@@ -126,26 +113,8 @@ def single_decode_with_kv_cache(
         in ``HND``; of the dtype of ``q``, float8_e4m3fn or float8_e5m2; stride 1 in the last
         dimension, any in the others. ``num_qo_heads`` is a multiple of ``num_kv_heads``;
         ``head_dim`` is 64, 80, 96, 128, 256 or 512.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    pos_encoding_mode : str
-        ``NONE``, ``ROPE_LLAMA`` or ``ALIBI``, applied on the fly; the query is at ``kv_len - 1``.
     use_tensor_cores : bool
         Without effect: the kernel uses them.
-    q_scale, k_scale : float or torch.Tensor, optional
-        Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-    v_scale : float or torch.Tensor, optional
-        Multiplies the output in float32, before it is rounded.
-    window_left : int
-        The token sees itself and this many before it; -1 is all.
-    logits_soft_cap : float, optional
-        Logits ``s`` become ``cap * tanh(s / cap)``; None or 0 is off.
-    sm_scale : float, optional
-        Default: ``1 / sqrt(head_dim)``.
-    rope_scale, rope_theta : float, optional
-        Of ``ROPE_LLAMA``. Default: 1 and 1e4.
-    return_lse : bool
-        Whether to return the base-2 log-sum-exp of the logits, too.
 
     Returns
     -------
@@ -177,32 +146,11 @@ def single_decode_with_kv_cache(
     ...     precast.single_decode_with_kv_cache(q, k, k + 3.0, return_lse=True)[1]
     tensor([1.5850, 1.5850])
     """
-    try:
-        if q.dim() != 2:
-            check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
-        scores = Scores(
-            False,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
-        )
-        scales = q_scale, k_scale, v_scale
-        out, lse = run_single(
-            single_decode,
-            q.unsqueeze(0),
-            k,
-            v,
-            kv_layout,
-            scores,
-            None,
-            scales,
-            q.dtype,
-            return_lse,
-        )
-    except (AttributeError, TypeError):
-        check_tensors("single_decode_with_kv_cache", {"q": q, "k": k, "v": v})
-        raise
+    if q.dim() != 2:
+        check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
+    cap, scales, dtype = logits_soft_cap or 0.0, (q_scale, k_scale, v_scale), q.dtype
+    scores = Scores(False, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
+    out, lse = run_single(
+        single_decode, q.unsqueeze(0), k, v, kv_layout, scores, None, scales, dtype, return_lse
+    )
     return out.squeeze(0) if lse is None else (out.squeeze(0), lse.squeeze(0))

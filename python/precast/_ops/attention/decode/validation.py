@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of the arguments of the decode wrappers."""
+"""Check the arguments of the decode wrappers."""
 
 from __future__ import annotations
 
@@ -13,50 +13,36 @@ from precast._base.torch import torch
 
 Plan = TypeVar("Plan", bound=Callable[..., None])
 
-#: Options of ``plan()`` that once followed ``page_size`` by position, in their order.
-POSITIONAL = (
-    "pos_encoding_mode",
-    "window_left",
-    "logits_soft_cap",
-    "q_data_type",
-    "kv_data_type",
-    "o_data_type",
-    "data_type",
-    "sm_scale",
-    "rope_scale",
-    "rope_theta",
-    "non_blocking",
-    "block_tables",
-    "seq_lens",
-    "fixed_split_size",
-    "disable_split_kv",
-    "q_len_per_req",
-)
-
 
 def options_by_position(plan: Plan) -> Plan:
     """Take options of ``plan()`` by position, with a warning: that is deprecated."""
-    kinds = [p.kind for p in inspect.signature(plan).parameters.values()]
+    parameters = list(inspect.signature(plan).parameters.values())
+    kinds = [p.kind for p in parameters]
     required = kinds.index(inspect.Parameter.VAR_POSITIONAL)  # ``self`` is one of them.
+    # They once followed ``page_size``; newer options never did.
+    named = [p.name for p in parameters[required + 1 :]]
+    options_in_order = [name for name in named if name not in ("window_right", "is_causal")]
 
     @functools.wraps(plan)
     def planned(self: Any, *args: Any, **options: Any) -> None:
-        given = args[required - 1 :]
-        if given:
-            args = args[: required - 1]
-            options = _merged(f"{self._name}.plan()", given, options)
+        if len(args) >= required:
+            given, args = args[required - 1 :], args[: required - 1]
+            options = _merged(f"{self._name}.plan()", options_in_order, given, options)
         plan(self, *args, **options)
 
     return planned  # type: ignore[return-value]
 
 
-def _merged(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> dict[str, Any]:
-    if len(given) > len(POSITIONAL):
+def _merged(
+    name: str, names: list[str], given: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    if len(given) > len(names):
         raise TypeError(
-            f"{name} accepts at most {len(POSITIONAL)} deprecated optional positional arguments "
+            f"{name} accepts at most {len(names)} deprecated optional positional arguments "
             f"after page_size; got {len(given)}"
         )
-    for option in POSITIONAL[: len(given)]:
+    by_position = dict(zip(names, given))
+    for option in by_position:
         if option in options:
             raise TypeError(f"{name} got multiple values for argument {option!r}")
     warnings.warn(
@@ -65,13 +51,13 @@ def _merged(name: str, given: tuple[Any, ...], options: dict[str, Any]) -> dict[
         DeprecationWarning,
         stacklevel=3,
     )
-    return {**options, **dict(zip(POSITIONAL, given))}
+    return {**options, **by_position}
 
 
-def check_unserved(
+def check_single_valued(
     name: str, window_right: int, is_causal: bool | None, q_len_per_req: int
 ) -> None:
-    """Options that only have one value here."""
+    """Raise for another value of an option that only has one here."""
     if window_right != 0:
         raise NotImplementedError(
             f"{name}.plan: window_right must be 0, got {window_right}: a query sees nothing behind "
@@ -87,7 +73,7 @@ def check_unserved(
 def check_q_len_per_req(
     name: str, use_tensor_cores: bool, fixed_split_size: int | None, q_len_per_req: int
 ) -> None:
-    """Options that ask for tensor cores."""
+    """Raise for options that ask for tensor cores, where those are off."""
     if q_len_per_req < 1:
         raise ValueError(f"{name}: q_len_per_req must be >= 1, got {q_len_per_req}")
     if use_tensor_cores:
@@ -103,29 +89,8 @@ def check_q_len_per_req(
         )
 
 
-def check_graph(
-    name: str, batch_size: tuple[int, int], indices: tuple[int, int], q_len: tuple[int, int]
-) -> None:
-    """Sizes given and held fast by CUDA graphs; the last is 0 before the first plan."""
-    if q_len[1] not in (0, q_len[0]):
-        raise ValueError(
-            f"{name}: q_len_per_req is part of the frozen cudagraph shape: this wrapper was "
-            f"planned with {q_len[1]}, got {q_len[0]}. Fix: a wrapper for each q_len_per_req"
-        )
-    if batch_size[0] != batch_size[1]:
-        raise ValueError(
-            f"{name}: the batch size should be fixed in cudagraph mode: it is {batch_size[0]} and "
-            f"was {batch_size[1]} when the wrapper was made"
-        )
-    if indices[0] > indices[1]:
-        raise ValueError(
-            f"{name}: the size of indices, {indices[0]}, should be less than or equal to the "
-            f"allocated buffer, {indices[1]}"
-        )
-
-
 def check_kv_len(lens: torch.Tensor, q_len_per_req: int) -> None:
-    """Every query must be among the tokens; only asked of lengths on the host."""
+    """Raise unless every query is among the tokens; only for lengths on the host."""
     if q_len_per_req > 1 and lens.numel():
         least = int(lens.min())
         if least < q_len_per_req:
@@ -137,7 +102,7 @@ def check_kv_len(lens: torch.Tensor, q_len_per_req: int) -> None:
 
 
 def check_q_len(name: str, tokens: int, batch: int | None, q_len_per_req: int) -> None:
-    """The deprecated argument of ``run()`` against the number of queries, if there is a plan."""
+    """Compare the deprecated argument of ``run()`` with the number of queries of the plan."""
     warnings.warn(
         f"Passing `q_len_per_req` to {name}.run() is deprecated; pass it to plan() instead",
         DeprecationWarning,
@@ -151,7 +116,7 @@ def check_q_len(name: str, tokens: int, batch: int | None, q_len_per_req: int) -
 
 
 def raise_rows(tokens: int, batch: int, planned: int, use_tensor_cores: bool) -> None:
-    """Say why a number of queries is not that of the plan."""
+    """Raise an error that says why a number of queries is not that of the plan."""
     if batch and tokens and tokens % batch == 0:
         implied = tokens // batch
         if not use_tensor_cores:

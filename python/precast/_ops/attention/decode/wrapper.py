@@ -7,21 +7,42 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 
 from __future__ import annotations
 
-import functools
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
+from precast._op.docs import documented
+from precast._ops.attention import buffers, kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention.batch_trace import paged_trace
-from precast._ops.attention.decode.plan import DecodePlan
+from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
-from precast._ops.attention.decode.validation import check_q_len
-from precast._ops.attention.plan import Scores, Tables, scores_of
-from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.decode.validation import (
+    check_kv_len,
+    check_q_len,
+    check_q_len_per_req,
+    check_single_valued,
+    options_by_position,
+    raise_rows,
+)
+from precast._ops.attention.lengths import longest_kv
+from precast._ops.attention.plan import (
+    NO_ITEMS,
+    NO_MASK,
+    AttentionPlan,
+    Hints,
+    Model,
+    PlanShape,
+    Scores,
+    Tables,
+)
+from precast._ops.attention.reference import tokens_of_pages
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.trace import paged_trace
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
+Dtype: TypeAlias = "torch.dtype | str | None"
 Scale: TypeAlias = "float | torch.Tensor | None"
 
 
@@ -34,8 +55,8 @@ _TRACE = paged_trace(
 )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
-    r"""Attention of the newest tokens of a batch over a paged KV cache.
+class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
+    r"""Compute attention of the newest tokens of a batch over a paged KV cache.
 
     .. math::
 
@@ -94,6 +115,10 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     """
 
     _name = "BatchDecodeWithPagedKVCacheWrapper"
+    _paged_kv_indptr_buf = PlanField("tables", "kv_indptr")
+    _paged_kv_indices_buf = PlanField("tables", "kv_indices")
+    _paged_kv_last_page_len_buf = PlanField("tables", "kv_last_page_len")
+    _q_len_per_req = PlanField("shape", "q_len_per_req")
     #: The same in plain PyTorch, in one call.
     reference = staticmethod(batch_decode_with_paged_kv_cache_reference)
 
@@ -113,13 +138,12 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         indptr, indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
         last_page_len, qo_indptr, batch_size = paged_kv_last_page_len_buffer, None, 0
         if use_cuda_graph:
-            for name, buffer in (
-                ("paged_kv_indptr_buffer", indptr),
-                ("paged_kv_indices_buffer", indices),
-                ("paged_kv_last_page_len_buffer", last_page_len),
-            ):
-                if not isinstance(buffer, torch.Tensor):
-                    raise ValueError(f"{name} should be a torch.Tensor in cudagraph mode")
+            validation.check_buffers(
+                "cudagraph",
+                paged_kv_indptr_buffer=indptr,
+                paged_kv_indices_buffer=indices,
+                paged_kv_last_page_len_buffer=last_page_len,
+            )
             assert last_page_len is not None
             assert indptr is not None
             batch_size = len(last_page_len)
@@ -149,12 +173,245 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     @property
     def resolved_backend(self) -> str:
-        """The backend that runs: ``fa2``."""
+        """Return the backend that runs, ``fa2``."""
         return "fa2"
+
+    # -- plan -------------------------------------------------------------------------------------
+
+    def _plan_batch(self, given: Any) -> None:
+        name, page_size, q_len_per_req = self._name, given.page_size, given.q_len_per_req
+        indptr, last_page_len, indices = given.indptr, given.last_page_len, given.indices
+        rope_scale, rope_theta = given.rope_scale, given.rope_theta
+        if page_size < 1:
+            raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
+        if rope_scale is not None or rope_theta is not None:
+            validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
+        check_single_valued(name, given.window_right, given.is_causal, q_len_per_req)
+        model, shape = self._shape(given, "plan")
+        batch_size = shape.batch_size
+        if self._use_cuda_graph:
+            self._check_frozen(batch_size, indices, q_len_per_req)
+        lengths = Tables(None, indptr, last_page_len, indices)
+        max_kv_len = None
+        if not (indptr.is_cuda or last_page_len.is_cuda):
+            max_kv_len = self._longest(given)
+            self._check_split(shape, lengths)
+        qo_indptr, keeps_qo_indptr = self._query_bounds(batch_size, q_len_per_req)
+        tables, non_blocking = self._plan.tables, given.non_blocking
+        if not self._use_cuda_graph:
+            tables = Tables(
+                qo_indptr,
+                self._on_device(indptr, non_blocking),
+                self._on_device(last_page_len, non_blocking),
+                self._on_device(indices, non_blocking),
+            )
+        elif qo_indptr is not tables.qo_indptr:
+            tables = tables._replace(qo_indptr=qo_indptr)
+        plan = AttentionPlan(
+            model,
+            shape,
+            Scores(
+                shape.causal,
+                given.window_left,
+                given.logits_soft_cap or 0.0,
+                given.sm_scale,
+                given.pos_encoding_mode,
+                rope_scale,
+                rope_theta,
+            ),
+            tables,
+            NO_MASK,
+            NO_ITEMS,
+            Hints(None, max_kv_len, None, given.block_tables, False, keeps_qo_indptr),
+            self._plan.hnd,
+            self._int_workspace_buffer,
+            self._float_workspace_buffer,
+        )
+        self._launch(plan, lengths, non_blocking)
+
+    def _longest(self, given: Any) -> int:
+        """Return the most tokens of a request; each has its queries. Nothing is waited for."""
+        q_len_per_req, lens = given.q_len_per_req, given.seq_lens
+        if lens is None or lens.is_cuda:
+            if q_len_per_req == 1:
+                return longest_kv(given.indptr, given.last_page_len, given.page_size) or 0
+            lens = tokens_of_pages(given.indptr, given.last_page_len, given.page_size)
+        check_kv_len(lens, q_len_per_req)
+        return int(lens.max()) if lens.numel() else 0
+
+    @precast_api
+    @options_by_position
+    @documented(PLAN)
+    @gathers(_plan_batch)
+    def plan(
+        self,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim: int,
+        page_size: int,
+        *deprecated_positional_args: Any,
+        pos_encoding_mode: str = "NONE",
+        window_left: int = -1,
+        window_right: int = 0,
+        logits_soft_cap: float | None = None,
+        q_data_type: Dtype = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        data_type: Dtype = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        non_blocking: bool = True,
+        block_tables: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        q_len_per_req: int = 1,
+        is_causal: bool | None = None,
+    ) -> None:
+        """Divide the work of a batch, for all runs until the next plan.
+
+        Parameters
+        ----------
+        indptr : torch.Tensor
+            ``[batch_size + 1]``, int32, on the device or on the host: where the pages of each
+            request start in ``indices``.
+        indices : torch.Tensor
+            int32, at least ``indptr[-1]``: the pages; what is behind them is not read.
+        last_page_len : torch.Tensor
+            ``[batch_size]``, int32: tokens in the last page of each request, 0 if it has none.
+        head_dim : int
+            64, 80, 96, 128, 256 or 512.
+        *deprecated_positional_args
+            The options by position, in FlashInfer's order; a ``DeprecationWarning``.
+        window_right : int
+            0; nothing is seen behind the newest token.
+        q_data_type, kv_data_type, o_data_type, data_type : torch.dtype or str, optional
+            Of queries (float16 or bfloat16), of keys and values (the same, float8_e4m3fn or
+            float8_e5m2; default: as queries), of outputs (default: as queries), and of both where
+            they are None.
+        q_len_per_req : int
+            Queries of every request, its newest tokens; each sees what is before it.
+        is_causal : bool, optional
+            ``q_len_per_req > 1``, which is the default.
+
+        Raises
+        ------
+        precast.errors.UnsupportedConfigError
+            A ``head_dim`` or dtype that no kernel is for (a ``ValueError``).
+        NotImplementedError
+            ``window_right`` or ``is_causal`` of another value.
+        ValueError
+            Heads that do not divide; ``q_len_per_req > 1`` or ``fixed_split_size`` without
+            ``use_tensor_cores``; lengths on the host with fewer tokens than ``q_len_per_req``;
+            under CUDA graphs another batch size or ``q_len_per_req``, or more indices than the
+            buffer has; a workspace that is too small or not aligned.
+        """
+
+    begin_forward = plan
+
+    @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"))
+    def workspace_size(self, given: Any) -> tuple[int, int]:
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
+
+        Returns
+        -------
+        tuple of int
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`plan`.
+
+        Notes
+        -----
+        As for :meth:`BatchPrefillWithPagedKVCacheWrapper.workspace_size`.
+        """
+        _, shape = self._shape(given, "workspace_size")
+        lengths = Tables(None, given.indptr, given.last_page_len)
+        return kernels.workspace_bytes(self.device, shape, lengths)
+
+    def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape]:
+        """Return the model and the shape of a plan."""
+        qo_heads, kv_heads, dim = given.num_qo_heads, given.num_kv_heads, given.head_dim
+        q_len, split = given.q_len_per_req, given.fixed_split_size
+        check_q_len_per_req(self._name, self._use_tensor_cores, split, q_len)
+        both = given.data_type
+        q_dtype, kv_dtype = given.q_data_type or both or "float16", given.kv_data_type or both
+        dtypes = q_dtype, kv_dtype, given.o_data_type
+        heads, head_dims = (qo_heads, kv_heads), (dim, dim)
+        positions, index = given.pos_encoding_mode, self._device_index
+        model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
+        batch_size = given.last_page_len.shape[0]
+        return model, PlanShape(
+            batch_size,
+            batch_size * q_len,
+            q_len,
+            given.page_size,
+            qo_heads,
+            kv_heads,
+            dim,
+            dim,
+            model.kv_dtype.itemsize,
+            self._choose_tile(heads, head_dims, q_len),
+            q_len > 1,
+            given.window_left,
+            split or -1,
+            given.disable_split_kv,
+        )
+
+    def _check_frozen(self, batch_size: int, indices: torch.Tensor, q_len_per_req: int) -> None:
+        """Check the sizes that CUDA graphs keep; there is no ``q_len_per_req`` before a plan."""
+        name, buffer = self._name, self._plan.tables.kv_indices
+        assert buffer is not None
+        if self._q_len_per_req not in (0, q_len_per_req):
+            raise ValueError(
+                f"{name}: q_len_per_req is part of the frozen cudagraph shape: this wrapper was "
+                f"planned with {self._q_len_per_req}, got {q_len_per_req}. Fix: a wrapper for each "
+                f"q_len_per_req"
+            )
+        if batch_size != self._fixed_batch_size:
+            raise ValueError(
+                f"{name}: the batch size should be fixed in cudagraph mode: it is {batch_size} and "
+                f"was {self._fixed_batch_size} when the wrapper was made"
+            )
+        if indices.shape[0] > buffer.shape[0]:
+            raise ValueError(
+                f"{name}: the size of indices, {indices.shape[0]}, should be less than or equal to "
+                f"the allocated buffer, {buffer.shape[0]}"
+            )
+
+    def _query_bounds(self, batch_size: int, q_len_per_req: int) -> tuple[torch.Tensor, bool]:
+        """Return ``qo_indptr`` for engines that read it, and whether the next plan may have it.
+
+        Kernels count the queries of a decode by ``q_len_per_req``.
+        """
+        before = self._plan
+        sizes = before.shape.batch_size, before.shape.q_len_per_req
+        if before.hints.keeps_qo_indptr and sizes == (batch_size, q_len_per_req):
+            assert before.tables.qo_indptr is not None
+            return before.tables.qo_indptr, True
+        indptr = buffers._get_range_buf(batch_size + 1, self.device)
+        if q_len_per_req > 1:
+            indptr = indptr * q_len_per_req
+        if self._use_cuda_graph and before.tables.qo_indptr is not None:
+            # The buffer of this batch, of one length of queries: no plan before needs another.
+            indptr = before.tables.qo_indptr.copy_(indptr)
+        # Numbers that a captured graph makes are there when it runs.
+        return indptr, not buffers.is_capturing(self.device)
+
+    def _raise_rows(self, tokens: int) -> None:
+        shape = self._plan.shape
+        raise_rows(tokens, shape.batch_size, shape.q_len_per_req, self._use_tensor_cores)
 
     # -- run --------------------------------------------------------------------------------------
 
     @precast_api(trace=_TRACE)
+    @documented(RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -173,38 +430,18 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         skip_softmax_threshold_scale_factor: float | None = None,
         kv_cache_sf: Cache | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
         q : torch.Tensor
             ``[batch_size * q_len_per_req, num_qo_heads, head_dim]``; stride 1 in the last
             dimension, any in the others.
-        paged_kv_cache : torch.Tensor or tuple of torch.Tensor
-            ``[pages, 2, page_size, num_kv_heads, head_dim]`` in layout ``NHD``,
-            ``[pages, 2, num_kv_heads, page_size, head_dim]`` in ``HND``, or a tuple of keys and
-            values without the dimension of 2. Page size 1 may be left out of the shape. Stride 1
-            in the last dimension, any in the others.
-        *args
-            None: there is no code to pass them to.
-        q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-        v_scale : float or torch.Tensor, optional
-            Multiplies the output in float32, before it is rounded.
         out, lse : torch.Tensor, optional
             Where to write: ``[tokens, num_qo_heads, head_dim]`` and, float32,
             ``[tokens, num_qo_heads]``. Default: new ones.
-        return_lse : bool
-            Whether to return the base-2 log-sum-exp of the logits, too.
-        enable_pdl : bool, optional
-            Programmatic dependent launch. Default: on; without effect below capability 9.0.
-        window_left : int, optional
-            That of :meth:`plan`, which is the default.
-        sinks : torch.Tensor, optional
-            ``[num_qo_heads]``, float32: a logit (base e, not scaled) that takes its share of each
-            softmax and has no value.
         q_len_per_req : int, optional
-            Deprecated; say it to :meth:`plan`.
+            Deprecated; pass it to :meth:`plan`.
         skip_softmax_threshold_scale_factor, kv_cache_sf : None
             For other backends.
 
@@ -251,10 +488,11 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         )
         return result if sums is None else (result, sums)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    run_return_lse = returning_lse(run)
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(AttentionWrapper._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -269,19 +507,51 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
-        cap, causal = logits_soft_cap or 0.0, self._causal
-        self._take_scores(
-            Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
-        )
-        return self.run(q, paged_kv_cache, q_scale=q_scale, k_scale=k_scale, v_scale=v_scale)
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._take_scores(scores_of(given, causal=self._causal))
-        scales = {f"{name}_scale": getattr(given, f"{name}_scale") for name in "qkv"}
-        return self.run(given.q, given.paged_kv_cache, return_lse=True, **scales)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
+        return both
 
-    def end_forward(self) -> None:
-        """Nothing; older engines call it."""
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``.
+
+    Parameters
+    ----------
+    workspace_buffer : torch.Tensor
+        The float workspace.
+    indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
+        int32 on the device: ``[batch_size + 1]``, as many pages as there ever are,
+        ``[batch_size]``.
+    kv_layout : str
+        ``NHD`` or ``HND``.
+    use_tensor_cores : bool
+        Whether ``q_len_per_req`` and ``fixed_split_size`` are allowed.
+
+    Raises
+    ------
+    ValueError
+        As for the class above.
+    """
+
+    def __init__(
+        self,
+        workspace_buffer: torch.Tensor,
+        indptr_buffer: torch.Tensor,
+        indices_buffer: torch.Tensor,
+        last_page_len_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer,
+            kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=use_tensor_cores,
+            paged_kv_indptr_buffer=indptr_buffer,
+            paged_kv_indices_buffer=indices_buffer,
+            paged_kv_last_page_len_buffer=last_page_len_buffer,
+        )

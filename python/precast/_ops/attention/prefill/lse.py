@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log-sum-exps in another base or with heads first."""
+"""Convert log-sum-exps to another base, or to heads first."""
 
 from __future__ import annotations
 

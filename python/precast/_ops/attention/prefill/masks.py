@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Masks of a batch as the kernels read them: bits, each request from a byte of its own on."""
+"""Pack the masks of a batch to bits as the kernels read them; each request starts a byte."""
 
 from __future__ import annotations
 
@@ -8,34 +8,35 @@ from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.quantize.packbits import segment_packbits
 
 
-def paged_sizes(
+def kv_lengths(
+    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor | None, page_size: int
+) -> torch.Tensor:
+    """Count the tokens of each request, ``[batch]``; without pages ``kv_indptr`` has them."""
+    if kv_last_page_len is None:
+        return kv_indptr.diff()
+    return tokens_of_pages(kv_indptr, kv_last_page_len, page_size)
+
+
+def pairs_of_requests(
     qo_indptr: torch.Tensor,
     kv_indptr: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
     page_size: int,
     non_blocking: bool = False,
 ) -> torch.Tensor:
-    """``[batch]``, int64: how many pairs of a query and a key each request has."""
+    """Count the pairs of a query and a key of each request, ``[batch]``, int64.
+
+    Lengths on the host are copied to the GPU that others are on, and never the other way.
+    """
     if qo_indptr.shape != kv_indptr.shape:
         raise ValueError(
-            f"The length of qo_indptr and paged_kv_indptr should be the same, got "
-            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
+            f"The length of qo_indptr and {'paged_' if page_size else ''}kv_indptr should be the "
+            f"same, got {qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
         )
-    rows, pages, last = _together(non_blocking, qo_indptr, kv_indptr, kv_last_page_len)
-    return rows.diff().long() * tokens_of_pages(pages, last, page_size)
-
-
-def ragged_sizes(
-    qo_indptr: torch.Tensor, kv_indptr: torch.Tensor, non_blocking: bool = False
-) -> torch.Tensor:
-    """The same for keys one behind the other."""
-    if qo_indptr.shape != kv_indptr.shape:
-        raise ValueError(
-            f"The length of qo_indptr and kv_indptr should be the same, got "
-            f"{qo_indptr.shape[0]} and {kv_indptr.shape[0]}"
-        )
-    rows, tokens = _together(non_blocking, qo_indptr, kv_indptr)
-    return rows.diff().long() * tokens.diff()
+    lengths = [t for t in (qo_indptr, kv_indptr, kv_last_page_len) if t is not None]
+    device = next((t.device for t in lengths if t.is_cuda), qo_indptr.device)
+    rows, tokens, *last = (t.to(device, non_blocking=non_blocking) for t in lengths)
+    return rows.diff().long() * kv_lengths(tokens, last[0] if last else None, page_size)
 
 
 def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
@@ -47,24 +48,18 @@ def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -
         )
 
 
-def _together(non_blocking: bool, *lengths: torch.Tensor) -> list[torch.Tensor]:
-    """All on the GPU that one of them is on; lengths go there, and never the other way."""
-    device = next((tensor.device for tensor in lengths if tensor.is_cuda), lengths[0].device)
-    return [tensor.to(device, non_blocking=non_blocking) for tensor in lengths]
-
-
 def byte_bounds(sizes: torch.Tensor) -> torch.Tensor:
-    """``[batch + 1]``, int32: where the bytes of each request start."""
+    """Return where the bytes of each request start, ``[batch + 1]``, int32."""
     return torch.nn.functional.pad(((sizes + 7) // 8).cumsum(0), (1, 0)).int()
 
 
 def packed(
     custom_mask: torch.Tensor, sizes: torch.Tensor, into: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The bits of a mask and where those of each request start; waits for nothing."""
+    """Pack a mask; return the bits and where each request starts. Waits for nothing."""
     flat = custom_mask.contiguous().view(-1)
     bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
-    bounds = bounds.to(flat.device, non_blocking=True)  # Nobody else writes them.
+    bounds = bounds.to(flat.device, non_blocking=True)  # Nothing else writes them.
     if into is None:
         most = (flat.numel() + 7 * sizes.numel()) // 8
         into = torch.empty(most, dtype=torch.uint8, device=flat.device)

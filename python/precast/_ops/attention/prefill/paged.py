@@ -7,19 +7,20 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 
 from __future__ import annotations
 
-import functools
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
+from precast._op.docs import documented
+from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention import validation
-from precast._ops.attention.batch_trace import paged_trace
-from precast._ops.attention.plan import Mask, Scores, Tables, scores_of
+from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.attributes import PlanField
+from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.paged_plan import PagedPrefillPlan
+from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
-from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.trace import paged_trace
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -35,8 +36,8 @@ _TRACE = paged_trace(
 )
 
 
-class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
-    r"""Attention of a ragged batch of queries over a paged KV cache.
+class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
+    r"""Compute attention of a ragged batch of queries over a paged KV cache.
 
     .. math::
 
@@ -98,6 +99,9 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
     """
 
     _name = "BatchPrefillWithPagedKVCacheWrapper"
+    _paged_kv_indptr_buf = PlanField("tables", "kv_indptr")
+    _paged_kv_indices_buf = PlanField("tables", "kv_indices")
+    _paged_kv_last_page_len_buf = PlanField("tables", "kv_last_page_len")
     #: The same in plain PyTorch, in one call.
     reference = staticmethod(batch_prefill_with_paged_kv_cache_reference)
 
@@ -140,9 +144,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
             "paged_kv_indices_buf": paged_kv_indices_buf,
             "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
         }
-        for name, buffer in buffers.items():
-            if not isinstance(buffer, torch.Tensor):
-                raise ValueError(f"{name} should be a torch.Tensor in CUDA graph mode")
+        validation.check_buffers("CUDA graph", **buffers)
         assert qo_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
         for name, more in (("paged_kv_indptr_buf", 1), ("paged_kv_last_page_len_buf", 0)):
@@ -153,7 +155,118 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
                     f"{self._fixed_batch_size + more} for qo_indptr_buf, got {size}"
                 )
 
+    def _plan_pages(self, given: Any) -> None:
+        if given.page_size < 1:
+            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {given.page_size}")
+        lengths = Tables(
+            given.qo_indptr,
+            given.paged_kv_indptr,
+            given.paged_kv_last_page_len,
+            given.paged_kv_indices,
+        )
+        self._plan_batch(given, lengths, bool(given.uniform_q_len))
+
+    @precast_api
+    @documented(PLAN)
+    @gathers(_plan_pages)
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        paged_kv_indptr: torch.Tensor,
+        paged_kv_indices: torch.Tensor,
+        paged_kv_last_page_len: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        page_size: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: torch.dtype | str = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: torch.Tensor | None = None,
+        token_pos_in_items_ptr: torch.Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: torch.Tensor | None = None,
+        seq_lens: torch.Tensor | None = None,
+        seq_lens_q: torch.Tensor | None = None,
+        block_tables: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        uniform_q_len: int | None = None,
+    ) -> None:
+        """Divide the work of a batch, for all runs until the next plan.
+
+        Parameters
+        ----------
+        qo_indptr : torch.Tensor
+            ``[batch_size + 1]``, int32, on the device or on the host: where the queries of each
+            request start.
+        paged_kv_indptr : torch.Tensor
+            ``[batch_size + 1]``, likewise: where its pages start in ``paged_kv_indices``.
+        paged_kv_indices : torch.Tensor
+            int32, at least ``paged_kv_indptr[-1]``: the pages; what is behind them is not read.
+        paged_kv_last_page_len : torch.Tensor
+            ``[batch_size]``, int32: tokens in the last page of each request, 0 if it has none.
+            They include the tokens of the queries.
+
+        Raises
+        ------
+        precast.errors.UnsupportedConfigError
+            A head dimension or dtype that no kernel is for (a ``ValueError``).
+        ValueError
+            Heads that do not divide; a workspace that is too small or not aligned; under CUDA
+            graphs another batch size, more queries than in the first plan, more indices than the
+            buffer has, or a mask without buffers for it.
+
+        Notes
+        -----
+        Lengths on the device stay there: nothing is copied to the host or waited for.
+        """
+
+    begin_forward = plan
+
+    @arguments_of(plan, without=("non_blocking",))
+    def workspace_size(self, given: Any) -> tuple[int, int]:
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
+
+        Returns
+        -------
+        tuple of int
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`plan`.
+
+        Notes
+        -----
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
+        in the batch decide: take what the largest batch needs.
+        """
+        _, shape, _ = self._shape(given, "workspace_size")
+        lengths = Tables(given.qo_indptr, given.paged_kv_indptr, given.paged_kv_last_page_len)
+        return kernels.workspace_bytes(self.device, shape, lengths)
+
+    # -- run --------------------------------------------------------------------------------------
+
     @precast_api(trace=_TRACE)
+    @documented(RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -175,41 +288,13 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         use_fp16_softmax: bool | None = None,
         uses_spcompress: bool | None = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
         q : torch.Tensor
             ``[qo_indptr[-1], num_qo_heads, head_dim_qk]``; stride 1 in the last dimension, any in
             the others.
-        paged_kv_cache : torch.Tensor or tuple of torch.Tensor
-            ``[pages, 2, page_size, num_kv_heads, head_dim]`` in layout ``NHD``,
-            ``[pages, 2, num_kv_heads, page_size, head_dim]`` in ``HND``, or a tuple of keys and
-            values without the dimension of 2. Page size 1 may be left out of the shape. Stride 1
-            in the last dimension, any in the others.
-        *args
-            None: there is no code to pass them to.
-        q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-        v_scale : float or torch.Tensor, optional
-            Multiplies the output in float32, before it is rounded.
-        out, lse : torch.Tensor, optional
-            Where to write: ``[tokens, num_qo_heads, head_dim_vo]`` and, float32, the log-sum-exp.
-            Default: new ones.
-        return_lse : bool
-            Whether to return the log-sum-exp of the logits, too.
-        lse_base : str
-            ``log2`` or ``ln``.
-        lse_layout : str
-            ``NH``, ``[tokens, num_qo_heads]``, or ``HN``, the other way round, by a kernel of its
-            own.
-        enable_pdl : bool, optional
-            Programmatic dependent launch. Default: on; without effect below capability 9.0.
-        window_left : int, optional
-            That of :meth:`plan`, which is the default.
-        sinks : torch.Tensor, optional
-            ``[num_qo_heads]``, float32: a logit (base e, not scaled) that takes its share of each
-            softmax and has no value.
         kv_cache_sf, skip_softmax_threshold_scale_factor, use_fp16_softmax, uses_spcompress : None
             For other backends.
 
@@ -235,8 +320,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
 
         Notes
         -----
-        With ``qo_indptr`` on the device nobody knows whether ``q`` has the right number of rows;
-        rows that no request has are left as they are. Safe in CUDA graphs; not differentiable.
+        With ``qo_indptr`` on the device the number of rows of ``q`` is not checked; rows that no
+        request has are left as they are. Safe in CUDA graphs; not differentiable.
         """
         if window_left is not None:
             running.check_window(self, window_left)
@@ -267,10 +352,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
             return result
         return result, finish(sums)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    run_return_lse = returning_lse(run)
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -286,36 +372,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PagedPrefillPlan):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
-        self._take_options(
-            Scores(
-                causal,
-                window_left,
-                logits_soft_cap or 0.0,
-                sm_scale,
-                pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-                use_fp16_qk_reduction,
-            )
-        )
-        out = self.run(q, paged_kv_cache, k_scale=k_scale, v_scale=v_scale)
-        assert isinstance(out, torch.Tensor)
-        return out
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._take_options(scores_of(given))
-        both = self.run(
-            given.q,
-            given.paged_kv_cache,
-            return_lse=True,
-            k_scale=given.k_scale,
-            v_scale=given.v_scale,
-        )
-        assert isinstance(both, tuple)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both
-
-    def end_forward(self) -> None:
-        """Nothing; older engines call it."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the plans of both prefill wrappers have in common.
+"""The base class of both prefill wrappers makes their plans.
 
 Source: Osama et al., Stream-K, arXiv:2301.03598.
 """
@@ -7,10 +7,11 @@ Source: Osama et al., Stream-K, arXiv:2301.03598.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
+from precast._ops.attention.lengths import longest_kv, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -18,113 +19,113 @@ from precast._ops.attention.plan import (
     Hints,
     Items,
     Mask,
+    Model,
     PlanShape,
     Scores,
     Tables,
 )
-from precast._ops.attention.prefill.masks import byte_bounds, check_mask_size, packed
-from precast._ops.attention.wrapper import AttentionWrapper
+from precast._ops.attention.prefill.masks import (
+    byte_bounds,
+    check_mask_size,
+    packed,
+    pairs_of_requests,
+)
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
 
 Dtype: TypeAlias = "torch.dtype | str | None"
 
 
-class PrefillCall(NamedTuple):
-    """The arguments of ``plan()`` of either wrapper."""
-
-    lengths: Tables
-    heads: tuple[int, int]
-    head_dims: tuple[int, int]
-    page_size: int
-    dtypes: tuple[Any, Any, Any]
-    scores: Scores
-    #: Bool, packed, and how many pairs of a query and a key each request has; None without a mask.
-    mask: tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]
-    items: Items
-    max_q_len: int | None
-    max_kv_len: int | None
-    is_uniform: bool
-    block_tables: torch.Tensor | None
-    fixed_split_size: int | None
-    disable_split_kv: bool
-    non_blocking: bool
-
-
 class PrefillPlan(AttentionWrapper):
-    """Lengths of queries, masks, and the plan of a batch."""
+    """Make the plan of a batch from lengths of queries, masks and options."""
 
     @property
     def _qo_indptr_last(self) -> int | None:
-        """Queries of the batch; None if the host does not know them."""
+        """Return the queries of the batch; None if the host does not know them."""
         rows = self._plan.shape.rows
         return None if rows < 0 else rows
 
-    def _plan_batch(self, call: PrefillCall) -> None:
-        """Check a call and make its plan."""
-        name, scores, lengths = f"{self._name}.plan", call.scores, call.lengths
-        qo_indptr = lengths.qo_indptr
-        assert qo_indptr is not None
-        validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-        model = self._model(call.heads, call.head_dims, scores.pos_encoding_mode, call.dtypes)
-        batch_size, max_q_len = qo_indptr.shape[0] - 1, call.max_q_len
-        rows = None if qo_indptr.is_cuda else int(qo_indptr[-1])
-        most_rows = self._max_total_num_rows
-        if self._use_cuda_graph:
-            self._check_frozen(batch_size, rows, lengths.kv_indices)
-            most_rows = rows if most_rows is None else most_rows
-        if max_q_len is None and rows is not None:
-            max_q_len = int(qo_indptr.diff().max()) if batch_size else 0
-        items = self._items(call.items)
-        is_masked = call.mask[-1] is not None
-        split = call.fixed_split_size or -1
-        invariant = call.disable_split_kv or split > 0
+    def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape, int | None]:
+        """Return the model and the shape of a plan, and its most queries of a request, if known."""
+        heads, head_dim_vo = (given.num_qo_heads, given.num_kv_heads), given.head_dim_vo
+        head_dims = given.head_dim_qk, given.head_dim_qk if head_dim_vo is None else head_dim_vo
+        dtypes = given.q_data_type, given.kv_data_type, given.o_data_type
+        positions, index = given.pos_encoding_mode, self._device_index
+        model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
+        indptr, max_q_len = given.qo_indptr, given.max_token_per_sequence or given.uniform_q_len
+        batch_size = indptr.shape[0] - 1
+        rows = None
+        if not indptr.is_cuda:
+            rows, max_q_len = total_and_longest(indptr, max_q_len)
+        split = given.fixed_split_size or -1
+        invariant = given.disable_split_kv or split > 0
+        is_masked = given.custom_mask is not None or given.packed_custom_mask is not None
         shape = PlanShape(
             batch_size,
             -1 if rows is None else rows,
             0,
-            call.page_size,
-            *call.heads,
-            *call.head_dims,
+            given.page_size,
+            *heads,
+            *head_dims,
             model.kv_dtype.itemsize,
-            self._choose_tile(call.heads, call.head_dims, max_q_len, rows, invariant),
-            items.prefix_len is not None or (scores.causal and not is_masked),
-            scores.window_left,
+            self._choose_tile(heads, head_dims, max_q_len, rows, invariant),
+            given.prefix_len_ptr is not None or (given.causal and not is_masked),
+            given.window_left,
             split,
-            call.disable_split_kv,
+            given.disable_split_kv,
         )
-        self._check_split(shape, lengths._replace(kv_indices=None))
-        mask, fill = self._mask(*call.mask, call.non_blocking)
+        return model, shape, max_q_len
+
+    def _plan_batch(self, given: Any, lengths: Tables, is_uniform: bool) -> None:
+        """Check the arguments of ``plan()`` and make the plan."""
+        validation.check_rope(f"{self._name}.plan", given.rope_scale, given.rope_theta)
+        sizes, max_kv_len, most_rows = None, given.max_sequence_kv, self._max_total_num_rows
+        if given.custom_mask is not None or given.packed_custom_mask is not None:
+            sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
+        _, indptr, last, *_ = lengths
+        assert indptr is not None
+        if max_kv_len is None and not (indptr.is_cuda or (last is not None and last.is_cuda)):
+            max_kv_len = longest_kv(indptr, last, given.page_size)
+        model, shape, max_q_len = self._shape(given, "plan")
+        if self._use_cuda_graph:
+            self._check_frozen(shape.batch_size, shape.rows, lengths.kv_indices)
+            if most_rows is None and shape.rows >= 0:
+                most_rows = shape.rows
+        items = self._items(given)
+        self._check_split(shape, lengths)
+        mask, fill = self._mask(given, sizes)
+        # A graph may run by a later plan with fewer queries, but not where all have as many.
+        pads = self._use_cuda_graph and not is_uniform
         plan = AttentionPlan(
             model,
             shape,
-            scores,
-            self._tables(lengths, call.non_blocking),
+            Scores(
+                given.causal,
+                given.window_left,
+                given.logits_soft_cap or 0.0,
+                given.sm_scale,
+                given.pos_encoding_mode,
+                given.rope_scale,
+                given.rope_theta,
+                given.use_fp16_qk_reduction,
+            ),
+            self._tables(lengths, given.non_blocking),
             mask,
             items,
-            Hints(
-                max_q_len,
-                call.max_kv_len,
-                most_rows,
-                call.block_tables,
-                # A graph may run by a later plan with fewer queries, but not where all have as
-                # many.
-                self._use_cuda_graph and not call.is_uniform,
-            ),
+            Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads),
             self._plan.hnd,
             self._int_workspace_buffer,
             self._float_workspace_buffer,
         )
-        self._launch(plan, lengths, call.non_blocking, fill)
+        self._launch(plan, lengths, given.non_blocking, fill)
 
     def _tables(self, given: Tables, non_blocking: bool) -> Tables:
-        """The buffers of a CUDA graph, or ``given`` on the device."""
+        """Return the buffers of a CUDA graph, or ``given`` on the device."""
         if self._use_cuda_graph:
             return self._plan.tables
-        return Tables(*(None if t is None else self._on_device(t, non_blocking) for t in given))
+        return Tables(*[t if t is None else self._on_device(t, non_blocking) for t in given])
 
-    def _check_frozen(
-        self, batch_size: int, rows: int | None, kv_indices: torch.Tensor | None
-    ) -> None:
-        """Sizes that CUDA graphs hold fast."""
+    def _check_frozen(self, batch_size: int, rows: int, kv_indices: torch.Tensor | None) -> None:
+        """Check the sizes that CUDA graphs keep."""
         if batch_size != self._fixed_batch_size:
             raise ValueError(
                 f"{self._name}: The batch size should be fixed during the lifecycle of the wrapper "
@@ -132,7 +133,7 @@ class PrefillPlan(AttentionWrapper):
                 f"the wrapper was made"
             )
         most = self._max_total_num_rows
-        if rows is not None and most is not None and rows > most:
+        if most is not None and rows > most:
             raise ValueError(
                 f"{self._name}: The total number of rows in qo_indptr {rows} in cuda graph mode "
                 f"cannot exceed the number of rows set during initialization {most}, that of the "
@@ -146,14 +147,10 @@ class PrefillPlan(AttentionWrapper):
             )
 
     def _mask(
-        self,
-        custom_mask: torch.Tensor | None,
-        packed_custom_mask: torch.Tensor | None,
-        sizes: torch.Tensor | None,
-        non_blocking: bool,
+        self, given: Any, sizes: torch.Tensor | None
     ) -> tuple[Mask, Callable[[], None] | None]:
-        """The bits of the mask, and under CUDA graphs what writes them into the buffers."""
-        held = self._plan.mask
+        """Return the mask, and under CUDA graphs a function that writes it into the buffers."""
+        held, non_blocking = self._plan.mask, given.non_blocking
         if sizes is None:
             return (held._replace(is_used=False) if self._use_cuda_graph else NO_MASK), None
         if self._use_cuda_graph:
@@ -163,19 +160,27 @@ class PrefillPlan(AttentionWrapper):
                         f"{name} must be initialized with a torch.Tensor in cuda graph mode if we "
                         f"use custom mask in attention computation."
                     )
-        self._check_mask(custom_mask, packed_custom_mask, sizes)
+        self._check_mask(given.custom_mask, given.packed_custom_mask, sizes)
 
         def bits_into(buffer: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
-            if packed_custom_mask is not None:
-                return packed_custom_mask, byte_bounds(sizes)
-            assert custom_mask is not None
-            return packed(custom_mask.to(self.device, non_blocking=non_blocking), sizes, buffer)
+            if given.packed_custom_mask is not None:
+                return given.packed_custom_mask, byte_bounds(sizes)
+            mask = given.custom_mask.to(self.device, non_blocking=non_blocking)
+            return packed(mask, sizes, buffer)
 
-        if not self._use_cuda_graph:
-            bits, starts = bits_into(None)
-            bits = bits.to(self.device, non_blocking=non_blocking)
-            return Mask(bits, self._on_device(starts, non_blocking), True), None
-        return held._replace(is_used=True), lambda: _fill(held, *bits_into(held.bits), non_blocking)
+        def fill() -> None:
+            bits, starts = bits_into(held.bits)
+            assert held.bits is not None
+            assert held.indptr is not None
+            if bits.data_ptr() != held.bits.data_ptr():
+                copy_to_start(held.bits, bits, non_blocking)
+            held.indptr.copy_(starts, non_blocking=non_blocking)
+
+        if self._use_cuda_graph:
+            return held._replace(is_used=True), fill
+        bits, starts = bits_into(None)
+        bits = bits.to(self.device, non_blocking=non_blocking)
+        return Mask(bits, self._on_device(starts, non_blocking), True), None
 
     def _check_mask(
         self,
@@ -183,7 +188,7 @@ class PrefillPlan(AttentionWrapper):
         packed_custom_mask: torch.Tensor | None,
         sizes: torch.Tensor,
     ) -> None:
-        """A mask for all pairs, and a buffer for it; lengths on the device are not waited for."""
+        """Raise for a mask or a buffer that is too small, without waiting for the device."""
         name, buffers = f"{self._name}.plan", self._plan.mask
         needed = None
         if not sizes.is_cuda:
@@ -203,27 +208,22 @@ class PrefillPlan(AttentionWrapper):
             if needed is not None:
                 check_mask_size(name, "custom_mask_buf", buffers.bits, needed)
 
-    def _items(self, given: Items) -> Items:
-        """Where items begin, in the integers that the kernels read."""
-        if given.prefix_len is None:
+    def _items(self, given: Any) -> Items:
+        """Return the arguments of multi-item scoring in the dtypes that the kernels read."""
+        if given.prefix_len_ptr is None:
             return NO_ITEMS
-        if given.token_pos is None:
+        if given.token_pos_in_items_ptr is None:
             raise ValueError(
                 f"{self._name}.plan: token_pos_in_items_ptr must be a torch.Tensor where "
                 f"prefix_len_ptr is one, got None"
             )
-        longest = given.max_item_len
+        longest = given.max_item_len_ptr
         return Items(
-            given.prefix_len.to(self.device).to(torch.uint32),
-            given.token_pos.to(self.device).to(torch.uint16),
-            given.token_pos_len or given.token_pos.numel(),
+            given.prefix_len_ptr.to(self.device).to(torch.uint32),
+            given.token_pos_in_items_ptr.to(self.device).to(torch.uint16),
+            given.token_pos_in_items_len or given.token_pos_in_items_ptr.numel(),
             None if longest is None else longest.to(self.device).to(torch.uint16),
         )
-
-    def _take_options(self, scores: Scores) -> None:
-        """Options of forward() in the place of those of the plan."""
-        free = self._plan.mask.is_used or self._plan.items.prefix_len is not None
-        self._take_scores(scores, None if free else scores.causal)
 
     def _raise_rows(self, tokens: int) -> None:
         raise ValueError(
@@ -231,14 +231,3 @@ class PrefillPlan(AttentionWrapper):
             f"{self._name}, q must have shape [total_tokens, num_heads, head_dim] where "
             f"total_tokens = qo_indptr[-1]."
         )
-
-
-def _fill(held: Mask, bits: torch.Tensor, starts: torch.Tensor, non_blocking: bool) -> None:
-    """Write a packed mask into the buffers of a CUDA graph."""
-    assert held.bits is not None
-    assert held.indptr is not None
-    if bits.data_ptr() != held.bits.data_ptr():
-        # Why: what a part comes from may change before a copy that nobody waits for.
-        whole = bits.numel() == held.bits.numel()
-        held.bits[: bits.numel()].copy_(bits, non_blocking=non_blocking and whole)
-    held.indptr.copy_(starts, non_blocking=non_blocking)

@@ -7,19 +7,20 @@ arXiv:2307.08691.
 
 from __future__ import annotations
 
-import functools
-from types import SimpleNamespace
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
+from precast._op.docs import documented
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
-from precast._ops.attention.batch_trace import ragged_trace
-from precast._ops.attention.plan import Mask, Scores, Tables, scores_of
+from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.attributes import PlanField
+from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.ragged_plan import RaggedPrefillPlan
+from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
-from precast._ops.attention.signature import arguments_of
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.trace import ragged_trace
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -33,8 +34,8 @@ _TRACE = ragged_trace(
 )
 
 
-class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
-    r"""Attention of a ragged batch of queries over ragged keys and values.
+class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
+    r"""Compute attention of a ragged batch of queries over ragged keys and values.
 
     The same as :class:`BatchPrefillWithPagedKVCacheWrapper`, but that the tokens of request
     :math:`b` are rows ``kv_indptr[b]`` to ``kv_indptr[b + 1]`` of two tensors. Head dimensions 192
@@ -86,6 +87,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
     """
 
     _name = "BatchPrefillWithRaggedKVCacheWrapper"
+    _kv_indptr_buf = PlanField("tables", "kv_indptr")
     #: The same in plain PyTorch, in one call.
     reference = staticmethod(batch_prefill_with_ragged_kv_cache_reference)
 
@@ -117,9 +119,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
-        for name, buffer in (("qo_indptr_buf", qo_indptr_buf), ("kv_indptr_buf", kv_indptr_buf)):
-            if not isinstance(buffer, torch.Tensor):
-                raise ValueError(f"{name} should be a torch.Tensor in cuda graph mode")
+        buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
+        validation.check_buffers("cuda graph", **buffers)
         assert qo_indptr_buf is not None
         assert kv_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
@@ -129,7 +130,91 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
                 f"qo_indptr_buf ({self._fixed_batch_size + 1})."
             )
 
+    def _plan_rows(self, given: Any) -> None:
+        qo_indptr, kv_indptr = given.qo_indptr, given.kv_indptr
+        for name in ("v_indptr", "o_indptr"):
+            if getattr(given, name) is not None:
+                raise NotImplementedError(f"{self._name}.plan: {name} must be None")
+        bounds = qo_indptr.shape[0]
+        if kv_indptr.shape[0] != bounds:
+            raise ValueError(
+                f"{self._name}.plan: kv_indptr must have length {bounds} as qo_indptr, got "
+                f"{kv_indptr.shape[0]}"
+            )
+        # Every row belongs to a request, as where all have as many.
+        self._plan_batch(given, Tables(qo_indptr, kv_indptr), is_uniform=True)
+
+    @precast_api
+    @documented(PLAN)
+    @gathers(_plan_rows, page_size=0, block_tables=None)
+    def plan(
+        self,
+        qo_indptr: torch.Tensor,
+        kv_indptr: torch.Tensor,
+        num_qo_heads: int,
+        num_kv_heads: int,
+        head_dim_qk: int,
+        head_dim_vo: int | None = None,
+        custom_mask: torch.Tensor | None = None,
+        packed_custom_mask: torch.Tensor | None = None,
+        causal: bool = False,
+        pos_encoding_mode: str = "NONE",
+        use_fp16_qk_reduction: bool = False,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        sm_scale: float | None = None,
+        rope_scale: float | None = None,
+        rope_theta: float | None = None,
+        q_data_type: torch.dtype | str = "float16",
+        kv_data_type: Dtype = None,
+        o_data_type: Dtype = None,
+        non_blocking: bool = True,
+        prefix_len_ptr: torch.Tensor | None = None,
+        token_pos_in_items_ptr: torch.Tensor | None = None,
+        token_pos_in_items_len: int = 0,
+        max_item_len_ptr: torch.Tensor | None = None,
+        fixed_split_size: int | None = None,
+        disable_split_kv: bool = False,
+        seq_lens: torch.Tensor | None = None,
+        seq_lens_q: torch.Tensor | None = None,
+        max_token_per_sequence: int | None = None,
+        max_sequence_kv: int | None = None,
+        v_indptr: torch.Tensor | None = None,
+        o_indptr: torch.Tensor | None = None,
+        uniform_q_len: int | None = None,
+    ) -> None:
+        """Divide the work of a batch, for all runs until the next plan.
+
+        Parameters
+        ----------
+        qo_indptr, kv_indptr : torch.Tensor
+            ``[batch_size + 1]``, int32, on the device or on the host: where the queries, and the
+            keys and values, of each request start.
+        v_indptr, o_indptr : None
+            For other backends: values lie as keys, and outputs as queries.
+
+        Raises
+        ------
+        precast.errors.UnsupportedConfigError
+            Head dimensions or dtypes that no kernel is for (a ``ValueError``).
+        NotImplementedError
+            ``v_indptr`` or ``o_indptr``.
+        ValueError
+            Heads that do not divide; indptrs of different lengths; a workspace that is too small
+            or not aligned; under CUDA graphs another batch size, more queries than in the first
+            plan, or a mask without buffers for it.
+
+        Notes
+        -----
+        Lengths on the device stay there: nothing is copied to the host or waited for.
+        """
+
+    begin_forward = plan
+
+    # -- run --------------------------------------------------------------------------------------
+
     @precast_api(trace=_TRACE)
+    @documented(RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -148,7 +233,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         enable_pdl: bool | None = None,
         kv_cache_sf: object = None,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """Attention by the latest plan.
+        """Compute attention by the latest plan.
 
         Parameters
         ----------
@@ -158,26 +243,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         k, v : torch.Tensor
             ``[kv_indptr[-1], num_kv_heads, head_dim]`` in layout ``NHD``, with heads first in
             ``HND``; strides likewise.
-        *args
-            None: there is no code to pass them to.
-        q_scale, k_scale : float or torch.Tensor, optional
-            Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-        v_scale : float or torch.Tensor, optional
-            Multiplies the output in float32, before it is rounded.
         o_scale : float, optional
             Of outputs of 8 bits, which are not written here: None or 1.
-        out, lse : torch.Tensor, optional
-            Where to write: ``[tokens, num_qo_heads, head_dim_vo]`` and, float32, the log-sum-exp.
-            Default: new ones.
-        return_lse : bool
-            Whether to return the log-sum-exp of the logits, too.
-        lse_base : str
-            ``log2`` or ``ln``.
-        lse_layout : str
-            ``NH``, ``[tokens, num_qo_heads]``, or ``HN``, the other way round, by a kernel of its
-            own.
-        enable_pdl : bool, optional
-            Programmatic dependent launch. Default: on; without effect below capability 9.0.
         kv_cache_sf : None
             For other backends.
 
@@ -218,10 +285,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
             return result
         return result, finish(sums)
 
-    run_return_lse = functools.partialmethod(run, return_lse=True)
+    run_return_lse = returning_lse(run)
 
     # -- deprecated -------------------------------------------------------------------------------
 
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -236,30 +304,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(RaggedPrefillPlan):
         rope_scale: float | None = None,
         rope_theta: float | None = None,
     ) -> torch.Tensor:
-        """:meth:`run`, with options that :meth:`plan` has now, too."""
-        self._take_options(
-            Scores(
-                causal,
-                window_left,
-                logits_soft_cap or 0.0,
-                sm_scale,
-                pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-                use_fp16_qk_reduction,
-            )
-        )
-        out = self.run(q, k, v)
-        assert isinstance(out, torch.Tensor)
-        return out
+        """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
     @arguments_of(forward)
-    def forward_return_lse(self, given: SimpleNamespace) -> tuple[torch.Tensor, torch.Tensor]:
-        """:meth:`run_return_lse`, with options that :meth:`plan` has now, too."""
-        self._take_options(scores_of(given))
-        both = self.run(given.q, given.k, given.v, return_lse=True)
-        assert isinstance(both, tuple)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both
-
-    def end_forward(self) -> None:
-        """Nothing; older engines call it."""

@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 from precast._base.torch import torch
-from precast._ops.attention.prefill.masks import paged_sizes, ragged_sizes
+from precast._op.docs import documented
+from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.prefill.masks import pairs_of_requests
 from precast._ops.attention.reference import (
-    attend,
-    features_of,
     paged_requests,
     ragged_requests,
+    reference_outputs,
     row_bounds,
 )
 from precast._ops.paged._cache import Cache, entries_of, halves
-from precast._ops.quantize.packbits import segment_packbits_reference
 
 
 def batch_prefill_with_paged_kv_cache_reference(
@@ -48,38 +48,18 @@ def batch_prefill_with_paged_kv_cache_reference(
     ----------
     q : torch.Tensor
         ``[qo_indptr[-1], heads, head_dim_qk]``, any device.
-    paged_kv_cache : torch.Tensor or tuple of torch.Tensor
-        The cache, as for ``run``.
     qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
         The batch, as for ``plan``.
-    kv_layout, pos_encoding_mode : str
-        As for the wrapper and ``plan``.
-    custom_mask : torch.Tensor, optional
-        As for ``plan``.
-    causal : bool
-        As for ``plan``.
-    window_left : int
-        As for ``plan``.
-    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
-        As for ``plan``.
     q_scale, k_scale, v_scale : float
         As for ``run``.
     sinks : torch.Tensor, optional
         As for ``run``.
-    prefix_len_ptr, token_pos_in_items_ptr : torch.Tensor, optional
-        As for ``plan``.
-    token_pos_in_items_len : int
-        As for ``plan``.
-    return_lse : bool
-        Whether the log-sum-exp is returned, too.
-    o_dtype : torch.dtype, optional
-        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32. Rows of no request
-        are zeros.
+        The output and the base-2 log-sum-exp, float32. Rows of no request are
+        zeros.
 
     Examples
     --------
@@ -91,9 +71,17 @@ def batch_prefill_with_paged_kv_cache_reference(
     tensor([1.0000, 0.5000])
     """
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
-    sizes = paged_sizes(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
-    features = features_of(
+    table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
+    sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
+    requests = paged_requests(k, v, row_bounds(qo_indptr, 0, 0), *table)
+    return reference_outputs(
         q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, sizes),
         causal=causal,
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
@@ -101,21 +89,11 @@ def batch_prefill_with_paged_kv_cache_reference(
         pos_encoding_mode=pos_encoding_mode,
         rope_scale=rope_scale,
         rope_theta=rope_theta,
-        sm_factor=q_scale * k_scale,
-        out_scale=v_scale,
         sinks=sinks,
         prefix_len=prefix_len_ptr,
         token_pos=token_pos_in_items_ptr,
         token_pos_len=token_pos_in_items_len,
-        **_packed(custom_mask, sizes),
     )
-    bounds = row_bounds(qo_indptr, 0, paged_kv_indptr.numel() - 1)
-    requests = paged_requests(
-        k, v, bounds, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
-    )
-    out, lse, _ = attend(q, requests, v.shape[-1], features)
-    out = out.to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -151,34 +129,16 @@ def batch_prefill_with_ragged_kv_cache_reference(
         As for ``run``, any device.
     qo_indptr, kv_indptr : torch.Tensor
         The batch, as for ``plan``.
-    kv_layout, pos_encoding_mode : str
-        As for the wrapper and ``plan``.
-    custom_mask : torch.Tensor, optional
-        As for ``plan``.
-    causal : bool
-        As for ``plan``.
-    window_left : int
-        As for ``plan``.
-    logits_soft_cap, sm_scale, rope_scale, rope_theta : float, optional
-        As for ``plan``.
     q_scale, k_scale, v_scale : float
         As for ``run``.
     sinks : torch.Tensor, optional
         The wrapper's ``_sinks``.
-    prefix_len_ptr, token_pos_in_items_ptr : torch.Tensor, optional
-        As for ``plan``.
-    token_pos_in_items_len : int
-        As for ``plan``.
-    return_lse : bool
-        Whether the log-sum-exp is returned, too.
-    o_dtype : torch.dtype, optional
-        Of the output. Default: that of ``q``.
 
     Returns
     -------
     torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32. Rows of no request
-        are zeros.
+        The output and the base-2 log-sum-exp, float32. Rows of no request are
+        zeros.
 
     Examples
     --------
@@ -190,9 +150,16 @@ def batch_prefill_with_ragged_kv_cache_reference(
     """
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    sizes = ragged_sizes(qo_indptr, kv_indptr)
-    features = features_of(
+    sizes = pairs_of_requests(qo_indptr, kv_indptr, None, 0)
+    requests = ragged_requests(k, v, row_bounds(qo_indptr, 0, 0), kv_indptr)
+    return reference_outputs(
         q,
+        requests,
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (q_scale, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, sizes),
         causal=causal,
         window_left=window_left,
         logits_soft_cap=logits_soft_cap,
@@ -200,24 +167,16 @@ def batch_prefill_with_ragged_kv_cache_reference(
         pos_encoding_mode=pos_encoding_mode,
         rope_scale=rope_scale,
         rope_theta=rope_theta,
-        sm_factor=q_scale * k_scale,
-        out_scale=v_scale,
         sinks=sinks,
         prefix_len=prefix_len_ptr,
         token_pos=token_pos_in_items_ptr,
         token_pos_len=token_pos_in_items_len,
-        **_packed(custom_mask, sizes),
     )
-    bounds = row_bounds(qo_indptr, 0, kv_indptr.numel() - 1)
-    out, lse, _ = attend(q, ragged_requests(k, v, bounds, kv_indptr), v.shape[-1], features)
-    out = out.to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
 
 
-def _packed(custom_mask: torch.Tensor | None, sizes: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The features of a custom mask, if there is one."""
-    if custom_mask is None:
-        return {}
-    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
-    bits, starts = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
-    return {"packed_mask": bits, "mask_indptr": starts}
+# Not by a decorator, which would be a part of the source in a trace.
+for _reference in (
+    batch_prefill_with_paged_kv_cache_reference,
+    batch_prefill_with_ragged_kv_cache_reference,
+):
+    documented(PLAN, RUN)(_reference)

@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from precast._base.torch import torch
-from precast._op.decorators import backend_requirement, served_by, supported_compute_capability
-from precast._op.dispatch import check_tensors
-from precast._ops.attention.buffers import get_alibi_slopes
-from precast._ops.attention.formula import attention
+from precast._op.decorators import served_by, supported_compute_capability
+from precast._op.docs import documented
+from precast._op.export import op
+from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.prefill.masks import check_mask_size
-from precast._ops.attention.prefill.trace import single_prefill_trace
+from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.single import run_single, single_prefill
-from precast._ops.attention.validation import check_backend, softmax_scale
+from precast._ops.attention.trace import single_trace
+from precast._ops.attention.validation import check_backend
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
 
@@ -44,59 +45,26 @@ def single_prefill_with_kv_cache_reference(
     v_scale: float | None = None,
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """:func:`single_prefill_with_kv_cache` in plain PyTorch.
-
-    Parameters
-    ----------
-    q, k, v : torch.Tensor
-        As for the function, any device.
-    custom_mask : torch.Tensor, optional
-        As for the function.
-    causal : bool
-        As for the function.
-    kv_layout, pos_encoding_mode : str
-        As for the function.
-    sm_scale, logits_soft_cap, rope_scale, rope_theta : float, optional
-        As for the function.
-    window_left : int
-        As for the function.
-    return_lse : bool
-        As for the function.
-    k_scale, v_scale : float, optional
-        As for the function.
-    o_dtype : torch.dtype, optional
-        Of the output. Default: that of ``q``.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32, if asked for.
-
-    Examples
-    --------
-    >>> import torch
-    >>> q, k = torch.zeros(2, 2, 4), torch.arange(2.0).view(2, 1, 1).expand(2, 1, 4)
-    >>> single_prefill_with_kv_cache_reference(q, k, k, causal=True)[:, 0, 0]
-    tensor([0.0000, 0.5000])
-    """
+    """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device."""
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    slopes = get_alibi_slopes(q.shape[1], q.device) if pos_encoding_mode == "ALIBI" else None
-    rope = (rope_scale or 1.0, rope_theta or 1e4) if pos_encoding_mode == "ROPE_LLAMA" else None
-    out, lse = attention(
+    n, m = q.shape[0], k.shape[0]
+    return reference_outputs(
         q,
-        k,
-        v,
-        softmax_scale(sm_scale, q.shape[-1]) * (k_scale or 1.0),
+        iter([(0, slice(0, n), k, v)]),
+        v.shape[-1],
+        return_lse,
+        o_dtype,
+        (None, k_scale, v_scale),
+        None if custom_mask is None else (custom_mask, torch.tensor([n * m])),
         causal=causal,
-        mask=None if custom_mask is None else custom_mask.view(q.shape[0], k.shape[0]).bool(),
         window_left=window_left,
-        logits_soft_cap=logits_soft_cap or 0.0,
-        alibi_slopes=slopes,
-        rope=rope,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        pos_encoding_mode=pos_encoding_mode,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
     )
-    out = (out if v_scale is None else out * v_scale).to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
 
 
 def _check_mask(
@@ -105,7 +73,7 @@ def _check_mask(
     custom_mask: torch.Tensor | None,
     packed_custom_mask: torch.Tensor | None,
 ) -> None:
-    """A mask has a bit for every pair of a query and a key."""
+    """Raise unless a mask has a bit for every pair of a query and a key."""
     name, pairs = "single_prefill_with_kv_cache", qo_len * kv_len
     if packed_custom_mask is not None:
         check_mask_size(name, "packed_custom_mask", packed_custom_mask, (pairs + 7) // 8)
@@ -122,21 +90,20 @@ def _no_fa3(backend: str, **others: Any) -> bool:
     return True
 
 
-def _fa2(**arguments: Any) -> bool:
-    return True
-
-
-_fa2.is_compute_capability_supported = (  # type: ignore[attr-defined]
-    served_by("attention").is_compute_capability_supported
-)
-
-
 def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
     return [name for name in suitable if name == "fa2"]
 
 
-@precast_api(trace=single_prefill_trace(single_prefill_with_kv_cache_reference))
-@backend_requirement({"fa2": _fa2, "fa3": _no_fa3}, heuristic_func=_order)
+@precast_api(
+    trace=single_trace(
+        "single_prefill",
+        "Attention of some tokens over the keys and values of their request.",
+        single_prefill_with_kv_cache_reference,
+        ["qo_len"],
+    )
+)
+@op("attention", backends={"fa2": served_by("attention"), "fa3": _no_fa3}, heuristic=_order)
+@documented(PLAN, RUN)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -162,7 +129,7 @@ def single_prefill_with_kv_cache(
     k_scale: Scale = None,
     v_scale: Scale = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    r"""Attention of some tokens over the keys and values of their request.
+    r"""Compute attention of some tokens over the keys and values of their request.
 
     .. math::
 
@@ -193,32 +160,10 @@ def single_prefill_with_kv_cache(
         ``causal``.
     packed_custom_mask : torch.Tensor, optional
         The same as bits, uint8 ``[ceil(qo_len * kv_len / 8)]``, the lowest of a byte first.
-    causal : bool
-        Whether a query sees only itself and what is before it.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    pos_encoding_mode : str
-        ``NONE``, ``ROPE_LLAMA`` (queries and keys are turned on the fly) or ``ALIBI``.
-    use_fp16_qk_reduction : bool
-        Without effect: logits are summed in float32.
-    sm_scale : float, optional
-        Default: ``1 / sqrt(head_dim_qk)``.
-    window_left : int
-        A query sees this many tokens before its own, with any mask; -1 is all.
-    logits_soft_cap : float, optional
-        Logits ``s`` become ``cap * tanh(s / cap)``; None or 0 is off.
-    rope_scale, rope_theta : float, optional
-        Of ``ROPE_LLAMA``. Default: 1 and 1e4.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    return_lse : bool
-        Whether to return the base-2 log-sum-exp of the logits, too.
     kv_cache_sf : None
         Of keys and values of 4 bits, which are not supported.
     k_scale : float or torch.Tensor, optional
         Multiplies ``sm_scale``. A tensor on the device is one positive float32 and is read there.
-    v_scale : float or torch.Tensor, optional
-        Multiplies the output in float32, before it is rounded.
 
     Returns
     -------
@@ -256,44 +201,21 @@ def single_prefill_with_kv_cache(
     """
     name = "single_prefill_with_kv_cache"
     check_backend(name, backend)
-    for option, value in (
-        ("scale_q", scale_q),
-        ("scale_k", scale_k),
-        ("scale_v", scale_v),
-        ("kv_cache_sf", kv_cache_sf),
-    ):
+    names = ("scale_q", "scale_k", "scale_v", "kv_cache_sf")
+    for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):
         if value is not None:
             raise NotImplementedError(f"{name}: {option} must be None: no kernel here has it")
-    try:
-        masked = custom_mask is not None or packed_custom_mask is not None
-        if masked and q.dim() == k.dim() == 3:
-            _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
-        if custom_mask is not None and packed_custom_mask is None:
-            packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-        scores = Scores(
-            causal,
-            window_left,
-            logits_soft_cap or 0.0,
-            sm_scale,
-            pos_encoding_mode,
-            rope_scale,
-            rope_theta,
-        )
-        out, lse = run_single(
-            single_prefill,
-            q,
-            k,
-            v,
-            kv_layout,
-            scores,
-            packed_custom_mask,
-            (None, k_scale, v_scale),
-            q.dtype if o_dtype is None else o_dtype,
-            return_lse,
-        )
-    except (AttributeError, TypeError):
-        check_tensors(name, {"q": q, "k": k, "v": v})
-        raise
+    masked = custom_mask is not None or packed_custom_mask is not None
+    if masked and q.dim() == k.dim() == 3:
+        _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
+    if custom_mask is not None and packed_custom_mask is None:
+        packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
+    mask, cap, scales = packed_custom_mask, logits_soft_cap or 0.0, (None, k_scale, v_scale)
+    scores = Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
+    o_dtype = q.dtype if o_dtype is None else o_dtype
+    out, lse = run_single(
+        single_prefill, q, k, v, kv_layout, scores, mask, scales, o_dtype, return_lse
+    )
     return out if lse is None else (out, lse)
 
 
