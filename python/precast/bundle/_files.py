@@ -14,7 +14,7 @@ _SCRIPT = """\
 #   ./install.sh [PIP OPTIONS]          into the Python of PATH
 #   PYTHON=/path/to/python ./install.sh into another one
 set -eu
-here=$(cd "$(dirname "$0")" && pwd)
+here=$(CDPATH='' cd -- "$(dirname -- "$0")" && pwd)
 
 fail() {{
   echo "error: $1" >&2
@@ -28,6 +28,14 @@ echo "checking SHA256SUMS"
 sums=$(cd "$here" && sha256sum -c SHA256SUMS 2>&1) || {{
   echo "$sums" | grep -v ': OK$' >&2
   fail "the bundle is damaged or was changed. Fix: copy it again"
+}}
+# pip looks at every file of the folder.
+added=$(cd "$here" && find . ! -type d ! -path ./SHA256SUMS | while IFS= read -r file; do
+  cut -c67- SHA256SUMS | grep -Fqx -e "${{file#./}}" || echo "${{file#./}} is not in SHA256SUMS"
+done)
+[ -z "$added" ] || {{
+  echo "$added" >&2
+  fail "files were added to the bundle. Fix: copy it again, into an empty folder"
 }}
 
 machine=$(uname -m)
@@ -56,8 +64,9 @@ Wheels for Python {python} on {platform}.{assumed} Nothing is fetched from a net
     ./install.sh                              # into the Python of PATH
     PYTHON=/path/to/python ./install.sh       # into another one
 
-The script checks `SHA256SUMS`, then runs `pip install --no-index` on `wheels/`; further arguments
-go to pip. Afterwards `precast doctor --profile core` checks that every kernel is installed.
+The script checks `SHA256SUMS` and that no other file is there, then runs `pip install --no-index`
+on `wheels/`; further arguments go to pip. Afterwards `precast doctor --profile core` checks that
+every kernel is installed.
 
 | file | what it is |
 |---|---|

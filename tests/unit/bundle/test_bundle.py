@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -344,6 +345,41 @@ def test_a_changed_wheel_is_not_installed(dist, tmp_path, venv):
     assert done.returncode == 1
     assert f"wheels/{wheel.name}: FAILED" in done.stderr
     assert "error: the bundle is damaged or was changed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    "name", ["wheels/platformdirs-99.0-py3-none-any.whl", "sitecustomize.py", "wheels/a b.whl"]
+)
+def test_nothing_is_installed_beside_a_file_without_a_digest(dist, tmp_path, venv, name):
+    out = tmp_path / "bundle"
+    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+    (out / name).write_bytes(b"")
+    done = install(out, venv)
+    assert done.returncode == 1
+    assert f"{name} is not in SHA256SUMS\nerror: files were added to the bundle" in done.stderr
+    assert "precast" not in installed(venv)
+
+
+def test_two_bundles_in_one_folder_are_not_installed(dist, tmp_path, venv):
+    out, other = tmp_path / "bundle", tmp_path / "other"
+    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+    make_wheel(dist, "typing_extensions", "4.17.0")
+    assert bundle(dist, other, "--python", PYTHON).returncode == 0
+    shutil.copytree(other, out, dirs_exist_ok=True)
+    done = install(out, venv)
+    assert done.returncode == 1
+    assert "typing_extensions-4.16.0-py3-none-any.whl is not in SHA256SUMS" in done.stderr
+
+
+def test_cdpath_does_not_lead_elsewhere(dist, tmp_path, venv):
+    out = tmp_path / "bundle"
+    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+    done = subprocess.run(
+        ["sh", "bundle/install.sh"], capture_output=True, text=True, cwd=tmp_path,
+        env={"PATH": "/usr/bin:/bin", "PYTHON": str(venv), "CDPATH": f".:{tmp_path}"},
+    )  # fmt: skip
+    assert "SHA256SUMS" in done.stdout
+    assert "error: torch>=2.9 must be installed first" in done.stderr
 
 
 def test_the_script_rejects_another_python_and_another_machine(dist, tmp_path):

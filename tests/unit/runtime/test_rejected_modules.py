@@ -163,7 +163,7 @@ def test_an_ancestor_that_anybody_can_write(world, tmp_path):
     root = world.provide("p", "9.0")
     world.folder.chmod(0o777)
     where = root.parent
-    assert only_refusal(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
+    assert only_rejection(world) == f"{where} is world-writable. Fix: chmod o-w {where}"
 
 
 def test_a_sticky_folder_holds_trusted_providers_and_others(world):
@@ -173,7 +173,7 @@ def test_a_sticky_folder_holds_trusted_providers_and_others(world):
     assert resolve().path == root / FILE
     if os.geteuid() == 0:
         os.lchown(root, 2002, 2002)
-        assert only_refusal(world).startswith(f"{root} belongs to user 2002; trusted are root, ")
+        assert only_rejection(world).startswith(f"{root} belongs to user 2002; trusted are root, ")
 
 
 @pytest.mark.parametrize("place", [FILE, "sm90a", ".", "manifest.json"])
@@ -186,7 +186,9 @@ def test_files_of_another_user(world, place):
         return os.stat_result([*status[:4], 2002, *status[5:]]) if self == root / place else status
 
     world.patch.setattr(Path, "stat", of_another)
-    assert only_refusal(world).startswith(f"{root / place} belongs to user 2002; trusted are root")
+    assert only_rejection(world).startswith(
+        f"{root / place} belongs to user 2002; trusted are root"
+    )
 
 
 def test_the_owner_of_precast_is_trusted(world):
