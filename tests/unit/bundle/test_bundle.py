@@ -354,10 +354,11 @@ def test_nothing_is_installed_beside_a_file_without_a_digest(dist, tmp_path, ven
     out = tmp_path / "bundle"
     assert bundle(dist, out, "--python", PYTHON).returncode == 0
     (out / name).write_bytes(b"")
+    before = installed(venv)
     done = install(out, venv)
     assert done.returncode == 1
     assert f"{name} is not in SHA256SUMS\nerror: files were added to the bundle" in done.stderr
-    assert "precast" not in installed(venv)
+    assert installed(venv) == before
 
 
 def test_two_bundles_in_one_folder_are_not_installed(dist, tmp_path, venv):
@@ -378,8 +379,9 @@ def test_cdpath_does_not_lead_elsewhere(dist, tmp_path, venv):
         ["sh", "bundle/install.sh"], capture_output=True, text=True, cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHON": str(venv), "CDPATH": f".:{tmp_path}"},
     )  # fmt: skip
-    assert "SHA256SUMS" in done.stdout
-    assert "error: torch>=2.9 must be installed first" in done.stderr
+    # The script has found itself: it asks for torch, or an earlier test has installed that.
+    assert "damaged" not in done.stderr
+    assert done.returncode == 0 or "error: torch>=2.9 must be installed first" in done.stderr
 
 
 def test_the_script_rejects_another_python_and_another_machine(dist, tmp_path):
