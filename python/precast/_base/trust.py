@@ -12,6 +12,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from precast._base.files import Identity, identity, read_regular
+
 #: As many symbolic links as Linux follows in one path.
 _MAX_LINKS = 40
 
@@ -144,10 +146,22 @@ def own_folder(path: Path) -> None:
         raise PermissionError(errno.EACCES, problem, str(path))
 
 
+#: The files whose contents were checked, as they were then.
+_checked: dict[Path, Identity] = {}
+
+
+def was_exchanged(library: Path) -> bool:
+    """Whether another file is there than the one whose contents were checked."""
+    try:
+        return library in _checked and _checked[library] != identity(library)
+    except OSError:
+        return True
+
+
 def check_contents(library: Path, size: int, sha256: str, fix_hint: str) -> str | None:
     """Why the bytes of ``library`` are not those that were built, or None."""
     try:
-        data = library.read_bytes()
+        data, _checked[library] = read_regular(library)
     except OSError as error:
         return f"{library.name} cannot be read ({error.strerror}). Fix: {fix_hint}"
     if len(data) != size:

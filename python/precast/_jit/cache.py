@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._base.errors import ToolchainError
+from precast._base.files import read_regular
 from precast._base.trust import check_contents, own_folder, trust_problem
 from precast._jit import env, policy
 
@@ -70,7 +71,7 @@ class Meta:
     def read(cls, path: Path) -> Meta:
         """Read ``path``; raise ValueError if it is not such a file."""
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = json.loads(read_regular(path)[0])
         except RecursionError:
             raise ValueError("nested too deeply") from None
         fields = dataclasses.fields(cls)

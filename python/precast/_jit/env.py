@@ -86,7 +86,10 @@ def _make_private(path: Path) -> None:
 def _default_cache_dir() -> Path:
     import platformdirs
 
-    return Path(platformdirs.user_cache_dir("precast", appauthor=False))
+    try:
+        return Path(platformdirs.user_cache_dir("precast", appauthor=False))
+    except RuntimeError:  # The user has neither HOME nor an entry in passwd.
+        return Path(os.devnull, "no home directory")  # Nothing can be made there.
 
 
 #: The folder of each process; a forked child makes its own.

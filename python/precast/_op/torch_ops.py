@@ -6,6 +6,7 @@ Only ``torch.compile`` uses them: an eager call does not go through the dispatch
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,15 @@ ON_COMPILE: list[Callable[[Kernel, Sequence[Any]], None]] = []
 _registered: dict[str, Any] = {}
 _registering = threading.Lock()
 _libraries: list[Any] = []  # A torch Library unregisters its ops when it is collected.
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock, and nobody would release it here."""
+    global _registering
+    _registering = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def register_torch_op(name: str) -> Any:

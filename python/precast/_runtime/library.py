@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import FFI_KINDS, LoadError
+from precast._base.trust import was_exchanged
 from precast._plan.installed import plan_document
 from precast._runtime.cudart import open_cudart
 
@@ -25,6 +26,7 @@ def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
     ------
     LoadError
         If libcudart is missing or the library does not open; the message gives the linker's words.
+        If the file was exchanged since its contents were checked.
     """
     row = plan_document()["cuda"][str(cuda_major)]
     open_cudart(row["cudart"], row["cudart_wheel"])
@@ -32,7 +34,20 @@ def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
         module: tvm_ffi.Module = _import_tvm_ffi().load_module(str(path))
     except Exception as error:
         raise LoadError(f"{path} was accepted but did not load: {error}") from error
+    if was_exchanged(path):
+        raise LoadError(
+            f"{path} was exchanged while it was loaded. Fix: end what installs or builds it, then "
+            f"start again"
+        )
     return module
+
+
+def import_ffi() -> None:
+    """Import tvm-ffi, and torch with it, which takes seconds.
+
+    It comes before the contents of a library are checked, so that the file is opened right after.
+    """
+    _import_tvm_ffi()
 
 
 @functools.cache

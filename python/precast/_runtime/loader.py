@@ -9,6 +9,7 @@ Functions import what only a first call needs, because every module costs time a
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -176,9 +177,10 @@ class Loader:
     def _load(
         self, op: str, axes: Mapping[str, object], device: int, capability: str
     ) -> tuple[Resolution, tvm_ffi.Module]:
-        from precast._runtime.library import load_library
+        from precast._runtime.library import import_ffi, load_library
 
         self.check_device(device)
+        import_ffi()
         resolution = self.resolve(op, axes, capability)
         self._warn(resolution)
         path = resolution.path
@@ -279,3 +281,11 @@ def _device_name(device: int) -> str:
 
 
 loader = Loader()
+
+
+def _after_fork() -> None:
+    """Another thread of the parent may have held the lock, and nobody would release it here."""
+    loader._lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -14,6 +14,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
+from precast._base.files import read_regular
+
 MANIFEST_SCHEMA = 1
 MANIFEST_NAME = "manifest.json"
 #: A target or module in a path. It contains no separator and is not ``..``.
@@ -68,9 +70,11 @@ def read_manifest(root: Path) -> Manifest:
     """
     path = root / MANIFEST_NAME
     try:
-        data = json.loads(path.read_bytes())
+        data = json.loads(read_regular(path)[0])
     except OSError as error:
         raise ValueError(f"{path} cannot be read ({error.strerror})") from None
+    except RecursionError:
+        raise ValueError(f"{path} is damaged (nested too deeply)") from None
     except ValueError:
         raise ValueError(f"{path} is damaged (not JSON)") from None
     if not isinstance(data, Mapping) or data.get("schema") != MANIFEST_SCHEMA:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from precast._base import env as _env
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
+
+if TYPE_CHECKING:
+    import importlib.metadata
 
 ENTRY_POINT_GROUP = "precast.jit_cache"
 
@@ -59,7 +63,10 @@ def _places() -> Iterator[tuple[str, Path]]:
             yield "provider", root
     for text in filter(None, _env.PROVIDER_PATH().split(os.pathsep)):
         folder = _absolute(text)
-        inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+        try:
+            inside = sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+        except OSError:  # It is reported as an unreadable provider.
+            inside = []
         direct = _holds_manifest(folder) or not inside
         for root in [folder] if direct else inside:
             if root not in seen:
@@ -68,24 +75,37 @@ def _places() -> Iterator[tuple[str, Path]]:
 
 
 def _absolute(text: str) -> Path:
-    try:
-        return Path(text).expanduser().absolute()
-    except RuntimeError:  # The user does not exist: reported as an unreadable provider.
-        return Path(text).absolute()
+    path = Path(text)
+    with contextlib.suppress(RuntimeError):  # The user does not exist.
+        path = path.expanduser()
+    with contextlib.suppress(OSError):  # The working directory was deleted.
+        path = path.absolute()
+    return path
 
 
 def _installed() -> Iterator[Path]:
     """Folders of the installed cache wheels, whose packages are located without an import."""
-    import importlib.metadata
-
-    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
+    for point in _entry_points():
         package = point.value.partition(":")[0]
-        roots = [Path(entry or os.curdir).absolute() / package for entry in sys.path]
+        roots = [_absolute(entry or os.curdir) / package for entry in sys.path]
         found = [root for root in roots if _holds_manifest(root)]
         if found:
             yield found[0]
         elif point.dist is not None:  # It has no manifest: reported as damaged.
             yield Path(str(point.dist.locate_file(package)))
+
+
+def _entry_points() -> Iterator[importlib.metadata.EntryPoint]:
+    import importlib.metadata
+
+    with contextlib.suppress(Exception):
+        return iter(importlib.metadata.entry_points(group=ENTRY_POINT_GROUP))
+    # The file of some distribution is damaged; what that raises is not documented.
+    found: list[importlib.metadata.EntryPoint] = []
+    for distribution in importlib.metadata.distributions():
+        with contextlib.suppress(Exception):
+            found += distribution.entry_points.select(group=ENTRY_POINT_GROUP)
+    return iter(found)
 
 
 def _holds_manifest(root: Path) -> bool:
