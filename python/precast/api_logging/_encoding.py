@@ -7,6 +7,7 @@ import enum
 import importlib
 import math
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,7 +51,10 @@ def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
         )
         for name, tensor in tensors.items()
     }
-    package.serialize_file(specs, str(path))
+    try:
+        package.serialize_file(specs, str(path))
+    except package.SafetensorError as error:  # It is neither an OSError nor a RuntimeError.
+        raise OSError(str(error)) from error
     with path.open("rb") as file:
         os.fsync(file.fileno())
 
@@ -139,9 +143,30 @@ def decode(path: str, data: Any, tensors: Mapping[str, torch.Tensor], device: An
     raise UnknownValueError(f"the argument {path} is {content}, which a dump cannot contain")
 
 
+def import_named(module: str) -> Any:
+    """Return a module that a dump names: one of precast, or one that the program has imported.
+
+    Dumps come from others, in bug reports for example, and importing a module runs its code.
+
+    Raises
+    ------
+    ImportError
+        If it is another module, or is not there.
+    """
+    if module in sys.modules:
+        return sys.modules[module]
+    own = module == "precast" or module.startswith("precast.")
+    if not own or module.rpartition(".")[2] == "__main__":
+        raise ImportError(
+            f"a dump does not decide what is imported. Fix: if you trust {module}, import it first "
+            f"(precast replay --import {module})"
+        )
+    return importlib.import_module(module)
+
+
 def _enum(module: str, qualname: str) -> type[enum.Enum]:
     try:
-        found: Any = importlib.import_module(module)
+        found: Any = import_named(module)
     except ImportError as error:
         raise UnknownValueError(f"{module}.{qualname} cannot be imported: {error}") from error
     for word in qualname.split("."):

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping
@@ -229,7 +228,7 @@ def _reading(folder: Path) -> Any:
 def _read_json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, RecursionError, ValueError) as error:
         raise DumpError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
         raise DumpError(f"{path} does not belong to a dump")
@@ -253,15 +252,15 @@ def _find(name: str) -> Callable[..., Any]:
         if name in public_api():
             break
         try:
-            importlib.import_module(".".join(words[:end]))
+            _encoding.import_named(".".join(words[:end]))
         except ImportError as error:
             problem = problem or f" ({error})"
     function = public_api().get(name)
     if function is None:
         raise DumpError(
-            f"{name} is not a function of the public API{problem}. Fix: make the module that "
-            f"decorates it with @precast_api importable, or call precast.api_logging.replay.replay("
-            f"dump, function=...)"
+            f"{name} is not a function of the public API{problem}. Fix: import the module that "
+            f"decorates it with @precast_api (precast replay --import MODULE), or call "
+            f"precast.api_logging.replay.replay(dump, function=...)"
         )
     return function
 

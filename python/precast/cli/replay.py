@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for module in args.modules:
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, TypeError, ValueError) as error:
             raise UsageError(f"--import {module}: {error}") from error
     results = []
     try:

@@ -96,6 +96,25 @@ def test_a_full_disk_stops_no_program(ops, dumps, monkeypatch, tmp_path):
     assert "[dump failed: OSError: [Errno 28] No space left on device]" in log(tmp_path)
 
 
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_disk_that_fills_up_within_a_file_stops_no_program(
+    ops, dumps, monkeypatch, tmp_path, after
+):
+    import safetensors
+
+    real, written = safetensors.serialize_file, []
+
+    def serialize(specs, path):
+        written.append(path)
+        if len(written) > after:
+            raise safetensors.SafetensorError("No space left on device (os error 28)")
+        real(specs, path)
+
+    monkeypatch.setattr(safetensors, "serialize_file", serialize)
+    assert torch.equal(ops.plain(torch.ones(2)), ops.plain.__wrapped__(torch.ones(2)))
+    assert "No space left on device" in log(tmp_path)
+
+
 def test_without_safetensors_the_command_is_named(ops, monkeypatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(MissingPackageError, match=r'pip install "precast\[log\]"'):

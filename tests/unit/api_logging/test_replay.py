@@ -255,6 +255,30 @@ def test_a_dump_can_call_no_function_but_of_the_public_api(ops, dumps):
     assert only(dumps).ok
 
 
+@pytest.mark.parametrize("named", ["function", "enum"])
+def test_a_dump_imports_no_module_of_its_own_choice(ops, dumps, tmp_path, monkeypatch, named):
+    ops.plain(torch.ones(2))
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "unknown_module.py").write_text("raise SystemExit(0)")
+    path = dumps()[0] / "call.json"
+    data = json.loads(path.read_text())
+    if named == "function":
+        data["function"] = "unknown_module.f"
+    else:
+        data["arguments"]["x"] = {"enum": ["unknown_module", "Color", "RED"]}
+    path.write_text(json.dumps(data))
+    with pytest.raises(DumpError, match="a dump does not decide what is imported"):
+        only(dumps)
+    assert "unknown_module" not in sys.modules
+
+
+def test_a_dump_that_is_nested_too_deeply(ops, dumps):
+    ops.plain(torch.ones(2))
+    (dumps()[0] / "call.json").write_text("[" * 100_000)
+    with pytest.raises(DumpError, match=r"call\.json cannot be read"):
+        only(dumps)
+
+
 def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
     ops.plain(torch.ones(2))
     (dump,) = dumps()
@@ -369,6 +393,8 @@ def test_command_for_one_call_that_is_as_dumped_in_another_process(three):
     [
         (["nowhere"], 2, "error: nowhere is not a dump"),
         (["DUMP", "--import", "no_such_module"], 2, "error: --import no_such_module: No module"),
+        (["DUMP", "--import", ""], 2, "error: --import : "),
+        (["DUMP", "--import", "../../x"], 2, "error: --import ../../x: "),
         (
             ["DUMP", "--device", "gpu"],
             2,
