@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 from collections.abc import Iterator
 from unittest import mock
 
-from precast import cli
-from precast.cli import _main
+from precast.cli import _main, _parser
 from sitegen import markup, rst
 
 _NO_COLOUR = {"COLUMNS": "80", "NO_COLOR": "1"}
@@ -24,10 +22,9 @@ def reference() -> str:
 
 
 def exit_codes() -> str:
-    """The table of the package's docstring."""
-    text = (cli.__doc__ or "").partition("Exit codes::")[2]
-    rows = re.findall(r"^ {2}(\d+) +(.+)$", text, re.MULTILINE)
-    return markup.table(("Code", "Meaning"), [(f"`{code}`", words) for code, words in rows])
+    """The table of exit codes."""
+    rows = [(f"`{code}`", words) for code, words in _parser.EXIT_CODES.items()]
+    return markup.table(("Code", "Meaning"), rows)
 
 
 def _section(name: str, parser: argparse.ArgumentParser) -> str:

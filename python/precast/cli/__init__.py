@@ -7,22 +7,13 @@ Every module of this package whose name does not start with ``_`` is the command
 - its docstring is the help text, with an example;
 - ``add_arguments(parser)`` declares the arguments, and ``run(args)`` does the work and returns the
   exit code;
-- ``EXIT_CODES`` lists the codes of the table below that it can return, besides 130, 141 and 70;
+- ``EXIT_CODES`` lists the codes of ``_parser.EXIT_CODES`` that it can return, besides 130, 141
+  and 70;
 - ``JSON`` lists the keys of the object that ``--json`` prints, with their meaning.
 
 With ``--json`` a command prints exactly one JSON object to standard output. Its key ``schema`` is
 the version of the format: it grows when a key is removed or changes its meaning; new keys may be
 added at any time. Progress, log and errors always go to standard error.
-
-Exit codes::
-
-  0    done; every check passed
-  1    a check failed: something would have to be compiled, is missing, or is damaged
-  2    the command line, an environment variable or a configuration file is wrong
-  3    the machine cannot do it: no compiler, no disk space, a failed download
-  70   a bug in precast
-  130  interrupted
-  141  the output pipe was closed before the command ended
 """
 
 from __future__ import annotations

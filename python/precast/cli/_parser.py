@@ -54,6 +54,18 @@ class Parser(argparse.ArgumentParser):
         raise argparse.ArgumentError(None, f"unknown {what} {value!r}; legal: {legal}")
 
 
+#: Of every command. Not in a docstring, which ``python -OO`` removes.
+EXIT_CODES = {
+    0: "done; every check passed",
+    1: "a check failed: something would have to be compiled, is missing, or is damaged",
+    2: "the command line, an environment variable or a configuration file is wrong",
+    3: "the machine cannot do it: no compiler, no disk space, a failed download",
+    70: "a bug in precast",
+    130: "interrupted",
+    141: "the output pipe was closed before the command ended",
+}
+
+
 def command_names() -> list[str]:
     """The commands, found in the folder of this package."""
     package = importlib.import_module(__package__)
@@ -66,19 +78,12 @@ def command_module(command: str) -> ModuleType:
     return importlib.import_module(f"{__package__}.{command.replace('-', '_')}")
 
 
-def exit_codes() -> dict[int, str]:
-    """The table in the docstring of the package."""
-    text = importlib.import_module(__package__).__doc__ or ""
-    rows = re.findall(r"^  (\d+) +(\S.*)$", text.partition("Exit codes::")[2], re.MULTILINE)
-    return {int(code): meaning for code, meaning in rows}
-
-
 def build_parser(only: Iterable[str] | None = None) -> Parser:
     """Build the tree of all commands, or of some; each costs the import of its module."""
     parser = Parser(
         prog="precast",
         description="Prebuilt CUDA kernels: list, check, build and install them.",
-        epilog="exit codes:\n" + _rows(exit_codes()),
+        epilog="exit codes:\n" + _rows(EXIT_CODES),
         formatter_class=HelpFormatter,
         allow_abbrev=False,
     )
@@ -108,8 +113,7 @@ def _epilog(module: ModuleType) -> str:
         parts.append("keys of the JSON object:\n" + _rows(rows))
     codes: Sequence[int] | None = getattr(module, "EXIT_CODES", None)
     if codes:
-        table = exit_codes()
-        parts.append("exit codes:\n" + _rows({code: table[code] for code in codes}))
+        parts.append("exit codes:\n" + _rows({code: EXIT_CODES[code] for code in codes}))
     return "\n\n".join(parts)
 
 

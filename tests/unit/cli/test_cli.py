@@ -255,3 +255,10 @@ def test_nothing_is_written_by_looking(tmp_path):
     for argv in (["doctor"], ["list"], ["cache", "info"], ["verify"], ["collect-env"]):
         run(*argv, HOME=str(home), XDG_CACHE_HOME=str(home / "cache"))
     assert list(Path(home).rglob("*")) == []
+
+
+@pytest.mark.parametrize("command", [["--help"], ["list", "--arch", "9.0"], ["cache", "info"]])
+def test_commands_work_without_docstrings_and_assertions(command, tmp_path):
+    done = run(*command, PYTHONOPTIMIZE="2", PRECAST_CACHE_DIR=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout

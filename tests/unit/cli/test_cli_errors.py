@@ -165,7 +165,7 @@ def table(tmp_path_factory) -> dict[tuple[str, int], Case]:
 def test_each_command_declares_the_exit_codes_that_are_tried_here(table):
     assert {command for command, _ in table} <= set(_parser.command_names())
     assert set(DECLARED) == set(table)
-    assert {code for _, code in table} <= set(_parser.exit_codes())
+    assert {code for _, code in table} <= set(_parser.EXIT_CODES)
 
 
 @pytest.mark.parametrize(("command", "code"), DECLARED)
@@ -252,7 +252,7 @@ def test_the_fix_of_a_typing_error_is_the_corrected_line(words, fix, capsys):
 
 def test_every_way_to_be_wrong_has_a_last_resort():
     for _, (code, fix) in _main._ERRORS.items():
-        assert code in _parser.exit_codes()
+        assert code in _parser.EXIT_CODES
         assert "Fix" not in fix
         assert fix.format(help="precast x --help", variable="PRECAST_JIT")
 
