@@ -7,12 +7,14 @@ and its contents are still the planned ones.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import os
 import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
@@ -24,12 +26,15 @@ from precast._jit.jobs import max_jobs
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
 from precast._plan.spec import ModuleSpec
+from precast._runtime import elf
 from precast._runtime.manifest import MANIFEST_NAME, Manifest
 from precast._runtime.manifest_writer import unplanned, write_manifest
 
 #: Holds a record of each finished module, by which the next run decides what to keep.
 STATE_FOLDER = ".build"
 _WORK_PREFIX = ".work-"
+#: What is built may be for others to read, and a library that others can write is never loaded.
+_FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 DISTRIBUTION = "precast.aot"
 
 
@@ -59,14 +64,27 @@ def build(
     CompileError
         If a command fails. Finished modules stay, and the next run continues from there.
     ProviderError
-        If the folder holds modules that are not planned.
+        If the folder holds modules that are not planned, or another process builds into it.
     """
     if not specs:
         raise ProviderError("nothing is planned: the profile or the targets are empty")
+    elf.require_readers()  # Before the first compile, not after the last.
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
-    out_dir.mkdir(parents=True, exist_ok=True)
+    _make_folder(out_dir)
+    with _only_builder(out_dir):
+        return _build(plan, specs, toolchain, out_dir, jobs, progress)
+
+
+def _build(
+    plan: Plan,
+    specs: Sequence[ModuleSpec],
+    toolchain: Toolchain,
+    out_dir: Path,
+    jobs: int | None,
+    progress: Progress | None,
+) -> Manifest:
     for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # They belong to a run that was killed.
         shutil.rmtree(left, ignore_errors=True)
     unexpected = unplanned(out_dir, (spec.file_name for spec in specs))
@@ -84,13 +102,45 @@ def build(
             _Builder(toolchain, out_dir, work).run(todo, jobs or max_jobs(), progress)
         finally:
             shutil.rmtree(work, ignore_errors=True)
-    return write_manifest(
+    manifest = write_manifest(
         out_dir,
         plan,
         specs,
         distribution=DISTRIBUTION,
         toolkit=toolchain.toolkit.build,
     )
+    (out_dir / MANIFEST_NAME).chmod(_FILE_MODE)
+    return manifest
+
+
+@contextlib.contextmanager
+def _only_builder(out_dir: Path) -> Iterator[None]:
+    """Hold the lock of a folder; raise if another process has it."""
+    import filelock
+
+    state = out_dir / STATE_FOLDER
+    _make_folder(state)
+    owner = state / "owner"
+    lock = filelock.FileLock(state / "lock", timeout=0, preserve_lock_file=True)
+    try:
+        with lock:
+            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+            yield
+    except filelock.Timeout:
+        try:
+            holder = owner.read_text()
+        except OSError:
+            holder = "another process"
+        raise ProviderError(
+            f"{holder} builds into {out_dir}. Fix: wait for it, or use another folder"
+        ) from None
+
+
+def _make_folder(path: Path) -> None:
+    """Make a folder that others can read and only this user can write, whatever the umask is."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        path.chmod(_FOLDER_MODE)
 
 
 def is_built(spec: ModuleSpec, toolchain: Toolchain, out_dir: Path) -> bool:
@@ -189,8 +239,9 @@ class _Builder:
         record = _record_path(spec, self.out_dir)
         target = self.out_dir / spec.file_name
         for path in (record, target):
-            path.parent.mkdir(parents=True, exist_ok=True)
+            _make_folder(path.parent)
         record.unlink(missing_ok=True)
+        library.chmod(_FILE_MODE)  # The linker follows the umask.
         library.replace(target)
         meta = cache.write_meta(spec, self.toolchain, target, seconds)
         record.write_text(meta.dump(), encoding="utf-8")

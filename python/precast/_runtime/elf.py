@@ -27,6 +27,19 @@ EXPORT_PREFIX = "__tvm_ffi_"
 INSTALL_HINT = 'pip install "precast[build]"'
 
 
+def require_readers() -> None:
+    """Raise unless symbols and machine code can be read here.
+
+    Raises
+    ------
+    ToolchainError
+        If pyelftools or cuobjdump is missing.
+    """
+    if importlib.util.find_spec("elftools") is None:
+        raise ToolchainError(f"no pyelftools, which reads symbols. Fix: {INSTALL_HINT}")
+    find_cuobjdump()
+
+
 class Symbols(NamedTuple):
     """The dynamic symbols of a shared library.
 
