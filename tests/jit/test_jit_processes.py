@@ -13,6 +13,7 @@ from collections.abc import Set
 from pathlib import Path
 
 import filelock
+import pytest
 from jit_support import compiles, run, success, taking, worker_command
 
 from precast._base.trust import check_contents
@@ -184,6 +185,38 @@ def test_one_that_lives_is_waited_for_and_named(tiny, cache, fake):
     )
 
 
+def alive_after_a_while(processes: list[str]) -> list[str]:
+    """Those that still exist after 5 s; the dead vanish when the first process collects them."""
+    alive = processes
+    for _ in range(100):
+        alive = [pid for pid in processes if Path(f"/proc/{pid}").exists()]
+        if not alive:
+            break
+        time.sleep(0.05)
+    return alive
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_no_compiler_outlives_its_process(tiny, cache, fake, tmp_path, number):
+    worker = start(worker_command(tiny), {**taking(fake, 30), "MAX_JOBS": "2"})
+    log = tmp_path / "fake" / "log"
+    for _ in range(200):
+        if log.exists() and len(log.read_text().splitlines()) == 2:
+            break
+        time.sleep(0.05)
+    worker.send_signal(number)
+    worker.wait(15)
+    compilers = [line.split()[1] for line in log.read_text().splitlines()]
+    assert len(compilers) == 2
+    assert alive_after_a_while(compilers) == []
+    worker.stdout.close()
+    worker.stderr.close()
+    # What it left is shown, and removed by the next process.
+    assert len(jit_cache.contents(cache / "v1").leftovers) == 1
+    success(run(worker_command(tiny), taking(fake, 0.03)))
+    assert jit_cache.contents(cache / "v1").leftovers == []
+
+
 def test_ctrl_c_ends_the_compilers_too(tiny, cache, fake, tmp_path):
     worker = start(worker_command(tiny), {**taking(fake, 30), "MAX_JOBS": "2"})
     log = tmp_path / "fake" / "log"
@@ -196,5 +229,5 @@ def test_ctrl_c_ends_the_compilers_too(tiny, cache, fake, tmp_path):
     worker.communicate(timeout=15)
     compilers = [line.split()[1] for line in log.read_text().splitlines()]
     assert len(compilers) == 2
-    assert [pid for pid in compilers if Path(f"/proc/{pid}").exists()] == []
+    assert alive_after_a_while(compilers) == []
     assert list((cache / "v1" / ".work").iterdir()) == []

@@ -9,6 +9,7 @@ waits for it for a bounded time.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 import shutil
@@ -17,7 +18,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError, CompileError, MissingJITCacheError
@@ -105,6 +106,16 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain, root: Path, target: Path) -
     return path
 
 
+class _Running(NamedTuple):
+    """A compiler that has been started."""
+
+    command: Command
+    process: subprocess.Popen[bytes]
+    log: BinaryIO
+    #: Held open for as long as this process lives and waits for it.
+    life_line: BinaryIO
+
+
 def run(commands: list[Command], work: Path, name: str) -> None:
     """Run commands in parallel, as many as cores and memory allow.
 
@@ -115,55 +126,82 @@ def run(commands: list[Command], work: Path, name: str) -> None:
     """
     limit = max_jobs()
     waiting = list(commands)
-    running: list[tuple[Command, subprocess.Popen[bytes], BinaryIO]] = []
+    running: list[_Running] = []
     start = beat = time.monotonic()
     try:
         while waiting or running:
             while waiting and len(running) < limit:
-                command = waiting.pop(0)
-                running.append((command, *_start(command, work)))
-            for item in list(running):
-                command, process, log = item
+                running.append(_start(waiting.pop(0), work))
+            for one in list(running):
                 with contextlib.suppress(subprocess.TimeoutExpired):
-                    status = process.wait(timeout=0.02)
-                    running.remove(item)
-                    with log:
+                    status = one.process.wait(timeout=0.02)
+                    running.remove(one)
+                    with one.log, one.life_line:
                         if status != 0:
-                            raise _failure(command, status, log, work, name)
+                            raise _failure(one.command, status, one.log, work, name)
             if time.monotonic() - beat > HEARTBEAT_SECONDS:
                 beat = time.monotonic()
                 get_logger().info("still compiling %s after %.0f s", name, beat - start)
     finally:
-        for _, process, log in running:
+        for one in running:
             # The whole process group: the compilers are children of nvcc and g++.
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            log.close()
+                os.killpg(one.process.pid, signal.SIGKILL)
+            one.process.wait()
+            one.log.close()
+            one.life_line.close()
 
 
-def _start(command: Command, work: Path) -> tuple[subprocess.Popen[bytes], BinaryIO]:
-    """The process and its output, which is kept in memory because the disk may be full."""
+#: Runs a command in the group of a process that ends the group when the other end of its standard
+#: input is closed, which the system does when this process ends, however it ends.
+_GUARDED = """
+exec 3<&0 </dev/null
+{ read -r line <&3; kill -KILL 0; } &
+guard=$!
+"$@" 3<&-
+status=$?
+kill -KILL $guard
+exit $status
+"""
+
+
+def _start(command: Command, work: Path) -> _Running:
+    """Start a compiler; its output is kept in memory, because the disk may be full."""
+    try:
+        if not os.access(command.argv[0], os.X_OK):
+            number = errno.EACCES if Path(command.argv[0]).exists() else errno.ENOENT
+            raise OSError(number, os.strerror(number))
+    except OSError as error:
+        raise _not_started(command, error) from error
     log = os.fdopen(os.memfd_create(command.output.name), "w+b")
     # nvcc keeps its intermediate files in ``work``, so that a kill leaves nothing elsewhere.
     environment = compiler_environment(TMPDIR=str(work))
+    read_end, write_end = os.pipe()
+    life_line = os.fdopen(write_end, "wb")
     try:
         process = subprocess.Popen(
-            command.argv,
+            ["/bin/sh", "-c", _GUARDED, "sh", *command.argv],
             stdout=log,
             stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
+            stdin=read_end,
             cwd=work,
             env=environment,
             start_new_session=True,
         )
     except OSError as error:
         log.close()
-        raise CompileError(
-            f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the compiler "
-            f"(see: precast doctor)"
-        ) from error
-    return process, log
+        life_line.close()
+        raise _not_started(command, error) from error
+    finally:
+        os.close(read_end)
+    return _Running(command, process, log, life_line)
+
+
+def _not_started(command: Command, error: OSError) -> CompileError:
+    return CompileError(
+        f"{command.argv[0]} cannot be started ({error.strerror}). Fix: reinstall the compiler "
+        f"(see: precast doctor)"
+    )
 
 
 def _failure(

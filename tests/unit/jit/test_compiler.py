@@ -176,7 +176,7 @@ def test_a_dead_owner_leaves_a_name_and_no_lock(make, caplog):
             "echo 'error: unsupported GNU version!'; exit 1",
             ["Cause: this nvcc does not support so new a host"],
         ),
-        ("kill -9 $$", ["exit status -9", "Cause: the compiler ran out of memory", "MAX_JOBS"]),
+        ("kill -9 $$", ["exit status 137", "Cause: the compiler ran out of memory", "MAX_JOBS"]),
         ("exit 137", ["exit status 137", "Cause: the compiler ran out of memory"]),
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``precast.aot`` around its compilers: what it needs, who builds, and the modes of what it writes."""
+"""``precast.aot`` around its compilers: what it needs, who builds, and modes of what it writes."""
 
 from __future__ import annotations
 
