@@ -49,32 +49,25 @@ def trust_problem(library: Path, record: Path, must_be_own: bool) -> str | None:
 
 def _way_problem(path: Path) -> str | None:
     """Why anybody could change what ``path`` leads to."""
-    above = None
     for place in _way(path):
         status = place.lstat()
-        is_open = above is not None and above.st_mode & stat.S_IWOTH
-        # The folder is sticky: what lies in it can be replaced by its owner alone.
-        if is_open and status.st_uid not in trusted_users():
+        # Such a folder is sticky, as was checked before: only owners replace what lies in it.
+        if place.parent.lstat().st_mode & stat.S_IWOTH and status.st_uid not in trusted_users():
             return (
                 f"{place} belongs to user {status.st_uid}, and {place.parent} is world-writable. "
                 f"Fix: use a folder that only you can write"
             )
-        above = None
-        if stat.S_ISLNK(status.st_mode):
-            continue
-        if status.st_mode & stat.S_IWOTH and not (
-            stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
-        ):
+        is_sticky = stat.S_ISDIR(status.st_mode) and status.st_mode & stat.S_ISVTX
+        is_link = stat.S_ISLNK(status.st_mode)
+        if status.st_mode & stat.S_IWOTH and not (is_link or is_sticky):
             return f"{place} is world-writable. Fix: chmod o-w {place}"
-        above = status
     return None
 
 
 def _way(path: Path) -> Iterator[Path]:
-    """Every folder, link and file that the system passes on its way to ``path``, without links."""
+    """Every folder, link and file on the way to ``path``; no folder above one of them is a link."""
     waiting = [*reversed(path.absolute().parts[1:])]
     here, links = Path("/"), 0
-    yield here
     while waiting:
         part = waiting.pop()
         if part == "..":
@@ -89,7 +82,6 @@ def _way(path: Path) -> Iterator[Path]:
             target = here.readlink()
             here = Path("/") if target.is_absolute() else here.parent
             waiting += reversed(target.parts[1:] if target.is_absolute() else target.parts)
-            yield here
 
 
 def _owner_problem(place: Path, must_be_own: bool) -> str | None:

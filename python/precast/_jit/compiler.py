@@ -28,6 +28,7 @@ from precast._jit import cache, causes, env, policy
 from precast._jit.commands import Command, build_commands
 from precast._jit.hermetic import compiler_environment
 from precast._jit.jobs import max_jobs
+from precast._jit.owner import holder, sign
 from precast._jit.toolchain import find_toolchain
 
 if TYPE_CHECKING:
@@ -236,18 +237,13 @@ def _lock(root: Path, name: str) -> Iterator[None]:
         # A filelock.Timeout is an OSError, too; _acquire has logged which process it waited for.
         get_logger().info("no lock for %s (%s): this process compiles for itself", name, error)
     else:
-        with contextlib.suppress(OSError), open(owner, "w", opener=_without_links) as file:
-            file.write(f"process {os.getpid()} on {os.uname().nodename}")
+        sign(owner)
     try:
         yield
     finally:
         if lock is not None and lock.is_locked:
             with contextlib.suppress(OSError):
                 lock.release()
-
-
-def _without_links(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
 def _acquire(lock: object, name: str, owner: Path) -> None:
@@ -263,13 +259,9 @@ def _acquire(lock: object, name: str, owner: Path) -> None:
             return
         except filelock.Timeout:
             waited = time.monotonic() - start
-            try:
-                holder = owner.read_text()
-            except OSError:
-                holder = "another process"
             get_logger().info(
                 "waiting for %s, which compiles %s: %.0f s of at most %.0f s",
-                *(holder, name, waited, limit),
+                *(holder(owner), name, waited, limit),
             )
             patience = min(HEARTBEAT_SECONDS, limit - waited)
             if patience <= 0:

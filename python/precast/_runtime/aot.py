@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import shutil
 import tempfile
 import threading
@@ -23,6 +22,7 @@ from precast._base.progress import Progress, make_progress
 from precast._jit import cache, compiler
 from precast._jit.commands import Command, build_commands
 from precast._jit.jobs import max_jobs
+from precast._jit.owner import holder, sign
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
 from precast._plan.spec import ModuleSpec
@@ -124,15 +124,11 @@ def _only_builder(out_dir: Path) -> Iterator[None]:
     lock = filelock.FileLock(state / "lock", timeout=0, preserve_lock_file=True)
     try:
         with lock:
-            owner.write_text(f"process {os.getpid()} on {os.uname().nodename}")
+            sign(owner)
             yield
     except filelock.Timeout:
-        try:
-            holder = owner.read_text()
-        except OSError:
-            holder = "another process"
         raise ProviderError(
-            f"{holder} builds into {out_dir}. Fix: wait for it, or use another folder"
+            f"{holder(owner)} builds into {out_dir}. Fix: wait for it, or use another folder"
         ) from None
 
 

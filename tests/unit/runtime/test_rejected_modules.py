@@ -191,6 +191,29 @@ def test_files_of_another_user(world, place):
     )
 
 
+@pytest.mark.parametrize("way", ["theirs/p", "mine/../theirs/p", "link/p"])
+def test_a_folder_of_another_user_in_a_sticky_one(world, way):
+    root = world.provide("theirs/p", "9.0")
+    shared = world.folder
+    (shared / "mine").mkdir()
+    (shared / "link").symlink_to("mine/../theirs")
+    shared.chmod(0o1777)
+    world.patch.setenv("PRECAST_PROVIDER_PATH", str(shared / way))
+    world.loader()
+    assert resolve().path is not None
+    real = Path.lstat
+
+    def of_another(self):
+        status = real(self)
+        is_theirs = self == root.parent
+        return os.stat_result([*status[:4], 2002, *status[5:]]) if is_theirs else status
+
+    world.patch.setattr(Path, "lstat", of_another)
+    found = resolve()
+    assert found.path is None
+    assert f"{root.parent} belongs to user 2002, and {shared} is" in rejections(found)[0]
+
+
 def test_the_owner_of_precast_is_trusted(world):
     world.patch.setattr(trust, "_owner_of_precast", lambda: 2002)
     assert trust.trusted_users() == {0, os.geteuid(), 2002}

@@ -128,11 +128,6 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
         )
 
 
-def kv_dtypes(q: torch.dtype) -> list[torch.dtype]:
-    """Return the dtypes that keys and values of these queries may have."""
-    return [q, *(getattr(torch, name) for name in _8_BIT_DTYPES)]
-
-
 def dtypes_of(
     q_data_type: torch.dtype | str,
     kv_data_type: torch.dtype | str | None,
