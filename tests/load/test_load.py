@@ -12,6 +12,7 @@ import torch
 from build_support import CI_MODULES, PLAN, Built, run, spec_of
 
 import precast
+from precast._base.shared_object import EXPORT_PREFIX
 from precast._op.dispatch import kernels
 from precast._runtime import elf
 from precast._runtime.library import get_function, load_library
@@ -117,7 +118,7 @@ def test_only_entry_points_are_exported(built: Built, file_name: str) -> None:
     spec = spec_of(built, file_name)
     rows = [line.split() for line in run(["nm", "-D", built.library(spec)]).splitlines()]
     defined = {row[-1] for row in rows if row[-2] not in ("U", "w", "v")}
-    assert defined == {elf.EXPORT_PREFIX + export for export in spec.exports}
+    assert defined == {EXPORT_PREFIX + export for export in spec.exports}
     assert not [row for row in rows if row[-2] == "u"], "GNU_UNIQUE symbols"
 
 

@@ -6,15 +6,19 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import platform
 import pty
 import re
+import struct
 import subprocess
 import sys
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
 import precast
+from precast._base.shared_object import EXPORT_PREFIX
 from precast._plan.installed import plan
 from precast._plan.spec import ModuleSpec
 from precast._runtime.manifest import Manifest, ModuleRow
@@ -84,15 +88,21 @@ def core_specs(arch: str) -> list[ModuleSpec]:
     return plan().modules("core", plan().archs(arch))
 
 
-def write_provider(root: Path, specs: list[ModuleSpec], **changes: object) -> Path:
-    """A provider of files that hold only their own name; ``changes`` go into the manifest."""
-    import platform
+def fake_library(text: str, exports: Iterable[str] = (), machine: int | None = None) -> bytes:
+    """The header of a shared library for this machine, and the names of its functions."""
+    here = {"x86_64": 62, "aarch64": 183}[platform.machine()]
+    header = struct.pack("<16s2HI3QI6H", b"\x7fELF\x02\x01\x01", 3, machine or here, *[0] * 11)
+    names = "".join(f"\0{EXPORT_PREFIX}{name}\0" for name in exports)
+    return header + text.encode() + names.encode()
 
+
+def write_provider(root: Path, specs: list[ModuleSpec], **changes: object) -> Path:
+    """A provider of files that hold only names; ``changes`` go into the manifest."""
     rows = []
     for spec in specs:
         path = root / spec.file_name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(f"module {spec.file_name}".encode())
+        path.write_bytes(fake_library(f"module {spec.file_name}", spec.exports))
         data = path.read_bytes()
         rows.append(
             ModuleRow(

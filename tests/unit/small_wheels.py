@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import os
 import zipfile
@@ -21,7 +23,7 @@ def make_wheel(
     version: str,
     requires: tuple[str, ...] = (),
     tag: str = "py3-none-any",
-    files: dict[str, str] | None = None,
+    files: dict[str, str | bytes] | None = None,
     metadata: str = "",
 ) -> Path:
     """A real wheel, as small as can be."""
@@ -35,11 +37,29 @@ def make_wheel(
         f"{info}/WHEEL": f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n",
         **(files or {f"{name}.py": f"version = {version!r}\n"}),
     }
-    contents[f"{info}/RECORD"] = "".join(f"{n},,\n" for n in [*contents, f"{info}/RECORD"])
-    with zipfile.ZipFile(path, "w") as archive:
-        for file, text in contents.items():
-            archive.writestr(file, text)
+    write_wheel(path, {n: d.encode() if isinstance(d, str) else d for n, d in contents.items()})
     return path
+
+
+def write_wheel(path: Path, contents: dict[str, bytes]) -> None:
+    """Write the files, and the ``RECORD`` of them unless they have one."""
+    (info,) = {n.partition("/")[0] for n in contents if ".dist-info/" in n}
+    rows = [f"{name},{_digest(data)},{len(data)}\n" for name, data in contents.items()]
+    record = "".join([*rows, f"{info}/RECORD,,\n"])
+    with zipfile.ZipFile(path, "w") as archive:
+        for file, data in {f"{info}/RECORD": record.encode(), **contents}.items():
+            archive.writestr(file, data)
+
+
+def read_wheel(path: Path) -> dict[str, bytes]:
+    """Its files but ``RECORD``, to be changed and written again."""
+    with zipfile.ZipFile(path) as archive:
+        return {n: archive.read(n) for n in archive.namelist() if not n.endswith("/RECORD")}
+
+
+def _digest(data: bytes) -> str:
+    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
+    return f"sha256={digest.rstrip(b'=').decode()}"
 
 
 def core_plan(arch: str = "sm90a") -> dict:
@@ -75,7 +95,9 @@ def make_provider(
 ) -> Path:
     root = write_provider(scratch / arch, core_specs(arch))
     package = f"precast_jit_cache_cu13_{arch}"
-    files = {f"{package}/{p.relative_to(root)}": p.read_text() for p in root.rglob("*.*")}
+    files: dict[str, str | bytes] = {
+        f"{package}/{p.relative_to(root)}": p.read_bytes() for p in root.rglob("*.*")
+    }
     files[f"{package}-0.1.0.dist-info/entry_points.txt"] = (
         f"[precast.jit_cache]\ncu13-{arch} = {package}\n"
     )

@@ -9,10 +9,11 @@ import functools
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from precast._base.files import Identity, identity, read_regular
+from precast._base.shared_object import defect
 
 #: As many symbolic links as Linux follows in one path.
 _MAX_LINKS = 40
@@ -150,8 +151,21 @@ def was_exchanged(library: Path) -> bool:
         return True
 
 
-def check_contents(library: Path, size: int, sha256: str, fix_hint: str) -> str | None:
-    """Why the bytes of ``library`` are not those that were built, or None."""
+def check_contents(
+    library: Path,
+    size: int,
+    sha256: str,
+    fix_hint: str,
+    exports: Sequence[str] | None = None,
+) -> str | None:
+    """Why the bytes of ``library`` are not those that were built, or None.
+
+    Parameters
+    ----------
+    exports : sequence of str, optional
+        The functions that it has to have. The record of a prebuilt module may have been made from a
+        damaged file. Default: what the file holds is not looked at, for a build of this machine.
+    """
     try:
         data, _checked[library] = read_regular(library)
     except OSError as error:
@@ -160,4 +174,5 @@ def check_contents(library: Path, size: int, sha256: str, fix_hint: str) -> str 
         return f"{library.name} has {len(data)} bytes instead of {size}: truncated. Fix: {fix_hint}"
     if hashlib.sha256(data).hexdigest() != sha256:
         return f"{library.name} was changed after it was built (sha256 differs). Fix: {fix_hint}"
-    return None
+    problem = None if exports is None else defect(data, exports)
+    return problem and f"{library.name} {problem}. Fix: {fix_hint}"

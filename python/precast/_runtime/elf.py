@@ -17,12 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from precast._base.errors import ToolchainError
+from precast._base.shared_object import EXPORT_PREFIX
 
 if TYPE_CHECKING:
     from elftools.elf.elffile import ELFFile
-
-#: tvm-ffi's entry points are C symbols with this prefix.
-EXPORT_PREFIX = "__tvm_ffi_"
 
 INSTALL_HINT = 'pip install "precast[build]"'
 

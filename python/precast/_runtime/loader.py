@@ -121,7 +121,8 @@ class Loader:
         record = binding.provider.root / MANIFEST_NAME
         problem = provider_problem(manifest) or trust_problem(path, record, must_be_own=False)
         fix_hint = binding.provider.fix_hint(f"{manifest.distribution}=={manifest.version}")
-        return problem or check_contents(path, binding.row.size, binding.row.sha256, fix_hint)
+        row = binding.row
+        return problem or check_contents(path, row.size, row.sha256, fix_hint, row.exports)
 
     def _unbound(self, name: str, capability: str) -> list[Step]:
         """Why providers that seem to hold the module were not bound to this capability."""

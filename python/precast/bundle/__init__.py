@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from precast._base.errors import BundleError
 from precast.bundle._closure import Log, Pip, close
+from precast.bundle._contents import core_plan
 from precast.bundle._files import readme, script
 from precast.bundle._target import Target, this_target
 from precast.bundle._wheel import Wheel
@@ -105,7 +107,7 @@ def make_bundle(
     providers, missing = _pick_providers(archs, cuda_major, by_name.values())
     names = {wheel.name for wheel in providers}
     mine = {n: w for n, w in by_name.items() if w.manifest is None or n in names}
-    extras = list(extras)
+    extras = [_extra(text) for text in extras]
     core_extras = [*extras, *(f"cu{cuda_major}-{arch}" for arch in missing)]
     core_version = str(mine["precast"].version) if "precast" in mine else version
     core = "precast" + (f"[{','.join(core_extras)}]" if core_extras else "")
@@ -175,6 +177,12 @@ def _pick_providers(
     return list(picked.values()), missing
 
 
+def _extra(text: str) -> str:
+    if re.fullmatch(r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?", text, re.ASCII) is None:
+        raise BundleError(f"{text!r} is not the name of an extra of precast; legal example: jit")
+    return text
+
+
 def _torch_requirement(text: str) -> str:
     try:
         requirement = Requirement(text)
@@ -201,7 +209,7 @@ def _check_extras(core: Wheel, extras: Iterable[str]) -> None:
 def _check_providers(bundle: Bundle, archs: Sequence[str], cuda_major: int) -> list[str]:
     """Refuse providers that the core would refuse; return notes for the user."""
     core = bundle.core
-    modules: dict[str, Any] = core.plan()["modules"]
+    modules: dict[str, Any] = core_plan(core.path)["modules"]
     notes = []
     for arch in archs:
         planned = {

@@ -3,15 +3,11 @@
 
 from __future__ import annotations
 
-import configparser
 import functools
-import json
-import tempfile
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from packaging.metadata import parse_email
 from packaging.requirements import Requirement
@@ -21,10 +17,14 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 from packaging.version import Version
 
 from precast._base.errors import BundleError
-from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
-from precast._runtime.providers import ENTRY_POINT_GROUP
-
-_PLAN = "precast/data/plan.json"
+from precast._runtime.manifest import Manifest
+from precast.bundle._contents import (
+    check_members,
+    check_record,
+    damage_of,
+    info_file,
+    provider_manifest,
+)
 
 
 @functools.total_ordering
@@ -55,25 +55,29 @@ class Wheel:
         """
         try:
             name, version, _, tags = parse_wheel_filename(path.name)
-            with zipfile.ZipFile(path) as archive:
-                metadata, _ = parse_email(archive.read(_info(archive, "METADATA")))
-                manifest = _manifest(archive)
-        except OSError as error:
-            raise BundleError(f"{path} cannot be read ({error.strerror})") from None
         except InvalidWheelFilename as error:
             raise BundleError(f"{path} is not a wheel: {error}") from None
-        except (zipfile.BadZipFile, KeyError, ValueError) as error:
-            raise BundleError(f"{path} is damaged: {error}") from None
-        return cls(
-            path=path,
-            name=name,
-            version=version,
-            tags=tags,
-            requires=tuple(map(Requirement, metadata.get("requires_dist", ()))),
-            requires_python=SpecifierSet(metadata.get("requires_python", "")),
-            extras=frozenset(map(canonicalize_name, metadata.get("provides_extra", ()))),
-            manifest=manifest,
-        )
+        with damage_of(path), zipfile.ZipFile(path) as archive:
+            check_members(archive)
+            metadata, _ = parse_email(archive.read(info_file(archive, "METADATA")))
+            says = metadata.get("name", ""), metadata.get("version", "")
+            if (canonicalize_name(says[0]), Version(says[1])) != (name, version):
+                raise ValueError(f"its METADATA is of {' '.join(says)}")
+            manifest = provider_manifest(archive)
+            for file in ("WHEEL", "RECORD"):
+                info_file(archive, file)
+            if manifest is not None or name == "precast":
+                check_record(archive)
+            return cls(
+                path=path,
+                name=name,
+                version=version,
+                tags=tags,
+                requires=tuple(map(Requirement, metadata.get("requires_dist", ()))),
+                requires_python=SpecifierSet(metadata.get("requires_python", "")),
+                extras=frozenset(map(canonicalize_name, metadata.get("provides_extra", ()))),
+                manifest=manifest,
+            )
 
     def at(self, path: Path) -> Wheel:
         """The same wheel at another path."""
@@ -86,7 +90,8 @@ class Wheel:
             if requirement.marker is None:
                 applies = extra == ""
             else:
-                applies = requirement.marker.evaluate(values)
+                with damage_of(self.path):
+                    applies = requirement.marker.evaluate(values)
             if applies:
                 yield requirement
 
@@ -105,38 +110,3 @@ class Wheel:
             tag.interpreter.startswith("cp") and tag.abi not in ("abi3", "none")
             for tag in self.tags
         )
-
-    def plan(self) -> dict[str, Any]:
-        """The plan in a core wheel."""
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                plan: dict[str, Any] = json.loads(archive.read(_PLAN))
-        except KeyError:
-            raise BundleError(
-                f"{self.path.name} has no {_PLAN}: it is not a complete wheel of precast"
-            ) from None
-        return plan
-
-
-def _info(archive: zipfile.ZipFile, file: str) -> str:
-    for name in archive.namelist():
-        folder, _, rest = name.partition("/")
-        if folder.endswith(".dist-info") and rest == file:
-            return name
-    raise KeyError(f"it has no {file}")
-
-
-def _manifest(archive: zipfile.ZipFile) -> Manifest | None:
-    """The manifest of the package that the entry point of a provider names."""
-    try:
-        text = archive.read(_info(archive, "entry_points.txt")).decode()
-    except KeyError:
-        return None
-    points = configparser.ConfigParser(delimiters=("=",), interpolation=None)
-    points.read_string(text)
-    if not points.has_section(ENTRY_POINT_GROUP):
-        return None
-    package = next(iter(points[ENTRY_POINT_GROUP].values())).partition(":")[0].strip()
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / MANIFEST_NAME).write_bytes(archive.read(f"{package}/{MANIFEST_NAME}"))
-        return read_manifest(Path(folder))

@@ -4,9 +4,9 @@
     precast verify
     precast verify --strict build/modules
 
-It checks of every module: size and sha256, the fingerprint (whether it was built from exactly this
-core's sources), the exported functions, the libraries that it needs, and its machine code. Exits
-with 1 if anything differs, or if there is nothing to verify.
+It checks of every module: size and sha256, in the manifest and in pip's RECORD, the fingerprint
+(whether it was built from exactly this core's sources), the exported functions, the libraries that
+it needs, and its machine code. Exits with 1 if anything differs, or if there is nothing to verify.
 """
 
 from __future__ import annotations
@@ -96,6 +96,7 @@ def _verify(
         for problem in _module_problems(provider, row, readers):
             problems.append({"file": row.file, "problem": problem})
         done()
+    problems += [{"file": f, "problem": text} for f, text in _record_problems(provider)]
     listed = {row.file for row in rows}
     for path in sorted(provider.root.glob("*/*.so")):
         name = path.relative_to(provider.root).as_posix()
@@ -109,6 +110,40 @@ def _verify(
     }
 
 
+def _fix_hint(provider: Provider) -> str:
+    if provider.source != "provider" or provider.manifest is None:
+        return "build it again"
+    return f"pip install --force-reinstall --no-deps {provider.manifest.distribution}"
+
+
+def _record_problems(provider: Provider) -> Iterator[tuple[str, str]]:
+    """Where the files of an installed provider differ from what pip recorded of its wheel."""
+    import base64
+    import hashlib
+    import importlib.metadata
+
+    if provider.source != "provider" or provider.manifest is None:
+        return
+    try:
+        files = importlib.metadata.files(provider.manifest.distribution) or ()
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        return
+    for file in files:
+        path = Path(str(file.locate()))
+        if file.hash is None or file.hash.mode != "sha256" or provider.root not in path.parents:
+            continue
+        try:
+            digest = hashlib.sha256(path.read_bytes()).digest()
+        except OSError:
+            problem = "is in pip's RECORD and missing"
+        else:
+            text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
+            problem = "is not what pip's RECORD says" if text != file.hash.value else ""
+        if problem:
+            name = path.relative_to(provider.root).as_posix()
+            yield name, f"{problem}. Fix: {_fix_hint(provider)}"
+
+
 def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
     from precast._base.trust import check_contents, trust_problem
     from precast._base.version import __version__
@@ -118,10 +153,7 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     manifest = provider.manifest
     assert manifest is not None
     path = provider.root / row.file
-    fix_hint = "build it again"
-    if provider.source == "provider":
-        fix_hint = f"pip install --force-reinstall --no-deps {manifest.distribution}"
-    problem = check_contents(path, row.size, row.sha256, fix_hint)
+    problem = check_contents(path, row.size, row.sha256, _fix_hint(provider), row.exports)
     if problem is not None:
         yield problem
         return
@@ -173,6 +205,7 @@ def _differs(what: str, got: Any, expected: Any) -> Iterator[str]:
 def _readers() -> tuple[dict[str, Any], list[str]]:
     """The functions that examine a library, and the checks that cannot run here."""
     from precast._base.errors import ToolchainError
+    from precast._base.shared_object import EXPORT_PREFIX
     from precast._runtime import elf
 
     readers: dict[str, Any] = {}
@@ -182,7 +215,7 @@ def _readers() -> tuple[dict[str, Any], list[str]]:
     except ImportError:
         skipped.append(f"exports and needed libraries (no pyelftools). Fix: {elf.INSTALL_HINT}")
     else:
-        readers.update(elf=elf.read_symbols, prefix=elf.EXPORT_PREFIX)
+        readers.update(elf=elf.read_symbols, prefix=EXPORT_PREFIX)
     try:
         elf.find_cuobjdump()
     except ToolchainError as error:

@@ -10,17 +10,29 @@ import re
 import shutil
 import subprocess
 import sys
+import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from cli_support import core_specs, run
 from packaging.requirements import Requirement
-from small_wheels import ALONE, core_plan, make_core, make_provider, make_wheel
+from small_wheels import (
+    ALONE,
+    core_plan,
+    make_core,
+    make_provider,
+    make_wheel,
+    read_wheel,
+    write_wheel,
+)
 
-from precast.bundle import Target
+from precast.bundle import Target, _contents, make_bundle
 from precast.bundle._closure import Pip, close
 from precast.bundle._wheel import Wheel
 from precast.errors import BundleError
+
+Change = Callable[[dict[str, bytes]], dict[str, bytes]]
 
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -400,3 +412,164 @@ def test_the_script_rejects_another_python_and_another_machine(dist, tmp_path):
     (tmp_path / "uname").chmod(0o755)
     done = install(out, other, PATH=f"{tmp_path}:/usr/bin:/bin")
     assert "error: the bundle is for x86_64, this machine is riscv64" in done.stderr
+
+
+# -- damaged wheels -------------------------------------------------------------------------------
+
+METADATA = "precast_jit_cache_cu13_sm90a-0.1.0.dist-info/METADATA"
+POINTS = "precast_jit_cache_cu13_sm90a-0.1.0.dist-info/entry_points.txt"
+MANIFEST = "precast_jit_cache_cu13_sm90a/manifest.json"
+MODULE = "precast_jit_cache_cu13_sm90a/sm90a/norm__dtype_bf16.so"
+
+
+def replaced(name: str, data: bytes) -> Change:
+    return lambda files: files | {name: data}
+
+
+def appended(name: str, data: bytes) -> Change:
+    return lambda files: files | {name: files[name] + data}
+
+
+def without(name: str) -> Change:
+    return lambda files: {n: d for n, d in files.items() if n != name}
+
+
+def of_manifest(**changes: object) -> Change:
+    def change(files: dict[str, bytes]) -> dict[str, bytes]:
+        data = json.loads(files[MANIFEST])
+        (row,) = (row for row in data["modules"] if row["name"] == "norm__dtype_bf16")
+        row.update(changes)
+        return files | {MANIFEST: json.dumps(data).encode()}
+
+    return change
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+FOREIGN = b"\x7fELF, but of another kind".ljust(100)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without(METADATA), "it has no METADATA"),
+        (replaced(METADATA, b"\xff\xfe\x00\x81" * 9), "is damaged: "),
+        (replaced(METADATA, b"Metadata-Version: 2.1\nName: other\nVersion: 0.1.0\n"), "of other 0"),
+        (appended(METADATA, b"Requires-Dist: a b c\n"), "Expected"),
+        (appended(METADATA, b"Requires-Dist: a; what == 'x'\n"), "Expected"),
+        (appended(METADATA, b"Requires-Dist: a; os_name < 'x' >\n"), "Expected"),
+        (appended(METADATA, b"Requires-Python: 3 or so\n"), "Invalid specifier"),
+        (replaced(POINTS, b"a = b\n"), "no section headers"),
+        (replaced(POINTS, b"[precast.jit_cache]\n"), "has 0 packages of precast.jit_cache"),
+        (appended(POINTS, b"[precast.jit_cache]\nx = y\n"), "already exists"),
+        (appended(POINTS, b"x = y\n"), "has 2 packages"),
+        (replaced(POINTS, b"\xff\xfe"), "can't decode"),
+        (without(MANIFEST), "no item named"),
+        (replaced(MANIFEST, b"[" * 100_000), "manifest.json is damaged (nested too deeply)"),
+        (replaced(MANIFEST, b"{}"), "manifest.json has schema None"),
+        (without(MODULE), f"{MODULE} is in the manifest and missing"),
+        (replaced(MODULE + ".so", b""), f"{MODULE}.so is not in the manifest"),
+        (appended(MODULE, b"\0"), "norm__dtype_bf16.so is not what the manifest says"),
+        (
+            lambda files: of_manifest(size=len(FOREIGN), sha256=sha256(FOREIGN))(
+                files | {MODULE: FOREIGN}
+            ),
+            "norm__dtype_bf16.so is not a 64-bit shared library",
+        ),
+        (of_manifest(exports=["rmsnorm", "other"]), "norm__dtype_bf16.so has no function other"),
+        (replaced("../../../../x", b""), "its member '../../../../x' lies outside"),
+        (replaced("/abs", b""), "its member '/abs' lies outside"),
+    ],
+)  # fmt: skip
+def test_a_damaged_provider_is_named(dist, tmp_path, change, message):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    write_wheel(wheel, change(read_wheel(wheel)))
+    with pytest.raises(BundleError, match="is damaged: ") as caught:
+        Wheel.read(wheel)
+    assert str(caught.value).startswith(f"{wheel} is damaged: ")
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        (None, "it has no RECORD"),
+        (b"", f"{MODULE.partition('/')[0]}"),
+        (b'"unclosed\n', "is not in RECORD"),
+        (b"x,sha256=0,1\n", "RECORD"),
+    ],
+)
+def test_a_provider_that_differs_from_its_record_is_named(dist, record, message):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    files = read_wheel(wheel)
+    name = METADATA.replace("METADATA", "RECORD")
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for file, data in (files if record is None else files | {name: record}).items():
+            archive.writestr(file, data)
+    with pytest.raises(BundleError, match="is damaged: ") as caught:
+        Wheel.read(wheel)
+    assert message in str(caught.value)
+
+
+def test_a_digest_of_a_record_is_compared(dist):
+    (wheel,) = dist.glob("precast-*")
+    with zipfile.ZipFile(wheel) as archive:
+        record = archive.read("precast-0.1.0.dist-info/RECORD")
+    files = appended("precast/__init__.py", b"import os\n")(read_wheel(wheel))
+    write_wheel(wheel, files | {"precast-0.1.0.dist-info/RECORD": record})
+    with pytest.raises(BundleError, match=r"precast/__init__.py is not what RECORD says"):
+        Wheel.read(wheel)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"PK\x03\x04", b"PK\x03\x05"),  # A local header.
+        (b"import", b"IMPORT"),  # The checksum of a member.
+    ],
+)
+def test_flipped_bytes_are_named(tmp_path, old, new):
+    wheel = make_wheel(tmp_path, "precast", "0.1.0", files={"precast/x.py": "import os\n"})
+    wheel.write_bytes(wheel.read_bytes().replace(old, new))
+    with pytest.raises(BundleError, match="is damaged: "):
+        Wheel.read(wheel)
+
+
+@pytest.mark.parametrize(("offset", "value"), [(6, 1), (8, 99)])
+def test_encryption_and_an_unknown_compression_are_named(tmp_path, offset, value):
+    wheel = make_wheel(tmp_path, "precast", "0.1.0")
+    data = bytearray(wheel.read_bytes())
+    for mark, shift in ((b"PK\x03\x04", 0), (b"PK\x01\x02", 2)):
+        at = data.find(mark)
+        while at >= 0:
+            data[at + offset + shift] = value
+            at = data.find(mark, at + 1)
+    wheel.write_bytes(data)
+    with pytest.raises(BundleError, match="is damaged: "):
+        Wheel.read(wheel)
+
+
+@pytest.mark.parametrize(
+    "plan", ["", "[]", "{}", '{"modules": []}', '{"modules": {"a": 1}}', "[" * 100_000]
+)
+def test_a_core_without_a_plan_is_named(dist, plan):
+    (core,) = dist.glob("precast-*")
+    write_wheel(core, replaced("precast/data/plan.json", plan.encode())(read_wheel(core)))
+    with pytest.raises(BundleError, match="is damaged: "):
+        _contents.core_plan(core)
+
+
+@pytest.mark.parametrize("extra", ["../../x", "a b", "", "jit]", "j\nit"])
+def test_an_extra_that_is_no_name_is_refused(tmp_path, extra):
+    target = Target(PYTHON, "manylinux_2_28_x86_64")
+    with pytest.raises(BundleError, match="is not the name of an extra of precast"):
+        make_bundle(tmp_path / "out", ["sm90a"], target, cuda_major=13, version="1", extras=[extra])
+    assert not any(tmp_path.iterdir())
+
+
+def test_a_damaged_wheel_ends_a_bundle_with_one_message(dist, tmp_path):
+    (wheel,) = dist.glob("precast_jit_cache*")
+    write_wheel(wheel, without(MODULE)(read_wheel(wheel)))
+    assert f"{wheel.name} is damaged: {MODULE} is in the manifest" in rejected(dist, tmp_path)

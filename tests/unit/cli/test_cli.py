@@ -226,7 +226,8 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
     assert re.search(r"accepted +PRECAST_PROVIDER_PATH: .*sm90a/norm__dtype_bf16.so", done.stdout)
     assert f"Result: prebuilt: {good}/sm90a/norm__dtype_bf16.so" in done.stdout
 
-    (good / "sm90a" / "norm__dtype_bf16.so").write_bytes(b"module sm90a/norm__dtype_bf16.s0")
+    library = good / "sm90a" / "norm__dtype_bf16.so"
+    library.write_bytes(library.read_bytes().replace(b"module", b"MODULE"))
     done = run(
         "explain", "norm", "dtype=bf16", "--arch", "9.0", "--json",
         PRECAST_PROVIDER_PATH=f"{old}:{broken}:{good}", PRECAST_JIT="error",

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import zipfile
 
 import pytest
-from cli_support import core_specs, edit_manifest, run, write_provider
+from cli_support import PACKAGES, core_specs, edit_manifest, fake_library, run, write_provider
+from small_wheels import make_provider
 
+from precast._base.shared_object import EXPORT_PREFIX
 from precast._runtime import elf
 from precast._runtime.loader import loader
 from precast.cli import main
@@ -25,7 +29,7 @@ def provider(tmp_path, monkeypatch):
 
     def symbols(path):
         spec = by_file[path]
-        defined = tuple(sorted(elf.EXPORT_PREFIX + name for name in spec.exports))
+        defined = tuple(sorted(EXPORT_PREFIX + name for name in spec.exports))
         needed = ("libc.so.6", spec.cudart, "libtvm_ffi.so")
         return elf.Symbols(defined, (), needed, (), {"GLIBC": "2.17"})
 
@@ -102,7 +106,7 @@ def test_a_module_that_is_not_planned(provider, capsys, monkeypatch):
     [
         (
             "read_symbols",
-            elf.Symbols((elf.EXPORT_PREFIX + "other",), (), ("libtorch.so",), ("/opt",), {}),
+            elf.Symbols((EXPORT_PREFIX + "other",), (), ("libtorch.so",), ("/opt",), {}),
             ["exports: other; expected", "needed libraries: libtorch.so; ", "a run path (/opt)"],
         ),
         (
@@ -149,8 +153,43 @@ def test_nothing_to_verify_fails(tmp_path):
 
 
 def test_a_file_that_is_no_library_is_reported(tmp_path):
-    pytest.importorskip("elftools")
-    root = write_provider(tmp_path, core_specs("sm90a")[:1])
+    specs = core_specs("sm90a")[:1]
+    root = write_provider(tmp_path, specs)
+    data = b"#!/bin/sh\n" * 20
+    (root / specs[0].file_name).write_bytes(data)
+    edit_manifest(root, specs[0].name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     done = run("verify", str(root))
     assert done.returncode == 1
-    assert "is not a shared library" in done.stdout
+    assert f"{specs[0].name}.so is not a 64-bit shared library" in done.stdout
+
+
+def test_an_installed_provider_is_compared_with_its_record(tmp_path):
+    """pip's RECORD tells that both the module and the manifest were exchanged."""
+    wheel = make_provider(tmp_path / "dist", tmp_path)
+    site = tmp_path / "site"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(site)
+    before = run("verify", "--json", PYTHONPATH=f"{PACKAGES}:{site}")
+    assert not of_record(before.stdout)
+    specs = core_specs("sm90a")
+    root = site / "precast_jit_cache_cu13_sm90a"
+    file = root / specs[0].file_name
+    data = fake_library("another", specs[0].exports)
+    file.write_bytes(data)
+    edit_manifest(root, specs[0].name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    (root / specs[1].file_name).unlink()
+    done = run("verify", "--json", PYTHONPATH=f"{PACKAGES}:{site}")
+    assert done.returncode == 1
+    fix_hint = "Fix: pip install --force-reinstall --no-deps precast-jit-cache-cu13-sm90a"
+    differs = f"is not what pip's RECORD says. {fix_hint}"
+    missing = f"is in pip's RECORD and missing. {fix_hint}"
+    assert of_record(done.stdout) == {
+        "manifest.json": differs,
+        specs[0].file_name: differs,
+        specs[1].file_name: missing,
+    }
+
+
+def of_record(output: str) -> dict[str, str]:
+    (report,) = json.loads(output)["providers"]
+    return {p["file"]: p["problem"] for p in report["problems"] if "RECORD" in p["problem"]}

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -10,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from cli_support import fake_library
 from loader_support import BF16, messages, rejections, resolve
 
 import precast
@@ -235,6 +237,27 @@ def test_a_changed_file(world):
         f"norm__dtype_bf16.so was changed after it was built (sha256 differs). Fix: build or "
         f"unpack {root} again"
     )
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"#!/bin/sh\n" * 20, "is not a 64-bit shared library"),
+        (b"\x7fELF\x01" + bytes(99), "is not a 64-bit shared library"),
+        (fake_library("x", ["rmsnorm"])[:30], "is not a 64-bit shared library"),
+        (fake_library("another library"), "has no function "),
+        (fake_library("x", machine=243), "is built for ELF machine 243, not for "),
+        (Path(sys.executable).read_bytes()[:4096], "breaks off after 4096 of "),
+    ],
+)
+def test_a_file_that_is_no_library_of_ours_is_never_opened(world, data, problem):
+    """The manifest was made from it: its size and digest fit."""
+    root = world.provide("p", "9.0")
+    (root / FILE).write_bytes(data)
+    edit_row(root, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+    text = only_rejection(world)
+    assert text.startswith(f"norm__dtype_bf16.so {problem}")
+    assert text.endswith(f". Fix: build or unpack {root} again")
 
 
 def test_a_truncated_file(world):
