@@ -40,6 +40,15 @@ def read_regular(path: Path) -> tuple[bytes, Identity]:
         return file.read(_MOST_BYTES), _identity(status)
 
 
+def path_problem(path: Path) -> str | None:
+    """Why tvm-ffi cannot open ``path``, or None."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        return f"{os.fsencode(path)!r} is not UTF-8, so tvm-ffi cannot open it. Fix: move it"
+    return None
+
+
 def identity(path: Path) -> Identity:
     """Return the identity of the file that a path leads to now."""
     return _identity(path.stat())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base import tvm_ffi as _tvm_ffi
 from precast._base.errors import ToolchainError
-from precast._base.files import read_regular
+from precast._base.files import path_problem, read_regular
 from precast._base.trust import check_contents, own_folder, trust_problem
 from precast._jit import env, policy
 
@@ -157,7 +157,8 @@ def check(folder: Path, spec: ModuleSpec) -> str | None:
     if meta.fingerprint != spec.fingerprint:
         return "built from other sources or flags (its fingerprint differs)"
     return (
-        trust_problem(library, folder / META_NAME, must_be_own=True)
+        path_problem(library)
+        or trust_problem(library, folder / META_NAME, must_be_own=True)
         or _tvm_ffi.range_problem(*spec.tvm_ffi_range)
         or check_contents(library, meta.size, meta.sha256, "precast cache clear")
     )

@@ -115,11 +115,16 @@ class Loader:
 
     def _problem(self, binding: _Binding, path: Path) -> str | None:
         """Why a bound file cannot be loaded, or None."""
+        from precast._base.files import path_problem
         from precast._base.trust import check_contents, trust_problem
 
         manifest = _manifest(binding.provider)
         record = binding.provider.root / MANIFEST_NAME
-        problem = provider_problem(manifest) or trust_problem(path, record, must_be_own=False)
+        problem = (
+            provider_problem(manifest)
+            or path_problem(path)
+            or trust_problem(path, record, must_be_own=False)
+        )
         fix_hint = binding.provider.fix_hint(f"{manifest.distribution}=={manifest.version}")
         row = binding.row
         return problem or check_contents(path, row.size, row.sha256, fix_hint, row.exports)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.metadata
 import importlib.util
@@ -95,19 +96,46 @@ def packages(has_gpu: bool, optional: bool = False) -> list[dict[str, Any]]:
             "text": f"{platform.python_version()} ({platform.platform()})",
         },
         torch(has_gpu),
-        _tvm_ffi(),
-        *(_package(name) for name in ("filelock", "platformdirs", "packaging")),
+        *(_package(name) for name in _required() if name != "torch"),
         *(row for row in extras if row["version"] is not None),
     ]
 
 
+@functools.cache
+def _required() -> dict[str, Any]:
+    """The requirements of precast by name, None without ``packaging``, which reads them.
+
+    The range of tvm-ffi is that of the plan, which a checkout has, too.
+    """
+    from precast._runtime.loader import loader
+
+    low, high = loader.document["tvm_ffi"]["min"], loader.document["tvm_ffi"]["max_exclusive"]
+    lines = [f"apache-tvm-ffi>={low},<{high}", "filelock", "packaging", "platformdirs"]
+    with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+        lines = [*(importlib.metadata.requires("precast") or ()), lines[0]]
+    try:
+        from packaging.requirements import Requirement
+    except ImportError:
+        return dict.fromkeys(["apache-tvm-ffi", "filelock", "packaging", "platformdirs"])
+    found = [r for r in map(Requirement, lines) if r.marker is None or r.marker.evaluate()]
+    return {r.name: r for r in found}
+
+
 def _package(name: str) -> dict[str, Any]:
+    wanted = _required().get(name)
+    fix_hint = f'Fix: pip install "{name}{"" if wanted is None else wanted.specifier}"'
     try:
         version = importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        problem = f'{name} is not installed. Fix: pip install "{name}"'
+        version = None
+    # The package itself is what is imported: its metadata may be left of a broken installation.
+    if version is None or (name == "packaging" and importlib.util.find_spec(name) is None):
+        problem = f"{name} is not installed. {fix_hint}"
         return {"name": name, "version": None, "text": "not installed", "problem": problem}
-    return {"name": name, "version": version, "text": version}
+    row = {"name": name, "version": version, "text": version}
+    if wanted is not None and not wanted.specifier.contains(version, prereleases=True):
+        row["problem"] = f"{name} {version} does not satisfy {wanted.specifier}. {fix_hint}"
+    return row
 
 
 def torch(has_gpu: bool) -> dict[str, Any]:
@@ -137,24 +165,6 @@ def _torch_cuda() -> str | None:
         match = re.search(r"^cuda\b[^=\n]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
         return match[1] if match else None
     return None
-
-
-def _tvm_ffi() -> dict[str, Any]:
-    from packaging.version import Version
-
-    from precast._runtime.loader import loader
-
-    row = _package("apache-tvm-ffi")
-    low, high = loader.document["tvm_ffi"]["min"], loader.document["tvm_ffi"]["max_exclusive"]
-    wanted = f"apache-tvm-ffi>={low},<{high}"
-    if row["version"] is None:
-        row["problem"] = f'apache-tvm-ffi is not installed. Fix: pip install "{wanted}"'
-    elif not Version(low) <= Version(row["version"]) < Version(high):
-        row["problem"] = (
-            f"apache-tvm-ffi {row['version']} is outside [{low}, {high}). Fix: pip install "
-            f'"{wanted}"'
-        )
-    return row
 
 
 def driver(no_gpu: str | None) -> dict[str, Any]:

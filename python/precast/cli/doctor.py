@@ -6,13 +6,14 @@
 
 For each GPU (or for --arch without a GPU) it then shows where every module of a profile would come
 from. With --profile it is a check for images and start-up scripts: it exits with 1 if a module of
-that profile would have to be compiled, and prints how to fix it.
+that profile would have to be compiled or could not be loaded, and prints how to fix it.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from precast.cli import _completers, _environment, _fit, _output, _state
@@ -61,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     profile = args.profile or _env.PROFILE.default
     rows = _state.profile_outcomes(profile, dict.fromkeys(t.capability for t in targets))
     report = _environment.report(gpus, no_gpu)
-    report["problems"] += _unserved(targets)
+    report["problems"] += [*_unserved(targets), *_without_runtime(rows)]
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
     failed = bool(report["problems"]) or (args.profile is not None and bool(unready))
     report["profile"] = profile
@@ -93,6 +94,24 @@ def _unserved(targets: Sequence[_state.Target]) -> list[str]:
         f"{', '.join(build.capabilities)}. Fix: use another GPU, or a release of precast that "
         f"knows this one"
     ]
+
+
+def _without_runtime(rows: Sequence[_state.Outcome]) -> list[str]:
+    """A problem for each CUDA runtime that prebuilt modules need and that is not found."""
+    from precast._base.errors import LoadError
+    from precast._runtime.cudart import open_cudart
+    from precast._runtime.loader import loader
+
+    prebuilt = {Path(row.path).parents[1] for row in rows if row.state == "prebuilt" and row.path}
+    problems = []
+    for provider in loader.providers:
+        if provider.root in prebuilt and provider.manifest is not None:
+            runtime = loader.document["cuda"][str(provider.manifest.cuda_major)]
+            try:
+                open_cudart(runtime["cudart"], runtime["cudart_wheel"])
+            except (LoadError, OSError) as error:
+                problems.append(str(error))
+    return list(dict.fromkeys(problems))
 
 
 def _print(

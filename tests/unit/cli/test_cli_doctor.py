@@ -4,15 +4,21 @@
 from __future__ import annotations
 
 import ctypes
+import importlib.metadata
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from cli_support import core_specs, edit_manifest, run, write_provider
+from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
 
 import precast
-from precast.cli import _gpus, _state
+from precast._runtime import cudart
+from precast._runtime.loader import loader
+from precast.cli import _environment, _gpus, _state, main
 from precast.cli.doctor import _unserved
 
 
@@ -184,3 +190,104 @@ def test_a_driver_that_does_not_start_says_why(monkeypatch):
     )
     monkeypatch.setattr(ctypes, "CDLL", lambda name: _Driver(100))
     assert _gpus.find_gpus() == ([], "the driver sees no GPU")
+
+
+# -- what a profile needs besides its modules -----------------------------------------------------
+
+
+def gate(monkeypatch, tmp_path, capsys) -> tuple[int, list[str]]:
+    """``doctor --profile core`` in this process where every module is prebuilt."""
+    root = write_provider(tmp_path / "p", core_specs("sm90a"))
+    monkeypatch.setenv("PRECAST_PROVIDER_PATH", str(root))
+    loader.bind()
+    code = main(["doctor", "--profile", "core", "--arch", "9.0", "--json"])
+    return code, json.loads(capsys.readouterr().out)["problems"]
+
+
+@pytest.fixture
+def fresh():
+    """What is read once a process is read again."""
+    caches = (_environment._required, cudart.open_cudart)
+    for cache in caches:
+        cache.cache_clear()
+    yield
+    for cache in caches:
+        cache.cache_clear()
+    loader.bind()
+
+
+def test_without_the_cuda_runtime_no_module_loads(monkeypatch, tmp_path, capsys, fresh):
+    real = ctypes.CDLL
+
+    def missing(name, mode=0):
+        if "cudart" in str(name):
+            raise OSError(f"{name}: cannot open shared object file")
+        return real(name, mode)
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    monkeypatch.setattr(cudart, "_in_wheel", lambda *args: iter(()))
+    monkeypatch.setattr(cudart, "Path", lambda place: tmp_path / "no-cuda")
+    code, problems = gate(monkeypatch, tmp_path, capsys)
+    assert code == 1
+    (problem,) = (p for p in problems if "libcudart" in p)
+    assert problem.startswith("libcudart.so.13 was not found in ")
+    assert problem.endswith('Fix: pip install "nvidia-cuda-runtime==13.*"')
+
+
+@pytest.mark.parametrize(
+    ("name", "version", "problem"),
+    [
+        ("torch", "2.4.0", 'torch 2.4.0 does not satisfy >=2.10. Fix: pip install "torch>=2.10"'),
+        ("filelock", "3.1", "filelock 3.1 does not satisfy >=3.30. Fix: pip install"),
+        ("platformdirs", None, "platformdirs is not installed. Fix: pip install"),
+        ("apache-tvm-ffi", "0.0.1", "apache-tvm-ffi 0.0.1 does not satisfy <"),
+    ],
+)
+def test_a_requirement_that_is_missing_or_too_old(
+    monkeypatch, tmp_path, capsys, fresh, name, version, problem
+):
+    real = importlib.metadata.version
+
+    def of(package):
+        if package != name:
+            return real(package)
+        if version is None:
+            raise importlib.metadata.PackageNotFoundError(package)
+        return version
+
+    lines = ["torch>=2.10", "filelock>=3.30", "packaging>=23.1", "platformdirs>=4"]
+    monkeypatch.setattr(importlib.metadata, "requires", lambda package: lines)
+    monkeypatch.setattr(importlib.metadata, "version", of)
+    code, problems = gate(monkeypatch, tmp_path, capsys)
+    assert code == 1
+    assert [text for text in problems if text.startswith(problem)], problems
+
+
+def test_without_packaging_the_reason_is_told(tmp_path):
+    script = (
+        "import sys, importlib.util as u; real = u.find_spec\n"
+        "u.find_spec = lambda n, *a: None if n.startswith('packaging') else real(n, *a)\n"
+        "sys.modules['packaging'] = sys.modules['packaging.requirements'] = None\n"
+        "from precast.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    root = write_provider(tmp_path / "p", core_specs("sm90a"))
+    done = subprocess.run(
+        [sys.executable, "-c", script, "doctor", "--profile", "core", "--arch", "9.0"],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PRECAST_PROVIDER_PATH": str(root)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1, done.stderr
+    assert 'packaging is not installed. Fix: pip install "packaging' in done.stdout
+    assert "Traceback" not in done.stderr
+
+
+def test_a_module_in_a_path_that_is_not_utf_8_is_not_prebuilt(tmp_path):
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9"))
+    write_provider(root, core_specs("sm90a"))
+    done = run(
+        "doctor", "--profile", "core", "--arch", "9.0",
+        PRECAST_PROVIDER_PATH=str(root), PRECAST_JIT="error",
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "is not UTF-8, so tvm-ffi cannot open it" in done.stdout
