@@ -31,8 +31,34 @@ struct ScoreTensors {
   const OptionalTensor& token_pos;
 };
 
+// Everything behind this computes in 32 bits.
+void check_ranges(const char* op, const PlanShape& s) {
+  constexpr int64_t kMostRequests = (1 << 24) - 1, kMostHeads = 1 << 16;
+  const struct {
+    const char* name;
+    int64_t value, least, most;
+  } fields[] = {
+      {"batch_size", s.batch_size, 0, kMostRequests},
+      {"rows", s.rows, -1, kMostInt32},
+      {"q_len_per_req", s.q_len_per_req, 0, kMostInt32},
+      {"page_size", s.page_size, 0, kMostInt32},
+      {"num_qo_heads", s.num_qo_heads, 1, kMostHeads},
+      {"num_kv_heads", s.num_kv_heads, 1, kMostHeads},
+      {"head_dim_qk", s.head_dim_qk, 1, kMostInt32},
+      {"head_dim_vo", s.head_dim_vo, 1, kMostInt32},
+      {"kv_bytes", s.kv_bytes, 1, 2},
+      {"block_m", s.block_m, 1, kMostInt32},
+  };
+  for (const auto& field : fields) {
+    PRECAST_CHECK(field.value >= field.least && field.value <= field.most, ValueError)
+        << op << ": " << field.name << " must be " << field.least << " to " << field.most
+        << ", got " << field.value;
+  }
+}
+
 // Params without a plan's memory, for a device of `sms` multiprocessors.
 PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanShape& s, int sms) {
+  check_ranges(op, s);
   const int64_t batch = s.batch_size;
   const TensorMatch indptr = TensorMatcher(op)(lengths.kv_indptr, "kv_indptr");
   indptr.dtype(kInt32).shape({batch + 1}).contiguous();
@@ -46,17 +72,13 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   tables.kv_len = optional("kv_len", lengths.kv_len, batch);
   tables.q_len_per_req = static_cast<int32_t>(s.q_len_per_req);
   tables.page_size = static_cast<int32_t>(s.page_size);
-  PRECAST_CHECK(s.page_size >= 0 && s.page_size <= kMostInt32, ValueError)
-      << op << ": page_size must be positive, got " << s.page_size;
   PRECAST_CHECK(
       s.page_size == 0 || lengths.kv_last_page_len.has_value() || lengths.kv_len.has_value(),
       ValueError)
       << op << ": pages need kv_last_page_len or kv_len, got neither";
-  PRECAST_CHECK(s.q_len_per_req >= 0 && s.q_len_per_req * (batch + 1) <= kMostInt32, ValueError)
+  PRECAST_CHECK(s.q_len_per_req * (batch + 1) <= kMostInt32, ValueError)
       << op << ": q_len_per_req must be 0 to " << kMostInt32 / (batch + 1) << ", got "
       << s.q_len_per_req;
-  PRECAST_CHECK(s.kv_bytes == 1 || s.kv_bytes == 2, ValueError)
-      << op << ": keys and values must have elements of 1 or 2 bytes, got " << s.kv_bytes;
   const int per_sm =
       attention_plan_ctas_per_sm(static_cast<int>(s.block_m), static_cast<int>(s.head_dim_qk),
                                  static_cast<int>(s.head_dim_vo), static_cast<int>(s.kv_bytes));

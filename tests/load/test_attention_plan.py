@@ -82,6 +82,39 @@ def test_errors(built: Built, file_name: str) -> None:
         assert f"workspace_size: {words}" in str(caught.value)
 
 
+#: More would not fit into 32 bits where it is computed.
+LARGEST = {
+    "batch_size": (1 << 24) - 1,
+    "num_qo_heads": 1 << 16,
+    "num_kv_heads": 1 << 16,
+    "kv_bytes": 2,
+    **dict.fromkeys(
+        ("rows", "q_len_per_req", "page_size", "head_dim_qk", "head_dim_vo", "block_m"), 2**31 - 1
+    ),
+}
+
+
+@pytest.mark.parametrize("file_name", MODULES)
+@pytest.mark.parametrize("name", LARGEST)
+def test_sizes_out_of_range(built: Built, file_name: str, name: str) -> None:
+    """A negative batch divided by zero, and what is beyond 32 bits was cut off and accepted."""
+    good = sizes(built, file_name, [5, 5])
+    for value in (-(2**62), -2, LARGEST[name] + 1, 2**32 + 1, 2**32 + 16, 2**62):
+        with pytest.raises(ValueError) as caught:
+            sizes(built, file_name, [5, 5], **{name: value})
+        assert f"workspace_size: {name} must be " in str(caught.value)
+        assert str(caught.value).endswith(f" to {LARGEST[name]}, got {value}")
+    assert sizes(built, file_name, [5, 5]) == good
+
+
+@pytest.mark.parametrize("file_name", MODULES)
+@pytest.mark.parametrize("shape", [{"batch_size": -1}, {"page_size": 0, "batch_size": -1}])
+def test_no_shape_ends_the_process(built: Built, file_name: str, shape: dict[str, int]) -> None:
+    empty = torch.zeros(0, dtype=torch.int32)
+    with pytest.raises(ValueError, match="batch_size must be 0 to"):
+        sizes(built, file_name, [], kv_indptr=empty, kv_len=empty, **shape)
+
+
 @pytest.mark.parametrize("file_name", [name for name in CI_MODULES if "attention" in name])
 def test_calls_of_cpu_tensors_are_rejected(built: Built, file_name: str) -> None:
     """Which errors of a plan and a run need no GPU; a block stays as it is."""
