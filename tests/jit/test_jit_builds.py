@@ -7,9 +7,19 @@ import os
 import re
 import shutil
 import sys
+from pathlib import Path
 
 from hostile_environment import hostile_environment
-from jit_support import ONE_FILE, compiles, environment, failure, run, success, worker_command
+from jit_support import (
+    ONE_FILE,
+    PACKAGES,
+    compiles,
+    environment,
+    failure,
+    run,
+    success,
+    worker_command,
+)
 
 from precast._jit.toolchain import find_toolchain
 
@@ -136,3 +146,124 @@ def test_a_compiler_without_its_parts(tiny, cache, toolchain, tmp_path):
     assert f"\n  {home}/bin/nvcc " in text
     assert "Cause: a program of the compiler is missing. Fix: reinstall the toolkit" in text
     assert list(cache.rglob("*.o")) == []
+
+
+# -- names of places ------------------------------------------------------------------------------
+
+ODD = 'o\'brien, "a" $(touch ran) `touch ran` $HOME;=x'
+
+
+def test_no_place_is_read_by_a_shell(tiny, tmp_path, real):
+    """Sources, cache, temporary folder and the package itself below a name with its characters."""
+    plain = success(run(worker_command(tiny), real))
+    odd = tmp_path / ODD
+    for name in ("tiny", "tmp", "cache", "package"):
+        (odd / name).mkdir(parents=True)
+    shutil.copytree(tiny, odd / "tiny", dirs_exist_ok=True)
+    shutil.copytree(Path(PACKAGES).parent / "include", odd / "package" / "include")
+    for folder in ("python", "csrc", "aot_configs"):
+        (odd / "package" / folder).symlink_to(Path(PACKAGES).parent / folder)
+    changed = {
+        **real,
+        "PRECAST_CACHE_DIR": str(odd / "cache"),
+        "TMPDIR": str(odd / "tmp"),
+    }
+    done = run(worker_command(odd / "tiny", "load"), changed, cwd=str(odd))
+    found = success(done)
+    assert done.stdout.splitlines()[1] == "42"
+    assert found.is_relative_to(odd / "cache")
+    assert found.read_bytes() == plain.read_bytes()
+    assert not [*tmp_path.rglob("ran")]
+    assert not [*(odd / "tmp").iterdir()]
+
+
+def test_a_checkout_and_a_toolkit_with_such_a_name(tmp_path, real, toolchain):
+    root = Path(PACKAGES).parent
+    odd = tmp_path / ODD
+    odd.mkdir()
+    for name in ("include", "csrc", "aot_configs", "python"):
+        shutil.copytree(root / name, odd / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(root / "pyproject.toml", odd)
+    shutil.copy(root / "CMakeLists.txt", odd)
+    (odd / "cuda").symlink_to(toolchain.toolkit.nvcc.parents[1])
+    script = (
+        "from precast._plan.installed import plan; from precast._runtime.jit_spec import JitSpec; "
+        "print(JitSpec.of(plan().spec('scale', {'dtype': 'f32'}, '9.0', 13)).build('a test'))"
+    )
+    built = []
+    for place, cache in ((root, "plain"), (odd, "odd")):
+        changed = {**real, "PYTHONPATH": str(place / "python")}
+        changed["PRECAST_CACHE_DIR"] = str(tmp_path / cache)
+        if place == odd and toolchain.toolkit.origin != "Python environment":
+            changed["PRECAST_CUDA_HOME"] = "cuda"  # Relative, too.
+        done = run([sys.executable, "-c", script], changed, cwd=str(odd))
+        assert done.returncode == 0, done.stderr
+        built.append(Path(done.stdout.splitlines()[0]))
+    assert built[0].parent.name == built[1].parent.name
+    assert built[0].read_bytes() == built[1].read_bytes()
+    assert not [*tmp_path.rglob("ran")]
+
+
+# -- forms of an include --------------------------------------------------------------------------
+
+
+#: Each includes ``<N.h>``, where N is its number.
+FORMS = [
+    "#include <0.h>",
+    "#define NAME <1.h>\n#include NAME",
+    "#include \\\n<2.h>",
+    "/* a comment */ #include <3.h>",
+    "#include /* a comment */ <4.h>",
+    "%:include <5.h>",
+    "#include_next <6.h>",
+    "#import <7.h>",
+]
+
+
+def test_a_change_of_a_header_is_seen_in_any_form_of_include(tmp_path, real):
+    (tmp_path / "inc").mkdir()
+    headers = [tmp_path / "inc" / f"{k}.h" for k in range(len(FORMS))]
+    for header in headers:
+        header.write_text(f"// {header.name}\n")
+    (tmp_path / "host.cc").write_text(
+        "#include <tvm/ffi/function.h>\n" + "\n".join(FORMS) + "\n"
+        "static int mine() { return 7; }\nTVM_FFI_DLL_EXPORT_TYPED_FUNC(mine, mine);\n"
+    )
+    script = """
+import sys
+from pathlib import Path
+from precast.jit import gen_jit_spec
+def found():
+    spec = gen_jit_spec("mine", ["host.cc"], arch="9.0a", extra_include_paths=["inc"])
+    return spec, spec.get_library_path()
+found()[0].build("a test")
+print(found()[1] is not None)
+for name in sys.argv[1:]:
+    header = Path(name)
+    text = header.read_text()
+    header.write_text(text + "// changed")
+    changed = found()[1]
+    header.unlink()
+    removed = found()[1]
+    header.write_text(text)
+    print(changed, removed, found()[1] is not None)
+"""
+    done = run([sys.executable, "-c", script, *map(str, headers)], real, cwd=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True", *["None None True"] * len(FORMS)]
+
+
+def test_a_kernel_that_includes_by_a_macro(tmp_path, real):
+    """The same by nvcc, which writes its own list of files."""
+    (tmp_path / "mine.cu").write_text(f'#define NAME "one.h"\n#include NAME\n{ONE_FILE}')
+    script = (
+        "from precast.jit import gen_jit_spec; "
+        "print(gen_jit_spec('mine', ['mine.cu'], arch='9.0a').build('a test'))"
+    )
+    seen = []
+    for text in ("// first\n", "// second\n"):
+        (tmp_path / "one.h").write_text(text)
+        done = run([sys.executable, "-c", script], real, cwd=str(tmp_path))
+        assert done.returncode == 0, done.stderr
+        seen.append(done.stderr.count("INFO: compiling mine"))
+    assert seen == [1, 1]

@@ -28,12 +28,13 @@ from precast._base.errors import ToolchainError
 from precast._base.files import path_problem, read_regular
 from precast._base.trust import check_contents, own_folder, trust_problem
 from precast._jit import env, policy
+from precast._jit.dependencies import sha256_of
 
 if TYPE_CHECKING:
     from precast._jit.toolchain import Toolchain
     from precast._plan.spec import ModuleSpec
 
-META_SCHEMA = 1
+META_SCHEMA = 2
 META_NAME = "meta.json"
 #: Private folders of running compiles. An older one belongs to a process that has died.
 WORK_FOLDER = ".work"
@@ -62,6 +63,8 @@ class Meta:
     size: int
     sha256: str
     compile_seconds: float
+    #: sha256 by path of the files that only the compiler found, which the fingerprint lacks.
+    dependencies: dict[str, str] = field(default_factory=dict)
     schema: int = META_SCHEMA
 
     def dump(self) -> str:
@@ -79,7 +82,9 @@ class Meta:
             raise ValueError("not a meta.json of this version")
         for f in fields:
             value = data[f.name]
-            kind = {"int": int, "float": float}.get(str(f.type), str)
+            kind = {"int": int, "float": float, "dict[str, str]": dict}.get(str(f.type), str)
+            if isinstance(value, dict) and not all(isinstance(v, str) for v in value.values()):
+                raise ValueError(f"{f.name} is {value!r}")
             if type(value) is not kind or (isinstance(value, float) and not math.isfinite(value)):
                 raise ValueError(f"{f.name} is {value!r}")
         if data["schema"] != META_SCHEMA:
@@ -156,6 +161,9 @@ def check(folder: Path, spec: ModuleSpec) -> str | None:
         return f"{META_NAME} cannot be read ({error}). Fix: precast cache clear"
     if meta.fingerprint != spec.fingerprint:
         return "built from other sources or flags (its fingerprint differs)"
+    for file, digest in meta.dependencies.items():
+        if sha256_of(Path(file)) != digest:
+            return f"{file}, which it includes, was changed or removed"
     return (
         path_problem(library)
         or trust_problem(library, folder / META_NAME, must_be_own=True)
@@ -346,7 +354,13 @@ def remove(folder: Path) -> None:
     shutil.rmtree(trash, ignore_errors=True)
 
 
-def write_meta(spec: ModuleSpec, toolchain: Toolchain, library: Path, seconds: float) -> Meta:
+def write_meta(
+    spec: ModuleSpec,
+    toolchain: Toolchain,
+    library: Path,
+    seconds: float,
+    dependencies: dict[str, str] | None = None,
+) -> Meta:
     data = library.read_bytes()
     return Meta(
         name=spec.name,
@@ -358,6 +372,7 @@ def write_meta(spec: ModuleSpec, toolchain: Toolchain, library: Path, seconds: f
         size=len(data),
         sha256=hashlib.sha256(data).hexdigest(),
         compile_seconds=round(seconds, 3),
+        dependencies=dependencies or {},
     )
 
 

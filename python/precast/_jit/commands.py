@@ -11,7 +11,7 @@ from precast._plan.spec import ModuleSpec
 
 
 class Command(NamedTuple):
-    """One compiler or linker call."""
+    """One compiler or linker call, which runs in the folder of its output."""
 
     kind: str  # "cuda", "host" or "link"
     argv: list[str]
@@ -39,10 +39,12 @@ def build_commands(spec: ModuleSpec, toolchain: Toolchain, folder: Path) -> list
             *spec.compile_flags(source),
             *location_flags(spec, source),
             *toolchain.include_flags(cuda, spec.ffi_in_cuda),
+            *(("-MMD", "-MF", f"{output.name}.d") if spec.is_of_user else ()),
             "-c",
             str(spec.source_path(source)),
             "-o",
-            str(output),
+            # Relative, because nvcc gives the name to a shell.
+            output.name if cuda else str(output),
         ]
         commands.append(Command("cuda" if cuda else "host", argv, output))
     library = folder / f"{spec.name}.so"

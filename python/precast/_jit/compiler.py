@@ -26,9 +26,11 @@ from precast._base.log import get_logger
 from precast._base.trust import own_folder
 from precast._jit import cache, causes, env, policy
 from precast._jit.commands import Command, build_commands
+from precast._jit.dependencies import dependencies
 from precast._jit.hermetic import compiler_environment
 from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
+from precast._jit.shell_names import PlainNames
 from precast._jit.toolchain import find_toolchain
 
 if TYPE_CHECKING:
@@ -89,10 +91,14 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain, root: Path, target: Path) -
     work = None
     try:
         work = cache.work_folder(root, spec)
-        *compiles, link = build_commands(spec, toolchain, work)
-        run(compiles, work, spec.name)
-        run([link], work, spec.name)
-        meta = cache.write_meta(spec, toolchain, link.output, time.monotonic() - start)
+        with PlainNames() as names:
+            named = names.spec(spec), names.toolchain(toolchain)
+            *compiles, link = build_commands(*named, work)
+            run(compiles, work, spec.name)
+            run([link], work, spec.name)
+            seen = dependencies(spec, toolchain, work)
+        took = time.monotonic() - start
+        meta = cache.write_meta(spec, toolchain, link.output, took, seen)
         path = cache.publish(work, target, spec, meta)
     except OSError as error:
         known = causes.os_cause(error, root)
@@ -175,8 +181,9 @@ def _start(command: Command, work: Path) -> _Running:
     except OSError as error:
         raise _not_started(command, error) from error
     log = os.fdopen(os.memfd_create(command.output.name), "w+b")
-    # nvcc keeps its intermediate files in ``work``, so that a kill leaves nothing elsewhere.
-    environment = compiler_environment(TMPDIR=str(work))
+    # nvcc keeps its intermediate files in ``work``, so that a kill leaves nothing elsewhere; the
+    # name is relative, because nvcc gives it to a shell.
+    environment = compiler_environment(TMPDIR=".")
     read_end, write_end = os.pipe()
     life_line = os.fdopen(write_end, "wb")
     try:

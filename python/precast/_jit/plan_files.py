@@ -96,6 +96,17 @@ def target_archs(plan: Plan, text: str | None) -> list[Arch]:
     return archs
 
 
+def _check_places(root: Path, build: Path) -> None:
+    """Raise ValueError for a folder whose name a shell, CMake or nvcc would change."""
+    for what, place in (("checkout", root), ("build folder", build)):
+        changed = sorted(set("'\",;$`\\\n") & set(str(place)))
+        if changed:
+            raise ValueError(
+                f"the name of the {what}, {place}, has {' '.join(map(repr, changed))}, which a "
+                f"shell, CMake or nvcc would change. Fix: move it"
+            )
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m precast.jit", description=__doc__)
     parser.add_argument("form", choices=("json", "toolchain", "cmake"))
@@ -116,6 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         elif args.form == "toolchain":
             if args.view is None:
                 parser.error("--view is needed")
+            _check_places(args.root.absolute(), args.out.absolute().parent)
             archs = target_archs(plan, args.archs)
             toolchain = find_toolchain(max(archs, key=lambda arch: arch.cuda), args.cuda)
             view = view_directory(toolchain.toolkit, args.view)

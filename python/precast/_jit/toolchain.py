@@ -184,10 +184,10 @@ def candidates() -> Iterator[Toolkit]:
 
 def _system_homes() -> Iterator[tuple[str, Path]]:
     if _env.CUDA_HOME():
-        yield "PRECAST_CUDA_HOME", Path(_env.CUDA_HOME())
+        yield "PRECAST_CUDA_HOME", Path(_env.CUDA_HOME()).absolute()
     for name in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(name):
-            yield name, Path(os.environ[name])
+            yield name, Path(os.environ[name]).absolute()
     on_path = shutil.which("nvcc")
     if on_path is not None:
         # nvcc on PATH may be a script or a link outside of its toolkit, so nvcc itself is asked.
@@ -335,7 +335,8 @@ def _output(argv: list[str]) -> str:
             argv,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=60,
             env=compiler_environment(),
         )

@@ -58,6 +58,11 @@ class ModuleSpec:
     # -- identity ---------------------------------------------------------------------------------
 
     @property
+    def is_of_user(self) -> bool:
+        """Whether a user wrote it, so that its includes may take any form."""
+        return self.ffi_in_cuda
+
+    @property
     def file_name(self) -> str:
         """Where the library lies inside a provider: ``sm90a/norm__dtype_bf16.so``."""
         return f"{self.arch.name}/{self.name}.so"
@@ -89,14 +94,17 @@ class ModuleSpec:
         """sha256 over the canonical spec and the contents of all that it is compiled from."""
         return self.fingerprint_of(self.contents())
 
-    def contents(self) -> str:
-        """Name and sha256 of every file that it is compiled from, those of its op, as JSON."""
-        files = include_closure(
+    def files(self) -> list[Path]:
+        """Every file that it is compiled from, those of its op."""
+        return include_closure(
             [*(self.source_path(s) for s in self.sources), self.root / self.version_script],
             self.include_folders,
         )
+
+    def contents(self) -> str:
+        """Name and sha256 of :meth:`files`, as JSON."""
         bases = [folder.resolve() for folder in (self.root, *self.include_paths)]
-        return _json(sorted((_portable(path, bases), _sha256(path)) for path in files))
+        return _json(sorted((_portable(path, bases), _sha256(path)) for path in self.files()))
 
     def fingerprint_of(self, contents: str) -> str:
         """:attr:`fingerprint`, for a caller that has read the op's files for another spec."""

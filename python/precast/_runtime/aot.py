@@ -23,6 +23,7 @@ from precast._jit import cache, compiler
 from precast._jit.commands import Command, build_commands
 from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
+from precast._jit.shell_names import PlainNames
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast._plan.planner import Plan
 from precast._plan.spec import ModuleSpec
@@ -171,11 +172,12 @@ class _Builder:
 
     def __init__(self, toolchain: Toolchain, out_dir: Path, work: Path) -> None:
         self.toolchain, self.out_dir, self.work = toolchain, out_dir, work
+        self.names = PlainNames()
         self.shared: dict[tuple[str, ...], tuple[Path, Future[None]]] = {}
         self.stop = threading.Event()
 
     def run(self, specs: Sequence[ModuleSpec], jobs: int, progress: Progress) -> None:
-        with ThreadPoolExecutor(jobs) as pool:
+        with self.names, ThreadPoolExecutor(jobs) as pool:
             # Shared objects are submitted first, so that a module never waits for one still queued.
             plans = [(spec, self._prepare(spec, pool)) for spec in specs]
             running = {
@@ -195,7 +197,8 @@ class _Builder:
         folder = self.work / spec.arch.name / spec.name
         folder.mkdir(parents=True)
         commands, moved = [], {}
-        for command in build_commands(spec, self.toolchain, folder):
+        named = self.names.spec(spec), self.names.toolchain(self.toolchain)
+        for command in build_commands(*named, folder):
             if command.kind == "host":
                 key = tuple(a for a in command.argv if a != str(command.output))
                 if key not in self.shared:

@@ -4,18 +4,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from os import PathLike
 from pathlib import Path
 
 from precast._jit.cuda_major import jit_cuda_major
+from precast._jit.shell_names import is_plain
 from precast._plan.config import Arch
 from precast._plan.installed import plan
 from precast._runtime.jit_spec import JitSpec
 
+#: Flags that add headers or further flags, also among those for the host compiler.
 _INCLUDE_FLAG = re.compile(
-    r"-I|-isystem|-iquote|-include|--include-path|--system-include|--pre-include"
+    r"(?:^|[=,])(?:-I|-isystem|-iquote|-idirafter|-iprefix|-iwithprefix|-isysroot|--sysroot|-B"
+    r"|-include|-imacros|--include-path|--system-include|--pre-include|--options-file|-optf|@)"
 )
+#: What the shell to which nvcc gives its flags would run.
+_SHELL = re.compile(r"[$`\n]")
+#: Flags whose value nvcc gives to the shell without quotes, here or in the next element.
+_RAW_FLAG = re.compile(r"(?:-X\w+|--[\w-]+-options)(?:=(?P<value>.*))?", re.DOTALL)
 
 
 def gen_jit_spec(
@@ -61,7 +68,7 @@ def gen_jit_spec(
     ValueError
         If the name, a source or a flag cannot be used, or the target is ambiguous.
     TypeError
-        If an argument is a string and must be a list.
+        If an argument or an element of a list is of another type.
 
     Examples
     --------
@@ -76,18 +83,23 @@ def gen_jit_spec(
     ):
         if isinstance(value, (str, bytes, PathLike)):
             raise TypeError(f"{argument} must be a list, got {value!r}. Fix: [{value!r}]")
-    for flag in extra_cuda_cflags:
-        if _INCLUDE_FLAG.match(flag):
-            raise ValueError(
-                f"extra_cuda_cflags: {flag!r} would hide headers from the fingerprint, so that a "
-                f"change of them would not recompile. Fix: pass extra_include_paths"
-            )
+        legal = (str,) if argument in ("extra_cuda_cflags", "exports") else (str, PathLike)
+        _check_types(argument, value, legal)
+    for argument, item in (("name", name), ("arch", "" if arch is None else arch)):
+        if not isinstance(item, str):
+            raise TypeError(f"{argument} must be a string, got {item!r}")
+    _check_flags(extra_cuda_cflags)
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:
         raise ValueError(f"name must be lower case letters, digits and '_', got {name!r}")
     paths = [Path(source).absolute() for source in sources]
     for path in paths:
         if path.suffix not in (".cu", ".cc", ".cpp"):
             raise ValueError(f"sources: {path.name} has an unknown suffix; legal: .cu, .cc, .cpp")
+        if not is_plain(path.name):
+            raise ValueError(
+                f"sources: {path.name!r} must have letters, digits and ._+- alone: compilers "
+                f"read other characters in their own way. Fix: rename it"
+            )
         if not path.is_file():
             raise ValueError(f"sources: {path} does not exist")
     if len({path.name for path in paths}) != len(paths) or not paths:
@@ -103,6 +115,35 @@ def gen_jit_spec(
         ffi_in_cuda=True,
         **plan().common(cuda_major or jit_cuda_major(plan(), target), tuple(extra_cuda_cflags)),
     )
+
+
+def _check_types(argument: str, value: Iterable[object], legal: tuple[type, ...]) -> None:
+    try:
+        items = list(value)
+    except TypeError:
+        raise TypeError(f"{argument} must be a list, got {value!r}") from None
+    for item in items:
+        if not isinstance(item, legal):
+            names = " or ".join(kind.__name__ for kind in legal)
+            raise TypeError(f"{argument} must be a list of {names}, got {item!r} in it")
+
+
+def _check_flags(flags: Sequence[str]) -> None:
+    is_raw = False
+    for flag in flags:
+        if _INCLUDE_FLAG.search(flag):
+            raise ValueError(
+                f"extra_cuda_cflags: {flag!r} would hide headers from the fingerprint, so that a "
+                f"change of them would not recompile. Fix: pass extra_include_paths"
+            )
+        match = _RAW_FLAG.fullmatch(flag)
+        raw = flag if is_raw else (match["value"] or "" if match else "")
+        if _SHELL.search(flag) or re.search(r"[^\w./+@:=,~%-]", raw):
+            raise ValueError(
+                f"extra_cuda_cflags: nvcc would give {flag!r} to a shell, which changes "
+                f"it. Fix: define it in a header of yours"
+            )
+        is_raw = match is not None and match["value"] is None
 
 
 def _only_target() -> Arch:

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What CMake is told before it builds anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from precast._jit import plan_files
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", ["o'brien", "a,b", "a;b", "$(x)", 'a"b', "a`b", "a\nb"])
+@pytest.mark.parametrize("what", ["checkout", "build folder"])
+def test_a_folder_that_a_shell_would_change_is_named(tmp_path, capsys, name, what):
+    odd = tmp_path / name
+    odd.mkdir()
+    (odd / "checkout").symlink_to(ROOT)
+    root, out = (odd / "checkout", tmp_path) if what == "checkout" else (ROOT, odd)
+    argv = ["toolchain", "--root", root, "--out", out / "t.cmake", "--view", out / "v"]
+    with pytest.raises(SystemExit) as caught:
+        plan_files.main([*map(str, argv), "--archs", "9.0a"])
+    assert caught.value.code == 2
+    assert f"error: the name of the {what}, {odd}" in capsys.readouterr().err
+    assert not (out / "t.cmake").exists()
