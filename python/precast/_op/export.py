@@ -3,15 +3,15 @@
 
 An op that only passes its arguments on has no body of its own::
 
-    _RMSNORM = Export(
-        "norm", "rmsnorm",
-        "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input) enable_pdl:pdl",
-        reference=rmsnorm_reference,
+    _SCALE = Export(
+        "scale", "scale",
+        "input:T[*size] factor:float out!:like(input) enable_pdl:pdl",
+        reference=scale_reference,
     )
 
     @precast_api(trace=...)
-    @launches(_RMSNORM)
-    def rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None) -> torch.Tensor:
+    @launches(_SCALE)
+    def scale(input, factor, out=None, enable_pdl=None) -> torch.Tensor:
         \"\"\"...\"\"\"
 
 One that has more to do calls the export from its body and is decorated with :func:`op`::
@@ -277,7 +277,7 @@ def launches(
         written = [parameter.name for parameter in export.declaration.written]
         optional = [p.name for p in signature.parameters.values() if p.default is None]
         for name in written:
-            if name in optional or name not in signature.parameters:
+            if name in optional or name in export.new or name not in signature.parameters:
                 lines.append(export.output_source(name, name in optional, names))
         body = "\n".join("    " + line for line in lines if line)
         body += ("\n" if lines else "") + export.launch_source("    ", names)
