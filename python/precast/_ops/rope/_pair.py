@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from precast._op.declaration import Kind
-from precast._op.decorators import CheckedOp
+from precast._op.decorators import CheckedOp, reference_of
 from precast._op.export import Export, launches
+from precast._ops.rope._checks import check_computed
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
@@ -24,6 +25,11 @@ q, k : torch.Tensor
     As the function into new tensors takes them; overwritten. They lie apart from each other in
     memory, such as slices of one packed projection. Columns behind ``rotary_dim`` are neither read
     nor written.
+
+Raises
+------
+ValueError
+    As the function into new tensors; also if what is overwritten shares memory.
 """
 
 _KINDS = {
@@ -76,16 +82,17 @@ _CACHED: dict[str, Var | Const] = {
 
 
 def rotates(
-    description: str, reference: Callable[..., Any], check: Callable[..., None]
+    description: str, check: Callable[..., None] = check_computed
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Make a public op of a function without a body; its name and signature say what it takes.
 
-    ``description`` is that of the trace, with ``{}`` for the word that says what is done.
+    Its reference is the function of its name. ``description`` is that of the trace, with ``{}`` for
+    the word that says what is done.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         name, arguments = function.__name__, [*inspect.signature(function).parameters]
-        in_place = name.endswith("_inplace")
+        reference, in_place = reference_of(function), name.endswith("_inplace")
         words, new = [], []
         inputs: dict[str, Tensor | Scalar] = {}
         outputs = {}
