@@ -10,7 +10,7 @@ from typing import Any, ParamSpec, TypeVar
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.decorators import CheckedOp
+from precast._op.decorators import CheckedOp, reference_of
 from precast._op.export import Export, launches
 from precast._op.validation import (
     check_device_and_dtype,
@@ -47,13 +47,15 @@ _DERIVED: dict[str, Callable[..., Any]] = {
 }
 
 
-def appends(
-    declaration: str, description: str, reference: Callable[..., Any]
-) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
-    """Make a public op of a function without a body; with scales, it is of module ``page_fp8``."""
+def appends(declaration: str, description: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+    """Make a public op of a function without a body; with scales, it is of module ``page_fp8``.
+
+    Its reference is the function of its name.
+    """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         name, arguments = function.__name__, inspect.signature(function).parameters
+        reference = reference_of(function)
         export = Export(
             "page_fp8" if name.startswith("fp8") else "page",
             name,

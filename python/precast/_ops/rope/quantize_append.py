@@ -26,7 +26,7 @@ from precast._ops.paged._cache import (
     entries_of,
     put,
     split,
-    table_places,
+    table_slots,
 )
 from precast._ops.paged._checks import check_caches, check_indptr
 from precast._ops.rope._quantize import (
@@ -88,7 +88,7 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     table = (batch_indices, positions, kv_indices, kv_indptr)
     for cache, new in zip(updated, rows):
         entries = cache if k_rope.dim() == 2 else entries_of(cache, kv_layout == "HND")
-        put(entries, new, table_places(*table, *entries.shape[:2]))
+        put(entries, new, table_slots(*table, *entries.shape[:2]))
     return (q_rope_out, q_nope_out, *updated)
 
 
