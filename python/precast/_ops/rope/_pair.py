@@ -36,16 +36,16 @@ _KINDS = {
     # By default, all columns of a head are rotated.
     "rotary_dim": Kind("int {name}", "(q.shape[-1] if {name} is None else {name})"),
 }
-#: The two tensors that are rotated: the new output for each, and its axes.
+#: The two tensors that are rotated: the new output for each, its axes, and what is declared of it.
 _PAIR = {
-    "q": ("q_rope", ["num_tokens", "num_q_heads", "head_dim"]),
-    "k": ("k_rope", ["num_tokens", "num_k_heads", "head_dim"]),
-    "query": ("query_out", ["num_tokens", "q_size"]),
-    "key": ("key_out", ["num_tokens", "k_size"]),
+    "q": ("q_rope", ["num_tokens", "num_q_heads", "head_dim"], "T[tokens,q_heads,q_dim]"),
+    "k": ("k_rope", ["num_tokens", "num_k_heads", "head_dim"], "T[k_tokens,k_heads,k_dim]"),
+    "query": ("query_out", ["num_tokens", "q_size"], "T[*q_rows(1-2),q_columns]"),
+    "key": ("key_out", ["num_tokens", "k_size"], "T[*k_rows(1-2),k_columns]"),
 }
 #: How exports get the other arguments, and what traces say of them.
 _OTHERS: dict[str, tuple[str, Tensor | Scalar | None]] = {
-    "pos_ids": ("any", Tensor(["num_tokens"], dtype="int32")),
+    "pos_ids": ("i32|i64[tokens]", Tensor(["num_tokens"], dtype="int32")),
     "positions": ("any", Tensor(["num_tokens"], dtype="int64")),
     "indptr": ("any", Tensor(["len_indptr"], dtype="int32")),
     "offsets": ("any", Tensor(["num_requests"], dtype="int32")),
@@ -98,8 +98,8 @@ def rotates(
         outputs = {}
         for key in arguments:
             if key in _PAIR:
-                output, axes = _PAIR[key]
-                words.append(f"{key}!:T" if in_place else f"{key}:T")
+                output, axes, declared = _PAIR[key]
+                words.append(f"{key}{'!' * in_place}:{declared}")
                 new.append(f"{output}!:like({key})")
                 inputs[key] = Tensor(axes)
                 outputs[output] = Tensor(axes, dtype_from=key, param=key if in_place else None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.validation import check_indices, check_rank
+from precast._op.validation import check_indices
 from precast._ops.rope._angles import cached_angles, rotated_pair
 from precast._ops.rope._checks import check_cache, check_first, check_pair
 from precast._ops.rope._pair import IN_PLACE, rotates
@@ -57,7 +57,6 @@ def _check(
 
 def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
     """View ``[tokens, heads * dim]`` as ``[tokens, heads, dim]``."""
-    check_rank(export, name, x, 2, 3)
     if x.dim() == 3:
         return x
     if x.shape[-1] % head_dim:
