@@ -15,8 +15,8 @@ from typing import ParamSpec, TypeVar
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.decorators import CheckedOp
-from precast._op.docs import documented
+from precast._op.decorators import CheckedOp, reference_of
+from precast._op.docs import completed, documented
 from precast._op.validation import check_memory_apart, check_one_number
 from precast._ops.norm._norm import norm
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
@@ -25,6 +25,20 @@ from precast._ops.norm.rmsnorm import normalized, rmsnorm
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+#: What references say of an output, which they make.
+_OF_REFERENCES = """
+Parameters
+----------
+out : torch.Tensor
+    Its dtype is that of the quantised result; nothing else of it is read.
+
+Returns
+-------
+torch.Tensor
+    Shape of ``input``, dtype of ``out``.
+"""
 
 
 def _over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -69,6 +83,8 @@ def _quantizing(
     """Make a norm of ``tensors`` by a scale, for which a Python number is deprecated."""
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
+        reference = reference_of(function)
+        reference.__doc__ = completed(reference, _OF_REFERENCES)
         tensor = (
             "{name} if isinstance({name}, _torch.Tensor) else "
             f"_scale_tensor({function.__name__!r}, {{name}}, input)"
@@ -102,18 +118,7 @@ def rmsnorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`rmsnorm_quant` in plain PyTorch on any device, out of place.
-
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the result; nothing else of it is read.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape of ``input``, dtype of ``out``.
-    """
+    """:func:`rmsnorm_quant` in plain PyTorch on any device, out of place."""
     return _over_scale(normalized(input.float(), weight.float(), eps), scale, out.dtype)
 
 
@@ -188,11 +193,6 @@ def fused_add_rmsnorm_quant_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`fused_add_rmsnorm_quant` in plain PyTorch on any device, out of place.
 
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the first result; nothing else of it is read.
-
     Returns
     -------
     tuple of torch.Tensor
@@ -262,18 +262,7 @@ def layernorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`layernorm_quant` in plain PyTorch on any device, out of place.
-
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the result; nothing else of it is read.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape of ``input``, dtype of ``out``.
-    """
+    """:func:`layernorm_quant` in plain PyTorch on any device, out of place."""
     y = standardized(input.float(), eps) * gemma.float() + beta.float()
     return _over_scale(y, scale, out.dtype)
 
