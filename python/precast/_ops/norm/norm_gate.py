@@ -17,9 +17,6 @@ from precast._op.validation import check_memory_apart
 from precast._ops.norm._norm import norm
 from precast._ops.norm.rmsnorm import normalized, rmsnorm
 
-#: Legal element types of the output.
-OUTPUT_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
-
 
 def fused_rmsnorm_silu_reference(
     input: torch.Tensor,
@@ -52,7 +49,7 @@ def _silu_output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> 
     if out.dtype is getattr(torch, "float4_e2m1fn_x2", None):
         raise UnsupportedConfigError(
             f"{export}: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is not "
-            f"implemented; legal: {', '.join(OUTPUT_TYPES)}. Fix: quantise a bfloat16 out"
+            "implemented; legal: float16, bfloat16, float8_e4m3fn. Fix: quantise a bfloat16 out"
         )
     return out
 
@@ -138,10 +135,7 @@ def rmsnorm_sigmoid_gate_reference(
     torch.Tensor
         Shape of ``input``.
     """
-    x = input.float()
-    y = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-    if weight is not None:
-        y = y * weight.float()
+    y = normalized(input.float(), 1.0 if weight is None else weight.float(), eps)
     return saturated(y * torch.sigmoid(gate.float()), input.dtype if out is None else out.dtype)
 
 

@@ -12,7 +12,7 @@ from precast._op.docs import documented
 from precast._ops.norm._norm import norm
 
 
-def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def normalized(x: torch.Tensor, weight: torch.Tensor | float, eps: float) -> torch.Tensor:
     """Divide fp32 rows by their root mean square and multiply by a weight."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 

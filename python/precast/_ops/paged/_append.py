@@ -11,6 +11,7 @@ from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.decorators import CheckedOp, reference_of
+from precast._op.docs import completed
 from precast._op.export import Export, launches
 from precast._op.validation import (
     check_device_and_dtype,
@@ -22,6 +23,14 @@ from precast._ops.paged._cache import LAYOUT_KIND, check_call, joined, keys_of, 
 from precast._ops.paged._checks import check_caches, check_indptr
 from precast._ops.paged._trace import append_trace
 from precast.api_logging import precast_api
+
+#: What all references return.
+_OF_REFERENCES = """
+Returns
+-------
+torch.Tensor or tuple of torch.Tensor
+    A copy of the cache, or of both, with the new rows in it: one tensor or two, as they are given.
+"""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,6 +65,7 @@ def appends(declaration: str, description: str) -> Callable[[Callable[P, R]], Ch
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         name, arguments = function.__name__, inspect.signature(function).parameters
         reference = reference_of(function)
+        reference.__doc__ = completed(reference, _OF_REFERENCES)
         export = Export(
             "page_fp8" if name.startswith("fp8") else "page",
             name,

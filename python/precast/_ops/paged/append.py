@@ -21,13 +21,7 @@ def append_paged_kv_cache_with_slot_mapping_reference(
     paged_kv_cache: Cache,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`append_paged_kv_cache_with_slot_mapping` in plain PyTorch, out of place.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The cache with the rows in it.
-    """
+    """:func:`append_paged_kv_cache_with_slot_mapping` in plain PyTorch, out of place."""
     cache = copied(paged_kv_cache)
     for part, rows in zip(halves(cache), (append_key, append_value)):
         entries = entries_of(part, kv_layout == "HND")
@@ -42,13 +36,7 @@ def append_paged_mla_kv_cache_with_slot_mapping_reference(
     ckv_cache: torch.Tensor,
     kpe_cache: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`append_paged_mla_kv_cache_with_slot_mapping` in plain PyTorch, out of place.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Both caches with the rows in them.
-    """
+    """:func:`append_paged_mla_kv_cache_with_slot_mapping` in plain PyTorch, out of place."""
     caches = ckv_cache.clone(), kpe_cache.clone()
     put(caches[0], append_ckv, slot_mapping)
     put(caches[1], append_kpe, slot_mapping)
@@ -66,13 +54,7 @@ def append_paged_kv_cache_reference(
     kv_last_page_len: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`append_paged_kv_cache` in plain PyTorch on any device, out of place.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The cache with the rows in it.
-    """
+    """:func:`append_paged_kv_cache` in plain PyTorch on any device, out of place."""
     pages, page_size = entries_of(halves(paged_kv_cache)[0], kv_layout == "HND").shape[:2]
     slots = table_slots(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
     return append_paged_kv_cache_with_slot_mapping_reference(
@@ -91,13 +73,7 @@ def append_paged_mla_kv_cache_reference(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`append_paged_mla_kv_cache` in plain PyTorch on any device, out of place.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Both caches with the rows in them.
-    """
+    """:func:`append_paged_mla_kv_cache` in plain PyTorch on any device, out of place."""
     pages, page_size = ckv_cache.shape[:2]
     slots = table_slots(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
     return append_paged_mla_kv_cache_with_slot_mapping_reference(

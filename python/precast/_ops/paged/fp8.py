@@ -28,13 +28,7 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
     v_scale: float | torch.Tensor,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping` in PyTorch, out of place.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The cache with the quantised rows in it.
-    """
+    """:func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping` in PyTorch, out of place."""
     dtype = halves(paged_kv_cache)[0].dtype
     keys, values = quantized(append_key, k_scale, dtype), quantized(append_value, v_scale, dtype)
     return append_paged_kv_cache_with_slot_mapping_reference(
@@ -50,13 +44,7 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     kpe_cache: torch.Tensor,
     scale: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping` in PyTorch, out of place.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Both caches with the quantised rows in them.
-    """
+    """:func:`fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping` in PyTorch, out of place."""
     ckv, kpe = (quantized(rows, scale, ckv_cache.dtype) for rows in (append_ckv, append_kpe))
     return append_paged_mla_kv_cache_with_slot_mapping_reference(
         ckv, kpe, slot_mapping, ckv_cache, kpe_cache

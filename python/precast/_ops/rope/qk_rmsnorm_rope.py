@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.export import Export, launches
+from precast._ops.norm.rmsnorm import normalized
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first
 from precast.api_logging import precast_api
@@ -40,9 +41,8 @@ def qk_rmsnorm_rope_reference(
     parts, start = [], 0
     for count, weight in ((num_q_heads, q_weight), (num_k_heads, k_weight)):
         x = heads[:, start : start + count].float()
-        normalized = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-        normalized = normalized * (weight.float() + weight_bias)
-        parts.append(rotated(normalized, angles, not is_neox).to(qkv.dtype))
+        normed = normalized(x, weight.float() + weight_bias, eps)
+        parts.append(rotated(normed, angles, not is_neox).to(qkv.dtype))
         start += count
     return torch.cat((*parts, heads[:, start:]), dim=1).view(qkv.shape)
 
