@@ -34,6 +34,7 @@ def norm(
     out_description: str = "",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     choose: Callable[..., str] = lambda **others: "",
+    explain: Callable[..., None] | None = None,
     **options: Any,
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Make a public op of a function without a body; its reference is the function of its name.
@@ -42,6 +43,8 @@ def norm(
     ----------
     op, declaration, **options
         As :class:`Export` takes them.
+    explain
+        As :func:`launches` takes it.
     description, op_type
         As :class:`TraceTemplate` takes them.
     out_description : str
@@ -67,7 +70,7 @@ def norm(
         def by_rank(input: Any, **others: Any) -> TraceTemplate:
             return templates[3 if getattr(input, "ndim", 2) == 3 else 2, choose(**others)]
 
-        return precast_api(trace=by_rank)(launches(export)(function))
+        return precast_api(trace=by_rank)(launches(export, explain=explain)(function))
 
     return decorate
 

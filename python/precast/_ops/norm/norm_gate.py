@@ -43,15 +43,12 @@ def _check_silu(export: str, out: torch.Tensor, block_scale: torch.Tensor | None
         )
 
 
-def _silu_output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    if out is None:
-        return torch.empty_like(input)
-    if out.dtype is getattr(torch, "float4_e2m1fn_x2", None):
+def _explain_nvfp4(export: str, out: torch.Tensor | None) -> None:
+    if out is not None and str(out.dtype) == "torch.float4_e2m1fn_x2":
         raise UnsupportedConfigError(
             f"{export}: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is not "
             "implemented; legal: float16, bfloat16, float8_e4m3fn. Fix: quantise a bfloat16 out"
         )
-    return out
 
 
 @norm(
@@ -60,7 +57,8 @@ def _silu_output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> 
     "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
     "Each row divided by its root mean square, times a weight, and the SiLU of that.",
     check=_check_silu,
-    new={"out": _silu_output},
+    new={"out": "_torch.empty_like(input)"},
+    explain=_explain_nvfp4,
     variants={"": {"left_out": ("block_scale",)}},
 )
 @documented(rmsnorm)
