@@ -6,8 +6,12 @@ from __future__ import annotations
 from precast._ops.paged.append import (
     append_paged_kv_cache,
     append_paged_kv_cache_reference,
+    append_paged_kv_cache_with_slot_mapping,
+    append_paged_kv_cache_with_slot_mapping_reference,
     append_paged_mla_kv_cache,
     append_paged_mla_kv_cache_reference,
+    append_paged_mla_kv_cache_with_slot_mapping,
+    append_paged_mla_kv_cache_with_slot_mapping_reference,
 )
 from precast._ops.paged.fp8 import (
     fp8_quantize_append_paged_kv_cache_with_slot_mapping,
@@ -19,12 +23,6 @@ from precast._ops.paged.positions import (
     get_batch_indices_positions,
     get_batch_indices_positions_reference,
     get_seq_lens,
-)
-from precast._ops.paged.slot_mapping import (
-    append_paged_kv_cache_with_slot_mapping,
-    append_paged_kv_cache_with_slot_mapping_reference,
-    append_paged_mla_kv_cache_with_slot_mapping,
-    append_paged_mla_kv_cache_with_slot_mapping_reference,
 )
 
 __all__ = [

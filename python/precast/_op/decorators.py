@@ -141,6 +141,11 @@ class served_by:  # noqa: N801 (used like a function)
         return any(f"{major}.{minor}" in archs[name]["serves"] for name in ops[self.op]["archs"])
 
 
+def reference_of(function: Callable[..., Any]) -> Any:
+    """The function of its module with its name and ``_reference``, or None."""
+    return getattr(function, "__globals__", {}).get(f"{function.__name__}_reference")
+
+
 # -- the requirement ------------------------------------------------------------------------------
 
 
@@ -225,7 +230,7 @@ def _checked(
     """The wrapper of an op with the methods that it gets."""
     wrapper = _wrapper(function, signature, requirement, body, names)
     function.__doc__ = completed(function)
-    reference = getattr(function, "__globals__", {}).get(f"{function.__name__}_reference")
+    reference = reference_of(function)
     if reference is not None:
         reference.__doc__ = completed(reference, function)
     functools.update_wrapper(wrapper, function)

@@ -3,8 +3,9 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one,
-``Raises`` from the first text, and ``Examples`` of a reference from its op, which runs it.
+:data:`COMMON`. A missing section ``Returns``, ``Raises``, ``Warns`` or ``Notes`` is taken from the
+first source that has one. A reference takes ``Returns`` and ``Examples`` from its op alone, because
+the others say what is not true of plain PyTorch.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ Parameters
 enable_pdl : bool, optional
     Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 """
+
+#: Sections about a call of a kernel.
+_OF_OPS = ("Raises", "Warns", "Notes")
 
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
@@ -48,17 +52,15 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     signature = inspect.signature(function)
     missing = [name for name in signature.parameters if name not in own]
     before = len(own) + len(sections)
-    returns = signature.return_annotation not in (None, "None")
-    is_reference = function.__name__.endswith("_reference")
+    wanted = ["Examples"] if function.__name__.endswith("_reference") else [*_OF_OPS]
+    if signature.return_annotation not in (None, "None"):
+        wanted.append("Returns")
     for source in (*sources, COMMON):
-        is_text = isinstance(source, str)
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
         known = _entries(found.get("Parameters", ""))
         own |= {name: known[name] for name in missing if name in known and name not in own}
-        # What a function raises is not what its reference raises.
-        wanted = {"Returns": returns, "Raises": is_text, "Examples": is_reference}
         for title in wanted:
-            if wanted[title] and title in found:
+            if title in found:
                 sections.setdefault(title, found[title])
     if before == len(own) + len(sections):
         return text
@@ -86,7 +88,7 @@ def _entries(section: str) -> dict[str, str]:
 
 def _joined(sections: dict[str, str]) -> str:
     """A docstring of sections, in numpydoc's order."""
-    titles = dict.fromkeys(("Parameters", "Returns", "Raises", *sections))
+    titles = dict.fromkeys(("Parameters", "Returns", *_OF_OPS, *sections))
     parts = [
         f"{title}\n{'-' * len(title)}\n{sections[title].strip()}"
         for title in titles

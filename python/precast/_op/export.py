@@ -3,15 +3,15 @@
 
 An op that only passes its arguments on has no body of its own::
 
-    _RMSNORM = Export(
-        "norm", "rmsnorm",
-        "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input) enable_pdl:pdl",
-        reference=rmsnorm_reference,
+    _SCALE = Export(
+        "scale", "scale",
+        "input:T[*size] factor:float out!:like(input) enable_pdl:pdl",
+        reference=scale_reference,
     )
 
     @precast_api(trace=...)
-    @launches(_RMSNORM)
-    def rmsnorm(input, weight, eps=1e-6, out=None, enable_pdl=None) -> torch.Tensor:
+    @launches(_SCALE)
+    def scale(input, factor, out=None, enable_pdl=None) -> torch.Tensor:
         \"\"\"...\"\"\"
 
 One that has more to do calls the export from its body and is decorated with :func:`op`::
@@ -31,6 +31,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ParamSpec, TypeVar
 
+from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
@@ -67,7 +68,7 @@ class Export(Kernel):
         How :func:`launches` makes an output that the caller leaves out, where it is not like
         another tensor: a source, or a function that takes public arguments by name, and the
         export's name as ``export``. A function that takes the output itself is also called with
-        one that the caller gave, and returns it.
+        one that the caller gave, or must give, and returns it.
     derived : mapping of str to callable, optional
         Public arguments that the export does not get, found again from what it gets: the dtype of
         a new output, a flag that chose its layout. Each takes declared arguments by name. A
@@ -277,7 +278,7 @@ def launches(
         written = [parameter.name for parameter in export.declaration.written]
         optional = [p.name for p in signature.parameters.values() if p.default is None]
         for name in written:
-            if name in optional or name not in signature.parameters:
+            if name in optional or name in export.new or name not in signature.parameters:
                 lines.append(export.output_source(name, name in optional, names))
         body = "\n".join("    " + line for line in lines if line)
         body += ("\n" if lines else "") + export.launch_source("    ", names)
@@ -301,9 +302,9 @@ def op(
     name : str
         The op of ``aot_configs/<name>.toml``, which says what GPUs it runs on.
     explain : callable, optional
-        Called when a call has failed with one of Python's own errors and no argument that must be
-        a tensor is to blame. Takes arguments of the function by name, and its name as ``export``,
-        and raises the error that names the wrong one.
+        Called when a call has failed with one of Python's own errors, or because there is no module
+        for it, and no argument that must be a tensor is to blame. Takes arguments of the function
+        by name, and its name as ``export``, and raises the error that names the wrong one.
     backends : mapping of str to callable, optional
         A check for each value of the function's argument ``backend``, in place of ``name``'s GPUs.
     heuristic : callable, optional
@@ -344,12 +345,12 @@ def _decorated(
         if explain is not None:
             explain(**_accepted(explain, {**values, "export": name}))
 
-    names["_explain"] = explain_failure
+    names["_explain"], names["_Unsupported"] = explain_failure, UnsupportedConfigError
     passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
     inner = "\n".join("    " + line for line in body.split("\n"))
     source = (
         f"    try:\n{inner}\n"
-        f"    except (AttributeError, IndexError, RuntimeError, TypeError):\n"
+        f"    except (AttributeError, IndexError, RuntimeError, TypeError, _Unsupported):\n"
         f"        _explain({passed})\n        raise"
     )
     common = None if backends else served_by(op_name)

@@ -61,6 +61,11 @@ def test_missing_arguments_come_from_the_sources_in_the_order_of_the_signature()
         enable_pdl : bool, optional
             Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 
+        Raises
+        ------
+        ValueError
+            Never.
+
         Notes
         -----
         None.
@@ -74,23 +79,23 @@ def test_a_missing_return_value_comes_from_the_first_source_that_has_one():
         """Again."""
         return x
 
-    assert again.__doc__.endswith("Returns\n-------\nint\n    A text.")
+    assert "Returns\n-------\nint\n    A text." in again.__doc__
+    assert "The turned number" not in again.__doc__
     assert "A number\n    of two lines." in again.__doc__
 
 
-def test_what_is_raised_comes_from_texts_alone():
+def test_what_is_raised_and_noted_comes_from_the_first_source_but_not_for_a_reference():
     def again(x: int, by: int) -> int:
-        """Again.
-
-        Notes
-        -----
-        None.
-        """
+        """Again."""
         return x
 
-    assert "Raises" not in completed(again, turn)
-    text = "Raises\n------\nTypeError\n    A text.\n"
-    assert completed(again, text, turn).endswith(f"{text}\nNotes\n-----\nNone.")
+    text = "Notes\n-----\nOf a text."
+    assert completed(again, text, turn).endswith(
+        f"Raises\n------\nValueError\n    Never.\n\n{text}"
+    )
+    again.__name__ = "again_reference"
+    assert "Raises" not in completed(again, text, turn)
+    assert "Notes" not in completed(again, text, turn)
 
 
 def test_a_complete_docstring_stays_as_it_is():
@@ -107,7 +112,7 @@ def test_a_complete_docstring_stays_as_it_is():
             Its own.
         """
 
-    assert completed(whole, turn) == inspect.getdoc(whole)
+    assert completed(whole, in_place) == inspect.getdoc(whole)
 
 
 def test_python_without_docstrings_has_none():

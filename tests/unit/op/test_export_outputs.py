@@ -64,6 +64,23 @@ def test_a_function_that_takes_its_output_sees_the_one_that_was_given(double) ->
         double(x, torch.float16, given)
 
 
+def test_an_output_that_callers_must_give_is_checked_before_the_kernel_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch, reference_mode: None
+) -> None:
+    monkeypatch.setattr(precast._op.dispatch, "KERNELS", {})
+    export = Export("scale", "cast", "x:T out!:U", reference=lambda x: x, new={"out": _output_of})
+
+    @launches(export)
+    def cast(x: torch.Tensor, out: torch.Tensor, dtype: torch.dtype | None = None) -> None:
+        """No body."""
+
+    x, out = torch.ones(2), torch.zeros(2, dtype=torch.bfloat16)
+    cast(x, out)
+    assert out.tolist() == [1.0, 1.0]
+    with pytest.raises(ValueError, match=r"^cast: dtype must be that of out"):
+        cast(x, out, torch.float16)
+
+
 def test_public_arguments_that_the_export_does_not_get_are_found_again(double) -> None:
     x, out = torch.ones(2), torch.empty(2, dtype=torch.bfloat16)
     public = double.export.public_arguments((x, out, torch.ones(()), torch.ones(4), True))

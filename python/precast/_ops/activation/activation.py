@@ -7,13 +7,18 @@ Source: Shazeer, GLU Variants Improve Transformer, arXiv:2002.05202.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec, TypeVar
 
 from precast._base.torch import torch
+from precast._op.decorators import CheckedOp, reference_of
 from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import check_half
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def silu_and_mul_reference(input: torch.Tensor) -> torch.Tensor:
@@ -45,46 +50,41 @@ def _new_output(input: torch.Tensor) -> torch.Tensor:
     return input.new_empty((*leading, last // 2))
 
 
-def _export(name: str, reference: Callable[[torch.Tensor], torch.Tensor]) -> Export:
-    return Export(
-        "activation",
-        name,
-        "input:T[*rows] out!:T enable_pdl:pdl",
-        reference=reference,
-        check=check_half,
-        new={"out": _new_output},
-    )
+def _gated(activation: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+    """Make a public op of a function without a body; its reference is the function of its name."""
+
+    def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
+        name, reference = function.__name__, reference_of(function)
+        export = Export(
+            "activation",
+            name,
+            "input:T[*rows] out!:T enable_pdl:pdl",
+            reference=reference,
+            check=check_half,
+            new={"out": _new_output},
+        )
+        rows = "*num_tokens"
+        trace = TraceTemplate(
+            op_type="activation",
+            name_prefix=name,
+            description=f"The {activation} of the first half of each row times the second half.",
+            axes={
+                rows: Var(),
+                "gate_up_size": Const(abbrev=""),
+                "intermediate_size": Const(abbrev="i", value="gate_up_size // 2"),
+            },
+            inputs={"gate_up": Tensor([rows, "gate_up_size"], param="input")},
+            outputs={
+                "output": Tensor([rows, "intermediate_size"], dtype_from="gate_up", param="out")
+            },
+            reference=reference,
+        )
+        return precast_api(trace=trace)(launches(export)(function))
+
+    return decorate
 
 
-_SILU_AND_MUL = _export("silu_and_mul", silu_and_mul_reference)
-_GELU_AND_MUL = _export("gelu_and_mul", gelu_and_mul_reference)
-_GELU_TANH_AND_MUL = _export("gelu_tanh_and_mul", gelu_tanh_and_mul_reference)
-
-
-def _trace(
-    name: str, activation: str, reference: Callable[[torch.Tensor], torch.Tensor]
-) -> TraceTemplate:
-    return TraceTemplate(
-        op_type="activation",
-        name_prefix=name,
-        description=f"The {activation} of the first half of each row times the second half.",
-        axes={
-            "*num_tokens": Var(),
-            "gate_up_size": Const(abbrev=""),
-            "intermediate_size": Const(abbrev="i", value="gate_up_size // 2"),
-        },
-        inputs={"gate_up": Tensor(["*num_tokens", "gate_up_size"], param="input")},
-        outputs={
-            "output": Tensor(
-                ["*num_tokens", "intermediate_size"], dtype_from="gate_up", param="out"
-            )
-        },
-        reference=reference,
-    )
-
-
-@precast_api(trace=_trace("silu_and_mul", "SiLU", silu_and_mul_reference))
-@launches(_SILU_AND_MUL)
+@_gated("SiLU")
 def silu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
 ) -> torch.Tensor:
@@ -132,8 +132,7 @@ def silu_and_mul(
     """
 
 
-@precast_api(trace=_trace("gelu_and_mul", "exact GELU", gelu_and_mul_reference))
-@launches(_GELU_AND_MUL)
+@_gated("exact GELU")
 @documented(silu_and_mul)
 def gelu_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
@@ -145,11 +144,6 @@ def gelu_and_mul(
         out_{c} = \mathrm{round}\left(\frac{g_c}{2}
         \left(1 + \mathrm{erf}\frac{g_c}{\sqrt 2}\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Raises
-    ------
-    ValueError, precast.errors.OutputShapeError
-        As :func:`silu_and_mul`.
 
     Notes
     -----
@@ -165,8 +159,7 @@ def gelu_and_mul(
     """
 
 
-@precast_api(trace=_trace("gelu_tanh_and_mul", "tanh GELU", gelu_tanh_and_mul_reference))
-@launches(_GELU_TANH_AND_MUL)
+@_gated("tanh GELU")
 @documented(silu_and_mul)
 def gelu_tanh_and_mul(
     input: torch.Tensor, out: torch.Tensor | None = None, enable_pdl: bool | None = None
@@ -178,11 +171,6 @@ def gelu_tanh_and_mul(
         out_{c} = \mathrm{round}\left(\frac{g_c}{2} \left(1 + \tanh\left(\sqrt{2 / \pi}
         \left(g_c + 0.044715\, g_c^3\right)\right)\right) u_c\right),
         \quad g = input_{:n},\ u = input_{n:}
-
-    Raises
-    ------
-    ValueError, precast.errors.OutputShapeError
-        As :func:`silu_and_mul`.
 
     Notes
     -----

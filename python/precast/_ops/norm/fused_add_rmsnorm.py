@@ -9,10 +9,8 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, launches
-from precast._ops.norm._trace import norm_trace
+from precast._ops.norm._norm import norm
 from precast._ops.norm.rmsnorm import normalized, rmsnorm
-from precast.api_logging import precast_api
 
 
 def fused_add_rmsnorm_reference(
@@ -47,22 +45,13 @@ _ARGUMENTS = (
     "input!:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float "
     "enable_pdl:pdl"
 )
-_FUSED_ADD_RMSNORM = Export(
-    "norm", "fused_add_rmsnorm", _ARGUMENTS, reference=fused_add_rmsnorm_reference
-)
-_GEMMA_FUSED_ADD_RMSNORM = Export(
-    "norm", "gemma_fused_add_rmsnorm", _ARGUMENTS, reference=gemma_fused_add_rmsnorm_reference
-)
 
 
-@precast_api(
-    trace=norm_trace(
-        _FUSED_ADD_RMSNORM,
-        "The sum of two tensors, and the root mean square norm of each row of it.",
-        fused_add_rmsnorm_reference,
-    )
+@norm(
+    "norm",
+    _ARGUMENTS,
+    "The sum of two tensors, and the root mean square norm of each row of it.",
 )
-@launches(_FUSED_ADD_RMSNORM)
 @documented(rmsnorm)
 def fused_add_rmsnorm(
     input: torch.Tensor,
@@ -109,14 +98,11 @@ def fused_add_rmsnorm(
     """
 
 
-@precast_api(
-    trace=norm_trace(
-        _GEMMA_FUSED_ADD_RMSNORM,
-        "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
-        gemma_fused_add_rmsnorm_reference,
-    )
+@norm(
+    "norm",
+    _ARGUMENTS,
+    "The sum of two tensors, and the norm of each row of it, with a weight plus one.",
 )
-@launches(_GEMMA_FUSED_ADD_RMSNORM)
 @documented(fused_add_rmsnorm)
 def gemma_fused_add_rmsnorm(
     input: torch.Tensor,
@@ -137,11 +123,6 @@ def gemma_fused_add_rmsnorm(
     ----------
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-
-    Raises
-    ------
-    ValueError
-        As :func:`fused_add_rmsnorm`.
 
     Notes
     -----

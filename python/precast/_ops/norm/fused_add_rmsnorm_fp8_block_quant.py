@@ -57,29 +57,6 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     return codes, scale, normed, x.to(input.dtype)
 
 
-def check_block_scale(
-    export: str, block_scale: torch.Tensor, input: torch.Tensor, column_major: bool
-) -> None:
-    """Raise ValueError for scales of another shape or layout."""
-    rows, groups = input.shape[:-1].numel(), input.shape[-1] // GROUP
-    shape = [groups, -(-rows // 4) * 4] if column_major else [rows, groups]
-    if [*block_scale.shape] != shape:
-        layout = (
-            "column_major_scales (groups, rows rounded up to 4)"
-            if column_major
-            else "column_major_scales=False (rows, groups)"
-        )
-        raise ValueError(
-            f"{export}: block_scale must have shape {shape} with {layout}, got "
-            f"{[*block_scale.shape]}"
-        )
-    if not block_scale.is_contiguous():
-        raise ValueError(
-            f"{export}: block_scale must be contiguous, got strides {[*block_scale.stride()]} for "
-            f"shape {[*block_scale.shape]}; call .contiguous()"
-        )
-
-
 def _check(
     export: str,
     out: torch.Tensor,
@@ -94,7 +71,21 @@ def _check(
             f"{export}: input's last dimension must be a multiple of {GROUP}, got {input.shape[-1]}"
         )
     check_memory_apart(export, "out", out, residual, "residual")
-    check_block_scale(export, block_scale, input, column_major_scales)
+    rows, groups = input.shape[:-1].numel(), input.shape[-1] // GROUP
+    shape, layout = [rows, groups], "column_major_scales=False (rows, groups)"
+    if column_major_scales:
+        shape = [groups, -(-rows // 4) * 4]
+        layout = "column_major_scales (groups, rows rounded up to 4)"
+    if [*block_scale.shape] != shape:
+        raise ValueError(
+            f"{export}: block_scale must have shape {shape} with {layout}, got "
+            f"{[*block_scale.shape]}"
+        )
+    if not block_scale.is_contiguous():
+        raise ValueError(
+            f"{export}: block_scale must be contiguous, got strides {[*block_scale.stride()]} for "
+            f"shape {[*block_scale.shape]}; call .contiguous()"
+        )
     others = {"residual": residual, "out": out}
     if normed_out is not None:
         for name, tensor in others.items():
@@ -115,14 +106,8 @@ _BLOCK_QUANT = Export(
 )
 
 
-_SCALES = {
-    True: ["num_groups", "padded_batch_size"],
-    False: ["batch_size", "num_groups"],
-}
-
-
 def _template(column_major: bool) -> TraceTemplate:
-    rows, scales = ["batch_size", "hidden_size"], _SCALES[column_major]
+    rows, scales = ["batch_size", "hidden_size"], ["batch_size", "num_groups"]
     axes: dict[str, Var | Const] = {
         "batch_size": Var("Rows: tokens of all requests."),
         "hidden_size": Const("h", "A multiple of 128.", multiple=128),
@@ -131,6 +116,7 @@ def _template(column_major: bool) -> TraceTemplate:
         ),
     }
     if column_major:
+        scales = ["num_groups", "padded_batch_size"]
         axes["padded_batch_size"] = Var(
             "batch_size rounded up to a multiple of 4.", value="(batch_size + 3) // 4 * 4"
         )

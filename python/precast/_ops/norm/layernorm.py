@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from precast._base.errors import DtypeRuntimeError
 from precast._base.torch import torch
-from precast._op.export import Export, launches
-from precast._ops.norm._trace import norm_trace
-from precast.api_logging import precast_api
+from precast._ops.norm._norm import norm
 
 
 def layernorm_reference(
@@ -26,10 +24,14 @@ def standardized(x: torch.Tensor, eps: float) -> torch.Tensor:
     return centered * torch.rsqrt(centered.square().mean(dim=-1, keepdim=True) + eps)
 
 
-def check_input(export: str, input: torch.Tensor) -> None:
-    """Raise DtypeRuntimeError, which engines expect of layer norms, for a dtype without modules."""
+def checked_output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
+    """Make an output that is missing; a dtype without modules is a DtypeRuntimeError for engines.
+
+    The loader, which would raise another error, runs after this.
+    """
     if input.dtype is not torch.bfloat16 and input.dtype is not torch.float16:
         raise DtypeRuntimeError(f"{export}: input must be bfloat16 (or float16), got {input.dtype}")
+    return torch.empty_like(input) if out is None else out
 
 
 def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> None:
@@ -39,30 +41,15 @@ def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> No
             raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
 
 
-def _output(export: str, input: torch.Tensor, out: torch.Tensor | None) -> torch.Tensor:
-    check_input(export, input)
-    return torch.empty_like(input) if out is None else out
-
-
-_LAYERNORM = Export(
+@norm(
     "norm",
-    "layernorm",
     "input:T[*rows(1-2),hidden] gemma:any[hidden] beta:any[hidden] eps:float out!:like(input) "
     "enable_pdl:pdl",
-    reference=layernorm_reference,
-    check=check_parameters,
-    new={"out": _output},
-)
-_TRACE = norm_trace(
-    _LAYERNORM,
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
-    layernorm_reference,
     op_type="layernorm",
+    check=check_parameters,
+    new={"out": checked_output},
 )
-
-
-@precast_api(trace=_TRACE)
-@launches(_LAYERNORM)
 def layernorm(
     input: torch.Tensor,
     gemma: torch.Tensor,

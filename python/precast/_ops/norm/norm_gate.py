@@ -13,14 +13,9 @@ from precast._base.errors import UnsupportedConfigError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, launches, op
 from precast._op.validation import check_memory_apart
-from precast._ops.norm._trace import norm_trace
+from precast._ops.norm._norm import norm
 from precast._ops.norm.rmsnorm import normalized, rmsnorm
-from precast.api_logging import precast_api
-
-#: Legal element types of the output.
-OUTPUT_TYPES = ("float16", "bfloat16", "float8_e4m3fn")
 
 
 def fused_rmsnorm_silu_reference(
@@ -48,24 +43,24 @@ def _check_silu(export: str, out: torch.Tensor, block_scale: torch.Tensor | None
         )
 
 
-_FUSED_RMSNORM_SILU = Export(
+def _explain_nvfp4(export: str, out: torch.Tensor | None) -> None:
+    if out is not None and str(out.dtype) == "torch.float4_e2m1fn_x2":
+        raise UnsupportedConfigError(
+            f"{export}: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is not "
+            "implemented; legal: float16, bfloat16, float8_e4m3fn. Fix: quantise a bfloat16 out"
+        )
+
+
+@norm(
     "norm_gate",
-    "fused_rmsnorm_silu",
     "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float "
     "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
-    reference=fused_rmsnorm_silu_reference,
-    check=_check_silu,
-)
-_SILU_TRACE = norm_trace(
-    _FUSED_RMSNORM_SILU,
     "Each row divided by its root mean square, times a weight, and the SiLU of that.",
-    fused_rmsnorm_silu_reference,
+    check=_check_silu,
+    new={"out": "_torch.empty_like(input)"},
+    explain=_explain_nvfp4,
     variants={"": {"left_out": ("block_scale",)}},
 )
-
-
-@precast_api(trace=_SILU_TRACE)
-@op("norm_gate")
 @documented(rmsnorm)
 def fused_rmsnorm_silu(
     input: torch.Tensor,
@@ -117,18 +112,6 @@ def fused_rmsnorm_silu(
     ...     precast.fused_rmsnorm_silu(torch.tensor([[3.0, 4.0]]), torch.tensor([1.0, 2.0]))
     tensor([[0.5942, 2.0495]])
     """
-    if out is None:
-        out = torch.empty_like(input)
-    try:
-        _FUSED_RMSNORM_SILU.launch(input, weight, eps, out, block_scale, enable_pdl)
-    except UnsupportedConfigError as error:
-        if str(out.dtype) == "torch.float4_e2m1fn_x2":
-            raise UnsupportedConfigError(
-                "fused_rmsnorm_silu: NVFP4 output (out of float4_e2m1fn_x2, with block_scale) is "
-                f"not implemented; legal: {', '.join(OUTPUT_TYPES)}. Fix: quantise a bfloat16 out"
-            ) from error
-        raise
-    return out
 
 
 def rmsnorm_sigmoid_gate_reference(
@@ -150,10 +133,7 @@ def rmsnorm_sigmoid_gate_reference(
     torch.Tensor
         Shape of ``input``.
     """
-    x = input.float()
-    y = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-    if weight is not None:
-        y = y * weight.float()
+    y = normalized(input.float(), 1.0 if weight is None else weight.float(), eps)
     return saturated(y * torch.sigmoid(gate.float()), input.dtype if out is None else out.dtype)
 
 
@@ -175,20 +155,13 @@ def _write_gated(
     written.copy_(rmsnorm_sigmoid_gate_reference(input, gate, eps, weight, out))
 
 
-_RMSNORM_SIGMOID_GATE = Export(
+@norm(
     "norm_gate",
-    "rmsnorm_sigmoid_gate",
     "input!:T[*rows(1-2),hidden] gate:like(input) eps:float weight?:T[hidden] "
     "out!?:like(input,U=f16|bf16|e4m3|T) enable_pdl:pdl",
-    write=_write_gated,
-    check=_check_gate,
-)
-
-
-_GATE_TRACE = norm_trace(
-    _RMSNORM_SIGMOID_GATE,
     "Each row divided by its root mean square, times the sigmoid of a gate.",
-    rmsnorm_sigmoid_gate_reference,
+    check=_check_gate,
+    write=_write_gated,
     out_description="Says its type.",
     variants={
         "": {"left_out": ("weight", "out")},
@@ -200,10 +173,6 @@ _GATE_TRACE = norm_trace(
         ("_weight" if weight is not None else "") + ("_out" if out is not None else "")
     ),
 )
-
-
-@precast_api(trace=_GATE_TRACE)
-@launches(_RMSNORM_SIGMOID_GATE)
 @documented(rmsnorm)
 def rmsnorm_sigmoid_gate(
     input: torch.Tensor,

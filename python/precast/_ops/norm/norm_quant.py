@@ -10,20 +10,35 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import ParamSpec, TypeVar
 
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.docs import documented
-from precast._op.export import Export, launches, op
+from precast._op.decorators import CheckedOp, reference_of
+from precast._op.docs import completed, documented
 from precast._op.validation import check_memory_apart, check_one_number
-from precast._ops.norm._trace import norm_trace
+from precast._ops.norm._norm import norm
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
-from precast._ops.norm.layernorm import check_input, check_parameters, layernorm, standardized
+from precast._ops.norm.layernorm import check_parameters, checked_output, layernorm, standardized
 from precast._ops.norm.rmsnorm import normalized, rmsnorm
-from precast.api_logging import precast_api
-from precast.trace import TraceTemplate
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+#: What references say of an output, which they make.
+_OF_REFERENCES = """
+Parameters
+----------
+out : torch.Tensor
+    Its dtype is that of the quantised result; nothing else of it is read.
+
+Returns
+-------
+torch.Tensor
+    Shape of ``input``, dtype of ``out``.
+"""
 
 
 def _over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype) -> torch.Tensor:
@@ -32,7 +47,7 @@ def _over_scale(x: torch.Tensor, scale: torch.Tensor | float, dtype: torch.dtype
     return saturated(x * number.reciprocal(), dtype)
 
 
-def _scale_tensor(export: str, scale: float, input: torch.Tensor, frames: int) -> torch.Tensor:
+def _scale_tensor(export: str, scale: float, input: torch.Tensor) -> torch.Tensor:
     """Put a scale that is a number on the device of ``input``, without waiting for the device."""
     if isinstance(scale, bool) or not isinstance(scale, (float, int)):
         raise TypeError(f"{export}: scale must be a torch.Tensor, got {type(scale).__name__}")
@@ -41,7 +56,7 @@ def _scale_tensor(export: str, scale: float, input: torch.Tensor, frames: int) -
             f"{export}: scale as a float is deprecated; pass a float32 tensor of shape (1,) on the "
             "device of input",
             FutureWarning,
-            stacklevel=frames,
+            stacklevel=3,
         )
     return torch.full((1,), scale, dtype=torch.float32, device=input.device)
 
@@ -62,47 +77,38 @@ def _check(
     check_one_number(export, "scale", scale, input)
 
 
-def _export(
-    name: str, tensors: str, reference: Callable[..., Any], warning_frames: int = 3
-) -> Export:
-    """Declare a norm of ``tensors`` by a scale, for which a Python number is deprecated.
+def _quantizing(
+    tensors: str, description: str, op_type: str = "rmsnorm"
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+    """Make a norm of ``tensors`` by a scale, for which a Python number is deprecated."""
 
-    The warning names the caller's line, which is 3 frames above for a plain op, 5 for one with a
-    body.
-    """
-    tensor = (
-        "{name} if isinstance({name}, _torch.Tensor) else "
-        f"_scale_tensor({name!r}, {{name}}, input, {warning_frames})"
-    )
-    return Export(
-        "norm_quant",
-        name,
-        f"out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] {tensors} scale:scale "
-        "eps:float enable_pdl:pdl",
-        reference=reference,
-        check=_check,
-        kinds={"scale": Kind("Tensor {name}", tensor, names={"_scale_tensor": _scale_tensor})},
-    )
+    def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
+        reference = reference_of(function)
+        reference.__doc__ = completed(reference, _OF_REFERENCES)
+        tensor = (
+            "{name} if isinstance({name}, _torch.Tensor) else "
+            f"_scale_tensor({function.__name__!r}, {{name}}, input)"
+        )
+        return norm(
+            "norm_quant",
+            f"out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] {tensors} scale:scale "
+            "eps:float enable_pdl:pdl",
+            description,
+            op_type=op_type,
+            out_description="Says the type of the output.",
+            variants={
+                "": {"out_dtype": "float8_e4m3fn"},
+                "_e5m2": {"out_dtype": "float8_e5m2"},
+            },
+            choose=lambda out, **others: (
+                "_e5m2" if str(getattr(out, "dtype", "")).endswith("float8_e5m2") else ""
+            ),
+            check=_check,
+            kinds={"scale": Kind("Tensor {name}", tensor, names={"_scale_tensor": _scale_tensor})},
+            new={"out": checked_output} if op_type == "layernorm" else None,
+        )(function)
 
-
-def _quant_trace(
-    export: Export, description: str, reference: Callable[..., Any], op_type: str = "rmsnorm"
-) -> Callable[..., TraceTemplate]:
-    """Make the templates of a norm with a given scale, by rank and type of ``out``."""
-    return norm_trace(
-        export,
-        description,
-        reference,
-        op_type=op_type,
-        out_description="Says the type of the output.",
-        variants={
-            "": {"out_dtype": "float8_e4m3fn"},
-            "_e5m2": {"out_dtype": "float8_e5m2"},
-        },
-        choose=lambda out, **others: (
-            "_e5m2" if str(getattr(out, "dtype", "")).endswith("float8_e5m2") else ""
-        ),
-    )
+    return decorate
 
 
 def rmsnorm_quant_reference(
@@ -112,31 +118,14 @@ def rmsnorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`rmsnorm_quant` in plain PyTorch on any device, out of place.
-
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the result; nothing else of it is read.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape of ``input``, dtype of ``out``.
-    """
+    """:func:`rmsnorm_quant` in plain PyTorch on any device, out of place."""
     return _over_scale(normalized(input.float(), weight.float(), eps), scale, out.dtype)
 
 
-_RMSNORM_QUANT = _export("rmsnorm_quant", "weight:T[hidden]", rmsnorm_quant_reference)
-_RMSNORM_TRACE = _quant_trace(
-    _RMSNORM_QUANT,
+@_quantizing(
+    "weight:T[hidden]",
     "Each row divided by its root mean square, times a weight, over a scale, in fp8.",
-    rmsnorm_quant_reference,
 )
-
-
-@precast_api(trace=_RMSNORM_TRACE)
-@launches(_RMSNORM_QUANT)
 @documented(rmsnorm)
 def rmsnorm_quant(
     out: torch.Tensor,
@@ -204,11 +193,6 @@ def fused_add_rmsnorm_quant_reference(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`fused_add_rmsnorm_quant` in plain PyTorch on any device, out of place.
 
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the first result; nothing else of it is read.
-
     Returns
     -------
     tuple of torch.Tensor
@@ -220,20 +204,10 @@ def fused_add_rmsnorm_quant_reference(
     return _over_scale(y, scale, out.dtype), x.to(input.dtype)
 
 
-_FUSED_ADD_RMSNORM_QUANT = _export(
-    "fused_add_rmsnorm_quant",
+@_quantizing(
     "residual!:like(input,apart) weight:T[hidden]",
-    fused_add_rmsnorm_quant_reference,
-)
-_FUSED_ADD_TRACE = _quant_trace(
-    _FUSED_ADD_RMSNORM_QUANT,
     "The sum of two tensors, and the norm of each row of it over a scale, in fp8.",
-    fused_add_rmsnorm_quant_reference,
 )
-
-
-@precast_api(trace=_FUSED_ADD_TRACE)
-@launches(_FUSED_ADD_RMSNORM_QUANT)
 @documented(rmsnorm_quant, fused_add_rmsnorm)
 def fused_add_rmsnorm_quant(
     out: torch.Tensor,
@@ -262,11 +236,6 @@ def fused_add_rmsnorm_quant(
     ValueError
         As :func:`rmsnorm_quant`; also if ``residual`` overlaps ``input`` or ``out``.
 
-    Warns
-    -----
-    FutureWarning
-        If ``scale`` is a float.
-
     Notes
     -----
     The norm takes the float32 sum; only the sum in memory is rounded. Otherwise as
@@ -293,39 +262,17 @@ def layernorm_quant_reference(
     scale: torch.Tensor | float,
     eps: float = 1e-6,
 ) -> torch.Tensor:
-    """:func:`layernorm_quant` in plain PyTorch on any device, out of place.
-
-    Parameters
-    ----------
-    out : torch.Tensor
-        Its dtype is that of the result; nothing else of it is read.
-
-    Returns
-    -------
-    torch.Tensor
-        Shape of ``input``, dtype of ``out``.
-    """
+    """:func:`layernorm_quant` in plain PyTorch on any device, out of place."""
     y = standardized(input.float(), eps) * gemma.float() + beta.float()
     return _over_scale(y, scale, out.dtype)
 
 
-_LAYERNORM_QUANT = _export(
-    "layernorm_quant",
+@_quantizing(
     "gemma:any[hidden] beta:any[hidden]",
-    layernorm_quant_reference,
-    warning_frames=5,
-)
-_LAYERNORM_TRACE = _quant_trace(
-    _LAYERNORM_QUANT,
     "Each row centred and divided by its standard deviation, times a weight, plus a bias, over a "
     "scale, in fp8.",
-    layernorm_quant_reference,
     op_type="layernorm",
 )
-
-
-@precast_api(trace=_LAYERNORM_TRACE)
-@op("norm_quant")
 @documented(layernorm, rmsnorm_quant)
 def layernorm_quant(
     out: torch.Tensor,
@@ -360,11 +307,6 @@ def layernorm_quant(
         A RuntimeError and a ValueError: ``input`` of another dtype or not contiguous, ``gemma`` or
         ``beta`` that is not float32.
 
-    Warns
-    -----
-    FutureWarning
-        If ``scale`` is a float.
-
     Notes
     -----
     The variance is taken around the mean in a second pass. Otherwise as :func:`rmsnorm_quant`.
@@ -381,5 +323,3 @@ def layernorm_quant(
     >>> out.float()
     tensor([[-80., 160.]])
     """
-    check_input("layernorm_quant", input)
-    _LAYERNORM_QUANT.launch(out, input, gemma, beta, scale, eps, enable_pdl)

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, launches
-from precast._ops.norm._trace import norm_trace
-from precast.api_logging import precast_api
+from precast._ops.norm._norm import norm
 
 
-def normalized(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
+def normalized(x: torch.Tensor, weight: torch.Tensor | float, eps: float) -> torch.Tensor:
     """Divide fp32 rows by their root mean square and multiply by a weight."""
     return x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps) * weight
 
@@ -32,18 +30,9 @@ def gemma_rmsnorm_reference(
 
 
 _ARGUMENTS = "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input) enable_pdl:pdl"
-_RMSNORM = Export("norm", "rmsnorm", _ARGUMENTS, reference=rmsnorm_reference)
-_GEMMA_RMSNORM = Export("norm", "gemma_rmsnorm", _ARGUMENTS, reference=gemma_rmsnorm_reference)
 
 
-@precast_api(
-    trace=norm_trace(
-        _RMSNORM,
-        "Each row divided by its root mean square, times a weight.",
-        rmsnorm_reference,
-    )
-)
-@launches(_RMSNORM)
+@norm("norm", _ARGUMENTS, "Each row divided by its root mean square, times a weight.")
 def rmsnorm(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -95,14 +84,7 @@ def rmsnorm(
     """
 
 
-@precast_api(
-    trace=norm_trace(
-        _GEMMA_RMSNORM,
-        "Each row divided by its root mean square, times a weight plus one.",
-        gemma_rmsnorm_reference,
-    )
-)
-@launches(_GEMMA_RMSNORM)
+@norm("norm", _ARGUMENTS, "Each row divided by its root mean square, times a weight plus one.")
 @documented(rmsnorm)
 def gemma_rmsnorm(
     input: torch.Tensor,
@@ -120,11 +102,6 @@ def gemma_rmsnorm(
     ----------
     weight : torch.Tensor
         ``[hidden]``, contiguous, dtype and device of ``input``; one less than the multiplier.
-
-    Raises
-    ------
-    ValueError
-        As :func:`rmsnorm`.
 
     Notes
     -----

@@ -10,7 +10,8 @@ from typing import Any, ParamSpec, TypeVar
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.decorators import CheckedOp
+from precast._op.decorators import CheckedOp, reference_of
+from precast._op.docs import completed
 from precast._op.export import Export, launches
 from precast._op.validation import (
     check_device_and_dtype,
@@ -22,6 +23,14 @@ from precast._ops.paged._cache import LAYOUT_KIND, check_call, joined, keys_of, 
 from precast._ops.paged._checks import check_caches, check_indptr
 from precast._ops.paged._trace import append_trace
 from precast.api_logging import precast_api
+
+#: What all references return.
+_OF_REFERENCES = """
+Returns
+-------
+torch.Tensor or tuple of torch.Tensor
+    A copy of the cache, or of both, with the new rows in it: one tensor or two, as they are given.
+"""
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -47,13 +56,16 @@ _DERIVED: dict[str, Callable[..., Any]] = {
 }
 
 
-def appends(
-    declaration: str, description: str, reference: Callable[..., Any]
-) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
-    """Make a public op of a function without a body; with scales, it is of module ``page_fp8``."""
+def appends(declaration: str, description: str) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+    """Make a public op of a function without a body; with scales, it is of module ``page_fp8``.
+
+    Its reference is the function of its name.
+    """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         name, arguments = function.__name__, inspect.signature(function).parameters
+        reference = reference_of(function)
+        reference.__doc__ = completed(reference, _OF_REFERENCES)
         export = Export(
             "page_fp8" if name.startswith("fp8") else "page",
             name,
@@ -98,10 +110,7 @@ def _check(export: str, **given: Any) -> None:
         else:
             check_dtype(export, name, part, caches[0].dtype)
     check_caches(export, names, caches, row_names, rows, hnd)
-    if "slot_mapping" in given:
-        _check_slots(export, given["slot_mapping"], rows[0], row_names[0])
-    else:
-        _check_table(export, given, rows[0], row_names[0])
+    _check_places(export, given, rows[0], row_names[0])
     for name, scale in scales.items():
         if isinstance(scale, torch.Tensor):
             check_one_number(export, name, scale, rows[0], row_names[0])
@@ -112,7 +121,10 @@ def _check_rows(
 ) -> None:
     """Raise ValueError unless the two tensors that are appended fit each other."""
     first, second = rows
-    _check_row_shape(export, names[0], first, rank)
+    for name, x in zip(names, rows):
+        if x.dim() != rank:
+            wanted = "[tokens, heads, head_dim]" if rank == 3 else "[tokens, head_dim]"
+            raise ValueError(f"{export}: {name} must have shape {wanted}, got {[*x.shape]}")
     if to_fp8:
         check_dtype(export, names[0], first, torch.float16, torch.bfloat16)
     elif first.element_size() not in (1, 2, 4):
@@ -121,18 +133,11 @@ def _check_rows(
             f"{dtype_word(first.dtype)}"
         )
     check_device_and_dtype(export, names[1], second, first, first.dtype, names[0])
-    _check_row_shape(export, names[1], second, rank)
     if second.shape[:-1] != first.shape[:-1]:
         raise ValueError(
             f"{export}: {names[1]} must have the tokens and heads of {names[0]}, got "
             f"{[*second.shape]} for {[*first.shape]}"
         )
-
-
-def _check_row_shape(export: str, name: str, rows: torch.Tensor, rank: int) -> None:
-    if rows.dim() != rank:
-        wanted = "[tokens, heads, head_dim]" if rank == 3 else "[tokens, head_dim]"
-        raise ValueError(f"{export}: {name} must have shape {wanted}, got {[*rows.shape]}")
 
 
 def _check_cache_dtype(
@@ -148,22 +153,26 @@ def _check_cache_dtype(
         )
 
 
-def _check_slots(export: str, slot_mapping: torch.Tensor, rows: torch.Tensor, to: str) -> None:
-    """Raise ValueError unless ``slot_mapping`` has at most one slot for each of ``rows``."""
-    if slot_mapping.dim() != 1 or slot_mapping.numel() > rows.shape[0]:
-        raise ValueError(
-            f"{export}: slot_mapping must have shape [tokens] with at most the {rows.shape[0]} "
-            f"tokens of {to}, got {[*slot_mapping.shape]}"
-        )
-    check_indices(export, "slot_mapping", slot_mapping, slot_mapping.numel(), rows, to)
-
-
-def _check_table(export: str, given: dict[str, Any], rows: torch.Tensor, to: str) -> None:
-    """Raise ValueError unless the indices of tokens and the page table fit ``rows``."""
-    for name in ("batch_indices", "positions"):
-        check_indices(export, name, given[name], rows.shape[0], rows, to)
-    check_indptr(export, "kv_indptr", given["kv_indptr"])
-    length = given["kv_indptr"].numel()
-    check_indices(export, "kv_indptr", given["kv_indptr"], length, rows, to)
-    check_indices(export, "kv_indices", given["kv_indices"], given["kv_indices"].numel(), rows, to)
-    check_indices(export, "kv_last_page_len", given["kv_last_page_len"], length - 1, rows, to)
+def _check_places(export: str, given: dict[str, Any], rows: torch.Tensor, to: str) -> None:
+    """Raise ValueError unless slots, or the indices of tokens and the page table, fit ``rows``."""
+    tokens = rows.shape[0]
+    if "slot_mapping" in given:
+        slots = given["slot_mapping"]
+        if slots.dim() != 1 or slots.numel() > tokens:
+            raise ValueError(
+                f"{export}: slot_mapping must have shape [tokens] with at most the {tokens} "
+                f"tokens of {to}, got {[*slots.shape]}"
+            )
+        sizes = {"slot_mapping": slots.numel()}
+    else:
+        check_indptr(export, "kv_indptr", given["kv_indptr"])
+        length = given["kv_indptr"].numel()
+        sizes = {
+            "batch_indices": tokens,
+            "positions": tokens,
+            "kv_indptr": length,
+            "kv_indices": given["kv_indices"].numel(),
+            "kv_last_page_len": length - 1,
+        }
+    for name, size in sizes.items():
+        check_indices(export, name, given[name], size, rows, to)

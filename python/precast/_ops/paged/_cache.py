@@ -14,9 +14,6 @@ from precast._op.declaration import Kind
 #: Keys and values: one tensor with both in dimension 1, or a tensor each.
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 
-#: Page and entry of each token, and whether it has a place at all.
-Places: TypeAlias = "tuple[torch.Tensor, torch.Tensor, torch.Tensor]"
-
 #: Whether heads come before the entries of a page.
 IS_HND = {"NHD": False, "HND": True}
 
@@ -115,15 +112,15 @@ def entries_of(cache: torch.Tensor, hnd: bool) -> torch.Tensor:
     return cache.transpose(1, 2) if hnd else cache
 
 
-def table_places(
+def table_slots(
     batch_indices: torch.Tensor,
     positions: torch.Tensor,
     kv_indices: torch.Tensor,
     kv_indptr: torch.Tensor,
     pages: int,
     page_size: int,
-) -> Places:
-    """Return the places that a page table gives tokens."""
+) -> torch.Tensor:
+    """Return the slots that a page table gives tokens; -1 for a token without a place."""
     batch = kv_indptr.numel() - 1
     request, position = batch_indices.long(), positions.long()
     kept = (request >= 0) & (request < batch) & (position >= 0) & (position < 2**31)
@@ -133,21 +130,18 @@ def table_places(
     kept = kept & (begin >= 0) & (at < end) & (at < kv_indices.numel())
     table = torch.nn.functional.pad(kv_indices.long(), (0, 1), value=-1)
     page = table[at.where(kept, kv_indices.numel())]
-    return page, position % max(page_size, 1), kept & (page >= 0) & (page < pages)
+    slots = page * page_size + position % max(page_size, 1)
+    return slots.where(kept & (page >= 0) & (page < pages), -1)
 
 
-def slot_places(slot_mapping: torch.Tensor, pages: int, page_size: int) -> Places:
-    """Return the places that a slot mapping gives tokens."""
-    slots = slot_mapping.long()
+def put(entries: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> None:
+    """Write rows to their slots in ``[pages, page_size, ...]``, bit for bit."""
+    pages, page_size = entries.shape[:2]
+    slots = slots.long()
     kept = (slots >= 0) & (slots < pages * page_size)
-    return slots // max(page_size, 1), slots % max(page_size, 1), kept
-
-
-def put(entries: torch.Tensor, rows: torch.Tensor, places: Places) -> None:
-    """Write rows to their places in ``[pages, page_size, ...]``, bit for bit."""
-    page, entry, kept = places
+    page, entry = slots[kept] // max(page_size, 1), slots[kept] % max(page_size, 1)
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32}[rows.element_size()]
-    entries.view(bits)[page[kept], entry[kept]] = rows.view(bits)[: kept.numel()][kept]
+    entries.view(bits)[page, entry] = rows.view(bits)[: kept.numel()][kept]
 
 
 def quantized(rows: torch.Tensor, scale: float | torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

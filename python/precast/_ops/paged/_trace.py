@@ -38,9 +38,9 @@ def fill_indices(call: dict[str, Any]) -> None:
         return
     call["positions"].copy_(torch.arange(call["positions"].numel()))
     call["batch_indices"][-1] = -1
-    batch = call["kv_last_page_len"].numel()
-    call["kv_indptr"] = call["kv_indptr"].new_ones(batch + 1)
-    call["kv_indptr"][0] = 0  # The first request has the first page.
+    if "kv_last_page_len" in call:
+        call["kv_indptr"] = call["kv_indptr"].new_zeros(call["kv_last_page_len"].numel() + 1)
+    call["kv_indptr"][1:] = 1  # The first request has the first page.
 
 
 def append_trace(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Append to a paged cache by page table: keys and values, or entries of latent attention (MLA).
+"""Append to a paged cache by page table or slots: keys and values, or entries of MLA.
 
 Sources: Kwon et al., Efficient Memory Management for Large Language Model Serving with
 PagedAttention, arXiv:2309.06180; Ye et al., FlashInfer, arXiv:2501.01005 (the page table);
@@ -11,7 +11,36 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.paged._append import appends
-from precast._ops.paged._cache import Cache, copied, entries_of, halves, put, table_places
+from precast._ops.paged._cache import Cache, copied, entries_of, halves, put, table_slots
+
+
+def append_paged_kv_cache_with_slot_mapping_reference(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    paged_kv_cache: Cache,
+    kv_layout: str = "NHD",
+) -> Cache:
+    """:func:`append_paged_kv_cache_with_slot_mapping` in plain PyTorch, out of place."""
+    cache = copied(paged_kv_cache)
+    for part, rows in zip(halves(cache), (append_key, append_value)):
+        entries = entries_of(part, kv_layout == "HND")
+        put(entries, rows, slot_mapping)
+    return cache
+
+
+def append_paged_mla_kv_cache_with_slot_mapping_reference(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`append_paged_mla_kv_cache_with_slot_mapping` in plain PyTorch, out of place."""
+    caches = ckv_cache.clone(), kpe_cache.clone()
+    put(caches[0], append_ckv, slot_mapping)
+    put(caches[1], append_kpe, slot_mapping)
+    return caches
 
 
 def append_paged_kv_cache_reference(
@@ -25,19 +54,12 @@ def append_paged_kv_cache_reference(
     kv_last_page_len: torch.Tensor,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`append_paged_kv_cache` in plain PyTorch on any device, out of place.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The cache with the rows in it.
-    """
-    table = (batch_indices, positions, kv_indices, kv_indptr)
-    cache = copied(paged_kv_cache)
-    for part, rows in zip(halves(cache), (append_key, append_value)):
-        entries = entries_of(part, kv_layout == "HND")
-        put(entries, rows, table_places(*table, *entries.shape[:2]))
-    return cache
+    """:func:`append_paged_kv_cache` in plain PyTorch on any device, out of place."""
+    pages, page_size = entries_of(halves(paged_kv_cache)[0], kv_layout == "HND").shape[:2]
+    slots = table_slots(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
+    return append_paged_kv_cache_with_slot_mapping_reference(
+        append_key, append_value, slots, paged_kv_cache, kv_layout
+    )
 
 
 def append_paged_mla_kv_cache_reference(
@@ -51,19 +73,12 @@ def append_paged_mla_kv_cache_reference(
     kv_indptr: torch.Tensor,
     kv_last_page_len: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`append_paged_mla_kv_cache` in plain PyTorch on any device, out of place.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Both caches with the rows in them.
-    """
-    caches = ckv_cache.clone(), kpe_cache.clone()
-    table = (batch_indices, positions, kv_indices, kv_indptr)
-    places = table_places(*table, *ckv_cache.shape[:2])
-    put(caches[0], append_ckv, places)
-    put(caches[1], append_kpe, places)
-    return caches
+    """:func:`append_paged_mla_kv_cache` in plain PyTorch on any device, out of place."""
+    pages, page_size = ckv_cache.shape[:2]
+    slots = table_slots(batch_indices, positions, kv_indices, kv_indptr, pages, page_size)
+    return append_paged_mla_kv_cache_with_slot_mapping_reference(
+        append_ckv, append_kpe, slots, ckv_cache, kpe_cache
+    )
 
 
 @appends(
@@ -71,7 +86,6 @@ def append_paged_mla_kv_cache_reference(
     "v_cache!?:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor kv_layout "
     "enable_pdl:pdl",
     "Keys and values into the entries of a paged cache that a page table gives their positions.",
-    append_paged_kv_cache_reference,
 )
 def append_paged_kv_cache(
     append_key: torch.Tensor,
@@ -157,7 +171,6 @@ def append_paged_kv_cache(
     "append_ckv:tensor append_kpe:tensor batch_indices:tensor positions:tensor ckv_cache!:tensor "
     "kpe_cache!:tensor kv_indices:tensor kv_indptr:tensor kv_last_page_len:tensor enable_pdl:pdl",
     "Both parts of MLA entries into the entries of a paged cache that a page table gives them.",
-    append_paged_mla_kv_cache_reference,
 )
 @documented(append_paged_kv_cache)
 def append_paged_mla_kv_cache(
@@ -214,4 +227,92 @@ def append_paged_mla_kv_cache(
     ...     precast.append_paged_mla_kv_cache(*rows, one - 1, one, *caches, *table)
     >>> cache[1].tolist()
     [[0.0, 0.0, 0.0], [1.0, 1.0, 1.0]]
+    """
+
+
+@appends(
+    "append_key:tensor append_value:tensor slot_mapping:tensor k_cache!:tensor v_cache!?:tensor "
+    "kv_layout enable_pdl:pdl",
+    "Keys and values into the entries of a paged cache that their slots name.",
+)
+@documented(append_paged_kv_cache)
+def append_paged_kv_cache_with_slot_mapping(
+    append_key: torch.Tensor,
+    append_value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    paged_kv_cache: Cache,
+    kv_layout: str = "NHD",
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Write keys and values to the slots of a paged KV cache, in place.
+
+    .. math::
+
+        cache_{page, entry, h} = append_{i, h}, \quad
+        page = \lfloor slot_i / page\_size \rfloor, \quad entry = slot_i \bmod page\_size
+
+    bit for bit.
+
+    Parameters
+    ----------
+    slot_mapping : torch.Tensor
+        ``[tokens]``, int32 or int64, contiguous: ``page * page_size + entry`` of each token; one
+        with a negative slot is left out. It may be shorter: what is appended may be padded.
+
+    Notes
+    -----
+    A slot past the cache raises nothing, because the GPU alone knows it; its token is left out. Of
+    two tokens for one slot either may win. No allocation; safe in CUDA graphs; not differentiable.
+    For a cache of fewer bits there is
+    :func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping`. Source: arXiv:2309.06180.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> rows, cache = torch.ones(2, 1, 2), torch.zeros(2, 2, 2, 1, 2)
+    >>> slots = torch.tensor([3, -1])
+    >>> with precast.reference_mode():
+    ...     precast.append_paged_kv_cache_with_slot_mapping(rows, 2 * rows, slots, cache)
+    >>> cache[1, :, 1].flatten(), int(cache.sum())
+    (tensor([1., 1., 2., 2.]), 6)
+    """
+
+
+@appends(
+    "append_ckv:tensor append_kpe:tensor slot_mapping:tensor ckv_cache!:tensor kpe_cache!:tensor "
+    "enable_pdl:pdl",
+    "Both parts of MLA entries into the entries of a paged cache that their slots name.",
+)
+@documented(append_paged_mla_kv_cache, append_paged_kv_cache_with_slot_mapping)
+def append_paged_mla_kv_cache_with_slot_mapping(
+    append_ckv: torch.Tensor,
+    append_kpe: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    ckv_cache: torch.Tensor,
+    kpe_cache: torch.Tensor,
+    enable_pdl: bool | None = None,
+) -> None:
+    r"""Write compressed keys and values and rotary keys of MLA to their slots, in place.
+
+    .. math::
+
+        ckv\_cache_{page, entry} = append\_ckv_i, \quad
+        kpe\_cache_{page, entry} = append\_kpe_i
+
+    with page and entry as in :func:`append_paged_kv_cache_with_slot_mapping`, bit for bit.
+
+    Notes
+    -----
+    As :func:`append_paged_kv_cache_with_slot_mapping`. Source: arXiv:2405.04434.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> cache, slots = torch.zeros(1, 2, 3), torch.tensor([1])
+    >>> rows, caches = (torch.ones(1, 2), torch.ones(1, 1)), (cache[..., :2], cache[..., 2:])
+    >>> with precast.reference_mode():
+    ...     precast.append_paged_mla_kv_cache_with_slot_mapping(*rows, slots, *caches)
+    >>> cache
+    tensor([[[0., 0., 0.],
+             [1., 1., 1.]]])
     """

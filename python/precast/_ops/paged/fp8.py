@@ -11,9 +11,10 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.paged._append import appends
 from precast._ops.paged._cache import Cache, halves, quantized
-from precast._ops.paged.slot_mapping import (
+from precast._ops.paged.append import (
     append_paged_kv_cache_with_slot_mapping,
     append_paged_kv_cache_with_slot_mapping_reference,
+    append_paged_mla_kv_cache_with_slot_mapping,
     append_paged_mla_kv_cache_with_slot_mapping_reference,
 )
 
@@ -27,13 +28,7 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference(
     v_scale: float | torch.Tensor,
     kv_layout: str = "NHD",
 ) -> Cache:
-    """:func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping` in PyTorch, out of place.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The cache with the quantised rows in it.
-    """
+    """:func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping` in PyTorch, out of place."""
     dtype = halves(paged_kv_cache)[0].dtype
     keys, values = quantized(append_key, k_scale, dtype), quantized(append_value, v_scale, dtype)
     return append_paged_kv_cache_with_slot_mapping_reference(
@@ -49,13 +44,7 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     kpe_cache: torch.Tensor,
     scale: float | torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """:func:`fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping` in PyTorch, out of place.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        Both caches with the quantised rows in them.
-    """
+    """:func:`fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping` in PyTorch, out of place."""
     ckv, kpe = (quantized(rows, scale, ckv_cache.dtype) for rows in (append_ckv, append_kpe))
     return append_paged_mla_kv_cache_with_slot_mapping_reference(
         ckv, kpe, slot_mapping, ckv_cache, kpe_cache
@@ -66,7 +55,6 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference(
     "append_key:T append_value:tensor slot_mapping:tensor k_cache!:U v_cache!?:tensor "
     "k_scale_tensor v_scale_tensor k_scale_value v_scale_value kv_layout enable_pdl:pdl",
     "Keys and values, each divided by its scale, into the entries of a paged fp8 cache.",
-    fp8_quantize_append_paged_kv_cache_with_slot_mapping_reference,
 )
 @documented(append_paged_kv_cache_with_slot_mapping)
 def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
@@ -101,11 +89,6 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
         and values are divided by it. A number, or a float32 tensor of one element on the device of
         ``append_key``, which is read when the kernel runs.
 
-    Raises
-    ------
-    precast.errors.CacheLayoutError, ValueError
-        As :func:`append_paged_kv_cache`.
-
     Notes
     -----
     The quotient is rounded to float32 and then to nearest even; beyond the largest fp8 number, and
@@ -132,9 +115,8 @@ def fp8_quantize_append_paged_kv_cache_with_slot_mapping(
     "append_ckv:T append_kpe:tensor slot_mapping:tensor ckv_cache!:U kpe_cache!:tensor "
     "scale_tensor scale_value enable_pdl:pdl",
     "Both parts of MLA entries, divided by a scale, into the entries of a paged fp8 cache.",
-    fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping_reference,
 )
-@documented(append_paged_kv_cache_with_slot_mapping)
+@documented(append_paged_mla_kv_cache_with_slot_mapping)
 def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
     append_ckv: torch.Tensor,
     append_kpe: torch.Tensor,
@@ -163,11 +145,6 @@ def fp8_quantize_append_paged_mla_kv_cache_with_slot_mapping(
         :func:`append_paged_mla_kv_cache` takes them.
     scale : float or torch.Tensor
         As ``k_scale`` of :func:`fp8_quantize_append_paged_kv_cache_with_slot_mapping`, for both.
-
-    Raises
-    ------
-    ValueError
-        As :func:`append_paged_kv_cache`.
 
     Notes
     -----

@@ -9,9 +9,7 @@ from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.validation import (
     check_dtype,
-    check_elements_apart,
     check_indices,
-    check_memory_apart,
     check_rank,
 )
 
@@ -27,7 +25,7 @@ def check_first(export: str, name: str, x: torch.Tensor) -> None:
 def check_pair(
     export: str, names: Sequence[str], q: torch.Tensor, k: torch.Tensor, rotary_dim: int
 ) -> None:
-    """Raise ValueError unless queries and keys fit each other; in place, they share no memory."""
+    """Raise ValueError unless queries and keys fit each other."""
     dim = q.shape[-1]
     if dim % VECTOR or dim > MAX_HEAD_DIM:
         raise ValueError(
@@ -43,11 +41,6 @@ def check_pair(
         raise ValueError(
             f"{export}: rotary_dim must be even, from 2 to the head size {dim}, got {rotary_dim}"
         )
-    if not export.endswith("_inplace"):
-        return
-    for name, x in zip(names, (q, k)):
-        check_elements_apart(export, name, x)
-    check_memory_apart(export, names[1], k, q, names[0])
 
 
 def check_tokens(
@@ -73,7 +66,6 @@ def check_computed(
     rotary_dim: int,
     rope_scale: float,
     rope_theta: float,
-    pos_ids: torch.Tensor | None = None,
     indptr: torch.Tensor | None = None,
     offsets: torch.Tensor | None = None,
     low_freq_factor: float = 0.0,
@@ -84,8 +76,6 @@ def check_computed(
     if old_context_len <= 0:
         raise ValueError(f"{export}: old_context_len must be positive, got {old_context_len}")
     check_first(export, "q", q)
-    check_rank(export, "q", q, 3, 3)
-    check_rank(export, "k", k, 3, 3)
     check_pair(export, ("q", "k"), q, k, rotary_dim)
     for name, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
         if not value > 0:
@@ -95,8 +85,6 @@ def check_computed(
             f"{export}: high_freq_factor must exceed low_freq_factor {low_freq_factor:g}, got "
             f"{high_freq_factor:g}"
         )
-    if pos_ids is not None:
-        check_indices(export, "pos_ids", pos_ids, q.shape[0], q, "q")
     if indptr is not None and offsets is not None:
         if indptr.dim() != 1 or indptr.shape[0] < 1:
             raise ValueError(

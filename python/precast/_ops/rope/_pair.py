@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from precast._op.declaration import Kind
-from precast._op.decorators import CheckedOp
+from precast._op.decorators import CheckedOp, reference_of
 from precast._op.export import Export, launches
+from precast._ops.rope._checks import check_computed
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 
@@ -24,22 +25,27 @@ q, k : torch.Tensor
     As the function into new tensors takes them; overwritten. They lie apart from each other in
     memory, such as slices of one packed projection. Columns behind ``rotary_dim`` are neither read
     nor written.
+
+Raises
+------
+ValueError
+    As the function into new tensors; also if what is overwritten shares memory.
 """
 
 _KINDS = {
     # By default, all columns of a head are rotated.
     "rotary_dim": Kind("int {name}", "(q.shape[-1] if {name} is None else {name})"),
 }
-#: The two tensors that are rotated: the new output for each, and its axes.
+#: The two tensors that are rotated: the new output for each, its axes, and what is declared of it.
 _PAIR = {
-    "q": ("q_rope", ["num_tokens", "num_q_heads", "head_dim"]),
-    "k": ("k_rope", ["num_tokens", "num_k_heads", "head_dim"]),
-    "query": ("query_out", ["num_tokens", "q_size"]),
-    "key": ("key_out", ["num_tokens", "k_size"]),
+    "q": ("q_rope", ["num_tokens", "num_q_heads", "head_dim"], "T[tokens,q_heads,q_dim]"),
+    "k": ("k_rope", ["num_tokens", "num_k_heads", "head_dim"], "T[k_tokens,k_heads,k_dim]"),
+    "query": ("query_out", ["num_tokens", "q_size"], "T[*q_rows(1-2),q_columns]"),
+    "key": ("key_out", ["num_tokens", "k_size"], "T[*k_rows(1-2),k_columns]"),
 }
 #: How exports get the other arguments, and what traces say of them.
 _OTHERS: dict[str, tuple[str, Tensor | Scalar | None]] = {
-    "pos_ids": ("any", Tensor(["num_tokens"], dtype="int32")),
+    "pos_ids": ("i32|i64[tokens]", Tensor(["num_tokens"], dtype="int32")),
     "positions": ("any", Tensor(["num_tokens"], dtype="int64")),
     "indptr": ("any", Tensor(["len_indptr"], dtype="int32")),
     "offsets": ("any", Tensor(["num_requests"], dtype="int32")),
@@ -76,23 +82,24 @@ _CACHED: dict[str, Var | Const] = {
 
 
 def rotates(
-    description: str, reference: Callable[..., Any], check: Callable[..., None]
+    description: str, check: Callable[..., None] = check_computed
 ) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
     """Make a public op of a function without a body; its name and signature say what it takes.
 
-    ``description`` is that of the trace, with ``{}`` for the word that says what is done.
+    Its reference is the function of its name. ``description`` is that of the trace, with ``{}`` for
+    the word that says what is done.
     """
 
     def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
         name, arguments = function.__name__, [*inspect.signature(function).parameters]
-        in_place = name.endswith("_inplace")
+        reference, in_place = reference_of(function), name.endswith("_inplace")
         words, new = [], []
         inputs: dict[str, Tensor | Scalar] = {}
         outputs = {}
         for key in arguments:
             if key in _PAIR:
-                output, axes = _PAIR[key]
-                words.append(f"{key}!:T" if in_place else f"{key}:T")
+                output, axes, declared = _PAIR[key]
+                words.append(f"{key}{'!' * in_place}:{declared}")
                 new.append(f"{output}!:like({key})")
                 inputs[key] = Tensor(axes)
                 outputs[output] = Tensor(axes, dtype_from=key, param=key if in_place else None)

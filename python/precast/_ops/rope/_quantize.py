@@ -14,11 +14,9 @@ from precast._op.validation import (
     check_device_and_dtype,
     check_dtype,
     check_elements_apart,
-    check_indices,
     check_memory_apart,
     check_rank,
 )
-from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import MAX_HEAD_DIM, check_cache, check_first, check_tokens
 
 #: Queries and keys: the columns that are rotated, and those that are not.
@@ -81,25 +79,6 @@ def quantized(x: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor
     return saturated(x.float() * scale, dtype)
 
 
-def rotated_and_quantized(
-    x: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    is_neox: bool,
-    scale: float,
-    dtype: torch.dtype,
-) -> torch.Tensor:
-    """Rotate all columns of ``[tokens, heads, dim]`` or ``[tokens, dim]``, and quantise."""
-    heads = x.unsqueeze(1) if x.dim() == 2 else x
-    result = rotated(heads, cached_angles(positions, cos_sin_cache), not is_neox)
-    return quantized(result, scale, dtype).view(x.shape)
-
-
-def without_columns(x: torch.Tensor) -> torch.Tensor:
-    """Return what stands for a part that is None: the same heads, no columns."""
-    return x[..., :0]
-
-
 # -- validation -----------------------------------------------------------------------------------
 
 
@@ -141,7 +120,6 @@ def check_parts(export: str, given: Mapping[str, Any], key_ranks: tuple[int, int
                 f"{export}: {name}'s last dimension must be cos_sin_cache's {rotary_dim}, got "
                 f"{x.shape[-1]}"
             )
-    check_indices(export, "pos_ids", given["pos_ids"], q_rope.shape[0], q_rope, "q_rope")
     if "v" in inputs:
         check_tokens(export, "v", inputs["v"], "k_rope", k_rope)
     _check_outputs(export, {key: given[key] for key in given if key.endswith("_out")}, inputs)

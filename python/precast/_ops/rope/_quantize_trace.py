@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from precast._ops.paged._trace import fill_indices
 from precast._ops.rope._quantize import PARTS
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
@@ -66,15 +67,6 @@ def quantize_trace(name: str, reference: Callable[..., Any]) -> Callable[..., Tr
     return by_rank
 
 
-def _fill(call: dict[str, Any]) -> None:
-    """Give all tokens different places but the last, which has none."""
-    import torch
-
-    call["positions"].copy_(torch.arange(call["positions"].numel()))
-    call["batch_indices"][-1] = -1
-    call["kv_indptr"][1:] = 1  # The first request has the first page.
-
-
 def append_trace(name: str, reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
     """Make templates for keys with heads in either layout, and for MLA's."""
 
@@ -126,7 +118,7 @@ def append_trace(name: str, reference: Callable[..., Any]) -> Callable[..., Trac
             reference=reference,
             constraints=[] if is_mla else ["head_dim == rope_dim + no_rope_dim"],
             fixed={"v": None} if is_mla else {"kv_layout": "HND"} if is_hnd else {},
-            fill=_fill,
+            fill=fill_indices,
         )
 
     nhd, hnd, mla = template(""), template("_hnd"), template("_mla")

@@ -10,7 +10,6 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._checks import check_computed
 from precast._ops.rope._pair import IN_PLACE, rotates
 from precast._ops.rope.apply_rope import apply_rope, apply_rope_pos_ids
 
@@ -62,7 +61,7 @@ apply_llama31_rope_inplace_reference = apply_llama31_rope_reference
 apply_llama31_rope_pos_ids_inplace_reference = apply_llama31_rope_pos_ids_reference
 
 
-@rotates(_OF_REQUESTS, apply_llama31_rope_reference, check_computed)
+@rotates(_OF_REQUESTS)
 @documented(apply_rope)
 def apply_llama31_rope(
     q: torch.Tensor,
@@ -98,11 +97,6 @@ def apply_llama31_rope(
     old_context_len : int
         The context length that the model was first trained for.
 
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`.
-
     Notes
     -----
     As :func:`apply_rope`. Source: arXiv:2104.09864, arXiv:2407.21783.
@@ -119,7 +113,7 @@ def apply_llama31_rope(
     """
 
 
-@rotates(_OF_REQUESTS, apply_llama31_rope_reference, check_computed)
+@rotates(_OF_REQUESTS)
 @documented(IN_PLACE, apply_llama31_rope)
 def apply_llama31_rope_inplace(
     q: torch.Tensor,
@@ -136,16 +130,6 @@ def apply_llama31_rope_inplace(
 ) -> None:
     """:func:`apply_llama31_rope` in place: ``q`` and ``k`` are overwritten.
 
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
-
-    Notes
-    -----
-    As :func:`apply_llama31_rope`, without an allocation. Source: arXiv:2104.09864,
-    arXiv:2407.21783.
-
     Examples
     --------
     >>> import torch, precast
@@ -158,7 +142,7 @@ def apply_llama31_rope_inplace(
     """
 
 
-@rotates(_AT_POSITIONS, apply_llama31_rope_pos_ids_reference, check_computed)
+@rotates(_AT_POSITIONS)
 @documented(apply_llama31_rope, apply_rope_pos_ids)
 def apply_llama31_rope_pos_ids(
     q: torch.Tensor,
@@ -174,15 +158,6 @@ def apply_llama31_rope_pos_ids(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`apply_llama31_rope` with a position for each token, into new tensors.
 
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`.
-
-    Notes
-    -----
-    As :func:`apply_rope`. Source: arXiv:2104.09864, arXiv:2407.21783.
-
     Examples
     --------
     >>> import torch, precast
@@ -194,7 +169,7 @@ def apply_llama31_rope_pos_ids(
     """
 
 
-@rotates(_AT_POSITIONS, apply_llama31_rope_pos_ids_reference, check_computed)
+@rotates(_AT_POSITIONS)
 @documented(IN_PLACE, apply_llama31_rope_pos_ids)
 def apply_llama31_rope_pos_ids_inplace(
     q: torch.Tensor,
@@ -209,16 +184,6 @@ def apply_llama31_rope_pos_ids_inplace(
     old_context_len: int = 8192,
 ) -> None:
     """:func:`apply_llama31_rope_pos_ids` in place: ``q`` and ``k`` are overwritten.
-
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
-
-    Notes
-    -----
-    As :func:`apply_llama31_rope_pos_ids`, without an allocation. Source: arXiv:2104.09864,
-    arXiv:2407.21783.
 
     Examples
     --------

@@ -9,7 +9,6 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.rope._angles import computed_angles, request_positions, rotated_pair
-from precast._ops.rope._checks import check_computed
 from precast._ops.rope._pair import IN_PLACE, rotates
 
 _OF_REQUESTS = "Queries and keys of requests, {} by computed frequencies."
@@ -52,7 +51,7 @@ apply_rope_inplace_reference = apply_rope_reference
 apply_rope_pos_ids_inplace_reference = apply_rope_pos_ids_reference
 
 
-@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
+@rotates(_OF_REQUESTS)
 def apply_rope(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -110,8 +109,8 @@ def apply_rope(
     Notes
     -----
     Angles are exact to 1e-6 radians at positions below 2^24, the rotation is float32, rounded once
-    to nearest even. Allocates the results alone; safe in CUDA graphs; not differentiable. Source:
-    arXiv:2104.09864.
+    to nearest even. Allocates new results alone, in place nothing; safe in CUDA graphs; not
+    differentiable. Source: arXiv:2104.09864.
 
     Examples
     --------
@@ -125,7 +124,7 @@ def apply_rope(
     """
 
 
-@rotates(_OF_REQUESTS, apply_rope_reference, check_computed)
+@rotates(_OF_REQUESTS)
 @documented(IN_PLACE, apply_rope)
 def apply_rope_inplace(
     q: torch.Tensor,
@@ -139,15 +138,6 @@ def apply_rope_inplace(
 ) -> None:
     """:func:`apply_rope` in place: ``q`` and ``k`` are overwritten.
 
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
-
-    Notes
-    -----
-    As :func:`apply_rope`, without an allocation. Source: arXiv:2104.09864.
-
     Examples
     --------
     >>> import torch, precast
@@ -160,7 +150,7 @@ def apply_rope_inplace(
     """
 
 
-@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
+@rotates(_AT_POSITIONS)
 @documented(apply_rope)
 def apply_rope_pos_ids(
     q: torch.Tensor,
@@ -178,15 +168,6 @@ def apply_rope_pos_ids(
     pos_ids : torch.Tensor
         ``[tokens]``, int32 or int64, contiguous: the position of each token; exact below 2^24.
 
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`.
-
-    Notes
-    -----
-    As :func:`apply_rope`. Source: arXiv:2104.09864.
-
     Examples
     --------
     >>> import torch, precast
@@ -198,7 +179,7 @@ def apply_rope_pos_ids(
     """
 
 
-@rotates(_AT_POSITIONS, apply_rope_pos_ids_reference, check_computed)
+@rotates(_AT_POSITIONS)
 @documented(IN_PLACE, apply_rope_pos_ids)
 def apply_rope_pos_ids_inplace(
     q: torch.Tensor,
@@ -210,15 +191,6 @@ def apply_rope_pos_ids_inplace(
     rope_theta: float = 1e4,
 ) -> None:
     """:func:`apply_rope_pos_ids` in place: ``q`` and ``k`` are overwritten.
-
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope`; also if ``q`` and ``k`` share memory.
-
-    Notes
-    -----
-    As :func:`apply_rope_pos_ids`, without an allocation. Source: arXiv:2104.09864.
 
     Examples
     --------

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.validation import check_indices, check_rank
+from precast._op.validation import check_indices
 from precast._ops.rope._angles import cached_angles, rotated_pair
 from precast._ops.rope._checks import check_cache, check_first, check_pair
-from precast._ops.rope._pair import rotates
+from precast._ops.rope._pair import IN_PLACE, rotates
 
 
 def apply_rope_with_cos_sin_cache_reference(
@@ -57,7 +57,6 @@ def _check(
 
 def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.Tensor:
     """View ``[tokens, heads * dim]`` as ``[tokens, heads, dim]``."""
-    check_rank(export, name, x, 2, 3)
     if x.dim() == 3:
         return x
     if x.shape[-1] % head_dim:
@@ -71,7 +70,7 @@ def _as_heads(export: str, name: str, x: torch.Tensor, head_dim: int) -> torch.T
 _DESCRIPTION = "Queries and keys, {} by the cosines and sines of their positions."
 
 
-@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
+@rotates(_DESCRIPTION, _check)
 def apply_rope_with_cos_sin_cache(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -123,8 +122,8 @@ def apply_rope_with_cos_sin_cache(
 
     Notes
     -----
-    All arithmetic is float32, rounded once to nearest even. Allocates the results alone; safe in
-    CUDA graphs; not differentiable. Source: arXiv:2104.09864.
+    All arithmetic is float32, rounded once to nearest even. Allocates new results alone, in place
+    nothing; safe in CUDA graphs; not differentiable. Source: arXiv:2104.09864.
 
     Examples
     --------
@@ -137,8 +136,8 @@ def apply_rope_with_cos_sin_cache(
     """
 
 
-@rotates(_DESCRIPTION, apply_rope_with_cos_sin_cache_reference, _check)
-@documented(apply_rope_with_cos_sin_cache)
+@rotates(_DESCRIPTION, _check)
+@documented(IN_PLACE, apply_rope_with_cos_sin_cache)
 def apply_rope_with_cos_sin_cache_inplace(
     positions: torch.Tensor,
     query: torch.Tensor,
@@ -155,16 +154,6 @@ def apply_rope_with_cos_sin_cache_inplace(
         As :func:`apply_rope_with_cos_sin_cache` takes them, apart from each other in memory, such
         as slices of one packed projection; overwritten. Columns behind ``rotary_dim`` are neither
         read nor written.
-
-    Raises
-    ------
-    ValueError
-        As :func:`apply_rope_with_cos_sin_cache`; also if ``query`` and ``key`` share memory.
-
-    Notes
-    -----
-    All arithmetic is float32, rounded once to nearest even. No allocation; safe in CUDA graphs; not
-    differentiable. Source: arXiv:2104.09864.
 
     Examples
     --------

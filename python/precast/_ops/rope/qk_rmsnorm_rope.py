@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.export import Export, launches
-from precast._op.validation import check_elements_apart, check_indices, check_rank
+from precast._ops.norm.rmsnorm import normalized
 from precast._ops.rope._angles import cached_angles, rotated
 from precast._ops.rope._checks import MAX_HEAD_DIM, VECTOR, check_cache, check_first
 from precast.api_logging import precast_api
@@ -41,9 +41,8 @@ def qk_rmsnorm_rope_reference(
     parts, start = [], 0
     for count, weight in ((num_q_heads, q_weight), (num_k_heads, k_weight)):
         x = heads[:, start : start + count].float()
-        normalized = x * torch.rsqrt(x.square().mean(dim=-1, keepdim=True) + eps)
-        normalized = normalized * (weight.float() + weight_bias)
-        parts.append(rotated(normalized, angles, not is_neox).to(qkv.dtype))
+        normed = normalized(x, weight.float() + weight_bias, eps)
+        parts.append(rotated(normed, angles, not is_neox).to(qkv.dtype))
         start += count
     return torch.cat((*parts, heads[:, start:]), dim=1).view(qkv.shape)
 
@@ -53,14 +52,11 @@ def _check(
     qkv: torch.Tensor,
     q_weight: torch.Tensor,
     k_weight: torch.Tensor,
-    positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
     num_q_heads: int,
     num_k_heads: int,
 ) -> None:
     check_first(export, "qkv", qkv)
-    check_rank(export, "qkv", qkv, 2, 2)
-    check_elements_apart(export, "qkv", qkv)
     if q_weight.dim() != 1:
         raise ValueError(f"{export}: q_weight must have shape [head_dim], got {[*q_weight.shape]}")
     head_dim = q_weight.shape[0]
@@ -96,14 +92,13 @@ def _check(
             f"{export}: cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 "
             f"for heads of more than {MAX_HEAD_DIM - 16} elements, got {rotary_dim}"
         )
-    check_indices(export, "positions", positions, qkv.shape[0], qkv, "qkv")
 
 
 _QK_RMSNORM_ROPE = Export(
     "rope",
     "qk_rmsnorm_rope",
-    "qkv!:T q_weight:T k_weight:T positions:any cos_sin_cache:any num_q_heads:int num_k_heads:int "
-    "eps:float weight_bias:float is_neox:bool enable_pdl:pdl",
+    "qkv!:T[tokens,columns] q_weight:T k_weight:T positions:i32|i64[tokens] cos_sin_cache:any "
+    "num_q_heads:int num_k_heads:int eps:float weight_bias:float is_neox:bool enable_pdl:pdl",
     reference=qk_rmsnorm_rope_reference,
     check=_check,
 )

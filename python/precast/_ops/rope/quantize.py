@@ -13,14 +13,8 @@ from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.rope._quantize import (
-    KINDS,
-    NEW,
-    check_parts,
-    quantized,
-    rotated_and_quantized,
-    without_columns,
-)
+from precast._ops.rope._angles import cached_angles, rotated
+from precast._ops.rope._quantize import KINDS, NEW, check_parts, quantized
 from precast._ops.rope._quantize_trace import quantize_template, quantize_trace
 from precast.api_logging import precast_api
 
@@ -39,14 +33,14 @@ def rope_quantize_fp8_reference(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """:func:`rope_quantize_fp8` in plain PyTorch on any device: one saturating cast at the end."""
     dtype = torch.float8_e4m3fn if quantize_dtype is None else quantize_dtype
-    q_nope = without_columns(q_rope) if q_nope is None else q_nope
-    k_nope = without_columns(k_rope) if k_nope is None else k_nope
-    return (
-        rotated_and_quantized(q_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_q, dtype),
-        rotated_and_quantized(k_rope, pos_ids, cos_sin_cache, is_neox, quant_scale_kv, dtype),
-        quantized(q_nope, quant_scale_q, dtype),
-        quantized(k_nope, quant_scale_kv, dtype),
-    )
+    angles = cached_angles(pos_ids, cos_sin_cache)
+    outputs = []
+    for x, scale in ((q_rope, quant_scale_q), (k_rope, quant_scale_kv)):
+        heads = x.unsqueeze(1) if x.dim() == 2 else x
+        outputs.append(quantized(rotated(heads, angles, not is_neox), scale, dtype).view(x.shape))
+    for x, rope, scale in ((q_nope, q_rope, quant_scale_q), (k_nope, k_rope, quant_scale_kv)):
+        outputs.append(quantized(rope[..., :0] if x is None else x, scale, dtype))
+    return (outputs[0], outputs[1], outputs[2], outputs[3])
 
 
 mla_rope_quantize_fp8_reference = rope_quantize_fp8_reference
@@ -65,7 +59,8 @@ def _export(name: str, key_ranks: tuple[int, int], pdl: Kind | None = None) -> E
     return Export(
         "rope_quantize",
         name,
-        "q_rope:T k_rope:T q_nope k_nope cos_sin_cache:any pos_ids:any is_neox:bool "
+        "q_rope:T[tokens,q_heads,rope_dim] k_rope:T q_nope k_nope cos_sin_cache:any "
+        "pos_ids:i32|i64[tokens] is_neox:bool "
         "quant_scale_q:float quant_scale_kv:float q_rope_out!:U=e4m3|e5m2 k_rope_out!:U "
         "q_nope_out!:U k_nope_out!:U enable_pdl",
         reference=rope_quantize_fp8_reference,

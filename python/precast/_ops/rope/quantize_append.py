@@ -16,9 +16,7 @@ from precast._op.docs import documented
 from precast._op.export import Export, launches
 from precast._op.validation import (
     check_device_and_dtype,
-    check_indices,
     check_memory_apart,
-    check_rank,
 )
 from precast._ops.paged._cache import (
     LAYOUT_KIND,
@@ -26,7 +24,7 @@ from precast._ops.paged._cache import (
     entries_of,
     put,
     split,
-    table_places,
+    table_slots,
 )
 from precast._ops.paged._checks import check_caches, check_indptr
 from precast._ops.rope._quantize import (
@@ -36,7 +34,6 @@ from precast._ops.rope._quantize import (
     check_parts,
     first_output,
     quantized,
-    without_columns,
 )
 from precast._ops.rope._quantize_trace import append_trace
 from precast._ops.rope.quantize import rope_quantize_fp8, rope_quantize_fp8_reference
@@ -88,14 +85,14 @@ def rope_quantize_fp8_append_paged_kv_cache_reference(
     table = (batch_indices, positions, kv_indices, kv_indptr)
     for cache, new in zip(updated, rows):
         entries = cache if k_rope.dim() == 2 else entries_of(cache, kv_layout == "HND")
-        put(entries, new, table_places(*table, *entries.shape[:2]))
+        put(entries, new, table_slots(*table, *entries.shape[:2]))
     return (q_rope_out, q_nope_out, *updated)
 
 
 def _check(export: str, **given: Any) -> None:
     """Check queries and keys, the page table, and that caches share no memory with what is read."""
     check_parts(export, given, (2, 3))
-    _check_table(export, given)
+    check_indptr(export, "kv_indptr", given["kv_indptr"])
     q_rope, k_rope, k_nope, v = (given[name] for name in ("q_rope", "k_rope", "k_nope", "v"))
     names, caches = ("paged_kv_cache[0]", "paged_kv_cache[1]"), given["paged_kv_cache"]
     for name, cache in zip(names, caches):
@@ -116,16 +113,6 @@ def _check(export: str, **given: Any) -> None:
     for name, cache in zip(names, caches):
         for other in (*PARTS, "v", "q_rope_out", "q_nope_out"):
             check_memory_apart(export, name, cache, given[other], other)
-
-
-def _check_table(export: str, given: dict[str, Any]) -> None:
-    q_rope = given["q_rope"]
-    check_indptr(export, "kv_indptr", given["kv_indptr"])
-    check_rank(export, "kv_indices", given["kv_indices"], 1, 1)
-    for name in ("batch_indices", "positions"):
-        check_indices(export, name, given[name], q_rope.shape[0], q_rope, "q_rope")
-    for name in ("kv_indices", "kv_indptr"):
-        check_indices(export, name, given[name], given[name].shape[0], q_rope, "q_rope")
 
 
 def _write(
@@ -169,14 +156,15 @@ def _value(v: torch.Tensor | None, k_rope: torch.Tensor) -> torch.Tensor:
         raise ValueError(f"{_NAME}: v must be None for MLA (keys of 2 dimensions), got a tensor")
     if not is_mla and v is None:
         raise ValueError(f"{_NAME}: v must be a tensor for keys with heads, got None")
-    return without_columns(k_rope) if v is None else v
+    return k_rope[..., :0] if v is None else v
 
 
 _APPEND = Export(
     "rope_quantize",
     _NAME,
-    "q_rope:T k_rope:T q_nope k_nope v cos_sin_cache:any pos_ids:any paged_kv_cache! "
-    "kv_indices:any kv_indptr:any batch_indices:any positions:any is_neox:bool "
+    "q_rope:T[tokens,q_heads,rope_dim] k_rope:T q_nope k_nope v cos_sin_cache:any "
+    "pos_ids:i32|i64[tokens] paged_kv_cache! kv_indices:i32|i64[indices] kv_indptr:i32|i64 "
+    "batch_indices:i32|i64[tokens] positions:i32|i64[tokens] is_neox:bool "
     "quant_scale_q:float quant_scale_kv:float page_size:int kv_layout q_rope_out!:U "
     "q_nope_out!:tensor enable_pdl:bool",
     write=_write,

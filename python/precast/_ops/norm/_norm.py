@@ -1,14 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The traces of norms from their declarations: for rows of a hidden size, and for heads."""
+"""Make the norms: the export of each, and its traces for rows of a hidden size and for heads."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from precast._op.declaration import TensorKind
-from precast._op.export import Export
+from precast._op.decorators import CheckedOp, reference_of
+from precast._op.export import Export, launches
+from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 _AXES: dict[int, dict[str, Var | Const]] = {
     2: {"batch_size": Var("Rows: tokens of all requests."), "hidden_size": Const("h")},
@@ -20,23 +25,27 @@ _AXES: dict[int, dict[str, Var | Const]] = {
 }
 
 
-def norm_trace(
-    export: Export,
+def norm(
+    op: str,
+    declaration: str,
     description: str,
-    reference: Callable[..., Any],
     *,
     op_type: str = "rmsnorm",
     out_description: str = "",
     variants: Mapping[str, Mapping[str, Any]] | None = None,
     choose: Callable[..., str] = lambda **others: "",
-) -> Callable[..., TraceTemplate]:
-    """Make templates for ``[batch_size, hidden_size]`` and ``[batch_size, num_heads, head_dim]``.
+    explain: Callable[..., None] | None = None,
+    **options: Any,
+) -> Callable[[Callable[P, R]], CheckedOp[P, R]]:
+    """Make a public op of a function without a body; its reference is the function of its name.
 
     Parameters
     ----------
-    export : Export
-        Tensors like the first one have all axes, others the last one.
-    description, reference, op_type
+    op, declaration, **options
+        As :class:`Export` takes them.
+    explain
+        As :func:`launches` takes it.
+    description, op_type
         As :class:`TraceTemplate` takes them.
     out_description : str
         The description of ``out`` as an input, where the op reads its dtype.
@@ -45,19 +54,25 @@ def norm_trace(
     choose : callable
         Takes the arguments of a call, without ``input``, and returns the suffix of its variant.
     """
-    templates = {
-        (rank, suffix): _template(
-            export, description, reference, op_type, rank, suffix, out_description, **options
-        )
-        for rank in _AXES
-        for suffix, options in (variants or {"": {}}).items()
-    }
 
-    @dispatch(*templates.values())
-    def by_rank(input: Any, **others: Any) -> TraceTemplate:
-        return templates[3 if getattr(input, "ndim", 2) == 3 else 2, choose(**others)]
+    def decorate(function: Callable[P, R]) -> CheckedOp[P, R]:
+        reference = reference_of(function)
+        export = Export(op, function.__name__, declaration, reference=reference, **options)
+        templates = {
+            (rank, suffix): _template(
+                export, description, reference, op_type, rank, suffix, out_description, **others
+            )
+            for rank in _AXES
+            for suffix, others in (variants or {"": {}}).items()
+        }
 
-    return by_rank
+        @dispatch(*templates.values())
+        def by_rank(input: Any, **others: Any) -> TraceTemplate:
+            return templates[3 if getattr(input, "ndim", 2) == 3 else 2, choose(**others)]
+
+        return precast_api(trace=by_rank)(launches(export, explain=explain)(function))
+
+    return decorate
 
 
 def _template(
@@ -71,6 +86,7 @@ def _template(
     out_dtype: str | None = None,
     left_out: Collection[str] = (),
 ) -> TraceTemplate:
+    """Make a template: tensors like the first one have all axes, others the last one."""
     axes = _AXES[rank]
     inputs: dict[str, Tensor | Scalar] = {}
     outputs: dict[str, Tensor] = {}
