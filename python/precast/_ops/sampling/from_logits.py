@@ -29,9 +29,8 @@ def top_k_top_p_sampling_from_logits_reference(
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
     """:func:`top_k_top_p_sampling_from_logits` in plain PyTorch; ``exp`` may round differently."""
-    weights, joint = weights_of_logits(logits, 1.0), filter_apply_order == "joint"
-    filters = {"top_k": top_k, "top_p": top_p, "joint": joint}
-    return draw_tokens(weights, indices, **filters, seed=seed, offset=offset)
+    filters = {"top_k": top_k, "top_p": top_p, "filter_apply_order": filter_apply_order}
+    return draw_tokens(weights_of_logits(logits, 1.0), indices, **filters, seed=seed, offset=offset)
 
 
 @draws(sampling_from_logits_reference)

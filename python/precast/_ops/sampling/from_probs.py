@@ -62,9 +62,8 @@ def top_k_top_p_sampling_from_probs_reference(
     offset: torch.Tensor | int = 0,
 ) -> torch.Tensor:
     """:func:`top_k_top_p_sampling_from_probs` in plain PyTorch on any device: the same tokens."""
-    weights, joint = weights_of_probs(probs), filter_apply_order == "joint"
-    filters = {"top_k": top_k, "top_p": top_p, "joint": joint}
-    return draw_tokens(weights, indices, **filters, seed=seed, offset=offset)
+    filters = {"top_k": top_k, "top_p": top_p, "filter_apply_order": filter_apply_order}
+    return draw_tokens(weights_of_probs(probs), indices, **filters, seed=seed, offset=offset)
 
 
 @draws(sampling_from_probs_reference)

@@ -62,7 +62,7 @@ def _check(
 ) -> None:
     check_vocabulary(export, "draft_probs", draft_probs)
     check_dtype(export, "out", out, draft_token_ids.dtype)
-    check_random(export, draft_probs, "draft_probs", len(draft_probs), random[0], random[2])
+    check_random(export, "draft_probs", draft_probs, random, len(draft_probs))
 
 
 def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **given: Any) -> None:
