@@ -160,15 +160,6 @@ def _tokens_and_valid(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return results[0], results[-1]
 
 
-def _check(**given: Any) -> None:
-    check_rows(**given)
-    top = given.get("top_tokens")
-    if top is not None and top.shape[1] > MAX_TOP_LOGPROBS:
-        raise ValueError(
-            f"sample: top_tokens must have at most {MAX_TOP_LOGPROBS} columns, got {top.shape[1]}"
-        )
-
-
 _LOGITS = (
     "logits:T=f32|f16|bf16[rows,vocab] temperature:temperature top_k:top_k top_p:top_p min_p:min_p "
     "filter_apply_order:order"
@@ -182,7 +173,7 @@ _SAMPLE = Export(
     "logprobs!?:f32[rows] top_tokens!?:i32[rows,count] top_token_logprobs!?:f32[rows,count] "
     "valid!?:bool[rows] enable_pdl:pdl",
     reference=sample_reference,
-    check=_check,
+    check=check_rows,
     derived={
         **DERIVED,
         "return_logprobs": lambda logprobs: logprobs is not None,

@@ -47,7 +47,7 @@ def by_value(values: torch.Tensor, tie_break: int) -> torch.Tensor:
 
 
 def largest_in_windows(
-    values: torch.Tensor,
+    input: torch.Tensor,
     lengths: torch.Tensor,
     k: int,
     tie_break: int,
@@ -57,14 +57,14 @@ def largest_in_windows(
 
     A window begins and ends within its row, whatever its start and length are.
     """
-    size = values.shape[1]
+    size = input.shape[1]
     starts = torch.zeros_like(lengths) if row_starts is None else row_starts.clamp(0, size)
     starts = starts.long()[:, None]
     lengths = torch.minimum(lengths.long()[:, None], size - starts).clamp(min=0)
-    order = by_value(values, tie_break) - starts
+    order = by_value(input, tie_break) - starts
     outside = (order < 0) | (order >= lengths)
     order = order.gather(1, outside.to(torch.int8).sort(dim=1, stable=True).indices)
     found = torch.nn.functional.pad(order, (0, max(0, k - size)))[:, :k]
-    rank = torch.arange(k, device=values.device)
+    rank = torch.arange(k, device=input.device)
     ascending = found.where(rank < lengths, size).sort(dim=1).values
     return ascending.where(rank < lengths, -1)
