@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.logits_processor.op import Op, ParameterizedOp, TaggedTensor, TensorType
-from precast._ops.sampling.from_logits import sampling_from_logits
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import (
     min_p_sampling_from_probs,
+    sampling_from_logits,
     sampling_from_probs,
     top_k_sampling_from_probs,
     top_k_top_p_sampling_from_probs,

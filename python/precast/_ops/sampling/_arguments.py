@@ -77,16 +77,11 @@ def reject_nan(x: torch.Tensor, kind: str) -> None:
         raise ValueError(f"Input {kind} contains NaN.")
 
 
-def explain_draw(
-    export: str,
-    probs: torch.Tensor | None = None,
-    logits: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-) -> None:
+def explain_draw(export: str, **given: Any) -> None:
     """Raise ValueError for a tensor whose rank makes a draw fail in Python."""
-    for name, x, rank in (("probs", probs, 2), ("logits", logits, 2), ("indices", indices, 1)):
-        if x is not None:
-            check_rank(export, name, x, rank, rank)
+    for name, rank in (("probs", 2), ("logits", 2), ("indices", 1)):
+        if given.get(name) is not None:
+            check_rank(export, name, given[name], rank, rank)
 
 
 # -- kinds of arguments ---------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from precast._ops.sampling._arguments import FILTERS, NUMBERS, is_joint
+from precast._ops.sampling._arguments import FILTERS, NUMBERS, PENALTIES, is_joint
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 from precast.trace.registry import by_form
 
@@ -123,12 +123,6 @@ def draw_trace(
         + (f", filtered by {' and '.join(filters)}" if filters else "")
     )
 
-    def numbers(form: Form) -> list[str]:
-        """Return filters, and penalties that apply to tokens of the masks."""
-        counted = "output_counts" in form.given
-        names = [*filters, *["repetition_penalty"] * (counted or "prompt_mask" in form.given)]
-        return [*names, *["frequency_penalty", "presence_penalty"] * counted]
-
     def template(form: Form) -> TraceTemplate:
         axes: dict[str, Var | Const] = {
             "batch_size": Var("Rows." if is_sample else "Distributions.")
@@ -138,7 +132,10 @@ def draw_trace(
         axes["vocab_size"] = VOCABULARY
         rows = next(iter(axes))
         inputs: dict[str, Tensor | Scalar] = {x: Tensor([rows, "vocab_size"])}
-        for name in numbers(form):
+        # Penalties apply to the tokens of the masks.
+        counted = "output_counts" in form.given
+        repeats = counted or "prompt_mask" in form.given
+        for name in (*filters, *PENALTIES[:1] * repeats, *PENALTIES[1:] * counted):
             inputs[name] = _number(name, rows, name in form.by_row, is_described=not is_sample)
         for name in form.given:
             shape, about = _GIVEN[name]

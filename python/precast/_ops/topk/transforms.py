@@ -10,7 +10,7 @@ from precast._op.declaration import Kind
 from precast._op.docs import documented
 from precast._op.export import Export, accepted, launches
 from precast._op.validation import check_memory_apart, check_within
-from precast._ops.topk._common import KINDS, check_scores, largest_in_windows, new_indices
+from precast._ops.topk._common import KINDS, check_scores, largest_in_windows, new
 from precast._ops.topk._trace import transform_trace
 from precast._ops.topk.top_k import TopKTieBreak, top_k
 from precast.api_logging import precast_api
@@ -34,11 +34,11 @@ def top_k_ragged_transform_reference(
 _RAGGED = Export(
     "topk",
     "top_k_ragged_transform",
-    "input:T[rows,columns] offsets:i32[rows] lengths:i32[rows] k:size deterministic:bool "
-    "tie_break:enum row_starts?:i32[rows] out!:i32[rows,k] enable_pdl:pdl_on",
+    "input:T=f32|f16|bf16[rows,columns] offsets:i32[rows] lengths:i32[rows] k:size "
+    "deterministic:bool tie_break:enum row_starts?:i32[rows] out!:i32[rows,k] enable_pdl:pdl_on",
     reference=top_k_ragged_transform_reference,
     check=check_scores,
-    new={"out": new_indices},
+    new={"out": new("_torch.int32")},
     kinds=KINDS,
 )
 
@@ -205,13 +205,13 @@ _PAGE_SIZE = Kind(
 _PAGED = Export(
     "topk",
     NAME,
-    "input:T[rows,columns] src_page_table:i32[batch,pages] lengths:i32[rows] k:size "
+    "input:T=f32|f16|bf16[rows,columns] src_page_table:i32[batch,pages] lengths:i32[rows] k:size "
     "row_to_batch?:i32[rows] deterministic:bool tie_break:enum row_starts?:i32[rows] "
     "page_table_row_starts?:i32[rows] page_size:page_size out!:i32[rows,k] "
     "out_raw_indices!?:i32[rows,k] enable_pdl:pdl_on",
     reference=_both_positions,
     check=_check,
-    new={"out": new_indices},
+    new={"out": new("_torch.int32")},
     kinds={**KINDS, "page_size": _PAGE_SIZE},
 )
 
