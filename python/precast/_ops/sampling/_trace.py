@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -172,14 +173,11 @@ def draw_trace(
 
 
 def rows_trace(
-    function: str,
-    kind: str,
-    number: str,
-    reference: Callable[..., Any],
-    output: str,
-    dtype: str | None = None,
+    reference: Callable[..., Any], output: str, dtype: str | None = None
 ) -> Callable[..., TraceTemplate]:
     """Dispatch over a number for all rows or one for each, for a function that returns rows."""
+    function = reference.__name__.removesuffix("_reference")
+    kind, number = inspect.signature(reference).parameters
     shape = ["batch_size", "vocab_size"]
 
     def template(by_row: bool) -> TraceTemplate:

@@ -35,7 +35,6 @@ def _rows(
     def decorate(function: Callable[P, torch.Tensor]) -> CheckedOp[P, torch.Tensor]:
         name, parameters = function.__name__, inspect.signature(function).parameters
         x, number, *_ = parameters
-
         export = Export(
             "sampling",
             name,
@@ -51,7 +50,7 @@ def _rows(
             kinds=kinds(name, x),
         )
         op = launches(export)(documented(ROWS)(function))
-        return precast_api(trace=rows_trace(name, x, number, reference, output, dtype))(op)
+        return precast_api(trace=rows_trace(reference, output, dtype))(op)
 
     return decorate
 
