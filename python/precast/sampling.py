@@ -60,36 +60,36 @@ tensor or number, a ``TypeError``.
 
 from __future__ import annotations
 
-from precast._ops.sampling.from_logits import sampling_from_logits as sampling_from_logits
-from precast._ops.sampling.from_logits import (
-    sampling_from_logits_reference as sampling_from_logits_reference,
-)
-from precast._ops.sampling.from_logits import (
-    top_k_top_p_sampling_from_logits as top_k_top_p_sampling_from_logits,
-)
-from precast._ops.sampling.from_logits import (
-    top_k_top_p_sampling_from_logits_reference as top_k_top_p_sampling_from_logits_reference,
-)
-from precast._ops.sampling.from_probs import min_p_sampling_from_probs as min_p_sampling_from_probs
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import min_p_sampling_from_probs as min_p_sampling_from_probs
+from precast._ops.sampling.from_rows import (
     min_p_sampling_from_probs_reference as min_p_sampling_from_probs_reference,
 )
-from precast._ops.sampling.from_probs import sampling_from_probs as sampling_from_probs
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import sampling_from_logits as sampling_from_logits
+from precast._ops.sampling.from_rows import (
+    sampling_from_logits_reference as sampling_from_logits_reference,
+)
+from precast._ops.sampling.from_rows import sampling_from_probs as sampling_from_probs
+from precast._ops.sampling.from_rows import (
     sampling_from_probs_reference as sampling_from_probs_reference,
 )
-from precast._ops.sampling.from_probs import top_k_sampling_from_probs as top_k_sampling_from_probs
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import top_k_sampling_from_probs as top_k_sampling_from_probs
+from precast._ops.sampling.from_rows import (
     top_k_sampling_from_probs_reference as top_k_sampling_from_probs_reference,
 )
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import (
+    top_k_top_p_sampling_from_logits as top_k_top_p_sampling_from_logits,
+)
+from precast._ops.sampling.from_rows import (
+    top_k_top_p_sampling_from_logits_reference as top_k_top_p_sampling_from_logits_reference,
+)
+from precast._ops.sampling.from_rows import (
     top_k_top_p_sampling_from_probs as top_k_top_p_sampling_from_probs,
 )
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import (
     top_k_top_p_sampling_from_probs_reference as top_k_top_p_sampling_from_probs_reference,
 )
-from precast._ops.sampling.from_probs import top_p_sampling_from_probs as top_p_sampling_from_probs
-from precast._ops.sampling.from_probs import (
+from precast._ops.sampling.from_rows import top_p_sampling_from_probs as top_p_sampling_from_probs
+from precast._ops.sampling.from_rows import (
     top_p_sampling_from_probs_reference as top_p_sampling_from_probs_reference,
 )
 from precast._ops.sampling.fused import Sampled as Sampled

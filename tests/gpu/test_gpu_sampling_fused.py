@@ -11,7 +11,7 @@ from sampling_calls import DTYPES, RANDOM, both, different, share
 from sampling_support import kept
 
 import precast
-from precast._ops.sampling._fused_reference import unpacked
+from precast._ops.sampling.fused import unpacked
 from precast.logits_processor import (
     LogitsPipe,
     MinP,

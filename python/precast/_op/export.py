@@ -218,7 +218,7 @@ class Export(Kernel):
         return {**given, **self._found(given)}
 
     def _found(self, given: dict[str, Any]) -> dict[str, Any]:
-        return {key: f(**_accepted(f, given)) for key, f in self.derived.items()}
+        return {key: f(**accepted(f, given)) for key, f in self.derived.items()}
 
     def _run(self, *args: Any) -> None:
         """The reference with the arguments of the export: check, compute, write."""
@@ -226,12 +226,12 @@ class Export(Kernel):
         given = {**self._found(given), **given}
         check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
-            self._check(**_accepted(self._check, {**given, "export": self.error_name}))
+            self._check(**accepted(self._check, {**given, "export": self.error_name}))
         if self._write is not None:
-            self._write(**_accepted(self._write, given))
+            self._write(**accepted(self._write, given))
             return
         assert self._reference is not None
-        results = self._reference(**_accepted(self._reference, given))
+        results = self._reference(**accepted(self._reference, given))
         if not isinstance(results, tuple):
             results = (results,)
         for parameter, result in zip(self.declaration.written, results):
@@ -240,7 +240,7 @@ class Export(Kernel):
                 output.copy_(result.reshape(output.shape) if output.numel() == 1 else result)
 
 
-def _accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(function: Callable[..., Any], given: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the arguments that ``function`` takes."""
     parameters = inspect.signature(function).parameters
     if any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -343,7 +343,7 @@ def _decorated(
         given = (key for key in optional if values[key] is not None)
         check_tensors(name, {key: values[key] for key in (*required, *given)})
         if explain is not None:
-            explain(**_accepted(explain, {**values, "export": name}))
+            explain(**accepted(explain, {**values, "export": name}))
 
     names["_explain"], names["_Unsupported"] = explain_failure, UnsupportedConfigError
     passed = ", ".join(f"{p.name}={p.name}" for p in parameters)

@@ -6,12 +6,16 @@ from __future__ import annotations
 import importlib
 import sys
 
-from precast._ops.logits_processor.compiler import Compiler, compile_pipeline
-from precast._ops.logits_processor.fusion_rules import FusionRule
-from precast._ops.logits_processor.legalization import LegalizationError, legalize_processors
-from precast._ops.logits_processor.op import Op, ParameterizedOp
+from precast._ops.logits_processor.compiler import (
+    CompileError,
+    Compiler,
+    FusionRule,
+    compile_pipeline,
+)
+from precast._ops.logits_processor.op import Op, ParameterizedOp, TaggedTensor, TensorType
 from precast._ops.logits_processor.pipeline import LogitsPipe
 from precast._ops.logits_processor.processors import (
+    LegalizationError,
     LogitsProcessor,
     MinP,
     Sample,
@@ -19,9 +23,8 @@ from precast._ops.logits_processor.processors import (
     Temperature,
     TopK,
     TopP,
+    legalize_processors,
 )
-from precast._ops.logits_processor.types import TaggedTensor, TensorType
-from precast._ops.logits_processor.validators import CompileError
 
 __all__ = [
     "CompileError",
@@ -44,18 +47,18 @@ __all__ = [
     "legalize_processors",
 ]
 
-# FlashInfer has these modules too, and engines import from them.
-for _name in (
-    "compiler",
-    "fusion_rules",
-    "legalization",
-    "op",
-    "operators",
-    "pipeline",
-    "processors",
-    "types",
-    "validators",
-):
+# FlashInfer has these modules too, and engines import from them; some of them are one module here.
+for _name, _home in {
+    "compiler": "compiler",
+    "fusion_rules": "compiler",
+    "legalization": "processors",
+    "op": "op",
+    "operators": "operators",
+    "pipeline": "pipeline",
+    "processors": "processors",
+    "types": "op",
+    "validators": "compiler",
+}.items():
     sys.modules[f"{__name__}.{_name}"] = importlib.import_module(
-        f"precast._ops.logits_processor.{_name}"
+        f"precast._ops.logits_processor.{_home}"
     )

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from precast._base.lazy import import_all
 from precast._base.public_name import public_name
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     #: A template, or a function that chooses one from the call's arguments and lists all of them
     #: in ``.templates``.
     Trace: TypeAlias = TraceTemplate | Callable[..., TraceTemplate]
+
+
+Form = TypeVar("Form", bound=Hashable)
 
 
 class Traced(NamedTuple):
@@ -68,6 +71,27 @@ def dispatch(
         return choose
 
     return decorate
+
+
+def by_form(
+    find: Callable[..., Form], make: Callable[[Form], TraceTemplate], usual: Iterable[Form]
+) -> Callable[..., TraceTemplate]:
+    """Make a function that chooses a template by the form of a call.
+
+    ``find`` gets all arguments of the call by name, and ``make`` a form. The usual forms are listed
+    first; there may be too many to list, so the template of another is made at its first call.
+    """
+    templates = {form: make(form) for form in usual}
+
+    def choose(**call: Any) -> TraceTemplate:
+        form = find(**call)
+        if form not in templates:
+            templates.setdefault(form, make(form))  # Another thread may have been first.
+        return templates[form]
+
+    function: Any = choose
+    function.templates = templates.values()  # It grows with them.
+    return choose
 
 
 def register(function: Callable[..., Any], trace: Trace) -> None:

@@ -11,16 +11,19 @@ import pytest
 import torch
 from sampling_support import LEAST_P_VALUE, p_value, shares
 
-from precast._ops.logits_processor.compiler import compile_pipeline
-from precast._ops.logits_processor.fusion_rules import (
+from precast._ops.logits_processor.compiler import (
     FusionRule,
     build_minp_sampling,
     build_temperature_softmax,
     build_topk_sampling,
     build_topp_sampling,
+    compile_pipeline,
+    get_default_validity_checks,
+    indices_terminal_rule,
     joint_topk_topp_sampleprobs_guard,
+    single_softmax_rule,
+    validate_pipeline,
 )
-from precast._ops.logits_processor.legalization import validate_processor_chain
 from precast._ops.logits_processor.op import Op
 from precast._ops.logits_processor.operators import (
     FusedProbsTopKSampleOp,
@@ -33,12 +36,7 @@ from precast._ops.logits_processor.operators import (
     TemperatureOp,
     TopPOp,
 )
-from precast._ops.logits_processor.validators import (
-    get_default_validity_checks,
-    indices_terminal_rule,
-    single_softmax_rule,
-    validate_pipeline,
-)
+from precast._ops.logits_processor.processors import validate_processor_chain
 from precast.logits_processor import (
     CompileError,
     LegalizationError,
@@ -261,7 +259,9 @@ class Quarter(Halve):
 
 class Half(LogitsProcessor):
     def legalize(self, input_type: TensorType) -> list[Op]:
-        return self._only(input_type, LOGITS, Halve)
+        if input_type != LOGITS:
+            raise ValueError("only logits are halved")
+        return [Halve()]
 
 
 def test_processors_rules_and_checks_of_ones_own() -> None:

@@ -1,12 +1,109 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps that a pipe executes."""
+"""What a tensor means on its way through a pipe, and the steps that the pipe executes."""
 
 from __future__ import annotations
 
+import enum
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from precast._ops.logits_processor.types import TaggedTensor, TensorType
+if TYPE_CHECKING:
+    import torch
+
+
+class TensorType(enum.Enum):
+    """The kinds of tensors: scores, distributions, tokens."""
+
+    LOGITS = enum.auto()
+    PROBS = enum.auto()
+    INDICES = enum.auto()
+
+    def __str__(self) -> str:
+        return self.name
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedTensor:
+    """A tensor and its meaning. Functions of PyTorch take it as the tensor.
+
+    Parameters
+    ----------
+    data : torch.Tensor
+        The tensor.
+    type : TensorType
+        What it means.
+
+    Examples
+    --------
+    >>> import torch
+    >>> tagged = TaggedTensor.logits(torch.ones(2, 3))
+    >>> tagged.type, tagged.shape, float(torch.sum(tagged))
+    (TensorType.LOGITS, torch.Size([2, 3]), 6.0)
+    """
+
+    data: torch.Tensor
+    type: TensorType
+
+    @staticmethod
+    def logits(t: torch.Tensor) -> TaggedTensor:
+        """Tag ``t`` as scores."""
+        return TaggedTensor(t, TensorType.LOGITS)
+
+    @staticmethod
+    def probs(t: torch.Tensor) -> TaggedTensor:
+        """Tag ``t`` as distributions."""
+        return TaggedTensor(t, TensorType.PROBS)
+
+    @staticmethod
+    def indices(t: torch.Tensor) -> TaggedTensor:
+        """Tag ``t`` as tokens."""
+        return TaggedTensor(t, TensorType.INDICES)
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return func(*map(_plain, args), **{k: _plain(v) for k, v in (kwargs or {}).items()})
+
+    @property
+    def shape(self) -> torch.Size:
+        """Of the tensor."""
+        return self.data.shape
+
+    @property
+    def device(self) -> torch.device:
+        """Of the tensor."""
+        return self.data.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the tensor."""
+        return self.data.dtype
+
+    def size(self, dim: int | None = None) -> torch.Size | int:
+        """Return the shape of the tensor, or the size of one dimension."""
+        return self.data.shape if dim is None else self.data.shape[dim]
+
+    def __repr__(self) -> str:
+        return f"TaggedTensor({self.type}, {[*self.shape]}, {self.dtype}, {self.device})"
+
+
+def _plain(value: Any) -> Any:
+    """Return the tensor of what is tagged, also within lists and tuples."""
+    if isinstance(value, TaggedTensor):
+        return value.data
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    return value
 
 
 class Op(ABC):

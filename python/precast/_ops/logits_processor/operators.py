@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from precast._base.torch import torch
-from precast._ops.logits_processor.op import Op, ParameterizedOp
-from precast._ops.logits_processor.types import TaggedTensor, TensorType
-from precast._ops.sampling.from_logits import sampling_from_logits
-from precast._ops.sampling.from_probs import (
+from precast._op.docs import documented
+from precast._ops.logits_processor.op import Op, ParameterizedOp, TaggedTensor, TensorType
+from precast._ops.sampling.from_rows import (
     min_p_sampling_from_probs,
+    sampling_from_logits,
     sampling_from_probs,
     top_k_sampling_from_probs,
     top_k_top_p_sampling_from_probs,
@@ -26,10 +26,6 @@ from precast._ops.sampling.rows import (
 )
 
 _LOGITS, _PROBS, _INDICES = TensorType.LOGITS, TensorType.PROBS, TensorType.INDICES
-
-
-def _parameters(op: ParameterizedOp, names: Sequence[str], kwargs: dict[str, Any]) -> list[Any]:
-    return [_checked(name, op._get_param(name, kwargs)) for name in names]
 
 
 def _checked(name: str, value: Any) -> Any:
@@ -49,25 +45,22 @@ def _checked(name: str, value: Any) -> Any:
     return value
 
 
-def _random(op: ParameterizedOp, kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = ("indices", "generator", "seed", "offset")
-    return {name: op._get_param(name, kwargs, required=False) for name in names}
-
-
 class _Step(ParameterizedOp):
     """A step that calls a function of the library with the tensor and the parameters."""
 
-    PARAMS: ClassVar[tuple[str, ...]] = ()
+    PARAMS: tuple[str, ...] = ()
+    OPTIONAL: ClassVar[tuple[str, ...]] = ()  # What the function also takes, where it is given.
     FUNCTION: ClassVar[Callable[..., torch.Tensor]]
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
         kind = self._validate_input_type(tensor)
-        values = _parameters(self, self.PARAMS, kwargs)
-        return TaggedTensor(self.FUNCTION(tensor.data, *values, **self._options(kwargs)), kind)
+        given = {name: _checked(name, self._get_param(name, kwargs)) for name in self.PARAMS}
+        for name in self.OPTIONAL:
+            given[name] = self._get_param(name, kwargs, required=False)
+        return TaggedTensor(self._run(tensor.data, **given), kind)
 
-    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Return further arguments of the function."""
-        return {}
+    def _run(self, x: torch.Tensor, **given: Any) -> torch.Tensor:
+        return self.FUNCTION(x, **given)
 
 
 def _by_temperature(x: torch.Tensor, temperature: Any) -> torch.Tensor:
@@ -92,10 +85,8 @@ class _Softmax(_Step):
     """A step that ends with a softmax."""
 
     IN, OUT = _LOGITS, _PROBS
+    OPTIONAL = ("enable_pdl",)
     FUNCTION = staticmethod(softmax)
-
-    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"enable_pdl": self.default_params.get("enable_pdl")}
 
 
 class SoftmaxOp(_Softmax):
@@ -133,21 +124,21 @@ class MinPOp(_Step):
 class _Draw(_Step):
     """A step that draws a token of each row."""
 
-    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return _random(self, kwargs)
+    OUT = _INDICES
+    OPTIONAL = ("indices", "generator", "seed", "offset")
 
 
 class ProbsSampleOp(_Draw):
     """Draw a token of each distribution."""
 
-    IN, OUT = _PROBS, _INDICES
+    IN = _PROBS
     FUNCTION = staticmethod(sampling_from_probs)
 
 
 class LogitsSampleOp(_Draw):
     """Draw a token of the softmax of each row."""
 
-    IN, OUT = _LOGITS, _INDICES
+    IN = _LOGITS
     FUNCTION = staticmethod(sampling_from_logits)
 
 
@@ -162,16 +153,9 @@ def _defaults(ops: Sequence[Op]) -> dict[str, Any]:
     return given
 
 
+@documented(ParameterizedOp)
 class FusedTemperatureSoftmaxOp(_Softmax):
-    """Make probabilities of logits at a temperature.
-
-    Parameters
-    ----------
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on.
-    **default_params
-        As of every step.
-    """
+    """Make probabilities of logits at a temperature."""
 
     PARAMS = ("temperature",)
 
@@ -179,18 +163,11 @@ class FusedTemperatureSoftmaxOp(_Softmax):
         super().__init__(enable_pdl=enable_pdl, **default_params)
 
 
+@documented(sampling_from_probs, ParameterizedOp)
 class _FusedDraw(_Draw):
-    """A fused step that ends with a draw.
+    """A fused step that ends with a draw."""
 
-    Parameters
-    ----------
-    deterministic : bool
-        Taken for compatibility: results never depend on timing.
-    **default_params
-        As of every step.
-    """
-
-    IN, OUT = _PROBS, _INDICES
+    IN = _PROBS
 
     def __init__(self, deterministic: bool = True, **default_params: Any) -> None:
         super().__init__(deterministic=deterministic, **default_params)
@@ -217,21 +194,17 @@ class FusedProbsMinPSampleOp(_FusedDraw):
     FUNCTION = staticmethod(min_p_sampling_from_probs)
 
 
+@documented(_FusedDraw)
 class FusedProbsTopKTopPSampleOp(_FusedDraw):
     """Draw a token of what top-k and top-p leave.
 
     Parameters
     ----------
-    deterministic : bool
-        Taken for compatibility: results never depend on timing.
     joint_topk_topp : bool
         Both look at the whole distribution; otherwise top-p at what top-k leaves.
-    **default_params
-        As of every step.
     """
 
     PARAMS = ("top_k", "top_p")
-    FUNCTION = staticmethod(top_k_top_p_sampling_from_probs)
 
     def __init__(
         self, deterministic: bool = True, joint_topk_topp: bool = True, **default_params: Any
@@ -239,11 +212,11 @@ class FusedProbsTopKTopPSampleOp(_FusedDraw):
         super().__init__(deterministic, **default_params)
         self.order = "joint" if joint_topk_topp else "top_k_first"
 
-    def _options(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        return {"filter_apply_order": self.order, **_random(self, kwargs)}
+    def _run(self, x: torch.Tensor, **given: Any) -> torch.Tensor:
+        return top_k_top_p_sampling_from_probs(x, filter_apply_order=self.order, **given)
 
 
-class FusedLogitsSampleOp(ParameterizedOp):
+class FusedLogitsSampleOp(_Draw):
     """Apply the temperature and the filters to logits, and draw a token.
 
     Parameters
@@ -252,26 +225,27 @@ class FusedLogitsSampleOp(ParameterizedOp):
         The steps that it stands for. A call with ``indices`` executes them one after the other.
     """
 
-    IN, OUT = _LOGITS, _INDICES
+    IN = _LOGITS
 
     def __init__(self, parts: Sequence[Op]) -> None:
         super().__init__(**_defaults(parts))
         self.parts = tuple(parts)
-        self.names = [name for part in parts for name in getattr(part, "PARAMS", ())]
+        names = [name for part in parts for name in getattr(part, "PARAMS", ())]
+        self.PARAMS = tuple(names)
         # Logits that top-k masks are a distribution of their own.
         of_probs = any(isinstance(part, ProbsTopKOp) for part in parts)
         joint = of_probs and bool(self.default_params.get("joint_topk_topp"))
         # A nucleus that top-k filters further is that of the whole distribution.
-        p_first = "top_p" in self.names and "top_k" in self.names[self.names.index("top_p") :]
+        p_first = "top_p" in names and "top_k" in names[names.index("top_p") :]
         self.order = "joint" if joint or p_first else "top_k_first"
 
     def __call__(self, tensor: TaggedTensor, **kwargs: Any) -> TaggedTensor:
-        kind = self._validate_input_type(tensor)
-        random = _random(self, kwargs)
-        if random.pop("indices") is not None:
-            for part in self.parts:
-                tensor = part(tensor, **kwargs)
-            return tensor
-        values = dict(zip(self.names, _parameters(self, self.names, kwargs)))
-        drawn = sample(tensor.data, filter_apply_order=self.order, **values, **random)
-        return TaggedTensor(drawn.tokens, kind)
+        if self._get_param("indices", kwargs, required=False) is None:
+            return super().__call__(tensor, **kwargs)
+        for part in self.parts:
+            tensor = part(tensor, **kwargs)
+        return tensor
+
+    def _run(self, x: torch.Tensor, **given: Any) -> torch.Tensor:
+        del given["indices"]  # There are none: with them, the parts are executed.
+        return sample(x, filter_apply_order=self.order, **given).tokens

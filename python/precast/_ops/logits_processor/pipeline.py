@@ -8,37 +8,34 @@ from typing import TYPE_CHECKING, Any
 
 from precast._base.log import get_logger
 from precast._op.docs import documented
-from precast._ops.logits_processor.compiler import compile_pipeline
-from precast._ops.logits_processor.fusion_rules import FusionRule
-from precast._ops.logits_processor.legalization import (
+from precast._ops.logits_processor.compiler import (
+    CompileError,
+    FusionRule,
+    ValidityCheck,
+    compile_pipeline,
+)
+from precast._ops.logits_processor.op import Op, TaggedTensor, TensorType
+from precast._ops.logits_processor.processors import (
     LegalizationError,
+    LogitsProcessor,
     infer_initial_type,
     legalize_processors,
 )
-from precast._ops.logits_processor.op import Op
-from precast._ops.logits_processor.processors import LogitsProcessor
-from precast._ops.logits_processor.types import TaggedTensor, TensorType
-from precast._ops.logits_processor.validators import CompileError, ValidityCheck
 
 if TYPE_CHECKING:
     import torch
 
 
+@documented(compile_pipeline, legalize_processors)
 class LogitsPipe:
     """Apply processors one after the other, in as few launches as can be.
 
     Parameters
     ----------
-    processors : sequence of LogitsProcessor
-        In their order.
     compile : bool
         Fuse what can be fused now; :meth:`compile` does it later.
     input_type : TensorType, optional
         What the pipe is given, where the first processor takes both logits and probabilities.
-    custom_fusion_rules : sequence of FusionRule, optional
-        Rules besides those of the library.
-    custom_validity_checks : sequence of callable, optional
-        Checks besides those of the library.
 
     Raises
     ------

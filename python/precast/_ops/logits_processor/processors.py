@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The processors that a user puts into a pipe."""
+"""The processors that a user puts into a pipe, and the choice of their steps."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from precast._ops.logits_processor.op import Op
+from precast._op.docs import documented
+from precast._ops.logits_processor.op import Op, TensorType
 from precast._ops.logits_processor.operators import (
     LogitsSampleOp,
     LogitsTopKOp,
@@ -18,7 +19,6 @@ from precast._ops.logits_processor.operators import (
     TemperatureOp,
     TopPOp,
 )
-from precast._ops.logits_processor.types import TensorType
 
 
 class LogitsProcessor(ABC):
@@ -43,17 +43,6 @@ class LogitsProcessor(ABC):
             If there are none for it.
         """
 
-    def _only(self, input_type: TensorType, kind: TensorType, op: type[Op]) -> list[Op]:
-        return self._of_kind(input_type, {kind: op})
-
-    def _of_kind(self, input_type: TensorType, ops: Mapping[TensorType, type[Op]]) -> list[Op]:
-        if input_type not in ops:
-            kinds = " or ".join(map(str, ops))
-            raise ValueError(
-                f"{type(self).__name__} can only be applied to {kinds}, got {input_type}"
-            )
-        return [ops[input_type](**self.params)]
-
     def __repr__(self) -> str:
         words = ", ".join(f"{name}={value}" for name, value in self.params.items())
         return f"{type(self).__name__}({words})"
@@ -65,7 +54,12 @@ class _Processor(LogitsProcessor):
     OPS: ClassVar[Mapping[TensorType, type[Op]]]
 
     def legalize(self, input_type: TensorType) -> list[Op]:
-        return self._of_kind(input_type, self.OPS)
+        if input_type not in self.OPS:
+            kinds = " or ".join(map(str, self.OPS))
+            raise ValueError(
+                f"{type(self).__name__} can only be applied to {kinds}, got {input_type}"
+            )
+        return [self.OPS[input_type](**self.params)]
 
 
 class Temperature(_Processor):
@@ -74,16 +68,9 @@ class Temperature(_Processor):
     OPS: ClassVar = {TensorType.LOGITS: TemperatureOp}
 
 
+@documented(LogitsProcessor)
 class Softmax(_Processor):
-    """Make probabilities of logits; once in a pipe.
-
-    Parameters
-    ----------
-    enable_pdl : bool, optional
-        Programmatic dependent launch. Default: on.
-    **params
-        As of every processor.
-    """
+    """Make probabilities of logits; once in a pipe."""
 
     OPS: ClassVar = {TensorType.LOGITS: SoftmaxOp}
 
@@ -91,6 +78,7 @@ class Softmax(_Processor):
         super().__init__(enable_pdl=enable_pdl, **params)
 
 
+@documented(LogitsProcessor)
 class TopK(_Processor):
     """Keep the ``top_k`` largest: of logits, or of probabilities, which are renormalised.
 
@@ -98,8 +86,6 @@ class TopK(_Processor):
     ----------
     joint_topk_topp : bool
         A top-p that follows looks at the whole distribution, not at what is kept.
-    **params
-        As of every processor.
     """
 
     OPS: ClassVar = {TensorType.LOGITS: LogitsTopKOp, TensorType.PROBS: ProbsTopKOp}
@@ -120,6 +106,7 @@ class MinP(_Processor):
     OPS: ClassVar = {TensorType.PROBS: MinPOp}
 
 
+@documented(LogitsProcessor)
 class Sample(_Processor):
     """Draw a token from each row; the last of a pipe.
 
@@ -130,11 +117,101 @@ class Sample(_Processor):
     ----------
     deterministic : bool
         Taken for compatibility: results never depend on timing.
-    **params
-        As of every processor.
     """
 
     OPS: ClassVar = {TensorType.LOGITS: LogitsSampleOp, TensorType.PROBS: ProbsSampleOp}
 
     def __init__(self, deterministic: bool = True, **params: Any) -> None:
         super().__init__(deterministic=deterministic, **params)
+
+
+# -- their steps ----------------------------------------------------------------------------------
+
+
+class LegalizationError(ValueError):
+    """A processor cannot stand where it does."""
+
+
+def legalize_processors(
+    processors: Sequence[LogitsProcessor], initial_type: TensorType = TensorType.LOGITS
+) -> list[Op]:
+    """Return the steps of processors, for an input of this kind.
+
+    Parameters
+    ----------
+    processors : sequence of LogitsProcessor
+        In their order.
+    initial_type : TensorType
+        What the first one gets.
+
+    Returns
+    -------
+    list of Op
+        At least one for each processor.
+
+    Raises
+    ------
+    LegalizationError
+        If a processor cannot take what arrives, or there is none.
+    """
+    if not processors:
+        raise LegalizationError("Cannot legalize empty processor list")
+    steps: list[Op] = []
+    kind = initial_type
+    for place, processor in enumerate(processors):
+        name = type(processor).__name__
+        try:
+            made = processor.legalize(kind)
+        except Exception as error:  # A user's processor may raise anything.
+            raise LegalizationError(
+                f"Failed to legalize processor {place} ({name}): {error}"
+            ) from error
+        if not made or made[-1].OUT is None:
+            raise LegalizationError(f"Failed to legalize processor {place} ({name}): it made no op")
+        steps += made
+        kind = made[-1].OUT
+    return steps
+
+
+def infer_initial_type(processors: Sequence[LogitsProcessor]) -> TensorType:
+    """Return the kind of tensor that the first processor takes.
+
+    Raises
+    ------
+    LegalizationError
+        If it takes none, or both logits and probabilities.
+    """
+    if not processors:
+        return TensorType.LOGITS
+    first = processors[0]
+    kinds = [kind for kind in (TensorType.LOGITS, TensorType.PROBS) if _takes(first, kind)]
+    name = type(first).__name__
+    if not kinds:
+        raise LegalizationError(f"Processor {name} accepts neither LOGITS nor PROBS")
+    if len(kinds) > 1:
+        raise LegalizationError(
+            f"Cannot infer input type: {name} can accept both LOGITS and PROBS. Fix: pass "
+            f"input_type=TensorType.LOGITS or TensorType.PROBS to LogitsPipe"
+        )
+    return kinds[0]
+
+
+def validate_processor_chain(processors: Sequence[LogitsProcessor]) -> None:
+    """Raise for processors that cannot follow each other, whatever they are given.
+
+    Raises
+    ------
+    LegalizationError
+        If there is none, the first one takes no kind or two, or one cannot take what arrives.
+    """
+    if not processors:
+        raise LegalizationError("Processor chain cannot be empty")
+    legalize_processors(processors, infer_initial_type(processors))
+
+
+def _takes(processor: LogitsProcessor, kind: TensorType) -> bool:
+    try:
+        processor.legalize(kind)
+    except ValueError:
+        return False
+    return True

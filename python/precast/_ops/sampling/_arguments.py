@@ -4,19 +4,14 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.validation import (
-    check_dtype,
-    check_rank,
-    check_same_device,
-    check_within,
-)
+from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._random import random_arguments
 
 #: A number for all rows, or a tensor with one for each.
@@ -24,6 +19,10 @@ Whole: TypeAlias = "torch.Tensor | int"
 Real: TypeAlias = "torch.Tensor | float"
 
 MAX_VOCAB_SIZE = 1 << 20
+FILTERS = ("top_k", "top_p", "min_p")
+PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
+#: What may be a number for all rows, or a tensor with one for each.
+NUMBERS = ("temperature", *FILTERS, *PENALTIES)
 
 
 def int_arguments(value: Whole) -> tuple[torch.Tensor | None, int]:
@@ -78,16 +77,11 @@ def reject_nan(x: torch.Tensor, kind: str) -> None:
         raise ValueError(f"Input {kind} contains NaN.")
 
 
-def explain_draw(
-    export: str,
-    probs: torch.Tensor | None = None,
-    logits: torch.Tensor | None = None,
-    indices: torch.Tensor | None = None,
-) -> None:
+def explain_draw(export: str, **given: Any) -> None:
     """Raise ValueError for a tensor whose rank makes a draw fail in Python."""
-    for name, x, rank in (("probs", probs, 2), ("logits", logits, 2), ("indices", indices, 1)):
-        if x is not None:
-            check_rank(export, name, x, rank, rank)
+    for name, rank in (("probs", 2), ("logits", 2), ("indices", 1)):
+        if given.get(name) is not None:
+            check_rank(export, name, given[name], rank, rank)
 
 
 # -- kinds of arguments ---------------------------------------------------------------------------
@@ -148,32 +142,17 @@ def _order_of(joint: bool) -> str:
 # -- checks of references -------------------------------------------------------------------------
 
 
-def check_distributions(export: str, name: str, x: torch.Tensor) -> None:
-    """Check that rows have two dimensions of a legal size and a legal element type."""
-    check_dtype(export, name, x, torch.float32, torch.float16, torch.bfloat16)
-    check_rank(export, name, x, 2, 2)
-    check_vocabulary(export, name, x)
-
-
-def check_vocabulary(export: str, name: str, x: torch.Tensor) -> None:
-    """Check that the last dimension is not longer than the kernels' rows."""
-    size = x.shape[-1]
-    if not 1 <= size <= MAX_VOCAB_SIZE:
-        raise ValueError(
-            f"{export}: {name} must have 1 to {MAX_VOCAB_SIZE} columns, got shape {[*x.shape]}"
-        )
-
-
-def check_by_row(
-    export: str, x: torch.Tensor, x_name: str, parameters: Mapping[str, object]
-) -> None:
-    """Check that each parameter that is a tensor has a number for each row of ``x``."""
-    for name, values in parameters.items():
+def check_rows(export: str, **given: Any) -> None:
+    """Check what a declaration of rows does not say: their size, numbers by row, seeds."""
+    x_name = "probs" if "probs" in given else "logits"
+    x = given[x_name]
+    check_vocabulary(export, x_name, x)
+    for name in NUMBERS:
+        values = given.get(name)
         if not isinstance(values, torch.Tensor):
             continue
         check_same_device(export, name, values, x, x_name)
-        dtype = torch.int32 if name == "top_k" else torch.float32
-        check_dtype(export, name, values, dtype)
+        check_dtype(export, name, values, torch.int32 if name == "top_k" else torch.float32)
         if values.dim() == 0:
             raise ValueError(
                 f"{export}: {name}: Expected a 1D tensor of shape (batch_size,) or scalar, got a "
@@ -188,18 +167,24 @@ def check_by_row(
                 f"{export}: Sampling parameter tensor batch size mismatch: {name} must have shape "
                 f"{[*x.shape[:1]]}, got {[*values.shape]}"
             )
+    if "random" in given:
+        check_random(export, x_name, x, given["random"], len(given["out"]))
+
+
+def check_vocabulary(export: str, name: str, x: torch.Tensor) -> None:
+    """Check that the last dimension is not longer than the kernels' rows."""
+    size = x.shape[-1]
+    if not 1 <= size <= MAX_VOCAB_SIZE:
+        raise ValueError(
+            f"{export}: {name} must have 1 to {MAX_VOCAB_SIZE} columns, got shape {[*x.shape]}"
+        )
 
 
 def check_random(
-    export: str,
-    x: torch.Tensor,
-    x_name: str,
-    outputs: int,
-    seed_arr: torch.Tensor | None,
-    offset_arr: torch.Tensor | None,
+    export: str, x_name: str, x: torch.Tensor, random: tuple[Any, ...], outputs: int
 ) -> None:
     """Check that seeds and offsets that are tensors have one number or one for each output."""
-    for name, values in (("seed", seed_arr), ("offset", offset_arr)):
+    for name, values in (("seed", random[0]), ("offset", random[2])):
         if values is None:
             continue
         if values.device != x.device:
@@ -216,34 +201,3 @@ def check_random(
             raise ValueError(
                 f"{export}: {name} tensor length must be 1 or {outputs}, got {values.shape[0]}"
             )
-
-
-def check_outputs(
-    export: str,
-    x: torch.Tensor,
-    x_name: str,
-    indices: torch.Tensor | None,
-    out: torch.Tensor,
-    valid: torch.Tensor | None,
-) -> int:
-    """Check that indices and results fit each other, and return the number of outputs."""
-    outputs: int = x.shape[0]
-    if indices is not None:
-        check_same_device(export, "indices", indices, x, x_name)
-        check_dtype(export, "indices", indices, torch.int32, torch.int64)
-        check_rank(export, "indices", indices, 1, 1)
-        if indices.shape[0] > 0 and outputs == 0:
-            raise ValueError(
-                f"{export}: {x_name} must have the rows that indices name, got shape {[*x.shape]}"
-            )
-        check_within(export, "indices", indices, outputs, f"rows of {x_name}")
-        outputs = indices.shape[0]
-    dtype = torch.int32 if indices is None else indices.dtype
-    for name, result, kind in (("out", out, dtype), ("valid", valid, torch.bool)):
-        if result is None:
-            continue
-        check_same_device(export, name, result, x, x_name)
-        check_dtype(export, name, result, kind)
-        if result.shape != (outputs,):
-            raise ValueError(f"{export}: {name} must have shape [{outputs}], got {[*result.shape]}")
-    return outputs

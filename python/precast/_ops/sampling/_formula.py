@@ -102,7 +102,7 @@ def draw(
     top_k: torch.Tensor | int = 0,
     top_p: torch.Tensor | float = 1.0,
     min_p: torch.Tensor | float = 0.0,
-    joint: bool = False,
+    filter_apply_order: str = "top_k_first",
     seed: torch.Tensor | int | None = 0,
     offset: torch.Tensor | int | None = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -110,8 +110,8 @@ def draw(
 
     A first draw is made before it is known what top-p keeps. It stands if its token is kept, and
     then has the right distribution. Otherwise nothing up to that token's weight is kept: the next
-    draw is made from what is above. The last one is made from what is kept. With ``joint``, top-p
-    counts the mass of all tokens, otherwise that of those that top-k keeps.
+    draw is made from what is above. The last one is made from what is kept. If the filters are
+    ``"joint"``, top-p counts the mass of all tokens, otherwise that of those that top-k keeps.
     """
     device = weights.device
     outputs = weights.shape[0] if indices is None else indices.shape[0]
@@ -119,6 +119,7 @@ def draw(
     if outputs == 0:
         return rows, rows.bool()
     by_k, by_min = top_k_threshold(weights, top_k), min_p_threshold(weights, min_p)
+    joint = filter_apply_order == "joint"
     by_p = top_p_threshold(weights, top_p, weights >= (-torch.inf if joint else by_k))
     tried = weights.where(weights >= torch.maximum(by_k, by_min), 0)
     tokens = sample_rows(tried, rows, uniforms(seed, offset, outputs, 0, device))

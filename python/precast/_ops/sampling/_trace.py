@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-from precast._ops.sampling._arguments import is_joint
+from precast._ops.sampling._arguments import FILTERS, NUMBERS, PENALTIES, is_joint
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
 
 VOCABULARY = Const("v", "Tokens of the vocabulary.")
 SEED = Scalar("int64", description="Key of the random numbers.", sample=7)
@@ -24,7 +26,6 @@ _NUMBERS = {
     "frequency_penalty": ("float32", 0.25, ""),
     "presence_penalty": ("float32", 0.5, ""),
 }
-_FILTERS = ("temperature", "top_k", "top_p", "min_p")
 #: The shapes of optional tensors, and their descriptions.
 _GIVEN = {
     "indices": (["batch_size"], "The distribution of each token."),
@@ -55,34 +56,20 @@ class Form(NamedTuple):
 def form_of(function: str, **call: Any) -> Form:
     """Return the form of a call of a function that draws."""
     return Form(
-        tuple(name for name in _NUMBERS if is_tensor(call.get(name))),
+        tuple(name for name in NUMBERS if is_tensor(call.get(name))),
         tuple(name for name in _GIVEN if call.get(name) is not None),
         is_joint(function, call.get("filter_apply_order", "top_k_first")),
         is_tensor(call.get("seed")),
     )
 
 
-F = TypeVar("F", bound=Hashable)
-
-
-def _by_form(
-    find: Callable[..., F], make: Callable[[F], TraceTemplate], usual: Iterable[F]
-) -> Callable[..., TraceTemplate]:
-    """Make a dispatch function over the forms of a call, which are too many to make them all.
-
-    It lists the usual ones first; the template of another form is made at its first call.
-    """
-    templates = {form: make(form) for form in usual}
-
-    def choose(**call: Any) -> TraceTemplate:
-        form = find(**call)
-        if form not in templates:
-            templates.setdefault(form, make(form))  # Another thread may have been first.
-        return templates[form]
-
-    function: Any = choose
-    function.templates = templates.values()  # It grows with them.
-    return choose
+def _number(name: str, rows: str, by_row: bool, is_described: bool = True) -> Tensor | Scalar:
+    """Return the input of a filter or a penalty."""
+    dtype, sample, text = _NUMBERS[name]
+    about = text if is_described else ""
+    if by_row:
+        return Tensor([rows], dtype=dtype, description=about)
+    return Scalar(dtype, description=about, sample=sample)
 
 
 # -- draws ----------------------------------------------------------------------------------------
@@ -92,13 +79,13 @@ _USUAL = (
     Form(),
     Form(joint=True),
     Form(seeds=True),
-    Form(_FILTERS),
+    Form(("temperature", *FILTERS)),
     Form(("temperature",), joint=True),
     Form(("top_k", "top_p"), ("bitmask",)),
     Form(("repetition_penalty",), ("prompt_mask",)),
     Form((), _MASKS),
-    Form(tuple(_NUMBERS), _MASKS),
-    Form(tuple(_NUMBERS), _MASKS, True, True),
+    Form(NUMBERS, _MASKS),
+    Form(NUMBERS, _MASKS, True, True),
 )
 
 
@@ -137,12 +124,6 @@ def draw_trace(
         + (f", filtered by {' and '.join(filters)}" if filters else "")
     )
 
-    def numbers(form: Form) -> list[str]:
-        """Return filters, and penalties that apply to tokens of the masks."""
-        counted = "output_counts" in form.given
-        names = [*filters, *["repetition_penalty"] * (counted or "prompt_mask" in form.given)]
-        return [*names, *["frequency_penalty", "presence_penalty"] * counted]
-
     def template(form: Form) -> TraceTemplate:
         axes: dict[str, Var | Const] = {
             "batch_size": Var("Rows." if is_sample else "Distributions.")
@@ -152,12 +133,11 @@ def draw_trace(
         axes["vocab_size"] = VOCABULARY
         rows = next(iter(axes))
         inputs: dict[str, Tensor | Scalar] = {x: Tensor([rows, "vocab_size"])}
-        for name in numbers(form):
-            dtype, sample, text = _NUMBERS[name]
-            about = "" if is_sample else text
-            by_row = Tensor([rows], dtype=dtype, description=about)
-            number = Scalar(dtype, description=about, sample=sample)
-            inputs[name] = by_row if name in form.by_row else number
+        # Penalties apply to the tokens of the masks.
+        counted = "output_counts" in form.given
+        repeats = counted or "prompt_mask" in form.given
+        for name in (*filters, *PENALTIES[:1] * repeats, *PENALTIES[1:] * counted):
+            inputs[name] = _number(name, rows, name in form.by_row, is_described=not is_sample)
         for name in form.given:
             shape, about = _GIVEN[name]
             inputs[name] = Tensor(shape, dtype="int32", description=about)
@@ -186,39 +166,33 @@ def draw_trace(
         )
 
     usual = _USUAL if is_sample else _usual(filters)
-    return _by_form(lambda **call: form_of(function, **call), template, usual)
+    return by_form(lambda **call: form_of(function, **call), template, usual)
 
 
 # -- rows -----------------------------------------------------------------------------------------
 
 
 def rows_trace(
-    function: str,
-    kind: str,
-    number: str,
-    reference: Callable[..., Any],
-    output: str,
-    dtype: str | None = None,
+    reference: Callable[..., Any], output: str, dtype: str | None = None
 ) -> Callable[..., TraceTemplate]:
     """Dispatch over a number for all rows or one for each, for a function that returns rows."""
-    number_dtype, sample, text = _NUMBERS[number]
+    function = reference.__name__.removesuffix("_reference")
+    kind, number = inspect.signature(reference).parameters
     shape = ["batch_size", "vocab_size"]
 
     def template(by_row: bool) -> TraceTemplate:
-        scalar = Scalar(number_dtype, description=text, sample=sample)
-        tensor = Tensor(["batch_size"], dtype=number_dtype, description=text)
         return TraceTemplate(
             op_type="sampling",
             name_prefix=f"{function}_by_row" if by_row else function,
             description=f"{output[0].upper()}{output[1:]} of each row of {kind}, by {number}",
             axes={"batch_size": Var("Rows."), "vocab_size": VOCABULARY},
-            inputs={kind: Tensor(shape), number: tensor if by_row else scalar},
+            inputs={kind: Tensor(shape), number: _number(number, "batch_size", by_row)},
             outputs={output: Tensor(shape, dtype=dtype, dtype_from=None if dtype else kind)},
             reference=reference,
             fill=_fill,
         )
 
-    return _by_form(lambda **call: is_tensor(call.get(number)), template, (False, True))
+    return by_form(lambda **call: is_tensor(call.get(number)), template, (False, True))
 
 
 def _fill(made: dict[str, Any]) -> None:
@@ -231,7 +205,7 @@ def _fill(made: dict[str, Any]) -> None:
         count = torch.arange(value.numel(), device=value.device).view(value.shape)
         if name == "top_k":
             made[name] = (count + 2).to(value.dtype)
-        elif name in _FILTERS:
+        elif name in ("temperature", *FILTERS):
             made[name] = ((count % 8 + 1) / 16).to(value.dtype)
         elif name.endswith("_penalty"):
             made[name] = (count % 4 + 2) / 2

@@ -8,27 +8,24 @@ from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._op.export import Export, op
+from precast._op.export import Export, accepted, op
 from precast._ops.sampling._arguments import (
     DERIVED,
+    FILTERS,
     Real,
     Whole,
-    check_by_row,
-    check_random,
-    check_vocabulary,
+    check_rows,
     explain_draw,
     kinds,
     reject_nan,
 )
 from precast._ops.sampling._docs import DRAW, ROWS
-from precast._ops.sampling._fused_reference import sample_reference as sample_reference
-from precast._ops.sampling._fused_reference import sampled_tokens
+from precast._ops.sampling._formula import draw, parameter, weights_of_logits
+from precast._ops.sampling._inverse_cdf import row_sums
 from precast._ops.sampling._trace import draw_trace
 from precast.api_logging import precast_api
 
 MAX_TOP_LOGPROBS = 32
-_FILTERS = ("temperature", "top_k", "top_p", "min_p")
-_PENALTIES = ("repetition_penalty", "frequency_penalty", "presence_penalty")
 
 
 class Sampled(NamedTuple):
@@ -53,25 +50,114 @@ class Sampled(NamedTuple):
     valid: torch.Tensor | None = None
 
 
-def _check(logits: torch.Tensor, random: tuple[Any, ...], **given: Any) -> None:
-    check_vocabulary("sample", "logits", logits)
-    by_row = {name: given[name] for name in (*_FILTERS, *_PENALTIES) if name in given}
-    check_by_row("sample", logits, "logits", by_row)
-    top = given.get("top_tokens")
-    if top is not None and top.shape[1] > MAX_TOP_LOGPROBS:
-        raise ValueError(
-            f"sample: top_tokens must have at most {MAX_TOP_LOGPROBS} columns, got {top.shape[1]}"
-        )
-    check_random("sample", logits, "logits", logits.shape[0], random[0], random[2])
+def unpacked(mask: torch.Tensor, size: int) -> torch.Tensor:
+    """Unpack the bits of int32 words, the lowest first, to ``[rows, size]`` bools."""
+    bits = torch.arange(32, dtype=torch.int32, device=mask.device)
+    return (mask[:, :, None] >> bits & 1).flatten(1)[:, :size].bool()
 
 
-def _write(out: torch.Tensor, valid: torch.Tensor | None, **given: Any) -> None:
-    names = inspect.signature(sample_reference).parameters
-    results = sample_reference(**{name: given[name] for name in names if name in given})
-    others = (given.get(name) for name in ("logprobs", "top_tokens", "top_token_logprobs"))
-    for target, result in zip((out, *others, valid), results):
-        if target is not None:
-            target.copy_(result)
+def penalized(
+    logits: torch.Tensor,
+    repetition: torch.Tensor | float,
+    frequency: torch.Tensor | float,
+    presence: torch.Tensor | float,
+    prompt_mask: torch.Tensor | None,
+    output_counts: torch.Tensor | None,
+) -> torch.Tensor:
+    """Lower logits of tokens of the prompt and of the output; float32."""
+    x = logits.float()
+    rows, size = x.shape
+    seen = torch.zeros_like(x, dtype=torch.bool)
+    if prompt_mask is not None:
+        seen |= unpacked(prompt_mask, size)
+    if output_counts is not None:
+        seen |= output_counts > 0
+    r, f, s = (
+        parameter(penalty, rows, torch.float32, x.device)
+        for penalty in (repetition, frequency, presence)
+    )
+    x = torch.where(seen, torch.where(x > 0, x / r, x * r), x)
+    if output_counts is not None:
+        x = x - f * output_counts.float()
+        x = x - s * (output_counts > 0).float()
+    return x
+
+
+def top_of(
+    x: torch.Tensor, logs: torch.Tensor, valid: torch.Tensor, count: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Find the ``count`` largest of each row, equal ones by their number, and their logarithms."""
+    size = min(count, x.shape[1])
+    order = x.sort(dim=1, descending=True, stable=True).indices[:, :size]
+    top = logs.gather(1, order)
+    top = top.masked_fill(~valid[:, None], -torch.inf)
+    order = order.where(top > -torch.inf, -1)
+    missing = 0, count - size
+    order = torch.nn.functional.pad(order, missing, value=-1)
+    return order.to(torch.int32), torch.nn.functional.pad(top, missing, value=-torch.inf)
+
+
+def sample_reference(
+    logits: torch.Tensor,
+    temperature: torch.Tensor | float = 1.0,
+    top_k: torch.Tensor | int = 0,
+    top_p: torch.Tensor | float = 1.0,
+    min_p: torch.Tensor | float = 0.0,
+    repetition_penalty: torch.Tensor | float = 1.0,
+    frequency_penalty: torch.Tensor | float = 0.0,
+    presence_penalty: torch.Tensor | float = 0.0,
+    prompt_mask: torch.Tensor | None = None,
+    output_counts: torch.Tensor | None = None,
+    bitmask: torch.Tensor | None = None,
+    filter_apply_order: str = "top_k_first",
+    seed: torch.Tensor | int = 0,
+    offset: torch.Tensor | int = 0,
+    top_logprobs: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """:func:`sample` in plain PyTorch on any device; ``exp`` may round differently.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        Tokens, their log-probabilities, the likeliest tokens, theirs, and validity.
+
+    Examples
+    --------
+    >>> import torch
+    >>> sample_reference(torch.tensor([[0.0, 2.0, 1.0]]), temperature=0.0)[0].tolist()
+    [1]
+    """
+    penalties = repetition_penalty, frequency_penalty, presence_penalty
+    x = penalized(logits, *penalties, prompt_mask, output_counts)
+    if bitmask is not None:
+        x = x.masked_fill(~unpacked(bitmask, x.shape[1]), -torch.inf)
+    divisor = parameter(temperature, x.shape[0], torch.float32, x.device)
+    greedy = divisor == 0
+    divisor = divisor.masked_fill(greedy, 1)
+    weights = weights_of_logits(x, divisor)
+    filters = top_k, top_p, min_p, filter_apply_order
+    tokens, valid = draw(weights, None, *filters, seed, offset)
+    first = (x == x.amax(dim=1, keepdim=True)).to(torch.int32).argmax(dim=1)
+    tokens = torch.where(greedy[:, 0] & valid, first, tokens)
+    logs = (x - x.max(dim=1, keepdim=True).values) * (1 / divisor)
+    logs = (logs - row_sums(weights)[:, None].log()).masked_fill(~valid[:, None], torch.nan)
+    top_tokens, top_logs = top_of(x, logs, valid, top_logprobs)
+    token_logs = logs.gather(1, tokens[:, None])[:, 0]
+    return tokens.to(torch.int32), token_logs, top_tokens, top_logs, valid
+
+
+def sampled_tokens(logits: torch.Tensor, **given: Any) -> torch.Tensor:
+    """Return the tokens alone, which are what a trace describes."""
+    return sample_reference(logits, **given)[0]
+
+
+# What a template passes on is checked against the signature.
+sampled_tokens.__signature__ = inspect.signature(sample_reference)  # type: ignore[attr-defined]
+
+
+def _tokens_and_valid(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    results = sample_reference(**accepted(sample_reference, given))
+    return results[0], results[-1]
 
 
 _LOGITS = (
@@ -86,8 +172,8 @@ _SAMPLE = Export(
     "output_counts?:i32[rows,vocab] bitmask?:i32[rows,(vocab+31)//32] random:random out!:i32[rows] "
     "logprobs!?:f32[rows] top_tokens!?:i32[rows,count] top_token_logprobs!?:f32[rows,count] "
     "valid!?:bool[rows] enable_pdl:pdl",
-    check=_check,
-    write=_write,
+    reference=sample_reference,
+    check=check_rows,
     derived={
         **DERIVED,
         "return_logprobs": lambda logprobs: logprobs is not None,
@@ -103,15 +189,15 @@ _SAMPLE_TOKENS = Export(
     "sampling",
     "sample_tokens",
     f"{_LOGITS} random:random out!:i32[rows] valid!?:bool[rows] enable_pdl:pdl",
-    check=_check,
-    write=_write,
+    reference=_tokens_and_valid,
+    check=check_rows,
     derived=DERIVED,
     kinds=kinds("sample", "logits"),
     function="sample",
 )
 
 
-@precast_api(trace=draw_trace("sample", "logits", _FILTERS, sampled_tokens))
+@precast_api(trace=draw_trace("sample", "logits", ("temperature", *FILTERS), sampled_tokens))
 @op("sampling_fused", explain=explain_draw)
 @documented(DRAW, ROWS)
 def sample(
@@ -206,9 +292,17 @@ def sample(
     >>> out.tokens.tolist(), [round(x, 4) for x in out.logprobs.tolist()]
     ([2, 0], [-0.3133, -0.0134])
     """
-    _check_penalties(
-        *(repetition_penalty, frequency_penalty, presence_penalty), prompt_mask, output_counts
-    )
+    # Without the counts or the mask that it needs, a penalty would have no effect.
+    if output_counts is None:
+        penalties = ("frequency_penalty", frequency_penalty), ("presence_penalty", presence_penalty)
+        for name, penalty in penalties:
+            if not isinstance(penalty, (int, float)) or penalty != 0:
+                raise ValueError(f"sample: {name} needs output_counts, got None")
+        repeats = not isinstance(repetition_penalty, (int, float)) or repetition_penalty != 1
+        if repeats and prompt_mask is None:
+            raise ValueError(
+                "sample: repetition_penalty needs prompt_mask or output_counts, got None"
+            )
     if not 0 <= top_logprobs <= MAX_TOP_LOGPROBS:
         raise ValueError(
             f"sample: top_logprobs must be from 0 to {MAX_TOP_LOGPROBS}, got {top_logprobs}"
@@ -232,24 +326,7 @@ def sample(
         # The penalties are none, or have been rejected.
         _SAMPLE_TOKENS.launch(logits, *filters, random, result.tokens, result.valid, enable_pdl)
         return result
-    penalties = repetition_penalty, frequency_penalty, presence_penalty
+    by_token = repetition_penalty, frequency_penalty, presence_penalty
     masks = prompt_mask, output_counts, bitmask
-    _SAMPLE.launch(logits, *filters, *penalties, *masks, random, *result, enable_pdl)
+    _SAMPLE.launch(logits, *filters, *by_token, *masks, random, *result, enable_pdl)
     return result
-
-
-def _check_penalties(
-    repetition: Real,
-    frequency: Real,
-    presence: Real,
-    prompt_mask: torch.Tensor | None,
-    output_counts: torch.Tensor | None,
-) -> None:
-    """Raise for a penalty without the mask or counts that it needs; it would have no effect."""
-    if output_counts is not None:
-        return
-    for name, penalty in (("frequency_penalty", frequency), ("presence_penalty", presence)):
-        if not isinstance(penalty, (int, float)) or penalty != 0:
-            raise ValueError(f"sample: {name} needs output_counts, got None")
-    if prompt_mask is None and (not isinstance(repetition, (int, float)) or repetition != 1):
-        raise ValueError("sample: repetition_penalty needs prompt_mask or output_counts, got None")

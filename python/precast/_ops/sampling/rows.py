@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 from precast._base.torch import torch
 from precast._op.decorators import CheckedOp
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.sampling._arguments import Real, Whole, check_by_row, check_vocabulary, kinds
+from precast._ops.sampling._arguments import Real, Whole, check_rows, kinds
 from precast._ops.sampling._docs import ROWS
 from precast._ops.sampling._formula import (
     renormalized,
@@ -35,11 +35,6 @@ def _rows(
     def decorate(function: Callable[P, torch.Tensor]) -> CheckedOp[P, torch.Tensor]:
         name, parameters = function.__name__, inspect.signature(function).parameters
         x, number, *_ = parameters
-
-        def check(export: str, **given: Any) -> None:
-            check_vocabulary(export, x, given[x])
-            check_by_row(export, given[x], x, {number: given[number]})
-
         export = Export(
             "sampling",
             name,
@@ -47,7 +42,7 @@ def _rows(
             f"out!:like({x}{',f32' if dtype else ''}) "
             f"enable_pdl:{'pdl' if 'enable_pdl' in parameters else 'pdl_on'}",
             reference=reference,
-            check=check,
+            check=check_rows,
             new={
                 "out": f"_torch.empty({x}.shape, device={x}.device, "
                 f"dtype={f'_torch.{dtype}' if dtype else f'{x}.dtype'})"
@@ -55,7 +50,7 @@ def _rows(
             kinds=kinds(name, x),
         )
         op = launches(export)(documented(ROWS)(function))
-        return precast_api(trace=rows_trace(name, x, number, reference, output, dtype))(op)
+        return precast_api(trace=rows_trace(reference, output, dtype))(op)
 
     return decorate
 

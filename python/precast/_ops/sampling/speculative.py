@@ -8,7 +8,7 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._op.validation import check_dtype, check_rank
+from precast._op.validation import check_rank
 from precast._ops.sampling._arguments import DERIVED, Whole, check_random, check_vocabulary, kinds
 from precast._ops.sampling._docs import DRAW, ROWS
 from precast._ops.sampling._formula import draw
@@ -53,16 +53,9 @@ def chain_speculative_sampling_reference(
     return tokens.to(draft_token_ids.dtype), accepted.to(torch.int32), emitted.to(torch.int32)
 
 
-def _check(
-    export: str,
-    draft_probs: torch.Tensor,
-    draft_token_ids: torch.Tensor,
-    random: tuple[Any, ...],
-    out: torch.Tensor,
-) -> None:
+def _check(export: str, draft_probs: torch.Tensor, random: tuple[Any, ...]) -> None:
     check_vocabulary(export, "draft_probs", draft_probs)
-    check_dtype(export, "out", out, draft_token_ids.dtype)
-    check_random(export, draft_probs, "draft_probs", len(draft_probs), random[0], random[2])
+    check_random(export, "draft_probs", draft_probs, random, len(draft_probs))
 
 
 def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **given: Any) -> None:

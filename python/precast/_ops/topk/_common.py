@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.validation import check_dtype, check_rank
+from precast._op.validation import check_rank
 
 MAX_COLUMNS, MAX_K = 1 << 20, 8192
 LARGE = 2  # TopKTieBreak.LARGE
@@ -15,8 +15,7 @@ KINDS = {"enum": Kind("int {name}", "int({name})")}
 
 
 def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> None:
-    """Raise ValueError for scores, a number or a mode that no function of top-k takes."""
-    check_dtype(export, "input", input, torch.float32, torch.float16, torch.bfloat16)
+    """Raise ValueError for sizes, a number or a mode that no function of top-k takes."""
     check_rank(export, "input", input, 2, 2)
     if input.shape[1] > MAX_COLUMNS:
         raise ValueError(
@@ -30,9 +29,9 @@ def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> No
         raise ValueError(f"{export}: tie_break must be 0, 1 or 2, got {tie_break}")
 
 
-def new_indices(input: torch.Tensor, k: int) -> torch.Tensor:
-    """Allocate ``[rows, k]``, int32."""
-    return torch.empty((input.shape[0], k), dtype=torch.int32, device=input.device)
+def new(dtype: str) -> str:
+    """Return the source of a new output, ``[rows, k]``."""
+    return f"_torch.empty((input.shape[0], k), dtype={dtype}, device=input.device)"
 
 
 def by_value(values: torch.Tensor, tie_break: int) -> torch.Tensor:
@@ -47,7 +46,7 @@ def by_value(values: torch.Tensor, tie_break: int) -> torch.Tensor:
 
 
 def largest_in_windows(
-    values: torch.Tensor,
+    input: torch.Tensor,
     lengths: torch.Tensor,
     k: int,
     tie_break: int,
@@ -57,14 +56,14 @@ def largest_in_windows(
 
     A window begins and ends within its row, whatever its start and length are.
     """
-    size = values.shape[1]
+    size = input.shape[1]
     starts = torch.zeros_like(lengths) if row_starts is None else row_starts.clamp(0, size)
     starts = starts.long()[:, None]
     lengths = torch.minimum(lengths.long()[:, None], size - starts).clamp(min=0)
-    order = by_value(values, tie_break) - starts
+    order = by_value(input, tie_break) - starts
     outside = (order < 0) | (order >= lengths)
     order = order.gather(1, outside.to(torch.int8).sort(dim=1, stable=True).indices)
     found = torch.nn.functional.pad(order, (0, max(0, k - size)))[:, :k]
-    rank = torch.arange(k, device=values.device)
+    rank = torch.arange(k, device=input.device)
     ascending = found.where(rank < lengths, size).sort(dim=1).values
     return ascending.where(rank < lengths, -1)

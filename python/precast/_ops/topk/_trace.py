@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from precast._ops.topk._common import LARGE
-from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
+from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
+from precast.trace.registry import by_form
 
 _K = Const("k", "Elements of each row that are chosen.", multiple=2)
 _LENGTH = Const("n", "Elements of a row.")
@@ -19,32 +20,17 @@ _OPTIONAL = {
 }
 
 
-def _by_form(
-    parts: Sequence[str], make: Callable[[dict[str, bool]], TraceTemplate]
-) -> Callable[..., TraceTemplate]:
-    """Dispatch over which parts a call has: arguments, ``sorted`` and ``large``."""
-    forms = itertools.product([False, True], repeat=len(parts))
-    templates = {form: make(dict(zip(parts, form))) for form in forms}
-
-    def has(part: str, call: Mapping[str, Any]) -> bool:
-        if part == "large":
-            return bool(call.get("tie_break", 0) == LARGE)
-        return bool(call.get(part)) if part == "sorted" else call.get(part) is not None
-
-    @dispatch(*templates.values())
-    def choose(**call: Any) -> TraceTemplate:
-        return templates[tuple(has(part, call) for part in parts)]
-
-    return choose
-
-
 def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
     """Dispatch over the order of the results and which of equal ones are preferred."""
 
-    def template(form: dict[str, bool]) -> TraceTemplate:
+    def form_of(sorted: bool = False, tie_break: int = 0, **call: Any) -> tuple[bool, ...]:
+        return bool(sorted), tie_break == LARGE
+
+    def template(form: tuple[bool, ...]) -> TraceTemplate:
+        is_sorted, large = form
         return TraceTemplate(
             op_type="topk",
-            name_prefix="_".join(["top_k", *(part for part in form if form[part])]),
+            name_prefix="top_k" + "_sorted" * is_sorted + "_large" * large,
             description="Finds the k largest elements of each row",
             axes={"batch_size": Var("Rows."), "d": _LENGTH, "k": _K},
             inputs={"input": Tensor(["batch_size", "d"]), "k": Scalar("int32")},
@@ -54,48 +40,52 @@ def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
             },
             constraints=["k <= d"],
             reference=reference,
-            fixed={"sorted": form["sorted"], **({"tie_break": LARGE} if form["large"] else {})},
+            fixed={"sorted": is_sorted, **({"tie_break": LARGE} if large else {})},
             fill=_in_order,
         )
 
-    return _by_form(["sorted", "large"], template)
+    return by_form(form_of, template, itertools.product([False, True], repeat=2))
 
 
-def transform_trace(
-    function: str, description: str, reference: Callable[..., Any], pages: bool
-) -> Callable[..., TraceTemplate]:
+def transform_trace(reference: Callable[..., Any], pages: bool) -> Callable[..., TraceTemplate]:
     """Dispatch over which arguments of rows are given and which of equal ones are preferred."""
+    function = reference.__name__.removesuffix("_reference")
+    cache = "paged" if pages else "ragged"
+    optional = tuple(_OPTIONAL) if pages else ("row_starts",)
     rows = ["num_rows"]
 
-    def template(form: dict[str, bool]) -> TraceTemplate:
+    def form_of(tie_break: int = 0, **call: Any) -> tuple[bool, ...]:
+        return *(call.get(name) is not None for name in optional), tie_break == LARGE
+
+    def template(form: tuple[bool, ...]) -> TraceTemplate:
+        given = [name for name, is_given in zip(optional, form) if is_given]
         axes: dict[str, Var | Const] = {"num_rows": Var("Queries."), "max_len": _LENGTH, "k": _K}
         inputs: dict[str, Tensor | Scalar] = {"input": Tensor(["num_rows", "max_len"])}
         if pages:
-            batch = "batch_size" if form["row_to_batch"] else "num_rows"
+            batch = "batch_size" if "row_to_batch" in given else "num_rows"
             axes.update({batch: Var("Requests."), "num_pages": Var("Of the longest request.")})
             inputs["src_page_table"] = Tensor([batch, "num_pages"], dtype="int32")
         else:
             inputs["offsets"] = Tensor(rows, dtype="int32", description="Added to the positions.")
         inputs["lengths"] = Tensor(rows, dtype="int32", description="Scores of each row.")
         inputs["k"] = Scalar("int32")
-        for name, text in _OPTIONAL.items():
-            if form.get(name):
-                inputs[name] = Tensor(rows, dtype="int32", description=text)
+        for name in given:
+            inputs[name] = Tensor(rows, dtype="int32", description=_OPTIONAL[name])
         if pages:
             inputs["page_size"] = Scalar("int32", sample=8)
         return TraceTemplate(
             op_type="topk",
-            name_prefix="_".join([function, *(part for part in form if form[part])]),
-            description=description,
+            name_prefix="_".join([function, *given, *["large"] * form[-1]]),
+            description=f"Finds the k largest scores of each row, as positions in a {cache} cache",
             axes=axes,
             inputs=inputs,
             outputs={"output_indices": Tensor(["num_rows", "k"], dtype="int32")},
             reference=reference,
-            fixed={"tie_break": LARGE} if form["large"] else {},
+            fixed={"tie_break": LARGE} if form[-1] else {},
             fill=_fill,
         )
 
-    return _by_form([*(_OPTIONAL if pages else ["row_starts"]), "large"], template)
+    return by_form(form_of, template, itertools.product([False, True], repeat=len(optional) + 1))
 
 
 def _in_order(made: dict[str, Any]) -> None:

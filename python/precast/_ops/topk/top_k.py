@@ -7,7 +7,7 @@ import enum
 
 from precast._base.torch import torch
 from precast._op.export import Export, launches
-from precast._ops.topk._common import KINDS, by_value, check_scores
+from precast._ops.topk._common import KINDS, by_value, check_scores, new
 from precast._ops.topk._trace import top_k_trace
 from precast.api_logging import precast_api
 
@@ -50,14 +50,11 @@ def _check(export: str, input: torch.Tensor, k: int, tie_break: int) -> None:
 _TOP_K = Export(
     "topk",
     "top_k",
-    "input:T[rows,columns] k:size sorted:bool deterministic:bool tie_break:enum values!:T[rows,k] "
-    "indices!:i64[rows,k] enable_pdl:pdl_on",
+    "input:T=f32|f16|bf16[rows,columns] k:size sorted:bool deterministic:bool tie_break:enum "
+    "values!:T[rows,k] indices!:i64[rows,k] enable_pdl:pdl_on",
     reference=top_k_reference,
     check=_check,
-    new={
-        name: f"_torch.empty((input.shape[0], k), dtype={dtype}, device=input.device)"
-        for name, dtype in (("values", "input.dtype"), ("indices", "_torch.int64"))
-    },
+    new={"values": new("input.dtype"), "indices": new("_torch.int64")},
     kinds=KINDS,
 )
 

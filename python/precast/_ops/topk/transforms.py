@@ -1,18 +1,112 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the k largest scores of each query, as positions in a paged KV cache."""
+"""Find the k largest scores of each query, as positions in a ragged or paged KV cache."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.docs import documented
-from precast._op.export import Export, launches
+from precast._op.export import Export, accepted, launches
 from precast._op.validation import check_memory_apart, check_within
-from precast._ops.topk._common import KINDS, check_scores, largest_in_windows, new_indices
+from precast._ops.topk._common import KINDS, check_scores, largest_in_windows, new
 from precast._ops.topk._trace import transform_trace
-from precast._ops.topk.ragged_transform import top_k_ragged_transform
-from precast._ops.topk.top_k import TopKTieBreak
+from precast._ops.topk.top_k import TopKTieBreak, top_k
 from precast.api_logging import precast_api
+
+# -- ragged caches --------------------------------------------------------------------------------
+
+
+def top_k_ragged_transform_reference(
+    input: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    tie_break: int = 0,
+    row_starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """:func:`top_k_ragged_transform` in plain PyTorch on any device, in deterministic order."""
+    at = largest_in_windows(input, lengths, k, tie_break, row_starts)
+    return torch.where(at < 0, -1, at + offsets[:, None]).to(torch.int32)
+
+
+_RAGGED = Export(
+    "topk",
+    "top_k_ragged_transform",
+    "input:T=f32|f16|bf16[rows,columns] offsets:i32[rows] lengths:i32[rows] k:size "
+    "deterministic:bool tie_break:enum row_starts?:i32[rows] out!:i32[rows,k] enable_pdl:pdl_on",
+    reference=top_k_ragged_transform_reference,
+    check=check_scores,
+    new={"out": new("_torch.int32")},
+    kinds=KINDS,
+)
+
+
+@precast_api(trace=transform_trace(top_k_ragged_transform_reference, pages=False))
+@launches(_RAGGED, explain=check_scores)
+@documented(top_k)
+def top_k_ragged_transform(
+    input: torch.Tensor,
+    offsets: torch.Tensor,
+    lengths: torch.Tensor,
+    k: int,
+    deterministic: bool = False,
+    tie_break: int = TopKTieBreak.NONE,
+    dsa_graph_safe: bool = False,
+    row_starts: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Find the k largest scores of each row, as positions in a ragged cache.
+
+    The scores of row ``i`` are ``input[i, s : s + lengths[i]]`` for ``s = row_starts[i]``; position
+    ``j`` of them becomes ``offsets[i] + j``.
+
+    Parameters
+    ----------
+    input : torch.Tensor
+        ``[rows, max_len]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA device;
+        ``max_len`` up to 2^20.
+    offsets : torch.Tensor
+        ``[rows]``, int32: added to the positions of each row.
+    lengths : torch.Tensor
+        ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
+    k : int
+        How many are chosen; from 1 to 8192, also above ``max_len``.
+    deterministic : bool
+        The same input gives the same output, by ascending position.
+    tie_break : int
+        Which of equal scores are chosen, as in :func:`top_k`.
+    row_starts : torch.Tensor, optional
+        ``[rows]``, int32: where the scores of each row start. Default: 0.
+
+    Returns
+    -------
+    torch.Tensor
+        ``[rows, k]``, int32; -1 behind the last position of a row with fewer than ``k`` scores,
+        whose positions come in ascending order.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; another dtype, shape or stride; ``k`` out of range;
+        an unknown ``tie_break``.
+
+    Notes
+    -----
+    Exact. Allocates its result; safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> scores = torch.tensor([[1.0, 3.0, 2.0], [5.0, 0.0, 0.0]])
+    >>> offsets, lengths = torch.tensor([[0, 3], [3, 1]], dtype=torch.int32)
+    >>> with precast.reference_mode():
+    ...     precast.top_k_ragged_transform(scores, offsets, lengths, 2).tolist()
+    [[1, 2], [3, -1]]
+    """
+
+
+# -- paged caches ---------------------------------------------------------------------------------
 
 NAME = "top_k_page_table_transform"
 
@@ -29,31 +123,20 @@ def top_k_page_table_transform_reference(
     page_size: int = 1,
 ) -> torch.Tensor:
     """:func:`top_k_page_table_transform` in plain PyTorch on any device, in deterministic order."""
-    rest = row_to_batch, tie_break, row_starts, page_table_row_starts, page_size
-    return positions(input, src_page_table, lengths, k, *rest)[0]
-
-
-def positions(
-    input: torch.Tensor,
-    src_page_table: torch.Tensor,
-    lengths: torch.Tensor,
-    k: int,
-    row_to_batch: torch.Tensor | None,
-    tie_break: int,
-    row_starts: torch.Tensor | None,
-    page_table_row_starts: torch.Tensor | None,
-    page_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return positions in the cache, and in the windows, -1 behind the last of them.
-
-    The row of the page table of an empty window is not read.
-    """
     at = largest_in_windows(input, lengths, k, tie_break, row_starts)
     rows = torch.arange(at.shape[0], device=at.device)
+    # The row of the page table of an empty window is not read.
     batch = (rows if row_to_batch is None else row_to_batch.long()).where(at[:, 0] >= 0, 0)
     pages = page_columns(at, row_starts, page_table_row_starts, page_size).where(at >= 0, 0)
     physical = src_page_table[batch[:, None], pages].long() * page_size + at % page_size
-    return torch.where(at < 0, -1, physical).to(torch.int32), at
+    return torch.where(at < 0, -1, physical).to(torch.int32)
+
+
+def _both_positions(**given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return positions in the cache, and in the windows, -1 behind the last of them."""
+    reference = top_k_page_table_transform_reference
+    physical = reference(**accepted(reference, given))
+    return physical, largest_in_windows(**accepted(largest_in_windows, given))
 
 
 def page_columns(
@@ -122,25 +205,18 @@ _PAGE_SIZE = Kind(
 _PAGED = Export(
     "topk",
     NAME,
-    "input:T[rows,columns] src_page_table:i32[batch,pages] lengths:i32[rows] k:size "
+    "input:T=f32|f16|bf16[rows,columns] src_page_table:i32[batch,pages] lengths:i32[rows] k:size "
     "row_to_batch?:i32[rows] deterministic:bool tie_break:enum row_starts?:i32[rows] "
     "page_table_row_starts?:i32[rows] page_size:page_size out!:i32[rows,k] "
     "out_raw_indices!?:i32[rows,k] enable_pdl:pdl_on",
-    reference=positions,
+    reference=_both_positions,
     check=_check,
-    new={"out": new_indices},
+    new={"out": new("_torch.int32")},
     kinds={**KINDS, "page_size": _PAGE_SIZE},
 )
 
 
-@precast_api(
-    trace=transform_trace(
-        NAME,
-        "Finds the k largest scores of each row, as positions in a paged cache",
-        top_k_page_table_transform_reference,
-        True,
-    )
-)
+@precast_api(trace=transform_trace(top_k_page_table_transform_reference, pages=True))
 @launches(_PAGED, ["out"], check_scores)
 @documented(top_k_ragged_transform)
 def top_k_page_table_transform(
