@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from precast._base import errors
 from precast.cli._output import UnableError, UsageError
@@ -34,6 +36,7 @@ _ERRORS: dict[type[BaseException], tuple[int, str | None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``precast`` with ``argv`` (default: the process's) and return the exit code."""
+    _complete_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         from precast.cli._completers import answer
@@ -60,6 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         except OSError:
             _drop_output()
         return code
+
+
+def _complete_streams() -> None:
+    """Output that was closed goes nowhere; what an encoding lacks is written as an escape."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            nowhere = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
+            setattr(sys, name, nowhere)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _drop_output() -> None:

@@ -266,3 +266,25 @@ def test_the_command_line_adds_little_to_the_import_of_precast():
         best = min(best, int(row[1]))
     # 4-8 ms on an idle machine; the bound is loose, because several tests may run at once.
     assert best < 60_000
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-"])
+@pytest.mark.parametrize("command", ["list --arch 9.0", "list --arch 9.0 --json", "cache info"])
+def test_closed_output_is_no_error(closed, command, tmp_path):
+    done = subprocess.run(
+        ["sh", "-c", f'exec "$0" -m precast {command} {closed}', sys.executable],
+        env={**os.environ, "PYTHONPATH": PACKAGES, "PRECAST_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_escaped(encoding, tmp_path):
+    place = tmp_path / "\u4e16\u754c"
+    place.mkdir()
+    done = run("doctor", PRECAST_PROVIDER_PATH=str(place), PYTHONIOENCODING=encoding)
+    assert done.returncode == 1, done.stderr
+    assert r"\u4e16\u754c" in done.stdout
+    assert done.stderr == ""
