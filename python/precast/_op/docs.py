@@ -3,15 +3,17 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. A missing section ``Returns`` is taken from the first source that has one,
-``Raises`` from the first text, and ``Examples`` of a reference from its op, which runs it.
+:data:`COMMON`. An entry of several arguments is taken for those that are missing. A missing section
+``Returns`` is taken from the first text or function of the same return type that has one,
+``Raises`` from the first source that has one, but a reference raises only what a text says, and
+``Examples`` of a reference from its op, which runs it.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -48,15 +50,19 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     signature = inspect.signature(function)
     missing = [name for name in signature.parameters if name not in own]
     before = len(own) + len(sections)
-    returns = signature.return_annotation not in (None, "None")
+    returned = signature.return_annotation
     is_reference = function.__name__.endswith("_reference")
     for source in (*sources, COMMON):
         is_text = isinstance(source, str)
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
-        known = _entries(found.get("Parameters", ""))
-        own |= {name: known[name] for name in missing if name in known and name not in own}
+        own |= _entries(found.get("Parameters", ""), [n for n in missing if n not in own])
+        same = is_text or inspect.signature(source).return_annotation == returned
         # What a function raises is not what its reference raises.
-        wanted = {"Returns": returns, "Raises": is_text, "Examples": is_reference}
+        wanted = {
+            "Returns": returned not in (None, "None") and same,
+            "Raises": is_text or not is_reference,
+            "Examples": is_reference,
+        }
         for title in wanted:
             if wanted[title] and title in found:
                 sections.setdefault(title, found[title])
@@ -75,12 +81,15 @@ def _sections(text: str) -> dict[str, str]:
     return {"": first, **dict(zip(rest[::2], rest[1::2]))}
 
 
-def _entries(section: str) -> dict[str, str]:
-    """The entries of a section ``Parameters`` by the names that each is for."""
+def _entries(section: str, wanted: Container[str] | None = None) -> dict[str, str]:
+    """The entries of a section ``Parameters`` by the names that each is for, or for the wanted."""
     found = {}
     for entry in filter(None, _ENTRY.split(section)):
-        for name in entry.partition(" :")[0].partition("\n")[0].split(", "):
-            found[name.lstrip("*")] = entry.rstrip() + "\n"
+        head, _, text = entry.rstrip().partition("\n")
+        names, *kind = head.split(" :", 1)
+        kept = [n for n in names.split(", ") if wanted is None or n.lstrip("*") in wanted]
+        head = " :".join([", ".join(kept), *kind])
+        found.update({name.lstrip("*"): f"{head}\n{text}\n" for name in kept})
     return found
 
 

@@ -145,6 +145,12 @@ class Export(Kernel):
         self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
 
+    @property
+    def out_of_place(self) -> Callable[..., Any]:
+        """The reference, which takes public arguments by name and returns what is written."""
+        assert self._reference is not None
+        return self._reference
+
     # -- source ----------------------------------------------------------------------------------
 
     def _key_source(self, last: str) -> str:
@@ -229,8 +235,7 @@ class Export(Kernel):
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
-        assert self._reference is not None
-        results = self._reference(**_accepted(self._reference, given))
+        results = self.out_of_place(**_accepted(self.out_of_place, given))
         if not isinstance(results, tuple):
             results = (results,)
         for parameter, result in zip(self.declaration.written, results):

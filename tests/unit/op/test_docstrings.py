@@ -53,13 +53,18 @@ def test_missing_arguments_come_from_the_sources_in_the_order_of_the_signature()
 
         Parameters
         ----------
-        x, y : int
+        y : int
             A number
             of two lines.
         by : int
             How far back.
         enable_pdl : bool, optional
             Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
+
+        Raises
+        ------
+        ValueError
+            Never.
 
         Notes
         -----
@@ -74,11 +79,19 @@ def test_a_missing_return_value_comes_from_the_first_source_that_has_one():
         """Again."""
         return x
 
-    assert again.__doc__.endswith("Returns\n-------\nint\n    A text.")
+    assert "Returns\n-------\nint\n    A text.\n\nRaises" in again.__doc__
     assert "A number\n    of two lines." in again.__doc__
 
 
-def test_what_is_raised_comes_from_texts_alone():
+def test_a_return_value_comes_from_functions_of_the_same_type_alone():
+    def several(x: int) -> tuple[int, int]:
+        """Several."""
+        return x, x
+
+    assert "Returns" not in completed(several, turn)
+
+
+def test_what_a_reference_raises_comes_from_texts_alone():
     def again(x: int, by: int) -> int:
         """Again.
 
@@ -88,9 +101,12 @@ def test_what_is_raised_comes_from_texts_alone():
         """
         return x
 
-    assert "Raises" not in completed(again, turn)
+    assert "ValueError\n    Never." in completed(again, turn)
     text = "Raises\n------\nTypeError\n    A text.\n"
     assert completed(again, text, turn).endswith(f"{text}\nNotes\n-----\nNone.")
+    again.__name__ = "again_reference"
+    assert "Raises" not in completed(again, turn)
+    assert text in completed(again, turn, text)
 
 
 def test_a_complete_docstring_stays_as_it_is():
@@ -105,6 +121,11 @@ def test_a_complete_docstring_stays_as_it_is():
         ----------
         x : int
             Its own.
+
+        Raises
+        ------
+        TypeError
+            Always.
         """
 
     assert completed(whole, turn) == inspect.getdoc(whole)
