@@ -60,9 +60,9 @@ from precast._ops.quantize.packbits import segment_packbits_reference as segment
 from precast._ops.quantize.per_block import per_block_cast_to_fp8 as per_block_cast_to_fp8
 from precast._ops.quantize.per_block import quantize_fp8 as quantize_fp8
 from precast._ops.quantize.per_tensor import per_tensor_quant_fp8 as per_tensor_quant_fp8
+from precast._ops.quantize.per_tensor import per_token_quant_fp8 as per_token_quant_fp8
 from precast._ops.quantize.per_tensor import scaled_fp8_quant as scaled_fp8_quant
 from precast._ops.quantize.per_tensor import static_quant_fp8 as static_quant_fp8
-from precast._ops.quantize.per_token import per_token_quant_fp8 as per_token_quant_fp8
 from precast._ops.quantize.per_token_group import per_token_cast_to_fp8 as per_token_cast_to_fp8
 from precast._ops.quantize.per_token_group import (
     per_token_group_quant_8bit as per_token_group_quant_8bit,

@@ -56,7 +56,7 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
         is_text = isinstance(source, str)
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
         own |= _entries(found.get("Parameters", ""), [n for n in missing if n not in own])
-        same = is_text or inspect.signature(source).return_annotation == returned
+        same = isinstance(source, str) or inspect.signature(source).return_annotation == returned
         # What a function raises is not what its reference raises.
         wanted = {
             "Returns": returned not in (None, "None") and same,
