@@ -132,18 +132,6 @@ def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torc
     return e2m1_pack(codes).reshape(shape), place_scales(scales.to(torch.uint8), layout)
 
 
-def quantize_mxfp8(
-    input: torch.Tensor, layout: int, alignment: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 in the padded shape of ``input``, and scales in the order of the layout."""
-    padding = -input.shape[-1] % alignment
-    padded = torch.nn.functional.pad(input.float(), (0, padding))
-    x = in_blocks(padded, 32)
-    scales = ue8m0_round_up(block_maxima(x), 8, 1.75)
-    elements = e4m3(x * ue8m0_values(254 - scales)[..., None])
-    return elements.reshape(padded.shape), place_scales(scales.to(torch.uint8), layout)
-
-
 def dequantize(
     elements: torch.Tensor, scales: torch.Tensor, global_scale: torch.Tensor | None, block: int
 ) -> torch.Tensor:
@@ -153,24 +141,16 @@ def dequantize(
     return values if global_scale is None else values * global_scale.float().reshape(())
 
 
-def dequantize_e2m1(
-    packed: torch.Tensor,
+def dequantize_blocks(
+    elements: torch.Tensor,
     scales: torch.Tensor,
-    global_scale: torch.Tensor | None,
     block: int,
-    e4m3_scales: bool,
     layout: int,
+    e4m3_scales: bool = False,
+    global_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Convert packed e2m1 with the bytes of its scales to fp32."""
-    elements = e2m1_unpack(packed)
+    """Multiply fp32 elements by their scales, given as bytes, and by one number."""
     rows = math.prod(elements.shape[:-1])
     placed = gather_scales(scales, rows, elements.shape[-1] // block, layout)
     values = placed.view(torch.float8_e4m3fn).float() if e4m3_scales else ue8m0_values(placed)
     return dequantize(elements, values, global_scale, block)
-
-
-def dequantize_mxfp8(elements: torch.Tensor, scales: torch.Tensor, layout: int) -> torch.Tensor:
-    """Convert e4m3 with the bytes of its scales, which are powers of two, to fp32."""
-    rows = math.prod(elements.shape[:-1])
-    placed = gather_scales(scales, rows, elements.shape[-1] // 32, layout)
-    return dequantize(elements.float(), ue8m0_values(placed), None, 32)

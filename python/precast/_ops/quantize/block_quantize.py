@@ -13,12 +13,18 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
 from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4, scale_shape
 from precast._ops.quantize._trace_blocks import quantize_trace
-from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
+from precast._ops.quantize.sf_layout import (
+    BLOCKS,
+    LAYOUT_FLAGS,
+    SfLayout,
+    check_backend,
+    check_quantized_blocks,
+    layout_of_flags,
+)
 from precast.api_logging import precast_api
-from precast.trace import Scalar, TraceTemplate, dispatch
+from precast.trace import TraceTemplate, dispatch
 
 _NVFP4 = "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale."
 _MXFP4 = "MXFP4: e2m1 in blocks of 32 with scales that are powers of two."
@@ -64,8 +70,9 @@ _NVFP4_QUANTIZE = Export(
 )
 
 
-@precast_api(trace=quantize_trace(_NVFP4_QUANTIZE, _NVFP4, nvfp4_quantize_reference, 16))
+@precast_api(trace=quantize_trace(_NVFP4_QUANTIZE, _NVFP4, 16))
 @op("block_quantize")
+@documented(BLOCKS)
 def nvfp4_quantize(
     a: torch.Tensor,
     a_global_sf: torch.Tensor,
@@ -84,21 +91,13 @@ def nvfp4_quantize(
 
     Parameters
     ----------
-    a : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of 16 with stride 1, the others merge into at most two strides. 16-byte
-        aligned rows are fastest.
     a_global_sf : torch.Tensor
         ``[1]``, or ``[rows]`` for one of each row, float32: ``g``, usually
         ``448 * 6 / max(abs(a))``, the reciprocal of what dequantisation multiplies by.
-    sfLayout : SfLayout
-        Where the scales lie.
     do_shuffle : bool
         Only False.
     sf_vec_size : int
         Only 16.
-    backend : str
-        Only ``"cuda"``.
 
     Returns
     -------
@@ -161,9 +160,9 @@ _MXFP4_QUANTIZE = Export(
 )
 
 
-@precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, mxfp4_quantize_reference, 32))
+@precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, 32))
 @op("block_quantize")
-@documented(nvfp4_quantize)
+@documented(BLOCKS)
 def mxfp4_quantize(
     a: torch.Tensor,
     backend: str = "cuda",
@@ -177,24 +176,12 @@ def mxfp4_quantize(
         e = \left\lceil \log_2 \frac{\max|x|}{6} \right\rceil, \quad q = \mathrm{e2m1}(x \cdot
         2^{-e})
 
-    Parameters
-    ----------
-    a : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of 32 with stride 1, the others merge into at most two strides. 16-byte
-        aligned rows are fastest.
-
     Returns
     -------
     tuple of torch.Tensor
         ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
         as bytes ``e + 127``, ``[rows, columns // 32]``, for tiled layouts with rows padded to 128
         (8) and columns to 4, by zeros, in the layout's order; uint8.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
 
     Notes
     -----
@@ -277,28 +264,10 @@ _FP4_QUANTIZE = Export(
     "sf_layout:int is_global_scale_inversed:bool enable_pdl:pdl",
     reference=fp4_quantize_reference,
     check=_check_fp4,
-    derived={
-        "sf_vec_size": lambda sf_use_ue8m0: 32 if sf_use_ue8m0 else 16,
-        "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
-        "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
-    },
+    derived={**LAYOUT_FLAGS, "sf_vec_size": lambda sf_use_ue8m0: 32 if sf_use_ue8m0 else 16},
 )
-_OF_NVFP4 = quantize_trace(
-    _FP4_QUANTIZE,
-    _NVFP4,
-    fp4_quantize_reference,
-    16,
-    extra={"is_global_scale_inversed": Scalar("bool")},
-)
-_OF_MXFP4 = quantize_trace(
-    _FP4_QUANTIZE,
-    _MXFP4,
-    fp4_quantize_reference,
-    32,
-    suffix="_ue8m0",
-    global_scale=False,
-    fixed={"sf_vec_size": 32, "sf_use_ue8m0": True},
-)
+_OF_NVFP4 = quantize_trace(_FP4_QUANTIZE, _NVFP4, 16)
+_OF_MXFP4 = quantize_trace(_FP4_QUANTIZE, _MXFP4, 32, {"sf_vec_size": 32, "sf_use_ue8m0": True})
 
 
 @dispatch(_OF_NVFP4, _OF_MXFP4)
@@ -310,7 +279,7 @@ def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTempla
 
 @precast_api(trace=_trace)
 @op("block_quantize")
-@documented(nvfp4_quantize)
+@documented(BLOCKS)
 def fp4_quantize(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
@@ -329,20 +298,12 @@ def fp4_quantize(
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of ``sf_vec_size`` with stride 1, the others merge into at most two
-        strides.
     global_scale : torch.Tensor, optional
         ``[1]`` or ``[rows]``, float32; needed for NVFP4, not read for MXFP4.
     sf_vec_size : int
         Elements of a block: 16 for NVFP4, 32 for MXFP4.
     sf_use_ue8m0 : bool
         MXFP4.
-    is_sf_swizzled_layout : bool
-        Scales in tiles, otherwise linear.
-    is_sf_8x4_layout : bool
-        Tiles of 8x4, otherwise of 128x4.
     is_global_scale_inversed : bool
         ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
 

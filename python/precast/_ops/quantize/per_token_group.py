@@ -10,11 +10,11 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._block_validation import check_backend
 from precast._ops.quantize._outputs import GROUPS, check_scales, group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
 from precast._ops.quantize._trace_8bit import quant_trace
 from precast._ops.quantize.per_tensor import per_token_quant_fp8
+from precast._ops.quantize.sf_layout import check_backend
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.
