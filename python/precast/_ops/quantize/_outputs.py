@@ -19,9 +19,6 @@ from precast._op.validation import (
     check_memory_apart,
 )
 
-LEAST_EPS = 1e-30
-GROUP_SIZES = (16, 32, 64, 128)
-
 #: Public arguments that follow from a given or new ``out``, and from scales of groups.
 DTYPE = {"dst_dtype": lambda out: out.dtype}
 GROUPS = {**DTYPE, "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32}
@@ -129,7 +126,7 @@ def _check_columns(export: str, out_scale: torch.Tensor, aligned: bool) -> None:
 
 def check_eps(export: str, eps: float) -> None:
     """Raise ValueError for an ``eps`` whose scale has no finite reciprocal."""
-    if not (eps >= LEAST_EPS and math.isfinite(eps)):
+    if not (eps >= 1e-30 and math.isfinite(eps)):
         raise ValueError(f"{export}: eps must be a finite number of at least 1e-30, got {eps}")
 
 
@@ -151,7 +148,7 @@ def check_scales(
     check_eps(export, eps)
     count = 1
     if group_size is not None:
-        if group_size not in GROUP_SIZES:
+        if group_size not in (16, 32, 64, 128):
             raise ValueError(f"{export}: group_size must be 16, 32, 64 or 128, got {group_size}")
         count, rest = divmod(out.shape[-1], group_size)
         if rest:

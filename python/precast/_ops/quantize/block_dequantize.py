@@ -15,6 +15,7 @@ from precast._op.export import Export, launches, op
 from precast._op.validation import check_dtype, check_rank
 from precast._ops.quantize._reference_blocks import dequantize_blocks, e2m1_unpack
 from precast._ops.quantize._trace_blocks import dequantize_trace, dequantize_trace_by_dtype
+from precast._ops.quantize.mxfp8 import mxfp8_dequantize
 from precast._ops.quantize.sf_layout import (
     BLOCKS,
     LAYOUT_FLAGS,
@@ -286,7 +287,7 @@ _NVFP4_KV_DEQUANTIZE = Export(
     )
 )
 @launches(_NVFP4_KV_DEQUANTIZE)
-@documented(BLOCKS)
+@documented(BLOCKS, mxfp8_dequantize)
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
@@ -307,11 +308,6 @@ def nvfp4_kv_dequantize(
         :func:`nvfp4_quantize` was given.
     output_dtype : torch.dtype, optional
         bfloat16, float16 or float32. Default: bfloat16.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, ``output_dtype``.
 
     Notes
     -----

@@ -56,17 +56,15 @@ def nvfp4_quantize_reference(
     return quantize_nvfp4(a, a_global_sf, sfLayout, False)
 
 
-def _check_nvfp4(export: str, a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int) -> None:
-    check_quantized_blocks(export, "a", a, 16, sfLayout, "a_global_sf", a_global_sf)
-
-
 _NVFP4_QUANTIZE = Export(
     "block_quantize",
     "nvfp4_quantize",
     "a:T=f16|bf16[*rows(1-),columns] a_global_sf:f32 out!:u8 out_sf!:u8 sfLayout:int "
     "enable_pdl:pdl",
     reference=nvfp4_quantize_reference,
-    check=_check_nvfp4,
+    check=lambda export, a, a_global_sf, sfLayout: check_quantized_blocks(
+        export, "a", a, 16, sfLayout, "a_global_sf", a_global_sf
+    ),
 )
 
 
@@ -102,9 +100,9 @@ def nvfp4_quantize(
     Returns
     -------
     tuple of torch.Tensor
-        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales,
-        ``[rows, columns // 16]``, for tiled layouts with rows padded to 128 (8) and columns to 4,
-        by zeros, in the layout's order; uint8.
+        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
+        as bytes of e4m3, or ``e + 127`` in MXFP4, ``[rows, columns // block]``, for tiled layouts
+        with rows padded to 128 (8) and columns to 4, by zeros, in the layout's order; uint8.
 
     Raises
     ------
@@ -162,7 +160,7 @@ _MXFP4_QUANTIZE = Export(
 
 @precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, 32))
 @op("block_quantize")
-@documented(BLOCKS)
+@documented(BLOCKS, nvfp4_quantize)
 def mxfp4_quantize(
     a: torch.Tensor,
     backend: str = "cuda",
@@ -175,13 +173,6 @@ def mxfp4_quantize(
 
         e = \left\lceil \log_2 \frac{\max|x|}{6} \right\rceil, \quad q = \mathrm{e2m1}(x \cdot
         2^{-e})
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
-        as bytes ``e + 127``, ``[rows, columns // 32]``, for tiled layouts with rows padded to 128
-        (8) and columns to 4, by zeros, in the layout's order; uint8.
 
     Notes
     -----
@@ -279,7 +270,7 @@ def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTempla
 
 @precast_api(trace=_trace)
 @op("block_quantize")
-@documented(BLOCKS)
+@documented(BLOCKS, nvfp4_quantize)
 def fp4_quantize(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
@@ -306,12 +297,6 @@ def fp4_quantize(
         MXFP4.
     is_global_scale_inversed : bool
         ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]``, and the scales, ``[rows, columns // sf_vec_size]`` with the
-        layout's padding; uint8.
 
     Raises
     ------

@@ -17,9 +17,6 @@ from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
 
-#: The most bytes of all segments, because ``new_indptr`` is int32.
-MOST_BYTES = 2**31 - 1
-
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """:func:`packbits` in plain PyTorch on any device."""
@@ -36,25 +33,23 @@ def segment_packbits_reference(
     """:func:`segment_packbits` in plain PyTorch on any device."""
     bounds = indptr.tolist()
     parts = [packbits_reference(x[a:b], bitorder) for a, b in itertools.pairwise(bounds)]
-    lengths = torch.tensor([0, *(part.shape[0] for part in parts)], device=x.device)
     empty = torch.empty(0, dtype=torch.uint8, device=x.device)
-    return torch.cat([*parts, empty]), lengths.cumsum(0).to(torch.int32)
+    return torch.cat([*parts, empty]), _packed_starts(indptr)
+
+
+def _packed_starts(indptr: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(((indptr.diff() + 7) // 8).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _check_segments(x: torch.Tensor, indptr: torch.Tensor) -> None:
     count, segments = x.shape[0], indptr.shape[0] - 1
     if segments < 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
-    if (count + 7 * segments) // 8 > MOST_BYTES:
+    if (count + 7 * segments) // 8 >= 2**31:  # `new_indptr` is int32.
         raise ValueError(
             f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
             f"in {segments} segments"
         )
-
-
-def _write_starts(indptr: torch.Tensor, new_indptr: torch.Tensor) -> None:
-    new_indptr.zero_()
-    new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
 
 def _write_segments(
@@ -98,7 +93,7 @@ _INDPTR = Export(
     "packbits",
     "segment_packbits_indptr",
     "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] enable_pdl:pdl_on",
-    write=_write_starts,
+    reference=_packed_starts,
     check=_check_segments,
     function="segment_packbits",
     traced=False,  # The export that writes the bits follows.
@@ -119,17 +114,14 @@ def _fill(made: dict[str, Any]) -> None:
 
 
 def _trace(
-    export: Export,
-    reference: Callable[..., Any],
-    axes: dict[str, Var | Const],
+    export: Export, reference: Callable[..., Any], axes: dict[str, Var | Const]
 ) -> Callable[..., TraceTemplate]:
     """Make one template for each bit order."""
     bounds: dict[str, Tensor] = {}
     if "indptr" in export.declaration.names:
         bounds["indptr"] = Tensor(["num_bounds"], dtype="int32")
-
-    def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
-        return TraceTemplate(
+    templates = {
+        order: TraceTemplate(
             op_type="quantization",
             name_prefix=export.function + suffix,
             description=f"Eight booleans in a byte, the first in the {place} bit.",
@@ -137,18 +129,18 @@ def _trace(
             inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **bounds},
             outputs={
                 "packed": Tensor(["num_bytes"], dtype="uint8"),
-                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in bounds.items()},
+                **{f"new_{key}": spec for key, spec in bounds.items()},
             },
             reference=reference,
-            fixed=fixed,
+            fixed={"bitorder": order} if suffix else None,
             fill=_fill,
         )
+        for order, suffix, place in (("big", "", "highest"), ("little", "_little", "lowest"))
+    }
 
-    big, little = template("", "highest", {}), template("_little", "lowest", {"bitorder": "little"})
-
-    @dispatch(big, little)
+    @dispatch(*templates.values())
     def choose(bitorder: str = "big", **others: Any) -> TraceTemplate:
-        return little if bitorder == "little" else big
+        return templates.get(bitorder, templates["big"])
 
     return choose
 

@@ -65,7 +65,7 @@ class SfLayout(IntEnum):
     layout_linear = 2
 
 
-def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool = False) -> int:
+def layout_of_flags(is_sf_swizzled_layout: bool, is_sf_8x4_layout: bool) -> int:
     """Return the layout that the flags of FlashInfer's older functions say."""
     if not is_sf_swizzled_layout:
         return 2
