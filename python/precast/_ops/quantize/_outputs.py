@@ -70,10 +70,7 @@ def group_scales(
     use_packed_ue8m0: bool,
     out_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return ``out_scale``, or new scales of the groups of ``out`` in the layout of the flags.
-
-    The shape is ``[..., groups]``, or ``[..., ceil(groups / 4)]`` words of four exponents each.
-    """
+    """Return ``out_scale``, or new scales of the groups of ``out`` in the layout of the flags."""
     if scale_tma_aligned and not column_major_scales:
         raise ValueError(f"{export}: scale_tma_aligned needs column_major_scales=True")
     if use_packed_ue8m0 and not scale_ue8m0:

@@ -106,30 +106,32 @@ def in_blocks(input: torch.Tensor, block: int) -> torch.Tensor:
     return input.reshape(rows, input.shape[-1] // block, block).float()
 
 
-def quantize_nvfp4(
-    input: torch.Tensor, global_scale: torch.Tensor, layout: int, inverse: bool
+def quantize_e2m1(
+    input: torch.Tensor,
+    layout: int,
+    global_scale: torch.Tensor | None = None,
+    inverse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
-    x = in_blocks(input, 16)
-    g = global_scale.float().reshape(-1, 1)
-    if inverse:
-        g = 1.0 / g
-    scales = e4m3(g * (block_maxima(x) * (1.0 / 6.0)))
-    value = scales.float()
-    multiplier = (1.0 / (value * (1.0 / g))).clamp(max=LARGEST_FLOAT32)
-    multiplier = torch.where(value == 0, 0.0, multiplier)
+    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout.
+
+    With a global scale that is NVFP4, without one MXFP4.
+    """
+    if global_scale is None:
+        x = in_blocks(input, 32)
+        exponents = ue8m0_round_up(block_maxima(x), 2, 1.5)
+        scales, multiplier = exponents.to(torch.uint8), ue8m0_values(254 - exponents)
+    else:
+        x = in_blocks(input, 16)
+        g = global_scale.float().reshape(-1, 1)
+        if inverse:
+            g = 1.0 / g
+        scales = e4m3(g * (block_maxima(x) * (1.0 / 6.0)))
+        value = scales.float()
+        multiplier = (1.0 / (value * (1.0 / g))).clamp(max=LARGEST_FLOAT32)
+        multiplier = torch.where(value == 0, 0.0, multiplier)
     packed = e2m1_pack(e2m1_codes(x * multiplier[..., None]))
     shape = (*input.shape[:-1], input.shape[-1] // 2)
     return packed.reshape(shape), place_scales(scales.view(torch.uint8), layout)
-
-
-def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
-    x = in_blocks(input, 32)
-    scales = ue8m0_round_up(block_maxima(x), 2, 1.5)
-    codes = e2m1_codes(x * ue8m0_values(254 - scales)[..., None])
-    shape = (*input.shape[:-1], input.shape[-1] // 2)
-    return e2m1_pack(codes).reshape(shape), place_scales(scales.to(torch.uint8), layout)
 
 
 def dequantize(

@@ -24,18 +24,12 @@ def of_e4m3(
     templates = (usual,) if packed is None else (usual, packed)
 
     @dispatch(*templates)
-    def choose(
-        dst_dtype: Any = None,
-        out: Any = None,
-        out_scale: Any = None,
-        use_packed_ue8m0: bool = False,
-        **others: Any,
-    ) -> TraceTemplate:
+    def choose(dst_dtype: Any = None, out: Any = None, **call: Any) -> TraceTemplate:
         dtype = dst_dtype if out is None else out.dtype
         if dtype not in (None, torch.float8_e4m3fn):
             raise ValueError(f"{usual!r}: only calls with float8_e4m3fn have a definition")
-        words = getattr(out_scale, "dtype", None) == torch.int32
-        return packed if packed is not None and (use_packed_ue8m0 or words) else usual
+        words = getattr(call.get("out_scale"), "dtype", None) == torch.int32
+        return packed if packed and (words or call["use_packed_ue8m0"]) else usual
 
     return choose
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from precast._op.declaration import Parameter
 from precast._op.export import Export
 from precast.trace import Const, Dtype, Scalar, Tensor, TraceTemplate, Var, dispatch
 
@@ -44,11 +43,6 @@ def _layout_of_export(export: Export, block: int | str) -> tuple[dict[str, Scala
     return layout_of(f"(hidden_size // {block})", *params)
 
 
-def _tensors_read(export: Export) -> list[Parameter]:
-    """Return the values, block scales in a dequantisation, and the global scale if there is one."""
-    return [tensor for tensor in export.declaration.tensors if not tensor.written]
-
-
 def quantize_trace(
     export: Export, description: str, block: int, ue8m0: Mapping[str, object] | None = None
 ) -> TraceTemplate:
@@ -56,7 +50,7 @@ def quantize_trace(
 
     ``ue8m0`` is how a call says that scales are powers of two, where it may.
     """
-    source, *scales = _tensors_read(export)
+    source, *scales = (tensor for tensor in export.declaration.tensors if not tensor.written)
     inputs: dict[str, Tensor | Scalar] = {
         "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=source.name)
     }
@@ -98,7 +92,7 @@ def dequantize_trace(
 
     ``block`` is a number or the name of one. The output is ``usual``, or what ``other`` asks for.
     """
-    values, scales, *others = _tensors_read(export)
+    values, scales, *others = (t for t in export.declaration.tensors if not t.written)
     packed = "packed" in values.kind.dims  # type: ignore[union-attr, operator]
     axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}
     axes["hidden_size"] = Const("h", value="packed_size * 2" if packed else None)

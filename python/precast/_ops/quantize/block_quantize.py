@@ -13,7 +13,7 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4, scale_shape
+from precast._ops.quantize._reference_blocks import quantize_e2m1, scale_shape
 from precast._ops.quantize._trace_blocks import quantize_trace
 from precast._ops.quantize.sf_layout import (
     BLOCKS,
@@ -53,7 +53,7 @@ def nvfp4_quantize_reference(
     a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`nvfp4_quantize` in plain PyTorch on any device, the same bits."""
-    return quantize_nvfp4(a, a_global_sf, sfLayout, False)
+    return quantize_e2m1(a, sfLayout, a_global_sf)
 
 
 _NVFP4_QUANTIZE = Export(
@@ -146,7 +146,7 @@ def mxfp4_quantize_reference(
     a: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`mxfp4_quantize` in plain PyTorch on any device, the same bits."""
-    return quantize_mxfp4(a, sfLayout)
+    return quantize_e2m1(a, sfLayout)
 
 
 _MXFP4_QUANTIZE = Export(
@@ -211,10 +211,8 @@ def fp4_quantize_reference(
     _check_recipe(sf_vec_size, sf_use_ue8m0)
     _check_global_scale(global_scale, sf_use_ue8m0)
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
-    if sf_use_ue8m0:
-        return quantize_mxfp4(input, layout)
-    assert global_scale is not None
-    return quantize_nvfp4(input, global_scale, layout, is_global_scale_inversed)
+    used = None if sf_use_ue8m0 else global_scale
+    return quantize_e2m1(input, layout, used, is_global_scale_inversed)
 
 
 def _check_recipe(sf_vec_size: int, sf_use_ue8m0: bool) -> None:

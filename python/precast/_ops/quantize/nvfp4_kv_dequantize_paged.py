@@ -197,10 +197,10 @@ def _fill_pages(call: dict[str, Any]) -> None:
 
 def _template(packed: bool, layout: str) -> TraceTemplate:
     """Make the template for one tensor of keys and values or a pair, in a layout or ``page1``."""
-    inner = {
-        "NHD": ["page_size", "num_heads"],
-        "HND": ["num_heads", "page_size"],
-        "page1": ["num_heads"],
+    suffix, inner = {
+        "NHD": ("", ["page_size", "num_heads"]),
+        "HND": ("_hnd", ["num_heads", "page_size"]),
+        "page1": ("_page1", ["num_heads"]),
     }[layout]
     axes: dict[str, Var | Const] = {
         "batch_size": Var("Requests."),
@@ -235,7 +235,6 @@ def _template(packed: bool, layout: str) -> TraceTemplate:
         rows = ["batch_size", "max_seq_len", "num_heads", f"{part}_head_dim"]
         inputs[name] = Tensor(rows)
         outputs[f"{name}_out"] = Tensor(rows, name, dtype_from=name)
-    suffix = {"NHD": "", "HND": "_hnd", "page1": "_page1"}[layout]
     return TraceTemplate(
         op_type="quantization",
         name_prefix=_PAGED.function + ("_packed" if packed else "") + suffix,

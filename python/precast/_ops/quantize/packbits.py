@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.declaration import Kind
 from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast.api_logging import precast_api
@@ -71,23 +70,13 @@ def _is_little(export: str, bitorder: str) -> bool:
     return bitorder == "little"
 
 
-def _bitorder(export: str) -> dict[str, Kind]:
-    """Make the kind of ``bitorder``, which reaches an export as a flag."""
-    kind = Kind(
-        "bool little",
-        f"_is_little({export!r}, {{name}})",
-        decode=lambda little: "little" if little else "big",
-        names={"_is_little": _is_little},
-    )
-    return {"bitorder": kind}
-
-
+_ORDER = {"bitorder": lambda little: "little" if little else "big"}
 _PACKBITS = Export(
     "packbits",
     "packbits",
-    "x:bool|u8[length] y!:u8[(length+7)//8] bitorder:bitorder enable_pdl:pdl_on",
+    "x:bool|u8[length] y!:u8[(length+7)//8] little:bool enable_pdl:pdl_on",
     reference=packbits_reference,
-    kinds=_bitorder("packbits"),
+    derived=_ORDER,
 )
 _INDPTR = Export(
     "packbits",
@@ -102,10 +91,10 @@ _SEGMENTS = Export(
     "packbits",
     "segment_packbits",
     "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] out!:u8[bytes] "
-    "bitorder:bitorder enable_pdl:pdl_on",
+    "little:bool enable_pdl:pdl_on",
     write=_write_segments,
     check=_check_segments,
-    kinds=_bitorder("segment_packbits"),
+    derived=_ORDER,
 )
 
 
@@ -193,7 +182,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """
     x = _as_booleans(x)
     y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
-    _PACKBITS.launch(x, y, bitorder)
+    _PACKBITS.launch(x, y, _is_little("packbits", bitorder))
     return y
 
 
@@ -263,5 +252,6 @@ def segment_packbits(
     if out is None:
         _INDPTR.launch(x, indptr, new_indptr)
         out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # Waits for the GPU.
-    _SEGMENTS.launch(x, indptr, new_indptr, out, bitorder)
+    little = _is_little("segment_packbits", bitorder)
+    _SEGMENTS.launch(x, indptr, new_indptr, out, little)
     return out, new_indptr
