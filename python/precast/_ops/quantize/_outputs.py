@@ -127,11 +127,6 @@ def check_eps(export: str, eps: float) -> None:
         raise ValueError(f"{export}: eps must be a finite number of at least 1e-30, got {eps}")
 
 
-def check_gated_output(export: str, out: torch.Tensor, input: torch.Tensor) -> None:
-    """``out`` has the shape of ``input`` with half of its columns."""
-    check_half(export, out, input, out.dtype)
-
-
 def check_scales(
     export: str,
     eps: float,
@@ -164,7 +159,7 @@ def check_scales(
     name = "input" if "input" in given else "x"
     source = given[name]
     if name == "input":
-        check_gated_output(export, out, source)
+        check_half(export, out, source, out.dtype)
     if out_scale.shape != (*source.shape[:-1], count):
         raise ValueError(
             f"{export}: out_scale must have {name}'s shape with a last dimension of {count}, got "

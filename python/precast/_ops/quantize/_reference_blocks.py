@@ -11,13 +11,10 @@ import math
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 
-LARGEST_E2M1 = 6.0
-LARGEST_FLOAT32 = 3.4028234663852886e38
-
 
 def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
     """Convert fp32 to e2m1 bits in uint8: to nearest even, saturated; NaN becomes 6."""
-    a = torch.where(x.isnan(), LARGEST_E2M1, x.abs())
+    a = torch.where(x.isnan(), 6.0, x.abs())
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for odd_is_above in (0.25, 1.25, 2.5, 5.0):
         codes += a > odd_is_above
@@ -127,7 +124,7 @@ def quantize_e2m1(
             g = 1.0 / g
         scales = e4m3(g * (block_maxima(x) * (1.0 / 6.0)))
         value = scales.float()
-        multiplier = (1.0 / (value * (1.0 / g))).clamp(max=LARGEST_FLOAT32)
+        multiplier = (1.0 / (value * (1.0 / g))).clamp(max=torch.finfo(torch.float32).max)
         multiplier = torch.where(value == 0, 0.0, multiplier)
     packed = e2m1_pack(e2m1_codes(x * multiplier[..., None]))
     shape = (*input.shape[:-1], input.shape[-1] // 2)

@@ -29,7 +29,7 @@ def of_e4m3(
         if dtype not in (None, torch.float8_e4m3fn):
             raise ValueError(f"{usual!r}: only calls with float8_e4m3fn have a definition")
         words = getattr(call.get("out_scale"), "dtype", None) == torch.int32
-        return packed if packed and (words or call["use_packed_ue8m0"]) else usual
+        return packed if packed and (words or call.get("use_packed_ue8m0")) else usual
 
     return choose
 

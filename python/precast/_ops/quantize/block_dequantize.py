@@ -15,7 +15,7 @@ from precast._op.export import Export, launches, op
 from precast._op.validation import check_dtype, check_rank
 from precast._ops.quantize._reference_blocks import dequantize_blocks, e2m1_unpack
 from precast._ops.quantize._trace_blocks import dequantize_trace, dequantize_trace_by_dtype
-from precast._ops.quantize.mxfp8 import mxfp8_dequantize
+from precast._ops.quantize.mxfp8 import mxfp8_dequantize, mxfp8_dequantize_host
 from precast._ops.quantize.sf_layout import (
     BLOCKS,
     LAYOUT_FLAGS,
@@ -118,6 +118,7 @@ def mxfp4_dequantize(
 
 
 @precast_api
+@documented(mxfp8_dequantize_host)
 def mxfp4_dequantize_host(
     weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32
 ) -> torch.Tensor:
@@ -133,16 +134,6 @@ def mxfp4_dequantize_host(
         ``[rows, columns // group_size]``, uint8, linear, a CPU tensor.
     group_size : int
         Elements of a block, an even number.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[rows, columns]``, float32.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on the CPU; a dtype or shape other than above.
 
     Examples
     --------
@@ -269,7 +260,7 @@ _NVFP4_KV_DEQUANTIZE = Export(
     check=dequantized_blocks("fp4_data", "block_scales", 16, 2),
     new={
         "out": lambda fp4_data, output_dtype: _unpacked_output(
-            fp4_data, torch.bfloat16 if output_dtype is None else output_dtype
+            fp4_data, output_dtype or torch.bfloat16
         )
     },
     derived={"output_dtype": lambda out: out.dtype},

@@ -128,20 +128,13 @@ _BY_BLOCK = TraceTemplate(
 
 
 @dispatch(_BY_TOKEN, _BY_BLOCK)
-def _trace(
-    x: Any,
-    x_scale: Any,
-    scale_major_mode: str = "K",
-    out_dtype: Any = None,
-    out: Any = None,
-    **others: Any,
-) -> TraceTemplate:
-    dtype = out_dtype if out is None else out.dtype
+def _trace(x: Any, x_scale: Any, out: Any = None, **call: Any) -> TraceTemplate:
+    dtype = call.get("out_dtype") if out is None else out.dtype
     if (
         x.dtype != torch.float8_e4m3fn
         or x_scale.dtype != torch.float32
         or dtype not in (None, torch.float32)
-        or scale_major_mode != "K"
+        or call.get("scale_major_mode", "K") != "K"
     ):
         raise ValueError(
             f"{_BY_TOKEN!r}: only calls from float8_e4m3fn to float32 with float32 scales in the "

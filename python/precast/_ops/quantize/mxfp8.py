@@ -194,10 +194,7 @@ _MXFP8_DEQUANTIZE = Export(
     "enable_pdl:pdl_on",
     reference=mxfp8_dequantize_reference,
     check=dequantized_blocks("input", "scale_tensor", 32, "sfLayout"),
-    new={
-        "out": "input.new_empty(*input.shape, "
-        "dtype=_torch.float32 if output_dtype is None else output_dtype)"
-    },
+    new={"out": "input.new_empty(*input.shape, dtype=output_dtype or _torch.float32)"},
     derived={"output_dtype": lambda out: out.dtype},
     kinds=LAYOUT_KIND,
 )

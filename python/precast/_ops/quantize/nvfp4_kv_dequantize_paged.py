@@ -59,36 +59,25 @@ def nvfp4_kv_dequantize_paged_reference(
     tuple of torch.Tensor
         Keys and values, with shape and dtype of the outputs.
     """
-    hnd = kv_layout == "HND"
-    packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)
-    pages = block_tables, seq_lens, hnd
-    keys = _dequantized_pages(packed[0], factors[0], k_scale, output_k, *pages)
-    return keys, _dequantized_pages(packed[1], factors[1], v_scale, output_v, *pages)
-
-
-def _dequantized_pages(
-    cache: torch.Tensor,
-    factors: torch.Tensor,
-    scale: torch.Tensor,
-    out: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    hnd: bool,
-) -> torch.Tensor:
-    """Return ``out`` with the dequantised keys or values of all tokens that have a page."""
-    packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
-    bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
-    pages, page_size = packed.shape[:2]
-    position = torch.arange(out.shape[1], device=out.device)
-    page = block_tables.long()[:, position // max(page_size, 1)]  # [batch, length]
-    kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
-    at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
-    values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
-    elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
-    rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
-    result = out.clone()
-    result[kept] = rows.view(elements.shape).to(out.dtype)
-    return result
+    hnd, tables = kv_layout == "HND", block_tables.long()
+    results = []
+    for cache, factors, scale, out in zip(
+        halves(paged_kv_cache), halves(kv_cache_sf), (k_scale, v_scale), (output_k, output_v)
+    ):
+        packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
+        bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
+        pages, page_size = packed.shape[:2]
+        position = torch.arange(out.shape[1], device=out.device)
+        page = tables[:, position // max(page_size, 1)]  # [batch, length]
+        kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
+        at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
+        values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
+        elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
+        rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
+        result = out.clone()
+        result[kept] = rows.view(elements.shape).to(out.dtype)
+        results.append(result)
+    return results[0], results[1]
 
 
 def _check(

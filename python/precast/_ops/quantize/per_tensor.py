@@ -176,7 +176,7 @@ def static_quant_fp8(
     Returns
     -------
     torch.Tensor
-        The quantised values in the shape of ``x``; ``out`` if it is given.
+        The quantised values, of the shape of ``out``; ``out`` itself if it is given.
 
     Raises
     ------

@@ -96,7 +96,7 @@ def per_token_group_quant_8bit(
         stride 1 and is a multiple of ``group_size``, the others merge into at most two strides.
         16-byte aligned rows are fastest.
     group_size : int
-        16, 32, 64 or 128 elements.
+        16, 32, 64 or 128 elements; divides the columns of the result.
     column_major_scales : bool
         The new scales have stride 1 along the tokens (the last but one dimension).
     scale_tma_aligned : bool

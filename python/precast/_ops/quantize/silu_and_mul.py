@@ -10,10 +10,10 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
+from precast._op.validation import check_half
 from precast._ops.quantize._outputs import (
     DTYPE,
     GROUPS,
-    check_gated_output,
     check_scales,
     group_scales,
     quantized_half,
@@ -44,7 +44,7 @@ _STATIC = Export(
     "silu_and_mul_quant",
     "input:T[*size] scale:f32[.] out!:U=e4m3|e5m2|i8 enable_pdl:pdl",
     reference=silu_and_mul_quant_reference,
-    check=check_gated_output,
+    check=lambda export, out, input: check_half(export, out, input, out.dtype),
     new={"out": quantized_half},
     derived=DTYPE,
 )
@@ -89,11 +89,6 @@ def silu_and_mul_quant(
         are fastest.
     out : torch.Tensor, optional
         The quantised values ``[..., n]``, strides as above. Default: a new tensor.
-
-    Returns
-    -------
-    torch.Tensor
-        The quantised values ``[..., n]``; ``out`` if it is given.
 
     Raises
     ------
@@ -216,11 +211,6 @@ def silu_and_mul_per_token_group_quant(
         y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
         s_j = \frac{\max(\max_{c \in j} |y_c|, eps)}{\max(Q)}, \quad
         x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s_j}\right)
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it; ``group_size`` divides ``n``.
 
     Raises
     ------
