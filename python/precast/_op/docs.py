@@ -3,10 +3,10 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. An entry of several arguments is taken for those that are missing. A missing section
-``Returns`` is taken from the first text or function of the same return type that has one,
-``Raises`` from the first source that has one, but a reference raises only what a text says, and
-``Examples`` of a reference from its op, which runs it.
+:data:`COMMON`. An entry of several arguments is taken for those that the function has. A missing
+section ``Returns``, ``Raises``, ``Warns`` or ``Notes`` is taken from the first source that has one,
+``Returns`` only from a text or a function of the same return type. A reference takes ``Returns``
+and ``Examples`` from its op alone, because the others say what is not true of plain PyTorch.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ Parameters
 enable_pdl : bool, optional
     Programmatic dependent launch. Default: on; without effect below compute capability 9.0.
 """
+
+#: Sections about a call of a kernel.
+_OF_OPS = ("Raises", "Warns", "Notes")
 
 _SECTION = re.compile(r"^(\w[\w ]*)\n-{3,}\n", re.MULTILINE)
 _ENTRY = re.compile(r"^(?=\S)", re.MULTILINE)
@@ -50,21 +53,15 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     signature = inspect.signature(function)
     missing = [name for name in signature.parameters if name not in own]
     before = len(own) + len(sections)
+    wanted = ["Examples"] if function.__name__.endswith("_reference") else [*_OF_OPS]
     returned = signature.return_annotation
-    is_reference = function.__name__.endswith("_reference")
     for source in (*sources, COMMON):
-        is_text = isinstance(source, str)
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
         own |= _entries(found.get("Parameters", ""), [n for n in missing if n not in own])
         same = isinstance(source, str) or inspect.signature(source).return_annotation == returned
-        # What a function raises is not what its reference raises.
-        wanted = {
-            "Returns": returned not in (None, "None") and same,
-            "Raises": is_text or not is_reference,
-            "Examples": is_reference,
-        }
-        for title in wanted:
-            if wanted[title] and title in found:
+        returns = ["Returns"] if same and returned not in (None, "None") else []
+        for title in (*wanted, *returns):
+            if title in found:
                 sections.setdefault(title, found[title])
     if before == len(own) + len(sections):
         return text
@@ -95,7 +92,7 @@ def _entries(section: str, wanted: Container[str] | None = None) -> dict[str, st
 
 def _joined(sections: dict[str, str]) -> str:
     """A docstring of sections, in numpydoc's order."""
-    titles = dict.fromkeys(("Parameters", "Returns", "Raises", *sections))
+    titles = dict.fromkeys(("Parameters", "Returns", *_OF_OPS, *sections))
     parts = [
         f"{title}\n{'-' * len(title)}\n{sections[title].strip()}"
         for title in titles

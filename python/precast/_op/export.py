@@ -235,7 +235,8 @@ class Export(Kernel):
         if self._write is not None:
             self._write(**_accepted(self._write, given))
             return
-        results = self.out_of_place(**_accepted(self.out_of_place, given))
+        assert self._reference is not None
+        results = self._reference(**_accepted(self._reference, given))
         if not isinstance(results, tuple):
             results = (results,)
         for parameter, result in zip(self.declaration.written, results):

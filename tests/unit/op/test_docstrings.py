@@ -79,7 +79,8 @@ def test_a_missing_return_value_comes_from_the_first_source_that_has_one():
         """Again."""
         return x
 
-    assert "Returns\n-------\nint\n    A text.\n\nRaises" in again.__doc__
+    assert "Returns\n-------\nint\n    A text." in again.__doc__
+    assert "The turned number" not in again.__doc__
     assert "A number\n    of two lines." in again.__doc__
 
 
@@ -91,22 +92,18 @@ def test_a_return_value_comes_from_functions_of_the_same_type_alone():
     assert "Returns" not in completed(several, turn)
 
 
-def test_what_a_reference_raises_comes_from_texts_alone():
+def test_what_is_raised_and_noted_comes_from_the_first_source_but_not_for_a_reference():
     def again(x: int, by: int) -> int:
-        """Again.
-
-        Notes
-        -----
-        None.
-        """
+        """Again."""
         return x
 
-    assert "ValueError\n    Never." in completed(again, turn)
-    text = "Raises\n------\nTypeError\n    A text.\n"
-    assert completed(again, text, turn).endswith(f"{text}\nNotes\n-----\nNone.")
+    text = "Notes\n-----\nOf a text."
+    assert completed(again, text, turn).endswith(
+        f"Raises\n------\nValueError\n    Never.\n\n{text}"
+    )
     again.__name__ = "again_reference"
-    assert "Raises" not in completed(again, turn)
-    assert text in completed(again, turn, text)
+    assert "Raises" not in completed(again, text, turn)
+    assert "Notes" not in completed(again, text, turn)
 
 
 def test_a_complete_docstring_stays_as_it_is():
@@ -121,14 +118,9 @@ def test_a_complete_docstring_stays_as_it_is():
         ----------
         x : int
             Its own.
-
-        Raises
-        ------
-        TypeError
-            Always.
         """
 
-    assert completed(whole, turn) == inspect.getdoc(whole)
+    assert completed(whole, in_place) == inspect.getdoc(whole)
 
 
 def test_python_without_docstrings_has_none():

@@ -132,12 +132,8 @@ def mxfp8_quantize(
 
     Parameters
     ----------
-    is_sf_swizzled_layout : bool
-        Scales in tiles of 128x4, otherwise linear.
     alignment : int
         The result has its columns padded to a multiple of it by zeros; a multiple of 32.
-    sf_swizzle_layout : SfLayout, optional
-        Where the scales lie, in place of ``is_sf_swizzled_layout``.
 
     Returns
     -------
@@ -253,7 +249,7 @@ def mxfp8_dequantize(
 
 
 @precast_api
-@documented(mxfp8_quantize)
+@documented(BLOCKS)
 def mxfp8_dequantize_host(
     input: torch.Tensor,
     scale_tensor: torch.Tensor,

@@ -33,9 +33,11 @@ a_sf, ufp8_scale_tensor, scale_tensor : torch.Tensor
 sfLayout : SfLayout
     Where the scales lie.
 is_sf_swizzled_layout : bool
-    Scales in tiles, otherwise linear.
+    Scales in tiles of 128x4, otherwise linear.
 is_sf_8x4_layout : bool
-    Tiles of 8x4, otherwise of 128x4; only with ``is_sf_swizzled_layout``.
+    Tiles of 8x4 in place of 128x4; only with ``is_sf_swizzled_layout``.
+sf_swizzle_layout : SfLayout, optional
+    Where the scales lie, in place of ``is_sf_swizzled_layout``.
 backend : str
     Only ``"cuda"``.
 
