@@ -3,16 +3,17 @@
 
 A docstring leaves out what another one says. An argument that its section ``Parameters`` does not
 have is taken from the sources: functions with an argument of that name, texts in the same form, and
-:data:`COMMON`. A missing section ``Returns``, ``Raises``, ``Warns`` or ``Notes`` is taken from the
-first source that has one. A reference takes ``Returns`` and ``Examples`` from its op alone, because
-the others say what is not true of plain PyTorch.
+:data:`COMMON`. An entry of several arguments is taken for those that the function has. A missing
+section ``Returns``, ``Raises``, ``Warns`` or ``Notes`` is taken from the first source that has one,
+``Returns`` only from a text or a function of the same return type. A reference takes ``Returns``
+and ``Examples`` from its op alone, because the others say what is not true of plain PyTorch.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeVar
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -53,13 +54,13 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     missing = [name for name in signature.parameters if name not in own]
     before = len(own) + len(sections)
     wanted = ["Examples"] if function.__name__.endswith("_reference") else [*_OF_OPS]
-    if signature.return_annotation not in (None, "None"):
-        wanted.append("Returns")
+    returned = signature.return_annotation
     for source in (*sources, COMMON):
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
-        known = _entries(found.get("Parameters", ""))
-        own |= {name: known[name] for name in missing if name in known and name not in own}
-        for title in wanted:
+        own |= _entries(found.get("Parameters", ""), [n for n in missing if n not in own])
+        same = isinstance(source, str) or inspect.signature(source).return_annotation == returned
+        returns = ["Returns"] if same and returned not in (None, "None") else []
+        for title in (*wanted, *returns):
             if title in found:
                 sections.setdefault(title, found[title])
     if before == len(own) + len(sections):
@@ -77,12 +78,15 @@ def _sections(text: str) -> dict[str, str]:
     return {"": first, **dict(zip(rest[::2], rest[1::2]))}
 
 
-def _entries(section: str) -> dict[str, str]:
-    """The entries of a section ``Parameters`` by the names that each is for."""
+def _entries(section: str, wanted: Container[str] | None = None) -> dict[str, str]:
+    """The entries of a section ``Parameters`` by the names that each is for, or for the wanted."""
     found = {}
     for entry in filter(None, _ENTRY.split(section)):
-        for name in entry.partition(" :")[0].partition("\n")[0].split(", "):
-            found[name.lstrip("*")] = entry.rstrip() + "\n"
+        head, _, text = entry.rstrip().partition("\n")
+        names, *kind = head.split(" :", 1)
+        kept = [n for n in names.split(", ") if wanted is None or n.lstrip("*") in wanted]
+        head = " :".join([", ".join(kept), *kind])
+        found.update({name.lstrip("*"): f"{head}\n{text}\n" for name in kept})
     return found
 
 

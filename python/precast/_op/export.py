@@ -146,6 +146,12 @@ class Export(Kernel):
         self.launch: Callable[..., None] = names[self.name]
         self._key_function: Callable[..., tuple[Any, ...]] | None = None
 
+    @property
+    def out_of_place(self) -> Callable[..., Any]:
+        """The reference, which takes public arguments by name and returns what is written."""
+        assert self._reference is not None
+        return self._reference
+
     # -- source ----------------------------------------------------------------------------------
 
     def _key_source(self, last: str) -> str:

@@ -53,7 +53,7 @@ def test_missing_arguments_come_from_the_sources_in_the_order_of_the_signature()
 
         Parameters
         ----------
-        x, y : int
+        y : int
             A number
             of two lines.
         by : int
@@ -82,6 +82,14 @@ def test_a_missing_return_value_comes_from_the_first_source_that_has_one():
     assert "Returns\n-------\nint\n    A text." in again.__doc__
     assert "The turned number" not in again.__doc__
     assert "A number\n    of two lines." in again.__doc__
+
+
+def test_a_return_value_comes_from_functions_of_the_same_type_alone():
+    def several(x: int) -> tuple[int, int]:
+        """Several."""
+        return x, x
+
+    assert "Returns" not in completed(several, turn)
 
 
 def test_what_is_raised_and_noted_comes_from_the_first_source_but_not_for_a_reference():

@@ -1,13 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tensors that 8-bit quantisation writes where the caller gives none.
+"""The tensors that 8-bit quantisation writes: those that it makes, and checks of those given.
 
-A caller who gives one and also says what it should be like must not contradict it.
+A caller who gives one and also says what it should be like must not contradict it. The other checks
+are those of reference mode, in the words of the bindings.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
+from precast._op.validation import (
+    check_dtype,
+    check_elements_apart,
+    check_half,
+    check_memory_apart,
+)
+
+#: Public arguments that follow from a given or new ``out``, and from scales of groups.
+DTYPE = {"dst_dtype": lambda out: out.dtype}
+GROUPS = {**DTYPE, "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32}
 
 
 def quantized_like(
@@ -56,19 +70,19 @@ def group_scales(
     use_packed_ue8m0: bool,
     out_scale: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Return ``out_scale``, or new scales of the groups of ``out`` in the layout of the flags.
-
-    The shape is ``[..., groups]``, or ``[..., ceil(groups / 4)]`` words of four exponents each.
-    """
+    """Return ``out_scale``, or new scales of the groups of ``out`` in the layout of the flags."""
     if scale_tma_aligned and not column_major_scales:
         raise ValueError(f"{export}: scale_tma_aligned needs column_major_scales=True")
     if use_packed_ue8m0 and not scale_ue8m0:
         raise ValueError(f"{export}: use_packed_ue8m0 needs scale_ue8m0=True")
     if out_scale is not None:
-        if column_major_scales or use_packed_ue8m0:
-            _check_layout(
-                export, out_scale, column_major_scales, scale_tma_aligned, use_packed_ue8m0
+        if use_packed_ue8m0 and out_scale.dtype != torch.int32:
+            raise ValueError(
+                f"{export}: use_packed_ue8m0 needs an int32 out_scale, got "
+                f"{dtype_word(out_scale.dtype)}"
             )
+        if column_major_scales and out_scale.dim() > 1:
+            _check_columns(export, out_scale, scale_tma_aligned)
         return out_scale
     if out.dim() == 0 or group_size < 1:  # The check of the arguments raises.
         return out.new_empty((), dtype=torch.float32)
@@ -92,30 +106,64 @@ def group_scales(
     return columns_first.transpose(-1, -2)[..., :tokens, :]
 
 
-def _check_layout(
-    export: str,
-    out_scale: torch.Tensor,
-    column_major_scales: bool,
-    scale_tma_aligned: bool,
-    use_packed_ue8m0: bool,
-) -> None:
-    """Raise ValueError if the flags ask for another layout than ``out_scale`` has."""
-    if use_packed_ue8m0 and out_scale.dtype != torch.int32:
-        raise ValueError(
-            f"{export}: use_packed_ue8m0 needs an int32 out_scale, got "
-            f"{dtype_word(out_scale.dtype)}"
-        )
-    if not column_major_scales or out_scale.dim() < 2:
-        return
-    tokens, columns = out_scale.shape[-2:]
-    step = out_scale.stride(-1)
-    if tokens > 1 and out_scale.stride(-2) != 1:
+def _check_columns(export: str, out_scale: torch.Tensor, aligned: bool) -> None:
+    """Raise ValueError if columns of ``out_scale`` are not contiguous, or not aligned."""
+    (tokens, columns), (row_step, step) = out_scale.shape[-2:], out_scale.stride()[-2:]
+    if tokens > 1 and row_step != 1:
         raise ValueError(
             f"{export}: column_major_scales needs an out_scale with stride 1 along the tokens, got "
             f"strides {[*out_scale.stride()]}"
         )
-    if scale_tma_aligned and columns > 1 and step % 4:
+    if aligned and columns > 1 and step % 4:
         raise ValueError(
             f"{export}: scale_tma_aligned needs an out_scale whose columns are a multiple of 4 "
             f"elements apart, got strides {[*out_scale.stride()]}"
         )
+
+
+def check_eps(export: str, eps: float) -> None:
+    """Raise ValueError for an ``eps`` whose scale has no finite reciprocal."""
+    if not (eps >= 1e-30 and math.isfinite(eps)):
+        raise ValueError(f"{export}: eps must be a finite number of at least 1e-30, got {eps}")
+
+
+def check_scales(
+    export: str,
+    eps: float,
+    out: torch.Tensor,
+    out_scale: torch.Tensor,
+    group_size: int | None = None,
+    scale_ue8m0: bool = True,
+    **given: Any,
+) -> None:
+    """Check that each row of ``x``, or of the gated ``input``, has a scale, or one a group."""
+    check_eps(export, eps)
+    count = 1
+    if group_size is not None:
+        if group_size not in (16, 32, 64, 128):
+            raise ValueError(f"{export}: group_size must be 16, 32, 64 or 128, got {group_size}")
+        count, rest = divmod(out.shape[-1], group_size)
+        if rest:
+            raise ValueError(
+                f"{export}: the last dimension must be a multiple of group_size {group_size}, got "
+                f"{out.shape[-1]}"
+            )
+    if out_scale.dtype != torch.int32:
+        check_dtype(export, "out_scale", out_scale, torch.float32)
+    elif scale_ue8m0:
+        count = (count + 3) // 4  # Words of four exponents.
+    else:
+        raise ValueError(
+            f"{export}: out_scale must be float32 unless scale_ue8m0 is true, got int32"
+        )
+    name = "input" if "input" in given else "x"
+    source = given[name]
+    if name == "input":
+        check_half(export, out, source, out.dtype)
+    if out_scale.shape != (*source.shape[:-1], count):
+        raise ValueError(
+            f"{export}: out_scale must have {name}'s shape with a last dimension of {count}, got "
+            f"{[*out_scale.shape]} for {name} {[*source.shape]}"
+        )
+    check_elements_apart(export, "out_scale", out_scale)
+    check_memory_apart(export, "out_scale", out_scale, source, name)

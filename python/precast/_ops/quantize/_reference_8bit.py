@@ -10,21 +10,19 @@ from precast._base.rounding import saturated
 from precast._base.torch import torch
 
 
-def largest_value(dtype: torch.dtype) -> float:
-    """Return the largest number of an 8-bit type: 448, 57344 or 127."""
-    return float((torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max)
-
-
 def dequant_scale(
-    amax: torch.Tensor, eps: float, dtype: torch.dtype, power_of_two: bool = False
+    amax: torch.Tensor, eps: float, dtype: torch.dtype | None, power_of_two: bool = False
 ) -> torch.Tensor:
-    """Return ``max(amax, eps) / largest_value``, or that rounded up to a power of two.
+    """Return ``max(amax, eps)`` by the largest number of ``dtype``, as such or as a power of two.
 
+    The largest number is 448, 57344 or 127, by default that of e4m3; a power of two is rounded up.
     A NaN stays one; a scale that is not finite has no power of two and becomes NaN.
     """
+    dtype = dtype or torch.float8_e4m3fn
+    largest = (torch.finfo if dtype.is_floating_point else torch.iinfo)(dtype).max
     most = amax.clamp(min=eps)
     # By a tensor: torch multiplies by the reciprocal of a number on a GPU, which rounds twice.
-    scale = most / torch.full_like(most, largest_value(dtype))
+    scale = most / torch.full_like(most, largest)
     if not power_of_two:
         return scale
     exponent = (scale.view(torch.int32) + 0x7FFFFF) >> 23
@@ -32,8 +30,9 @@ def dequant_scale(
     return torch.where(scale.isfinite(), rounded, torch.nan)
 
 
-def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Round float32 ``x * (1 / scale)`` to nearest even, saturated."""
+def quantize(x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """Round float32 ``x * (1 / scale)`` to nearest even, saturated, by default to e4m3."""
+    dtype = dtype or torch.float8_e4m3fn
     y = x * scale.reciprocal()
     if not dtype.is_floating_point:
         return y.round().nan_to_num(nan=0.0).clamp(-128.0, 127.0).to(dtype)
@@ -48,10 +47,10 @@ def row_amax(x: torch.Tensor) -> torch.Tensor:
 
 
 def token_quant(
-    x: torch.Tensor, eps: float, dtype: torch.dtype
+    x: torch.Tensor, eps: float, dtype: torch.dtype | None, power_of_two: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise float32 rows, and return the scale of each, too."""
-    scale = dequant_scale(row_amax(x), eps, dtype)
+    scale = dequant_scale(row_amax(x), eps, dtype, power_of_two)
     return quantize(x, scale, dtype), scale
 
 
@@ -59,16 +58,15 @@ def group_quant(
     x: torch.Tensor,
     group_size: int,
     eps: float,
-    dtype: torch.dtype,
+    dtype: torch.dtype | None,
     power_of_two: bool = False,
     packed: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise float32 rows by groups; with ``packed``, scales are words of four exponents."""
     groups = x.unflatten(-1, (x.shape[-1] // group_size, group_size))
-    scale = dequant_scale(row_amax(groups), eps, dtype, power_of_two)
-    quantized = quantize(groups, scale, dtype).flatten(-2)
-    scale = scale.squeeze(-1)
-    return quantized, pack_exponents(scale) if packed else scale
+    quantized, scales = token_quant(groups, eps, dtype, power_of_two)
+    scales = scales.squeeze(-1)
+    return quantized.flatten(-2), pack_exponents(scales) if packed else scales
 
 
 def pack_exponents(scale: torch.Tensor) -> torch.Tensor:

@@ -11,13 +11,10 @@ import math
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 
-LARGEST_E2M1 = 6.0
-LARGEST_FLOAT32 = 3.4028234663852886e38
-
 
 def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
     """Convert fp32 to e2m1 bits in uint8: to nearest even, saturated; NaN becomes 6."""
-    a = torch.where(x.isnan(), LARGEST_E2M1, x.abs())
+    a = torch.where(x.isnan(), 6.0, x.abs())
     codes = torch.zeros_like(x, dtype=torch.uint8)
     for odd_is_above in (0.25, 1.25, 2.5, 5.0):
         codes += a > odd_is_above
@@ -106,42 +103,32 @@ def in_blocks(input: torch.Tensor, block: int) -> torch.Tensor:
     return input.reshape(rows, input.shape[-1] // block, block).float()
 
 
-def quantize_nvfp4(
-    input: torch.Tensor, global_scale: torch.Tensor, layout: int, inverse: bool
+def quantize_e2m1(
+    input: torch.Tensor,
+    layout: int,
+    global_scale: torch.Tensor | None = None,
+    inverse: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
-    x = in_blocks(input, 16)
-    g = global_scale.float().reshape(-1, 1)
-    if inverse:
-        g = 1.0 / g
-    scales = e4m3(g * (block_maxima(x) * (1.0 / 6.0)))
-    value = scales.float()
-    multiplier = (1.0 / (value * (1.0 / g))).clamp(max=LARGEST_FLOAT32)
-    multiplier = torch.where(value == 0, 0.0, multiplier)
+    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout.
+
+    With a global scale that is NVFP4, without one MXFP4.
+    """
+    if global_scale is None:
+        x = in_blocks(input, 32)
+        exponents = ue8m0_round_up(block_maxima(x), 2, 1.5)
+        scales, multiplier = exponents.to(torch.uint8), ue8m0_values(254 - exponents)
+    else:
+        x = in_blocks(input, 16)
+        g = global_scale.float().reshape(-1, 1)
+        if inverse:
+            g = 1.0 / g
+        scales = e4m3(g * (block_maxima(x) * (1.0 / 6.0)))
+        value = scales.float()
+        multiplier = (1.0 / (value * (1.0 / g))).clamp(max=torch.finfo(torch.float32).max)
+        multiplier = torch.where(value == 0, 0.0, multiplier)
     packed = e2m1_pack(e2m1_codes(x * multiplier[..., None]))
     shape = (*input.shape[:-1], input.shape[-1] // 2)
     return packed.reshape(shape), place_scales(scales.view(torch.uint8), layout)
-
-
-def quantize_mxfp4(input: torch.Tensor, layout: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return packed e2m1 in the shape of ``input``, and scales in the order of the layout."""
-    x = in_blocks(input, 32)
-    scales = ue8m0_round_up(block_maxima(x), 2, 1.5)
-    codes = e2m1_codes(x * ue8m0_values(254 - scales)[..., None])
-    shape = (*input.shape[:-1], input.shape[-1] // 2)
-    return e2m1_pack(codes).reshape(shape), place_scales(scales.to(torch.uint8), layout)
-
-
-def quantize_mxfp8(
-    input: torch.Tensor, layout: int, alignment: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return e4m3 in the padded shape of ``input``, and scales in the order of the layout."""
-    padding = -input.shape[-1] % alignment
-    padded = torch.nn.functional.pad(input.float(), (0, padding))
-    x = in_blocks(padded, 32)
-    scales = ue8m0_round_up(block_maxima(x), 8, 1.75)
-    elements = e4m3(x * ue8m0_values(254 - scales)[..., None])
-    return elements.reshape(padded.shape), place_scales(scales.to(torch.uint8), layout)
 
 
 def dequantize(
@@ -153,24 +140,16 @@ def dequantize(
     return values if global_scale is None else values * global_scale.float().reshape(())
 
 
-def dequantize_e2m1(
-    packed: torch.Tensor,
+def dequantize_blocks(
+    elements: torch.Tensor,
     scales: torch.Tensor,
-    global_scale: torch.Tensor | None,
     block: int,
-    e4m3_scales: bool,
     layout: int,
+    e4m3_scales: bool = False,
+    global_scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Convert packed e2m1 with the bytes of its scales to fp32."""
-    elements = e2m1_unpack(packed)
+    """Multiply fp32 elements by their scales, given as bytes, and by one number."""
     rows = math.prod(elements.shape[:-1])
     placed = gather_scales(scales, rows, elements.shape[-1] // block, layout)
     values = placed.view(torch.float8_e4m3fn).float() if e4m3_scales else ue8m0_values(placed)
     return dequantize(elements, values, global_scale, block)
-
-
-def dequantize_mxfp8(elements: torch.Tensor, scales: torch.Tensor, layout: int) -> torch.Tensor:
-    """Convert e4m3 with the bytes of its scales, which are powers of two, to fp32."""
-    rows = math.prod(elements.shape[:-1])
-    placed = gather_scales(scales, rows, elements.shape[-1] // 32, layout)
-    return dequantize(elements.float(), ue8m0_values(placed), None, 32)

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.declaration import TensorKind
 from precast._op.export import Export
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
@@ -25,39 +24,27 @@ def of_e4m3(
     templates = (usual,) if packed is None else (usual, packed)
 
     @dispatch(*templates)
-    def choose(
-        dst_dtype: Any = None,
-        out: Any = None,
-        out_scale: Any = None,
-        use_packed_ue8m0: bool = False,
-        **others: Any,
-    ) -> TraceTemplate:
+    def choose(dst_dtype: Any = None, out: Any = None, **call: Any) -> TraceTemplate:
         dtype = dst_dtype if out is None else out.dtype
         if dtype not in (None, torch.float8_e4m3fn):
             raise ValueError(f"{usual!r}: only calls with float8_e4m3fn have a definition")
-        words = getattr(out_scale, "dtype", None) == torch.int32
-        return packed if packed is not None and (use_packed_ue8m0 or words) else usual
+        words = getattr(call.get("out_scale"), "dtype", None) == torch.int32
+        return packed if packed and (words or call.get("use_packed_ue8m0")) else usual
 
     return choose
 
 
-def quant_trace(
-    export: Export, description: str, reference: Callable[..., Any]
-) -> Callable[..., TraceTemplate]:
-    """Make the templates of a quantisation that is declared to be of a tensor, or of rows.
+def quant_trace(export: Export, description: str) -> Callable[..., TraceTemplate]:
+    """Make the templates of a quantisation of a tensor, or of rows.
 
     Rows are those of ``x``, or products of the halves of ``input``. There is a given ``scale``, or
     one for each tensor, row or group of ``group_size``.
     """
-    usual = _template(export, description, reference)
-    if "group_size" not in export.declaration.names:
-        return of_e4m3(usual)
-    return of_e4m3(usual, _template(export, description, reference, packed=True))
+    forms = (False, True) if "group_size" in export.declaration.names else (False,)
+    return of_e4m3(*(_template(export, description, packed) for packed in forms))
 
 
-def _template(
-    export: Export, description: str, reference: Callable[..., Any], packed: bool = False
-) -> TraceTemplate:
+def _template(export: Export, description: str, packed: bool) -> TraceTemplate:
     names = export.declaration.names
     gated, given, by_group = "input" in names, "scale" in names, "group_size" in names
     columns = "gate_up_size" if gated else "hidden_size"
@@ -71,7 +58,7 @@ def _template(
         axes["group_size"] = Const(abbrev="g", sample=128)
     if gated:
         axes["hidden_size"] = Const(abbrev="h", value="gate_up_size // 2")
-    elif "hidden" not in _dims(export):  # Of the whole tensor, in any shape.
+    elif given or "workspace" in names:  # Of the whole tensor, in any shape.
         axes, source, shape, scales = {"*size": Var()}, ["*size"], ["*size"], ["one"]
     inputs: dict[str, Tensor | Scalar] = {
         "gate_up" if gated and given else "x": Tensor(source, param="input" if gated else "x")
@@ -105,11 +92,6 @@ def _template(
         axes=axes,
         inputs=inputs,
         outputs=outputs,
-        reference=reference,
+        reference=export.out_of_place,
         constraints=("hidden_size % group_size == 0",) if by_group else (),
     )
-
-
-def _dims(export: Export) -> Sequence[object]:
-    kind = export.declaration.first.kind
-    return (kind.dims if isinstance(kind, TensorKind) else None) or ()

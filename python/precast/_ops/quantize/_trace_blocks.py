@@ -4,121 +4,100 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
-from precast._op.declaration import Parameter
 from precast._op.export import Export
 from precast.trace import Const, Dtype, Scalar, Tensor, TraceTemplate, Var, dispatch
 
 ROWS = Var("Rows: tokens of all requests.")
 
 
-class Layout(NamedTuple):
-    """How the arguments of a call say in which layout its scales are.
+#: The flags of older functions.
+_FLAGS = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
 
-    ``linear`` and ``small`` are conditions in terms of ``inputs``; where neither holds, the layout
-    is tiles of 128x4.
+
+def layout_of(columns: str, *params: str) -> tuple[dict[str, Scalar], str, str]:
+    """Return the inputs that say the layout, and the rows and columns of the scales with padding.
+
+    A row has ``columns`` blocks. ``params`` are flags, or an ``SfLayout``; without any, scales are
+    linear.
     """
-
-    linear: str
-    small: str  # tiles of 8x4
-    inputs: Mapping[str, Scalar]
-
-    @classmethod
-    def of_number(cls, param: str) -> Layout:
-        """One argument says it, an ``SfLayout``."""
-        numbers = {"scale_layout": Scalar("int32", param=param, sample=0)}
-        return cls("scale_layout == 2", "scale_layout == 1", numbers)
-
-    @classmethod
-    def of_export(cls, export: Export) -> Layout:
-        """Take a declared ``sfLayout``, the two flags of older functions, or linear."""
-        if "sfLayout" in export.declaration.names:
-            return cls.of_number("sfLayout")
-        if "sf_layout" in export.declaration.names:
-            flags = ("is_sf_swizzled_layout", "is_sf_8x4_layout")
-            return cls(f"not {flags[0]}", flags[1], {flag: Scalar("bool") for flag in flags})
-        return cls("True", "False", {})
-
-    def shape(self, columns: str) -> tuple[str, str]:
-        """Return the rows and columns of the scales, where a row has ``columns`` blocks."""
-        if not self.inputs:
-            return "num_tokens", columns
-        rows = (
-            f"(num_tokens if {self.linear} else (num_tokens + 7) // 8 * 8 if {self.small} else "
-            f"(num_tokens + 127) // 128 * 128)"
-        )
-        return rows, f"({columns} if {self.linear} else ({columns} + 3) // 4 * 4)"
+    if not params:
+        return {}, "num_tokens", columns
+    if params[0] in _FLAGS:
+        linear, small = f"not {params[0]}", params[1] if params[1:] else "False"
+        inputs = {flag: Scalar("bool") for flag in params}
+    else:
+        linear, small = "scale_layout == 2", "scale_layout == 1"
+        inputs = {"scale_layout": Scalar("int32", param=params[0], sample=0)}
+    rows = (
+        f"(num_tokens if {linear} else (num_tokens + 7) // 8 * 8 if {small} else "
+        f"(num_tokens + 127) // 128 * 128)"
+    )
+    return inputs, rows, f"({columns} if {linear} else ({columns} + 3) // 4 * 4)"
 
 
-def _tensors_read(export: Export) -> list[Parameter]:
-    """Return the values, block scales in a dequantisation, and the global scale if there is one."""
-    return [tensor for tensor in export.declaration.tensors if not tensor.written]
+def _layout_of_export(export: Export, block: int | str) -> tuple[dict[str, Scalar], str, str]:
+    names = export.declaration.names
+    params = ("sfLayout",) if "sfLayout" in names else _FLAGS if "sf_layout" in names else ()
+    return layout_of(f"(hidden_size // {block})", *params)
 
 
 def quantize_trace(
-    export: Export,
-    description: str,
-    reference: Callable[..., Any],
-    block: int,
-    *,
-    suffix: str = "",
-    global_scale: bool = True,
-    extra: Mapping[str, Scalar] | None = None,
-    fixed: Mapping[str, object] | None = None,
+    export: Export, description: str, block: int, ue8m0: Mapping[str, object] | None = None
 ) -> TraceTemplate:
-    """Make the template of a quantisation of ``[..., hidden_size]`` to e2m1."""
-    source, *scales = _tensors_read(export)
+    """Make the template of a quantisation of ``[..., hidden_size]`` to e2m1.
+
+    ``ue8m0`` is how a call says that scales are powers of two, where it may.
+    """
+    source, *scales = (tensor for tensor in export.declaration.tensors if not tensor.written)
     inputs: dict[str, Tensor | Scalar] = {
         "hidden_states": Tensor(["*num_tokens", "hidden_size"], param=source.name)
     }
     axes: dict[str, Var | Const] = {"hidden_size": Const("h"), "*num_tokens": ROWS}
-    if scales and global_scale:
+    layout, rows, columns = _layout_of_export(export, block)
+    if scales and not ue8m0:
         axes["num_global_scales"] = Var("1, or one a row.", sample=1)
         inputs["global_scale"] = Tensor(["num_global_scales"], scales[0].name, dtype="float32")
-    layout = Layout.of_export(export)
-    rows, columns = layout.shape(f"(hidden_size // {block})")
+    inputs.update(layout)
+    if "is_global_scale_inversed" in export.declaration.names and not ue8m0:
+        inputs["is_global_scale_inversed"] = Scalar("bool")
     axes["packed_size"] = Const(abbrev="", value="hidden_size // 2")
     axes["scale_rows"] = Const(abbrev="sr", value=rows)
     axes["scale_columns"] = Const(abbrev="sc", value=columns)
     return TraceTemplate(
         op_type="quantization",
-        name_prefix=export.function + suffix,
+        name_prefix=export.function + ("_ue8m0" if ue8m0 else ""),
         description=description,
         axes=axes,
-        inputs={**inputs, **layout.inputs, **(extra or {})},
+        inputs=inputs,
         outputs={
             "quantized": Tensor(["*num_tokens", "packed_size"], dtype="uint8"),
             "scales": Tensor(["scale_rows", "scale_columns"], dtype="uint8"),
         },
-        reference=reference,
-        fixed=fixed,
+        reference=export.out_of_place,
+        fixed=ue8m0,
     )
 
 
 def dequantize_trace(
     export: Export,
     description: str,
-    reference: Callable[..., Any],
     block: int | str,
-    *,
-    suffix: str = "",
-    global_scale: bool = True,
-    output: str = "float32",
-    extra: Mapping[str, Scalar] | None = None,
-    fixed: Mapping[str, object] | None = None,
+    ue8m0: Mapping[str, object] | None = None,
+    usual: str = "float32",
+    other: str | None = None,
 ) -> TraceTemplate:
     """Make the template of a dequantisation to ``[..., hidden_size]``.
 
-    ``block`` is a number or the name of one of ``extra``.
+    ``block`` is a number or the name of one. The output is ``usual``, or what ``other`` asks for.
     """
-    values, scales, *others = _tensors_read(export)
+    values, scales, *others = (t for t in export.declaration.tensors if not t.written)
     packed = "packed" in values.kind.dims  # type: ignore[union-attr, operator]
     axes: dict[str, Var | Const] = {"packed_size": Const(abbrev="")} if packed else {}
     axes["hidden_size"] = Const("h", value="packed_size * 2" if packed else None)
     axes["*num_tokens"] = ROWS
-    layout = Layout.of_export(export)
-    rows, columns = layout.shape(f"(hidden_size // {block})")
+    layout, rows, columns = _layout_of_export(export, block)
     count = f"{rows} * {columns}"
     axes["*num_scales"] = Var("Scales with their padding, in any shape.", value=count)
     inputs: dict[str, Tensor | Scalar] = {
@@ -127,36 +106,34 @@ def dequantize_trace(
         else Tensor(["*num_tokens", "hidden_size"], values.name, "float8_e4m3fn"),
         "scales": Tensor(["*num_scales"], scales.name, dtype="uint8"),
     }
-    if others and global_scale:
+    if others and not ue8m0:
         axes["*one"] = Var("One number, in any shape.", sample=1)
         inputs["global_scale"] = Tensor(["*one"], param=others[0].name, dtype="float32")
+    inputs.update(layout)
+    if isinstance(block, str):
+        inputs[block] = Scalar("int32")
+    suffix = "_ue8m0" if ue8m0 else f"_to_{other}" if other else ""
     return TraceTemplate(
         op_type="quantization",
         name_prefix=export.function + suffix,
         description=description,
         axes=axes,
-        inputs={**inputs, **layout.inputs, **(extra or {})},
-        outputs={"output": Tensor(["*num_tokens", "hidden_size"], dtype=output)},
-        reference=reference,
-        fixed=fixed,
+        inputs=inputs,
+        outputs={"output": Tensor(["*num_tokens", "hidden_size"], dtype=other or usual)},
+        reference=export.out_of_place,
+        fixed={"output_dtype": Dtype(other)} if other else ue8m0,
         constraints=(f"num_scales == {count}",),
     )
 
 
 def dequantize_trace_by_dtype(
-    export: Export,
-    description: str,
-    reference: Callable[..., Any],
-    block: int,
-    usual: str,
-    *others: str,
+    export: Export, description: str, block: int, usual: str, *others: str
 ) -> Callable[..., TraceTemplate]:
     """Make a dispatch function on ``output_dtype``, which is ``usual`` by default."""
-    of = (export, description, reference, block)
-    made = {usual: dequantize_trace(*of, output=usual)}
-    for word in others:
-        fixed = {"output_dtype": Dtype(word)}
-        made[word] = dequantize_trace(*of, suffix=f"_to_{word}", output=word, fixed=fixed)
+    made = {
+        word or usual: dequantize_trace(export, description, block, usual=usual, other=word)
+        for word in (None, *others)
+    }
 
     @dispatch(*made.values())
     def choose(output_dtype: Any = None, **arguments: Any) -> TraceTemplate:

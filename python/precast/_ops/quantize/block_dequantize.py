@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dequantisation of block-scaled formats: MXFP4, MXFP8, and NVFP4 in all layouts of its scales.
+"""Dequantisation of packed e2m1: MXFP4, also on the CPU, and NVFP4 in all layouts of its scales.
 
 Sources: OCP Microscaling Formats (MX) Specification 1.0; NVIDIA, Pretraining Large Language Models
 with NVFP4, arXiv:2509.25149.
@@ -12,12 +12,22 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches, op
-from precast._ops.quantize._block_validation import dequantized_blocks
-from precast._ops.quantize._reference_blocks import dequantize_e2m1, dequantize_mxfp8
+from precast._op.validation import check_dtype, check_rank
+from precast._ops.quantize._reference_blocks import dequantize_blocks, e2m1_unpack
 from precast._ops.quantize._trace_blocks import dequantize_trace, dequantize_trace_by_dtype
-from precast._ops.quantize.sf_layout import LAYOUT_KIND, SfLayout, layout_of_flags
+from precast._ops.quantize.mxfp8 import mxfp8_dequantize, mxfp8_dequantize_host
+from precast._ops.quantize.sf_layout import (
+    BLOCKS,
+    LAYOUT_FLAGS,
+    LAYOUT_KIND,
+    SfLayout,
+    check_dequantized_blocks,
+    check_host,
+    dequantized_blocks,
+    layout_of_flags,
+)
 from precast.api_logging import precast_api
-from precast.trace import Scalar, TraceTemplate, dispatch
+from precast.trace import TraceTemplate, dispatch
 
 
 def _unpacked_output(packed: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -30,7 +40,7 @@ def mxfp4_dequantize_reference(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: int = 0
 ) -> torch.Tensor:
     """:func:`mxfp4_dequantize` in plain PyTorch on any device."""
-    return dequantize_e2m1(a_fp4, a_sf, None, 32, False, sfLayout)
+    return dequantize_blocks(e2m1_unpack(a_fp4), a_sf, 32, sfLayout)
 
 
 def e2m1_and_ufp8sf_scale_to_float_reference(
@@ -45,9 +55,8 @@ def e2m1_and_ufp8sf_scale_to_float_reference(
     """:func:`e2m1_and_ufp8sf_scale_to_float` in plain PyTorch on any device."""
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
     used = global_scale_tensor if ufp8_type == 1 else None
-    return dequantize_e2m1(
-        e2m1_tensor, ufp8_scale_tensor, used, sf_vec_size, ufp8_type == 1, layout
-    )
+    elements = e2m1_unpack(e2m1_tensor)
+    return dequantize_blocks(elements, ufp8_scale_tensor, sf_vec_size, layout, ufp8_type == 1, used)
 
 
 _MXFP4_DEQUANTIZE = Export(
@@ -66,10 +75,7 @@ _E2M1_TO_FLOAT = Export(
     "sf_vec_size:int ufp8_type:int sf_layout:int enable_pdl:pdl_on",
     reference=e2m1_and_ufp8sf_scale_to_float_reference,
     check=dequantized_blocks("e2m1_tensor", "ufp8_scale_tensor", "sf_vec_size", "sf_layout"),
-    derived={
-        "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
-        "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
-    },
+    derived=LAYOUT_FLAGS,
 )
 
 
@@ -77,38 +83,22 @@ _E2M1_TO_FLOAT = Export(
     trace=dequantize_trace(
         _MXFP4_DEQUANTIZE,
         "float32 from e2m1 in blocks of 32 with scales that are powers of two.",
-        mxfp4_dequantize_reference,
         32,
     )
 )
 @launches(_MXFP4_DEQUANTIZE)
+@documented(BLOCKS)
 def mxfp4_dequantize(
     a_fp4: torch.Tensor, a_sf: torch.Tensor, sfLayout: SfLayout = SfLayout.layout_128x4
 ) -> torch.Tensor:
-    r"""Dequantise MXFP4 to float32.
+    r"""Dequantise MXFP4, in blocks of 32, to float32.
 
     .. math:: out = q \cdot 2^{s - 127}
-
-    Parameters
-    ----------
-    a_fp4 : torch.Tensor
-        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
-        CUDA device; columns are a multiple of 32. The first number is in the lower 4 bits.
-    a_sf : torch.Tensor
-        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
-        uint8, contiguous, on the device of ``a_fp4``.
-    sfLayout : SfLayout
-        Where the scales lie.
 
     Returns
     -------
     torch.Tensor
-        ``[..., columns]``, float32, on the device of ``a_fp4``.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
+        ``[..., columns]``, float32, on the same device.
 
     Notes
     -----
@@ -127,22 +117,58 @@ def mxfp4_dequantize(
     """
 
 
+@precast_api
+@documented(mxfp8_dequantize_host)
+def mxfp4_dequantize_host(
+    weight: torch.Tensor, scale: torch.Tensor, group_size: int = 32
+) -> torch.Tensor:
+    r"""Dequantise MXFP4 to float32 on the CPU.
+
+    .. math:: out = q \cdot 2^{s - 127}
+
+    Parameters
+    ----------
+    weight : torch.Tensor
+        ``[rows, columns // 2]``, uint8, a CPU tensor; the first number is in the lower 4 bits.
+    scale : torch.Tensor
+        ``[rows, columns // group_size]``, uint8, linear, a CPU tensor.
+    group_size : int
+        Elements of a block, an even number.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> packed = torch.full((1, 16), 0x72, dtype=torch.uint8)
+    >>> precast.mxfp4_dequantize_host(packed, torch.tensor([[128]]).byte())[0, :2]
+    tensor([ 2., 12.])
+    """
+    export = "mxfp4_dequantize_host"
+    check_host(export, weight=weight, scale=scale)
+    if group_size <= 0 or group_size % 2:
+        raise ValueError(f"{export}: group_size must be positive and even, got {group_size}")
+    check_dtype(export, "weight", weight, torch.uint8)
+    check_dtype(export, "scale", scale, torch.uint8)
+    check_rank(export, "weight", weight, 2, None)
+    check_dequantized_blocks(export, "weight", weight, "scale", scale, group_size, 2)
+    if weight.dim() != 2 or scale.dim() != 2 or weight.shape[0] != scale.shape[0]:
+        raise ValueError(
+            f"{export}: weight and scale must be 2-D with as many rows, got shapes "
+            f"{[*weight.shape]} and {[*scale.shape]}"
+        )
+    with torch.no_grad():
+        return dequantize_blocks(e2m1_unpack(weight), scale, group_size, 2)
+
+
 _E4M3 = dequantize_trace(
     _E2M1_TO_FLOAT,
     "float32 from e2m1 in blocks with e4m3 scales and one fp32 scale.",
-    e2m1_and_ufp8sf_scale_to_float_reference,
     "sf_vec_size",
-    extra={"sf_vec_size": Scalar("int32")},
 )
 _UE8M0 = dequantize_trace(
     _E2M1_TO_FLOAT,
     "float32 from e2m1 in blocks with scales that are powers of two.",
-    e2m1_and_ufp8sf_scale_to_float_reference,
     "sf_vec_size",
-    suffix="_ue8m0",
-    global_scale=False,
-    extra={"sf_vec_size": Scalar("int32")},
-    fixed={"ufp8_type": 0},
+    {"ufp8_type": 0},
 )
 
 
@@ -153,6 +179,7 @@ def _trace(ufp8_type: int = 1, **others: Any) -> TraceTemplate:
 
 @precast_api(trace=_trace)
 @op("block_dequantize")
+@documented(BLOCKS, mxfp4_dequantize)
 def e2m1_and_ufp8sf_scale_to_float(
     e2m1_tensor: torch.Tensor,
     ufp8_scale_tensor: torch.Tensor,
@@ -168,13 +195,6 @@ def e2m1_and_ufp8sf_scale_to_float(
 
     Parameters
     ----------
-    e2m1_tensor : torch.Tensor
-        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
-        CUDA device; columns are a multiple of ``sf_vec_size``. The first number is in the lower
-        4 bits.
-    ufp8_scale_tensor : torch.Tensor
-        Scales of the rows and ``columns // sf_vec_size`` blocks with the layout's padding, in any
-        shape, uint8, contiguous.
     global_scale_tensor : torch.Tensor, optional
         ``g``, one float32: the reciprocal of what :func:`nvfp4_quantize` was given. Needed for
         ``ufp8_type=1``, not read otherwise.
@@ -182,20 +202,6 @@ def e2m1_and_ufp8sf_scale_to_float(
         Elements of a block: 16 or 32.
     ufp8_type : int
         0 for scales in ue8m0, 1 for e4m3.
-    is_sf_swizzled_layout : bool
-        Scales in tiles, otherwise linear.
-    is_sf_8x4_layout : bool
-        Tiles of 8x4, otherwise of 128x4; only with ``is_sf_swizzled_layout``.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, float32, on the device of ``e2m1_tensor``.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape, number or strides other than above.
 
     Notes
     -----
@@ -234,93 +240,6 @@ def e2m1_and_ufp8sf_scale_to_float(
     return out
 
 
-def mxfp8_dequantize_reference(
-    input: torch.Tensor,
-    scale_tensor: torch.Tensor,
-    sfLayout: int = 0,
-    output_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    """:func:`mxfp8_dequantize` in plain PyTorch on any device."""
-    return dequantize_mxfp8(input, scale_tensor, sfLayout).to(output_dtype or torch.float32)
-
-
-_MXFP8_DEQUANTIZE = Export(
-    "block_dequantize",
-    "mxfp8_dequantize",
-    "input:e4m3[*rows(1-),columns] scale_tensor:u8 out!:T=f32|f16|bf16 sfLayout:layout "
-    "enable_pdl:pdl_on",
-    reference=mxfp8_dequantize_reference,
-    check=dequantized_blocks("input", "scale_tensor", 32, "sfLayout"),
-    new={
-        "out": "input.new_empty(*input.shape, "
-        "dtype=_torch.float32 if output_dtype is None else output_dtype)"
-    },
-    derived={"output_dtype": lambda out: out.dtype},
-    kinds=LAYOUT_KIND,
-)
-
-
-@precast_api(
-    trace=dequantize_trace_by_dtype(
-        _MXFP8_DEQUANTIZE,
-        "Dequantised e4m3 in blocks of 32 with scales that are powers of two.",
-        mxfp8_dequantize_reference,
-        32,
-        "float32",
-        "float16",
-        "bfloat16",
-    )
-)
-@launches(_MXFP8_DEQUANTIZE)
-@documented(mxfp4_dequantize)
-def mxfp8_dequantize(
-    input: torch.Tensor,
-    scale_tensor: torch.Tensor,
-    sfLayout: SfLayout = SfLayout.layout_128x4,
-    output_dtype: torch.dtype | None = None,
-) -> torch.Tensor:
-    r"""Dequantise MXFP8.
-
-    .. math:: out = \mathrm{round}(q \cdot 2^{s - 127})
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float8_e4m3fn, contiguous, 16-byte aligned, on
-        a CUDA device; columns are a multiple of 32.
-    scale_tensor : torch.Tensor
-        Scales of the rows and ``columns // 32`` blocks with the layout's padding, in any shape,
-        uint8, contiguous, on the device of ``input``.
-    output_dtype : torch.dtype, optional
-        float32, float16 or bfloat16. Default: float32, which is exact.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, ``output_dtype``.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
-
-    Notes
-    -----
-    The product is exact, then rounded once to nearest even; the scale 255 is NaN. The form of
-    :func:`mxfp8_dequantize_host` for the GPU. Allocates its result; safe in CUDA graphs; not
-    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
-
-    Examples
-    --------
-    >>> import torch, precast
-    >>> q = torch.full((1, 32), 1.5).to(torch.float8_e4m3fn)
-    >>> with precast.reference_mode():
-    ...     linear = precast.SfLayout.layout_linear
-    ...     precast.mxfp8_dequantize(q, torch.tensor([130]).byte(), linear)[0, 0].item()
-    12.0
-    """
-
-
 def nvfp4_kv_dequantize_reference(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
@@ -328,7 +247,7 @@ def nvfp4_kv_dequantize_reference(
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
     """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device."""
-    values = dequantize_e2m1(fp4_data, block_scales, global_scale, 16, True, 2)
+    values = dequantize_blocks(e2m1_unpack(fp4_data), block_scales, 16, 2, True, global_scale)
     return values.to(output_dtype or torch.bfloat16)
 
 
@@ -341,7 +260,7 @@ _NVFP4_KV_DEQUANTIZE = Export(
     check=dequantized_blocks("fp4_data", "block_scales", 16, 2),
     new={
         "out": lambda fp4_data, output_dtype: _unpacked_output(
-            fp4_data, torch.bfloat16 if output_dtype is None else output_dtype
+            fp4_data, output_dtype or torch.bfloat16
         )
     },
     derived={"output_dtype": lambda out: out.dtype},
@@ -352,7 +271,6 @@ _NVFP4_KV_DEQUANTIZE = Export(
     trace=dequantize_trace_by_dtype(
         _NVFP4_KV_DEQUANTIZE,
         "Dequantised e2m1 in blocks of 16 with linear e4m3 scales and one fp32 scale.",
-        nvfp4_kv_dequantize_reference,
         16,
         "bfloat16",
         "float16",
@@ -360,21 +278,19 @@ _NVFP4_KV_DEQUANTIZE = Export(
     )
 )
 @launches(_NVFP4_KV_DEQUANTIZE)
+@documented(BLOCKS, mxfp8_dequantize)
 def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
     global_scale: torch.Tensor,
     output_dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    r"""Dequantise an NVFP4 key-value cache, whose scales are linear.
+    r"""Dequantise an NVFP4 key-value cache, in blocks of 16 with linear scales.
 
     .. math:: out = \mathrm{round}((q \cdot s) \cdot g)
 
     Parameters
     ----------
-    fp4_data : torch.Tensor
-        ``[..., columns // 2]``, at least 2 dimensions, uint8, contiguous, 16-byte aligned, on a
-        CUDA device; columns are a multiple of 16. The first number is in the lower 4 bits.
     block_scales : torch.Tensor
         ``[..., columns // 16]``, the bytes of e4m3, uint8, contiguous, on the device of
         ``fp4_data``.
@@ -383,16 +299,6 @@ def nvfp4_kv_dequantize(
         :func:`nvfp4_quantize` was given.
     output_dtype : torch.dtype, optional
         bfloat16, float16 or float32. Default: bfloat16.
-
-    Returns
-    -------
-    torch.Tensor
-        ``[..., columns]``, ``output_dtype``.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
 
     Notes
     -----

@@ -13,12 +13,18 @@ from typing import Any
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
-from precast._ops.quantize._block_validation import check_backend, check_quantized_blocks
-from precast._ops.quantize._reference_blocks import quantize_mxfp4, quantize_nvfp4, scale_shape
+from precast._ops.quantize._reference_blocks import quantize_e2m1, scale_shape
 from precast._ops.quantize._trace_blocks import quantize_trace
-from precast._ops.quantize.sf_layout import SfLayout, layout_of_flags
+from precast._ops.quantize.sf_layout import (
+    BLOCKS,
+    LAYOUT_FLAGS,
+    SfLayout,
+    check_backend,
+    check_quantized_blocks,
+    layout_of_flags,
+)
 from precast.api_logging import precast_api
-from precast.trace import Scalar, TraceTemplate, dispatch
+from precast.trace import TraceTemplate, dispatch
 
 _NVFP4 = "NVFP4: e2m1 in blocks of 16 with e4m3 scales under one fp32 scale."
 _MXFP4 = "MXFP4: e2m1 in blocks of 32 with scales that are powers of two."
@@ -47,11 +53,7 @@ def nvfp4_quantize_reference(
     a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`nvfp4_quantize` in plain PyTorch on any device, the same bits."""
-    return quantize_nvfp4(a, a_global_sf, sfLayout, False)
-
-
-def _check_nvfp4(export: str, a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int) -> None:
-    check_quantized_blocks(export, "a", a, 16, sfLayout, "a_global_sf", a_global_sf)
+    return quantize_e2m1(a, sfLayout, a_global_sf)
 
 
 _NVFP4_QUANTIZE = Export(
@@ -60,12 +62,15 @@ _NVFP4_QUANTIZE = Export(
     "a:T=f16|bf16[*rows(1-),columns] a_global_sf:f32 out!:u8 out_sf!:u8 sfLayout:int "
     "enable_pdl:pdl",
     reference=nvfp4_quantize_reference,
-    check=_check_nvfp4,
+    check=lambda export, a, a_global_sf, sfLayout: check_quantized_blocks(
+        export, "a", a, 16, sfLayout, "a_global_sf", a_global_sf
+    ),
 )
 
 
-@precast_api(trace=quantize_trace(_NVFP4_QUANTIZE, _NVFP4, nvfp4_quantize_reference, 16))
+@precast_api(trace=quantize_trace(_NVFP4_QUANTIZE, _NVFP4, 16))
 @op("block_quantize")
+@documented(BLOCKS)
 def nvfp4_quantize(
     a: torch.Tensor,
     a_global_sf: torch.Tensor,
@@ -84,28 +89,20 @@ def nvfp4_quantize(
 
     Parameters
     ----------
-    a : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of 16 with stride 1, the others merge into at most two strides. 16-byte
-        aligned rows are fastest.
     a_global_sf : torch.Tensor
         ``[1]``, or ``[rows]`` for one of each row, float32: ``g``, usually
         ``448 * 6 / max(abs(a))``, the reciprocal of what dequantisation multiplies by.
-    sfLayout : SfLayout
-        Where the scales lie.
     do_shuffle : bool
         Only False.
     sf_vec_size : int
         Only 16.
-    backend : str
-        Only ``"cuda"``.
 
     Returns
     -------
     tuple of torch.Tensor
-        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales,
-        ``[rows, columns // 16]``, for tiled layouts with rows padded to 128 (8) and columns to 4,
-        by zeros, in the layout's order; uint8.
+        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
+        as bytes of e4m3, or ``e + 127`` in MXFP4, ``[rows, columns // block]``, for tiled layouts
+        with rows padded to 128 (8) and columns to 4, by zeros, in the layout's order; uint8.
 
     Raises
     ------
@@ -149,7 +146,7 @@ def mxfp4_quantize_reference(
     a: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`mxfp4_quantize` in plain PyTorch on any device, the same bits."""
-    return quantize_mxfp4(a, sfLayout)
+    return quantize_e2m1(a, sfLayout)
 
 
 _MXFP4_QUANTIZE = Export(
@@ -161,9 +158,9 @@ _MXFP4_QUANTIZE = Export(
 )
 
 
-@precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, mxfp4_quantize_reference, 32))
+@precast_api(trace=quantize_trace(_MXFP4_QUANTIZE, _MXFP4, 32))
 @op("block_quantize")
-@documented(nvfp4_quantize)
+@documented(BLOCKS, nvfp4_quantize)
 def mxfp4_quantize(
     a: torch.Tensor,
     backend: str = "cuda",
@@ -176,25 +173,6 @@ def mxfp4_quantize(
 
         e = \left\lceil \log_2 \frac{\max|x|}{6} \right\rceil, \quad q = \mathrm{e2m1}(x \cdot
         2^{-e})
-
-    Parameters
-    ----------
-    a : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of 32 with stride 1, the others merge into at most two strides. 16-byte
-        aligned rows are fastest.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]``, two numbers a byte, the first in the lower 4 bits; and the scales
-        as bytes ``e + 127``, ``[rows, columns // 32]``, for tiled layouts with rows padded to 128
-        (8) and columns to 4, by zeros, in the layout's order; uint8.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
 
     Notes
     -----
@@ -233,10 +211,8 @@ def fp4_quantize_reference(
     _check_recipe(sf_vec_size, sf_use_ue8m0)
     _check_global_scale(global_scale, sf_use_ue8m0)
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)
-    if sf_use_ue8m0:
-        return quantize_mxfp4(input, layout)
-    assert global_scale is not None
-    return quantize_nvfp4(input, global_scale, layout, is_global_scale_inversed)
+    used = None if sf_use_ue8m0 else global_scale
+    return quantize_e2m1(input, layout, used, is_global_scale_inversed)
 
 
 def _check_recipe(sf_vec_size: int, sf_use_ue8m0: bool) -> None:
@@ -277,28 +253,10 @@ _FP4_QUANTIZE = Export(
     "sf_layout:int is_global_scale_inversed:bool enable_pdl:pdl",
     reference=fp4_quantize_reference,
     check=_check_fp4,
-    derived={
-        "sf_vec_size": lambda sf_use_ue8m0: 32 if sf_use_ue8m0 else 16,
-        "is_sf_swizzled_layout": lambda sf_layout: sf_layout != SfLayout.layout_linear,
-        "is_sf_8x4_layout": lambda sf_layout: sf_layout == SfLayout.layout_8x4,
-    },
+    derived={**LAYOUT_FLAGS, "sf_vec_size": lambda sf_use_ue8m0: 32 if sf_use_ue8m0 else 16},
 )
-_OF_NVFP4 = quantize_trace(
-    _FP4_QUANTIZE,
-    _NVFP4,
-    fp4_quantize_reference,
-    16,
-    extra={"is_global_scale_inversed": Scalar("bool")},
-)
-_OF_MXFP4 = quantize_trace(
-    _FP4_QUANTIZE,
-    _MXFP4,
-    fp4_quantize_reference,
-    32,
-    suffix="_ue8m0",
-    global_scale=False,
-    fixed={"sf_vec_size": 32, "sf_use_ue8m0": True},
-)
+_OF_NVFP4 = quantize_trace(_FP4_QUANTIZE, _NVFP4, 16)
+_OF_MXFP4 = quantize_trace(_FP4_QUANTIZE, _MXFP4, 32, {"sf_vec_size": 32, "sf_use_ue8m0": True})
 
 
 @dispatch(_OF_NVFP4, _OF_MXFP4)
@@ -310,7 +268,7 @@ def _trace(input: Any, sf_use_ue8m0: bool = False, **others: Any) -> TraceTempla
 
 @precast_api(trace=_trace)
 @op("block_quantize")
-@documented(nvfp4_quantize)
+@documented(BLOCKS, nvfp4_quantize)
 def fp4_quantize(
     input: torch.Tensor,
     global_scale: torch.Tensor | None = None,
@@ -329,28 +287,14 @@ def fp4_quantize(
 
     Parameters
     ----------
-    input : torch.Tensor
-        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16, on a CUDA device; columns
-        are a multiple of ``sf_vec_size`` with stride 1, the others merge into at most two
-        strides.
     global_scale : torch.Tensor, optional
         ``[1]`` or ``[rows]``, float32; needed for NVFP4, not read for MXFP4.
     sf_vec_size : int
         Elements of a block: 16 for NVFP4, 32 for MXFP4.
     sf_use_ue8m0 : bool
         MXFP4.
-    is_sf_swizzled_layout : bool
-        Scales in tiles, otherwise linear.
-    is_sf_8x4_layout : bool
-        Tiles of 8x4, otherwise of 128x4.
     is_global_scale_inversed : bool
         ``global_scale`` is the reciprocal of what it is in :func:`nvfp4_quantize`.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        ``[..., columns // 2]``, and the scales, ``[rows, columns // sf_vec_size]`` with the
-        layout's padding; uint8.
 
     Raises
     ------

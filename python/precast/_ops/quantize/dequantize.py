@@ -12,9 +12,6 @@ from precast._ops.quantize._reference_8bit import unpack_exponents
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var, dispatch
 
-#: The default group of packed exponents, which is DeepGEMM's.
-PACKED_GROUP = 128
-
 
 def dequantize_fp8_reference(
     x: torch.Tensor,
@@ -46,7 +43,7 @@ def _tile(
     if len(sizes) < 2 or len(counts) < 2:
         return 1, 1
     if tile_columns is None and scale.dtype == torch.int32:
-        tile_columns = PACKED_GROUP
+        tile_columns = 128  # DeepGEMM's
     return (
         _step("tile_rows", sizes[-2], counts[-2], tile_rows),
         _step("tile_columns", sizes[-1], counts[-1], tile_columns),
@@ -131,20 +128,13 @@ _BY_BLOCK = TraceTemplate(
 
 
 @dispatch(_BY_TOKEN, _BY_BLOCK)
-def _trace(
-    x: Any,
-    x_scale: Any,
-    scale_major_mode: str = "K",
-    out_dtype: Any = None,
-    out: Any = None,
-    **others: Any,
-) -> TraceTemplate:
-    dtype = out_dtype if out is None else out.dtype
+def _trace(x: Any, x_scale: Any, out: Any = None, **call: Any) -> TraceTemplate:
+    dtype = call.get("out_dtype") if out is None else out.dtype
     if (
         x.dtype != torch.float8_e4m3fn
         or x_scale.dtype != torch.float32
         or dtype not in (None, torch.float32)
-        or scale_major_mode != "K"
+        or call.get("scale_major_mode", "K") != "K"
     ):
         raise ValueError(
             f"{_BY_TOKEN!r}: only calls from float8_e4m3fn to float32 with float32 scales in the "

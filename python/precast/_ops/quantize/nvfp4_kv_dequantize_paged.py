@@ -59,36 +59,25 @@ def nvfp4_kv_dequantize_paged_reference(
     tuple of torch.Tensor
         Keys and values, with shape and dtype of the outputs.
     """
-    hnd = kv_layout == "HND"
-    packed, factors = halves(paged_kv_cache), halves(kv_cache_sf)
-    pages = block_tables, seq_lens, hnd
-    keys = _dequantized_pages(packed[0], factors[0], k_scale, output_k, *pages)
-    return keys, _dequantized_pages(packed[1], factors[1], v_scale, output_v, *pages)
-
-
-def _dequantized_pages(
-    cache: torch.Tensor,
-    factors: torch.Tensor,
-    scale: torch.Tensor,
-    out: torch.Tensor,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    hnd: bool,
-) -> torch.Tensor:
-    """Return ``out`` with the dequantised keys or values of all tokens that have a page."""
-    packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
-    bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
-    pages, page_size = packed.shape[:2]
-    position = torch.arange(out.shape[1], device=out.device)
-    page = block_tables.long()[:, position // max(page_size, 1)]  # [batch, length]
-    kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
-    at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
-    values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
-    elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
-    rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
-    result = out.clone()
-    result[kept] = rows.view(elements.shape).to(out.dtype)
-    return result
+    hnd, tables = kv_layout == "HND", block_tables.long()
+    results = []
+    for cache, factors, scale, out in zip(
+        halves(paged_kv_cache), halves(kv_cache_sf), (k_scale, v_scale), (output_k, output_v)
+    ):
+        packed = entries_of(cache, hnd)  # [pages, page_size, heads, head_dim / 2]
+        bytes_of_factors = entries_of(factors, hnd).view(torch.uint8)
+        pages, page_size = packed.shape[:2]
+        position = torch.arange(out.shape[1], device=out.device)
+        page = tables[:, position // max(page_size, 1)]  # [batch, length]
+        kept = (position < seq_lens[:, None]) & (page >= 0) & (page < pages)
+        at = page[kept], (position % max(page_size, 1)).expand_as(page)[kept]
+        values = bytes_of_factors[at].view(torch.float8_e4m3fn).float()
+        elements = e2m1_unpack(packed[at])  # [tokens, heads, head_dim]
+        rows = dequantize(elements.flatten(0, 1), values.flatten(0, 1), scale, 16)
+        result = out.clone()
+        result[kept] = rows.view(elements.shape).to(out.dtype)
+        results.append(result)
+    return results[0], results[1]
 
 
 def _check(
@@ -112,7 +101,17 @@ def _check(
         check_dtype(export, name, cache, torch.uint8)
     for name, factor in factors:
         check_dtype(export, name, factor, torch.float8_e4m3fn, torch.uint8)
-    _check_outputs(export, output_k, output_v)
+    for name, out in outputs:
+        check_rank(export, name, out, 4, 4)
+        if out.shape[3] % 16:
+            raise ValueError(
+                f"{export}: {name}'s last dimension must be a multiple of 16, got {out.shape[3]}"
+            )
+    if output_v.shape[:3] != output_k.shape[:3]:
+        raise ValueError(
+            f"{export}: output_v must have the requests, tokens and heads of output_k, got "
+            f"{[*output_v.shape]} for {[*output_k.shape]}"
+        )
     first_name, first = caches[0]
     pages: tuple[int, int] | None = None
     for i, (word, out) in enumerate(outputs):
@@ -127,7 +126,19 @@ def _check(
                 )
         check_one_number(export, *scales[i], first, first_name)
     assert pages is not None
-    _check_table(export, block_tables, seq_lens, pages[1], output_k)
+    batch, length = output_k.shape[:2]
+    if block_tables.dim() != 2 or block_tables.shape[0] != batch:
+        raise ValueError(
+            f"{export}: block_tables must have shape [{batch}, pages of a request], got "
+            f"{[*block_tables.shape]}"
+        )
+    if block_tables.shape[1] * pages[1] < length:
+        raise ValueError(
+            f"{export}: block_tables must have pages of {pages[1]} entries for the {length} "
+            f"tokens of output_k, got {block_tables.shape[1]} pages a request"
+        )
+    if seq_lens.shape != (batch,):
+        raise ValueError(f"{export}: seq_lens must have shape [{batch}], got {[*seq_lens.shape]}")
     read = [*caches, *factors, *scales, ("block_tables", block_tables), ("seq_lens", seq_lens)]
     for word, out in outputs:
         check_elements_apart(export, word, out)
@@ -141,42 +152,6 @@ def _named(name: str, cache: Cache) -> list[tuple[str, torch.Tensor]]:
     if isinstance(cache, tuple):
         return [(f"{name}[{i}]", part) for i, part in enumerate(cache)]
     return [(name, cache)] * 2
-
-
-def _check_outputs(export: str, output_k: torch.Tensor, output_v: torch.Tensor) -> None:
-    for name, out in (("output_k", output_k), ("output_v", output_v)):
-        check_rank(export, name, out, 4, 4)
-        if out.shape[3] % 16:
-            raise ValueError(
-                f"{export}: {name}'s last dimension must be a multiple of 16, got {out.shape[3]}"
-            )
-    if output_v.shape[:3] != output_k.shape[:3]:
-        raise ValueError(
-            f"{export}: output_v must have the requests, tokens and heads of output_k, got "
-            f"{[*output_v.shape]} for {[*output_k.shape]}"
-        )
-
-
-def _check_table(
-    export: str,
-    block_tables: torch.Tensor,
-    seq_lens: torch.Tensor,
-    page_size: int,
-    output_k: torch.Tensor,
-) -> None:
-    batch, length = output_k.shape[:2]
-    if block_tables.dim() != 2 or block_tables.shape[0] != batch:
-        raise ValueError(
-            f"{export}: block_tables must have shape [{batch}, pages of a request], got "
-            f"{[*block_tables.shape]}"
-        )
-    if block_tables.shape[1] * page_size < length:
-        raise ValueError(
-            f"{export}: block_tables must have pages of {page_size} entries for the {length} "
-            f"tokens of output_k, got {block_tables.shape[1]} pages a request"
-        )
-    if seq_lens.shape != (batch,):
-        raise ValueError(f"{export}: seq_lens must have shape [{batch}], got {[*seq_lens.shape]}")
 
 
 def _explain(export: str, paged_kv_cache: object, kv_cache_sf: object, kv_layout: object) -> None:
@@ -211,10 +186,11 @@ def _fill_pages(call: dict[str, Any]) -> None:
 
 def _template(packed: bool, layout: str) -> TraceTemplate:
     """Make the template for one tensor of keys and values or a pair, in a layout or ``page1``."""
-    entries = [] if layout == "page1" else ["page_size"]
-    inner = ["num_heads", *entries] if layout == "HND" else [*entries, "num_heads"]
-    pages = ["num_pages", *(["kv"] if packed else []), *inner]
-    parts = ("k",) if packed else ("k", "v")
+    suffix, inner = {
+        "NHD": ("", ["page_size", "num_heads"]),
+        "HND": ("_hnd", ["num_heads", "page_size"]),
+        "page1": ("_page1", ["num_heads"]),
+    }[layout]
     axes: dict[str, Var | Const] = {
         "batch_size": Var("Requests."),
         "max_seq_len": Var("Tokens of the longest request."),
@@ -223,10 +199,11 @@ def _template(packed: bool, layout: str) -> TraceTemplate:
         "num_heads": Const("h"),
         "*one": Var("Dimensions of a single number.", sample=1),
     }
-    if entries:
+    if layout != "page1":
         axes["page_size"] = Const("ps", sample=16)
     if packed:
         axes["kv"] = Const("", "Keys, values.", value="2")
+    pages, parts = ["num_pages", *(["kv"] if packed else []), *inner], "k" if packed else "kv"
     inputs: dict[str, Tensor | Scalar] = {}
     for param, what, word, dtype in (
         ("paged_kv_cache", "cache", "packed", "uint8"),
@@ -236,20 +213,17 @@ def _template(packed: bool, layout: str) -> TraceTemplate:
             inputs[param if packed else f"{part}_{what}"] = Tensor(
                 [*pages, f"{part}_{word}_dim"], param, dtype, item=None if packed else item
             )
-    for part in parts:
-        axes[f"{part}_packed_dim"] = Const("", multiple=8)
-        axes[f"{part}_scale_dim"] = Const("", value=f"{part}_packed_dim // 8")
-        axes[f"{part}_head_dim"] = Const(f"d{part}", value=f"{part}_packed_dim * 2")
     inputs["block_tables"] = Tensor(["batch_size", "pages_per_request"], dtype="int32")
     inputs["seq_lens"] = Tensor(["batch_size"], dtype="int32")
     inputs["k_scale"] = inputs["v_scale"] = Tensor(["*one"], dtype="float32")
     outputs: dict[str, Tensor] = {}
-    for part in "kv":
-        name, dim = f"output_{part}", f"{'k' if packed else part}_head_dim"
-        rows = ["batch_size", "max_seq_len", "num_heads", dim]
+    for part, name in (("k", "output_k"), (parts[-1], "output_v")):
+        axes[f"{part}_packed_dim"] = Const("", multiple=8)
+        axes[f"{part}_scale_dim"] = Const("", value=f"{part}_packed_dim // 8")
+        axes[f"{part}_head_dim"] = Const(f"d{part}", value=f"{part}_packed_dim * 2")
+        rows = ["batch_size", "max_seq_len", "num_heads", f"{part}_head_dim"]
         inputs[name] = Tensor(rows)
         outputs[f"{name}_out"] = Tensor(rows, name, dtype_from=name)
-    suffix = {"HND": "_hnd", "page1": "_page1"}.get(layout, "")
     return TraceTemplate(
         op_type="quantization",
         name_prefix=_PAGED.function + ("_packed" if packed else "") + suffix,

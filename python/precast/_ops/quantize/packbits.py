@@ -11,14 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.declaration import Kind
 from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
-
-#: The most bytes of all segments, because ``new_indptr`` is int32.
-MOST_BYTES = 2**31 - 1
 
 
 def packbits_reference(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
@@ -36,25 +32,23 @@ def segment_packbits_reference(
     """:func:`segment_packbits` in plain PyTorch on any device."""
     bounds = indptr.tolist()
     parts = [packbits_reference(x[a:b], bitorder) for a, b in itertools.pairwise(bounds)]
-    lengths = torch.tensor([0, *(part.shape[0] for part in parts)], device=x.device)
     empty = torch.empty(0, dtype=torch.uint8, device=x.device)
-    return torch.cat([*parts, empty]), lengths.cumsum(0).to(torch.int32)
+    return torch.cat([*parts, empty]), _packed_starts(indptr)
+
+
+def _packed_starts(indptr: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(((indptr.diff() + 7) // 8).cumsum(0), (1, 0)).to(torch.int32)
 
 
 def _check_segments(x: torch.Tensor, indptr: torch.Tensor) -> None:
     count, segments = x.shape[0], indptr.shape[0] - 1
     if segments < 0:
         raise ValueError("segment_packbits: indptr must have 1 to 2^30 elements, got shape [0]")
-    if (count + 7 * segments) // 8 > MOST_BYTES:
+    if (count + 7 * segments) // 8 >= 2**31:  # `new_indptr` is int32.
         raise ValueError(
             f"segment_packbits: x and indptr must make at most 2^31 - 1 bytes, got {count} values "
             f"in {segments} segments"
         )
-
-
-def _write_starts(indptr: torch.Tensor, new_indptr: torch.Tensor) -> None:
-    new_indptr.zero_()
-    new_indptr[1:] = ((indptr.diff() + 7) // 8).cumsum(0)
 
 
 def _write_segments(
@@ -76,29 +70,19 @@ def _is_little(export: str, bitorder: str) -> bool:
     return bitorder == "little"
 
 
-def _bitorder(export: str) -> dict[str, Kind]:
-    """Make the kind of ``bitorder``, which reaches an export as a flag."""
-    kind = Kind(
-        "bool little",
-        f"_is_little({export!r}, {{name}})",
-        decode=lambda little: "little" if little else "big",
-        names={"_is_little": _is_little},
-    )
-    return {"bitorder": kind}
-
-
+_ORDER = {"bitorder": lambda little: "little" if little else "big"}
 _PACKBITS = Export(
     "packbits",
     "packbits",
-    "x:bool|u8[length] y!:u8[(length+7)//8] bitorder:bitorder enable_pdl:pdl_on",
+    "x:bool|u8[length] y!:u8[(length+7)//8] little:bool enable_pdl:pdl_on",
     reference=packbits_reference,
-    kinds=_bitorder("packbits"),
+    derived=_ORDER,
 )
 _INDPTR = Export(
     "packbits",
     "segment_packbits_indptr",
     "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] enable_pdl:pdl_on",
-    write=_write_starts,
+    reference=_packed_starts,
     check=_check_segments,
     function="segment_packbits",
     traced=False,  # The export that writes the bits follows.
@@ -107,10 +91,10 @@ _SEGMENTS = Export(
     "packbits",
     "segment_packbits",
     "x:bool|u8[length] indptr:i32|i64[bounds] new_indptr!:i32[bounds] out!:u8[bytes] "
-    "bitorder:bitorder enable_pdl:pdl_on",
+    "little:bool enable_pdl:pdl_on",
     write=_write_segments,
     check=_check_segments,
-    kinds=_bitorder("segment_packbits"),
+    derived=_ORDER,
 )
 
 
@@ -119,17 +103,14 @@ def _fill(made: dict[str, Any]) -> None:
 
 
 def _trace(
-    export: Export,
-    reference: Callable[..., Any],
-    axes: dict[str, Var | Const],
+    export: Export, reference: Callable[..., Any], axes: dict[str, Var | Const]
 ) -> Callable[..., TraceTemplate]:
     """Make one template for each bit order."""
     bounds: dict[str, Tensor] = {}
     if "indptr" in export.declaration.names:
         bounds["indptr"] = Tensor(["num_bounds"], dtype="int32")
-
-    def template(suffix: str, place: str, fixed: dict[str, object]) -> TraceTemplate:
-        return TraceTemplate(
+    templates = {
+        order: TraceTemplate(
             op_type="quantization",
             name_prefix=export.function + suffix,
             description=f"Eight booleans in a byte, the first in the {place} bit.",
@@ -137,18 +118,18 @@ def _trace(
             inputs={"x": Tensor(["length"], description="Any value but 0 is true."), **bounds},
             outputs={
                 "packed": Tensor(["num_bytes"], dtype="uint8"),
-                **{f"new_{key}": Tensor(spec.axes, dtype="int32") for key, spec in bounds.items()},
+                **{f"new_{key}": spec for key, spec in bounds.items()},
             },
             reference=reference,
-            fixed=fixed,
+            fixed={"bitorder": order} if suffix else None,
             fill=_fill,
         )
+        for order, suffix, place in (("big", "", "highest"), ("little", "_little", "lowest"))
+    }
 
-    big, little = template("", "highest", {}), template("_little", "lowest", {"bitorder": "little"})
-
-    @dispatch(big, little)
+    @dispatch(*templates.values())
     def choose(bitorder: str = "big", **others: Any) -> TraceTemplate:
-        return little if bitorder == "little" else big
+        return templates.get(bitorder, templates["big"])
 
     return choose
 
@@ -201,7 +182,7 @@ def packbits(x: torch.Tensor, bitorder: str = "big") -> torch.Tensor:
     """
     x = _as_booleans(x)
     y = x.new_empty(((x.numel() + 7) // 8,), dtype=torch.uint8)
-    _PACKBITS.launch(x, y, bitorder)
+    _PACKBITS.launch(x, y, _is_little("packbits", bitorder))
     return y
 
 
@@ -271,5 +252,6 @@ def segment_packbits(
     if out is None:
         _INDPTR.launch(x, indptr, new_indptr)
         out = x.new_empty((int(new_indptr[-1]),), dtype=torch.uint8)  # Waits for the GPU.
-    _SEGMENTS.launch(x, indptr, new_indptr, out, bitorder)
+    little = _is_little("segment_packbits", bitorder)
+    _SEGMENTS.launch(x, indptr, new_indptr, out, little)
     return out, new_indptr

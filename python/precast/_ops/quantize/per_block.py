@@ -11,10 +11,10 @@ from collections.abc import Sequence
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import quantized_like
+from precast._ops.quantize._outputs import DTYPE, check_eps, quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
 from precast._ops.quantize._trace_8bit import of_e4m3
-from precast._ops.quantize._validation import check_eps
+from precast._ops.quantize.per_tensor import per_token_quant_fp8
 from precast._ops.quantize.per_token_group import (
     CAST_EPS,
     per_token_cast_to_fp8,
@@ -33,18 +33,19 @@ def per_block_cast_to_fp8_reference(
     dst_dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`per_block_cast_to_fp8` in plain PyTorch on any device, bit for bit."""
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     rows, columns = x.shape[-2:]
-    if x.numel() == 0:
-        shape = (*x.shape[:-2], -(-rows // BLOCK), -(-columns // BLOCK))
-        return x.to(dtype), x.new_empty(shape, dtype=torch.float32)
     padded = torch.nn.functional.pad(x.float(), (0, -columns % BLOCK, 0, -rows % BLOCK))
-    quantized, scale = _tile_quant(padded, BLOCK, BLOCK, eps, dtype, use_ue8m0)
+    quantized, scale = _tile_quant(padded, BLOCK, BLOCK, eps, dst_dtype, use_ue8m0)
     return quantized[..., :rows, :columns].contiguous(), scale
 
 
 def _tile_quant(
-    x: torch.Tensor, rows: int, columns: int, eps: float, dtype: torch.dtype, power_of_two: bool
+    x: torch.Tensor,
+    rows: int,
+    columns: int,
+    eps: float,
+    dtype: torch.dtype | None,
+    power_of_two: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise float32 ``x`` by whole tiles, and return their scales, too."""
     tiles = x.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))  # [..., i, r, j, c]
@@ -81,7 +82,7 @@ _PER_BLOCK = Export(
     reference=per_block_cast_to_fp8_reference,
     check=_check,
     new={"out": quantized_like, "out_scale": _new_scales},
-    derived={"dst_dtype": lambda out: out.dtype},
+    derived=DTYPE,
 )
 _TRACE = TraceTemplate(
     op_type="quantization",
@@ -108,7 +109,7 @@ _TRACE = TraceTemplate(
 
 @precast_api(trace=of_e4m3(_TRACE))
 @launches(_PER_BLOCK)
-@documented(per_token_cast_to_fp8, per_token_group_quant_8bit)
+@documented(per_token_quant_fp8, per_token_cast_to_fp8)
 def per_block_cast_to_fp8(
     x: torch.Tensor,
     use_ue8m0: bool = True,
@@ -130,8 +131,6 @@ def per_block_cast_to_fp8(
     x : torch.Tensor
         ``[n, k]``, or ``[experts, n, k]``; float16, bfloat16 or float32; on a CUDA device. The last
         dimension has stride 1. Blocks at the ends may be partial.
-    eps : float
-        The least amax, at least 1e-30.
     out_scale : torch.Tensor, optional
         ``[..., ceil(n / 128), ceil(k / 128)]``, float32, contiguous. Default: a new tensor.
 
@@ -140,12 +139,6 @@ def per_block_cast_to_fp8(
     tuple of torch.Tensor
         The quantised values, and the *dequantisation* scales in float32, of shape
         ``[..., ceil(n / 128), ceil(k / 128)]``.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
-        outputs that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
 
     Notes
     -----
@@ -262,6 +255,6 @@ def quantize_fp8_reference(
         Any tile of which ``x`` is a multiple, in each matrix alone.
     """
     rows, columns = tile_shape[-2:]
-    x_q, scale = _tile_quant(x.float(), rows, columns, CAST_EPS, torch.float8_e4m3fn, use_ue8m0)
+    x_q, scale = _tile_quant(x.float(), rows, columns, CAST_EPS, None, use_ue8m0)
     scale = scale.transpose(-1, -2).contiguous() if scale_major_mode == "MN" else scale
     return x_q, scale.reshape((*scale_shape,))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""8-bit quantisation with one scale for a whole tensor, given or found from the tensor.
+"""8-bit quantisation with one scale for a whole tensor, given or found, or one for each token.
 
 Source: Micikevicius et al., FP8 Formats for Deep Learning, arXiv:2209.05433.
 """
@@ -9,11 +9,9 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import quantized_like
-from precast._ops.quantize._reference_8bit import dequant_scale, quantize
+from precast._ops.quantize._outputs import DTYPE, check_eps, check_scales, quantized_like
+from precast._ops.quantize._reference_8bit import quantize, token_quant
 from precast._ops.quantize._trace_8bit import quant_trace
-from precast._ops.quantize._validation import check_eps
-from precast._ops.quantize.per_token import per_token_quant_fp8, per_token_quant_fp8_reference
 from precast.api_logging import precast_api
 
 #: Elements of ``workspace``, in which each CTA leaves the largest magnitude that it found.
@@ -24,18 +22,22 @@ def static_quant_fp8_reference(
     x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit."""
-    return quantize(x.float(), scale, torch.float8_e4m3fn if dst_dtype is None else dst_dtype)
+    return quantize(x.float(), scale, dst_dtype)
 
 
 def per_tensor_quant_fp8_reference(
     x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`per_tensor_quant_fp8` in plain PyTorch on any device, bit for bit."""
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    x32 = x.float()
-    amax = x32.abs().amax().reshape(1) if x.numel() else x32.new_zeros(1)
-    scale = dequant_scale(amax, eps, dtype)
-    return quantize(x32, scale, dtype), scale
+    quantized, scale = token_quant(x.float().reshape(1, -1), eps, dst_dtype)
+    return quantized.view(x.shape), scale.view(1)
+
+
+def per_token_quant_fp8_reference(
+    x: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """:func:`per_token_quant_fp8` in plain PyTorch on any device, bit for bit."""
+    return token_quant(x.float(), eps, dst_dtype)
 
 
 def _check_dynamic(export: str, eps: float, workspace: torch.Tensor) -> None:
@@ -53,7 +55,7 @@ _STATIC = Export(
     "x:T[*size] scale:f32[.] out!:like(x,U=e4m3|e5m2|i8,apart) enable_pdl:pdl",
     reference=static_quant_fp8_reference,
     new={"out": quantized_like},
-    derived={"dst_dtype": lambda out: out.dtype},
+    derived=DTYPE,
 )
 _DYNAMIC = Export(
     "quantize",
@@ -67,21 +69,88 @@ _DYNAMIC = Export(
         "out_scale": "x.new_empty(1, dtype=_torch.float32)",
         "workspace": f"x.new_empty({WORKSPACE_SIZE}, dtype=_torch.float32)",
     },
-    derived={"dst_dtype": lambda out: out.dtype},
+    derived=DTYPE,
 )
-_STATIC_TRACE = quant_trace(
-    _STATIC,
-    "A tensor quantised with a given dequantisation scale.",
-    static_quant_fp8_reference,
-)
-_DYNAMIC_TRACE = quant_trace(
-    _DYNAMIC,
-    "A quantised tensor and the one dequantisation scale that its largest magnitude needs.",
-    per_tensor_quant_fp8_reference,
+_PER_TOKEN = Export(
+    "quantize",
+    "per_token_quant_fp8",
+    "x:T[*tokens,hidden] eps:float out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 enable_pdl:pdl",
+    reference=per_token_quant_fp8_reference,
+    check=check_scales,
+    new={
+        "out": quantized_like,
+        "out_scale": "x.new_empty(*x.shape[:-1], 1, dtype=_torch.float32)",
+    },
+    derived=DTYPE,
 )
 
 
-@precast_api(trace=_STATIC_TRACE)
+@precast_api(
+    trace=quant_trace(
+        _PER_TOKEN,
+        "Quantised rows and the dequantisation scale that each row's largest magnitude needs.",
+    )
+)
+@launches(_PER_TOKEN)
+def per_token_quant_fp8(
+    x: torch.Tensor,
+    eps: float = 1e-10,
+    dst_dtype: torch.dtype | None = None,
+    out: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    enable_pdl: bool | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    r"""Quantise each token to 8 bits with the scale that its largest number needs.
+
+    .. math::
+
+        s_r = \frac{\max(\max_c |x_{rc}|, eps)}{\max(Q)}, \quad
+        x_{q,rc} = \mathrm{sat}\left(x_{rc} \cdot \frac{1}{s_r}\right)
+
+    Parameters
+    ----------
+    x : torch.Tensor
+        ``[..., hidden]``, float16, bfloat16 or float32, on a CUDA device. The last dimension has
+        stride 1 and at most 2^30 elements, the others merge into at most two strides. 16-byte
+        aligned rows are fastest.
+    eps : float
+        The least amax, at least 1e-30: where all are zeros, the scale is that of ``eps``.
+    dst_dtype : torch.dtype, optional
+        float8_e4m3fn, float8_e5m2 or int8; that of ``out`` if both are given. Default: that of
+        ``out``, else float8_e4m3fn.
+    out : torch.Tensor, optional
+        The quantised values: shape and device of ``x``, strides as above. Default: a new tensor.
+    out_scale : torch.Tensor, optional
+        ``[..., 1]``, float32. Default: a new tensor.
+
+    Returns
+    -------
+    tuple of torch.Tensor
+        The quantised values, and the *dequantisation* scales ``[..., 1]`` in float32.
+
+    Raises
+    ------
+    ValueError
+        A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
+        outputs that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
+
+    Notes
+    -----
+    :math:`\max(Q)` is 448 for e4m3, 57344 for e5m2, 127 for int8. Arithmetic and rounding are
+    those of :func:`per_tensor_quant_fp8`, and so are NaN and infinity, which concern their token
+    alone. Safe in CUDA graphs; not differentiable.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     x_q, x_s = precast.per_token_quant_fp8(torch.tensor([[1.0, -224.0]]))
+    >>> x_q.float(), x_s
+    (tensor([[   2., -448.]]), tensor([[0.5000]]))
+    """
+
+
+@precast_api(trace=quant_trace(_STATIC, "A tensor quantised with a given dequantisation scale."))
 @launches(_STATIC)
 @documented(per_token_quant_fp8)
 def static_quant_fp8(
@@ -101,13 +170,13 @@ def static_quant_fp8(
         Any shape; float16, bfloat16 or float32; on a CUDA device. The last dimension has stride 1
         and the others merge into at most two strides. 16-byte aligned rows are fastest.
     scale : torch.Tensor
-        ``[1]``, float32, on the device of ``x``: the *dequantisation* scale, by which the quantised
-        values are multiplied to get ``x`` back.
+        ``[1]``, float32, on the same device: the *dequantisation* scale, by which the quantised
+        values are multiplied to get the numbers back.
 
     Returns
     -------
     torch.Tensor
-        The quantised values in the shape of ``x``; ``out`` if it is given.
+        The quantised values, of the shape of ``out``; ``out`` itself if it is given.
 
     Raises
     ------
@@ -131,9 +200,14 @@ def static_quant_fp8(
     """
 
 
-@precast_api(trace=_DYNAMIC_TRACE)
+@precast_api(
+    trace=quant_trace(
+        _DYNAMIC,
+        "A quantised tensor and the one dequantisation scale that its largest magnitude needs.",
+    )
+)
 @launches(_DYNAMIC, returns=("out", "out_scale"))
-@documented(static_quant_fp8)
+@documented(static_quant_fp8, per_token_quant_fp8)
 def per_tensor_quant_fp8(
     x: torch.Tensor,
     eps: float = 1e-10,
@@ -152,8 +226,6 @@ def per_tensor_quant_fp8(
 
     Parameters
     ----------
-    eps : float
-        The least amax, at least 1e-30. A tensor of zeros has the scale of ``eps``.
     out_scale : torch.Tensor, optional
         ``[1]``, float32. Default: a new tensor.
     workspace : torch.Tensor, optional

@@ -10,12 +10,11 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._block_validation import check_backend
-from precast._ops.quantize._outputs import group_scales, quantized_like
+from precast._ops.quantize._outputs import GROUPS, check_scales, group_scales, quantized_like
 from precast._ops.quantize._reference_8bit import group_quant
 from precast._ops.quantize._trace_8bit import quant_trace
-from precast._ops.quantize._validation import check_group_scales
-from precast._ops.quantize.per_token import per_token_quant_fp8
+from precast._ops.quantize.per_tensor import per_token_quant_fp8
+from precast._ops.quantize.sf_layout import check_backend
 from precast.api_logging import precast_api
 
 #: DeepGEMM's least amax.
@@ -34,8 +33,7 @@ def per_token_group_quant_8bit_reference(
 
     Scales are row-major.
     """
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    return group_quant(x.float(), group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
+    return group_quant(x.float(), group_size, eps, dst_dtype, scale_ue8m0, use_packed_ue8m0)
 
 
 def _output(
@@ -56,21 +54,17 @@ _GROUP = Export(
     "x:T[*tokens,hidden] group_size:int eps:float scale_ue8m0:bool "
     "out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32|i32 enable_pdl:pdl",
     reference=per_token_group_quant_8bit_reference,
-    check=check_group_scales,
+    check=check_scales,
     new={"out": _output, "out_scale": group_scales},
-    derived={
-        "dst_dtype": lambda out: out.dtype,
-        "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
-    },
-)
-_TRACE = quant_trace(
-    _GROUP,
-    "Quantised rows and a dequantisation scale for each group of a row's elements.",
-    per_token_group_quant_8bit_reference,
+    derived=GROUPS,
 )
 
 
-@precast_api(trace=_TRACE)
+@precast_api(
+    trace=quant_trace(
+        _GROUP, "Quantised rows and a dequantisation scale for each group of a row's elements."
+    )
+)
 @launches(_GROUP)
 @documented(per_token_quant_fp8)
 def per_token_group_quant_8bit(
@@ -102,9 +96,7 @@ def per_token_group_quant_8bit(
         stride 1 and is a multiple of ``group_size``, the others merge into at most two strides.
         16-byte aligned rows are fastest.
     group_size : int
-        16, 32, 64 or 128 elements.
-    eps : float
-        The least amax, at least 1e-30. A group of zeros has the scale of ``eps``.
+        16, 32, 64 or 128 elements; divides the columns of the result.
     column_major_scales : bool
         The new scales have stride 1 along the tokens (the last but one dimension).
     scale_tma_aligned : bool
@@ -125,16 +117,17 @@ def per_token_group_quant_8bit(
     Returns
     -------
     tuple of torch.Tensor
-        The quantised values, and the *dequantisation* scales ``[..., hidden // group_size]`` in
-        float32, or ``[..., ceil(hidden // group_size / 4)]`` words in int32.
+        The quantised values ``[..., n]``, and the *dequantisation* scales
+        ``[..., n // group_size]`` in float32, or ``[..., ceil(n // group_size / 4)]`` words in
+        int32.
 
     Raises
     ------
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above;
         a ``hidden`` that ``group_size`` does not divide; a layout that contradicts itself or an
-        output; another backend; outputs
-        that overlap ``x`` or each other; an ``eps`` that is too small or not finite.
+        output; another backend; outputs that overlap ``x`` or each other; an ``eps`` that is too
+        small or not finite.
 
     Notes
     -----

@@ -1,17 +1,122 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights and their scales in the order of TensorRT-LLM's generated GEMM kernels.
+"""Weights and their scales in the order that GEMM kernels load: shuffled rows, tiles of 128x4.
 
-Loaders of weights use it. PyTorch indexes; only the tiles of scales have a kernel of this library.
+Loaders of weights use it. PyTorch shuffles rows; only the tiles of scales have a kernel of this
+library. Sources: TensorRT-LLM's generated GEMM kernels; cuBLAS, 1D block scaling factors layout.
 """
 
 from __future__ import annotations
+
+import math
+from typing import Any
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.dispatch import check_tensors
 from precast._op.docs import documented
-from precast._ops.quantize.block_scale_interleave import block_scale_interleave
+from precast._op.export import Export, launches
+from precast._ops.quantize._reference_blocks import place_scales, scale_shape
+from precast._ops.quantize.sf_layout import BLOCKS
 from precast.api_logging import precast_api
+from precast.trace import Const, Tensor, TraceTemplate, Var, dispatch
+
+
+def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    """:func:`block_scale_interleave` in plain PyTorch on any device."""
+    experts = unswizzled_sf if unswizzled_sf.dim() == 3 else unswizzled_sf[None]
+    placed = [place_scales(scales, 0).flatten() for scales in experts]
+    return torch.cat([*placed, unswizzled_sf.new_empty(0)])
+
+
+def _check(export: str, unswizzled_sf: torch.Tensor) -> None:
+    if not unswizzled_sf.is_contiguous():
+        raise ValueError(
+            f"{export}: unswizzled_sf must be contiguous, got strides "
+            f"{[*unswizzled_sf.stride()]} for shape {[*unswizzled_sf.shape]}; call .contiguous()"
+        )
+
+
+def _new_output(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    shape = unswizzled_sf.shape
+    rows, columns = shape[-2:] if len(shape) >= 2 else (0, 0)
+    experts = shape[0] if len(shape) == 3 else 1
+    return unswizzled_sf.new_empty((experts * math.prod(scale_shape(rows, columns, 0)),))
+
+
+_BLOCK_SCALE_INTERLEAVE = Export(
+    "block_scale",
+    "block_scale_interleave",
+    "unswizzled_sf:T=u8|bf16[*experts(0-1),rows,columns] out!:T enable_pdl:pdl_on",
+    reference=block_scale_interleave_reference,
+    check=_check,
+    new={"out": _new_output},
+)
+
+
+def _template(suffix: str, dtype: str) -> TraceTemplate:
+    return TraceTemplate(
+        op_type="quantization",
+        name_prefix=_BLOCK_SCALE_INTERLEAVE.function + suffix,
+        description="Block scales in tiles of 128 rows and 4 columns.",
+        axes={
+            "*experts": Var(sample=2),
+            "rows": Const("r"),
+            "columns": Const("c"),
+            "num_scales": Const(
+                abbrev="s",
+                value="experts * ((rows + 127) // 128 * 128) * ((columns + 3) // 4 * 4)",
+            ),
+        },
+        inputs={"scales": Tensor(["*experts", "rows", "columns"], "unswizzled_sf", dtype)},
+        outputs={"interleaved": Tensor(["num_scales"], dtype=dtype)},
+        reference=block_scale_interleave_reference,
+    )
+
+
+_BYTES = _template("", "uint8")
+_WIDE = _template("_bf16", "bfloat16")
+
+
+@dispatch(_BYTES, _WIDE)
+def _trace(unswizzled_sf: Any) -> TraceTemplate:
+    return _WIDE if unswizzled_sf.dtype == torch.bfloat16 else _BYTES
+
+
+@precast_api(trace=_trace)
+@launches(_BLOCK_SCALE_INTERLEAVE)
+@documented(BLOCKS)
+def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+    """Put block scales into tiles of 128x4, as :attr:`SfLayout.layout_128x4` says.
+
+    Parameters
+    ----------
+    unswizzled_sf : torch.Tensor
+        ``[rows, columns]`` or ``[experts, rows, columns]``, uint8 (the bytes of e4m3 or ue8m0) or
+        bfloat16, contiguous, on a CUDA device. Columns that are a multiple of 16 bytes are
+        fastest.
+
+    Returns
+    -------
+    torch.Tensor
+        One dimension, for each expert rows padded to 128 times columns padded to 4, by zeros; the
+        dtype of ``unswizzled_sf``.
+
+    Notes
+    -----
+    Also called ``nvfp4_block_scale_interleave``. Allocates its result; safe in CUDA graphs; not
+    differentiable. Source: cuBLAS, 1D block scaling factors layout.
+
+    Examples
+    --------
+    >>> import torch, precast
+    >>> with precast.reference_mode():
+    ...     precast.block_scale_interleave(torch.ones(2, 2).byte()).shape
+    torch.Size([512])
+    """
+
+
+#: The name that libraries used before.
+nvfp4_block_scale_interleave = block_scale_interleave
 
 
 def get_shuffle_matrix_a_row_indices(
@@ -46,7 +151,7 @@ def get_shuffle_matrix_a_row_indices(
     >>> get_shuffle_matrix_a_row_indices(torch.empty(16, 1), 64)[:10].tolist()
     [0, 2, 4, 6, 8, 10, 12, 14, 1, 3]
     """
-    return shuffled_rows("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
+    return _rows("get_shuffle_matrix_a_row_indices", input_tensor, epilogue_tile_m)
 
 
 @documented(get_shuffle_matrix_a_row_indices)
@@ -60,7 +165,7 @@ def get_shuffle_matrix_sf_a_row_indices(
     input_tensor : torch.Tensor
         ``[rows, columns]``, uint8 or bfloat16, any device; rows are a multiple of 128.
     num_elts_per_sf : int
-        Numbers of a scale, 16 or 32.
+        Numbers of a scale, 16 or 32; the result does not depend on it.
 
     Raises
     ------
@@ -74,12 +179,12 @@ def get_shuffle_matrix_sf_a_row_indices(
     >>> get_shuffle_matrix_sf_a_row_indices(scales, 128)[:5].tolist()
     [0, 4, 8, 12, 16]
     """
-    return shuffled_sf_rows(
+    return _sf_rows(
         "get_shuffle_matrix_sf_a_row_indices", input_tensor, epilogue_tile_m, num_elts_per_sf
     )
 
 
-def shuffled_sf_rows(
+def _sf_rows(
     name: str, input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int
 ) -> torch.Tensor:
     """:func:`get_shuffle_matrix_sf_a_row_indices` with the errors of ``name``."""
@@ -93,10 +198,10 @@ def shuffled_sf_rows(
         raise ValueError(
             f"{name}: input_tensor must have a multiple of 128 rows, got {input_tensor.shape[0]}"
         )
-    return shuffled_rows(name, input_tensor, epilogue_tile_m)
+    return _rows(name, input_tensor, epilogue_tile_m)
 
 
-def shuffled_rows(name: str, input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
+def _rows(name: str, input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     """:func:`get_shuffle_matrix_a_row_indices` with the errors of ``name``."""
     if input_tensor.dim() != 2:
         raise ValueError(
@@ -115,6 +220,7 @@ def shuffled_rows(name: str, input_tensor: torch.Tensor, epilogue_tile_m: int) -
 
 
 @precast_api
+@documented(get_shuffle_matrix_a_row_indices)
 def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.Tensor:
     """Put the rows of a weight in the order that the GEMM kernels of compute capability 10.0 load.
 
@@ -123,19 +229,12 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
     input_tensor : torch.Tensor
         ``[rows, columns]``, any dtype, strides and device; rows are a multiple of 32, or of 16
         where ``epilogue_tile_m`` is no multiple of 128.
-    epilogue_tile_m : int
-        Rows of the tile that the kernel's epilogue writes.
 
     Returns
     -------
     torch.Tensor
         A new tensor of the same shape, dtype and device, whose row ``i`` is row
         ``precast.utils.get_shuffle_matrix_a_row_indices(...)[i]`` of the input.
-
-    Raises
-    ------
-    ValueError
-        A tensor that is not 2-D, or whose rows are no whole blocks.
 
     Notes
     -----
@@ -148,11 +247,11 @@ def shuffle_matrix_a(input_tensor: torch.Tensor, epilogue_tile_m: int) -> torch.
     tensor([0, 2, 4, 6])
     """
     check_tensors("shuffle_matrix_a", {"input_tensor": input_tensor})
-    rows = shuffled_rows("shuffle_matrix_a", input_tensor, epilogue_tile_m)
-    return _taken(input_tensor, rows)
+    return _taken(input_tensor, _rows("shuffle_matrix_a", input_tensor, epilogue_tile_m))
 
 
 @precast_api
+@documented(get_shuffle_matrix_sf_a_row_indices)
 def shuffle_matrix_sf_a(
     input_tensor: torch.Tensor, epilogue_tile_m: int, num_elts_per_sf: int = 16
 ) -> torch.Tensor:
@@ -163,10 +262,6 @@ def shuffle_matrix_sf_a(
     input_tensor : torch.Tensor
         ``[rows, columns]``, linear, uint8 or bfloat16, on a CUDA device; rows are a multiple of
         128.
-    epilogue_tile_m : int
-        As for :func:`shuffle_matrix_a`.
-    num_elts_per_sf : int
-        Numbers of a scale, 16 or 32; the result does not depend on it.
 
     Returns
     -------
@@ -192,7 +287,7 @@ def shuffle_matrix_sf_a(
     tensor([0, 4], dtype=torch.uint8)
     """
     check_tensors("shuffle_matrix_sf_a", {"input_tensor": input_tensor})
-    rows = shuffled_sf_rows("shuffle_matrix_sf_a", input_tensor, epilogue_tile_m, num_elts_per_sf)
+    rows = _sf_rows("shuffle_matrix_sf_a", input_tensor, epilogue_tile_m, num_elts_per_sf)
     return block_scale_interleave(_taken(input_tensor, rows))
 
 

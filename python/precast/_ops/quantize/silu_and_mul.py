@@ -10,15 +10,17 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import group_scales, quantized_half
+from precast._op.validation import check_half
+from precast._ops.quantize._outputs import (
+    DTYPE,
+    GROUPS,
+    check_scales,
+    group_scales,
+    quantized_half,
+)
 from precast._ops.quantize._reference_8bit import group_quant, quantize, silu_and_mul, token_quant
 from precast._ops.quantize._trace_8bit import quant_trace
-from precast._ops.quantize._validation import (
-    check_gated_output,
-    check_group_scales,
-    check_token_scales,
-)
-from precast._ops.quantize.per_token import per_token_quant_fp8
+from precast._ops.quantize.per_tensor import per_token_quant_fp8, static_quant_fp8
 from precast._ops.quantize.per_token_group import per_token_group_quant_8bit
 from precast.api_logging import precast_api
 
@@ -27,16 +29,14 @@ def silu_and_mul_quant_reference(
     input: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """:func:`silu_and_mul_quant` in plain PyTorch on any device."""
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    return quantize(silu_and_mul(input), scale, dtype)
+    return quantize(silu_and_mul(input), scale, dst_dtype)
 
 
 def silu_and_mul_per_token_quant_reference(
     input: torch.Tensor, eps: float = 1e-10, dst_dtype: torch.dtype | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """:func:`silu_and_mul_per_token_quant` in plain PyTorch on any device."""
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
-    return token_quant(silu_and_mul(input), eps, dtype)
+    return token_quant(silu_and_mul(input), eps, dst_dtype)
 
 
 _STATIC = Export(
@@ -44,33 +44,29 @@ _STATIC = Export(
     "silu_and_mul_quant",
     "input:T[*size] scale:f32[.] out!:U=e4m3|e5m2|i8 enable_pdl:pdl",
     reference=silu_and_mul_quant_reference,
-    check=check_gated_output,
+    check=lambda export, out, input: check_half(export, out, input, out.dtype),
     new={"out": quantized_half},
-    derived={"dst_dtype": lambda out: out.dtype},
+    derived=DTYPE,
 )
 _PER_TOKEN = Export(
     "silu_and_mul_quant",
     "silu_and_mul_per_token_quant",
     "input:T[*size] eps:float out!:U=e4m3|e5m2|i8 out_scale!:f32 enable_pdl:pdl",
     reference=silu_and_mul_per_token_quant_reference,
-    check=check_token_scales,
+    check=check_scales,
     new={
         "out": quantized_half,
         "out_scale": "input.new_empty(*input.shape[:-1], 1, dtype=_torch.float32)",
     },
-    derived={"dst_dtype": lambda out: out.dtype},
+    derived=DTYPE,
 )
 
 
 @precast_api(
-    trace=quant_trace(
-        _STATIC,
-        "silu(gate) * up, quantised with a given dequantisation scale.",
-        silu_and_mul_quant_reference,
-    )
+    trace=quant_trace(_STATIC, "silu(gate) * up, quantised with a given dequantisation scale.")
 )
 @launches(_STATIC)
-@documented(per_token_quant_fp8)
+@documented(static_quant_fp8)
 def silu_and_mul_quant(
     input: torch.Tensor,
     scale: torch.Tensor,
@@ -91,16 +87,8 @@ def silu_and_mul_quant(
         ``[..., 2 * n]``, float16 or bfloat16, on a CUDA device. The last dimension has stride 1,
         the others merge into at most two strides. 16-byte aligned rows and ``n`` in whole 16 bytes
         are fastest.
-    scale : torch.Tensor
-        ``[1]``, float32: the *dequantisation* scale, by which the quantised
-        values are multiplied.
     out : torch.Tensor, optional
         The quantised values ``[..., n]``, strides as above. Default: a new tensor.
-
-    Returns
-    -------
-    torch.Tensor
-        The quantised values ``[..., n]``; ``out`` if it is given.
 
     Raises
     ------
@@ -129,9 +117,7 @@ def silu_and_mul_quant(
 
 @precast_api(
     trace=quant_trace(
-        _PER_TOKEN,
-        "silu(gate) * up, quantised, and a dequantisation scale for each row.",
-        silu_and_mul_per_token_quant_reference,
+        _PER_TOKEN, "silu(gate) * up, quantised, and a dequantisation scale for each row."
     )
 )
 @launches(_PER_TOKEN)
@@ -151,11 +137,6 @@ def silu_and_mul_per_token_quant(
         y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
         s = \frac{\max(\max_c |y_c|, eps)}{\max(Q)}, \quad
         x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s}\right)
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        The quantised values, and the *dequantisation* scales ``[..., 1]`` in float32.
 
     Raises
     ------
@@ -187,9 +168,8 @@ def silu_and_mul_per_token_group_quant_reference(
 
     Scales are row-major.
     """
-    dtype = torch.float8_e4m3fn if dst_dtype is None else dst_dtype
     y = silu_and_mul(input)
-    return group_quant(y, group_size, eps, dtype, scale_ue8m0, use_packed_ue8m0)
+    return group_quant(y, group_size, eps, dst_dtype, scale_ue8m0, use_packed_ue8m0)
 
 
 _GROUP = Export(
@@ -198,20 +178,15 @@ _GROUP = Export(
     "input:T[*size] group_size:int eps:float scale_ue8m0:bool out!:U=e4m3|e5m2|i8 "
     "out_scale!:f32|i32 enable_pdl:pdl",
     reference=silu_and_mul_per_token_group_quant_reference,
-    check=check_group_scales,
+    check=check_scales,
     new={"out": quantized_half, "out_scale": group_scales},
-    derived={
-        "dst_dtype": lambda out: out.dtype,
-        "use_packed_ue8m0": lambda out_scale: out_scale.dtype == torch.int32,
-    },
+    derived=GROUPS,
 )
 
 
 @precast_api(
     trace=quant_trace(
-        _GROUP,
-        "silu(gate) * up, quantised, and a dequantisation scale for each group of a row.",
-        silu_and_mul_per_token_group_quant_reference,
+        _GROUP, "silu(gate) * up, quantised, and a dequantisation scale for each group of a row."
     )
 )
 @launches(_GROUP)
@@ -236,17 +211,6 @@ def silu_and_mul_per_token_group_quant(
         y_c = \frac{g_c}{1 + e^{-g_c}} \cdot u_c, \quad
         s_j = \frac{\max(\max_{c \in j} |y_c|, eps)}{\max(Q)}, \quad
         x_{q,c} = \mathrm{sat}\left(y_c \cdot \frac{1}{s_j}\right)
-
-    Parameters
-    ----------
-    input : torch.Tensor
-        ``[..., 2 * n]``, as :func:`silu_and_mul_quant` takes it; ``group_size`` divides ``n``.
-
-    Returns
-    -------
-    tuple of torch.Tensor
-        The quantised values, and the *dequantisation* scales ``[..., n // group_size]`` in float32,
-        or ``[..., ceil(n // group_size / 4)]`` words in int32.
 
     Raises
     ------
