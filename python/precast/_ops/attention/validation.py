@@ -173,6 +173,15 @@ def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) 
         )
 
 
+def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
+    """Raise for a mask, or a buffer of one, that ends before the last pair."""
+    if mask.numel() < needed:
+        raise ValueError(
+            f"{name}: {argument} must have at least {needed} elements for all queries and keys, "
+            f"got {mask.numel()}"
+        )
+
+
 def check_rope(name: str, rope_scale: float | None, rope_theta: float | None) -> None:
     """Raise unless both are positive, where they are given."""
     for option, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):

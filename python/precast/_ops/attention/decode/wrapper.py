@@ -13,9 +13,9 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import buffers, kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.validation import (
     check_kv_len,
     check_q_len,
@@ -24,7 +24,7 @@ from precast._ops.attention.decode.validation import (
     options_by_position,
     raise_rows,
 )
-from precast._ops.attention.lengths import longest_kv
+from precast._ops.attention.lengths import longest_kv, tokens_of_pages
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -35,7 +35,6 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
-from precast._ops.attention.reference import tokens_of_pages
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import paged_trace
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
@@ -55,6 +54,7 @@ _TRACE = paged_trace(
 )
 
 
+@documented(WRAPPER, PLAN)
 class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     r"""Compute attention of the newest tokens of a batch over a paged KV cache.
 
@@ -68,35 +68,12 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results; 128 MB is always enough, :meth:`workspace_size` says what is. May hold anything.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     use_tensor_cores : bool
         Kernels use tensor cores in any case. True allows ``q_len_per_req`` and
         ``fixed_split_size``.
     paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : torch.Tensor
         With ``use_cuda_graph``, int32 on the device: ``[batch_size + 1]``, as many as there ever
         are, ``[batch_size]``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args : None
-        There is no code to add: kernels are compiled ahead of time.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer.
 
     Notes
     -----
@@ -411,7 +388,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     # -- run --------------------------------------------------------------------------------------
 
     @precast_api(trace=_TRACE)
-    @documented(RUN)
+    @documented(RUN, PAGED_RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -450,19 +427,6 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         torch.Tensor or tuple of torch.Tensor
             The output, and the log-sum-exp if asked for. A request without tokens has output 0
             and, without sinks, log-sum-exp minus infinity.
-
-        Raises
-        ------
-        precast.errors.PlanMismatchError
-            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
-        precast.errors.CacheLayoutError
-            A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
-            ``ValueError``).
-        NotImplementedError
-            An argument for other backends.
-        ValueError
-            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
-            dtype, device or strides other than above.
 
         Notes
         -----

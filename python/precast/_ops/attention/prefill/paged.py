@@ -13,12 +13,12 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import paged_trace
 from precast.api_logging import precast_api
@@ -36,6 +36,7 @@ _TRACE = paged_trace(
 )
 
 
+@documented(WRAPPER, PLAN)
 class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     r"""Compute attention of a ragged batch of queries over a paged KV cache.
 
@@ -50,40 +51,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results; :meth:`workspace_size` says how much. May hold anything.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     qo_indptr_buf, paged_kv_indptr_buf : torch.Tensor, optional
         ``[batch_size + 1]``, int32 on the device, needed with ``use_cuda_graph``.
     paged_kv_indices_buf : torch.Tensor, optional
         int32, as many pages as there ever are.
     paged_kv_last_page_len_buf : torch.Tensor, optional
         ``[batch_size]``, int32.
-    custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
-        uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args, jit_kwargs : None
-        There is no code to add: kernels are compiled ahead of time.
-    variant_owns_mask : bool
-        False; it says that such code masks.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
-        ``variant_owns_mask``.
 
     Examples
     --------
@@ -266,7 +239,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     # -- run --------------------------------------------------------------------------------------
 
     @precast_api(trace=_TRACE)
-    @documented(RUN)
+    @documented(RUN, PAGED_RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -304,19 +277,6 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             The output, and the log-sum-exp if asked for. A query that sees nothing has output 0
             and, without sinks, log-sum-exp minus infinity. With ``use_cuda_graph``, rows of a new
             output that belong to no request are 0, unless :meth:`plan` had ``uniform_q_len``.
-
-        Raises
-        ------
-        precast.errors.PlanMismatchError
-            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
-        precast.errors.CacheLayoutError
-            A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
-            ``ValueError``).
-        NotImplementedError
-            An argument for other backends.
-        ValueError
-            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
-            dtype, device or strides other than above.
 
         Notes
         -----

@@ -13,12 +13,12 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
-from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
+from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import ragged_trace
 from precast.api_logging import precast_api
@@ -34,6 +34,7 @@ _TRACE = ragged_trace(
 )
 
 
+@documented(WRAPPER, PLAN)
 class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     r"""Compute attention of a ragged batch of queries over ragged keys and values.
 
@@ -43,36 +44,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results. May hold anything.
     kv_layout : str
         ``NHD``, or ``HND`` for keys and values ``[num_kv_heads, tokens, head_dim]``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     qo_indptr_buf, kv_indptr_buf : torch.Tensor, optional
         ``[batch_size + 1]``, int32 on the device, needed with ``use_cuda_graph``.
-    custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
-        uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args, jit_kwargs : None
-        There is no code to add: kernels are compiled ahead of time.
-    variant_owns_mask : bool
-        False; it says that such code masks.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
-        ``variant_owns_mask``.
 
     Examples
     --------
