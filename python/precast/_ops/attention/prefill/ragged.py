@@ -15,10 +15,10 @@ from precast._ops.attention import run as running
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
+from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import ragged_trace
 from precast.api_logging import precast_api
