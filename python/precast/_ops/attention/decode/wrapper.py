@@ -36,7 +36,7 @@ from precast._ops.attention.plan import (
     Tables,
 )
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import paged_trace
+from precast._ops.attention.trace import batch_trace
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast.api_logging import precast_api
 
@@ -45,12 +45,11 @@ Dtype: TypeAlias = "torch.dtype | str | None"
 Scale: TypeAlias = "float | torch.Tensor | None"
 
 
-_TRACE = paged_trace(
+_TRACE = batch_trace(
     "batch_decode",
     "Attention of the newest tokens of a batch over a paged KV cache.",
     batch_decode_with_paged_kv_cache_reference,
     lambda: BatchDecodeWithPagedKVCacheWrapper,
-    decode=True,
 )
 
 

@@ -20,19 +20,18 @@ from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import paged_trace
+from precast._ops.attention.trace import batch_trace
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
 Scale: TypeAlias = "float | torch.Tensor | None"
 
 
-_TRACE = paged_trace(
+_TRACE = batch_trace(
     "batch_prefill",
     "Attention of a ragged batch of queries over a paged KV cache.",
     batch_prefill_with_paged_kv_cache_reference,
     lambda: BatchPrefillWithPagedKVCacheWrapper,
-    decode=False,
 )
 
 

@@ -20,13 +20,13 @@ from precast._ops.attention.plan import Mask, Tables
 from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import ragged_trace
+from precast._ops.attention.trace import batch_trace
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
 
 
-_TRACE = ragged_trace(
+_TRACE = batch_trace(
     "batch_prefill_ragged",
     "Attention of a ragged batch of queries over ragged keys and values.",
     batch_prefill_with_ragged_kv_cache_reference,
