@@ -35,7 +35,7 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.signature import arguments_of, forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast.api_logging import precast_api
@@ -472,49 +472,4 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
-    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
-        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
-        return both
-
-
-class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
-    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``.
-
-    Parameters
-    ----------
-    workspace_buffer : torch.Tensor
-        The float workspace.
-    indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
-        int32 on the device: ``[batch_size + 1]``, as many pages as there ever are,
-        ``[batch_size]``.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_tensor_cores : bool
-        Whether ``q_len_per_req`` and ``fixed_split_size`` are allowed.
-
-    Raises
-    ------
-    ValueError
-        As for the class above.
-    """
-
-    def __init__(
-        self,
-        workspace_buffer: torch.Tensor,
-        indptr_buffer: torch.Tensor,
-        indices_buffer: torch.Tensor,
-        last_page_len_buffer: torch.Tensor,
-        kv_layout: str = "NHD",
-        use_tensor_cores: bool = False,
-    ) -> None:
-        super().__init__(
-            workspace_buffer,
-            kv_layout,
-            use_cuda_graph=True,
-            use_tensor_cores=use_tensor_cores,
-            paged_kv_indptr_buffer=indptr_buffer,
-            paged_kv_indices_buffer=indices_buffer,
-            paged_kv_last_page_len_buffer=last_page_len_buffer,
-        )
+    forward_return_lse = forwarding_lse(forward)

@@ -17,10 +17,10 @@ from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.signature import arguments_of, forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
+from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
 
 Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
@@ -299,7 +299,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
                 use_fp16_softmax=use_fp16_softmax,
                 uses_spcompress=uses_spcompress,
             )
-        finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
+        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
         k, v = paged_kv_cache, None
         if isinstance(k, tuple):
             k, v = running.split_cache(self, k)
@@ -315,7 +315,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(AttentionWrapper._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -333,8 +333,4 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
-    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
-        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
-        return both
+    forward_return_lse = forwarding_lse(forward)

@@ -17,10 +17,10 @@ from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.lse import Lse
 from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
+from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
 
 Scale: TypeAlias = "float | torch.Tensor | None"
@@ -251,7 +251,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
                 kv_cache_sf=kv_cache_sf,
                 o_scale=None if o_scale == 1.0 else o_scale,
             )
-        finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
+        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
         into = None if finish is None else finish.buffer
         result, sums = running.run(
             self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, None, enable_pdl
@@ -264,7 +264,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(AttentionWrapper._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -281,8 +281,4 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
-    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
-        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
-        return both
+    forward_return_lse = forwarding_lse(forward)

@@ -1,16 +1,73 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``fast_decode_plan`` leaves copying to its caller."""
+"""What engines use to capture a decode: a wrapper for CUDA graphs, and a plan without copies."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper, Dtype
+from precast._ops.attention.signature import gathers
 from precast.api_logging import precast_api
+
+
+class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``.
+
+    Parameters
+    ----------
+    workspace_buffer : torch.Tensor
+        The float workspace.
+    indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
+        int32 on the device: ``[batch_size + 1]``, as many pages as there ever are,
+        ``[batch_size]``.
+    kv_layout : str
+        ``NHD`` or ``HND``.
+    use_tensor_cores : bool
+        Whether ``q_len_per_req`` and ``fixed_split_size`` are allowed.
+
+    Raises
+    ------
+    ValueError
+        As for the class above.
+    """
+
+    def __init__(
+        self,
+        workspace_buffer: torch.Tensor,
+        indptr_buffer: torch.Tensor,
+        indices_buffer: torch.Tensor,
+        last_page_len_buffer: torch.Tensor,
+        kv_layout: str = "NHD",
+        use_tensor_cores: bool = False,
+    ) -> None:
+        super().__init__(
+            workspace_buffer,
+            kv_layout,
+            use_cuda_graph=True,
+            use_tensor_cores=use_tensor_cores,
+            paged_kv_indptr_buffer=indptr_buffer,
+            paged_kv_indices_buffer=indices_buffer,
+            paged_kv_last_page_len_buffer=last_page_len_buffer,
+        )
+
+
+def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -> None:
+    options = given._asdict()
+    del options["global_override_indptr_cpu"]
+    if self._cached_o_data_type is not self._cached_q_data_type:
+        options["o_data_type"] = self._cached_o_data_type
+    if self._use_cuda_graph:
+        self._check_frozen(given.last_page_len.shape[0], given.indices, given.q_len_per_req)
+        _, options["indptr"], options["last_page_len"], options["indices"], _ = self._plan.tables
+    # The class's own method: a wrapper's may be this function.
+    type(self).plan(self, **options, block_tables=self._block_tables)
 
 
 @precast_api
 @documented(BatchDecodeWithPagedKVCacheWrapper.plan)
+@gathers(_plan_without_copies)
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,
@@ -62,34 +119,3 @@ def fast_decode_plan(
     -----
     With lengths on the device it launches one kernel and waits for nothing.
     """
-    given = self._cached_o_data_type is not self._cached_q_data_type
-    if self._use_cuda_graph:
-        self._check_frozen(last_page_len.shape[0], indices, q_len_per_req)
-        tables = self._plan.tables
-        indptr, last_page_len = tables.kv_indptr, tables.kv_last_page_len
-        indices = tables.kv_indices
-    # The class's own method: a wrapper's may be this function.
-    type(self).plan(
-        self,
-        indptr,
-        indices,
-        last_page_len,
-        num_qo_heads,
-        num_kv_heads,
-        head_dim,
-        page_size,
-        pos_encoding_mode=pos_encoding_mode,
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        q_data_type=q_data_type or data_type or "float16",
-        kv_data_type=kv_data_type or data_type,
-        o_data_type=self._cached_o_data_type if given else None,
-        sm_scale=sm_scale,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-        non_blocking=non_blocking,
-        block_tables=self._block_tables,
-        fixed_split_size=fixed_split_size,
-        disable_split_kv=disable_split_kv,
-        q_len_per_req=q_len_per_req,
-    )
