@@ -109,13 +109,6 @@ class Scores(NamedTuple):
     use_fp16_qk_reduction: bool = False
 
 
-def scores_of(given: Any, **more: Any) -> Scores:
-    """Take the options that are attributes of ``given``."""
-    options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
-    options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
-    return Scores(**{**options, **more})
-
-
 class Tables(NamedTuple):
     """The lengths and pages of a batch, int32."""
 

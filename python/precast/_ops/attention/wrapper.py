@@ -20,12 +20,12 @@ from precast._ops.attention.plan import (
     NO_TABLES,
     AttentionPlan,
     Hints,
+    Items,
     Mask,
     Model,
     PlanShape,
     Scores,
     Tables,
-    scores_of,
 )
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
@@ -150,28 +150,50 @@ class AttentionWrapper(PlanAttributes):
 
     def _launch(
         self,
-        plan: AttentionPlan,
-        given: Tables,
-        non_blocking: bool,
+        given: Any,
+        model: Model,
+        shape: PlanShape,
+        causal: bool,
+        lengths: Tables,
+        tables: Tables,
+        hints: Hints,
+        mask: Mask = NO_MASK,
+        items: Items = NO_ITEMS,
         fill: Callable[[], None] | None = None,
     ) -> None:
         """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
 
-        Under CUDA graphs ``given`` and, by ``fill``, a mask are written into buffers that the plan
-        before reads, too: a failure from there on leaves no plan.
+        ``given`` are the arguments of ``plan()``. Under CUDA graphs ``lengths`` and, by ``fill``, a
+        mask are written into buffers that the plan before reads, too: a failure from there on
+        leaves no plan.
         """
         before = self._plan
+        scores = Scores(
+            causal,
+            given.window_left,
+            given.logits_soft_cap or 0.0,
+            given.sm_scale,
+            given.pos_encoding_mode,
+            given.rope_scale,
+            given.rope_theta,
+            given.use_fp16_qk_reduction,
+        )
+        workspaces = self._int_workspace_buffer, self._float_workspace_buffer
+        plan = AttentionPlan(
+            model, shape, scores, tables, mask, items, hints, before.hnd, *workspaces
+        )
         if self._use_cuda_graph and plan.is_packed_as(before):
-            packed = before._replace(hints=plan.hints)  # A step of a graph as the one before.
+            packed = before._replace(hints=hints)  # A step of a graph as the one before.
         else:
             packed = kernels.pack(plan)
         sources = NO_TABLES
         if self._use_cuda_graph:
-            self._check_lengths(packed, given)
+            self._check_lengths(packed, lengths)
             self._forget_plan()
             if fill is not None:
                 fill()
-            sources = Tables(*(_source(*pair, non_blocking) for pair in zip(packed.tables, given)))
+            pairs = zip(packed.tables, lengths)
+            sources = Tables(*(_source(*pair, given.non_blocking) for pair in pairs))
         kernels.launch(packed, sources)
         self._keep(packed)
 
@@ -226,7 +248,9 @@ class AttentionWrapper(PlanAttributes):
     def _forward(self, given: SimpleNamespace, return_lse: bool = False) -> Any:
         """Run with options of ``forward()`` in the place of the plan's."""
         name, before, planned = self._name, self._plan, self._plan.shape
-        scores = scores_of(given, causal=getattr(given, "causal", self._causal))
+        options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
+        options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
+        scores = Scores(**{"causal": self._causal, **options})
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)

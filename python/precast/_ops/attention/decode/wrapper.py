@@ -25,16 +25,7 @@ from precast._ops.attention.decode.validation import (
     raise_rows,
 )
 from precast._ops.attention.lengths import longest_kv, tokens_of_pages
-from precast._ops.attention.plan import (
-    NO_ITEMS,
-    NO_MASK,
-    AttentionPlan,
-    Hints,
-    Model,
-    PlanShape,
-    Scores,
-    Tables,
-)
+from precast._ops.attention.plan import Hints, Model, PlanShape, Tables
 from precast._ops.attention.signature import arguments_of, forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
@@ -157,11 +148,10 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     def _plan_batch(self, given: Any) -> None:
         name, page_size, q_len_per_req = self._name, given.page_size, given.q_len_per_req
         indptr, last_page_len, indices = given.indptr, given.last_page_len, given.indices
-        rope_scale, rope_theta = given.rope_scale, given.rope_theta
         if page_size < 1:
             raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
-        if rope_scale is not None or rope_theta is not None:
-            validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
+        if given.rope_scale is not None or given.rope_theta is not None:
+            validation.check_rope(f"{name}.plan", given.rope_scale, given.rope_theta)
         check_single_valued(name, given.window_right, given.is_causal, q_len_per_req)
         model, shape = self._shape(given, "plan")
         batch_size = shape.batch_size
@@ -183,27 +173,8 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             )
         elif qo_indptr is not tables.qo_indptr:
             tables = tables._replace(qo_indptr=qo_indptr)
-        plan = AttentionPlan(
-            model,
-            shape,
-            Scores(
-                shape.causal,
-                given.window_left,
-                given.logits_soft_cap or 0.0,
-                given.sm_scale,
-                given.pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-            ),
-            tables,
-            NO_MASK,
-            NO_ITEMS,
-            Hints(None, max_kv_len, None, given.block_tables, False, keeps_qo_indptr),
-            self._plan.hnd,
-            self._int_workspace_buffer,
-            self._float_workspace_buffer,
-        )
-        self._launch(plan, lengths, non_blocking)
+        hints = Hints(None, max_kv_len, None, given.block_tables, False, keeps_qo_indptr)
+        self._launch(given, model, shape, shape.causal, lengths, tables, hints)
 
     def _longest(self, given: Any) -> int:
         """Return the most tokens of a request; each has its queries. Nothing is waited for."""
@@ -218,7 +189,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     @precast_api
     @options_by_position
     @documented(PLAN)
-    @gathers(_plan_batch)
+    @gathers(_plan_batch, use_fp16_qk_reduction=False)
     def plan(
         self,
         indptr: torch.Tensor,

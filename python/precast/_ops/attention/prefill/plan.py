@@ -15,13 +15,11 @@ from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
-    AttentionPlan,
     Hints,
     Items,
     Mask,
     Model,
     PlanShape,
-    Scores,
     Tables,
 )
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
@@ -90,34 +88,13 @@ class PrefillPlan(AttentionWrapper):
         mask, fill = self._mask(given, sizes)
         # A graph may run by a later plan with fewer queries, but not where all have as many.
         pads = self._use_cuda_graph and not is_uniform
-        plan = AttentionPlan(
-            model,
-            shape,
-            Scores(
-                given.causal,
-                given.window_left,
-                given.logits_soft_cap or 0.0,
-                given.sm_scale,
-                given.pos_encoding_mode,
-                given.rope_scale,
-                given.rope_theta,
-                given.use_fp16_qk_reduction,
-            ),
-            self._tables(lengths, given.non_blocking),
-            mask,
-            items,
-            Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads),
-            self._plan.hnd,
-            self._int_workspace_buffer,
-            self._float_workspace_buffer,
-        )
-        self._launch(plan, lengths, given.non_blocking, fill)
-
-    def _tables(self, given: Tables, non_blocking: bool) -> Tables:
-        """Return the buffers of a CUDA graph, or ``given`` on the device."""
-        if self._use_cuda_graph:
-            return self._plan.tables
-        return Tables(*[t if t is None else self._on_device(t, non_blocking) for t in given])
+        hints = Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads)
+        tables, non_blocking = self._plan.tables, given.non_blocking
+        if not self._use_cuda_graph:
+            tables = Tables(
+                *[t if t is None else self._on_device(t, non_blocking) for t in lengths]
+            )
+        self._launch(given, model, shape, given.causal, lengths, tables, hints, mask, items, fill)
 
     def _check_frozen(self, batch_size: int, rows: int, kv_indices: torch.Tensor | None) -> None:
         """Check the sizes that CUDA graphs keep."""
