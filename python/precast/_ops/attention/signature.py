@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from precast._base.torch import torch
+from precast._op.decorators import generated
 
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -46,31 +47,19 @@ def arguments_of(
 def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
-    ``constants`` are more attributes. The source is generated, because binding ``*args, **options``
-    would cost more than the rest.
+    ``constants`` are more attributes.
     """
 
     def decorate(declared: Method) -> Method:
-        kinds, empty = inspect.Parameter, inspect.Parameter.empty
         parameters = list(inspect.signature(declared).parameters.values())
-        names = [p.name for p in parameters[1:] if p.kind is not kinds.VAR_POSITIONAL]
+        names = [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
         given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
         for name, value in constants.items():
             setattr(given, name, value)
-        # The true defaults are set below; only where there is one matters in the source.
-        sources = [
-            p.replace(annotation=empty, default=empty if p.default is empty else None)
-            for p in parameters
-        ]
-        found: dict[str, Any] = {"_new": tuple.__new__, "_given": given, "_method": method}
-        exec(
-            f"def {declared.__name__}{inspect.Signature(sources)}:\n"
-            f"    return _method(self, _new(_given, ({', '.join(names)},)))",
-            found,
-        )
-        call: Any = functools.update_wrapper(found[declared.__name__], declared)
-        call.__defaults__ = declared.__defaults__
-        call.__kwdefaults__ = declared.__kwdefaults__
+        found = {"_new": tuple.__new__, "_given": given, "_method": method}
+        body = f"    return _method(self, _new(_given, ({', '.join(names)},)))"
+        call: Any = generated(declared.__name__, parameters, body, found)
+        functools.update_wrapper(call, declared)
         gathered: Method = call
         return gathered
 
