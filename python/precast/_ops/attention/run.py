@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from precast._ops.attention.plan import AttentionPlan
     from precast._ops.attention.wrapper import AttentionWrapper
 
-    Scale: TypeAlias = "float | torch.Tensor | None"
     Result: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
+
+#: A factor of queries, keys or values: a number, or one on the device.
+Scale: TypeAlias = "float | torch.Tensor | None"
 
 _FACTORS = {"log2": 1.0, "ln": math.log(2.0)}
 

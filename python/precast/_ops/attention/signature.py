@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
 from types import SimpleNamespace
@@ -64,6 +65,46 @@ def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[
         return gathered
 
     return decorate
+
+
+def options_by_position(plan: Method) -> Method:
+    """Take options of ``plan()`` by position, with a warning: that is deprecated."""
+    parameters = list(inspect.signature(plan).parameters.values())
+    kinds = [p.kind for p in parameters]
+    required = kinds.index(inspect.Parameter.VAR_POSITIONAL)  # ``self`` is one of them.
+    # They once followed ``page_size``; newer options never did.
+    named = [p.name for p in parameters[required + 1 :]]
+    options_in_order = [name for name in named if name not in ("window_right", "is_causal")]
+
+    @functools.wraps(plan)
+    def planned(self: Any, *args: Any, **options: Any) -> None:
+        if len(args) >= required:
+            given, args = args[required - 1 :], args[: required - 1]
+            options = _merged(f"{self._name}.plan()", options_in_order, given, options)
+        plan(self, *args, **options)
+
+    return planned  # type: ignore[return-value]
+
+
+def _merged(
+    name: str, names: list[str], given: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    if len(given) > len(names):
+        raise TypeError(
+            f"{name} accepts at most {len(names)} deprecated optional positional arguments "
+            f"after page_size; got {len(given)}"
+        )
+    by_position = dict(zip(names, given))
+    for option in by_position:
+        if option in options:
+            raise TypeError(f"{name} got multiple values for argument {option!r}")
+    warnings.warn(
+        f"Passing optional arguments to {name} positionally is deprecated; pass them as keyword "
+        f"arguments instead",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return {**options, **by_position}
 
 
 def returning_lse(run: Callable[..., Any]) -> Callable[..., Any]:

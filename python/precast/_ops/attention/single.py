@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.device import get_device_sm_count
 from precast._base.torch import torch
@@ -19,9 +19,7 @@ from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import PlanShape, ScoreOptions, Scores, new_block
 from precast._ops.attention.reference import attend, features_of, ragged_requests
-from precast._ops.attention.run import scales_of
-
-Scale: TypeAlias = "float | torch.Tensor | None"
+from precast._ops.attention.run import Scale, scales_of
 
 #: Bytes of a plan without those of its tiles.
 _PLAN_BYTES = 1 << 16

@@ -92,17 +92,13 @@ def check_backend(name: str, backend: str) -> None:
     )
 
 
-def check_no_jit(name: str, jit_args: object, jit_kwargs: object = None) -> None:
+def check_no_jit(name: str, jit_args: object, jit_kwargs: object, variant_owns_mask: bool) -> None:
     """Raise for code of the caller that would have to be compiled into the kernels."""
     if jit_args is not None or jit_kwargs is not None:
         raise NotImplementedError(
             f"{name}: jit_args must be None: kernels are compiled ahead of time, so no code can be "
             f"added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
         )
-
-
-def check_no_variant(name: str, variant_owns_mask: bool) -> None:
-    """Raise for a mask that code of the caller would make."""
     if variant_owns_mask:
         raise ValueError(
             f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "

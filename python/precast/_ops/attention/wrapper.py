@@ -12,7 +12,6 @@ from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
-from precast._ops.attention.attributes import PlanAttributes
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -23,6 +22,7 @@ from precast._ops.attention.plan import (
     Items,
     Mask,
     Model,
+    PlanAttributes,
     PlanShape,
     Scores,
     Tables,
@@ -45,11 +45,12 @@ class AttentionWrapper(PlanAttributes):
         backend: str,
         jit_args: object,
         jit_kwargs: object = None,
+        variant_owns_mask: bool = False,
         buffers: Tables = NO_TABLES,
         mask: Mask = NO_MASK,
     ) -> None:
         validation.check_backend(self._name, backend)
-        validation.check_no_jit(self._name, jit_args, jit_kwargs)
+        validation.check_no_jit(self._name, jit_args, jit_kwargs, variant_owns_mask)
         validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout

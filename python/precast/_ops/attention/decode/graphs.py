@@ -7,7 +7,8 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper, Dtype
+from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
+from precast._ops.attention.plan import Dtype
 from precast._ops.attention.signature import gathers
 from precast.api_logging import precast_api
 

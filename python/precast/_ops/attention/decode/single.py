@@ -6,8 +6,6 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
@@ -15,11 +13,10 @@ from precast._op.validation import check_rank
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
+from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_decode
 from precast._ops.attention.trace import single_trace
 from precast.api_logging import precast_api
-
-Scale: TypeAlias = "float | torch.Tensor | None"
 
 
 def single_decode_with_kv_cache_reference(

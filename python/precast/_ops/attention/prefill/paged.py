@@ -7,25 +7,22 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
-from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
-from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
+from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
+from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import arguments_of, forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
 from precast._ops.attention.wrapper import AttentionWrapper
+from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
-
-Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
-Scale: TypeAlias = "float | torch.Tensor | None"
-
 
 _TRACE = batch_trace(
     "batch_prefill",
@@ -104,10 +101,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             backend,
             jit_args,
             jit_kwargs,
+            variant_owns_mask,
             buffers=lengths,
             mask=Mask(custom_mask_buf, mask_indptr_buf),
         )
-        validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
         buffers = {

@@ -7,7 +7,7 @@ Source: Osama et al., Stream-K, arXiv:2301.03598.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
@@ -24,8 +24,6 @@ from precast._ops.attention.plan import (
 )
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
 from precast._ops.quantize.packbits import segment_packbits
-
-Dtype: TypeAlias = "torch.dtype | str | None"
 
 
 class PrefillPlan(AttentionWrapper):

@@ -7,24 +7,21 @@ arXiv:2307.08691.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
-from precast._ops.attention.attributes import PlanField
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
-from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
+from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
+from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
 from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
-
-Scale: TypeAlias = "float | torch.Tensor | None"
-
 
 _TRACE = batch_trace(
     "batch_prefill_ragged",
@@ -88,10 +85,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
             backend,
             jit_args,
             jit_kwargs,
+            variant_owns_mask,
             buffers=Tables(qo_indptr_buf, kv_indptr_buf),
             mask=Mask(custom_mask_buf, mask_indptr_buf),
         )
-        validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
         buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}

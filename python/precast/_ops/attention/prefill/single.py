@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.decorators import served_by, supported_compute_capability
@@ -17,13 +17,12 @@ from precast._op.export import op
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
+from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_prefill
 from precast._ops.attention.trace import single_trace
 from precast._ops.attention.validation import check_backend, check_mask_size
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
-
-Scale: TypeAlias = "float | torch.Tensor | None"
 
 
 def single_prefill_with_kv_cache_reference(
