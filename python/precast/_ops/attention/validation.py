@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from precast._base.dtypes import DTYPE_WORDS, canonicalize_torch_dtype, dtype_word
+from precast._base.dtypes import DTYPE_WORDS, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
@@ -122,20 +122,6 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
         raise UnsupportedConfigError(
             f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
         )
-
-
-def dtypes_of(
-    q_data_type: torch.dtype | str,
-    kv_data_type: torch.dtype | str | None,
-    o_data_type: torch.dtype | str | None,
-) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Return the dtypes of queries, of keys and values, of outputs; the first is the default."""
-    q = canonicalize_torch_dtype(q_data_type)
-    kv, o = (
-        q if given is None else canonicalize_torch_dtype(given)
-        for given in (kv_data_type, o_data_type)
-    )
-    return q, kv, o
 
 
 def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:

@@ -4,10 +4,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
@@ -27,6 +28,7 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
+from precast._ops.attention.signature import arguments_of
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
 _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
@@ -189,7 +191,12 @@ class AttentionWrapper(PlanAttributes):
             packed = kernels.pack(plan)
         sources = NO_TABLES
         if self._use_cuda_graph:
-            self._check_lengths(packed, lengths)
+            for name, buffer, table in zip(Tables._fields[:3], packed.tables, lengths):
+                if buffer is not None and table is not None and table.numel() != buffer.numel():
+                    raise ValueError(
+                        f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
+                        f"{[*table.shape]}"
+                    )
             self._forget_plan()
             if fill is not None:
                 fill()
@@ -203,15 +210,6 @@ class AttentionWrapper(PlanAttributes):
         self._backend = "fa2"
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
-
-    def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
-        """Raise unless lengths are as long as the buffers of a CUDA graph."""
-        for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
-            if buffer is not None and table is not None and table.numel() != buffer.numel():
-                raise ValueError(
-                    f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
-                    f"{[*table.shape]}"
-                )
 
     def _choose_tile(
         self,
@@ -275,6 +273,39 @@ class AttentionWrapper(PlanAttributes):
         """Do nothing; older engines call it."""
 
 
+def sizing(
+    plan: Callable[..., None], lengths: Sequence[str | None], without: Sequence[str]
+) -> Callable[..., tuple[int, int]]:
+    """Make ``workspace_size`` of ``plan``, whose arguments ``lengths`` are the first tables."""
+
+    @arguments_of(plan, without)
+    def workspace_size(self: Any, given: Any) -> tuple[int, int]:
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
+
+        Returns
+        -------
+        tuple of int
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`plan`.
+
+        Notes
+        -----
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
+        in the batch decide: take what the largest batch needs.
+        """
+        _, shape, *_ = self._shape(given, "workspace_size")
+        tables = Tables(*(None if name is None else getattr(given, name) for name in lengths))
+        return kernels.workspace_bytes(self.device, shape, tables)
+
+    return workspace_size
+
+
 @functools.lru_cache(maxsize=256)
 def checked_model(
     name: str,
@@ -287,7 +318,8 @@ def checked_model(
 ) -> Model:
     """Check what does not depend on the batch, and choose the module."""
     name = f"{name}.{method}"
-    q, kv, o = validation.dtypes_of(*dtypes)
+    q = canonicalize_torch_dtype(dtypes[0])
+    kv, o = (q if given is None else canonicalize_torch_dtype(given) for given in dtypes[1:])
     validation.check_heads(name, *heads)
     validation.check_head_dims(name, *head_dims)
     validation.check_dtypes(name, q, kv, o)
