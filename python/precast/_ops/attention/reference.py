@@ -16,7 +16,6 @@ from precast._ops.quantize.packbits import segment_packbits_reference
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
 
-
 #: Arguments of references that are features by the same name.
 _OPTIONS = (
     *("causal", "window_left", "logits_soft_cap", "sm_scale", "pos_encoding_mode", "sinks"),
@@ -79,19 +78,14 @@ def reference_outputs(
 
 
 def attend(
-    q: torch.Tensor,
-    requests: Iterator[Request],
-    head_dim_vo: int,
-    f: SimpleNamespace,
-    dtype: torch.dtype | None = None,
+    q: torch.Tensor, requests: Iterator[Request], head_dim_vo: int, f: SimpleNamespace
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return outputs, base-2 log-sum-exps, and which rows a request has; others are zeros."""
-    dtype = dtype or torch.float32
-    out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=dtype)
-    lse = q.new_zeros(q.shape[:2], dtype=dtype)
+    out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=torch.float32)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.float32)
     used = torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
     scales = f.qk_scale, f.v_scale
-    qk_scale, v_scale = (1.0 if s is None else s.to(dtype).reshape(()) for s in scales)
+    qk_scale, v_scale = (1.0 if s is None else s.float().reshape(()) for s in scales)
     for number, rows, k, v in requests:
         n, m = rows.stop - rows.start, k.shape[0]
         if n <= 0:
@@ -104,7 +98,6 @@ def attend(
             mask=_mask_of(number, n, m, f),
             items=_items_of(number, f),
             **f.scores,
-            dtype=dtype,
         )
         used[rows] = True
     return out * (f.out_scale * v_scale), lse, used
@@ -122,10 +115,8 @@ def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | No
         return None
     size = f.token_pos_in_items_len or f.token_pos_in_items_ptr.numel()
     # PyTorch has few functions for uint16.
-    places = f.token_pos_in_items_ptr.view(torch.int16).long()[
-        request * size : (request + 1) * size
-    ]
-    return int(f.prefix_len_ptr[request]), places & 0xFFFF
+    places = f.token_pos_in_items_ptr.view(torch.int16)[request * size : (request + 1) * size]
+    return int(f.prefix_len_ptr[request]), places.long() & 0xFFFF
 
 
 def paged_requests(

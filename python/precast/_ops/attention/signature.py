@@ -8,7 +8,6 @@ import inspect
 import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from precast._base.torch import torch
@@ -20,7 +19,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def arguments_of(
     other: Callable[..., Any], without: Sequence[str] = ()
-) -> Callable[[Callable[[Any, SimpleNamespace], Result]], Callable[..., Result]]:
+) -> Callable[[Callable[[Any, Any], Result]], Callable[..., Result]]:
     """Give a method the parameters of another but some; it gets their values as attributes."""
     kinds = inspect.Parameter
     parameters = [
@@ -29,18 +28,12 @@ def arguments_of(
         if p.kind is not kinds.VAR_POSITIONAL and p.name not in without
     ]
 
-    def decorate(method: Callable[[Any, SimpleNamespace], Result]) -> Callable[..., Result]:
+    def decorate(method: Callable[[Any, Any], Result]) -> Callable[..., Result]:
+        call = _gathering(method, method, parameters)
         returned = inspect.signature(method).return_annotation
-        signature = inspect.Signature(parameters, return_annotation=returned)
-
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **options: Any) -> Result:
-            given = signature.bind(self, *args, **options)
-            given.apply_defaults()
-            return method(self, SimpleNamespace(**given.arguments))
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return call
+        call.__signature__ = inspect.Signature(parameters, return_annotation=returned)
+        result: Callable[..., Result] = call
+        return result
 
     return decorate
 
@@ -52,19 +45,26 @@ def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[
     """
 
     def decorate(declared: Method) -> Method:
-        parameters = list(inspect.signature(declared).parameters.values())
-        names = [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
-        given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
-        for name, value in constants.items():
-            setattr(given, name, value)
-        found = {"_new": tuple.__new__, "_given": given, "_method": method}
-        body = f"    return _method(self, _new(_given, ({', '.join(names)},)))"
-        call: Any = generated(declared.__name__, parameters, body, found)
-        functools.update_wrapper(call, declared)
-        gathered: Method = call
+        parameters = [*inspect.signature(declared).parameters.values()]
+        gathered: Method = _gathering(method, declared, parameters, **constants)
         return gathered
 
     return decorate
+
+
+def _gathering(
+    method: Callable[[Any, Any], Any],
+    declared: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    **constants: object,
+) -> Any:
+    names = [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
+    given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
+    for name, value in constants.items():
+        setattr(given, name, value)
+    found = {"_new": tuple.__new__, "_given": given, "_method": method}
+    body = f"    return _method(self, _new(_given, ({', '.join(names)},)))"
+    return functools.update_wrapper(generated(declared.__name__, parameters, body, found), declared)
 
 
 def options_by_position(plan: Method) -> Method:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 from precast._base.dtypes import canonicalize_torch_dtype
@@ -244,7 +243,7 @@ class AttentionWrapper(PlanAttributes):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    def _forward(self, given: SimpleNamespace, return_lse: bool = False) -> Any:
+    def _forward(self, given: Any, return_lse: bool = False) -> Any:
         """Run with options of ``forward()`` in the place of the plan's."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}

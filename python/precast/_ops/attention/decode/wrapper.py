@@ -25,7 +25,7 @@ from precast._ops.attention.signature import (
     returning_lse,
 )
 from precast._ops.attention.trace import batch_trace
-from precast._ops.attention.wrapper import AttentionWrapper, sizing
+from precast._ops.attention.wrapper import sizing
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
@@ -285,7 +285,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(AttentionWrapper._forward)
+    @gathers(DecodePlan._forward)
     def forward(
         self,
         q: torch.Tensor,

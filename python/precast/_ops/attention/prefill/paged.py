@@ -20,7 +20,7 @@ from precast._ops.attention.prefill.plan import PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
-from precast._ops.attention.wrapper import AttentionWrapper, sizing
+from precast._ops.attention.wrapper import sizing
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
@@ -291,7 +291,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(AttentionWrapper._forward)
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,

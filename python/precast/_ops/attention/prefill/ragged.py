@@ -20,7 +20,6 @@ from precast._ops.attention.prefill.plan import PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
-from precast._ops.attention.wrapper import AttentionWrapper
 from precast.api_logging import precast_api
 
 _TRACE = batch_trace(
@@ -261,7 +260,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(AttentionWrapper._forward)
+    @gathers(PrefillPlan._forward)
     def forward(
         self,
         q: torch.Tensor,
