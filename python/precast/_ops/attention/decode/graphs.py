@@ -31,7 +31,7 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
     Raises
     ------
     ValueError
-        As for the class above.
+        As for :class:`BatchDecodeWithPagedKVCacheWrapper`.
     """
 
     def __init__(
@@ -61,7 +61,9 @@ def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -
         options["o_data_type"] = self._cached_o_data_type
     if self._use_cuda_graph:
         self._check_frozen(given.last_page_len.shape[0], given.indices, given.q_len_per_req)
-        _, options["indptr"], options["last_page_len"], options["indices"], _ = self._plan.tables
+        tables = self._plan.tables
+        options |= {"indptr": tables.kv_indptr, "last_page_len": tables.kv_last_page_len}
+        options["indices"] = tables.kv_indices
     # The class's own method: a wrapper's may be this function.
     type(self).plan(self, **options, block_tables=self._block_tables)
 
