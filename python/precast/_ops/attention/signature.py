@@ -10,7 +10,6 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from precast._base.torch import torch
 from precast._op.decorators import generated
 
 Result = TypeVar("Result")
@@ -120,15 +119,3 @@ def returning_lse(run: Callable[..., Any]) -> Callable[..., Any]:
     signature = inspect.signature(functools.partial(run, return_lse=True))
     run_return_lse.__signature__ = signature  # type: ignore[attr-defined]
     return run_return_lse
-
-
-def forwarding_lse(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """Make ``forward_return_lse`` of ``forward``."""
-
-    @arguments_of(forward)
-    def forward_return_lse(self: Any, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
-        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
-        return both
-
-    return forward_return_lse

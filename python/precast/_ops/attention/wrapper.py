@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from precast._base.dtypes import canonicalize_torch_dtype
@@ -27,7 +27,6 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
-from precast._ops.attention.signature import arguments_of
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
 _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
@@ -270,39 +269,6 @@ class AttentionWrapper(PlanAttributes):
 
     def end_forward(self) -> None:
         """Do nothing; older engines call it."""
-
-
-def sizing(
-    plan: Callable[..., None], lengths: Sequence[str | None], without: Sequence[str]
-) -> Callable[..., tuple[int, int]]:
-    """Make ``workspace_size`` of ``plan``, whose arguments ``lengths`` are the first tables."""
-
-    @arguments_of(plan, without)
-    def workspace_size(self: Any, given: Any) -> tuple[int, int]:
-        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
-
-        Returns
-        -------
-        tuple of int
-            Of the float and of the int workspace; zeros in reference mode, which needs none.
-
-        Raises
-        ------
-        ValueError
-            As :meth:`plan`.
-
-        Notes
-        -----
-        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
-        float workspace that is too small for other lengths costs time, not results: then less is
-        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
-        in the batch decide: take what the largest batch needs.
-        """
-        _, shape, *_ = self._shape(given, "workspace_size")
-        tables = Tables(*(None if name is None else getattr(given, name) for name in lengths))
-        return kernels.workspace_bytes(self.device, shape, tables)
-
-    return workspace_size
 
 
 @functools.lru_cache(maxsize=256)

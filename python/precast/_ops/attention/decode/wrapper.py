@@ -11,21 +11,20 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
+from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.plan import DecodePlan
 from precast._ops.attention.plan import Dtype, PlanField, Tables
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
-    forwarding_lse,
+    arguments_of,
     gathers,
     options_by_position,
     returning_lse,
 )
 from precast._ops.attention.trace import batch_trace
-from precast._ops.attention.wrapper import sizing
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
@@ -211,9 +210,27 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     begin_forward = plan
 
-    workspace_size = sizing(
-        plan, (None, "indptr", "last_page_len"), ("non_blocking", "window_right", "is_causal")
-    )
+    @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"))
+    def workspace_size(self, given: Any) -> tuple[int, int]:
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
+
+        Returns
+        -------
+        tuple of int
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`plan`.
+
+        Notes
+        -----
+        As for :meth:`BatchPrefillWithPagedKVCacheWrapper.workspace_size`.
+        """
+        _, shape = self._shape(given, "workspace_size")
+        lengths = Tables(None, given.indptr, given.last_page_len)
+        return kernels.workspace_bytes(self.device, shape, lengths)
 
     # -- run --------------------------------------------------------------------------------------
 
@@ -302,4 +319,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    forward_return_lse = forwarding_lse(forward)
+    @arguments_of(forward)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
+        return both

@@ -11,16 +11,15 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
+from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention import validation
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
 from precast._ops.attention.prefill.plan import PrefillPlan
 from precast._ops.attention.run import Scale
-from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
-from precast._ops.attention.wrapper import sizing
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
@@ -207,9 +206,30 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     begin_forward = plan
 
-    workspace_size = sizing(
-        plan, ("qo_indptr", "paged_kv_indptr", "paged_kv_last_page_len"), ("non_blocking",)
-    )
+    @arguments_of(plan, without=("non_blocking",))
+    def workspace_size(self, given: Any) -> tuple[int, int]:
+        """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
+
+        Returns
+        -------
+        tuple of int
+            Of the float and of the int workspace; zeros in reference mode, which needs none.
+
+        Raises
+        ------
+        ValueError
+            As :meth:`plan`.
+
+        Notes
+        -----
+        Nothing on the device is allocated or changed. Lengths on the device are waited for. A
+        float workspace that is too small for other lengths costs time, not results: then less is
+        divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
+        in the batch decide: take what the largest batch needs.
+        """
+        _, shape, _ = self._shape(given, "workspace_size")
+        lengths = Tables(given.qo_indptr, given.paged_kv_indptr, given.paged_kv_last_page_len)
+        return kernels.workspace_bytes(self.device, shape, lengths)
 
     # -- run --------------------------------------------------------------------------------------
 
@@ -309,4 +329,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    forward_return_lse = forwarding_lse(forward)
+    @arguments_of(forward)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
+        return both

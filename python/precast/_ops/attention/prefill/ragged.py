@@ -18,7 +18,7 @@ from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
 from precast._ops.attention.prefill.plan import PrefillPlan
 from precast._ops.attention.run import Scale
-from precast._ops.attention.signature import forwarding_lse, gathers, returning_lse
+from precast._ops.attention.signature import arguments_of, gathers, returning_lse
 from precast._ops.attention.trace import batch_trace
 from precast.api_logging import precast_api
 
@@ -277,4 +277,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    forward_return_lse = forwarding_lse(forward)
+    @arguments_of(forward)
+    def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
+        both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
+        return both
