@@ -108,8 +108,8 @@ def _constructor(cls: griffe.Class) -> None:
 
 
 def _completed(obj: griffe.Object, text: str) -> str:
-    """The docstring of an op with the entries that decorators add, which the source leaves out."""
-    if not (obj.is_function and obj.path.startswith("precast._ops.")):
+    """The docstring of an op or a class with the entries that decorators add to the source."""
+    if not ((obj.is_function or obj.is_class) and obj.path.startswith("precast._ops.")):
         return text
     found: Any = importlib.import_module(obj.module.path)
     for name in obj.path[len(obj.module.path) + 1 :].split("."):

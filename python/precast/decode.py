@@ -3,16 +3,16 @@
 
 from __future__ import annotations
 
-from precast._ops.attention.decode.fast_plan import fast_decode_plan
-from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.decode.graphs import (
+    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
+    fast_decode_plan,
+)
 from precast._ops.attention.decode.single import (
     single_decode_with_kv_cache,
     single_decode_with_kv_cache_reference,
 )
-from precast._ops.attention.decode.wrapper import (
-    BatchDecodeWithPagedKVCacheWrapper,
-    CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
-)
+from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",

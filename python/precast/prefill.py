@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
-from precast._ops.attention.prefill.ragged import BatchPrefillWithRaggedKVCacheWrapper
-from precast._ops.attention.prefill.reference import (
+from precast._ops.attention.batch_reference import (
     batch_prefill_with_paged_kv_cache_reference,
     batch_prefill_with_ragged_kv_cache_reference,
 )
+from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
+from precast._ops.attention.prefill.ragged import BatchPrefillWithRaggedKVCacheWrapper
 from precast._ops.attention.prefill.single import (
     single_prefill_with_kv_cache,
     single_prefill_with_kv_cache_reference,

@@ -258,20 +258,11 @@ def _wrapper(
     body: str | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A function with exactly the op's parameters, and ``skip_check``.
-
-    Its source is generated, as a dataclass's ``__init__`` is: packing ``*args, **kwargs`` and
-    unpacking them again would cost more than all that is left of the budget of a call.
-    """
-    kinds, empty = inspect.Parameter, inspect.Parameter.empty
+    """A function with exactly the op's parameters, and ``skip_check``."""
+    kinds = inspect.Parameter
     parameters = list(signature.parameters.values())
-    # The true defaults are set below; only where there is one matters in the source.
-    declared = [
-        p.replace(annotation=empty, default=empty if p.default is empty else None)
-        for p in parameters
-    ]
-    last = len(declared) - any(p.kind is kinds.VAR_KEYWORD for p in declared)
-    declared.insert(last, kinds("skip_check", kinds.KEYWORD_ONLY, default=False))
+    last = len(parameters) - any(p.kind is kinds.VAR_KEYWORD for p in parameters)
+    skip_check = kinds("skip_check", kinds.KEYWORD_ONLY, default=False)
     forms: dict[Any, str] = {
         kinds.VAR_POSITIONAL: "*{0}",
         kinds.VAR_KEYWORD: "**{0}",
@@ -284,18 +275,35 @@ def _wrapper(
     name = function.__name__
     if not name.isidentifier() or name in names:
         name = "call"
-    lines = [f"def {name}{inspect.Signature(declared)}:"]
+    lines = []
     if not r.runs_nothing:
         arguments = ", ".join(f"{p.name!r}: {p.name}" for p in named)
-        lines += [
+        lines = [
             f"    if not skip_check{' or backend == ' + repr('auto') if r.checks else ''}:",
             f"        _validate({{{arguments}}}, skip_check)",
         ]
     lines.append(f"    return _function({passed})" if body is None else body)
-    exec("\n".join(lines), names)
-    wrapper = names[name]
-    given = [p for p in named if p.default is not empty]
-    wrapper.__defaults__ = tuple(p.default for p in given if p.kind is not kinds.KEYWORD_ONLY)
-    keywords = {p.name: p.default for p in given if p.kind is kinds.KEYWORD_ONLY}
-    wrapper.__kwdefaults__ = {**keywords, "skip_check": False}
-    return wrapper
+    parameters.insert(last, skip_check)
+    return generated(name, parameters, "\n".join(lines), names)
+
+
+def generated(
+    name: str, parameters: Sequence[inspect.Parameter], body: str, names: dict[str, Any]
+) -> Any:
+    """A function with these parameters and this body, which uses what is in ``names``.
+
+    Its source is generated, as a dataclass's ``__init__`` is: packing ``*args, **kwargs`` and
+    unpacking them again would cost more than all that is left of the budget of a call.
+    """
+    empty = inspect.Parameter.empty
+    # The true defaults are set below; only where there is one matters in the source.
+    declared = [
+        p.replace(annotation=empty, default=empty if p.default is empty else None)
+        for p in parameters
+    ]
+    exec(f"def {name}{inspect.Signature(declared)}:\n{body}", names)
+    function = names[name]
+    given = [p for p in parameters if p.default is not empty]
+    function.__defaults__ = tuple(p.default for p in given if p.kind is not p.KEYWORD_ONLY)
+    function.__kwdefaults__ = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
+    return function

@@ -1,6 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """The arguments of attention that mean the same in several functions, for ``documented``."""
 
+#: What the wrapper of a batch is made of.
+WRAPPER = """
+Parameters
+----------
+float_workspace_buffer : torch.Tensor
+    uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
+    results; 128 MB is always enough for decode, ``workspace_size`` of the wrappers of pages says
+    what is. May hold anything.
+use_cuda_graph : bool
+    Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
+    :meth:`plan` copies into them.
+custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
+    uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
+jit_args : None
+    There is no code to add: kernels are compiled ahead of time.
+jit_kwargs : None
+    As ``jit_args``.
+variant_owns_mask : bool
+    False, or a ``ValueError``: it says that such code masks.
+
+Raises
+------
+precast.errors.BackendSupportedError
+    Another backend, ``fa3`` among them until it exists.
+precast.errors.CacheLayoutError
+    Another layout (a ``KeyError`` and a ``ValueError``).
+NotImplementedError
+    ``jit_args``.
+ValueError
+    A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer, or one that does not
+    fit the others.
+"""
+
 #: What the attention of a batch, or of one request, is told before it runs.
 PLAN = """
 Parameters
@@ -105,4 +138,34 @@ window_left : int, optional
 sinks : torch.Tensor, optional
     ``[num_qo_heads]``, float32: a logit (base e, not scaled) that takes its share of each softmax
     and has no value.
+"""
+
+#: What a run over pages raises.
+PAGED_RUN = """
+Raises
+------
+precast.errors.PlanMismatchError
+    No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
+precast.errors.CacheLayoutError
+    A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a ``ValueError``).
+NotImplementedError
+    An argument for other backends.
+ValueError
+    Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape, dtype,
+    device or strides other than above.
+"""
+
+#: What the reference of a wrapper is told, and returns.
+REFERENCE = """
+Parameters
+----------
+q_scale, k_scale, v_scale : float
+    As for ``run``.
+sinks : torch.Tensor, optional
+    As for ``run``; the attribute ``_sinks`` of a wrapper without pages.
+
+Returns
+-------
+torch.Tensor or tuple of torch.Tensor
+    The output and the base-2 log-sum-exp, float32. Rows of no request are zeros.
 """

@@ -29,7 +29,6 @@ def attention(
     rope: tuple[float, float] | None = None,
     sinks: torch.Tensor | None = None,
     items: tuple[int, torch.Tensor] | None = None,
-    dtype: torch.dtype | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Compute outputs ``[n, heads, head_dim_vo]`` and base-2 log-sum-exps of one request.
 
@@ -37,13 +36,12 @@ def attention(
     at position ``m - n + i`` of the keys. ``mask`` is ``[n, m]``, True where a row attends, and
     takes the place of ``causal``. ``rope`` is scale and theta; rotated queries and keys
     are rounded once, to the dtype of queries, or keys of 8 bits to float16. ``items`` is the length
-    of the prefix and the position in its item of each token behind it. Computed in ``dtype``,
-    float32 if None, and returned in it.
+    of the prefix and the position in its item of each token behind it. Computed and returned in
+    float32.
     """
-    dtype = dtype or torch.float32
     n, heads, _ = q.shape
     m, kv_heads, _ = k.shape
-    keys, values = k.to(dtype), v.to(dtype)
+    keys, values = k.float(), v.float()
     if rope is not None:
         keys = rotated_llama(keys, torch.arange(m, device=k.device), *rope)
         keys = rounded(keys, torch.float16 if k.element_size() < q.element_size() == 2 else q.dtype)
@@ -51,14 +49,14 @@ def attention(
     outs, lses = [], []
     for begin in range(0, n, rows):
         index = torch.arange(begin, min(begin + rows, n), device=q.device)
-        queries = q[begin : begin + rows].to(dtype)
+        queries = q[begin : begin + rows].float()
         if rope is not None:
             queries = rounded(rotated_llama(queries, index + (m - n), *rope), q.dtype)
         grouped = queries.unflatten(1, (kv_heads, heads // kv_heads))
         scores = torch.einsum("nhgd,mhd->hgnm", grouped, keys).flatten(0, 1) * sm_scale
         if alibi_slopes is not None:
             distance = torch.arange(m, device=q.device) - index.unsqueeze(-1)
-            scores = scores + alibi_slopes.to(dtype).view(-1, 1, 1) * distance.to(dtype)
+            scores = scores + alibi_slopes.view(-1, 1, 1) * distance
         if logits_soft_cap > 0:
             scores = logits_soft_cap * torch.tanh(scores / logits_soft_cap)
         seen = visible(index, n, m, causal, mask, window_left, items)
@@ -67,7 +65,7 @@ def attention(
         outs.append(out)
         lses.append(lse)
     if not outs:
-        return v.new_empty((0, heads, v.shape[-1]), dtype=dtype), v.new_empty((0, heads)).to(dtype)
+        return values.new_empty((0, heads, v.shape[-1])), values.new_empty((0, heads))
     return torch.cat(outs), torch.cat(lses)
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -15,6 +15,13 @@ from precast._ops.quantize.packbits import segment_packbits_reference
 
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
+
+#: Arguments of references that are features by the same name.
+_OPTIONS = (
+    *("causal", "window_left", "logits_soft_cap", "sm_scale", "pos_encoding_mode", "sinks"),
+    *("rope_scale", "rope_theta", "prefix_len_ptr", "token_pos_in_items_ptr"),
+    "token_pos_in_items_len",
+)
 
 
 def features_of(
@@ -40,52 +47,45 @@ def features_of(
         "sinks": more.pop("sinks", None),
     }
     scale = softmax_scale(sm_scale, q.shape[-1]) * sm_factor
-    masks = {"packed_mask": None, "prefix_len": None}
+    masks = {"packed_mask": None, "prefix_len_ptr": None}
     scales = {"out_scale": 1.0, "qk_scale": None, "v_scale": None}
     return SimpleNamespace(scores=scores, sm_scale=scale, **{**masks, **scales, **more})
 
 
 def reference_outputs(
+    given: Mapping[str, Any],
     q: torch.Tensor,
     requests: Iterator[Request],
     head_dim_vo: int,
-    return_lse: bool,
-    o_dtype: torch.dtype | None,
-    scales: tuple[float | None, float | None, float | None],
-    mask: tuple[torch.Tensor, torch.Tensor] | None = None,
-    **options: Any,
+    sizes: torch.Tensor | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Compute what a reference returns.
+    """Compute what a reference returns that was ``given`` these arguments.
 
-    ``scales`` are those of queries, keys and values. ``mask`` is a custom mask and its elements of
-    each request. ``options`` are those of :func:`features_of`.
+    ``sizes`` are the elements of a custom mask of each request.
     """
-    if mask is not None:
-        bits, sizes = mask
+    options = {name: given[name] for name in _OPTIONS if name in given}
+    if given.get("custom_mask") is not None:
+        bits, sizes = given["custom_mask"], torch.as_tensor(sizes)
         bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(bits.device)
         packed = segment_packbits_reference(bits.flatten(), bounds, "little")
         options["packed_mask"], options["mask_indptr"] = packed
+    scales = (given.get(name) for name in ("q_scale", "k_scale", "v_scale"))
     q_scale, k_scale, v_scale = (1.0 if scale is None else scale for scale in scales)
     features = features_of(q, **options, sm_factor=q_scale * k_scale, out_scale=v_scale)
     out, lse, _ = attend(q, requests, head_dim_vo, features)
-    out = out.to(o_dtype or q.dtype)
-    return (out, lse) if return_lse else out
+    out = out.to(given["o_dtype"] or q.dtype)
+    return (out, lse) if given["return_lse"] else out
 
 
 def attend(
-    q: torch.Tensor,
-    requests: Iterator[Request],
-    head_dim_vo: int,
-    f: SimpleNamespace,
-    dtype: torch.dtype | None = None,
+    q: torch.Tensor, requests: Iterator[Request], head_dim_vo: int, f: SimpleNamespace
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Return outputs, base-2 log-sum-exps, and which rows a request has; others are zeros."""
-    dtype = dtype or torch.float32
-    out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=dtype)
-    lse = q.new_zeros(q.shape[:2], dtype=dtype)
+    out = q.new_zeros((*q.shape[:2], head_dim_vo), dtype=torch.float32)
+    lse = q.new_zeros(q.shape[:2], dtype=torch.float32)
     used = torch.zeros(q.shape[0], dtype=torch.bool, device=q.device)
     scales = f.qk_scale, f.v_scale
-    qk_scale, v_scale = (1.0 if s is None else s.to(dtype).reshape(()) for s in scales)
+    qk_scale, v_scale = (1.0 if s is None else s.float().reshape(()) for s in scales)
     for number, rows, k, v in requests:
         n, m = rows.stop - rows.start, k.shape[0]
         if n <= 0:
@@ -98,7 +98,6 @@ def attend(
             mask=_mask_of(number, n, m, f),
             items=_items_of(number, f),
             **f.scores,
-            dtype=dtype,
         )
         used[rows] = True
     return out * (f.out_scale * v_scale), lse, used
@@ -112,32 +111,12 @@ def _mask_of(request: int, n: int, m: int, f: SimpleNamespace) -> torch.Tensor |
 
 
 def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | None:
-    if f.prefix_len is None:
+    if f.prefix_len_ptr is None:
         return None
-    size = f.token_pos_len or f.token_pos.numel()
+    size = f.token_pos_in_items_len or f.token_pos_in_items_ptr.numel()
     # PyTorch has few functions for uint16.
-    places = f.token_pos.view(torch.int16).long()[request * size : (request + 1) * size]
-    return int(f.prefix_len[request]), places & 0xFFFF
-
-
-def tokens_of_pages(
-    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor, page_size: int
-) -> torch.Tensor:
-    """Count the tokens of each request, ``[batch]``."""
-    if kv_indptr.shape[0] != kv_last_page_len.shape[0] + 1:
-        raise ValueError(
-            f"indptr of pages must have one element more than last_page_len, got "
-            f"{kv_indptr.shape[0]} and {kv_last_page_len.shape[0]}"
-        )
-    full_pages = kv_indptr.diff().sub_(1).clamp_(min=0)
-    return full_pages.mul_(page_size) + kv_last_page_len
-
-
-def row_bounds(qo_indptr: torch.Tensor | None, q_len_per_req: int, batch: int) -> list[int]:
-    """Return where the rows of each request begin, and where the last one ends."""
-    if qo_indptr is None:
-        return [i * q_len_per_req for i in range(batch + 1)]
-    return [int(bound) for bound in qo_indptr.tolist()]
+    places = f.token_pos_in_items_ptr.view(torch.int16)[request * size : (request + 1) * size]
+    return int(f.prefix_len_ptr[request]), places.long() & 0xFFFF
 
 
 def paged_requests(

@@ -18,7 +18,6 @@ from precast._ops.attention.reference import (
     features_of,
     paged_requests,
     ragged_requests,
-    row_bounds,
 )
 from precast._ops.paged._cache import entries_of, halves, joined
 
@@ -169,8 +168,11 @@ def run(
 ) -> None:
     """Run the plan of ``block``; rows that no request has are not written."""
     shape, tables, mask_mode, items = block.shape, block.tables, block.mask_mode, block.items
-    qo_indptr = None if shape.q_len_per_req else tables.qo_indptr
-    bounds = row_bounds(qo_indptr, shape.q_len_per_req, shape.batch_size)
+    if shape.q_len_per_req:
+        bounds = [i * shape.q_len_per_req for i in range(shape.batch_size + 1)]
+    else:
+        assert tables.qo_indptr is not None
+        bounds = tables.qo_indptr.tolist()
     indptr, indices, last_page_len = tables.kv_indptr, tables.kv_indices, tables.kv_last_page_len
     assert indptr is not None
     if k_cache is not None:
@@ -193,9 +195,9 @@ def run(
         qk_scale=qk_scale,
         v_scale=v_scale,
         sinks=sinks,
-        prefix_len=items.prefix_len,
-        token_pos=items.token_pos,
-        token_pos_len=items.token_pos_len,
+        prefix_len_ptr=items.prefix_len,
+        token_pos_in_items_ptr=items.token_pos,
+        token_pos_in_items_len=items.token_pos_len,
     )
     result, sums, used = attend(q, requests, shape.head_dim_vo, features)
     out[used] = result[used].to(out.dtype)

@@ -5,10 +5,12 @@ from __future__ import annotations
 
 import functools
 import inspect
+import warnings
 from collections import namedtuple
 from collections.abc import Callable, Sequence
-from types import SimpleNamespace
 from typing import Any, TypeVar
+
+from precast._op.decorators import generated
 
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -16,7 +18,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 
 def arguments_of(
     other: Callable[..., Any], without: Sequence[str] = ()
-) -> Callable[[Callable[[Any, SimpleNamespace], Result]], Callable[..., Result]]:
+) -> Callable[[Callable[[Any, Any], Result]], Callable[..., Result]]:
     """Give a method the parameters of another but some; it gets their values as attributes."""
     kinds = inspect.Parameter
     parameters = [
@@ -25,18 +27,12 @@ def arguments_of(
         if p.kind is not kinds.VAR_POSITIONAL and p.name not in without
     ]
 
-    def decorate(method: Callable[[Any, SimpleNamespace], Result]) -> Callable[..., Result]:
+    def decorate(method: Callable[[Any, Any], Result]) -> Callable[..., Result]:
+        call = _gathering(method, method, parameters)
         returned = inspect.signature(method).return_annotation
-        signature = inspect.Signature(parameters, return_annotation=returned)
-
-        @functools.wraps(method)
-        def call(self: Any, *args: Any, **options: Any) -> Result:
-            given = signature.bind(self, *args, **options)
-            given.apply_defaults()
-            return method(self, SimpleNamespace(**given.arguments))
-
-        call.__signature__ = signature  # type: ignore[attr-defined]
-        return call
+        call.__signature__ = inspect.Signature(parameters, return_annotation=returned)
+        result: Callable[..., Result] = call
+        return result
 
     return decorate
 
@@ -44,35 +40,70 @@ def arguments_of(
 def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
-    ``constants`` are more attributes. The source is generated, because binding ``*args, **options``
-    would cost more than the rest.
+    ``constants`` are more attributes.
     """
 
     def decorate(declared: Method) -> Method:
-        kinds, empty = inspect.Parameter, inspect.Parameter.empty
-        parameters = list(inspect.signature(declared).parameters.values())
-        names = [p.name for p in parameters[1:] if p.kind is not kinds.VAR_POSITIONAL]
-        given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
-        for name, value in constants.items():
-            setattr(given, name, value)
-        # The true defaults are set below; only where there is one matters in the source.
-        sources = [
-            p.replace(annotation=empty, default=empty if p.default is empty else None)
-            for p in parameters
-        ]
-        found: dict[str, Any] = {"_new": tuple.__new__, "_given": given, "_method": method}
-        exec(
-            f"def {declared.__name__}{inspect.Signature(sources)}:\n"
-            f"    return _method(self, _new(_given, ({', '.join(names)},)))",
-            found,
-        )
-        call: Any = functools.update_wrapper(found[declared.__name__], declared)
-        call.__defaults__ = declared.__defaults__
-        call.__kwdefaults__ = declared.__kwdefaults__
-        gathered: Method = call
+        parameters = [*inspect.signature(declared).parameters.values()]
+        gathered: Method = _gathering(method, declared, parameters, **constants)
         return gathered
 
     return decorate
+
+
+def _gathering(
+    method: Callable[[Any, Any], Any],
+    declared: Callable[..., Any],
+    parameters: list[inspect.Parameter],
+    **constants: object,
+) -> Any:
+    names = [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
+    given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
+    for name, value in constants.items():
+        setattr(given, name, value)
+    found = {"_new": tuple.__new__, "_given": given, "_method": method}
+    body = f"    return _method(self, _new(_given, ({', '.join(names)},)))"
+    return functools.update_wrapper(generated(declared.__name__, parameters, body, found), declared)
+
+
+def options_by_position(plan: Method) -> Method:
+    """Take options of ``plan()`` by position, with a warning: that is deprecated."""
+    parameters = list(inspect.signature(plan).parameters.values())
+    kinds = [p.kind for p in parameters]
+    required = kinds.index(inspect.Parameter.VAR_POSITIONAL)  # ``self`` is one of them.
+    # They once followed ``page_size``; newer options never did.
+    named = [p.name for p in parameters[required + 1 :]]
+    options_in_order = [name for name in named if name not in ("window_right", "is_causal")]
+
+    @functools.wraps(plan)
+    def planned(self: Any, *args: Any, **options: Any) -> None:
+        if len(args) >= required:
+            given, args = args[required - 1 :], args[: required - 1]
+            options = _merged(f"{self._name}.plan()", options_in_order, given, options)
+        plan(self, *args, **options)
+
+    return planned  # type: ignore[return-value]
+
+
+def _merged(
+    name: str, names: list[str], given: tuple[Any, ...], options: dict[str, Any]
+) -> dict[str, Any]:
+    if len(given) > len(names):
+        raise TypeError(
+            f"{name} accepts at most {len(names)} deprecated optional positional arguments "
+            f"after page_size; got {len(given)}"
+        )
+    by_position = dict(zip(names, given))
+    for option in by_position:
+        if option in options:
+            raise TypeError(f"{name} got multiple values for argument {option!r}")
+    warnings.warn(
+        f"Passing optional arguments to {name} positionally is deprecated; pass them as keyword "
+        f"arguments instead",
+        DeprecationWarning,
+        stacklevel=3,
+    )
+    return {**options, **by_position}
 
 
 def returning_lse(run: Callable[..., Any]) -> Callable[..., Any]:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.device import get_device_sm_count
 from precast._base.torch import torch
@@ -19,9 +19,7 @@ from precast._ops.attention.buffers import alibi_slopes
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import PlanShape, ScoreOptions, Scores, new_block
 from precast._ops.attention.reference import attend, features_of, ragged_requests
-from precast._ops.attention.run import scales_of
-
-Scale: TypeAlias = "float | torch.Tensor | None"
+from precast._ops.attention.run import Scale, scales_of
 
 #: Bytes of a plan without those of its tiles.
 _PLAN_BYTES = 1 << 16
@@ -129,20 +127,15 @@ def _plan_and_run(
     )
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
     floats = q.new_empty(float_bytes, dtype=torch.uint8)
-    bounds = _bounds(kv_len, device)
+    # [0, kv_len] in one launch; a range takes no step of 0.
+    i32 = {"dtype": torch.int32, "device": device}
+    bounds = torch.arange(0, 2 * kv_len, kv_len, **i32) if kv_len else torch.zeros(2, **i32)
     slopes = alibi_slopes(heads, device) if pos_encoding == PosEncodingMode.ALIBI else None
     mask = packed_mask, None if packed_mask is None else bounds  # The mask starts at byte 0.
     lengths = (bounds, None, None, None, None)
     kernels.pack_plan[key](*lengths, ints, floats, *mask, slopes, None, None, block)
     kernels.plan[key](ints, block, None, None, None, None, True)
     run(q, k, v, out, lse, None, block, 1.0, out_scale, qk_scale, v_scale, True)
-
-
-def _bounds(tokens: int, device: torch.device) -> torch.Tensor:
-    """Make ``[0, tokens]`` on the device."""
-    if tokens == 0:
-        return torch.zeros(2, dtype=torch.int32, device=device)
-    return torch.arange(0, 2 * tokens, tokens, dtype=torch.int32, device=device)
 
 
 def _workspace_bytes(

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 
-from precast._base.dtypes import DTYPE_WORDS, canonicalize_torch_dtype, dtype_word
+from precast._base.dtypes import DTYPE_WORDS, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._ops.attention.enums import PosEncodingMode
@@ -92,17 +92,13 @@ def check_backend(name: str, backend: str) -> None:
     )
 
 
-def check_no_jit(name: str, jit_args: object, jit_kwargs: object = None) -> None:
+def check_no_jit(name: str, jit_args: object, jit_kwargs: object, variant_owns_mask: bool) -> None:
     """Raise for code of the caller that would have to be compiled into the kernels."""
     if jit_args is not None or jit_kwargs is not None:
         raise NotImplementedError(
             f"{name}: jit_args must be None: kernels are compiled ahead of time, so no code can be "
             f"added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
         )
-
-
-def check_no_variant(name: str, variant_owns_mask: bool) -> None:
-    """Raise for a mask that code of the caller would make."""
     if variant_owns_mask:
         raise ValueError(
             f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "
@@ -126,20 +122,6 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
         raise UnsupportedConfigError(
             f"{name}: o_data_type must be float16, bfloat16 or float32, got {dtype_word(o)}"
         )
-
-
-def dtypes_of(
-    q_data_type: torch.dtype | str,
-    kv_data_type: torch.dtype | str | None,
-    o_data_type: torch.dtype | str | None,
-) -> tuple[torch.dtype, torch.dtype, torch.dtype]:
-    """Return the dtypes of queries, of keys and values, of outputs; the first is the default."""
-    q = canonicalize_torch_dtype(q_data_type)
-    kv, o = (
-        q if given is None else canonicalize_torch_dtype(given)
-        for given in (kv_data_type, o_data_type)
-    )
-    return q, kv, o
 
 
 def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
@@ -170,6 +152,15 @@ def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) 
         raise ValueError(
             f"{name}: int_workspace_buffer must not overlap float_workspace_buffer's memory. Fix: "
             f"pass two buffers"
+        )
+
+
+def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -> None:
+    """Raise for a mask, or a buffer of one, that ends before the last pair."""
+    if mask.numel() < needed:
+        raise ValueError(
+            f"{name}: {argument} must have at least {needed} elements for all queries and keys, "
+            f"got {mask.numel()}"
         )
 
 

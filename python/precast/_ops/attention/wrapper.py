@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
+from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
-from precast._ops.attention.attributes import PlanAttributes
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -20,12 +19,13 @@ from precast._ops.attention.plan import (
     NO_TABLES,
     AttentionPlan,
     Hints,
+    Items,
     Mask,
     Model,
+    PlanAttributes,
     PlanShape,
     Scores,
     Tables,
-    scores_of,
 )
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
@@ -45,11 +45,12 @@ class AttentionWrapper(PlanAttributes):
         backend: str,
         jit_args: object,
         jit_kwargs: object = None,
+        variant_owns_mask: bool = False,
         buffers: Tables = NO_TABLES,
         mask: Mask = NO_MASK,
     ) -> None:
         validation.check_backend(self._name, backend)
-        validation.check_no_jit(self._name, jit_args, jit_kwargs)
+        validation.check_no_jit(self._name, jit_args, jit_kwargs, variant_owns_mask)
         validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
@@ -150,28 +151,55 @@ class AttentionWrapper(PlanAttributes):
 
     def _launch(
         self,
-        plan: AttentionPlan,
-        given: Tables,
-        non_blocking: bool,
+        given: Any,
+        model: Model,
+        shape: PlanShape,
+        causal: bool,
+        lengths: Tables,
+        tables: Tables,
+        hints: Hints,
+        mask: Mask = NO_MASK,
+        items: Items = NO_ITEMS,
         fill: Callable[[], None] | None = None,
     ) -> None:
         """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
 
-        Under CUDA graphs ``given`` and, by ``fill``, a mask are written into buffers that the plan
-        before reads, too: a failure from there on leaves no plan.
+        ``given`` are the arguments of ``plan()``. Under CUDA graphs ``lengths`` and, by ``fill``, a
+        mask are written into buffers that the plan before reads, too: a failure from there on
+        leaves no plan.
         """
         before = self._plan
+        scores = Scores(
+            causal,
+            given.window_left,
+            given.logits_soft_cap or 0.0,
+            given.sm_scale,
+            given.pos_encoding_mode,
+            given.rope_scale,
+            given.rope_theta,
+            given.use_fp16_qk_reduction,
+        )
+        workspaces = self._int_workspace_buffer, self._float_workspace_buffer
+        plan = AttentionPlan(
+            model, shape, scores, tables, mask, items, hints, before.hnd, *workspaces
+        )
         if self._use_cuda_graph and plan.is_packed_as(before):
-            packed = before._replace(hints=plan.hints)  # A step of a graph as the one before.
+            packed = before._replace(hints=hints)  # A step of a graph as the one before.
         else:
             packed = kernels.pack(plan)
         sources = NO_TABLES
         if self._use_cuda_graph:
-            self._check_lengths(packed, given)
+            for name, buffer, table in zip(Tables._fields[:3], packed.tables, lengths):
+                if buffer is not None and table is not None and table.numel() != buffer.numel():
+                    raise ValueError(
+                        f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
+                        f"{[*table.shape]}"
+                    )
             self._forget_plan()
             if fill is not None:
                 fill()
-            sources = Tables(*(_source(*pair, non_blocking) for pair in zip(packed.tables, given)))
+            pairs = zip(packed.tables, lengths)
+            sources = Tables(*(_source(*pair, given.non_blocking) for pair in pairs))
         kernels.launch(packed, sources)
         self._keep(packed)
 
@@ -180,15 +208,6 @@ class AttentionWrapper(PlanAttributes):
         self._backend = "fa2"
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
-
-    def _check_lengths(self, plan: AttentionPlan, given: Tables) -> None:
-        """Raise unless lengths are as long as the buffers of a CUDA graph."""
-        for name, buffer, table in zip(Tables._fields[:3], plan.tables, given):
-            if buffer is not None and table is not None and table.numel() != buffer.numel():
-                raise ValueError(
-                    f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
-                    f"{[*table.shape]}"
-                )
 
     def _choose_tile(
         self,
@@ -223,10 +242,12 @@ class AttentionWrapper(PlanAttributes):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    def _forward(self, given: SimpleNamespace, return_lse: bool = False) -> Any:
+    def _forward(self, given: Any, return_lse: bool = False) -> Any:
         """Run with options of ``forward()`` in the place of the plan's."""
         name, before, planned = self._name, self._plan, self._plan.shape
-        scores = scores_of(given, causal=getattr(given, "causal", self._causal))
+        options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
+        options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
+        scores = Scores(**{"causal": self._causal, **options})
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)
@@ -262,7 +283,8 @@ def checked_model(
 ) -> Model:
     """Check what does not depend on the batch, and choose the module."""
     name = f"{name}.{method}"
-    q, kv, o = validation.dtypes_of(*dtypes)
+    q = canonicalize_torch_dtype(dtypes[0])
+    kv, o = (q if given is None else canonicalize_torch_dtype(given) for given in dtypes[1:])
     validation.check_heads(name, *heads)
     validation.check_head_dims(name, *head_dims)
     validation.check_dtypes(name, q, kv, o)

@@ -6,11 +6,11 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005; Milakov and Gimelshein, arXiv:1
 
 from __future__ import annotations
 
+from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.export import Export, op
-from precast._op.validation import check_rank
+from precast._op.validation import check_memory_apart, check_peer, check_rank
 from precast._ops.attention.cascade.trace import in_place_trace, merge_trace
-from precast._ops.attention.cascade.validation import check_mask, check_pair, check_states
 from precast.api_logging import precast_api
 
 
@@ -63,51 +63,64 @@ def merge_state_in_place_reference(
     return torch.where(kept[..., None], merged, v), torch.where(kept, sums, s)
 
 
+def _check_sums(export: str, v_name: str, v: torch.Tensor, s_name: str, s: torch.Tensor) -> None:
+    """Raise unless ``s`` has one number for each head of ``v``; a declaration has other words."""
+    if s.shape != v.shape[:-1]:
+        raise ValueError(
+            f"{export}: {s_name} must have the shape of {v_name} less its last dimension, got "
+            f"{[*s.shape]} for {[*v.shape]}"
+        )
+
+
 def _check_pair(
-    export: str,
-    v_a: torch.Tensor,
-    s_a: torch.Tensor,
-    v_b: torch.Tensor,
-    s_b: torch.Tensor,
-    v: torch.Tensor,
-    s: torch.Tensor,
+    export: str, v_a: torch.Tensor, s_a: torch.Tensor, v_b: torch.Tensor, s_b: torch.Tensor
 ) -> None:
-    check_pair(export, (("v_a", "s_a", v_a, s_a), ("v_b", "s_b", v_b, s_b), ("v", "s", v, s)))
+    _check_sums(export, "v_a", v_a, "s_a", s_a)
+    _check_sums(export, "v_b", v_b, "s_b", s_b)
 
 
 def _check_in_place(
-    export: str,
-    v: torch.Tensor,
-    s: torch.Tensor,
-    v_other: torch.Tensor,
-    s_other: torch.Tensor,
-    mask: torch.Tensor | None,
+    export: str, v: torch.Tensor, s: torch.Tensor, v_other: torch.Tensor, s_other: torch.Tensor
 ) -> None:
-    own = ("v", "s", v, s)
-    check_pair(export, (own, ("v_other", "s_other", v_other, s_other), own))
-    check_mask(export, mask, v)
+    _check_sums(export, "v", v, "s", s)
+    _check_sums(export, "v_other", v_other, "s_other", s_other)
+    check_peer(export, "v", v, v_other, "v_other")
+    check_peer(export, "s", s, s_other, "s_other")
+    check_memory_apart(export, "v", v, s, "s")
+    check_memory_apart(export, "v", v, s_other, "s_other")
+    check_memory_apart(export, "s", s, v_other, "v_other")
 
 
+def _check_states(export: str, v: torch.Tensor, s: torch.Tensor) -> None:
+    if v.dtype not in (torch.float16, torch.bfloat16, torch.float32):
+        raise ValueError(
+            f"{export}: v must be float16, bfloat16 or float32, got {dtype_word(v.dtype)}"
+        )
+    _check_sums(export, "v", v, "s", s)
+
+
+_V = "T=f16|bf16|f32[tokens,heads,head_dim]"
 _MERGE_STATE = Export(
     "merge_state",
     "merge_state",
-    "v_a:T s_a:tensor v_b:tensor s_b:tensor v!:tensor s!:tensor enable_pdl:pdl",
+    f"v_a:{_V} s_a:f32 v_b:like(v_a) s_b:f32 v!:like(v_a) s!:like(s_a) enable_pdl:pdl",
     reference=merge_state_reference,
     check=_check_pair,
 )
 _MERGE_STATE_IN_PLACE = Export(
     "merge_state",
     "merge_state_in_place",
-    "v!:T s!:tensor v_other:tensor s_other:tensor mask?:tensor enable_pdl:pdl",
+    f"v!:{_V} s!:f32 v_other:like(v) s_other:f32 mask?:bool|u8[tokens] enable_pdl:pdl",
     reference=merge_state_in_place_reference,
     check=_check_in_place,
 )
 _MERGE_STATES = Export(
     "merge_state",
     "merge_states",
-    "v:T s:tensor v_merged!:tensor s_merged!:tensor enable_pdl:pdl",
+    "v:T[tokens,states,heads,head_dim] s:f32 v_merged!:T[tokens,heads,head_dim] "
+    "s_merged!:f32[tokens,heads] enable_pdl:pdl",
     reference=merge_states_reference,
-    check=check_states,
+    check=_check_states,
 )
 
 

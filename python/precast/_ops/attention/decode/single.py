@@ -6,8 +6,6 @@ Source: Ye et al., FlashInfer, arXiv:2501.01005.
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
@@ -15,11 +13,10 @@ from precast._op.validation import check_rank
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
+from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_decode
 from precast._ops.attention.trace import single_trace
 from precast.api_logging import precast_api
-
-Scale: TypeAlias = "float | torch.Tensor | None"
 
 
 def single_decode_with_kv_cache_reference(
@@ -46,22 +43,11 @@ def single_decode_with_kv_cache_reference(
     o_dtype : torch.dtype, optional
         Of the output. Default: that of ``q``.
     """
+    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
-    results = reference_outputs(
-        q.unsqueeze(0),
-        iter([(0, slice(0, 1), k, v)]),
-        v.shape[-1],
-        return_lse,
-        o_dtype,
-        (q_scale, k_scale, v_scale),
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        sm_scale=sm_scale,
-        pos_encoding_mode=pos_encoding_mode,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-    )
+    request = 0, slice(0, 1), k, v
+    results = reference_outputs(given, q.unsqueeze(0), iter([request]), v.shape[-1])
     if isinstance(results, tuple):
         return results[0].squeeze(0), results[1].squeeze(0)
     return results.squeeze(0)

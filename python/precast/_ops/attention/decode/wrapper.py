@@ -7,55 +7,37 @@ Sources: Ye et al., FlashInfer, arXiv:2501.01005 (the wrapper); Kwon et al., arX
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._ops.attention import buffers, kernels, validation
+from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.decode.reference import batch_decode_with_paged_kv_cache_reference
-from precast._ops.attention.decode.validation import (
-    check_kv_len,
-    check_q_len,
-    check_q_len_per_req,
-    check_single_valued,
+from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
+from precast._ops.attention.decode.plan import DecodePlan
+from precast._ops.attention.plan import Dtype, PlanField, Tables
+from precast._ops.attention.run import Scale
+from precast._ops.attention.signature import (
+    arguments_of,
+    gathers,
     options_by_position,
-    raise_rows,
+    returning_lse,
 )
-from precast._ops.attention.lengths import longest_kv
-from precast._ops.attention.plan import (
-    NO_ITEMS,
-    NO_MASK,
-    AttentionPlan,
-    Hints,
-    Model,
-    PlanShape,
-    Scores,
-    Tables,
-)
-from precast._ops.attention.reference import tokens_of_pages
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import paged_trace
-from precast._ops.attention.wrapper import AttentionWrapper, checked_model
+from precast._ops.attention.trace import batch_trace
+from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
-Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
-Dtype: TypeAlias = "torch.dtype | str | None"
-Scale: TypeAlias = "float | torch.Tensor | None"
-
-
-_TRACE = paged_trace(
+_TRACE = batch_trace(
     "batch_decode",
     "Attention of the newest tokens of a batch over a paged KV cache.",
     batch_decode_with_paged_kv_cache_reference,
     lambda: BatchDecodeWithPagedKVCacheWrapper,
-    decode=True,
 )
 
 
-class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
+@documented(WRAPPER, PLAN)
+class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     r"""Compute attention of the newest tokens of a batch over a paged KV cache.
 
     .. math::
@@ -68,35 +50,12 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results; 128 MB is always enough, :meth:`workspace_size` says what is. May hold anything.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     use_tensor_cores : bool
         Kernels use tensor cores in any case. True allows ``q_len_per_req`` and
         ``fixed_split_size``.
     paged_kv_indptr_buffer, paged_kv_indices_buffer, paged_kv_last_page_len_buffer : torch.Tensor
         With ``use_cuda_graph``, int32 on the device: ``[batch_size + 1]``, as many as there ever
         are, ``[batch_size]``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args : None
-        There is no code to add: kernels are compiled ahead of time.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer.
 
     Notes
     -----
@@ -118,7 +77,6 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
     _paged_kv_indptr_buf = PlanField("tables", "kv_indptr")
     _paged_kv_indices_buf = PlanField("tables", "kv_indices")
     _paged_kv_last_page_len_buf = PlanField("tables", "kv_last_page_len")
-    _q_len_per_req = PlanField("shape", "q_len_per_req")
     #: The same in plain PyTorch, in one call.
     reference = staticmethod(batch_decode_with_paged_kv_cache_reference)
 
@@ -178,71 +136,10 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     # -- plan -------------------------------------------------------------------------------------
 
-    def _plan_batch(self, given: Any) -> None:
-        name, page_size, q_len_per_req = self._name, given.page_size, given.q_len_per_req
-        indptr, last_page_len, indices = given.indptr, given.last_page_len, given.indices
-        rope_scale, rope_theta = given.rope_scale, given.rope_theta
-        if page_size < 1:
-            raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
-        if rope_scale is not None or rope_theta is not None:
-            validation.check_rope(f"{name}.plan", rope_scale, rope_theta)
-        check_single_valued(name, given.window_right, given.is_causal, q_len_per_req)
-        model, shape = self._shape(given, "plan")
-        batch_size = shape.batch_size
-        if self._use_cuda_graph:
-            self._check_frozen(batch_size, indices, q_len_per_req)
-        lengths = Tables(None, indptr, last_page_len, indices)
-        max_kv_len = None
-        if not (indptr.is_cuda or last_page_len.is_cuda):
-            max_kv_len = self._longest(given)
-            self._check_split(shape, lengths)
-        qo_indptr, keeps_qo_indptr = self._query_bounds(batch_size, q_len_per_req)
-        tables, non_blocking = self._plan.tables, given.non_blocking
-        if not self._use_cuda_graph:
-            tables = Tables(
-                qo_indptr,
-                self._on_device(indptr, non_blocking),
-                self._on_device(last_page_len, non_blocking),
-                self._on_device(indices, non_blocking),
-            )
-        elif qo_indptr is not tables.qo_indptr:
-            tables = tables._replace(qo_indptr=qo_indptr)
-        plan = AttentionPlan(
-            model,
-            shape,
-            Scores(
-                shape.causal,
-                given.window_left,
-                given.logits_soft_cap or 0.0,
-                given.sm_scale,
-                given.pos_encoding_mode,
-                rope_scale,
-                rope_theta,
-            ),
-            tables,
-            NO_MASK,
-            NO_ITEMS,
-            Hints(None, max_kv_len, None, given.block_tables, False, keeps_qo_indptr),
-            self._plan.hnd,
-            self._int_workspace_buffer,
-            self._float_workspace_buffer,
-        )
-        self._launch(plan, lengths, non_blocking)
-
-    def _longest(self, given: Any) -> int:
-        """Return the most tokens of a request; each has its queries. Nothing is waited for."""
-        q_len_per_req, lens = given.q_len_per_req, given.seq_lens
-        if lens is None or lens.is_cuda:
-            if q_len_per_req == 1:
-                return longest_kv(given.indptr, given.last_page_len, given.page_size) or 0
-            lens = tokens_of_pages(given.indptr, given.last_page_len, given.page_size)
-        check_kv_len(lens, q_len_per_req)
-        return int(lens.max()) if lens.numel() else 0
-
     @precast_api
     @options_by_position
     @documented(PLAN)
-    @gathers(_plan_batch)
+    @gathers(DecodePlan._plan_batch, use_fp16_qk_reduction=False)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -335,83 +232,10 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         lengths = Tables(None, given.indptr, given.last_page_len)
         return kernels.workspace_bytes(self.device, shape, lengths)
 
-    def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape]:
-        """Return the model and the shape of a plan."""
-        qo_heads, kv_heads, dim = given.num_qo_heads, given.num_kv_heads, given.head_dim
-        q_len, split = given.q_len_per_req, given.fixed_split_size
-        check_q_len_per_req(self._name, self._use_tensor_cores, split, q_len)
-        both = given.data_type
-        q_dtype, kv_dtype = given.q_data_type or both or "float16", given.kv_data_type or both
-        dtypes = q_dtype, kv_dtype, given.o_data_type
-        heads, head_dims = (qo_heads, kv_heads), (dim, dim)
-        positions, index = given.pos_encoding_mode, self._device_index
-        model = checked_model(self._name, method, heads, head_dims, positions, dtypes, index)
-        batch_size = given.last_page_len.shape[0]
-        return model, PlanShape(
-            batch_size,
-            batch_size * q_len,
-            q_len,
-            given.page_size,
-            qo_heads,
-            kv_heads,
-            dim,
-            dim,
-            model.kv_dtype.itemsize,
-            self._choose_tile(heads, head_dims, q_len),
-            q_len > 1,
-            given.window_left,
-            split or -1,
-            given.disable_split_kv,
-        )
-
-    def _check_frozen(self, batch_size: int, indices: torch.Tensor, q_len_per_req: int) -> None:
-        """Check the sizes that CUDA graphs keep; there is no ``q_len_per_req`` before a plan."""
-        name, buffer = self._name, self._plan.tables.kv_indices
-        assert buffer is not None
-        if self._q_len_per_req not in (0, q_len_per_req):
-            raise ValueError(
-                f"{name}: q_len_per_req is part of the frozen cudagraph shape: this wrapper was "
-                f"planned with {self._q_len_per_req}, got {q_len_per_req}. Fix: a wrapper for each "
-                f"q_len_per_req"
-            )
-        if batch_size != self._fixed_batch_size:
-            raise ValueError(
-                f"{name}: the batch size should be fixed in cudagraph mode: it is {batch_size} and "
-                f"was {self._fixed_batch_size} when the wrapper was made"
-            )
-        if indices.shape[0] > buffer.shape[0]:
-            raise ValueError(
-                f"{name}: the size of indices, {indices.shape[0]}, should be less than or equal to "
-                f"the allocated buffer, {buffer.shape[0]}"
-            )
-
-    def _query_bounds(self, batch_size: int, q_len_per_req: int) -> tuple[torch.Tensor, bool]:
-        """Return ``qo_indptr`` for engines that read it, and whether the next plan may have it.
-
-        Kernels count the queries of a decode by ``q_len_per_req``.
-        """
-        before = self._plan
-        sizes = before.shape.batch_size, before.shape.q_len_per_req
-        if before.hints.keeps_qo_indptr and sizes == (batch_size, q_len_per_req):
-            assert before.tables.qo_indptr is not None
-            return before.tables.qo_indptr, True
-        indptr = buffers._get_range_buf(batch_size + 1, self.device)
-        if q_len_per_req > 1:
-            indptr = indptr * q_len_per_req
-        if self._use_cuda_graph and before.tables.qo_indptr is not None:
-            # The buffer of this batch, of one length of queries: no plan before needs another.
-            indptr = before.tables.qo_indptr.copy_(indptr)
-        # Numbers that a captured graph makes are there when it runs.
-        return indptr, not buffers.is_capturing(self.device)
-
-    def _raise_rows(self, tokens: int) -> None:
-        shape = self._plan.shape
-        raise_rows(tokens, shape.batch_size, shape.q_len_per_req, self._use_tensor_cores)
-
     # -- run --------------------------------------------------------------------------------------
 
     @precast_api(trace=_TRACE)
-    @documented(RUN)
+    @documented(RUN, PAGED_RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -451,26 +275,12 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
             The output, and the log-sum-exp if asked for. A request without tokens has output 0
             and, without sinks, log-sum-exp minus infinity.
 
-        Raises
-        ------
-        precast.errors.PlanMismatchError
-            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
-        precast.errors.CacheLayoutError
-            A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
-            ``ValueError``).
-        NotImplementedError
-            An argument for other backends.
-        ValueError
-            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
-            dtype, device or strides other than above.
-
         Notes
         -----
         Safe in CUDA graphs; not differentiable.
         """
         if q_len_per_req is not None:
-            batch_size = self._batch_size if self._plan.is_launched else None
-            check_q_len(self._name, q.shape[0], batch_size, q_len_per_req)
+            self._check_q_len(q.shape[0], q_len_per_req)
         if window_left is not None:
             running.check_window(self, window_left)
         if args or not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
@@ -492,7 +302,7 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(AttentionWrapper._forward)
+    @gathers(DecodePlan._forward)
     def forward(
         self,
         q: torch.Tensor,
@@ -514,44 +324,3 @@ class BatchDecodeWithPagedKVCacheWrapper(AttentionWrapper):
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
         return both
-
-
-class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWrapper):
-    """:class:`BatchDecodeWithPagedKVCacheWrapper` with ``use_cuda_graph=True``.
-
-    Parameters
-    ----------
-    workspace_buffer : torch.Tensor
-        The float workspace.
-    indptr_buffer, indices_buffer, last_page_len_buffer : torch.Tensor
-        int32 on the device: ``[batch_size + 1]``, as many pages as there ever are,
-        ``[batch_size]``.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_tensor_cores : bool
-        Whether ``q_len_per_req`` and ``fixed_split_size`` are allowed.
-
-    Raises
-    ------
-    ValueError
-        As for the class above.
-    """
-
-    def __init__(
-        self,
-        workspace_buffer: torch.Tensor,
-        indptr_buffer: torch.Tensor,
-        indices_buffer: torch.Tensor,
-        last_page_len_buffer: torch.Tensor,
-        kv_layout: str = "NHD",
-        use_tensor_cores: bool = False,
-    ) -> None:
-        super().__init__(
-            workspace_buffer,
-            kv_layout,
-            use_cuda_graph=True,
-            use_tensor_cores=use_tensor_cores,
-            paged_kv_indptr_buffer=indptr_buffer,
-            paged_kv_indices_buffer=indices_buffer,
-            paged_kv_last_page_len_buffer=last_page_len_buffer,
-        )

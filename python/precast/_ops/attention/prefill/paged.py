@@ -7,35 +7,31 @@ arXiv:2307.08691; Kwon et al., arXiv:2309.06180 (pages).
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
-from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.prefill.reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
+from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
+from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import paged_trace
+from precast._ops.attention.trace import batch_trace
+from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
-Cache: TypeAlias = "torch.Tensor | tuple[torch.Tensor, torch.Tensor]"
-Scale: TypeAlias = "float | torch.Tensor | None"
-
-
-_TRACE = paged_trace(
+_TRACE = batch_trace(
     "batch_prefill",
     "Attention of a ragged batch of queries over a paged KV cache.",
     batch_prefill_with_paged_kv_cache_reference,
     lambda: BatchPrefillWithPagedKVCacheWrapper,
-    decode=False,
 )
 
 
+@documented(WRAPPER, PLAN)
 class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     r"""Compute attention of a ragged batch of queries over a paged KV cache.
 
@@ -50,40 +46,12 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results; :meth:`workspace_size` says how much. May hold anything.
-    kv_layout : str
-        ``NHD`` or ``HND``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     qo_indptr_buf, paged_kv_indptr_buf : torch.Tensor, optional
         ``[batch_size + 1]``, int32 on the device, needed with ``use_cuda_graph``.
     paged_kv_indices_buf : torch.Tensor, optional
         int32, as many pages as there ever are.
     paged_kv_last_page_len_buf : torch.Tensor, optional
         ``[batch_size]``, int32.
-    custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
-        uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args, jit_kwargs : None
-        There is no code to add: kernels are compiled ahead of time.
-    variant_owns_mask : bool
-        False; it says that such code masks.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
-        ``variant_owns_mask``.
 
     Examples
     --------
@@ -132,10 +100,10 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             backend,
             jit_args,
             jit_kwargs,
+            variant_owns_mask,
             buffers=lengths,
             mask=Mask(custom_mask_buf, mask_indptr_buf),
         )
-        validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
         buffers = {
@@ -266,7 +234,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     # -- run --------------------------------------------------------------------------------------
 
     @precast_api(trace=_TRACE)
-    @documented(RUN)
+    @documented(RUN, PAGED_RUN)
     def run(
         self,
         q: torch.Tensor,
@@ -305,19 +273,6 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             and, without sinks, log-sum-exp minus infinity. With ``use_cuda_graph``, rows of a new
             output that belong to no request are 0, unless :meth:`plan` had ``uniform_q_len``.
 
-        Raises
-        ------
-        precast.errors.PlanMismatchError
-            No plan, or another ``window_left`` (an ``AssertionError`` and a ``ValueError``).
-        precast.errors.CacheLayoutError
-            A cache that is neither a tensor nor a tuple of two (a ``KeyError`` and a
-            ``ValueError``).
-        NotImplementedError
-            An argument for other backends.
-        ValueError
-            Dtypes, heads, pages or a number of queries that are not those of :meth:`plan`; a shape,
-            dtype, device or strides other than above.
-
         Notes
         -----
         With ``qo_indptr`` on the device the number of rows of ``q`` is not checked; rows that no
@@ -340,7 +295,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
                 use_fp16_softmax=use_fp16_softmax,
                 uses_spcompress=uses_spcompress,
             )
-        finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
+        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
         k, v = paged_kv_cache, None
         if isinstance(k, tuple):
             k, v = running.split_cache(self, k)

@@ -7,32 +7,23 @@ Source: Osama et al., Stream-K, arXiv:2301.03598.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
-from precast._ops.attention.lengths import longest_kv, total_and_longest
+from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
-    AttentionPlan,
     Hints,
     Items,
     Mask,
     Model,
     PlanShape,
-    Scores,
     Tables,
 )
-from precast._ops.attention.prefill.masks import (
-    byte_bounds,
-    check_mask_size,
-    packed,
-    pairs_of_requests,
-)
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
-
-Dtype: TypeAlias = "torch.dtype | str | None"
+from precast._ops.quantize.packbits import segment_packbits
 
 
 class PrefillPlan(AttentionWrapper):
@@ -95,34 +86,13 @@ class PrefillPlan(AttentionWrapper):
         mask, fill = self._mask(given, sizes)
         # A graph may run by a later plan with fewer queries, but not where all have as many.
         pads = self._use_cuda_graph and not is_uniform
-        plan = AttentionPlan(
-            model,
-            shape,
-            Scores(
-                given.causal,
-                given.window_left,
-                given.logits_soft_cap or 0.0,
-                given.sm_scale,
-                given.pos_encoding_mode,
-                given.rope_scale,
-                given.rope_theta,
-                given.use_fp16_qk_reduction,
-            ),
-            self._tables(lengths, given.non_blocking),
-            mask,
-            items,
-            Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads),
-            self._plan.hnd,
-            self._int_workspace_buffer,
-            self._float_workspace_buffer,
-        )
-        self._launch(plan, lengths, given.non_blocking, fill)
-
-    def _tables(self, given: Tables, non_blocking: bool) -> Tables:
-        """Return the buffers of a CUDA graph, or ``given`` on the device."""
-        if self._use_cuda_graph:
-            return self._plan.tables
-        return Tables(*[t if t is None else self._on_device(t, non_blocking) for t in given])
+        hints = Hints(max_q_len, max_kv_len, most_rows, given.block_tables, pads)
+        tables, non_blocking = self._plan.tables, given.non_blocking
+        if not self._use_cuda_graph:
+            tables = Tables(
+                *[t if t is None else self._on_device(t, non_blocking) for t in lengths]
+            )
+        self._launch(given, model, shape, given.causal, lengths, tables, hints, mask, items, fill)
 
     def _check_frozen(self, batch_size: int, rows: int, kv_indices: torch.Tensor | None) -> None:
         """Check the sizes that CUDA graphs keep."""
@@ -164,9 +134,9 @@ class PrefillPlan(AttentionWrapper):
 
         def bits_into(buffer: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor]:
             if given.packed_custom_mask is not None:
-                return given.packed_custom_mask, byte_bounds(sizes)
+                return given.packed_custom_mask, _byte_bounds(sizes)
             mask = given.custom_mask.to(self.device, non_blocking=non_blocking)
-            return packed(mask, sizes, buffer)
+            return _packed(mask, sizes, buffer)
 
         def fill() -> None:
             bits, starts = bits_into(held.bits)
@@ -194,9 +164,9 @@ class PrefillPlan(AttentionWrapper):
         if not sizes.is_cuda:
             needed = int(((sizes + 7) // 8).sum())
             if packed_custom_mask is not None:
-                check_mask_size(name, "packed_custom_mask", packed_custom_mask, needed)
+                validation.check_mask_size(name, "packed_custom_mask", packed_custom_mask, needed)
             elif custom_mask is not None:
-                check_mask_size(name, "custom_mask", custom_mask, int(sizes.sum()))
+                validation.check_mask_size(name, "custom_mask", custom_mask, int(sizes.sum()))
         if self._use_cuda_graph and buffers.bits is not None:
             starts, bounds = buffers.indptr, sizes.shape[0] + 1
             if starts is not None and starts.shape != (bounds,):
@@ -206,7 +176,7 @@ class PrefillPlan(AttentionWrapper):
             if packed_custom_mask is not None:
                 needed = packed_custom_mask.numel()
             if needed is not None:
-                check_mask_size(name, "custom_mask_buf", buffers.bits, needed)
+                validation.check_mask_size(name, "custom_mask_buf", buffers.bits, needed)
 
     def _items(self, given: Any) -> Items:
         """Return the arguments of multi-item scoring in the dtypes that the kernels read."""
@@ -231,3 +201,21 @@ class PrefillPlan(AttentionWrapper):
             f"{self._name}, q must have shape [total_tokens, num_heads, head_dim] where "
             f"total_tokens = qo_indptr[-1]."
         )
+
+
+def _byte_bounds(sizes: torch.Tensor) -> torch.Tensor:
+    """Return where the bytes of each request start, ``[batch + 1]``, int32."""
+    return torch.nn.functional.pad(((sizes + 7) // 8).cumsum(0), (1, 0)).int()
+
+
+def _packed(
+    custom_mask: torch.Tensor, sizes: torch.Tensor, into: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Pack a mask; return the bits and where each request starts. Waits for nothing."""
+    flat = custom_mask.contiguous().view(-1)
+    bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0))
+    bounds = bounds.to(flat.device, non_blocking=True)  # Nothing else writes them.
+    if into is None:
+        most = (flat.numel() + 7 * sizes.numel()) // 8
+        into = torch.empty(most, dtype=torch.uint8, device=flat.device)
+    return segment_packbits(flat, bounds, "little", into)

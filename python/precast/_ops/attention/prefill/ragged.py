@@ -7,26 +7,22 @@ arXiv:2307.08691.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
-from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.attributes import PlanField
-from precast._ops.attention.plan import Mask, Tables
-from precast._ops.attention.prefill.lse import Lse
-from precast._ops.attention.prefill.plan import Dtype, PrefillPlan
-from precast._ops.attention.prefill.reference import batch_prefill_with_ragged_kv_cache_reference
+from precast._ops.attention._docs import PLAN, RUN, WRAPPER
+from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
+from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
+from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import arguments_of, gathers, returning_lse
-from precast._ops.attention.trace import ragged_trace
+from precast._ops.attention.trace import batch_trace
 from precast.api_logging import precast_api
 
-Scale: TypeAlias = "float | torch.Tensor | None"
-
-
-_TRACE = ragged_trace(
+_TRACE = batch_trace(
     "batch_prefill_ragged",
     "Attention of a ragged batch of queries over ragged keys and values.",
     batch_prefill_with_ragged_kv_cache_reference,
@@ -34,6 +30,7 @@ _TRACE = ragged_trace(
 )
 
 
+@documented(WRAPPER, PLAN)
 class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     r"""Compute attention of a ragged batch of queries over ragged keys and values.
 
@@ -43,36 +40,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     Parameters
     ----------
-    float_workspace_buffer : torch.Tensor
-        uint8 or int8 on the device of the tensors, contiguous, 16-byte aligned: place for partial
-        results. May hold anything.
     kv_layout : str
         ``NHD``, or ``HND`` for keys and values ``[num_kv_heads, tokens, head_dim]``.
-    use_cuda_graph : bool
-        Whether :meth:`run` is captured; then the batch size is that of the buffers below, and
-        :meth:`plan` copies into them.
     qo_indptr_buf, kv_indptr_buf : torch.Tensor, optional
         ``[batch_size + 1]``, int32 on the device, needed with ``use_cuda_graph``.
-    custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
-        uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
-    backend : str
-        ``auto`` or ``fa2``, which are the same.
-    jit_args, jit_kwargs : None
-        There is no code to add: kernels are compiled ahead of time.
-    variant_owns_mask : bool
-        False; it says that such code masks.
-
-    Raises
-    ------
-    precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
-    precast.errors.CacheLayoutError
-        Another layout (a ``KeyError`` and a ``ValueError``).
-    NotImplementedError
-        ``jit_args``.
-    ValueError
-        A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer;
-        ``variant_owns_mask``.
 
     Examples
     --------
@@ -113,10 +84,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
             backend,
             jit_args,
             jit_kwargs,
+            variant_owns_mask,
             buffers=Tables(qo_indptr_buf, kv_indptr_buf),
             mask=Mask(custom_mask_buf, mask_indptr_buf),
         )
-        validation.check_no_variant(self._name, variant_owns_mask)
         if not use_cuda_graph:
             return
         buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
@@ -276,7 +247,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
                 kv_cache_sf=kv_cache_sf,
                 o_scale=None if o_scale == 1.0 else o_scale,
             )
-        finish = Lse(lse_base, lse_layout, lse, q) if return_lse else None
+        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
         into = None if finish is None else finish.buffer
         result, sums = running.run(
             self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, None, enable_pdl

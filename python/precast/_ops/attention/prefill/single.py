@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from precast._base.torch import torch
 from precast._op.decorators import served_by, supported_compute_capability
@@ -16,15 +16,13 @@ from precast._op.docs import documented
 from precast._op.export import op
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
-from precast._ops.attention.prefill.masks import check_mask_size
 from precast._ops.attention.reference import reference_outputs
+from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_prefill
 from precast._ops.attention.trace import single_trace
-from precast._ops.attention.validation import check_backend
+from precast._ops.attention.validation import check_backend, check_mask_size
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
-
-Scale: TypeAlias = "float | torch.Tensor | None"
 
 
 def single_prefill_with_kv_cache_reference(
@@ -46,25 +44,12 @@ def single_prefill_with_kv_cache_reference(
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device."""
+    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     n, m = q.shape[0], k.shape[0]
-    return reference_outputs(
-        q,
-        iter([(0, slice(0, n), k, v)]),
-        v.shape[-1],
-        return_lse,
-        o_dtype,
-        (None, k_scale, v_scale),
-        None if custom_mask is None else (custom_mask, torch.tensor([n * m])),
-        causal=causal,
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        sm_scale=sm_scale,
-        pos_encoding_mode=pos_encoding_mode,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-    )
+    request = 0, slice(0, n), k, v
+    return reference_outputs(given, q, iter([request]), v.shape[-1], torch.tensor([n * m]))
 
 
 def _check_mask(

@@ -1,19 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill in plain PyTorch."""
+"""The wrappers of decode and prefill in plain PyTorch: one plan and one run."""
 
 from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op.docs import documented
-from precast._ops.attention._docs import PLAN, RUN
-from precast._ops.attention.prefill.masks import pairs_of_requests
-from precast._ops.attention.reference import (
-    paged_requests,
-    ragged_requests,
-    reference_outputs,
-    row_bounds,
-)
+from precast._ops.attention._docs import PLAN, REFERENCE, RUN
+from precast._ops.attention.lengths import pairs_of_requests
+from precast._ops.attention.reference import paged_requests, ragged_requests, reference_outputs
 from precast._ops.paged._cache import Cache, entries_of, halves
+
+
+def batch_decode_with_paged_kv_cache_reference(
+    q: torch.Tensor,
+    paged_kv_cache: Cache,
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    last_page_len: torch.Tensor,
+    kv_layout: str = "NHD",
+    pos_encoding_mode: str = "NONE",
+    window_left: int = -1,
+    logits_soft_cap: float | None = None,
+    sm_scale: float | None = None,
+    rope_scale: float | None = None,
+    rope_theta: float | None = None,
+    q_scale: float = 1.0,
+    k_scale: float = 1.0,
+    v_scale: float = 1.0,
+    sinks: torch.Tensor | None = None,
+    q_len_per_req: int = 1,
+    return_lse: bool = True,
+    o_dtype: torch.dtype | None = None,
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    """:class:`BatchDecodeWithPagedKVCacheWrapper` in plain PyTorch: one plan and one run.
+
+    Parameters
+    ----------
+    q : torch.Tensor
+        ``[batch_size * q_len_per_req, heads, head_dim]``, any device.
+    indptr, indices, last_page_len : torch.Tensor
+        The page table, as for ``plan``.
+    q_len_per_req : int
+        As for ``plan``.
+
+    Examples
+    --------
+    >>> import torch
+    >>> q, cache = torch.ones(1, 2, 4), torch.full((1, 2, 1, 1, 4), 3.0)
+    >>> table = torch.tensor([0, 1]), torch.tensor([0]), torch.tensor([1])
+    >>> batch_decode_with_paged_kv_cache_reference(q, cache, *table)[0].unique()
+    tensor([3.])
+    """
+    given = dict(locals())  # The arguments by name.
+    k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
+    bounds = [i * q_len_per_req for i in range(indptr.numel())]
+    requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
+    return reference_outputs({**given, "causal": q_len_per_req > 1}, q, requests, v.shape[-1])
 
 
 def batch_prefill_with_paged_kv_cache_reference(
@@ -50,16 +92,6 @@ def batch_prefill_with_paged_kv_cache_reference(
         ``[qo_indptr[-1], heads, head_dim_qk]``, any device.
     qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len : torch.Tensor
         The batch, as for ``plan``.
-    q_scale, k_scale, v_scale : float
-        As for ``run``.
-    sinks : torch.Tensor, optional
-        As for ``run``.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32. Rows of no request are
-        zeros.
 
     Examples
     --------
@@ -70,30 +102,12 @@ def batch_prefill_with_paged_kv_cache_reference(
     >>> wrapped[0][:, 0, 0]
     tensor([1.0000, 0.5000])
     """
+    given = dict(locals())  # The arguments by name.
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
-    requests = paged_requests(k, v, row_bounds(qo_indptr, 0, 0), *table)
-    return reference_outputs(
-        q,
-        requests,
-        v.shape[-1],
-        return_lse,
-        o_dtype,
-        (q_scale, k_scale, v_scale),
-        None if custom_mask is None else (custom_mask, sizes),
-        causal=causal,
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        sm_scale=sm_scale,
-        pos_encoding_mode=pos_encoding_mode,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-        sinks=sinks,
-        prefix_len=prefix_len_ptr,
-        token_pos=token_pos_in_items_ptr,
-        token_pos_len=token_pos_in_items_len,
-    )
+    requests = paged_requests(k, v, qo_indptr.tolist(), *table)
+    return reference_outputs(given, q, requests, v.shape[-1], sizes)
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -129,16 +143,6 @@ def batch_prefill_with_ragged_kv_cache_reference(
         As for ``run``, any device.
     qo_indptr, kv_indptr : torch.Tensor
         The batch, as for ``plan``.
-    q_scale, k_scale, v_scale : float
-        As for ``run``.
-    sinks : torch.Tensor, optional
-        The wrapper's ``_sinks``.
-
-    Returns
-    -------
-    torch.Tensor or tuple of torch.Tensor
-        The output and the base-2 log-sum-exp, float32. Rows of no request are
-        zeros.
 
     Examples
     --------
@@ -148,35 +152,18 @@ def batch_prefill_with_ragged_kv_cache_reference(
     >>> batch_prefill_with_ragged_kv_cache_reference(q, k, k, two, two, causal=True)[0][:, 0, 0]
     tensor([0.0000, 0.5000])
     """
+    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     sizes = pairs_of_requests(qo_indptr, kv_indptr, None, 0)
-    requests = ragged_requests(k, v, row_bounds(qo_indptr, 0, 0), kv_indptr)
-    return reference_outputs(
-        q,
-        requests,
-        v.shape[-1],
-        return_lse,
-        o_dtype,
-        (q_scale, k_scale, v_scale),
-        None if custom_mask is None else (custom_mask, sizes),
-        causal=causal,
-        window_left=window_left,
-        logits_soft_cap=logits_soft_cap,
-        sm_scale=sm_scale,
-        pos_encoding_mode=pos_encoding_mode,
-        rope_scale=rope_scale,
-        rope_theta=rope_theta,
-        sinks=sinks,
-        prefix_len=prefix_len_ptr,
-        token_pos=token_pos_in_items_ptr,
-        token_pos_len=token_pos_in_items_len,
-    )
+    requests = ragged_requests(k, v, qo_indptr.tolist(), kv_indptr)
+    return reference_outputs(given, q, requests, v.shape[-1], sizes)
 
 
 # Not by a decorator, which would be a part of the source in a trace.
 for _reference in (
+    batch_decode_with_paged_kv_cache_reference,
     batch_prefill_with_paged_kv_cache_reference,
     batch_prefill_with_ragged_kv_cache_reference,
 ):
-    documented(PLAN, RUN)(_reference)
+    documented(REFERENCE, PLAN, RUN)(_reference)
