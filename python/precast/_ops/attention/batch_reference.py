@@ -51,11 +51,27 @@ def batch_decode_with_paged_kv_cache_reference(
     >>> batch_decode_with_paged_kv_cache_reference(q, cache, *table)[0].unique()
     tensor([3.])
     """
-    given = dict(locals())  # The arguments by name.
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     bounds = [i * q_len_per_req for i in range(indptr.numel())]
     requests = paged_requests(k, v, bounds, indptr, indices, last_page_len)
-    return reference_outputs({**given, "causal": q_len_per_req > 1}, q, requests, v.shape[-1])
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        causal=q_len_per_req > 1,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
+        return_lse=return_lse,
+        o_dtype=o_dtype,
+    )
 
 
 def batch_prefill_with_paged_kv_cache_reference(
@@ -102,12 +118,33 @@ def batch_prefill_with_paged_kv_cache_reference(
     >>> wrapped[0][:, 0, 0]
     tensor([1.0000, 0.5000])
     """
-    given = dict(locals())  # The arguments by name.
     k, v = (entries_of(part, kv_layout == "HND") for part in halves(paged_kv_cache))
     table = paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
     sizes = pairs_of_requests(qo_indptr, paged_kv_indptr, paged_kv_last_page_len, k.shape[1])
     requests = paged_requests(k, v, qo_indptr.tolist(), *table)
-    return reference_outputs(given, q, requests, v.shape[-1], sizes)
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        sizes,
+        causal=causal,
+        custom_mask=custom_mask,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
+        prefix_len_ptr=prefix_len_ptr,
+        token_pos_in_items_ptr=token_pos_in_items_ptr,
+        token_pos_in_items_len=token_pos_in_items_len,
+        return_lse=return_lse,
+        o_dtype=o_dtype,
+    )
 
 
 def batch_prefill_with_ragged_kv_cache_reference(
@@ -152,12 +189,33 @@ def batch_prefill_with_ragged_kv_cache_reference(
     >>> batch_prefill_with_ragged_kv_cache_reference(q, k, k, two, two, causal=True)[0][:, 0, 0]
     tensor([0.0000, 0.5000])
     """
-    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     sizes = pairs_of_requests(qo_indptr, kv_indptr, None, 0)
     requests = ragged_requests(k, v, qo_indptr.tolist(), kv_indptr)
-    return reference_outputs(given, q, requests, v.shape[-1], sizes)
+    return reference_outputs(
+        q,
+        requests,
+        v.shape[-1],
+        sizes,
+        causal=causal,
+        custom_mask=custom_mask,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        sinks=sinks,
+        prefix_len_ptr=prefix_len_ptr,
+        token_pos_in_items_ptr=token_pos_in_items_ptr,
+        token_pos_in_items_len=token_pos_in_items_len,
+        return_lse=return_lse,
+        o_dtype=o_dtype,
+    )
 
 
 # Not by a decorator, which would be a part of the source in a trace.

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -15,13 +15,6 @@ from precast._ops.quantize.packbits import segment_packbits_reference
 
 #: A request of a batch: its number, its rows of queries, its keys and values in their order.
 Request: TypeAlias = "tuple[int, slice, torch.Tensor, torch.Tensor]"
-
-#: Arguments of references that are features by the same name.
-_OPTIONS = (
-    *("causal", "window_left", "logits_soft_cap", "sm_scale", "pos_encoding_mode", "sinks"),
-    *("rope_scale", "rope_theta", "prefix_len_ptr", "token_pos_in_items_ptr"),
-    "token_pos_in_items_len",
-)
 
 
 def features_of(
@@ -53,28 +46,31 @@ def features_of(
 
 
 def reference_outputs(
-    given: Mapping[str, Any],
     q: torch.Tensor,
     requests: Iterator[Request],
     head_dim_vo: int,
-    sizes: torch.Tensor | None = None,
+    mask_sizes: torch.Tensor | None = None,
+    *,
+    return_lse: bool,
+    o_dtype: torch.dtype | None,
+    custom_mask: torch.Tensor | None = None,
+    q_scale: float | None = None,
+    k_scale: float | None = None,
+    v_scale: float | None = None,
+    **features: Any,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """Compute what a reference returns that was ``given`` these arguments.
-
-    ``sizes`` are the elements of a custom mask of each request.
-    """
-    options = {name: given[name] for name in _OPTIONS if name in given}
-    if given.get("custom_mask") is not None:
-        bits, sizes = given["custom_mask"], torch.as_tensor(sizes)
-        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(bits.device)
-        packed = segment_packbits_reference(bits.flatten(), bounds, "little")
-        options["packed_mask"], options["mask_indptr"] = packed
-    scales = (given.get(name) for name in ("q_scale", "k_scale", "v_scale"))
-    q_scale, k_scale, v_scale = (1.0 if scale is None else scale for scale in scales)
-    features = features_of(q, **options, sm_factor=q_scale * k_scale, out_scale=v_scale)
-    out, lse, _ = attend(q, requests, head_dim_vo, features)
-    out = out.to(given["o_dtype"] or q.dtype)
-    return (out, lse) if given["return_lse"] else out
+    """Compute what a reference returns; ``mask_sizes`` are the elements of each request's mask."""
+    if custom_mask is not None:
+        sizes = torch.as_tensor(mask_sizes)
+        bounds = torch.nn.functional.pad(sizes.cumsum(0), (1, 0)).to(custom_mask.device)
+        packed = segment_packbits_reference(custom_mask.flatten(), bounds, "little")
+        features["packed_mask"], features["mask_indptr"] = packed
+    scales = (1.0 if scale is None else scale for scale in (q_scale, k_scale, v_scale))
+    q_scale, k_scale, v_scale = scales
+    options = features_of(q, **features, sm_factor=q_scale * k_scale, out_scale=v_scale)
+    out, lse, _ = attend(q, requests, head_dim_vo, options)
+    out = out.to(o_dtype or q.dtype)
+    return (out, lse) if return_lse else out
 
 
 def attend(

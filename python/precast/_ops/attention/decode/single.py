@@ -43,11 +43,25 @@ def single_decode_with_kv_cache_reference(
     o_dtype : torch.dtype, optional
         Of the output. Default: that of ``q``.
     """
-    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     request = 0, slice(0, 1), k, v
-    results = reference_outputs(given, q.unsqueeze(0), iter([request]), v.shape[-1])
+    results = reference_outputs(
+        q.unsqueeze(0),
+        iter([request]),
+        v.shape[-1],
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        return_lse=return_lse,
+        o_dtype=o_dtype,
+    )
     if isinstance(results, tuple):
         return results[0].squeeze(0), results[1].squeeze(0)
     return results.squeeze(0)

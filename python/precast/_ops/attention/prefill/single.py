@@ -44,12 +44,28 @@ def single_prefill_with_kv_cache_reference(
     o_dtype: torch.dtype | None = None,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """:func:`single_prefill_with_kv_cache` in plain PyTorch on any device."""
-    given = dict(locals())  # The arguments by name.
     if kv_layout == "HND":
         k, v = k.transpose(0, 1), v.transpose(0, 1)
     n, m = q.shape[0], k.shape[0]
     request = 0, slice(0, n), k, v
-    return reference_outputs(given, q, iter([request]), v.shape[-1], torch.tensor([n * m]))
+    return reference_outputs(
+        q,
+        iter([request]),
+        v.shape[-1],
+        torch.tensor([n * m]),
+        causal=causal,
+        custom_mask=custom_mask,
+        pos_encoding_mode=pos_encoding_mode,
+        window_left=window_left,
+        logits_soft_cap=logits_soft_cap,
+        sm_scale=sm_scale,
+        rope_scale=rope_scale,
+        rope_theta=rope_theta,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        return_lse=return_lse,
+        o_dtype=o_dtype,
+    )
 
 
 def _check_mask(
