@@ -11,6 +11,7 @@ and ``Examples`` from its op alone, because the others say what is not true of p
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 from collections.abc import Callable, Container
@@ -48,17 +49,19 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     text = inspect.getdoc(function)
     if text is None:  # python -OO
         return None
-    sections = _sections(text)
+    sections = {**_sections(text)}
     own = _entries(sections.get("Parameters", ""))
-    signature = inspect.signature(function)
-    missing = [name for name in signature.parameters if name not in own]
+    parameters = inspect.signature(function).parameters
+    missing = [name for name in parameters if name not in own]
     before = len(own) + len(sections)
     wanted = ["Examples"] if function.__name__.endswith("_reference") else [*_OF_OPS]
-    returned = signature.return_annotation
+    returned = _returned(function)
     for source in (*sources, COMMON):
         found = _sections(source if isinstance(source, str) else inspect.getdoc(source) or "")
-        own |= _entries(found.get("Parameters", ""), [n for n in missing if n not in own])
-        same = isinstance(source, str) or inspect.signature(source).return_annotation == returned
+        lacking = [name for name in missing if name not in own]
+        if lacking and "Parameters" in found:
+            own |= _entries(found["Parameters"], lacking)
+        same = isinstance(source, str) or _returned(source) == returned
         returns = ["Returns"] if same and returned not in (None, "None") else []
         for title in (*wanted, *returns):
             if title in found:
@@ -66,12 +69,18 @@ def completed(function: Callable[..., object], *sources: Callable[..., object] |
     if before == len(own) + len(sections):
         return text
     # An entry of several arguments stands where the first of them does.
-    ordered = dict.fromkeys(own[name] for name in signature.parameters if name in own)
+    ordered = dict.fromkeys(own[name] for name in parameters if name in own)
     if ordered:
         sections["Parameters"] = "".join(ordered)
     return _joined(sections)
 
 
+def _returned(source: object) -> object:
+    """What a function returns, as it is annotated."""
+    return getattr(source, "__annotations__", {}).get("return", inspect.Signature.empty)
+
+
+@functools.cache  # Several functions take entries of one source.
 def _sections(text: str) -> dict[str, str]:
     """The texts of the sections of a numpy docstring by title; what is before them has none."""
     first, *rest = _SECTION.split(inspect.cleandoc(text) + "\n")
