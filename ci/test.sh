@@ -8,6 +8,7 @@
 # PYTHON      the interpreter to start from; its torch is used if it is new enough (python3)
 # TORCH       what pip installs otherwise (torch==2.13.0)
 # TEST_VENV   where the environment is kept (build/test-venv)
+# TEST_ALL_TARGETS  set: compile every op for every target with CUDA 12, as every night
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STEPS=3

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ``aot_configs/`` declares compiles.
 
-Here two configurations of each op are compiled, for random targets: that takes two cores a minute.
+Here one configuration of each op is compiled, for a random target.
 The nightly workflow compiles all of them by the same script, ``ci/compile_space.py``.
 """
 
@@ -24,8 +24,8 @@ def test_a_sample_of_every_op_compiles() -> None:
     seed = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(4), "little"))
     print(f"PRECAST_TEST_SEED={seed}")
     toolchain = find_toolchain()
-    specs = compile_space.sampled(compile_space.declared(PLAN, toolchain), 2, seed)
-    assert sorted(spec.op for spec in specs) == sorted(OPS * 2)
+    specs = compile_space.sampled(compile_space.declared(PLAN, toolchain), 1, seed)
+    assert sorted(spec.op for spec in specs) == sorted(OPS)
     assert len({spec.arch.name for spec in specs}) > 1
     assert compile_space.refused(specs, toolchain) == {}
 
