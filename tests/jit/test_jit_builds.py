@@ -95,6 +95,16 @@ def test_an_undefined_symbol_fails_at_the_link(tiny, cache, real):
     assert list(cache.rglob("*.so")) == []
 
 
+def test_a_library_that_exports_nothing_is_named(tmp_path, real):
+    (tmp_path / "mine.cc").write_text("int mine() { return 1; }\n")
+    script = (
+        "from precast.jit import gen_jit_spec; "
+        "gen_jit_spec('mine', ['mine.cc'], arch='9.0a').build_and_load()"
+    )
+    text = failure(run([sys.executable, "-c", script], real, cwd=str(tmp_path)))
+    assert "mine.so exports no function. Fix: TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, " in text
+
+
 def test_an_export_that_the_library_lacks_is_named(tiny, real):
     source = tiny / "tiny_binding.cc"
     source.write_text(source.read_text().replace("FUNC(tiny_answer", "FUNC(tiny_other"))

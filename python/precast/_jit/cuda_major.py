@@ -15,8 +15,13 @@ def jit_cuda_major(plan: Plan, arch: Arch) -> int:
     try:
         return toolchain.find_toolkit(arch).major
     except ToolchainError:
-        newest = (driver_cuda_version() or (max(plan.build.cuda), 0))[0]
-        return max((m for m in plan.build.cuda if m <= newest), default=max(plan.build.cuda))
+        return driver_cuda_major(plan)
+
+
+def driver_cuda_major(plan: Plan) -> int:
+    """The newest CUDA major of the plan that the driver runs; without a driver, the newest."""
+    newest = (driver_cuda_version() or (max(plan.build.cuda), 0))[0]
+    return max((m for m in plan.build.cuda if m <= newest), default=max(plan.build.cuda))
 
 
 def older_majors(plan: Plan, arch: Arch, newest: int) -> list[int]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from precast._base.errors import ToolchainError
 from precast._jit import cache, policy
-from precast._jit.cuda_major import jit_cuda_major, older_majors
+from precast._jit.cuda_major import driver_cuda_major, jit_cuda_major, older_majors
 from precast._jit.env import cache_dir
 from precast._jit.toolchain import find_toolchain
 from precast._plan.planner import Plan
@@ -29,7 +29,10 @@ def resolve_jit(
     step says whether the module would be compiled, and if not, why.
     """
     target = plan.target(op, capability)
-    spec = plan.spec(op, axes, capability, jit_cuda_major(plan, target))
+    # Where compiling is forbidden, no compiler is started, not even to ask for its version.
+    may_compile = policy.refusal() is None
+    major = jit_cuda_major(plan, target) if may_compile else driver_cuda_major(plan)
+    spec = plan.spec(op, axes, capability, major)
     compile_step = _compile_step(spec)
     candidates = [spec]
     if not compile_step.accepted:

@@ -7,7 +7,8 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from precast._base.errors import MissingJITCacheError
+from precast._base.errors import LoadError, MissingJITCacheError
+from precast._base.shared_object import EXPORT_PREFIX
 from precast._jit import cache, compiler
 from precast._plan.spec import ModuleSpec
 from precast._runtime.library import get_function, load_library
@@ -75,4 +76,8 @@ class JitSpec(ModuleSpec):
         module = load_library(path, self.cuda_major)
         for export in self.exports:
             get_function(module, export)
+        if not self.exports and f"\0{EXPORT_PREFIX}".encode() not in path.read_bytes():
+            raise LoadError(
+                f"{path} exports no function. Fix: TVM_FFI_DLL_EXPORT_TYPED_FUNC(name, function)"
+            )
         return module

@@ -77,8 +77,8 @@ def read_manifest(root: Path) -> Manifest:
         raise ValueError(f"{path} is damaged (nested too deeply)") from None
     except ValueError:
         raise ValueError(f"{path} is damaged (not JSON)") from None
-    if not isinstance(data, Mapping) or data.get("schema") != MANIFEST_SCHEMA:
-        schema = data.get("schema") if isinstance(data, Mapping) else None
+    schema = data.get("schema") if isinstance(data, Mapping) else None
+    if type(schema) is not int or schema != MANIFEST_SCHEMA:
         raise ValueError(f"{path} has schema {schema}, this precast reads {MANIFEST_SCHEMA}")
     try:
         if not isinstance(data["modules"], list):
@@ -90,8 +90,10 @@ def read_manifest(root: Path) -> Manifest:
     return Manifest(**fields, modules=rows)
 
 
-def _module_row(data: Mapping[str, Any]) -> ModuleRow:
-    """One row; TypeError if its file is not at the path of the module."""
+def _module_row(data: object) -> ModuleRow:
+    """One row; TypeError if it is none, or its file is not at the path of the module."""
+    if not isinstance(data, Mapping):
+        raise TypeError("'modules'")
     row = ModuleRow(**_fields(ModuleRow, data))
     for name, part in (("name", row.name), ("arch", row.arch)):
         if not _PART.fullmatch(part):

@@ -209,6 +209,19 @@ def test_list_as_text_is_aligned_and_summed_up(tmp_path):
 # -- explain --------------------------------------------------------------------------------------
 
 
+def test_no_compiler_is_started_where_compiling_is_forbidden(tmp_path):
+    nvcc, log = tmp_path / "nvcc", tmp_path / "log"
+    nvcc.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    nvcc.chmod(0o755)
+    path = f"{tmp_path}:/usr/bin:/bin"
+    settings = {"PRECAST_PROVIDER_PATH": "", "PRECAST_CACHE_DIR": str(tmp_path / "cache")}
+    argv = ["explain", "norm", "dtype=bf16", "--arch", "9.0"]
+    assert run(*argv, PATH=path, PRECAST_JIT="error", **settings).returncode == 1
+    assert not log.exists()
+    run(*argv, PATH=path, **settings)
+    assert log.exists(), "it is the one that would be started"
+
+
 def test_explain_shows_each_candidate_with_its_reason(tmp_path):
     specs = core_specs("sm90a")
     good = write_provider(tmp_path / "good", specs)

@@ -319,6 +319,14 @@ DAMAGE = {
         lambda root: manifest(root, cuda_major="13"),
         "is damaged ('cuda_major' is missing or wrong)",
     ),
+    "a schema that is true": (
+        lambda root: manifest(root, schema=True),
+        "has schema True, this precast reads 1",
+    ),
+    "a row that is a number": (
+        lambda root: manifest(root, modules=[3]),
+        "is damaged ('modules' is missing or wrong)",
+    ),
     "a row without a fingerprint": (
         lambda root: manifest(
             root, modules=[{**manifest(root)["modules"][0], "fingerprint": None}]
