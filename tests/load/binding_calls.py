@@ -208,7 +208,13 @@ def overlaps(
     sizes = [t.numel() * t.element_size() for t in (out, other)]
     if 0 in sizes:
         return
-    for what, offset in (("at", 0), ("16 bytes into", 16), ("behind", -(-sizes[1] // 16) * 16)):
+    places = {
+        "at": 0,
+        "an element into": max(out.element_size(), other.element_size()),
+        "16 bytes into": 16,  # which is aligned
+        "behind": -(-sizes[1] // 16) * 16,
+    }
+    for what, offset in places.items():
         memory = torch.zeros(sum(sizes) + 32, dtype=torch.uint8)
         placed = []
         for tensor, at in ((out, offset), (other, 0)):

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 ARCH = "sm90a"  # All targets link the same object of a binding.
-RANDOM_PAIRS = 100  # of two wrong arguments, for each valid call
+RANDOM_PAIRS = 60  # of two wrong arguments, for each valid call
 NO_DRIVER = re.compile(r"cudaError(InsufficientDriver|NoDevice)")
 
 #: Exports whose calls end before their last checks here: a plan asks the driver for the number of
@@ -47,24 +47,24 @@ NOT_HERE = ("workspace_size", "single_decode_with_kv_cache", "single_prefill_wit
 ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")
 #: Layouts that a kernel cannot read; references take any.
 LAYOUT = re.compile(
-    r"must (be contiguous|have stride 1 in its last dimension|merge into rows with at most two)|"
+    r"must (be contiguous|have stride 1 in its last dimension)|"
     r"The pointers must be multiple of 16 bytes|must start at a multiple of 16 bytes"
 )
-OUT_SCALE = "out_scale (at|16 bytes into) out|out (at|16 bytes into) out_scale"
+OUT_SCALE = "out_scale (at|.* into) out|out (at|.* into) out_scale"
 #: Differences that are mistakes of references or bindings and still to be corrected: trials by
 #: export. A row without a trial that differs fails, so that it goes with the mistake.
 PENDING = {
-    "fused_add_rmsnorm_fp8_block_quant": "block_scale (at|16 bytes into) input",
+    "fused_add_rmsnorm_fp8_block_quant": "block_scale (at|.* into) input",
     "rmsnorm_sigmoid_gate": "(.*, )?input expanded in [01](, .*)?",  # with out, it is only read
     "static_quant_fp8": ".*scale with a dimension more.*|out at scale|.*x with a dimension less.*",
     "per_tensor_quant_fp8": f"{OUT_SCALE}|.*workspace.*|.*x as one number.*",
     "per_token_quant_fp8": OUT_SCALE,
     "per_token_group_quant_8bit": OUT_SCALE,
-    "per_block_cast_to_fp8": f"{OUT_SCALE}|out_scale (at|16 bytes into) x",
+    "per_block_cast_to_fp8": f"{OUT_SCALE}|out_scale (at|.* into) x",
     "silu_and_mul_quant": "out at scale",
     "silu_and_mul_per_token_quant": OUT_SCALE,
     "silu_and_mul_per_token_group_quant": OUT_SCALE,
-    "top_k_page_table_transform": "out (at|16 bytes into) src_page_table",
+    "top_k_page_table_transform": "out (at|.* into) src_page_table",
 }
 
 
@@ -134,7 +134,7 @@ def is_comparable(kernel: Kernel, trial: Trial, said: str | None, axes: Any) -> 
         return False  # References run on the CPU; the public function checks what is missing.
     if not serves(kernel, trial.args, axes, loader.axis_names(kernel.op)):
         return False  # The loader takes another module.
-    if said is not None and LAYOUT.search(said):
+    if said is not None and LAYOUT.search(said) and _is_odd(trial):
         return False
     # A public function makes the other arguments fit the wrong one.
     return said is None or said.partition(": ")[2].partition(" ")[0] not in hidden(kernel)
@@ -171,6 +171,13 @@ def test_wrong_arguments(built: Built, name: str) -> None:
     pending = [what for what in differences if re.fullmatch(PENDING.get(name, "-"), what)]
     assert bool(pending) == (name in PENDING), f"corrected: remove {name} from PENDING"
     assert {what: said for what, said in differences.items() if what not in pending} == {}
+
+
+def _is_odd(trial: Trial) -> bool:
+    """Whether a wrong tensor has gaps or starts at an address that is not a multiple of 16."""
+    return any(
+        not t.is_contiguous() or t.data_ptr() % 16 for t in map(trial.args.__getitem__, trial.wrong)
+    )
 
 
 def _misses(kernel: Export, trial: Trial) -> bool:
