@@ -16,6 +16,7 @@ what belongs to another user or is reached by a symbolic link, is named and stay
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import sys
 import time
@@ -196,9 +197,10 @@ def _days(text: str) -> float:
 
 def _size(text: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]?)b?", text.strip().lower())
-    if match is None:
+    size = float("inf") if match is None else float(match[1]) * _SIZE_UNITS[match[2]]
+    if math.isinf(size):
         raise argparse.ArgumentTypeError(f"{text!r} is not a size; legal: 500M, 2G or bytes")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+    return int(size)
 
 
 def _confirm(count: int) -> None:

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Valid calls of every export, and systematically wrong ones made from them."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from fake_cuda import on_cuda
+
+import precast
+from precast._base.dtypes import DTYPE_WORDS
+from precast._op.declaration import AXES, TensorKind
+from precast._op.dispatch import Kernel
+from precast._op.export import Export
+from precast.trace import make_inputs, registered
+
+#: In place of the sizes of templates, with which caches have 50 MB.
+SMALL = {"num_kv_heads": 2, "num_heads": 2, "page_size": 4}
+#: A longer buffer is a workspace, of which a call uses the beginning.
+WORKSPACE = 1 << 16
+MOST_VARIANTS = 2
+#: Arguments that are read by the host.
+ON_HOST = ("block",)
+
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
+WORD_DTYPES = {word: getattr(torch, name[6:]) for name, word in DTYPE_WORDS.items()}
+
+Args = tuple[Any, ...]
+
+
+class Trial(NamedTuple):
+    """A call with one or two wrong arguments."""
+
+    what: str
+    wrong: tuple[int, ...]  # which arguments
+    args: Args
+    device: int | None = 0  # of the wrong argument: cuda:0, cuda:1, or None for the CPU
+
+    def for_binding(self, kernel: Kernel) -> list[Any]:
+        """All tensors on a GPU, but for one that is elsewhere and for those that the host reads."""
+        given = []
+        for i, (name, value) in enumerate(zip(kernel.parameters, self.args)):
+            usual = None if name in ON_HOST else 0
+            device = self.device if i in self.wrong and self.device != 0 else usual
+            is_fake = isinstance(value, torch.Tensor) and device is not None
+            given.append(on_cuda(value, device) if is_fake else value)
+        return given
+
+    def for_reference(self) -> list[Any]:
+        """The same on the CPU, where another device is torch's meta device."""
+        moved = self.wrong if self.device != 0 else ()
+        return [v.to("meta") if i in moved else v for i, v in enumerate(self.args)]
+
+
+# -- valid calls ----------------------------------------------------------------------------------
+
+
+def valid_calls() -> dict[str, list[Args]]:
+    """The arguments that each export gets from the public functions, by kernel."""
+    calls: dict[str, list[Args]] = {}
+
+    def record(kernel: Kernel, *args: Any) -> None:
+        calls.setdefault(kernel.name, []).append(copy.deepcopy(args))
+        kernel.reference(*args)
+
+    with pytest.MonkeyPatch.context() as patch, precast.reference_mode():
+        patch.setattr(Kernel, "_run_reference", record)
+        for function, template in registered():
+            free = {name.lstrip("*") for name, axis in template.axes.items() if not axis.value}
+            fixed = {name for name, axis in template.axes.items() if getattr(axis, "sample", None)}
+            sizes = {name: size for name, size in SMALL.items() if name in free - fixed}
+            function(**make_inputs(function, template, sizes))
+    return calls
+
+
+def calls_of(
+    kernel: Export, recorded: list[Args], axes: Mapping[str, Any], names: tuple[str, ...]
+) -> list[Args]:
+    """Those of the recorded calls that a module with these axes takes, of each form one or two."""
+    found: dict[object, Args] = {}
+    for args in recorded:
+        cast = tuple(_with_dtypes(kernel, args, axes, names))
+        if not serves(kernel, cast, axes, names):
+            continue
+        form = tuple(_form(value) for value in cast)
+        found.setdefault(form, cast)
+    picked = list(found.values())
+    return picked[:1] + picked[-1:] if len(picked) > MOST_VARIANTS else picked
+
+
+def serves(kernel: Kernel, args: Args, axes: Mapping[str, Any], names: tuple[str, ...]) -> bool:
+    """Whether the loader would take a module with these axes for the call."""
+    values = kernel.key(*args)[:-1]
+    return all(DTYPE_WORDS.get(str(v), v) == axes[name] for name, v in zip(names, values))
+
+
+def _form(value: Any) -> object:
+    if isinstance(value, torch.Tensor):
+        return value.dim(), value.dtype
+    return value if value is None or isinstance(value, bool) else 0
+
+
+def _with_dtypes(
+    kernel: Export, args: Args, axes: Mapping[str, Any], names: tuple[str, ...]
+) -> Iterator[Any]:
+    """The call with the dtypes of a module, and without the unused part of a workspace."""
+    letters = dict(zip(AXES, (WORD_DTYPES[axes[n]] for n in names if axes[n] in WORD_DTYPES)))
+    wanted: dict[str, torch.dtype] = {}
+    for parameter in kernel.declaration.tensors:
+        kind = parameter.kind
+        assert isinstance(kind, TensorKind)
+        if kind.axis:
+            wanted[parameter.name] = letters[kind.axis]
+        elif kind.like in wanted and not kind.dtypes:
+            wanted[parameter.name] = wanted[kind.like]
+    for name, value in zip(kernel.parameters, args):
+        if isinstance(value, torch.Tensor) and value.dim() == 1 and len(value) > WORKSPACE:
+            yield value[:WORKSPACE].clone()
+        elif isinstance(value, torch.Tensor):
+            yield value.to(wanted.get(name, value.dtype))
+        else:
+            yield value
+
+
+# -- wrong calls ----------------------------------------------------------------------------------
+
+
+def trials(kernel: Export, args: Args, pairs: int, seed: int) -> Iterator[Trial]:
+    """The call itself, every wrong argument alone, then ``pairs`` random pairs of them."""
+    yield Trial("valid", (), args)
+    names = kernel.parameters
+    tensors = [i for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
+    single = []
+    for i in tensors:
+        yield Trial(f"{names[i]} on another GPU", (i,), args, device=1)
+        yield Trial(f"{names[i]} on the CPU", (i,), args, device=None)
+        yield Trial(f"{names[i]} None", (i,), _replaced(args, {i: None}))
+        single += [(i, f"{names[i]} {what}", value) for what, value in wrong_tensors(args[i])]
+    for i, what, value in single:
+        yield Trial(what, (i,), _replaced(args, {i: value}))
+    for i in tensors:
+        for j in tensors:
+            if i != j and i in written(kernel):
+                for what, out, other in overlaps(args[i], args[j]):
+                    made = _replaced(args, {i: out, j: other})
+                    yield Trial(f"{names[i]} {what} {names[j]}", (i, j), made)
+    rng = random.Random(seed)
+    for _ in range(pairs):
+        (i, one, a), (j, two, b) = rng.sample(single, 2)
+        yield Trial(f"{one}, {two}", (i, j), _replaced(args, {i: a, j: b}))
+
+
+def written(kernel: Kernel) -> set[int]:
+    """Which of the arguments the kernel writes to."""
+    schema = torch._C.parse_schema(f"precast::{kernel.name}{kernel.schema}")
+    return {i for i, argument in enumerate(schema.arguments) if argument.is_write}
+
+
+def _replaced(args: Args, values: Mapping[int, Any]) -> Args:
+    return tuple(values.get(i, value) for i, value in enumerate(args))
+
+
+def wrong_tensors(t: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Other dtypes, ranks, sizes and strides; a few of them are legal for some exports."""
+    for dtype in DTYPES:
+        if dtype != t.dtype:
+            yield f"of {dtype}", t.to(dtype)
+    yield "with a dimension more", t.unsqueeze(0).clone()
+    yield "with a dimension more at the end", t.unsqueeze(-1).clone()
+    yield "as one number", t.new_zeros(())
+    if t.dim() > 0:
+        yield "with a dimension less", t[0].clone() if t.shape[0] else t.new_zeros(t.shape[1:])
+    if t.dim() > 1:
+        yield "flat", t.reshape(-1).clone()
+    for dim in range(t.dim()):
+        if t.shape[dim]:
+            yield f"empty in {dim}", t.narrow(dim, 0, 0).clone()
+            yield f"shorter in {dim}", t.narrow(dim, 0, t.shape[dim] - 1).clone()
+            yield f"longer in {dim}", torch.cat([t, t.narrow(dim, 0, 1)], dim)
+            yield f"expanded in {dim}", t.narrow(dim, 0, 1).clone().expand(t.shape)
+            yield f"with gaps in {dim}", torch.cat([t, t], dim).unfold(dim, 1, 2).squeeze(-1)
+    if t.dim() > 1:
+        yield "transposed", t.transpose(0, -1).clone().transpose(0, -1)
+        yield "with odd rows", torch.cat([t, t[..., :1]], -1)[..., : t.shape[-1]]
+    yield "not aligned", torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].view(t.shape)
+
+
+def overlaps(
+    out: torch.Tensor, other: torch.Tensor
+) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """``out`` and ``other`` in one buffer: at the same place, overlapping, and side by side."""
+    sizes = [t.numel() * t.element_size() for t in (out, other)]
+    if 0 in sizes:
+        return
+    places = {
+        "at": 0,
+        "an element into": max(out.element_size(), other.element_size()),
+        "16 bytes into": 16,  # which is aligned
+        "behind": -(-sizes[1] // 16) * 16,
+    }
+    for what, offset in places.items():
+        memory = torch.zeros(sum(sizes) + 32, dtype=torch.uint8)
+        placed = []
+        for tensor, at in ((out, offset), (other, 0)):
+            piece = memory[at : at + tensor.numel() * tensor.element_size()]
+            placed.append(piece.view(tensor.dtype).view(tensor.shape))
+        placed[0].copy_(out)
+        placed[1].copy_(other)
+        yield what, placed[0], placed[1]
+
+
+# -- memory ---------------------------------------------------------------------------------------
+
+
+class Memory:
+    """The bytes of some tensors, to see whether something wrote to them."""
+
+    def __init__(self, args: Iterable[Any]) -> None:
+        storages = {
+            value.untyped_storage().data_ptr(): value.untyped_storage()
+            for value in args
+            if isinstance(value, torch.Tensor) and value.numel()
+        }
+        self.now = [torch.empty(0, dtype=torch.uint8).set_(s) for s in storages.values()]
+        self.before = [now.clone() for now in self.now]
+
+    def is_unchanged(self) -> bool:
+        return all(map(torch.equal, self.now, self.before))
+
+    def restore(self) -> None:
+        for now, before in zip(self.now, self.before):
+            now.copy_(before)
