@@ -11,7 +11,7 @@ from typing import Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
-from precast._op.declaration import Declaration, Leading, Parameter, TensorKind
+from precast._op.declaration import Declaration, Kind, Leading, Parameter, TensorKind
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
@@ -50,8 +50,8 @@ def check_memory(export: str, declaration: Declaration, values: Mapping[str, Any
     """Raise ValueError for a tensor that is written in memory of another tensor of the call.
 
     A tensor may be the one that it is like, which :func:`check_arguments` compares. The op's own
-    check comes before this one, as its errors say more. ``values`` may have public arguments
-    besides the declared ones; their names are those of the errors.
+    check comes before this one, as its errors say more. Where a declaration says no sizes, errors
+    have the name of the public argument, which ``values`` may hold besides the declared ones.
     """
     declared = {parameter.name: parameter for parameter in declaration.parameters}
     public = [
@@ -63,7 +63,9 @@ def check_memory(export: str, declaration: Declaration, values: Mapping[str, Any
     tensors = []
     for parameter in declared.values():
         for name, tensor in _tensors_of(parameter.name, values[parameter.name]):
-            name = next((alias for alias, other in public if other is tensor), name)
+            kind = parameter.kind
+            if isinstance(kind, Kind) or (kind.dims is None and not kind.like):
+                name = next((alias for alias, other in public if other is tensor), name)
             tensors.append((parameter, name, tensor, memory_of(tensor)))
     for i, (parameter, name, tensor, (begin, end)) in enumerate(tensors):
         if not parameter.written or _is_replaced(parameter, declared, values):
