@@ -65,8 +65,10 @@ def pairs(export: Export) -> list[tuple[str, str]]:
 def overlap_error(name: str, other: str) -> str:
     """A pattern of the error that names both."""
     a, b = (_PUBLIC.get(n) or re.sub("_(arr|tensor)$", r"(_\\w+)?", n) for n in (name, other))
-    (one, two) = (rf"{x} must (not overlap {y}'s|be {y} itself or not overlap its) memory; call "
-                  for x, y in ((a, b), (b, a)))
+    (one, two) = (
+        rf"{x} must (not overlap {y}'s|be {y} itself or not overlap its) memory; call "
+        for x, y in ((a, b), (b, a))
+    )
     return rf"({one}|{two})\.clone\(\)"
 
 
@@ -95,17 +97,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 def call_of(export: Export, pair: tuple[str, str], dtypes: Sequence[torch.dtype] = ()) -> Call:
     """A call with both tensors that writes the first; ``dtypes`` are those of a module's axes."""
-    axes = dict(zip(AXES, dtypes))
-
-    def converted(call: Call) -> dict[str, torch.Tensor]:
-        """Tensors of the dtypes of the module, where the trace has others."""
-        wanted = {p.name: axes.get(_axis(p, export), None) for p in export.declaration.tensors}
-        named = call.tensors.items()
-        return {n: x.to(wanted[n]) for n, x in named if wanted.get(n) not in (None, x.dtype)}
-
-    calls = recorded()[export.name]
-    call = _completed(min(calls, key=lambda call: (_missing(call), len(converted(call)))))
-    call = call.replaced(converted(call))
+    call = _fullest(export.name, tuple(dtypes))
     # An optional output takes the place of the tensor that it is like, which is only read then.
     instead = {
         p.name: None
@@ -113,6 +105,23 @@ def call_of(export: Export, pair: tuple[str, str], dtypes: Sequence[torch.dtype]
         if p.optional and isinstance(p.kind, TensorKind) and p.kind.like == pair[0]
     }
     return call if pair[1] in instead else call.replaced(instead)
+
+
+@functools.cache
+def _fullest(name: str, dtypes: tuple[torch.dtype, ...]) -> Call:
+    """The call of a trace that has the most tensors, with what is missing."""
+    export, axes = kernels()[name], dict(zip(AXES, dtypes))
+    assert isinstance(export, Export)
+    wanted = {p.name: axes.get(_axis(p, export)) for p in export.declaration.tensors}
+
+    def converted(call: Call) -> dict[str, torch.Tensor]:
+        """Tensors in the dtypes of the module, where the trace has others."""
+        named = call.tensors.items()
+        return {n: x.to(wanted[n]) for n, x in named if wanted.get(n) not in (None, x.dtype)}
+
+    calls = recorded()[export.name]
+    call = _completed(min(calls, key=lambda call: (_missing(call), len(converted(call)))))
+    return call.replaced(converted(call))
 
 
 def _axis(parameter: Parameter, export: Export) -> str:
@@ -149,9 +158,7 @@ def recorded() -> dict[str, list[Call]]:
             kernel.reference = record(name)
         with precast.reference_mode():
             for function, template in registered():
-                given = make_inputs(
-                    function, template, dtype=torch.bfloat16, device="cpu", seed=3
-                )
+                given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
                 function(**given)
             _call_more()
     finally:

@@ -176,13 +176,6 @@ struct AppendArgs {
   bool one_cache() const { return &first_cache == &second_cache; }
 };
 
-// No cache shares memory with the other one, or with what is read.
-PRECAST_ONE_COPY void check_caches_apart(const AppendArgs& args,
-                                         std::initializer_list<TensorMemory> read) {
-  if (args.one_cache()) return check_written({args.first_cache}, read);
-  check_written({args.first_cache, args.second_cache}, read);
-}
-
 // Sets both parts and the cache of `p`, except the slots' indices, for `tokens` tokens. The caller
 // checks the dtypes. `places` are all other tensors of the call. Returns false if there is nothing
 // to do.
@@ -204,10 +197,16 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
                      (rows[0].size() == 0 && rows[1].size() == 0) || caches[0].page_size == 0 ||
                      caches[0].pages == 0;
 
-  check_elements_apart(args.first_cache);
-  if (!one) check_elements_apart(args.second_cache);
-  check_caches_apart(args, {args.first, args.second});
-  check_caches_apart(args, places);
+  const TensorMemory first_cache(args.first_cache);
+  const TensorMemory second_cache = one ? first_cache : TensorMemory(args.second_cache);
+  const auto check_apart = [&](std::initializer_list<TensorMemory> read) {
+    if (one) return check_written({first_cache}, read);
+    check_written({first_cache, second_cache}, read);
+  };
+  check_elements_apart(first_cache);
+  if (!one) check_elements_apart(second_cache);
+  check_apart({args.first, args.second});
+  check_apart(places);
   p.tokens = static_cast<uint32_t>(tokens);
   const uint64_t most = kMaxItems;
   PRECAST_CHECK(

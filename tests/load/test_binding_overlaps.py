@@ -77,9 +77,7 @@ def test_a_call_passes_all_checks(built: Built, file_name: str, name: str) -> No
 
 
 @pytest.mark.parametrize(("file_name", "name"), CASES)
-def test_a_written_tensor_in_the_memory_of_another(
-    built: Built, file_name: str, name: str
-) -> None:
+def test_a_written_tensor_in_the_memory_of_another(built: Built, file_name: str, name: str) -> None:
     accepted = []
     for pair, call in calls(built, file_name, name):
         try:

@@ -16,6 +16,7 @@ CASES = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")
 @pytest.mark.parametrize(("name", "pair"), CASES)
 def test_a_written_tensor_in_the_memory_of_another(name, pair):
     kernel = kernels()[name]
