@@ -28,47 +28,39 @@ struct Run {
   const OptionalTensor& v_scale;
 };
 
-// The bytes of a workspace, whose tensor pack_plan() had.
-class Workspace {
- public:
-  Workspace(const Arg& with, const char* name, const void* data, const int64_t& bytes)
-      : tensor_{const_cast<void*>(data),      with.tensor.device(),           1, kUint8,
-                const_cast<int64_t*>(&bytes), const_cast<int64_t*>(&kStride), 0},
-        view_(&tensor_),
-        arg_{with.op, name, view_},
-        memory(arg_) {}
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-
- private:
-  static constexpr int64_t kStride = 1;
-  DLTensor tensor_;
-  TensorView view_;
-  Arg arg_;
-
- public:
-  TensorMemory memory;
-};
-
-// No tensor that is written shares memory with another of the call.
+// No tensor that is written shares memory with another of the call, or of the plan.
 void check_memory(const Run& run, const Arg& keys, const Arg& values) {
+  const char* op = run.q.op;
   const AttentionParams& p = run.block.params;
-  const Workspace ints(run.q, "int_workspace", p.schedule.plan, run.block.int_bytes);
-  const Workspace floats(run.q, "float_workspace", p.partials, run.block.float_bytes);
-  const TensorMemory out(run.out);
-  const TensorMemory read[] = {run.q, keys, values};
-  const auto check_apart = [&](const TensorMemory& written) {
-    for (const TensorMemory& other : read) check_memory_apart(written, other);
-    for (const Workspace* other : {&ints, &floats}) check_memory_apart(written, other->memory);
-  };
-  check_elements_apart(out);
-  check_apart(out);
-  if (!run.lse.has_value()) return;
-  const TensorView view = run.lse.value();
-  const Arg arg = {run.q.op, "lse", view};
-  const TensorMemory lse(arg);
-  check_apart(lse);
-  check_memory_apart(lse, out);
+  const BatchLengths& lengths = run.block.plan.lengths;
+  const PlanShape& s = run.block.shape;
+  const int64_t batch = 4 * s.batch_size, bounds = batch + 4;  // bytes
+  const TensorMemory ints(op, "int_workspace", p.schedule.plan, run.block.int_bytes);
+  const TensorMemory floats(op, "float_workspace", p.partials, run.block.float_bytes);
+  const TensorMemory sinks(op, "sinks", run.sinks);
+  const TensorMemory qk_scale(op, "qk_scale", run.qk_scale), v_scale(op, "v_scale", run.v_scale);
+  check_elements_apart(run.out);
+  check_written({run.out, {op, "lse", run.lse}},
+                {run.q,
+                 keys,
+                 values,
+                 ints,
+                 floats,
+                 sinks,
+                 qk_scale,
+                 v_scale,
+                 {op, "qo_indptr", lengths.qo_indptr, bounds},
+                 {op, "kv_indptr", lengths.kv_indptr, bounds},
+                 {op, "kv_last_page_len", lengths.last_page_len, batch},
+                 {op, "kv_len", lengths.kv_len, batch},
+                 {op, "kv_indices", p.kv_indices, 4 * int64_t(p.num_kv_indices)},
+                 {op, "packed_mask", p.packed_mask, p.mask_bytes},
+                 {op, "mask_indptr", p.mask_indptr, bounds},
+                 {op, "alibi_slopes", p.alibi_slopes, 4 * s.num_qo_heads},
+                 {op, "prefix_len", p.prefix_len, batch},
+                 {op, "token_pos", p.token_pos, 2 * s.batch_size * p.token_pos_len}});
+  // The workspaces are written, too. pack_plan() has compared them with the tensors of the plan.
+  check_written({ints, floats}, {run.q, keys, values, sinks, qk_scale, v_scale});
 }
 
 // Queries of the plan's device, heads and rows.

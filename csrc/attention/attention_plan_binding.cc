@@ -208,7 +208,6 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
                      multiprocessors(op, device));
   b.int_bytes = check_workspace(ints, indptr);
   b.float_bytes = check_workspace(floats, indptr);
-  check_memory_apart(TensorMemory(floats), TensorMemory(ints));
   b.plan.plan = static_cast<int32_t*>(data_of(int_workspace));
   b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
   b.plan.max_partials = b.float_bytes / partial_bytes(s);
@@ -237,6 +236,17 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
     p.num_kv_indices = static_cast<uint32_t>(count);
   }
   pack_scores(p, b, {packed_mask, mask_indptr, alibi_slopes, prefix_len, token_pos}, indptr);
+  // plan() and run() write to the workspaces.
+  check_written({ints, floats}, {indptr,
+                                 {op, "qo_indptr", qo_indptr},
+                                 {op, "kv_last_page_len", kv_last_page_len},
+                                 {op, "kv_len", kv_len},
+                                 {op, "kv_indices", kv_indices},
+                                 {op, "packed_mask", packed_mask},
+                                 {op, "mask_indptr", mask_indptr},
+                                 {op, "alibi_slopes", alibi_slopes},
+                                 {op, "prefix_len", prefix_len},
+                                 {op, "token_pos", token_pos}});
   b.params = p;
   b.magic = kPackedMagic;
 }
@@ -257,6 +267,22 @@ TableCopy copy_of(const Arg& with, const char* name, const OptionalTensor& table
       << arg.what() << " must have at most the " << count << " elements of its buffer, got shape "
       << to_string(view.shape());
   return {static_cast<const int32_t*>(data_of(view)), const_cast<int32_t*>(buffer), view.numel()};
+}
+
+// No table shares memory with what the launch writes: the plan, and the buffers that tables are
+// copied to. A table may be its own buffer.
+void check_tables_apart(const Arg& ints, const TableCopy* copies) {
+  const char* const names[] = {"qo_indptr", "kv_indptr", "kv_last_page_len", "kv_indices"};
+  const char* const buffers[] = {"qo_indptr_buf", "kv_indptr_buf", "kv_last_page_len_buf",
+                                 "kv_indices_buf"};
+  for (int i = 0; i < kTableCopies; ++i) {
+    const TensorMemory table(ints.op, names[i], copies[i].from, 4 * copies[i].count);
+    check_written({ints}, {table});
+    for (int j = 0; j < kTableCopies; ++j) {
+      if (i == j && copies[i].from == copies[i].to) continue;
+      check_memory_apart(table, {ints.op, buffers[j], copies[j].to, 4 * copies[j].count});
+    }
+  }
 }
 
 // Divides the work of a batch among the CTAs of the attention kernel, into the int workspace. Under
@@ -283,6 +309,7 @@ void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
   take(2, "kv_last_page_len", kv_last_page_len, p.lengths.last_page_len, batch);
   p.copies[3] =
       copy_of(ints, "kv_indices", kv_indices, b.params.kv_indices, b.params.num_kv_indices, false);
+  check_tables_apart(ints, p.copies);
   launch_on(ints, [&](cudaStream_t stream) { return attention_plan(p, enable_pdl, stream); });
 }
 
@@ -297,9 +324,15 @@ void workspace_size(OptionalTensor qo_indptr, TensorView kv_indptr, OptionalTens
   TensorMatch(bytes).same_device(indptr).dtype(kInt64).shape({3}).contiguous();
   PRECAST_CHECK(sm_count > 0 && sm_count < 1 << 16, ValueError)
       << op << ": sm_count must be positive, got " << sm_count;
-  const PlanShape& s = block_of(PRECAST_ARG(op, block))->shape;
+  const Arg numbers = PRECAST_ARG(op, block);
+  const PlanShape& s = block_of(numbers)->shape;
   const PlanParams p = params_of(op, {qo_indptr, kv_indptr, kv_last_page_len, kv_len}, s,
                                  static_cast<int>(sm_count));
+  check_written({bytes}, {indptr,
+                          numbers,
+                          {op, "qo_indptr", qo_indptr},
+                          {op, "kv_last_page_len", kv_last_page_len},
+                          {op, "kv_len", kv_len}});
   const HostPlan made = plan_on_host(p);
   const int64_t ints = static_cast<int64_t>(made.ints.size());
   // Whether a plan has room for parts is asked before it is known how many CTAs will have work.

@@ -98,6 +98,8 @@ void merge(const State& a, const State& b, const State& out, const OptionalTenso
   check_outputs(out);
   check_beside(out, a);
   check_beside(out, b);
+  check_written({out.v, out.s}, {{a.v.op, "mask", mask}});
+  check_written({out.s}, {b.s});
   p.a = rows_in(a, 1);
   p.b = rows_in(b, 1);
   p.out = rows_out(out);

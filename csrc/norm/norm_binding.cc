@@ -19,12 +19,13 @@ void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& we
                    const TensorView& out, float weight_bias, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
+  const Arg by = PRECAST_ARG(op, weight);
   check_norm_input(in, norm_dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, norm_dtype);
+  check_norm_weight(by, in, norm_dtype);
   check_norm_peer(to, in, norm_dtype);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in);
+  check_norm_output(to, in, {by});
 
   RmsNormParams params = {};
   set_rms_rows(params, in, &weight, view, eps, weight_bias);
@@ -37,16 +38,17 @@ void fused_add_entry(const char* op, const TensorView& input, const TensorView& 
                      const TensorView& weight, double eps, float weight_bias, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
+  const Arg by = PRECAST_ARG(op, weight);
   check_norm_input(in, norm_dtype);
   check_columns(in, true);
   check_norm_peer(added, in, norm_dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, norm_dtype);
+  check_norm_weight(by, in, norm_dtype);
   const RowView view = view_as_rows({in, added}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   const TensorMemory input_memory(in), residual_memory(added);
   check_elements_apart(input_memory);
   check_elements_apart(residual_memory);
-  check_memory_apart(residual_memory, input_memory);
+  check_written({input_memory, residual_memory}, {by});
 
   RmsNormParams params = {};
   set_rms_rows(params, in, &weight, view, eps, weight_bias);
@@ -82,12 +84,14 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   const char* op = "layernorm";
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
-  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_dtype);
+  const Arg by = PRECAST_ARG(op, gemma);
+  const Arg plus = PRECAST_ARG(op, beta);
+  check_layernorm(in, {by, plus}, norm_dtype);
   check_norm_peer(to, in, norm_dtype);
   check_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in);
+  check_norm_output(to, in, {by, plus});
 
   LayerNormParams params = {};
   params.input = data_of(input);

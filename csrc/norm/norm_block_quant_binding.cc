@@ -38,6 +38,7 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
   const Arg scales = PRECAST_ARG(op, block_scale);
+  const Arg by = PRECAST_ARG(op, weight);
   const DType dtype = norm_block_quant_dtype;
   check_cuda(to);
   check_norm_input(in, dtype);
@@ -45,7 +46,7 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
       << in.what() << "'s last dimension must be a multiple of " << kQuantGroup << ", got "
       << input.size(-1);
   check_norm_peer(added, in, dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, dtype);
+  check_norm_weight(by, in, dtype);
   check_norm_peer(to, in, DType::e4m3);
   // Without a normed output, the residual takes its place among the rows.
   const TensorView normed_view = normed_out.has_value() ? normed_out.value() : residual;
@@ -59,18 +60,12 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
   const TensorMemory scales_memory(scales);
   check_elements_apart(residual_memory);
   check_elements_apart(out_memory);
-  check_memory_apart(residual_memory, input_memory);
-  check_memory_apart(out_memory, input_memory);
-  check_memory_apart(out_memory, residual_memory);
-  for (const TensorMemory& other : {input_memory, residual_memory, out_memory}) {
-    check_memory_apart(scales_memory, other);
-  }
+  check_written({residual_memory, out_memory, scales_memory}, {input_memory, by});
   if (normed_out.has_value()) {
     const TensorMemory normed_memory(normed);
     check_elements_apart(normed_memory);
     check_same_or_apart(normed_memory, input_memory);
-    check_memory_apart(normed_memory, residual_memory);
-    check_memory_apart(normed_memory, out_memory);
+    check_written({normed_memory}, {residual_memory, out_memory, by});
     check_memory_apart(scales_memory, normed_memory);
   }
 

@@ -48,11 +48,13 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   }
 }
 
-// Checks an output that may be the input.
-PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in) {
+// Checks an output that may be the input, but no other tensor that is read.
+PRECAST_ONE_COPY void check_norm_output(const Arg& out, const Arg& in,
+                                        std::initializer_list<TensorMemory> others) {
   const TensorMemory memory(out);
   check_elements_apart(memory);
   check_same_or_apart(memory, in);
+  check_written({memory}, others);
 }
 
 // Sets the parameters that all RMS norms have.

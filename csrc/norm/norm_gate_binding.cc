@@ -21,8 +21,9 @@ void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, 
   const char* op = "fused_rmsnorm_silu";
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
+  const Arg by = PRECAST_ARG(op, weight);
   check_norm_input(in, norm_gate_dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, norm_gate_dtype);
+  check_norm_weight(by, in, norm_gate_dtype);
   check_norm_peer(to, in, norm_gate_dtype_out);
   // It belongs to four-bit output, for which there is no module.
   PRECAST_CHECK(!block_scale.has_value(), ValueError)
@@ -30,7 +31,7 @@ void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, 
       << ", which has no scales; it is for NVFP4 output, which is not implemented";
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in);
+  check_norm_output(to, in, {by});
 
   RmsNormGateParams params = {};
   set_rms_rows(params, in, &weight, view, eps, 0.0f);
@@ -57,8 +58,7 @@ void rmsnorm_sigmoid_gate_export(TensorView input, TensorView gate, double eps,
   check_norm_peer(to, in, norm_gate_dtype_out);
   const RowView view = view_as_rows({in, by, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_norm_output(to, in);
-  check_memory_apart(to, by);
+  check_norm_output(to, in, {by, {op, "weight", weight}});
 
   RmsNormGateParams params = {};
   set_rms_rows(params, in, weight.has_value() ? &weight_view : nullptr, view, eps, 0.0f);

@@ -18,10 +18,10 @@ cudaError_t layernorm_quant(const LayerNormParams& params, bool enable_pdl, cuda
 namespace {
 
 // The output has another type than the inputs, so it must not be one of them.
-void check_quantized_output(const Arg& to, std::initializer_list<Arg> inputs) {
+void check_quantized_output(const Arg& to, std::initializer_list<TensorMemory> inputs) {
   const TensorMemory memory(to);
   check_elements_apart(memory);
-  for (const Arg& arg : inputs) check_memory_apart(memory, arg);
+  check_written({memory}, inputs);
 }
 
 void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, TensorView scale,
@@ -29,14 +29,16 @@ void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, T
   const char* op = "rmsnorm_quant";
   const Arg to = PRECAST_ARG(op, out);
   const Arg in = PRECAST_ARG(op, input);
+  const Arg by = PRECAST_ARG(op, weight);
+  const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
   check_norm_input(in, norm_quant_dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
+  check_norm_weight(by, in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
-  check_one_number(PRECAST_ARG(op, scale), in);
+  check_one_number(number, in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_quantized_output(to, {in});
+  check_quantized_output(to, {in, by, number});
 
   RmsNormQuantParams params = {};
   set_rms_rows(params, in, &weight, view, eps, 0.0f);
@@ -53,18 +55,20 @@ void fused_add_rmsnorm_quant_export(TensorView out, TensorView input, TensorView
   const Arg to = PRECAST_ARG(op, out);
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
+  const Arg by = PRECAST_ARG(op, weight);
+  const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
   check_norm_input(in, norm_quant_dtype);
   check_norm_peer(added, in, norm_quant_dtype);
-  check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
+  check_norm_weight(by, in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
-  check_one_number(PRECAST_ARG(op, scale), in);
+  check_one_number(number, in);
   const RowView view = view_as_rows({in, added, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   const TensorMemory residual_memory(added);
   check_elements_apart(residual_memory);
-  check_memory_apart(residual_memory, in);
-  check_quantized_output(to, {in, added});
+  check_written({residual_memory}, {in, by, number});
+  check_quantized_output(to, {in, residual_memory, by, number});
 
   RmsNormQuantParams params = {};
   set_rms_rows(params, in, &weight, view, eps, 0.0f);
@@ -82,14 +86,17 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   const char* op = "layernorm_quant";
   const Arg to = PRECAST_ARG(op, out);
   const Arg in = PRECAST_ARG(op, input);
+  const Arg by = PRECAST_ARG(op, gemma);
+  const Arg plus = PRECAST_ARG(op, beta);
+  const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
-  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_quant_dtype);
+  check_layernorm(in, {by, plus}, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_contiguous(to);
-  check_one_number(PRECAST_ARG(op, scale), in);
+  check_one_number(number, in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
-  check_quantized_output(to, {in});
+  check_quantized_output(to, {in, by, plus, number});
 
   LayerNormParams params = {};
   params.input = data_of(input);

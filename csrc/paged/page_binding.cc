@@ -39,10 +39,11 @@ void check_cache_dtype(const Arg& cache, const Arg& rows) {
 }
 
 // Checks everything except the slots. Returns false if there is nothing to do.
-bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p) {
+bool check_copy(const AppendArgs& args, int64_t tokens, AppendPagedParams& p,
+                std::initializer_list<TensorMemory> places) {
   check_cache_dtype(args.first_cache, args.first);
   check_cache_dtype(args.second_cache, args.second);
-  if (!check_append(args, tokens, item_bytes(args.first.tensor), p)) return false;
+  if (!check_append(args, tokens, item_bytes(args.first.tensor), p, places)) return false;
   check_append_items(args.first, p, append_access_bytes(p), "bytes");
   return true;
 }
@@ -61,18 +62,21 @@ void append_by_table(const AppendArgs& args, const PageTable& table, bool enable
   const int64_t tokens = with.tensor.size(0);
   const Arg indptr{op, "kv_indptr", table.kv_indptr};
   const Arg indices{op, "kv_indices", table.kv_indices};
+  const Arg batches{op, "batch_indices", table.batch_indices};
+  const Arg positions{op, "positions", table.positions};
+  const Arg last{op, "kv_last_page_len", table.kv_last_page_len};
   AppendPagedParams p;
-  p.slots.tokens = check_index({op, "batch_indices", table.batch_indices}, with, tokens);
-  p.slots.positions = check_index({op, "positions", table.positions}, with, tokens);
+  p.slots.tokens = check_index(batches, with, tokens);
+  p.slots.positions = check_index(positions, with, tokens);
   const int64_t batch = check_indptr_shape(indptr, "batch_size + 1");
   p.slots.kv_indptr = check_index(indptr, with, batch + 1);
   p.slots.kv_indices =
       check_index(indices, with, table.kv_indices.ndim() == 1 ? table.kv_indices.size(0) : -1);
   // No kernel reads it, because the positions determine where rows go.
-  check_index({op, "kv_last_page_len", table.kv_last_page_len}, with, batch);
+  check_index(last, with, batch);
   p.slots.batch = static_cast<uint32_t>(batch < 0x7fffffff ? batch : 0x7fffffff);
   p.slots.kv_indices_count = table.kv_indices.size(0);
-  if (!check_copy(args, tokens, p)) return;
+  if (!check_copy(args, tokens, p, {batches, positions, indices, indptr, last})) return;
   launch_on(with, [&](cudaStream_t stream) { return append_paged(p, false, enable_pdl, stream); });
 }
 
@@ -80,7 +84,7 @@ void append_by_slots(const AppendArgs& args, const TensorView& slot_mapping, boo
   const Arg slots{args.first.op, "slot_mapping", slot_mapping};
   AppendPagedParams p;
   const int64_t tokens = check_slots(slots, args.first, p);
-  if (!check_copy(args, tokens, p)) return;
+  if (!check_copy(args, tokens, p, {slots})) return;
   launch_on(args.first,
             [&](cudaStream_t stream) { return append_paged(p, true, enable_pdl, stream); });
 }

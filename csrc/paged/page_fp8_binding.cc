@@ -49,7 +49,11 @@ void append(const AppendArgs& args, const TensorView& slot_mapping, const Scale&
   q.scale_data[1] = check_scale(second, args.first);
   q.scales[0] = static_cast<float>(first.value);
   q.scales[1] = static_cast<float>(second.value);
-  if (!check_append(args, tokens, 1, q.append)) return;
+  if (!check_append(
+          args, tokens, 1, q.append,
+          {slots, {slots.op, first.name, first.tensor}, {slots.op, second.name, second.tensor}})) {
+    return;
+  }
   check_append_items(args.first, q.append, kItemSize, "elements");
   launch_on(args.first,
             [&](cudaStream_t stream) { return quantize_append_paged(q, enable_pdl, stream); });

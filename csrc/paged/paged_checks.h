@@ -177,9 +177,11 @@ struct AppendArgs {
 };
 
 // Sets both parts and the cache of `p`, except the slots' indices, for `tokens` tokens. The caller
-// checks the dtypes. Returns false if there is nothing to do.
+// checks the dtypes. `places` are all other tensors of the call. Returns false if there is nothing
+// to do.
 PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64_t scale,
-                                   AppendPagedParams& p) {
+                                   AppendPagedParams& p,
+                                   std::initializer_list<TensorMemory> places) {
   const AppendArg rows[2] = {{args.first}, {args.second}};
   const bool one = args.one_cache();
   const CacheView caches[2] = {
@@ -195,17 +197,16 @@ PRECAST_ONE_COPY bool check_append(const AppendArgs& args, int64_t tokens, int64
                      (rows[0].size() == 0 && rows[1].size() == 0) || caches[0].page_size == 0 ||
                      caches[0].pages == 0;
 
-  const TensorMemory first(args.first), second(args.second);
-  const TensorMemory first_cache(args.first_cache), second_cache(args.second_cache);
+  const TensorMemory first_cache(args.first_cache);
+  const TensorMemory second_cache = one ? first_cache : TensorMemory(args.second_cache);
+  const auto check_apart = [&](std::initializer_list<TensorMemory> read) {
+    if (one) return check_written({first_cache}, read);
+    check_written({first_cache, second_cache}, read);
+  };
   check_elements_apart(first_cache);
-  check_memory_apart(first_cache, first);
-  check_memory_apart(first_cache, second);
-  if (!one) {
-    check_elements_apart(second_cache);
-    check_memory_apart(second_cache, first);
-    check_memory_apart(second_cache, second);
-    check_memory_apart(second_cache, first_cache);
-  }
+  if (!one) check_elements_apart(second_cache);
+  check_apart({args.first, args.second});
+  check_apart(places);
   p.tokens = static_cast<uint32_t>(tokens);
   const uint64_t most = kMaxItems;
   PRECAST_CHECK(

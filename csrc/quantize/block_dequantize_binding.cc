@@ -50,7 +50,8 @@ void entry(const Arg& in, const Arg& scales, const Arg* global, const Arg& to, c
   PRECAST_CHECK(plan_items(static_cast<uint32_t>(rows), columns, item_size).fits, ValueError)
       << to.what() << " must have at most " << kMaxItems << " items of " << kVecBytes
       << " bytes, got shape " << to_string(o.shape()) << "; call on parts of it";
-  TensorMatch(to).apart(in).apart(scales);
+  check_written({to}, {in, scales});
+  if (global != nullptr) check_memory_apart(to, *global);
 
   BlockDequantizeParams params = {};
   params.input = data_of(in.tensor);

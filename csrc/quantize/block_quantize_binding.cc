@@ -60,7 +60,8 @@ void entry(const Arg& in, const Arg* global, const Arg& to, const Arg& sf, const
       << in.what() << " must have at most " << kMaxItems
       << " items of 16 elements, with the scales' padding, got shape "
       << to_string(in.tensor.shape()) << "; call on parts of it";
-  check_memory_apart(sf, to);
+  check_written({to, sf}, {in});
+  if (global != nullptr) check_written({to, sf}, {*global});
 
   params.input = data_of(in.tensor);
   params.out = data_of(to.tensor);
@@ -71,7 +72,6 @@ void entry(const Arg& in, const Arg* global, const Arg& to, const Arg& sf, const
   params.padded_columns = call.padded_columns;
   params.global_is_inverse = call.global_is_inverse;
   params.layout = layout;
-  for (const Arg& out : {to, sf}) check_memory_apart(out, in);
   launch_on(in, [&](cudaStream_t stream) {
     return block_quantize(call.recipe, params, call.enable_pdl, stream);
   });

@@ -59,7 +59,8 @@ void dequantize_fp8(TensorView x, TensorView x_scale, int64_t tile_rows, int64_t
   if (x.numel() == 0) return;
   const RowView view = view_as_rows({in, to}, false);  // This limits the number of rows.
   check_items(to, view, view.columns);
-  TensorMatch(to).elements_apart().apart(in);
+  check_elements_apart(to);
+  check_written({to}, {in, scale});
 
   DequantizeParams params = {};
   params.input = data_of(x);

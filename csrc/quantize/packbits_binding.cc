@@ -80,6 +80,7 @@ void segment_packbits_indptr_export(TensorView x, TensorView indptr, TensorView 
   const bool is_int64 = check_indptr(in);
   check_bytes_fit(values, in);
   check_new_indptr(to, in);
+  check_written({to}, {in, values});
   SegmentParams params = {};
   params.indptr = data_of(indptr);
   params.new_indptr = static_cast<int32_t*>(data_of(new_indptr));
@@ -102,7 +103,7 @@ void segment_packbits_export(TensorView x, TensorView indptr, TensorView new_ind
   check_bytes_fit(in, starts);
   check_new_indptr(new_starts, starts);
   check_bytes(to, in);
-  for (const Arg& other : {in, starts, new_starts}) check_memory_apart(to, other);
+  check_written({new_starts, to}, {in, starts});
   SegmentParams params = {};
   params.bits.x = data_of(x);
   params.bits.y = data_of(out);

@@ -21,9 +21,11 @@ struct QueryAndKey {
   Arg q, k, q_out, k_out;
 };
 
-// Checks the tensors and lists the segments. source.rotary_dim must be set.
+// Checks the tensors and lists the segments. source.rotary_dim must be set. `angles` are the other
+// tensors of the call.
 RopeParams make_params(const QueryAndKey& args, const Heads& q, const Heads& k,
-                       const RopeAngleSource& source, bool interleave) {
+                       const RopeAngleSource& source, bool interleave,
+                       std::initializer_list<TensorMemory> angles) {
   const bool in_place = args.q_out.name == args.q.name;
   check_head_dim(q);
   PRECAST_CHECK(k.dim == q.dim, ValueError) << args.k.what() << " must have " << args.q.name
@@ -41,6 +43,7 @@ RopeParams make_params(const QueryAndKey& args, const Heads& q, const Heads& k,
     check_memory_apart(q_out.arg, k.arg);
     check_memory_apart(k_out.arg, q.arg);
   }
+  check_written({args.q_out, args.k_out}, angles);
   RopeParams params = {};
   params.tokens = static_cast<uint32_t>(q.tokens);
   params.interleave = interleave;
@@ -93,7 +96,7 @@ void cached_entry(const Arg& positions, const QueryAndKey& args, int64_t head_si
   RopeAngleSource source = {};
   set_cache(source, cache, args.q);
   source.positions.ids = check_index(positions, args.q, q.tokens);
-  run(args.q, RopeAngles::cached, make_params(args, q, k, source, !is_neox));
+  run(args.q, RopeAngles::cached, make_params(args, q, k, source, !is_neox, {positions, cache}));
 }
 
 void apply_rope_with_cos_sin_cache(TensorView positions, TensorView query, TensorView key,
@@ -146,7 +149,7 @@ RopeFrequencies frequencies_of(const char* op, const Frequencies& f) {
 }
 
 void computed_entry(const QueryAndKey& args, const Heads& q, const RopePositions& positions,
-                    const Frequencies& f) {
+                    std::initializer_list<TensorMemory> places, const Frequencies& f) {
   const Heads k = heads_of(args.k, q.dim);
   check_head_dim(q);
   check_rotary_dim(args.q.op, f.rotary_dim, q.dim);
@@ -154,7 +157,7 @@ void computed_entry(const QueryAndKey& args, const Heads& q, const RopePositions
   source.positions = positions;
   source.frequencies = frequencies_of(args.q.op, f);
   source.rotary_dim = static_cast<int>(f.rotary_dim);
-  run(args.q, RopeAngles::computed, make_params(args, q, k, source, f.interleave));
+  run(args.q, RopeAngles::computed, make_params(args, q, k, source, f.interleave, places));
 }
 
 Heads query_heads(const QueryAndKey& args) {
@@ -167,14 +170,14 @@ Heads query_heads(const QueryAndKey& args) {
 void by_requests(const QueryAndKey& args, const Arg& indptr, const Arg& offsets,
                  const Frequencies& f) {
   const Heads q = query_heads(args);
-  computed_entry(args, q, check_requests(indptr, offsets, args.q), f);
+  computed_entry(args, q, check_requests(indptr, offsets, args.q), {indptr, offsets}, f);
 }
 
 void by_ids(const QueryAndKey& args, const Arg& pos_ids, const Frequencies& f) {
   const Heads q = query_heads(args);
   RopePositions positions = {};
   positions.ids = check_index(pos_ids, args.q, q.tokens);
-  computed_entry(args, q, positions, f);
+  computed_entry(args, q, positions, {pos_ids}, f);
 }
 
 QueryAndKey in_place(const char* op, const TensorView& q, const TensorView& k) {
@@ -284,13 +287,16 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   const char* op = "qk_rmsnorm_rope";
   const Arg packed = PRECAST_ARG(op, qkv);
   const Arg weight = PRECAST_ARG(op, q_weight);
+  const Arg key_weight = PRECAST_ARG(op, k_weight);
+  const Arg cache = PRECAST_ARG(op, cos_sin_cache);
+  const Arg places = PRECAST_ARG(op, positions);
   TensorMatch(packed).cuda().dtype(rope_dtype).rank(2, 2).unit_stride_output();
   Dim head_dim("head_dim");
   check_shape(weight, {head_dim});
   PRECAST_CHECK(head_dim > 0 && head_dim % kRopeVec == 0 && head_dim <= kMaxHeadDim, ValueError)
       << weight.what() << "'s size, the head size, must be a multiple of " << kRopeVec << " up to "
       << kMaxHeadDim << ", got " << head_dim;
-  for (const Arg& arg : {weight, PRECAST_ARG(op, k_weight)}) {
+  for (const Arg& arg : {weight, key_weight}) {
     TensorMatch(arg).same_device(packed).dtype(rope_dtype).shape({head_dim}).contiguous();
   }
   PRECAST_CHECK(num_q_heads >= 0 && num_k_heads >= 0 && num_q_heads <= kMaxTokens &&
@@ -308,7 +314,7 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
       << packed.what() << " must have at most " << kMaxTokens << " heads in all, got shape "
       << to_string(qkv.shape()) << "; call on parts of it";
   QkRmsNormRopeParams params = {};
-  set_cache(params.source, PRECAST_ARG(op, cos_sin_cache), packed);
+  set_cache(params.source, cache, packed);
   const int64_t rotary_dim = params.source.rotary_dim;
   PRECAST_CHECK(rotary_dim >= 2 && rotary_dim % 2 == 0 && rotary_dim <= head_dim, ValueError)
       << op
@@ -317,7 +323,8 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   PRECAST_CHECK(rotary_dim % 16 == 0 || head_dim <= kMaxHeadDim - 16, ValueError)
       << op << ": cos_sin_cache's last dimension, the rotary size, must be a multiple of 16 for "
       << "heads of more than " << kMaxHeadDim - 16 << " elements, got " << rotary_dim;
-  params.source.positions.ids = check_index(PRECAST_ARG(op, positions), packed, all.tokens);
+  params.source.positions.ids = check_index(places, packed, all.tokens);
+  check_written({packed}, {weight, key_weight, places, cache});
   if (all.tokens == 0 || heads == 0) return;
   params.qkv = data_of(qkv);
   params.q_weight = data_of(q_weight);

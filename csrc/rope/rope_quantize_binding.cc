@@ -53,16 +53,6 @@ Heads output_heads(const Arg& out, const Arg& like) {
   return heads;
 }
 
-void check_outputs_apart(std::initializer_list<Heads> outputs,
-                         std::initializer_list<Heads> inputs) {
-  for (const Heads* out = outputs.begin(); out != outputs.end(); ++out) {
-    for (const Heads* other = outputs.begin(); other != out; ++other) {
-      check_memory_apart(out->arg, other->arg);
-    }
-    for (const Heads& input : inputs) check_memory_apart(out->arg, input.arg);
-  }
-}
-
 // Sets everything except the outputs.
 RopeParams make_params(const Inputs& in, const Parts& q, const Parts& k, const Arg& cache,
                        const Arg& pos_ids, bool is_neox) {
@@ -98,7 +88,8 @@ void quantize_entry(const Inputs& in, int key_rank, const Arg& cache, const Arg&
   const Heads k_rope = output_heads(out.k_rope, in.k_rope);
   const Heads q_nope = output_heads(out.q_nope, in.q_nope);
   const Heads k_nope = output_heads(out.k_nope, in.k_nope);
-  check_outputs_apart({q_rope, k_rope, q_nope, k_nope}, {q.rope, k.rope, q.nope, k.nope});
+  check_written({out.q_rope, out.k_rope, out.q_nope, out.k_nope},
+                {in.q_rope, in.k_rope, in.q_nope, in.k_nope, cache, pos_ids});
   const float q_scale = static_cast<float>(scales.q);
   const float kv_scale = static_cast<float>(scales.kv);
   add_segment(params, q.rope, q_rope, 0, q.rope.dim, true, q_scale);
@@ -149,15 +140,6 @@ CacheView view_fp8_cache(const Arg& cache, bool is_hnd, bool is_mla, const Appen
   return view_cache(cache, {is_hnd, -1, is_mla}, rows);
 }
 
-void check_caches_apart(const Arg& first, const Arg& second, std::initializer_list<Heads> others) {
-  const TensorMemory caches[2] = {first, second};
-  for (const TensorMemory& cache : caches) {
-    check_elements_apart(cache);
-    for (const Heads& other : others) check_memory_apart(cache, other.arg);
-  }
-  check_memory_apart(caches[1], caches[0]);
-}
-
 // The segment starts at column `column` of the cache's rows.
 void add_paged_segment(RopeParams& params, const Heads& in, const CacheView& cache, int64_t column,
                        bool rotates, float scale) {
@@ -200,8 +182,9 @@ void rope_quantize_fp8_append_paged_kv_cache(
   const bool is_mla = k_rope.ndim() == 2;
   const Parts q = parts_of(in.q_rope, in.q_nope, in.q_rope, 3);
   const Parts k = parts_of(in.k_rope, in.k_nope, in.q_rope, k_rope.ndim());
-  RopeParams params =
-      make_params(in, q, k, PRECAST_ARG(op, cos_sin_cache), PRECAST_ARG(op, pos_ids), is_neox);
+  const Arg angles = PRECAST_ARG(op, cos_sin_cache);
+  const Arg ids = PRECAST_ARG(op, pos_ids);
+  RopeParams params = make_params(in, q, k, angles, ids, is_neox);
   // For MLA, which has no values, this is a view of the keys without columns.
   const Arg value = PRECAST_ARG(op, v);
   const Heads values = input_heads(value, in.q_rope, is_mla ? 2 : 3);
@@ -210,10 +193,13 @@ void rope_quantize_fp8_append_paged_kv_cache(
   const Arg q_nope_to = PRECAST_ARG(op, q_nope_out);
   const Heads q_rope_heads = output_heads(q_rope_to, in.q_rope);
   const Heads q_nope_heads = output_heads(q_nope_to, in.q_nope);
-  check_outputs_apart({q_rope_heads, q_nope_heads}, {q.rope, k.rope, q.nope, k.nope, values});
+  const Arg indices = PRECAST_ARG(op, kv_indices);
+  const Arg indptr = PRECAST_ARG(op, kv_indptr);
+  const Arg batches = PRECAST_ARG(op, batch_indices);
+  const Arg places = PRECAST_ARG(op, positions);
+  check_written({q_rope_to, q_nope_to}, {in.q_rope, in.k_rope, in.q_nope, in.k_nope, value});
 
-  set_table(params.slots, PRECAST_ARG(op, kv_indices), PRECAST_ARG(op, kv_indptr),
-            PRECAST_ARG(op, batch_indices), PRECAST_ARG(op, positions), in.q_rope, q.rope.tokens);
+  set_table(params.slots, indices, indptr, batches, places, in.q_rope, q.rope.tokens);
   // For MLA the first cache holds the columns that are not rotated, the second those that are.
   const Arg first = {op, "paged_kv_cache[0]", k_cache};
   const Arg second = {op, "paged_kv_cache[1]", v_cache};
@@ -225,8 +211,11 @@ void rope_quantize_fp8_append_paged_kv_cache(
       << op << ": page_size must be positive and " << keys.page_size
       << " as paged_kv_cache[0] has, "
       << "got " << page_size;
-  check_caches_apart(first, second,
-                     {q.rope, k.rope, q.nope, k.nope, values, q_rope_heads, q_nope_heads});
+  check_elements_apart(first);
+  check_elements_apart(second);
+  check_written({q_rope_to, q_nope_to, first, second},
+                {in.q_rope, in.k_rope, in.q_nope, in.k_nope, value, angles, ids, indices, indptr,
+                 batches, places});
   params.slots.pages = keys.pages;
   params.slots.page_size = FastDivmod(static_cast<uint32_t>(page_size));
 

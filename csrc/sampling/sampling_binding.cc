@@ -43,18 +43,16 @@ void set_rows(const Arg& rows, const OptionalTensor& indices, const Arg& out,
         << arg.what() << " must have at most 2^28 - 1 elements, got shape "
         << to_string(tensor.shape());
     params.source.indices = data_of(tensor);
-    check_memory_apart(out, arg);
   }
   params.source.num_outputs = static_cast<uint32_t>(outputs);
   TensorMatch(out).same_device(rows).shape({outputs}).contiguous().index_dtype(params.int64_out);
   params.out = data_of(out.tensor);
-  check_memory_apart(out, rows);
 }
 
 void set_valid(const OptionalTensor& valid, const Arg& out, SampleParams& params) {
   params.valid =
       TensorMatcher(out.op).optional<bool>(valid, "valid", [&](const TensorMatch& match) {
-        match.same_device(out).shape({out.tensor.size(0)}).contiguous().dtype(kBool).apart(out);
+        match.same_device(out).shape({out.tensor.size(0)}).contiguous().dtype(kBool);
       });
 }
 
@@ -76,6 +74,13 @@ void sample_from_probs_export(TensorView probs, OptionalTensor indices, Optional
   params.min_p = per_row_scalar(op, "min_p", min_p_arr, min_p, in);
   params.joint = joint;
   params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  check_written({to, {op, "valid", valid}}, {in,
+                                             {op, "indices", indices},
+                                             {op, "top_k", top_k_arr},
+                                             {op, "top_p", top_p_arr},
+                                             {op, "min_p", min_p_arr},
+                                             {op, "seed", seed_arr},
+                                             {op, "offset", offset_arr}});
   if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
@@ -102,6 +107,14 @@ void sample_from_logits_for(const char* op, TensorView logits, const OptionalTen
   params.temperature = per_row_scalar(op, "temperature", temperature_arr, temperature, in);
   params.joint = joint;
   params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, in, out.size(0));
+  check_written({to, {op, "valid", valid}}, {in,
+                                             {op, "indices", indices},
+                                             {op, "top_k", top_k_arr},
+                                             {op, "top_p", top_p_arr},
+                                             {op, "min_p", min_p_arr},
+                                             {op, "temperature", temperature_arr},
+                                             {op, "seed", seed_arr},
+                                             {op, "offset", offset_arr}});
   if (params.source.num_outputs == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_rows(params, enable_pdl, stream); });
 }
@@ -162,9 +175,10 @@ void softmax_export(TensorView logits, OptionalTensor temperature_arr, double te
                     TensorView out, bool enable_pdl) {
   const char* op = "softmax";
   const Arg in = PRECAST_ARG(op, logits);
-  RowTransformParams params =
-      transform_params(RowTransform::softmax, in, PRECAST_ARG(op, out), DType::f32);
+  const Arg to = PRECAST_ARG(op, out);
+  RowTransformParams params = transform_params(RowTransform::softmax, in, to, DType::f32);
   params.parameter = per_row_scalar(op, "temperature", temperature_arr, temperature, in);
+  check_written({to}, {{op, "temperature", temperature_arr}});
   run(params, in, enable_pdl);
 }
 
@@ -172,9 +186,10 @@ void top_p_renorm_probs_export(TensorView probs, OptionalTensor top_p_arr, doubl
                                TensorView out, bool enable_pdl) {
   const char* op = "top_p_renorm_probs";
   const Arg in = PRECAST_ARG(op, probs);
-  RowTransformParams params =
-      transform_params(RowTransform::top_p, in, PRECAST_ARG(op, out), sampling_dtype);
+  const Arg to = PRECAST_ARG(op, out);
+  RowTransformParams params = transform_params(RowTransform::top_p, in, to, sampling_dtype);
   params.parameter = per_row_scalar(op, "top_p", top_p_arr, top_p, in);
+  check_written({to}, {{op, "top_p", top_p_arr}});
   run(params, in, enable_pdl);
 }
 
@@ -183,6 +198,7 @@ void top_k_rows(const char* op, RowTransform which, const Arg& in, const Optiona
   RowTransformParams params = transform_params(which, in, out, sampling_dtype);
   params.top_k_values = top_k_of(op, top_k_arr, in);
   params.top_k = clamp_top_k(top_k);
+  check_written({out}, {{op, "top_k", top_k_arr}});
   run(params, in, enable_pdl);
 }
 
@@ -245,15 +261,11 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
       << to.what() << " must be " << to_string(draft_token_ids.dtype())
       << " as draft_token_ids, got " << to_string(out.dtype());
   TensorMatch(to).shape({batch, count + 1}).contiguous();
-  for (const Arg& input : {draft, tokens, target}) {
-    check_memory_apart(to, input);
-    for (const Arg& counter : counts) check_memory_apart(counter, input);
-  }
   params.accepted = counter_of(counts[0], target, batch);
   params.emitted = counter_of(counts[1], target, batch);
-  check_memory_apart(counts[0], counts[1]);
-  for (const Arg& counter : counts) check_memory_apart(to, counter);
   params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, target, batch);
+  check_written({counts[0], counts[1], to},
+                {draft, tokens, target, {op, "seed", seed_arr}, {op, "offset", offset_arr}});
   if (batch == 0) return;
   params.draft = data_of(draft_probs);
   params.target = data_of(target_probs);

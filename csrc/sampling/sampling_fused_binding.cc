@@ -54,14 +54,13 @@ void sample_export(TensorView logits, OptionalTensor temperature_arr, double tem
   params.random = random_source_of(op, seed_arr, seed, offset_arr, offset, in, batch);
   TensorMatch(to).same_device(in).shape({batch}).contiguous().index_dtype(params.int64_out);
   params.out = data_of(out);
-  check_memory_apart(to, in);
   // Checks the outputs besides the tokens.
   const auto output = [&](DLDataType dtype, int64_t columns = -1) {
-    return [&in, &to, batch, dtype, columns](const TensorMatch& arg) {
+    return [&in, batch, dtype, columns](const TensorMatch& arg) {
       arg.same_device(in).dtype(dtype);
       if (columns < 0) arg.shape({batch});
       if (columns >= 0) arg.shape({batch, columns});
-      arg.contiguous().apart(in).apart(to);
+      arg.contiguous();
     };
   };
   const DLDataType f32 = to_dl(DType::f32);
@@ -82,6 +81,24 @@ void sample_export(TensorView logits, OptionalTensor temperature_arr, double tem
     params.top_logprobs =
         match.optional<float>(top_logprobs, "top_logprobs", output(f32, tokens.size(1)));
   }
+  check_written({to,
+                 {op, "logprobs", logprobs},
+                 {op, "top_tokens", top_tokens},
+                 {op, "top_logprobs", top_logprobs},
+                 {op, "valid", valid}},
+                {in,
+                 {op, "temperature", temperature_arr},
+                 {op, "top_k", top_k_arr},
+                 {op, "top_p", top_p_arr},
+                 {op, "min_p", min_p_arr},
+                 {op, "repetition_penalty", repetition_arr},
+                 {op, "frequency_penalty", frequency_arr},
+                 {op, "presence_penalty", presence_arr},
+                 {op, "prompt_mask", prompt_mask},
+                 {op, "output_counts", output_counts},
+                 {op, "bitmask", bitmask},
+                 {op, "seed", seed_arr},
+                 {op, "offset", offset_arr}});
   if (batch == 0) return;
   launch_on(in, [&](cudaStream_t stream) { return sample_fused(params, enable_pdl, stream); });
 }

@@ -90,6 +90,8 @@ void top_k_ragged_transform_export(TensorView input, TensorView offsets, TensorV
   params.lengths = per_row(in, "lengths", lengths);
   params.row_starts = per_row(in, "row_starts", row_starts);
   check_result(to, kInt32, in, k);
+  check_written(
+      {to}, {PRECAST_ARG(op, offsets), PRECAST_ARG(op, lengths), {op, "row_starts", row_starts}});
   params.out = static_cast<int32_t*>(data_of(out));
   launch_checked(in, params, enable_pdl);
 }
@@ -128,13 +130,16 @@ void top_k_page_table_transform_export(TensorView input, TensorView src_page_tab
   params.table_stride = src_page_table.stride(0);
   params.page_bits = __builtin_ctzll(page_size);
   check_result(to, kInt32, in, k);
-  check_memory_apart(to, table);
   params.out = static_cast<int32_t*>(data_of(out));
-  params.raw = TensorMatcher(op).optional<int32_t>(out_raw_indices, "out_raw_indices",
-                                                   [&](const TensorMatch& raw) {
-                                                     check_result(raw, kInt32, in, k);
-                                                     raw.apart(table).apart(to);
-                                                   });
+  params.raw = TensorMatcher(op).optional<int32_t>(
+      out_raw_indices, "out_raw_indices",
+      [&](const TensorMatch& raw) { check_result(raw, kInt32, in, k); });
+  check_written({to, {op, "out_raw_indices", out_raw_indices}},
+                {table,
+                 PRECAST_ARG(op, lengths),
+                 {op, "row_to_batch", row_to_batch},
+                 {op, "row_starts", row_starts},
+                 {op, "page_table_row_starts", page_table_row_starts}});
   launch_checked(in, params, enable_pdl);
 }
 

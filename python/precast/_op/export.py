@@ -36,7 +36,7 @@ from precast._base.torch import torch
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import Kernel, check_tensors
-from precast._op.matcher import check_arguments
+from precast._op.matcher import check_arguments, check_memory
 from precast._op.requirement import Requirement
 from precast._op.torch_ops import torch_ops
 
@@ -233,6 +233,7 @@ class Export(Kernel):
         check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
             self._check(**accepted(self._check, {**given, "export": self.error_name}))
+        check_memory(self.error_name, self.declaration, given)
         if self._write is not None:
             self._write(**accepted(self._write, given))
             return

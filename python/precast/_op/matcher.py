@@ -6,12 +6,12 @@ Only reference mode uses it: the compiled bindings check for themselves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
-from precast._op.declaration import Declaration, Leading, Parameter, TensorKind
+from precast._op.declaration import Declaration, Kind, Leading, Parameter, TensorKind
 from precast._op.validation import (
     check_dtype,
     check_elements_apart,
@@ -19,6 +19,7 @@ from precast._op.validation import (
     check_peer,
     check_rank,
     check_same_device,
+    memory_of,
 )
 
 _DTYPES = {
@@ -43,6 +44,70 @@ def check_arguments(export: str, declaration: Declaration, values: Mapping[str, 
     for parameter in (first, *(p for p in tensors if p is not first)):
         if values[parameter.name] is not None:
             matcher.match(parameter)
+
+
+def check_memory(export: str, declaration: Declaration, values: Mapping[str, Any]) -> None:
+    """Raise ValueError for a tensor that is written in memory of another tensor of the call.
+
+    A tensor may be the one that it is like, which :func:`check_arguments` compares. The op's own
+    check comes before this one, as its errors say more. Where a declaration says no sizes, errors
+    have the name of the public argument, which ``values`` may hold besides the declared ones.
+    """
+    declared = {parameter.name: parameter for parameter in declaration.parameters}
+    public = [
+        named
+        for key, value in values.items()
+        if key not in declared
+        for named in _tensors_of(key, value)
+    ]
+    tensors = []
+    for parameter in declared.values():
+        for name, tensor in _tensors_of(parameter.name, values[parameter.name]):
+            kind = parameter.kind
+            if isinstance(kind, Kind) or (kind.dims is None and not kind.like):
+                name = next((alias for alias, other in public if other is tensor), name)
+            tensors.append((parameter, name, tensor, memory_of(tensor)))
+    for i, (parameter, name, tensor, (begin, end)) in enumerate(tensors):
+        if not parameter.written or _is_replaced(parameter, declared, values):
+            continue
+        for j, (other_parameter, other_name, other, memory) in enumerate(tensors):
+            if begin >= memory[1] or memory[0] >= end or i == j:
+                continue
+            # Of two tensors that are written, the error is about the second.
+            if other_parameter.written and i < j:
+                continue
+            if _likeness(parameter, declared) != _likeness(other_parameter, declared):
+                check_memory_apart(export, name, tensor, other, other_name)
+            else:
+                check_peer(export, name, tensor, other, other_name)
+
+
+def _tensors_of(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of an argument: itself, or the items of a tuple that has no fields."""
+    if isinstance(value, torch.Tensor):
+        yield name, value
+    elif type(value) is tuple:
+        for i, item in enumerate(value):
+            yield from _tensors_of(f"{name}[{i}]", item)
+
+
+def _likeness(parameter: Parameter, declared: Mapping[str, Parameter]) -> str:
+    """Return the tensor that ``parameter`` may be, or its own name: those that agree may be one."""
+    kind = parameter.kind
+    if isinstance(kind, TensorKind) and kind.like and not kind.apart:
+        return _likeness(declared[kind.like], declared)
+    return parameter.name
+
+
+def _is_replaced(
+    parameter: Parameter, declared: Mapping[str, Parameter], values: Mapping[str, Any]
+) -> bool:
+    """Whether an optional output is given, so that the tensor it is like is not written."""
+    return any(
+        other.written and other.optional and other.kind.like == parameter.name
+        for name, other in declared.items()
+        if isinstance(other.kind, TensorKind) and values[name] is not None
+    )
 
 
 class _Matcher:

@@ -104,24 +104,30 @@ def check_elements_apart(export: str, name: str, out: torch.Tensor) -> None:
         )
 
 
+def memory_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return the addresses from the first byte to behind the last, which two tensors may share."""
+    if not tensor.numel() or tensor.is_meta:  # A meta tensor has no memory.
+        return 0, 0
+    begin = tensor.data_ptr()
+    return begin, begin + _extent(_layout(tensor)) * tensor.element_size()
+
+
 def _memory_is_apart(a: torch.Tensor, b: torch.Tensor) -> bool:
     """False where nothing proves it; slices of one packed tensor are told apart by strides."""
-    if not a.numel() or not b.numel() or a.is_meta:  # A meta tensor has no memory.
+    (begin, end), (other_begin, other_end) = memory_of(a), memory_of(b)
+    if begin >= other_end or other_begin >= end:
         return True
     layouts = [[(s * t.element_size(), n) for s, n in _layout(t)] for t in (a, b)]
     sizes = a.element_size(), b.element_size()
-    distance = b.data_ptr() - a.data_ptr()
+    distance = other_begin - begin
 
-    def extents(period: int | None) -> list[int]:
+    def extents(period: int) -> list[int]:
         """Bytes over the dimensions within a period, from the first to behind the last."""
         return [
-            size + sum(s * (n - 1) for s, n in layout if period is None or s < period)
+            size + sum(s * (n - 1) for s, n in layout if s < period)
             for layout, size in zip(layouts, sizes)
         ]
 
-    whole = extents(None)
-    if distance >= whole[0] or -distance >= whole[1]:
-        return True
     strides = {s for layout in layouts for s, _ in layout if s > 0}
     for period in strides:
         if any(s % period for s in strides if s > period):

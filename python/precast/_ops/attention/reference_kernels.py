@@ -34,6 +34,7 @@ def check_plan(
     float_workspace: torch.Tensor,
     prefix_len: torch.Tensor | None,
     token_pos: torch.Tensor | None,
+    **tables: Any,
 ) -> None:
     """Raise for options that do not fit the plan, or that need tensors which are not there."""
     shape, options = block
@@ -64,6 +65,11 @@ def check_plan(
     ):
         if is_wrong:
             raise ValueError(f"{export}: {words}")
+    # plan() and run() write to the workspaces.
+    tables |= {"kv_last_page_len": kv_last_page_len, "kv_len": kv_len, "kv_indices": kv_indices}
+    tables |= {"prefix_len": prefix_len, "token_pos": token_pos}
+    workspaces = {"int_workspace": int_workspace, "float_workspace": float_workspace}
+    _check_apart(export, workspaces, tables)
     if mode != MaskMode.MULTIITEMSCORING:
         return
     for name, tensor, least in (
@@ -78,13 +84,28 @@ def check_plan(
             )
 
 
+def _check_apart(export: str, written: dict[str, Any], read: dict[str, Any]) -> None:
+    """Raise for a tensor that is written in memory of one that is read; there may be others."""
+    for name, tensor in written.items():
+        for other_name, other in read.items():
+            if isinstance(tensor, torch.Tensor) and isinstance(other, torch.Tensor):
+                check_memory_apart(export, name, tensor, other, other_name)
+
+
 def pack_plan() -> None:
     """A reference reads the plan itself and not its block, so nothing is packed."""
 
 
 def copy_tables(block: AttentionPlan, **tables: Any) -> None:
     """Copy tables into the plan's buffers of the same names."""
-    for name, buffer in block.tables._asdict().items():
+    buffers = block.tables._asdict()
+    for name in tables:
+        # A table may be its own buffer, or lie in its first part.
+        others = {f"{key}_buf": x for key, x in buffers.items() if tables.get(key) is not None}
+        if name in buffers and _is_at(tables[name], buffers[name]):
+            del others[f"{name}_buf"]
+        _check_apart("plan", {name: tables[name]}, others)
+    for name, buffer in buffers.items():
         table = tables.get(name)
         if table is None:
             continue
@@ -95,6 +116,12 @@ def copy_tables(block: AttentionPlan, **tables: Any) -> None:
                 f"{[*table.shape]}"
             )
         buffer[: table.numel()].copy_(table)
+
+
+def _is_at(table: Any, buffer: Any) -> bool:
+    """Whether both start at one address."""
+    tensors = isinstance(table, torch.Tensor) and isinstance(buffer, torch.Tensor)
+    return tensors and table.data_ptr() == buffer.data_ptr()
 
 
 def workspace_size(sizes: torch.Tensor) -> None:
@@ -115,21 +142,27 @@ def check_run(
     v: torch.Tensor | None = None,
     k_cache: torch.Tensor | None = None,
     v_cache: torch.Tensor | None = None,
+    **numbers: Any,
 ) -> None:
     """Raise for rows and caches that are not those of the plan, and for outputs that overlap."""
     rows = block.shape.rows
     if rows >= 0 and q.shape[0] != rows:
         raise ValueError(f"{export}: q must have {rows} rows as in plan(), got shape {[*q.shape]}")
-    read = {"k": k, "v": v, "int_workspace": block.int_workspace}
-    read["float_workspace"] = block.float_workspace
+    workspaces = {
+        "int_workspace": block.int_workspace,
+        "float_workspace": block.float_workspace,
+    }
+    read: dict[str, Any] = {"k": k, "v": v}
     if k_cache is not None:
         read |= _checked_caches(export, block, k_cache, v_cache)
-    for name, written in (("out", out), ("lse", lse)):
-        for other_name, other in read.items():
-            if written is not None and other is not None:
-                check_memory_apart(export, name, written, other, other_name)
-    if lse is not None:
-        check_memory_apart(export, "lse", lse, out, "out")
+    _check_apart(export, {"out": out, "lse": lse}, read | workspaces)
+    _check_apart(export, {"lse": lse}, {"out": out})
+    planned = block.tables._asdict() | block.items._asdict()
+    planned |= {"packed_mask": block.mask.bits, "mask_indptr": block.mask.indptr}
+    planned["alibi_slopes"] = block.alibi_slopes
+    _check_apart(export, {"out": out, "lse": lse}, planned)
+    # The workspaces are written, too; pack_plan() has compared them with the plan's tensors.
+    _check_apart(export, workspaces, read | {"q": q} | numbers)
 
 
 def _checked_caches(

@@ -1,0 +1,214 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A call of each export, and the same call with two of its tensors in one buffer.
+
+Traces give calls, and declarations say what is written, so that a new op is found without a list.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+import precast
+from precast._op.declaration import AXES, Kind, Parameter, TensorKind
+from precast._op.dispatch import kernels
+from precast._op.export import Export
+from precast._op.matcher import _Matcher
+from precast._ops.attention.kernels import workspace_bytes
+from precast._ops.attention.plan import PlanShape, Tables
+from precast.trace import make_inputs, registered
+
+_DTYPES = {"f32": torch.float32, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool}
+#: Some arguments reach an export in another form; errors name them as callers do.
+_PUBLIC = {
+    "k_cache": r"(k_cache|paged_kv_cache(\[0\])?)",
+    "v_cache": r"paged_kv_cache\[1\]",
+    "k_sf": r"kv_cache_sf(\[0\])?",
+    "v_sf": r"kv_cache_sf\[1\]",
+    "top_token_logprobs": "top_(token_)?logprobs",
+}
+#: It belongs to a format that is not implemented: legal is None alone.
+_NEVER_GIVEN = {"block_scale": "fused_rmsnorm_silu"}
+_SHIFT = 16  # bytes: kernels want addresses that are a multiple of it
+
+
+class Call(NamedTuple):
+    """What a call gives an export."""
+
+    export: Export
+    values: tuple[Any, ...]
+
+    @property
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The tensors by name, but for a plan's block, which holds addresses on the host."""
+        named = zip(self.export.parameters, self.values, strict=True)
+        return {name: x for name, x in named if isinstance(x, torch.Tensor) and name != "block"}
+
+    def replaced(self, values: dict[str, Any]) -> Call:
+        named = zip(self.export.parameters, self.values, strict=True)
+        return Call(self.export, tuple(values.get(name, value) for name, value in named))
+
+
+def pairs(export: Export) -> list[tuple[str, str]]:
+    """Each tensor that an export writes, with each other one, by its schema."""
+    tensors = re.findall(r"Tensor(?:\(\w!\))?\?? (\w+)", export.schema)
+    written = re.findall(r"Tensor\(\w!\)\?? (\w+)", export.schema)
+    skipped = {"block", *(name for name, of in _NEVER_GIVEN.items() if of == export.name)}
+    return [(a, b) for a in written for b in tensors if a != b and not {a, b} & skipped]
+
+
+def overlap_error(name: str, other: str) -> str:
+    """A pattern of the error that names both."""
+    a, b = (_PUBLIC.get(n) or re.sub("_(arr|tensor)$", r"(_\\w+)?", n) for n in (name, other))
+    (one, two) = (
+        rf"{x} must (not overlap {y}'s|be {y} itself or not overlap its) memory; call "
+        for x, y in ((a, b), (b, a))
+    )
+    return rf"({one}|{two})\.clone\(\)"
+
+
+def overlapping(call: Call, name: str, other: str) -> Call:
+    """The call with two tensors in one buffer: one starts within the other, and is not it."""
+    a, b = call.tensors[name], call.tensors[other]
+    if _bytes(a) > _SHIFT or _bytes(b) > _SHIFT:
+        at = (_SHIFT, 0) if _bytes(b) > _SHIFT else (0, _SHIFT)
+    else:
+        at = (b.element_size() * (a.shape == b.shape and a.dtype == b.dtype), 0)
+    buffer = torch.zeros(_SHIFT + max(_bytes(a), _bytes(b)), dtype=torch.uint8)
+    moved = {}
+    # What is read comes last, so that its values stay legal.
+    for key, x, offset in ((name, a, at[0]), (other, b, at[1])):
+        part = buffer[offset : offset + _bytes(x)].view(x.dtype)
+        moved[key] = part.as_strided(x.shape, x.stride(), part.storage_offset())
+        moved[key].copy_(x)
+    return call.replaced(moved)
+
+
+def _bytes(tensor: torch.Tensor) -> int:
+    """From the first element to behind the last."""
+    strides = zip(tensor.shape, tensor.stride(), strict=True)
+    return (1 + sum((n - 1) * stride for n, stride in strides)) * tensor.element_size()
+
+
+def call_of(export: Export, pair: tuple[str, str], dtypes: Sequence[torch.dtype] = ()) -> Call:
+    """A call with both tensors that writes the first; ``dtypes`` are those of a module's axes."""
+    call = _fullest(export.name, tuple(dtypes))
+    # An optional output takes the place of the tensor that it is like, which is only read then.
+    instead = {
+        p.name: None
+        for p in export.declaration.written
+        if p.optional and isinstance(p.kind, TensorKind) and p.kind.like == pair[0]
+    }
+    return call if pair[1] in instead else call.replaced(instead)
+
+
+@functools.cache
+def _fullest(name: str, dtypes: tuple[torch.dtype, ...]) -> Call:
+    """The call of a trace that has the most tensors, with what is missing."""
+    export, axes = kernels()[name], dict(zip(AXES, dtypes))
+    assert isinstance(export, Export)
+    wanted = {p.name: axes.get(_axis(p, export)) for p in export.declaration.tensors}
+
+    def converted(call: Call) -> dict[str, torch.Tensor]:
+        """Tensors in the dtypes of the module, where the trace has others."""
+        named = call.tensors.items()
+        return {n: x.to(wanted[n]) for n, x in named if wanted.get(n) not in (None, x.dtype)}
+
+    calls = recorded()[export.name]
+    call = _completed(min(calls, key=lambda call: (_missing(call), len(converted(call)))))
+    return call.replaced(converted(call))
+
+
+def _axis(parameter: Parameter, export: Export) -> str:
+    """The letter of the dtype of a tensor, or of the one that it is like."""
+    kind = parameter.kind
+    assert isinstance(kind, TensorKind)
+    if not kind.like or kind.axis or kind.dtypes:
+        return kind.axis
+    return _axis(next(p for p in export.declaration.tensors if p.name == kind.like), export)
+
+
+def _missing(call: Call) -> tuple[int, int]:
+    tensors = call.tensors.values()
+    return sum(x is None for x in call.values), sum(x.numel() == 0 for x in tensors)
+
+
+@functools.cache
+def recorded() -> dict[str, list[Call]]:
+    """The calls that the traces of all ops are, by export."""
+    found: dict[str, list[Call]] = defaultdict(list)
+    references = {name: kernel.reference for name, kernel in kernels().items()}
+
+    def record(name: str) -> Any:
+        def reference(*values: Any) -> None:
+            kernel = kernels()[name]
+            assert isinstance(kernel, Export)
+            found[name].append(Call(kernel, values))
+            references[name](*values)
+
+        return reference
+
+    try:
+        for name, kernel in kernels().items():
+            kernel.reference = record(name)
+        with precast.reference_mode():
+            for function, template in registered():
+                given = make_inputs(function, template, dtype=torch.bfloat16, device="cpu", seed=3)
+                function(**given)
+            _call_more()
+    finally:
+        for name, kernel in kernels().items():
+            kernel.reference = references[name]
+    return found
+
+
+def _call_more() -> None:
+    """What traces do not call, or with empty outputs."""
+    bounds = torch.tensor([0, 8, 24], dtype=torch.int32)
+    precast.segment_packbits(torch.ones(24, dtype=torch.bool), bounds)
+    precast.segment_packbits(torch.ones(24, dtype=torch.uint8), bounds)
+    shape = PlanShape(2, -1, 0, 16, 8, 2, 64, 64, 2, 16)
+    workspace_bytes(torch.device("cpu"), shape, Tables(bounds, bounds, None, None, bounds[:2]))
+
+
+# -- optional arguments that no trace gives -------------------------------------------------------
+
+
+def _completed(call: Call) -> Call:
+    """The call with every tensor that it may have."""
+    export = call.export
+    declaration = export.declaration
+    given = declaration.decoded(call.values)
+    matcher = _Matcher(export.name, declaration.first.name, given)
+    for parameter in declaration.tensors:
+        if given[parameter.name] is not None:
+            matcher.match(parameter)
+    declared = {p.name: p for p in declaration.parameters}
+    rows = matcher.first.shape[0]
+    more = {
+        name: _made(declared[name], matcher) if name in declared else _number(name, rows)
+        for name, value in zip(export.parameters, call.values, strict=True)
+        if value is None and _NEVER_GIVEN.get(name) != export.name and name != "v_cache"
+    }
+    return call.replaced(more)
+
+
+def _made(parameter: Parameter, matcher: _Matcher) -> torch.Tensor:
+    kind = parameter.kind
+    if isinstance(kind, Kind):
+        return _number(parameter.name, 1)
+    dims = ["1" if dim == "." else str(dim) for dim in kind.dims or "3"]
+    sizes = [matcher._size(dim) or 3 for dim in dims]
+    return torch.zeros(sizes, dtype=_DTYPES[kind.dtypes[0] if kind.dtypes else "i32"])
+
+
+def _number(name: str, rows: int) -> torch.Tensor:
+    """What may be one number for all rows, or one for each."""
+    if name.startswith(("seed", "offset")):
+        return torch.zeros(1, dtype=torch.int64)
+    return torch.ones(rows, dtype=torch.int32 if name.startswith("top_k") else torch.float32)
