@@ -43,10 +43,11 @@ PRECAST_ONE_COPY void check_integers(const TensorMatch& match, int bits, int64_t
 PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
   constexpr int kDevices = 64;
   static int known[kDevices];  // races write the same number
-  if (device < kDevices && known[device] != 0) return known[device];
+  const bool has_place = device >= 0 && device < kDevices;
+  if (has_place && known[device] != 0) return known[device];
   int count = 0;
   check_cuda_status(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
-  if (device < kDevices) known[device] = count;
+  if (has_place) known[device] = count;
   return count;
 }
 

@@ -26,7 +26,8 @@ _TABLE: tuple[tuple[str, str], ...] = (
     ),
     (
         r"fatal error: (?:cuda|crt/|nv/|cub/|thrust/)\S*: No such file",
-        'CUDA headers are missing. Fix: pip install --force-reinstall "precast[jit]"',
+        "CUDA headers are missing. Fix: reinstall the toolkit (see: precast doctor), or: "
+        'pip install "cuda-toolkit[cccl,crt,cudart,nvcc]==13.0.*"',
     ),
     (
         r"fatal error: (?:tvm|dlpack)/\S*: No such file",
