@@ -82,6 +82,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
         if _mode.is_reference():
+            _mode.tell_followers()  # PRECAST_REFERENCE may have been set after import.
             return self._run_reference
         from precast._runtime.library import get_function
         from precast._runtime.loader import loader
@@ -114,7 +115,6 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     def call(self, *args: Any) -> None:
         """Call by arguments alone."""
         self[self.key(*args)](*args)
-
 
 def check_tensors(export: str, tensors: Mapping[str, object]) -> None:
     """Raise a TypeError that names the first argument that is not a tensor, if there is one.
