@@ -19,7 +19,7 @@ void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& we
                    const TensorView& out, float weight_bias, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
-  check_norm_input(in, norm_dtype);
+  check_norm_input(in, norm_dtype, eps);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_dtype);
   check_norm_peer(to, in, norm_dtype);
   const RowView view = view_as_rows({in, to}, false);
@@ -37,7 +37,7 @@ void fused_add_entry(const char* op, const TensorView& input, const TensorView& 
                      const TensorView& weight, double eps, float weight_bias, bool enable_pdl) {
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
-  check_norm_input(in, norm_dtype);
+  check_norm_input(in, norm_dtype, eps);
   check_columns(in, true);
   check_norm_peer(added, in, norm_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_dtype);
@@ -82,7 +82,7 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   const char* op = "layernorm";
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
-  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_dtype);
+  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_dtype, eps);
   check_norm_peer(to, in, norm_dtype);
   check_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);

@@ -30,7 +30,7 @@ void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, T
   const Arg to = PRECAST_ARG(op, out);
   const Arg in = PRECAST_ARG(op, input);
   check_cuda(to);
-  check_norm_input(in, norm_quant_dtype);
+  check_norm_input(in, norm_quant_dtype, eps);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_one_number(PRECAST_ARG(op, scale), in);
@@ -54,7 +54,7 @@ void fused_add_rmsnorm_quant_export(TensorView out, TensorView input, TensorView
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
   check_cuda(to);
-  check_norm_input(in, norm_quant_dtype);
+  check_norm_input(in, norm_quant_dtype, eps);
   check_norm_peer(added, in, norm_quant_dtype);
   check_norm_weight(PRECAST_ARG(op, weight), in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
@@ -83,7 +83,7 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   const Arg to = PRECAST_ARG(op, out);
   const Arg in = PRECAST_ARG(op, input);
   check_cuda(to);
-  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_quant_dtype);
+  check_layernorm(in, {PRECAST_ARG(op, gemma), PRECAST_ARG(op, beta)}, norm_quant_dtype, eps);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_contiguous(to);
   check_one_number(PRECAST_ARG(op, scale), in);

@@ -285,6 +285,8 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   const Arg packed = PRECAST_ARG(op, qkv);
   const Arg weight = PRECAST_ARG(op, q_weight);
   TensorMatch(packed).cuda().dtype(rope_dtype).rank(2, 2).unit_stride_output();
+  check_at_least(op, "eps", eps, 0.0);
+  check_not_nan(op, "weight_bias", weight_bias);
   Dim head_dim("head_dim");
   check_shape(weight, {head_dim});
   PRECAST_CHECK(head_dim > 0 && head_dim % kRopeVec == 0 && head_dim <= kMaxHeadDim, ValueError)
