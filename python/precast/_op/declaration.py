@@ -36,6 +36,7 @@ form, such as a cache that is one tensor or two.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -100,11 +101,12 @@ class Kind:
     legal: Range | None = None
 
 
+# Why pos: an export takes True for 1, and a reference gets 1.
 _NUMBERS = {
     "float": Kind("float {name}"),
-    "int": Kind("int {name}", legal=INT64),
+    "int": Kind("int {name}", decode=operator.pos, legal=INT64),
     "bool": Kind("bool {name}"),
-    "size": Kind("SymInt {name}", legal=INT64),
+    "size": Kind("SymInt {name}", decode=operator.pos, legal=INT64),
     "pdl": Kind("bool {name}", "{name} is not False"),
     "pdl_on": Kind("bool {name}", "True"),
 }
@@ -175,6 +177,17 @@ class Declaration:
         """The numbers that are legal, by argument."""
         kinds = {p.name: p.kind for p in self.parameters if isinstance(p.kind, Kind)}
         return {name: kind.legal for name, kind in kinds.items() if kind.legal is not None}
+
+    @property
+    def of_any_rank(self) -> list[str]:
+        """The tensors that may have no dimension."""
+        kinds = {p.name: p.kind for p in self.parameters if isinstance(p.kind, TensorKind)}
+        return [
+            name
+            for name, kind in kinds.items()
+            if kind.dims == (".",)
+            or (kind.dims and all(isinstance(d, Leading) and not d.least for d in kind.dims))
+        ]
 
     @property
     def tensors(self) -> list[Parameter]:

@@ -116,6 +116,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         """Call by arguments alone."""
         self[self.key(*args)](*args)
 
+
 def check_tensors(export: str, tensors: Mapping[str, object]) -> None:
     """Raise a TypeError that names the first argument that is not a tensor, if there is one.
 

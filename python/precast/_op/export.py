@@ -38,7 +38,6 @@ from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op import mode as _mode
 from precast._op.dispatch import KERNELS, Kernel
 from precast._op.matcher import check_arguments
-from precast._op.ranges import Range
 from precast._op.requirement import Requirement
 from precast._op.scalars import Arguments, check_ranges
 from precast._op.torch_ops import torch_ops
@@ -346,17 +345,13 @@ def _decorated(
     parameters = inspect.signature(function).parameters.values()
     name = function.__name__
 
-    def ranges() -> dict[str, Range]:
-        exports = [k for k in KERNELS.values() if k.function == name and isinstance(k, Export)]
-        return {key: legal for e in exports for key, legal in e.declaration.ranges.items()}
+    def declarations() -> list[Declaration]:
+        exports = (k for k in KERNELS.values() if isinstance(k, Export))
+        return [export.declaration for export in exports if export.function == name]
 
-    arguments = Arguments(function, ranges=ranges)
-
-    def check(**values: Any) -> None:
-        arguments.check(values)
-
-    names.update(_check=check, _Unsupported=UnsupportedConfigError, _torch=torch)
-    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
+    arguments = Arguments(function, declarations=declarations)
+    names.update(_arguments=arguments, _Unsupported=UnsupportedConfigError, _torch=torch)
+    passed = f"{{{', '.join(f'{p.name!r}: {p.name}' for p in parameters)}}}"
     caught = "(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)"
     explained = ""
     if explain is not None:
@@ -367,20 +362,22 @@ def _decorated(
         told = ", ".join(f"{key}={value}" for key, value in given.items() if every or key in asked)
         names["_explain"] = explain
         explained = (
-            "    except (AttributeError, IndexError, RuntimeError, TypeError, _Unsupported):\n"
-            f"        _check({passed})\n"
+            "    except (AttributeError, IndexError, RuntimeError, TypeError, _Unsupported) "
+            "as error:\n"
+            f"        _arguments.check({passed})\n"
             f"        _explain({told})\n"
-            "        raise\n"
+            f"        _arguments.check_ranks(error, {passed})\n        raise\n"
         )
 
     def source(validation: str) -> str:
         inner = "\n".join("    " + line for line in f"{validation}{body}".split("\n"))
         return (
             f"    if _reference and not _torch.compiler.is_compiling():\n"
-            f"        _check({passed})\n"
+            f"        _arguments.check({passed})\n"
             f"    try:\n{inner}\n{explained}"
-            f"    except {caught}:\n"
-            f"        _check({passed})\n        raise"
+            f"    except {caught} as error:\n"
+            f"        _arguments.check({passed})\n"
+            f"        _arguments.check_ranks(error, {passed})\n        raise"
         )
 
     common = None if backends else served_by(op_name)

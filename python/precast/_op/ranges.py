@@ -26,7 +26,7 @@ class Range(NamedTuple):
     @property
     def words(self) -> str:
         """What errors say of it."""
-        if self == Range():
+        if self == NOT_NAN:
             return "a number, not NaN"
         if self == INT64:
             return "a number of 64 bits"
@@ -37,6 +37,7 @@ class Range(NamedTuple):
         return f"from {self.least} to {self.most}"
 
 
+NOT_NAN = Range()
 #: What exports take for an integer.
 INT64 = Range(-(2**63), 2**63 - 1)
 

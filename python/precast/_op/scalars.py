@@ -6,7 +6,7 @@ check runs first in reference mode; otherwise it runs only after a call has fail
 that succeeds costs nothing. Numbers are those that apache-tvm-ffi takes: a ``float`` is any real
 number, an ``int`` or a ``bool`` any integer, a bool among them; integers have 64 bits.
 
-Strings, enums' numbers and caches are left to the ops, which raise errors of classes of their own.
+Strings and caches are left to the ops, which raise errors of classes of their own.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from __future__ import annotations
 import enum
 import inspect
 import numbers
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
+from precast._op.declaration import Declaration
 from precast._op.ranges import INT64, Range
 
 #: Of integers that no export takes as they are: seeds are unsigned, too.
@@ -29,6 +30,7 @@ class _Type(NamedTuple):
 
     words: str
     fits: Callable[[Any], bool]
+    members: type[enum.Enum] | None = None
 
 
 def _is_int(value: Any) -> bool:
@@ -56,7 +58,7 @@ _TYPES: dict[str, _Type] = {
 def _types(annotation: Any, names: Mapping[str, Any]) -> list[_Type]:
     """The members of an annotation; none where one of them may be anything."""
     if isinstance(annotation, type) and issubclass(annotation, enum.Enum):
-        return [_Type(f"a {annotation.__name__}", _is_int)]
+        return [_Type(f"a {annotation.__name__}", _is_int, annotation)]
     if not isinstance(annotation, str):
         return []
     types: list[_Type] = []
@@ -80,21 +82,22 @@ class Arguments:
         Its annotations are strings, as ``from __future__ import annotations`` leaves them.
     name : str, optional
         What errors start with. Default: the name of the function.
-    ranges : callable, optional
-        Called once, at the first check: returns the ranges of numbers by argument.
+    declarations : callable, optional
+        Called once, at the first check: returns the declarations of the exports that it calls.
     """
 
     def __init__(
         self,
         function: Callable[..., Any],
         name: str | None = None,
-        ranges: Callable[[], Mapping[str, Range]] = dict,
+        declarations: Callable[[], Sequence[Declaration]] = tuple,
     ) -> None:
         self.name = name or function.__name__
         self._function = function
-        self._ranges_of = ranges
+        self._declarations = declarations
         self._legal: dict[str, list[_Type]] | None = None
-        self._ranges: Mapping[str, Range] = {}
+        self._ranges: dict[str, Range] = {}
+        self._ranked: set[str] = set()
 
     def _prepare(self) -> dict[str, list[_Type]]:
         function = inspect.unwrap(self._function)
@@ -105,7 +108,11 @@ class Arguments:
             key=lambda p: (p.annotation != "torch.Tensor", p.name == "out"),
         )
         names = {**function.__globals__}
-        self._ranges = self._ranges_of()
+        numbers_in_tensors = set()
+        for declaration in self._declarations():
+            self._ranges.update(declaration.ranges)
+            numbers_in_tensors.update(declaration.of_any_rank)
+        self._ranked = {p.name for p in order} - numbers_in_tensors
         found = {p.name: _types(p.annotation, names) for p in order}
         return {name: types for name, types in found.items() if types}
 
@@ -116,6 +123,18 @@ class Arguments:
         for name, types in self._legal.items():
             if name in values:
                 self._check(name, types, values[name])
+
+    def check_ranks(self, error: BaseException, values: Mapping[str, Any]) -> None:
+        """Raise for a tensor without a dimension, if ``error`` may be of Python that needs one."""
+        of_python = type(error) in (IndexError, TypeError) or "to unpack" in str(error)
+        if not of_python or str(error).startswith(f"{self.name}:"):
+            return
+        for name in self._legal or ():
+            value = values.get(name)
+            if name in self._ranked and isinstance(value, torch.Tensor) and value.dim() == 0:
+                raise ValueError(
+                    f"{self.name}: {name} must have at least 1 dimension, got shape []"
+                ) from None
 
     def _check(self, name: str, types: list[_Type], value: Any) -> None:
         if not any(kind.fits(value) for kind in types):
@@ -129,6 +148,10 @@ class Arguments:
             whole = INT64 if taken or name in self._ranges else _ANY_64
             if not whole.holds(value):
                 words = self._ranges.get(name, INT64).words
+                raise ValueError(f"{self.name}: {name} must be {words}, got {value}") from None
+            members = types[0].members
+            if members is not None and value not in [member.value for member in members]:
+                words = ", ".join(f"{member.value} ({member.name})" for member in members)
                 raise ValueError(f"{self.name}: {name} must be {words}, got {value}") from None
         if name in self._ranges:
             check_ranges(self.name, {name: self._ranges[name]}, {name: value})

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import numbers
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -11,6 +10,7 @@ from typing import Any, TypeAlias
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
+from precast._op.ranges import NOT_NAN, Range
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._random import random_arguments
 
@@ -48,9 +48,8 @@ def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tenso
     if type(number) is not float:
         if isinstance(number, torch.Tensor):
             return float_arguments(number)
-        if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            kind = type(number).__name__
-            raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
+        if isinstance(number, bool):
+            raise TypeError(f"{function}: temperature must be a torch.Tensor or a number, got bool")
     if not number >= 0:  # NaN, too
         raise ValueError(f"{function}: temperature must be 0 or more, got {number}")
     return None, number + 0.0  # -0.0 is 0.0
@@ -87,11 +86,11 @@ def explain_draw(export: str, **given: Any) -> None:
 # -- kinds of arguments ---------------------------------------------------------------------------
 
 
-def _number(name: str, type_word: str, source: str) -> Kind:
+def _number(name: str, type_word: str, source: str, legal: Range | None = None) -> Kind:
     """Declare a number for all rows or a tensor with one for each: two arguments of an export."""
     encoders = (int_arguments, float_arguments, temperature_arguments)
     names = {f"_{encoder.__name__}": encoder for encoder in encoders}
-    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names)
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names, legal)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
@@ -113,7 +112,7 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
     temperature = f"*_temperature_arguments({function!r}, 1.0 if {{name}} is None else {{name}})"
     return {
         "top_k": _number("top_k", "SymInt", "*_int_arguments({name})"),
-        **{name: _number(name, "float", "*_float_arguments({name})") for name in reals},
+        **{name: _number(name, "float", "*_float_arguments({name})", NOT_NAN) for name in reals},
         "temperature": _number("temperature", "float", temperature),
         "no_top_k": _number("top_k", "SymInt", "None, 0"),
         "no_top_p": _number("top_p", "float", "None, 1.0"),
