@@ -101,9 +101,9 @@ class Kind:
     legal: Range | None = None
 
 
-# Why pos: an export takes True for 1, and a reference gets 1.
+# An export takes True for 1 and a fraction for a float; so do references, which get the number.
 _NUMBERS = {
-    "float": Kind("float {name}"),
+    "float": Kind("float {name}", decode=float),
     "int": Kind("int {name}", decode=operator.pos, legal=INT64),
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}", decode=operator.pos, legal=INT64),

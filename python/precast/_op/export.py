@@ -33,9 +33,9 @@ from typing import Any, ParamSpec, TypeVar
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
+from precast._op import mode as _mode
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
-from precast._op import mode as _mode
 from precast._op.dispatch import KERNELS, Kernel
 from precast._op.matcher import check_arguments
 from precast._op.requirement import Requirement

@@ -11,7 +11,7 @@ _NUMBER = r"\d+(?:\.\d+)?(?:e-?\d+)?"
 _RANGE = re.compile(rf"(?P<least>{_NUMBER})?-(?P<most>{_NUMBER})?\Z")
 
 #: The largest float32: exports round to that.
-_MOST_FLOAT = (2 - 2**-23) * 2.0**127
+MOST_FLOAT = (2 - 2**-23) * 2.0**127
 
 
 class Range(NamedTuple):
@@ -32,7 +32,7 @@ class Range(NamedTuple):
             return "a number of 64 bits"
         if self.most == math.inf:
             return f"at least {self.least}"
-        if self.most == _MOST_FLOAT:
+        if self.most == MOST_FLOAT:
             return f"a finite number of at least {self.least:g}"
         return f"from {self.least} to {self.most}"
 
@@ -52,4 +52,4 @@ def read_range(text: str, is_float: bool) -> Range:
         return Range()
     least = -math.inf if match["least"] is None else number(match["least"])
     most = math.inf if match["most"] is None else number(match["most"])
-    return Range(least, _MOST_FLOAT if is_float and most == math.inf else most)
+    return Range(least, MOST_FLOAT if is_float and most == math.inf else most)

@@ -47,9 +47,7 @@ _TYPES: dict[str, _Type] = {
     "bool": _Type("a bool", _is_int),
     "float": _Type("a number", _is_real),
     "int": _Type("an integer", _is_int),
-    "torch.Generator": _Type(
-        "a torch.Generator", lambda value: isinstance(value, torch.Generator)
-    ),
+    "torch.Generator": _Type("a torch.Generator", lambda value: isinstance(value, torch.Generator)),
     "torch.Tensor": _Type("a torch.Tensor", lambda value: isinstance(value, torch.Tensor)),
     "torch.dtype": _Type("a torch.dtype", lambda value: isinstance(value, torch.dtype)),
 }
@@ -163,4 +161,3 @@ def check_ranges(export: str, ranges: Mapping[str, Range], values: Mapping[str, 
         value = values.get(name)
         if isinstance(value, numbers.Real) and not legal.holds(value):
             raise ValueError(f"{export}: {name} must be {legal.words}, got {value}") from None
-

@@ -58,8 +58,8 @@ def _new(append_indptr: torch.Tensor, nnz: int) -> torch.Tensor:
 _GET_BATCH_INDICES_POSITIONS = Export(
     "page",
     "get_batch_indices_positions",
-    "append_indptr:tensor seq_lens:tensor nnz:size(0-2147483647) batch_indices!:tensor positions!:tensor "
-    "enable_pdl:pdl",
+    "append_indptr:tensor seq_lens:tensor nnz:size(0-2147483647) batch_indices!:tensor "
+    "positions!:tensor enable_pdl:pdl",
     reference=get_batch_indices_positions_reference,
     check=_check,
     new={"batch_indices": _new, "positions": _new},

@@ -59,8 +59,8 @@ _STATIC = Export(
 _DYNAMIC = Export(
     "quantize",
     "per_tensor_quant_fp8",
-    "x:T[*size] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] workspace!:f32 "
-    "enable_pdl:pdl",
+    "x:T[*size] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] "
+    "workspace!:f32 enable_pdl:pdl",
     reference=per_tensor_quant_fp8_reference,
     check=_check_dynamic,
     new={
@@ -73,7 +73,8 @@ _DYNAMIC = Export(
 _PER_TOKEN = Export(
     "quantize",
     "per_token_quant_fp8",
-    "x:T[*tokens,hidden] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 enable_pdl:pdl",
+    "x:T[*tokens,hidden] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 "
+    "enable_pdl:pdl",
     reference=per_token_quant_fp8_reference,
     check=check_scales,
     new={

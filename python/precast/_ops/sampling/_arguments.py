@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -10,7 +11,7 @@ from typing import Any, TypeAlias
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.ranges import NOT_NAN, Range
+from precast._op.ranges import MOST_FLOAT, NOT_NAN, Range
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._random import random_arguments
 
@@ -60,6 +61,13 @@ def given(tensor: torch.Tensor | None, number: Any) -> Any:
     return number if tensor is None else tensor
 
 
+def given_float(tensor: torch.Tensor | None, number: Any) -> Any:
+    """Return the one of the two that a caller gave; the export makes a number a float32."""
+    if tensor is not None:
+        return tensor
+    return math.copysign(math.inf, number) if abs(number) > MOST_FLOAT else float(number)
+
+
 def is_joint(function: str, filter_apply_order: str) -> bool:
     """Return whether each filter applies to the whole distribution."""
     if filter_apply_order not in ("top_k_first", "joint"):
@@ -90,7 +98,8 @@ def _number(name: str, type_word: str, source: str, legal: Range | None = None) 
     """Declare a number for all rows or a tensor with one for each: two arguments of an export."""
     encoders = (int_arguments, float_arguments, temperature_arguments)
     names = {f"_{encoder.__name__}": encoder for encoder in encoders}
-    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names, legal)
+    decode = given_float if type_word == "float" else given
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, decode, names, legal)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
