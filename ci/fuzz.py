@@ -115,6 +115,8 @@ def problem(function: Callable[..., Any], call: dict[str, Any]) -> tuple[str, st
         kind, text = type(error), str(error)
     finally:
         signal.alarm(0)
+    if "allocate memory" in text:  # A legal number may ask for more than this machine has.
+        return "ran out of memory", ""
     ours = kind.__module__.startswith("precast.")
     said = f"{kind.__name__}: {text[:160]!r}"
     names = list(inspect.signature(function).parameters)

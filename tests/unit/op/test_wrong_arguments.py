@@ -46,6 +46,7 @@ ALIASES = {
 #: Numbers out of range, by argument.
 RANGES: dict[str, tuple[Any, ...]] = {
     "eps": (math.nan, -1.0, -1e-30, math.inf, 1e39),
+    "top_k": (2**63,),
     "top_p": (math.nan,),
     "min_p": (math.nan,),
     "temperature": (math.nan, -1.0, True),

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
-from precast._op.ranges import MOST_FLOAT, NOT_NAN, Range
+from precast._op.ranges import INT64, MOST_FLOAT, NOT_NAN, Range
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._random import random_arguments
 
@@ -120,7 +120,7 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
     order_source = f"_is_joint({function!r}, {{name}})"
     temperature = f"*_temperature_arguments({function!r}, 1.0 if {{name}} is None else {{name}})"
     return {
-        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})"),
+        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})", INT64),
         **{name: _number(name, "float", "*_float_arguments({name})", NOT_NAN) for name in reals},
         "temperature": _number("temperature", "float", temperature),
         "no_top_k": _number("top_k", "SymInt", "None, 0"),
