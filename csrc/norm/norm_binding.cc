@@ -20,7 +20,7 @@ void rmsnorm_entry(const char* op, const TensorView& input, const TensorView& we
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
   const Arg by = PRECAST_ARG(op, weight);
-  check_norm_input(in, norm_dtype);
+  check_norm_input(in, norm_dtype, eps);
   check_norm_weight(by, in, norm_dtype);
   check_norm_peer(to, in, norm_dtype);
   const RowView view = view_as_rows({in, to}, false);
@@ -39,7 +39,7 @@ void fused_add_entry(const char* op, const TensorView& input, const TensorView& 
   const Arg in = PRECAST_ARG(op, input);
   const Arg added = PRECAST_ARG(op, residual);
   const Arg by = PRECAST_ARG(op, weight);
-  check_norm_input(in, norm_dtype);
+  check_norm_input(in, norm_dtype, eps);
   check_columns(in, true);
   check_norm_peer(added, in, norm_dtype);
   check_norm_weight(by, in, norm_dtype);
@@ -86,7 +86,7 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   const Arg to = PRECAST_ARG(op, out);
   const Arg by = PRECAST_ARG(op, gemma);
   const Arg plus = PRECAST_ARG(op, beta);
-  check_layernorm(in, {by, plus}, norm_dtype);
+  check_layernorm(in, {by, plus}, norm_dtype, eps);
   check_norm_peer(to, in, norm_dtype);
   check_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);

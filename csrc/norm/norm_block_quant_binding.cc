@@ -41,7 +41,7 @@ void block_quant_export(TensorView out, TensorView block_scale, OptionalTensor n
   const Arg by = PRECAST_ARG(op, weight);
   const DType dtype = norm_block_quant_dtype;
   check_cuda(to);
-  check_norm_input(in, dtype);
+  check_norm_input(in, dtype, eps);
   PRECAST_CHECK(input.size(-1) % kQuantGroup == 0, ValueError)
       << in.what() << "'s last dimension must be a multiple of " << kQuantGroup << ", got "
       << input.size(-1);

@@ -2,6 +2,7 @@
 // The checks that the bindings of the norms share.
 #pragma once
 
+#include "core/number_checks.h"
 #include "core/tensor_matcher.h"
 #include "precast/norm/rmsnorm_rows.cuh"
 
@@ -10,7 +11,8 @@ namespace precast {
 constexpr int64_t kMaxHidden = int64_t(1) << 30;  // the kernels compute columns in 32 bits
 
 // Checks the rows, or heads of rows, to be normalised.
-PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype) {
+PRECAST_ONE_COPY void check_norm_input(const Arg& in, DType dtype, double eps) {
+  check_at_least(in.op, "eps", eps, 0.0);
   TensorMatch(in).cuda().dtype(dtype).rank(2, 3);
   PRECAST_CHECK(in.tensor.size(-1) <= kMaxHidden, ValueError)
       << in.what() << "'s last dimension must be at most " << kMaxHidden << ", got "
@@ -31,7 +33,7 @@ PRECAST_ONE_COPY void check_norm_weight(const Arg& weight, const Arg& in, DType 
 
 // Checks LayerNorm's input and parameters. It throws the exceptions that its callers expect.
 PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> parameters,
-                                      DType dtype) {
+                                      DType dtype, double eps) {
   check_cuda(in);
   PRECAST_CHECK(has_dtype(in, dtype), DtypeRuntimeError)
       << in.op << ": input must be bfloat16 (or float16, with the module of that type), got "
@@ -39,7 +41,7 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   PRECAST_CHECK(in.tensor.IsContiguous(), DtypeRuntimeError)
       << in.op << ": input must be contiguous, got strides " << to_string(in.tensor.strides())
       << "; call .contiguous()";
-  check_norm_input(in, dtype);
+  check_norm_input(in, dtype, eps);
   for (const Arg& arg : parameters) {
     check_same_device(arg, in);
     PRECAST_CHECK(has_dtype(arg, DType::f32), DtypeRuntimeError)

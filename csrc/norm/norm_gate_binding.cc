@@ -22,7 +22,7 @@ void fused_rmsnorm_silu_export(TensorView input, TensorView weight, double eps, 
   const Arg in = PRECAST_ARG(op, input);
   const Arg to = PRECAST_ARG(op, out);
   const Arg by = PRECAST_ARG(op, weight);
-  check_norm_input(in, norm_gate_dtype);
+  check_norm_input(in, norm_gate_dtype, eps);
   check_norm_weight(by, in, norm_gate_dtype);
   check_norm_peer(to, in, norm_gate_dtype_out);
   // It belongs to four-bit output, for which there is no module.
@@ -48,7 +48,7 @@ void rmsnorm_sigmoid_gate_export(TensorView input, TensorView gate, double eps,
   const Arg in = PRECAST_ARG(op, input);
   const Arg by = PRECAST_ARG(op, gate);
   const Arg to = {op, out.has_value() ? "out" : "input", out_view};
-  check_norm_input(in, norm_gate_dtype);
+  check_norm_input(in, norm_gate_dtype, eps);
   check_norm_peer(by, in, norm_gate_dtype, false);
   TensorView weight_view = input;
   if (weight.has_value()) {

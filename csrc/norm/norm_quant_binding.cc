@@ -32,7 +32,7 @@ void rmsnorm_quant_export(TensorView out, TensorView input, TensorView weight, T
   const Arg by = PRECAST_ARG(op, weight);
   const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
-  check_norm_input(in, norm_quant_dtype);
+  check_norm_input(in, norm_quant_dtype, eps);
   check_norm_weight(by, in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_one_number(number, in);
@@ -58,7 +58,7 @@ void fused_add_rmsnorm_quant_export(TensorView out, TensorView input, TensorView
   const Arg by = PRECAST_ARG(op, weight);
   const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
-  check_norm_input(in, norm_quant_dtype);
+  check_norm_input(in, norm_quant_dtype, eps);
   check_norm_peer(added, in, norm_quant_dtype);
   check_norm_weight(by, in, norm_quant_dtype);
   check_norm_peer(to, in, norm_quant_dtype_out);
@@ -90,7 +90,7 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   const Arg plus = PRECAST_ARG(op, beta);
   const Arg number = PRECAST_ARG(op, scale);
   check_cuda(to);
-  check_layernorm(in, {by, plus}, norm_quant_dtype);
+  check_layernorm(in, {by, plus}, norm_quant_dtype, eps);
   check_norm_peer(to, in, norm_quant_dtype_out);
   check_contiguous(to);
   check_one_number(number, in);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/number_checks.h"
 #include "core/tensor_matcher.h"
 #include "precast/quantize/per_group.cuh"
 #include "precast/quantize/per_token.cuh"
@@ -19,8 +20,7 @@ constexpr int64_t kMaxColumns = int64_t(1) << 30;  // the kernels compute column
 constexpr double kLeastEps = 1e-30;                // a smaller scale has no finite reciprocal
 
 PRECAST_ONE_COPY void check_eps(const char* op, double eps) {
-  PRECAST_CHECK(eps >= kLeastEps && std::isfinite(static_cast<float>(eps)), ValueError)
-      << op << ": eps must be a finite number of at least 1e-30, got " << eps;
+  check_at_least(op, "eps", eps, kLeastEps);
 }
 
 // Checks the input, and codes of its shape (with half the last dimension if gated).
@@ -117,8 +117,8 @@ inline void group_quant_entry(const Arg& in, int64_t group_size, double eps, boo
       << in.op << ": group_size must be 16, 32, 64 or 128, got " << group_size;
   const int64_t columns = out.tensor.size(-1);
   PRECAST_CHECK(columns % group_size == 0, ValueError)
-      << in.op << ": the last dimension must be a multiple of group_size " << group_size << ", got "
-      << columns;
+      << in.what() << "'s last dimension must be a multiple of " << (gated ? "2 x " : "")
+      << "group_size " << group_size << ", got " << in.tensor.size(-1);
   const bool packed = same_dtype(scales.tensor.dtype(), kInt32);
   PRECAST_CHECK(!packed || scale_ue8m0, ValueError)
       << scales.what() << " must be float32 unless scale_ue8m0 is true, got int32";

@@ -291,6 +291,8 @@ void qk_rmsnorm_rope_entry(TensorView qkv, TensorView q_weight, TensorView k_wei
   const Arg cache = PRECAST_ARG(op, cos_sin_cache);
   const Arg places = PRECAST_ARG(op, positions);
   TensorMatch(packed).cuda().dtype(rope_dtype).rank(2, 2).unit_stride_output();
+  check_at_least(op, "eps", eps, 0.0);
+  check_not_nan(op, "weight_bias", weight_bias);
   Dim head_dim("head_dim");
   check_shape(weight, {head_dim});
   PRECAST_CHECK(head_dim > 0 && head_dim % kRopeVec == 0 && head_dim <= kMaxHeadDim, ValueError)

@@ -3,6 +3,7 @@
 // and sines, and segments.
 #pragma once
 
+#include "core/number_checks.h"
 #include "paged/paged_checks.h"
 #include "precast/rope/rope_params.cuh"
 

@@ -238,7 +238,8 @@ void chain_export(TensorView draft_probs, TensorView draft_token_ids, TensorView
   const Arg tokens = PRECAST_ARG(op, draft_token_ids);
   const Arg target = PRECAST_ARG(op, target_probs);
   const Arg to = PRECAST_ARG(op, out);
-  const Arg counts[] = {PRECAST_ARG(op, accepted), PRECAST_ARG(op, emitted)};
+  const Arg counts[] = {{op, "maybe_output_accepted_token_num", accepted},
+                        {op, "maybe_output_emitted_draft_token_num", emitted}};
   check_cuda(draft);
   check_cuda(target);
   check_rank(target, 3, 3);

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "core/number_checks.h"
 #include "core/tensor_matcher.h"
 #include "precast/sampling/inverse_cdf.cuh"
 #include "precast/sampling/row.cuh"
@@ -61,6 +62,7 @@ PRECAST_ONE_COPY void check_parameter(const Arg& arg, const Arg& rows) {
 PRECAST_ONE_COPY PerRowScalar per_row_scalar(const char* op, const char* name,
                                              const OptionalTensor& values, double value,
                                              const Arg& rows) {
+  check_not_nan(op, name, value);
   const auto* data =
       TensorMatcher(op).optional<const float>(values, name, [&](const TensorMatch& match) {
         check_parameter(match, rows);

@@ -23,7 +23,8 @@ be None. The kinds are
 ``tensor``
     A tensor that the op's own check looks at alone.
 ``float``, ``int``, ``bool``, ``size``
-    A number; a ``size`` may be symbolic under ``torch.compile``.
+    A number; a ``size`` may be symbolic under ``torch.compile``. ``float(0-)`` is a finite one of
+    at least 0, ``size(0-9)`` one from 0 to 9, ``float(-)`` any but NaN.
 ``pdl``
     Programmatic dependent launch: None or a bool in public, on unless it is False.
 ``pdl_on``
@@ -35,15 +36,19 @@ form, such as a cache that is one tensor or two.
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
+
+from precast._op.ranges import INT64, Range, read_range
 
 _PARAMETER = re.compile(r"(?P<name>\w+)(?P<written>!?)(?P<optional>\??)(?::(?P<kind>\S+))?\Z")
 _DTYPE = r"(?:(?P<axis>[TUV])(?:=|(?=[\[,)]|\Z)))?(?P<dtype>[a-z]\w*(?:\|\w+)*)?"
 _TENSOR = re.compile(rf"{_DTYPE}(?:\[(?P<dims>[^\]]*)\])?\Z")
 _LIKE = re.compile(rf"like\((?P<peer>\w+)(?:,{_DTYPE})??(?P<apart>,apart)?\)\Z")
+_NUMBER = re.compile(r"(?P<kind>float|int|size)\((?P<range>[^)]*)\)\Z")
 _LEADING = re.compile(r"\*(?P<name>\w+)(?:\((?P<least>\d+)(?P<range>-(?P<most>\d+)?)?\))?\Z")
 
 #: Letters of the dtypes that are axes of a module.
@@ -85,19 +90,23 @@ class Kind:
         From what the export got back to the public argument.
     names : mapping
         What the source of ``encode`` calls, by name.
+    legal : Range, optional
+        The numbers that are legal, if the public argument is a number.
     """
 
     schema: str
     encode: str = "{name}"
     decode: Callable[..., Any] = lambda value: value
     names: Mapping[str, Any] = field(default_factory=dict)
+    legal: Range | None = None
 
 
+# An export takes True for 1 and a fraction for a float; so do references, which get the number.
 _NUMBERS = {
-    "float": Kind("float {name}"),
-    "int": Kind("int {name}"),
+    "float": Kind("float {name}", decode=float),
+    "int": Kind("int {name}", decode=operator.pos, legal=INT64),
     "bool": Kind("bool {name}"),
-    "size": Kind("SymInt {name}"),
+    "size": Kind("SymInt {name}", decode=operator.pos, legal=INT64),
     "pdl": Kind("bool {name}", "{name} is not False"),
     "pdl_on": Kind("bool {name}", "True"),
 }
@@ -164,6 +173,23 @@ class Declaration:
         self.names = tuple(part.split()[-1] for part in parts)
 
     @property
+    def ranges(self) -> dict[str, Range]:
+        """The numbers that are legal, by argument."""
+        kinds = {p.name: p.kind for p in self.parameters if isinstance(p.kind, Kind)}
+        return {name: kind.legal for name, kind in kinds.items() if kind.legal is not None}
+
+    @property
+    def of_any_rank(self) -> list[str]:
+        """The tensors that may have no dimension."""
+        kinds = {p.name: p.kind for p in self.parameters if isinstance(p.kind, TensorKind)}
+        return [
+            name
+            for name, kind in kinds.items()
+            if kind.dims == (".",)
+            or (kind.dims and all(isinstance(d, Leading) and not d.least for d in kind.dims))
+        ]
+
+    @property
     def tensors(self) -> list[Parameter]:
         return [parameter for parameter in self.parameters if parameter.is_tensor]
 
@@ -212,6 +238,10 @@ def _parameter(word: str, kinds: Mapping[str, Kind]) -> Parameter:
 def _kind(text: str, kinds: Mapping[str, Kind]) -> TensorKind | Kind:
     if text in kinds:
         return kinds[text]
+    number = _NUMBER.match(text)
+    if number is not None:
+        legal = read_range(number["range"], number["kind"] == "float")
+        return replace(kinds[number["kind"]], legal=legal)
     if text == "tensor":
         return TensorKind(checked=False)
     like = _LIKE.match(text)

@@ -224,7 +224,7 @@ def _checked(
     function: Callable[P, R_co],
     signature: inspect.Signature,
     requirement: Requirement,
-    body: str | None = None,
+    body: Callable[[str], str] | None = None,
     names: Mapping[str, Any] | None = None,
 ) -> CheckedOp[P, R_co]:
     """The wrapper of an op with the methods that it gets."""
@@ -245,9 +245,12 @@ def _checked(
 
 
 def decorated(
-    function: Callable[P, R_co], requirement: Requirement, body: str, names: dict[str, Any]
+    function: Callable[P, R_co],
+    requirement: Requirement,
+    body: Callable[[str], str],
+    names: dict[str, Any],
 ) -> CheckedOp[P, R_co]:
-    """An op whose wrapper has this body."""
+    """An op whose wrapper has this body, which is made from the statements that validate."""
     return _checked(function, inspect.signature(function), requirement, body, names)
 
 
@@ -255,7 +258,7 @@ def _wrapper(
     function: Callable[..., Any],
     signature: inspect.Signature,
     r: Requirement,
-    body: str | None = None,
+    body: Callable[[str], str] | None = None,
     extra: Mapping[str, Any] | None = None,
 ) -> Any:
     """A function with exactly the op's parameters, and ``skip_check``."""
@@ -282,9 +285,10 @@ def _wrapper(
             f"    if not skip_check{' or backend == ' + repr('auto') if r.checks else ''}:",
             f"        _validate({{{arguments}}}, skip_check)",
         ]
-    lines.append(f"    return _function({passed})" if body is None else body)
+    validation = "".join(f"{line}\n" for line in lines)
+    source = f"{validation}    return _function({passed})" if body is None else body(validation)
     parameters.insert(last, skip_check)
-    return generated(name, parameters, "\n".join(lines), names)
+    return generated(name, parameters, source, names)
 
 
 def generated(

@@ -82,6 +82,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
     def __missing__(self, key: tuple[Any, ...]) -> Callable[..., None]:
         if _mode.is_reference():
+            _mode.tell_followers()  # PRECAST_REFERENCE may have been set after import.
             return self._run_reference
         from precast._runtime.library import get_function
         from precast._runtime.loader import loader

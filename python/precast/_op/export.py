@@ -33,11 +33,13 @@ from typing import Any, ParamSpec, TypeVar
 
 from precast._base.errors import UnsupportedConfigError
 from precast._base.torch import torch
+from precast._op import mode as _mode
 from precast._op.declaration import AXES, Declaration, Kind, TensorKind
 from precast._op.decorators import CheckedOp, decorated, served_by
-from precast._op.dispatch import Kernel, check_tensors
+from precast._op.dispatch import KERNELS, Kernel
 from precast._op.matcher import check_arguments, check_memory
 from precast._op.requirement import Requirement
+from precast._op.scalars import Arguments, check_ranges
 from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
@@ -230,6 +232,7 @@ class Export(Kernel):
         """The reference with the arguments of the export: check, compute, write."""
         given = self.declaration.decoded(args)
         given = {**self._found(given), **given}
+        check_ranges(self.error_name, self.declaration.ranges, given)
         check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
             self._check(**accepted(self._check, {**given, "export": self.error_name}))
@@ -341,25 +344,45 @@ def _decorated(
 ) -> CheckedOp[P, R]:
     """The op's methods, and the body inside of what explains a call that failed."""
     parameters = inspect.signature(function).parameters.values()
-    required = [p.name for p in parameters if p.annotation == "torch.Tensor"]
-    required.sort(key=lambda name: name == "out")  # An input that is wrong is named first.
-    optional = [p.name for p in parameters if p.annotation == "torch.Tensor | None"]
     name = function.__name__
 
-    def explain_failure(**values: Any) -> None:
-        given = (key for key in optional if values[key] is not None)
-        check_tensors(name, {key: values[key] for key in (*required, *given)})
-        if explain is not None:
-            explain(**accepted(explain, {**values, "export": name}))
+    def declarations() -> list[Declaration]:
+        exports = (k for k in KERNELS.values() if isinstance(k, Export))
+        return [export.declaration for export in exports if export.function == name]
 
-    names["_explain"], names["_Unsupported"] = explain_failure, UnsupportedConfigError
-    passed = ", ".join(f"{p.name}={p.name}" for p in parameters)
-    inner = "\n".join("    " + line for line in body.split("\n"))
-    source = (
-        f"    try:\n{inner}\n"
-        f"    except (AttributeError, IndexError, RuntimeError, TypeError, _Unsupported):\n"
-        f"        _explain({passed})\n        raise"
-    )
+    arguments = Arguments(function, declarations=declarations)
+    names.update(_arguments=arguments, _Unsupported=UnsupportedConfigError, _torch=torch)
+    passed = f"{{{', '.join(f'{p.name!r}: {p.name}' for p in parameters)}}}"
+    caught = "(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)"
+    explained = ""
+    if explain is not None:
+        taken = inspect.signature(explain).parameters.values()
+        every = any(p.kind is p.VAR_KEYWORD for p in taken)
+        asked = {t.name for t in taken}
+        given = {"export": repr(name), **{p.name: p.name for p in parameters}}
+        told = ", ".join(f"{key}={value}" for key, value in given.items() if every or key in asked)
+        names["_explain"] = explain
+        explained = (
+            "    except (AttributeError, IndexError, RuntimeError, TypeError, _Unsupported) "
+            "as error:\n"
+            f"        _arguments.check({passed})\n"
+            f"        _explain({told})\n"
+            f"        _arguments.check_ranks(error, {passed})\n        raise\n"
+        )
+
+    def source(validation: str) -> str:
+        inner = "\n".join("    " + line for line in f"{validation}{body}".split("\n"))
+        return (
+            f"    if _reference and not _torch.compiler.is_compiling():\n"
+            f"        _arguments.check({passed})\n"
+            f"    try:\n{inner}\n{explained}"
+            f"    except {caught} as error:\n"
+            f"        _arguments.check({passed})\n"
+            f"        _arguments.check_ranks(error, {passed})\n        raise"
+        )
+
     common = None if backends else served_by(op_name)
     requirement = Requirement(name, dict(backends or {}), common, heuristic)
-    return decorated(function, requirement, source, names)
+    result = decorated(function, requirement, source, names)
+    _mode.follow(result.__globals__)  # type: ignore[attr-defined]
+    return result

@@ -6,13 +6,20 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from precast._base import env as _env
+from precast._base.errors import EnvironmentVariableError
 
 _lock = threading.Lock()
 _depth = 0
+_known = False  # What followers have been told.
 #: Called whenever the mode changes, so that tables of loaded functions are cleared.
 _listeners: list[Callable[[], None]] = []
+
+
+#: Globals of functions that read ``_reference``, which costs less than a call.
+_followers: list[dict[str, Any]] = []
 
 
 def on_change(listener: Callable[[], None]) -> None:
@@ -22,6 +29,35 @@ def on_change(listener: Callable[[], None]) -> None:
 def is_reference() -> bool:
     """Whether ops run their references: ``PRECAST_REFERENCE=1`` or inside ``reference_mode()``."""
     return _depth > 0 or _env.REFERENCE()
+
+
+def follow(names: dict[str, Any]) -> None:
+    """Keep ``names["_reference"]`` up to date."""
+    with _lock:
+        _followers.append(names)
+        names["_reference"] = _known or _is_on()
+
+
+def tell_followers() -> None:
+    """Tell all of the mode, which may have changed with the environment variable."""
+    with _lock:
+        _tell()
+
+
+def _tell() -> None:
+    global _known
+    now = _is_on()
+    if now != _known:
+        _known = now
+        for names in _followers:
+            names["_reference"] = now
+
+
+def _is_on() -> bool:
+    try:
+        return is_reference()
+    except EnvironmentVariableError:  # Raised again by the call that needs to know.
+        return False
 
 
 @contextlib.contextmanager
@@ -49,5 +85,6 @@ def _shift(by: int) -> None:
     global _depth
     with _lock:
         _depth += by
+        _tell()
         for listener in _listeners:
             listener()

@@ -94,7 +94,7 @@ def test_a_float_scale_is_deprecated_where_it_is_called() -> None:
             call(torch.tensor(0.5))
         assert torch.equal(out.float(), wanted)
         for wrong in (True, "0.5", None):
-            with pytest.raises(TypeError, match=r"scale must be a torch\.Tensor, got"):
+            with pytest.raises(TypeError, match=r"scale must be a torch\.Tensor(, got b| or )"):
                 call(wrong)
         with pytest.raises(ValueError, match=r"scale must hold one number, got shape \[2\]"):
             call(torch.ones(2))

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
@@ -96,3 +98,21 @@ def test_a_dtype_that_no_module_has_is_an_unsupported_configuration():
     check_arguments("op", Declaration(text), {"x": x, "out": torch.zeros(4)})
     words = "out must be float8_e4m3fn, got int32"
     rejected(text, words, UnsupportedConfigError, x=x, out=torch.zeros(4, dtype=torch.int32))
+
+
+def test_ranges_of_numbers() -> None:
+    ranges = Declaration("x:T[n] eps:float(1e-30-) p:float(-) k:size(1-9) n:int(0-)").ranges
+    assert [ranges[name].words for name in ("eps", "p", "k", "n")] == [
+        "a finite number of at least 1e-30",
+        "a number, not NaN",
+        "from 1 to 9",
+        "at least 0",
+    ]
+    assert [ranges["eps"].holds(v) for v in (1e-30, 0.0, math.nan, math.inf, 1e39)] == [
+        True,
+        *[False] * 4,
+    ]
+    assert [ranges["p"].holds(v) for v in (-math.inf, math.inf, math.nan)] == [True, True, False]
+    assert [ranges["k"].holds(v) for v in (0, 1, 9, 10)] == [False, True, True, False]
+    with pytest.raises(ValueError, match="'x' is no range of numbers; legal: 0-"):
+        Declaration("x:T[n] eps:float(x)")

@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
             ValueError,
             "1 element, or 4, one a row",
         ),
-        (lambda: precast.nvfp4_quantize(X, ONE, 7), ValueError, "layout must be 0"),
+        (lambda: precast.nvfp4_quantize(X, ONE, 7), ValueError, "sfLayout must be 0"),
         (
             lambda: precast.nvfp4_quantize(X, ONE, do_shuffle=True),
             NotImplementedError,

@@ -281,7 +281,9 @@ def test_what_is_no_tensor_is_a_type_error() -> None:
         precast.sampling_from_probs(torch.ones(1, 2), indices=x)
     with pytest.raises(TypeError, match=r"softmax: logits must be a torch\.Tensor"):
         precast.softmax(x)
-    with pytest.raises(TypeError, match="softmax: temperature must be a number or a tensor"):
+    with pytest.raises(
+        TypeError, match=r"softmax: temperature must be a torch\.Tensor or a number"
+    ):
         precast.softmax(torch.ones(1, 2), True)
     with pytest.raises(TypeError, match=r"top_k_renorm_probs: probs must be a torch\.Tensor"):
         precast.top_k_renorm_probs(x, 1)
@@ -467,8 +469,11 @@ def test_drafts_that_do_not_fit_are_rejected() -> None:
         ((draft, ids[0], target), "draft_token_ids must have 2 dimensions"),
         ((draft, ids.float(), target), "draft_token_ids must be int32 or int64"),
         ((draft, ids, target.half()), "target_probs must be float32, got float16"),
-        ((draft, ids, target, torch.ones(2)), "accepted must be int32"),
-        ((draft, ids, target, None, torch.ones(3).int()), r"emitted must have shape \[2\]"),
+        ((draft, ids, target, torch.ones(2)), "maybe_output_accepted_token_num must be int32"),
+        (
+            (draft, ids, target, None, torch.ones(3).int()),
+            r"maybe_output_emitted_draft_token_num must have shape \[2\]",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             call(*args)

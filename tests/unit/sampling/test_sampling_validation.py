@@ -40,7 +40,7 @@ def test_a_temperature_below_zero_is_rejected(name: str, bad: Any) -> None:
 @heated
 @pytest.mark.parametrize("bad", [True, "hot", [1.0], 1j])
 def test_a_temperature_that_is_no_number_is_rejected(name: str, bad: Any) -> None:
-    words = f"^{name}: temperature must be a number or a tensor, got {type(bad).__name__}$"
+    words = f"^{name}: temperature must be a torch.Tensor or a number, got {type(bad).__name__}"
     with pytest.raises(TypeError, match=words):
         HEATED[name](torch.zeros(2, 5), bad)
 

@@ -68,7 +68,7 @@ def check_kv_layout(name: str, kv_layout: object) -> bool:
 
 def pos_encoding(name: str, pos_encoding_mode: str) -> int:
     """Return the number of a mode in kernels."""
-    number = POS_ENCODINGS.get(pos_encoding_mode)
+    number = POS_ENCODINGS.get(pos_encoding_mode) if isinstance(pos_encoding_mode, str) else None
     if number is None:
         raise CacheLayoutError(
             f"{name}: pos_encoding_mode must be {', '.join(POS_ENCODINGS)}, got "

@@ -42,7 +42,7 @@ def gemma_fused_add_rmsnorm_reference(
 
 
 _ARGUMENTS = (
-    "input!:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float "
+    "input!:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float(0-) "
     "enable_pdl:pdl"
 )
 

@@ -51,7 +51,7 @@ def fused_add_rmsnorm_fp8_block_quant_reference(
     x = input.float() + residual.float()
     normed = normalized(x, weight.float(), eps).to(input.dtype)
     codes, scale = group_quant(normed.float(), 128, 1e-10, torch.float8_e4m3fn, scale_ue8m0)
-    scale = scale.reshape(-1, scale.shape[-1])
+    scale = scale.flatten(0, -2)
     if column_major_scales:
         scale = torch.cat([scale.T, block_scale[:, scale.shape[0] :]], dim=1)
     return codes, scale, normed, x.to(input.dtype)
@@ -99,7 +99,7 @@ _BLOCK_QUANT = Export(
     "norm_block_quant",
     "fused_add_rmsnorm_fp8_block_quant",
     "out!:like(input,e4m3,apart) block_scale!:f32 normed_out!?:like(input) "
-    "input:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float "
+    "input:T[*rows(1-2),hidden] residual!:like(input,apart) weight:T[hidden] eps:float(0-) "
     "enable_pdl:pdl column_major_scales:bool scale_ue8m0:bool",
     reference=fused_add_rmsnorm_fp8_block_quant_reference,
     check=_check,

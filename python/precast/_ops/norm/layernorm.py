@@ -43,7 +43,7 @@ def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> No
 
 @norm(
     "norm",
-    "input:T[*rows(1-2),hidden] gemma:any[hidden] beta:any[hidden] eps:float out!:like(input) "
+    "input:T[*rows(1-2),hidden] gemma:any[hidden] beta:any[hidden] eps:float(0-) out!:like(input) "
     "enable_pdl:pdl",
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
     op_type="layernorm",

@@ -53,7 +53,7 @@ def _explain_nvfp4(export: str, out: torch.Tensor | None) -> None:
 
 @norm(
     "norm_gate",
-    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float "
+    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float(0-) "
     "out!:like(input,U=f16|bf16|e4m3|T) block_scale?:any enable_pdl:pdl",
     "Each row divided by its root mean square, times a weight, and the SiLU of that.",
     check=_check_silu,
@@ -157,7 +157,7 @@ def _write_gated(
 
 @norm(
     "norm_gate",
-    "input!:T[*rows(1-2),hidden] gate:like(input) eps:float weight?:T[hidden] "
+    "input!:T[*rows(1-2),hidden] gate:like(input) eps:float(0-) weight?:T[hidden] "
     "out!?:like(input,U=f16|bf16|e4m3|T) enable_pdl:pdl",
     "Each row divided by its root mean square, times the sigmoid of a gate.",
     check=_check_gate,

@@ -92,7 +92,7 @@ def _quantizing(
         return norm(
             "norm_quant",
             f"out!:like(input,U=e4m3|e5m2,apart) input:T[*rows(1-2),hidden] {tensors} scale:scale "
-            "eps:float enable_pdl:pdl",
+            "eps:float(0-) enable_pdl:pdl",
             description,
             op_type=op_type,
             out_description="Says the type of the output.",

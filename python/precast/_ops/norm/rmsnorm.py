@@ -29,7 +29,9 @@ def gemma_rmsnorm_reference(
     return normalized(input.float(), weight.float() + 1.0, eps).to(input.dtype)
 
 
-_ARGUMENTS = "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float out!:like(input) enable_pdl:pdl"
+_ARGUMENTS = (
+    "input:T[*rows(1-2),hidden] weight:T[hidden] eps:float(0-) out!:like(input) enable_pdl:pdl"
+)
 
 
 @norm("norm", _ARGUMENTS, "Each row divided by its root mean square, times a weight.")

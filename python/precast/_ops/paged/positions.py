@@ -50,14 +50,16 @@ def _check(
 
 
 def _new(append_indptr: torch.Tensor, nnz: int) -> torch.Tensor:
-    return torch.empty(nnz, dtype=torch.int32, device=append_indptr.device)
+    if not 0 <= nnz < 2**31:  # Before gigabytes are allocated; check_ranges() names the limits.
+        raise ValueError("nnz")
+    return torch.empty(+nnz, dtype=torch.int32, device=append_indptr.device)
 
 
 _GET_BATCH_INDICES_POSITIONS = Export(
     "page",
     "get_batch_indices_positions",
-    "append_indptr:tensor seq_lens:tensor nnz:size batch_indices!:tensor positions!:tensor "
-    "enable_pdl:pdl",
+    "append_indptr:tensor seq_lens:tensor nnz:size(0-2147483647) batch_indices!:tensor "
+    "positions!:tensor enable_pdl:pdl",
     reference=get_batch_indices_positions_reference,
     check=_check,
     new={"batch_indices": _new, "positions": _new},

@@ -7,7 +7,6 @@ are those of reference mode, in the words of the bindings.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from precast._base.dtypes import dtype_word
@@ -121,15 +120,8 @@ def _check_columns(export: str, out_scale: torch.Tensor, aligned: bool) -> None:
         )
 
 
-def check_eps(export: str, eps: float) -> None:
-    """Raise ValueError for an ``eps`` whose scale has no finite reciprocal."""
-    if not (eps >= 1e-30 and math.isfinite(eps)):
-        raise ValueError(f"{export}: eps must be a finite number of at least 1e-30, got {eps}")
-
-
 def check_scales(
     export: str,
-    eps: float,
     out: torch.Tensor,
     out_scale: torch.Tensor,
     group_size: int | None = None,
@@ -137,7 +129,8 @@ def check_scales(
     **given: Any,
 ) -> None:
     """Check that each row of ``x``, or of the gated ``input``, has a scale, or one a group."""
-    check_eps(export, eps)
+    name = "input" if "input" in given else "x"
+    source = given[name]
     count = 1
     if group_size is not None:
         if group_size not in (16, 32, 64, 128):
@@ -145,8 +138,9 @@ def check_scales(
         count, rest = divmod(out.shape[-1], group_size)
         if rest:
             raise ValueError(
-                f"{export}: the last dimension must be a multiple of group_size {group_size}, got "
-                f"{out.shape[-1]}"
+                f"{export}: {name}'s last dimension must be a multiple of "
+                f"{'2 x ' if name == 'input' else ''}group_size {group_size}, got "
+                f"{source.shape[-1]}"
             )
     if out_scale.dtype != torch.int32:
         check_dtype(export, "out_scale", out_scale, torch.float32)
@@ -156,8 +150,6 @@ def check_scales(
         raise ValueError(
             f"{export}: out_scale must be float32 unless scale_ue8m0 is true, got int32"
         )
-    name = "input" if "input" in given else "x"
-    source = given[name]
     if name == "input":
         check_half(export, out, source, out.dtype)
     if out_scale.shape != (*source.shape[:-1], count):

@@ -82,7 +82,7 @@ def _check(
 _DEQUANTIZE = Export(
     "dequantize",
     "dequantize_fp8",
-    "x:T=e4m3|e5m2|i8[*batch(0-1),m,k] x_scale:f32|i32 tile_rows:size tile_columns:size "
+    "x:T=e4m3|e5m2|i8[*batch(0-1),m,k] x_scale:f32|i32 tile_rows:size(1-) tile_columns:size(1-) "
     "out!:like(x,U=f32|f16|bf16,apart) enable_pdl:pdl",
     reference=dequantize_fp8_reference,
     check=_check,

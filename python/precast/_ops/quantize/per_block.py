@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import DTYPE, check_eps, quantized_like
+from precast._ops.quantize._outputs import DTYPE, quantized_like
 from precast._ops.quantize._reference_8bit import dequant_scale, quantize
 from precast._ops.quantize._trace_8bit import of_e4m3
 from precast._ops.quantize.per_tensor import per_token_quant_fp8
@@ -65,8 +65,7 @@ def _new_scales(x: torch.Tensor) -> torch.Tensor:
     return x.new_empty(*shape, dtype=torch.float32)
 
 
-def _check(export: str, x: torch.Tensor, eps: float, out_scale: torch.Tensor) -> None:
-    check_eps(export, eps)
+def _check(export: str, x: torch.Tensor, out_scale: torch.Tensor) -> None:
     if out_scale.shape != _scale_shape(x):
         raise ValueError(
             f"{export}: out_scale must hold a scale for each block of {BLOCK} x {BLOCK}, got shape "
@@ -77,7 +76,7 @@ def _check(export: str, x: torch.Tensor, eps: float, out_scale: torch.Tensor) ->
 _PER_BLOCK = Export(
     "quantize",
     "per_block_cast_to_fp8",
-    "x:T[*batch(0-1),n,k] use_ue8m0:bool eps:float out!:like(x,U=e4m3|e5m2|i8,apart) "
+    "x:T[*batch(0-1),n,k] use_ue8m0:bool eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) "
     "out_scale!:f32 enable_pdl:pdl",
     reference=per_block_cast_to_fp8_reference,
     check=_check,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, launches
-from precast._ops.quantize._outputs import DTYPE, check_eps, check_scales, quantized_like
+from precast._ops.quantize._outputs import DTYPE, check_scales, quantized_like
 from precast._ops.quantize._reference_8bit import quantize, token_quant
 from precast._ops.quantize._trace_8bit import quant_trace
 from precast.api_logging import precast_api
@@ -22,7 +22,7 @@ def static_quant_fp8_reference(
     x: torch.Tensor, scale: torch.Tensor, dst_dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     """:func:`static_quant_fp8` in plain PyTorch on any device, bit for bit."""
-    return quantize(x.float(), scale, dst_dtype)
+    return quantize(x.float(), scale.reshape(()), dst_dtype)  # One number in any shape.
 
 
 def per_tensor_quant_fp8_reference(
@@ -40,8 +40,7 @@ def per_token_quant_fp8_reference(
     return token_quant(x.float(), eps, dst_dtype)
 
 
-def _check_dynamic(export: str, eps: float, workspace: torch.Tensor) -> None:
-    check_eps(export, eps)
+def _check_dynamic(export: str, workspace: torch.Tensor) -> None:
     if workspace.numel() < WORKSPACE_SIZE:
         raise ValueError(
             f"{export}: workspace must have at least {WORKSPACE_SIZE} elements, got shape "
@@ -60,8 +59,8 @@ _STATIC = Export(
 _DYNAMIC = Export(
     "quantize",
     "per_tensor_quant_fp8",
-    "x:T[*size] eps:float out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] workspace!:f32 "
-    "enable_pdl:pdl",
+    "x:T[*size] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] "
+    "workspace!:f32 enable_pdl:pdl",
     reference=per_tensor_quant_fp8_reference,
     check=_check_dynamic,
     new={
@@ -74,7 +73,8 @@ _DYNAMIC = Export(
 _PER_TOKEN = Export(
     "quantize",
     "per_token_quant_fp8",
-    "x:T[*tokens,hidden] eps:float out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 enable_pdl:pdl",
+    "x:T[*tokens,hidden] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32 "
+    "enable_pdl:pdl",
     reference=per_token_quant_fp8_reference,
     check=check_scales,
     new={

@@ -51,7 +51,7 @@ def _output(
 _GROUP = Export(
     "quantize",
     "per_token_group_quant_8bit",
-    "x:T[*tokens,hidden] group_size:int eps:float scale_ue8m0:bool "
+    "x:T[*tokens,hidden] group_size:int eps:float(1e-30-) scale_ue8m0:bool "
     "out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32|i32 enable_pdl:pdl",
     reference=per_token_group_quant_8bit_reference,
     check=check_scales,

@@ -51,7 +51,7 @@ _STATIC = Export(
 _PER_TOKEN = Export(
     "silu_and_mul_quant",
     "silu_and_mul_per_token_quant",
-    "input:T[*size] eps:float out!:U=e4m3|e5m2|i8 out_scale!:f32 enable_pdl:pdl",
+    "input:T[*size] eps:float(1e-30-) out!:U=e4m3|e5m2|i8 out_scale!:f32 enable_pdl:pdl",
     reference=silu_and_mul_per_token_quant_reference,
     check=check_scales,
     new={
@@ -175,7 +175,7 @@ def silu_and_mul_per_token_group_quant_reference(
 _GROUP = Export(
     "silu_and_mul_quant",
     "silu_and_mul_per_token_group_quant",
-    "input:T[*size] group_size:int eps:float scale_ue8m0:bool out!:U=e4m3|e5m2|i8 "
+    "input:T[*size(1-)] group_size:int eps:float(1e-30-) scale_ue8m0:bool out!:U=e4m3|e5m2|i8 "
     "out_scale!:f32|i32 enable_pdl:pdl",
     reference=silu_and_mul_per_token_group_quant_reference,
     check=check_scales,

@@ -98,7 +98,8 @@ _QK_RMSNORM_ROPE = Export(
     "rope",
     "qk_rmsnorm_rope",
     "qkv!:T[tokens,columns] q_weight:T k_weight:T positions:i32|i64[tokens] cos_sin_cache:any "
-    "num_q_heads:int num_k_heads:int eps:float weight_bias:float is_neox:bool enable_pdl:pdl",
+    "num_q_heads:int num_k_heads:int eps:float(0-) weight_bias:float(-) is_neox:bool "
+    "enable_pdl:pdl",
     reference=qk_rmsnorm_rope_reference,
     check=_check,
 )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-import numbers
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
 from precast._op.declaration import Kind
+from precast._op.ranges import INT64, MOST_FLOAT, NOT_NAN, Range
 from precast._op.validation import check_dtype, check_rank, check_same_device
 from precast._ops.sampling._random import random_arguments
 
@@ -48,9 +49,8 @@ def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tenso
     if type(number) is not float:
         if isinstance(number, torch.Tensor):
             return float_arguments(number)
-        if isinstance(number, bool) or not isinstance(number, numbers.Real):
-            kind = type(number).__name__
-            raise TypeError(f"{function}: temperature must be a number or a tensor, got {kind}")
+        if isinstance(number, bool):
+            raise TypeError(f"{function}: temperature must be a torch.Tensor or a number, got bool")
     if not number >= 0:  # NaN, too
         raise ValueError(f"{function}: temperature must be 0 or more, got {number}")
     return None, number + 0.0  # -0.0 is 0.0
@@ -59,6 +59,13 @@ def temperature_arguments(function: str, temperature: Real) -> tuple[torch.Tenso
 def given(tensor: torch.Tensor | None, number: Any) -> Any:
     """Return the one of the two that a caller gave."""
     return number if tensor is None else tensor
+
+
+def given_float(tensor: torch.Tensor | None, number: Any) -> Any:
+    """Return the one of the two that a caller gave; the export makes a number a float32."""
+    if tensor is not None:
+        return tensor
+    return math.copysign(math.inf, number) if abs(number) > MOST_FLOAT else float(number)
 
 
 def is_joint(function: str, filter_apply_order: str) -> bool:
@@ -87,11 +94,12 @@ def explain_draw(export: str, **given: Any) -> None:
 # -- kinds of arguments ---------------------------------------------------------------------------
 
 
-def _number(name: str, type_word: str, source: str) -> Kind:
+def _number(name: str, type_word: str, source: str, legal: Range | None = None) -> Kind:
     """Declare a number for all rows or a tensor with one for each: two arguments of an export."""
     encoders = (int_arguments, float_arguments, temperature_arguments)
     names = {f"_{encoder.__name__}": encoder for encoder in encoders}
-    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, given, names)
+    decode = given_float if type_word == "float" else given
+    return Kind(f"Tensor? {name}_arr, {type_word} {name}", source, decode, names, legal)
 
 
 def kinds(function: str, x: str) -> dict[str, Kind]:
@@ -112,8 +120,8 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
     order_source = f"_is_joint({function!r}, {{name}})"
     temperature = f"*_temperature_arguments({function!r}, 1.0 if {{name}} is None else {{name}})"
     return {
-        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})"),
-        **{name: _number(name, "float", "*_float_arguments({name})") for name in reals},
+        "top_k": _number("top_k", "SymInt", "*_int_arguments({name})", INT64),
+        **{name: _number(name, "float", "*_float_arguments({name})", NOT_NAN) for name in reals},
         "temperature": _number("temperature", "float", temperature),
         "no_top_k": _number("top_k", "SymInt", "None, 0"),
         "no_top_p": _number("top_p", "float", "None, 1.0"),

@@ -89,10 +89,4 @@ def _given(
         return seed, 0, offset, 0
     if isinstance(seed, torch.Tensor) or isinstance(offset, torch.Tensor):
         raise ValueError(f"{function}: seed and offset must both be tensors or both be scalars")
-    try:
-        return None, signed(seed), None, signed(offset)
-    except TypeError:
-        kinds = type(seed).__name__, type(offset).__name__
-        raise TypeError(
-            f"{function}: seed and offset must be integers or tensors, got {' and '.join(kinds)}"
-        ) from None
+    return None, signed(seed), None, signed(offset)

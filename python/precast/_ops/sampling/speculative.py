@@ -58,27 +58,24 @@ def _check(export: str, draft_probs: torch.Tensor, random: tuple[Any, ...]) -> N
     check_random(export, "draft_probs", draft_probs, random, len(draft_probs))
 
 
-def _write(accepted: torch.Tensor, emitted: torch.Tensor, out: torch.Tensor, **given: Any) -> None:
+def _write(out: torch.Tensor, **given: Any) -> None:
     names = ("draft_probs", "draft_token_ids", "target_probs", "seed", "offset")
     tokens, passed, prefix = chain_speculative_sampling_reference(*(given[n] for n in names))
     out.copy_(tokens)
-    accepted += passed
-    emitted += prefix
+    given["maybe_output_accepted_token_num"] += passed
+    given["maybe_output_emitted_draft_token_num"] += prefix
 
 
 _CHAIN = Export(
     "sampling",
     "chain_speculative_sampling",
     "draft_probs:T=f32|f16|bf16[batch,count,vocab] draft_token_ids:i32|i64[batch,count] "
-    "target_probs:T[batch,count+1,vocab] accepted!:i32[batch] emitted!:i32[batch] random:random "
+    "target_probs:T[batch,count+1,vocab] maybe_output_accepted_token_num!:i32[batch] "
+    "maybe_output_emitted_draft_token_num!:i32[batch] random:random "
     "out!:i32|i64[batch,count+1] enable_pdl:pdl_on",
     check=_check,
     write=_write,
-    derived={
-        **{name: DERIVED[name] for name in ("seed", "offset")},
-        "maybe_output_accepted_token_num": lambda accepted: accepted,
-        "maybe_output_emitted_draft_token_num": lambda emitted: emitted,
-    },
+    derived={name: DERIVED[name] for name in ("seed", "offset")},
     kinds=kinds("chain_speculative_sampling", "draft_probs"),
 )
 
