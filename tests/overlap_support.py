@@ -184,7 +184,7 @@ def _completed(call: Call) -> Call:
     export = call.export
     declaration = export.declaration
     given = declaration.decoded(call.values)
-    matcher = _Matcher(export.name, declaration.first.name, given)
+    matcher = _Matcher(export.name, declaration, given)
     for parameter in declaration.tensors:
         if given[parameter.name] is not None:
             matcher.match(parameter)

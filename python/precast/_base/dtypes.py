@@ -23,7 +23,7 @@ def dtype_word(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
+def canonicalize_torch_dtype(dtype: torch.dtype | str, name: str = "dtype") -> torch.dtype:
     """The dtype of a name such as ``"float16"``; a dtype is itself.
 
     Raises
@@ -42,7 +42,7 @@ def canonicalize_torch_dtype(dtype: torch.dtype | str) -> torch.dtype:
         found = getattr(torch, dtype, None)
         if isinstance(found, torch.dtype):
             return found
-        raise ValueError(f"dtype must be the name of a torch dtype, got {dtype!r}")
+        raise ValueError(f"{name} must be the name of a torch dtype, got {dtype!r}")
     if isinstance(dtype, torch.dtype):
         return dtype
-    raise TypeError(f"dtype must be a string or torch.dtype, got {type(dtype).__name__}")
+    raise TypeError(f"{name} must be a string or torch.dtype, got {type(dtype).__name__}")

@@ -39,7 +39,7 @@ from precast._op.decorators import CheckedOp, decorated, served_by
 from precast._op.dispatch import KERNELS, Kernel
 from precast._op.matcher import check_arguments, check_memory
 from precast._op.requirement import Requirement
-from precast._op.scalars import Arguments, check_ranges
+from precast._op.scalars import RAW_ERRORS, Arguments, check_ranges
 from precast._op.torch_ops import torch_ops
 
 P = ParamSpec("P")
@@ -353,7 +353,6 @@ def _decorated(
     arguments = Arguments(function, declarations=declarations)
     names.update(_arguments=arguments, _Unsupported=UnsupportedConfigError, _torch=torch)
     passed = f"{{{', '.join(f'{p.name!r}: {p.name}' for p in parameters)}}}"
-    caught = "(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)"
     explained = ""
     if explain is not None:
         taken = inspect.signature(explain).parameters.values()
@@ -376,7 +375,7 @@ def _decorated(
             f"    if _reference and not _torch.compiler.is_compiling():\n"
             f"        _arguments.check({passed})\n"
             f"    try:\n{inner}\n{explained}"
-            f"    except {caught} as error:\n"
+            f"    except {RAW_ERRORS} as error:\n"
             f"        _arguments.check({passed})\n"
             f"        _arguments.check_ranks(error, {passed})\n        raise"
         )

@@ -40,7 +40,7 @@ def check_arguments(export: str, declaration: Declaration, values: Mapping[str, 
     """Raise ValueError for the first tensor that the declaration does not allow."""
     tensors = declaration.tensors
     first = declaration.first
-    matcher = _Matcher(export, first.name, values)
+    matcher = _Matcher(export, declaration, values)
     for parameter in (first, *(p for p in tensors if p is not first)):
         if values[parameter.name] is not None:
             matcher.match(parameter)
@@ -113,11 +113,12 @@ def _is_replaced(
 class _Matcher:
     """What the names of sizes and the letters of dtypes mean in one call."""
 
-    def __init__(self, export: str, first: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, export: str, declaration: Declaration, values: Mapping[str, Any]) -> None:
         self.export = export
-        self.first_name = first
-        self.first: torch.Tensor = values[first]
+        self.first_name = declaration.first.name
+        self.first: torch.Tensor = values[self.first_name]
         self.values = values
+        self.declared = {parameter.name: parameter for parameter in declaration.parameters}
         self.sizes: dict[str, Any] = {}
         self.dtypes: dict[str, torch.dtype] = {}
 
@@ -137,7 +138,7 @@ class _Matcher:
         if kind.dims is None:
             return
         self._match_shape(kind.dims, name, tensor)
-        if parameter.written:
+        if parameter.written and not _is_replaced(parameter, self.declared, self.values):
             check_elements_apart(self.export, name, tensor)
             if not is_first:
                 check_memory_apart(self.export, name, tensor, self.first, self.first_name)

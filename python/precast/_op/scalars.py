@@ -6,7 +6,7 @@ check runs first in reference mode; otherwise it runs only after a call has fail
 that succeeds costs nothing. Numbers are those that apache-tvm-ffi takes: a ``float`` is any real
 number, an ``int`` or a ``bool`` any integer, a bool among them; integers have 64 bits.
 
-Strings and caches are left to the ops, which raise errors of classes of their own.
+Words and caches are left to the ops, which raise errors of classes of their own.
 """
 
 from __future__ import annotations
@@ -14,13 +14,15 @@ from __future__ import annotations
 import enum
 import inspect
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
 from precast._op.declaration import Declaration
 from precast._op.ranges import INT64, Range
 
+#: What Python, PyTorch and bindings raise for an argument that is wrong, in generated sources.
+RAW_ERRORS = "(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)"
 #: Of integers that no export takes as they are: seeds are unsigned, too.
 _ANY_64 = Range(-(2**63), 2**64 - 1)
 
@@ -41,12 +43,18 @@ def _is_real(value: Any) -> bool:
     return isinstance(value, (numbers.Real, torch.SymInt, torch.SymFloat))
 
 
+def _is_word(value: Any) -> bool:
+    """Whether an op can look ``value`` up, whose error then says what is legal."""
+    return isinstance(value, Hashable) and not isinstance(value, torch.Tensor)
+
+
 #: By annotation.
 _TYPES: dict[str, _Type] = {
     "None": _Type("None", lambda value: value is None),
     "bool": _Type("a bool", _is_int),
     "float": _Type("a number", _is_real),
     "int": _Type("an integer", _is_int),
+    "str": _Type("a string", _is_word),
     "torch.Generator": _Type("a torch.Generator", lambda value: isinstance(value, torch.Generator)),
     "torch.Tensor": _Type("a torch.Tensor", lambda value: isinstance(value, torch.Tensor)),
     "torch.dtype": _Type("a torch.dtype", lambda value: isinstance(value, torch.dtype)),

@@ -219,6 +219,6 @@ def test_a_hidden_size_of_zero(column_major: bool, reference_mode: None) -> None
     rows = torch.empty(3, 0, dtype=torch.bfloat16)
     scales = torch.empty(0, 4) if column_major else torch.empty(3, 0)
     codes = torch.empty(3, 0, dtype=torch.float8_e4m3fn)
-    precast.fused_add_rmsnorm_fp8_block_quant(
-        codes, scales, None, rows, rows.clone(), rows[0], column_major_scales=column_major
-    )
+    arguments = codes, scales, None, rows, rows.clone(), rows[0]
+    done = precast.fused_add_rmsnorm_fp8_block_quant(*arguments, column_major_scales=column_major)
+    assert done is None

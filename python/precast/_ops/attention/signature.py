@@ -10,7 +10,9 @@ from collections import namedtuple
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from precast._op import mode
 from precast._op.decorators import generated
+from precast._op.scalars import RAW_ERRORS, Arguments
 
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
@@ -61,9 +63,17 @@ def _gathering(
     given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
     for name, value in constants.items():
         setattr(given, name, value)
-    found = {"_new": tuple.__new__, "_given": given, "_method": method}
-    body = f"    return _method(self, _new(_given, ({', '.join(names)},)))"
-    return functools.update_wrapper(generated(declared.__name__, parameters, body, found), declared)
+    arguments = Arguments(declared, name=declared.__qualname__)
+    found = {"_new": tuple.__new__, "_given": given, "_method": method, "_arguments": arguments}
+    passed = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    body = (
+        f"    if _reference:\n        _arguments.check({passed})\n"
+        f"    try:\n        return _method(self, _new(_given, ({', '.join(names)},)))\n"
+        f"    except {RAW_ERRORS}:\n        _arguments.check({passed})\n        raise"
+    )
+    call = generated(declared.__name__, parameters, body, found)
+    mode.follow(call.__globals__)
+    return functools.update_wrapper(call, declared)
 
 
 def options_by_position(plan: Method) -> Method:

@@ -283,8 +283,11 @@ def checked_model(
 ) -> Model:
     """Check what does not depend on the batch, and choose the module."""
     name = f"{name}.{method}"
-    q = canonicalize_torch_dtype(dtypes[0])
-    kv, o = (q if given is None else canonicalize_torch_dtype(given) for given in dtypes[1:])
+    q = canonicalize_torch_dtype(dtypes[0], f"{name}: q_data_type")
+    kv, o = (
+        q if given is None else canonicalize_torch_dtype(given, f"{name}: {argument}")
+        for given, argument in zip(dtypes[1:], ("kv_data_type", "o_data_type"))
+    )
     validation.check_heads(name, *heads)
     validation.check_head_dims(name, *head_dims)
     validation.check_dtypes(name, q, kv, o)

@@ -51,7 +51,7 @@ def _check_dynamic(export: str, workspace: torch.Tensor) -> None:
 _STATIC = Export(
     "quantize",
     "static_quant_fp8",
-    "x:T[*size] scale:f32[.] out!:like(x,U=e4m3|e5m2|i8,apart) enable_pdl:pdl",
+    "x:T[*size(1-)] scale:f32[.] out!:like(x,U=e4m3|e5m2|i8,apart) enable_pdl:pdl",
     reference=static_quant_fp8_reference,
     new={"out": quantized_like},
     derived=DTYPE,
@@ -59,7 +59,7 @@ _STATIC = Export(
 _DYNAMIC = Export(
     "quantize",
     "per_tensor_quant_fp8",
-    "x:T[*size] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] "
+    "x:T[*size(1-)] eps:float(1e-30-) out!:like(x,U=e4m3|e5m2|i8,apart) out_scale!:f32[.] "
     "workspace!:f32 enable_pdl:pdl",
     reference=per_tensor_quant_fp8_reference,
     check=_check_dynamic,
