@@ -88,6 +88,7 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain) -> str:
                     stderr=subprocess.STDOUT,
                     text=True,
                     env=compiler_environment(),
+                    cwd=folder,  # The output is named without its folder.
                 )
                 if done.returncode != 0:
                     error = "\n".join(done.stdout.strip().splitlines()[:_SHOWN_LINES])

@@ -154,7 +154,7 @@ def test_module_with_ptx_fails(built: Built, copy: Path, tmp_path: Path) -> None
     *compiles, link = build_commands(spec, built.toolchain, tmp_path)
     for command in compiles:
         argv = [w.replace("code=sm_80", "code=[sm_80,compute_80]") for w in command.argv]
-        run(argv)
+        run(["env", "-C", tmp_path, *argv])
     run(link.argv)
     shutil.copy(link.output, copy / spec.file_name)
     with pytest.raises(ProviderError, match=r"sm80/scale.*has PTX for sm_80"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 import enum
 import inspect
 import numbers
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from precast._base.torch import torch
@@ -44,8 +44,8 @@ def _is_real(value: Any) -> bool:
 
 
 def _is_word(value: Any) -> bool:
-    """Whether an op can look ``value`` up, whose error then says what is legal."""
-    return isinstance(value, Hashable) and not isinstance(value, torch.Tensor)
+    """Whether an op can compare ``value`` with its words, and say what is legal."""
+    return not isinstance(value, torch.Tensor)
 
 
 #: By annotation.

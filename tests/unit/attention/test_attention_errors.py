@@ -156,7 +156,7 @@ def test_head_dims_of_two_kinds():
 def test_dtypes(options, words):
     with pytest.raises(ValueError, match=words):
         decode().plan(*TABLE, 4, 2, 64, 8, **options)
-    with pytest.raises(TypeError, match=r"dtype must be a string or torch.dtype, got int"):
+    with pytest.raises(TypeError, match=r"q_data_type must be a string or torch.dtype, got int"):
         decode().plan(*TABLE, 4, 2, 64, 8, q_data_type=16)
 
 

@@ -49,7 +49,7 @@ REJECTED_DECODES = [
     ((*TABLE, 8, 4, 64, 8), {"rope_scale": 0.0}, ValueError),
     ((*TABLE, 8, 4, 64, 8), {"q_len_per_req": 100}, ValueError),
     ((*TABLE[:2], torch.tensor([3, 8, 1], dtype=I32), 8, 4, 64, 8), {}, ValueError),
-    ((*TABLE[:2], None, 8, 4, 64, 8), {}, AttributeError),
+    ((*TABLE[:2], None, 8, 4, 64, 8), {}, TypeError),
 ]
 
 

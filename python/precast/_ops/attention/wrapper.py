@@ -271,8 +271,16 @@ class AttentionWrapper(PlanAttributes):
         """Do nothing; older engines call it."""
 
 
+def checked_model(name: str, method: str, *sizes: Any) -> Model:
+    """Check what does not depend on the batch, and choose the module; takes what _model does."""
+    try:
+        return _model(name, method, *sizes)
+    except TypeError:  # What cannot be a key of the cache has an error that names it.
+        return _model.__wrapped__(name, method, *sizes)
+
+
 @functools.lru_cache(maxsize=256)
-def checked_model(
+def _model(
     name: str,
     method: str,
     heads: tuple[int, int],
