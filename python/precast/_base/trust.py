@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import errno
 import functools
@@ -176,3 +177,8 @@ def check_contents(
         return f"{library.name} was changed after it was built (sha256 differs). Fix: {fix_hint}"
     problem = None if exports is None else defect(data, exports)
     return problem and f"{library.name} {problem}. Fix: {fix_hint}"
+
+
+def record_digest(data: bytes) -> str:
+    """The digest of a file as ``RECORD`` of a wheel has it, without ``sha256=``."""
+    return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()

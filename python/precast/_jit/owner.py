@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def sign(path: Path) -> None:
-    """Write this process's name; without it, others only do not know for whom they wait."""
+    """Write this process's name, which others log while they wait; a failure is ignored."""
     with contextlib.suppress(OSError), open(path, "w", opener=_without_links) as file:
         file.write(f"process {os.getpid()} on {os.uname().nodename}")
 

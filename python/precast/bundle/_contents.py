@@ -7,7 +7,6 @@ Source: PyPA specification "Recording installed projects" and "Binary distributi
 
 from __future__ import annotations
 
-import base64
 import configparser
 import csv
 import hashlib
@@ -22,6 +21,7 @@ from typing import Any
 
 from precast._base.errors import BundleError
 from precast._base.shared_object import defect
+from precast._base.trust import record_digest
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
 from precast._runtime.providers import ENTRY_POINT_GROUP
 
@@ -80,8 +80,7 @@ def check_record(archive: zipfile.ZipFile) -> None:
         raise ValueError(f"{name} {where}")
     for name in sorted(files - {record}):
         data = archive.read(name)
-        digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
-        if rows[name][1:] != [f"sha256={digest}", str(len(data))]:
+        if rows[name][1:] != [f"sha256={record_digest(data)}", str(len(data))]:
             raise ValueError(f"{name} is not what RECORD says (sha256 or size differs)")
 
 

@@ -110,17 +110,11 @@ def _verify(
     }
 
 
-def _fix_hint(provider: Provider) -> str:
-    if provider.source != "provider" or provider.manifest is None:
-        return "build it again"
-    return f"pip install --force-reinstall --no-deps {provider.manifest.distribution}"
-
-
 def _record_problems(provider: Provider) -> Iterator[tuple[str, str]]:
     """Where the files of an installed provider differ from what pip recorded of its wheel."""
-    import base64
-    import hashlib
     import importlib.metadata
+
+    from precast._base.trust import record_digest
 
     if provider.source != "provider" or provider.manifest is None:
         return
@@ -133,15 +127,14 @@ def _record_problems(provider: Provider) -> Iterator[tuple[str, str]]:
         if file.hash is None or file.hash.mode != "sha256" or provider.root not in path.parents:
             continue
         try:
-            digest = hashlib.sha256(path.read_bytes()).digest()
+            is_same = record_digest(path.read_bytes()) == file.hash.value
+            problem = "" if is_same else "is not what pip's RECORD says"
         except OSError:
             problem = "is in pip's RECORD and missing"
-        else:
-            text = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
-            problem = "is not what pip's RECORD says" if text != file.hash.value else ""
         if problem:
             name = path.relative_to(provider.root).as_posix()
-            yield name, f"{problem}. Fix: {_fix_hint(provider)}"
+            fix_hint = provider.fix_hint(provider.manifest.distribution)
+            yield name, f"{problem}. Fix: {fix_hint}"
 
 
 def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]) -> Iterator[str]:
@@ -153,7 +146,8 @@ def _module_problems(provider: Provider, row: ModuleRow, readers: dict[str, Any]
     manifest = provider.manifest
     assert manifest is not None
     path = provider.root / row.file
-    problem = check_contents(path, row.size, row.sha256, _fix_hint(provider), row.exports)
+    fix_hint = provider.fix_hint(manifest.distribution)
+    problem = check_contents(path, row.size, row.sha256, fix_hint, row.exports)
     if problem is not None:
         yield problem
         return

@@ -68,7 +68,7 @@ def test_a_folder_can_be_named(provider, capsys, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"size": 3}, "bytes instead of 3: truncated. Fix: build it again"),
+        ({"size": 3}, "bytes instead of 3: truncated. Fix: build or unpack"),
         ({"sha256": "0" * 64}, "was changed after it was built (sha256 differs)"),
         ({"fingerprint": "0" * 64}, "fingerprint 000000000000 is not the"),
         ({"exports": ["rmsnorm"]}, "expected rmsnorm"),

@@ -271,12 +271,12 @@ class AttentionWrapper(PlanAttributes):
         """Do nothing; older engines call it."""
 
 
-def checked_model(name: str, method: str, *sizes: Any) -> Model:
+def checked_model(name: str, method: str, *given: Any) -> Model:
     """Check what does not depend on the batch, and choose the module; takes what _model does."""
     try:
-        return _model(name, method, *sizes)
+        return _model(name, method, *given)
     except TypeError:  # What cannot be a key of the cache has an error that names it.
-        return _model.__wrapped__(name, method, *sizes)
+        return _model.__wrapped__(name, method, *given)
 
 
 @functools.lru_cache(maxsize=256)
