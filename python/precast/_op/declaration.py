@@ -39,7 +39,7 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from precast._op.ranges import INT64, Range, read_range
@@ -63,8 +63,7 @@ class Leading(NamedTuple):
     most: int | None = None
 
 
-@dataclass(frozen=True)
-class TensorKind:
+class TensorKind(NamedTuple):
     """A tensor: dtype and sizes, or the tensor that it is like."""
 
     axis: str = ""
@@ -75,8 +74,7 @@ class TensorKind:
     checked: bool = True
 
 
-@dataclass(frozen=True)
-class Kind:
+class Kind(NamedTuple):
     """An argument that reaches the export in a form of its own.
 
     Attributes
@@ -97,7 +95,7 @@ class Kind:
     schema: str
     encode: str = "{name}"
     decode: Callable[..., Any] = lambda value: value
-    names: Mapping[str, Any] = field(default_factory=dict)
+    names: Mapping[str, Any] = MappingProxyType({})
     legal: Range | None = None
 
 
@@ -241,7 +239,7 @@ def _kind(text: str, kinds: Mapping[str, Kind]) -> TensorKind | Kind:
     number = _NUMBER.match(text)
     if number is not None:
         legal = read_range(number["range"], number["kind"] == "float")
-        return replace(kinds[number["kind"]], legal=legal)
+        return kinds[number["kind"]]._replace(legal=legal)
     if text == "tensor":
         return TensorKind(checked=False)
     like = _LIKE.match(text)

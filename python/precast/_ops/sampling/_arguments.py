@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 from precast._base.dtypes import dtype_word
@@ -130,7 +129,7 @@ def kinds(function: str, x: str) -> dict[str, Kind]:
         "order": Kind("bool joint", order_source, _order_of, {"_is_joint": is_joint}),
         "no_order": Kind("bool joint", "False", _order_of),
         "random": random,
-        "own_random": replace(random, encode=own_source),
+        "own_random": random._replace(encode=own_source),
     }
 
 
