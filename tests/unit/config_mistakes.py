@@ -238,7 +238,12 @@ MISTAKES = {
     "build.toml missing": (BUILD, None, None, ["missing file"]),
     "unknown table": (BUILD, "[tvm_ffi]", "[tvmffi]", ["tvmffi: unknown key", "tvm_ffi"]),
     "no table": (BUILD, re.compile(r"\[tvm_ffi\][^\[]*"), "", ["tvm_ffi: missing", "a table"]),
-    "bad version": (BUILD, 'min = "0.1.15"', 'min = "new"', ["tvm_ffi.min: got 'new'", "0.1.15"]),
+    "bad version": (
+        BUILD,
+        re.compile('min = "[0-9.]+"'),
+        'min = "new"',
+        ["tvm_ffi.min: got 'new'", "0.1.15"],
+    ),
     "unknown CUDA major": (
         BUILD,
         "[flags.cuda_major.13]",
