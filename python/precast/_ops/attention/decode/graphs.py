@@ -9,7 +9,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.plan import Dtype
-from precast._ops.attention.signature import gathers
+from precast._ops.attention.signature import checked_first, gathers
 from precast.api_logging import precast_api
 
 
@@ -34,6 +34,7 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         As for :class:`BatchDecodeWithPagedKVCacheWrapper`.
     """
 
+    @checked_first
     def __init__(
         self,
         workspace_buffer: torch.Tensor,
@@ -55,6 +56,14 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 
 def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -> None:
+    if not isinstance(self, BatchDecodeWithPagedKVCacheWrapper):
+        raise TypeError(
+            f"fast_decode_plan: self must be a BatchDecodeWithPagedKVCacheWrapper, got "
+            f"{type(self).__name__}"
+        )
+    override = given.global_override_indptr_cpu
+    if override is not None and not isinstance(override, torch.Tensor):
+        raise TypeError("no tensor")  # The arguments' own error explains it.
     options = given._asdict()
     del options["global_override_indptr_cpu"]
     if self._cached_o_data_type is not self._cached_q_data_type:

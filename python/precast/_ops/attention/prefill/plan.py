@@ -66,6 +66,14 @@ class PrefillPlan(AttentionWrapper):
         )
         return model, shape, max_q_len
 
+    def _check_mask_buffers(self) -> None:
+        """Raise for a buffer of masks that no plan can use."""
+        name, mask = self._name, self._plan.mask
+        if mask.bits is not None:
+            validation.check_buffer(name, self.device, "custom_mask_buf", mask.bits, torch.uint8)
+        if mask.indptr is not None:
+            validation.check_buffer(name, self.device, "mask_indptr_buf", mask.indptr, torch.int32)
+
     def _plan_batch(self, given: Any, lengths: Tables, is_uniform: bool) -> None:
         """Check the arguments of ``plan()`` and make the plan."""
         validation.check_rope(f"{self._name}.plan", given.rope_scale, given.rope_theta)
