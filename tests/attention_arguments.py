@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from wrong_values import bits, copies, wrong_values
 
@@ -18,6 +20,17 @@ INDPTR = torch.arange(3, dtype=torch.int32)
 LENS = torch.tensor([3, 8], dtype=torch.int32)
 #: They are only there for other backends: what is not None is not supported.
 _NONE = ("kv_cache_sf", "skip_softmax_threshold_scale_factor", "use_fp16_softmax")
+_NOT_FINITE = (math.nan, math.inf, -math.inf, 1e39)
+#: More of what no call can mean by an argument.
+_MORE: dict[str, tuple[Any, ...]] = {
+    **dict.fromkeys(_NONE, (object(), "x", [1.0], 2**70, math.nan)),
+    **dict.fromkeys(("q_scale", "k_scale", "v_scale"), _NOT_FINITE),
+    "o_scale": (2.0, math.nan, torch.ones(2), np.ones(2)),
+    "jit_args": ([], ["x"], 1, "x"),
+    "jit_kwargs": ({}, "x"),
+    "variant_owns_mask": (True,),
+    "self": (None, "x", object()),
+}
 
 
 class Call(NamedTuple):
@@ -91,7 +104,14 @@ WRAPPERS = (
     precast.BatchPrefillWithPagedKVCacheWrapper,
     precast.BatchPrefillWithRaggedKVCacheWrapper,
 )
-METHODS = ("run", "run_return_lse", "forward", "forward_return_lse", "reset_workspace_buffer")
+METHODS = (
+    "plan",
+    "run",
+    "run_return_lse",
+    "forward",
+    "forward_return_lse",
+    "reset_workspace_buffer",
+)
 
 
 def _call_of(kind: type[Any], method: str) -> Call:
@@ -131,6 +151,14 @@ def _fast_plan() -> Call:
     return Call(precast.fast_decode_plan, given, wrapper)
 
 
+def _single(name: str) -> Call:
+    g = torch.Generator().manual_seed(1)
+    q, k = (torch.randn(n, HEAD_DIM, generator=g).to(DTYPE) for n in (HEADS, 5 * KV_HEADS))
+    k = k.view(5, KV_HEADS, HEAD_DIM)
+    q = q if "decode" in name else q.unsqueeze(0)
+    return Call(getattr(precast, name), {"q": q, "k": k, "v": k + 1})
+
+
 #: By name; each makes a new wrapper.
 CALLS: dict[str, Callable[[], Call]] = {
     **{
@@ -141,6 +169,10 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": _graph_wrapper,
     "fast_decode_plan": _fast_plan,
+    **{
+        name: lambda name=name: _single(name)
+        for name in ("single_decode_with_kv_cache", "single_prefill_with_kv_cache")
+    },
 }
 
 
@@ -155,11 +187,7 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, Call]]:
         name = parameter.name
         # An empty tuple or dictionary, which is false, leaves a dtype out.
         falsy = (lambda v: v in ((), {})) if name.endswith("data_type") else (lambda v: False)
-        # The annotations of these are wider than what is legal, which is None.
-        more = [object(), "x", [1.0], 2**70, float("nan")] if name in _NONE else []
-        if name == "self":
-            more = [None, "x", object()]
-        for value in [*wrong_values(parameter), *more]:
+        for value in [*wrong_values(parameter), *_MORE.get(name, ())]:
             if not falsy(value):
                 yield name, f"{name}={value!r:.40}", call.replaced(name, value)
 

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from precast._op import mode
 from precast._op.decorators import generated
+from precast._op.ranges import INT64
 from precast._op.scalars import RAW_ERRORS, Arguments
 from precast._ops.attention.validation import NUMBERS
 
@@ -43,15 +44,20 @@ def arguments_of(
     return decorate
 
 
-def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[[Method], Method]:
+def gathers(
+    method: Callable[[Any, Any], Any], unread: Sequence[str] = (), **constants: object
+) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
+    Nothing fails for a wrong argument that is ``unread``: it is ignored, or its truth alone counts.
     ``constants`` are more attributes.
     """
 
     def decorate(declared: Method) -> Method:
         parameters = [*inspect.signature(declared).parameters.values()]
-        gathered: Method = _gathering(method, declared, parameters, declared, **constants)
+        gathered: Method = _gathering(
+            method, declared, parameters, declared, False, unread, **constants
+        )
         return gathered
 
     return decorate
@@ -63,6 +69,7 @@ def _gathering(
     parameters: list[inspect.Parameter],
     annotated: Callable[..., Any],
     checks_first: bool = False,
+    unread: Sequence[str] = (),
     **constants: object,
 ) -> Any:
     names = _names(parameters)
@@ -72,8 +79,20 @@ def _gathering(
         setattr(given, name, value)
     found = {"_new": tuple.__new__, "_given": given, "_method": method, "_arguments": arguments}
     passed = _by_name(names)
+    condition = str(checks_first or "_reference")
+    if unread:
+        # Why: types that have passed once, and the sizes of integers, cost 20 ns an argument.
+        types = f"({', '.join(f'{name}.__class__' for name in unread)},)"
+        found |= {"_passed": {}, "_least": INT64.least, "_most": INT64.most}
+        sizes = (
+            f" or not _least <= ({p.name} or 0) <= _most"
+            for p in parameters
+            if p.name in unread and "int" in p.annotation
+        )
+        condition += f" or _passed.get({types}) is None{''.join(sizes)}"
+    remembered = f"        _passed[{types}] = True\n" if unread else ""
     body = (
-        f"    if {checks_first or '_reference'}:\n        _arguments.check({passed})\n"
+        f"    if {condition}:\n        _arguments.check({passed})\n{remembered}"
         f"    try:\n        return _method(self, _new(_given, ({', '.join(names)},)))\n"
         f"    except {RAW_ERRORS}:\n        _arguments.check({passed})\n        raise"
     )

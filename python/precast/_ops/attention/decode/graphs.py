@@ -61,9 +61,6 @@ def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -
             f"fast_decode_plan: self must be a BatchDecodeWithPagedKVCacheWrapper, got "
             f"{type(self).__name__}"
         )
-    override = given.global_override_indptr_cpu
-    if override is not None and not isinstance(override, torch.Tensor):
-        raise TypeError("no tensor")  # The arguments' own error explains it.
     options = given._asdict()
     del options["global_override_indptr_cpu"]
     if self._cached_o_data_type is not self._cached_q_data_type:
@@ -79,7 +76,7 @@ def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -
 
 @precast_api
 @documented(BatchDecodeWithPagedKVCacheWrapper.plan)
-@gathers(_plan_without_copies)
+@gathers(_plan_without_copies, ("non_blocking", "global_override_indptr_cpu"))
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,

@@ -144,7 +144,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     @precast_api
     @options_by_position
     @documented(PLAN)
-    @gathers(DecodePlan._plan_batch, use_fp16_qk_reduction=False)
+    @gathers(DecodePlan._plan_batch, ("non_blocking", "block_tables"), use_fp16_qk_reduction=False)
     def plan(
         self,
         indptr: torch.Tensor,

@@ -16,7 +16,7 @@ from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.prefill.plan import UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
     arguments_of,
@@ -143,7 +143,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_pages)
+    @gathers(_plan_pages, (*UNREAD, "block_tables"))
     def plan(
         self,
         qo_indptr: torch.Tensor,

@@ -16,7 +16,7 @@ from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.prefill.plan import UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
     arguments_of,
@@ -125,7 +125,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_rows, page_size=0, block_tables=None)
+    @gathers(_plan_rows, UNREAD, page_size=0, block_tables=None)
     def plan(
         self,
         qo_indptr: torch.Tensor,
