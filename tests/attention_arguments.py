@@ -10,10 +10,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from wrong_values import bits, copies, wrong_values
+from wrong_values import bits, copies, wrong_tensors, wrong_values
 
 import precast
 
+#: What some arguments may be, and others may not.
+DOUBTFUL = (
+    *(None, True, False, 0, 1, 2, -1, -5, 7, 2**31, 2**53, -(2**40), 2**63 - 1),
+    *(0.5, 1.0, -1.0, 0.0, 1e-40, -0.0, 3e38, 1e30, np.float32(0.5), np.int64(1)),
+    *("x", "NHD", "HND", "auto", "ln", "HN", "ALIBI", "ROPE_LLAMA", "float32", torch.float32),
+)
 DTYPE = torch.bfloat16
 TOKENS, HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 2, 4, 2, 64, 8
 INDPTR = torch.arange(3, dtype=torch.int32)
@@ -47,7 +53,7 @@ class Call(NamedTuple):
         return self._replace(arguments={**self.arguments, name: value})
 
 
-def bytes_of(size: int = 1 << 20) -> torch.Tensor:
+def bytes_of(size: int = 1 << 17) -> torch.Tensor:
     return torch.zeros(size, dtype=torch.uint8)
 
 
@@ -190,6 +196,25 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, Call]]:
         for value in [*wrong_values(parameter), *_MORE.get(name, ())]:
             if not falsy(value):
                 yield name, f"{name}={value!r:.40}", call.replaced(name, value)
+
+
+def doubtful_outcomes(make: Callable[[], Call]) -> Iterator[tuple[str, str | None]]:
+    """Yield calls in words, and how they end, with values that are legal for some arguments."""
+    call = make()
+    for parameter in parameters_of(call.function):
+        name, value = parameter.name, call.arguments.get(parameter.name)
+        is_large = isinstance(value, torch.Tensor) and value.numel() > 1 << 12
+        if isinstance(value, torch.Tensor) and not is_large:
+            values = [("None", None), *wrong_tensors(value)]
+        elif not is_large and name != "self":
+            values = [(repr(value), value) for value in DOUBTFUL]
+        else:
+            continue  # A workspace, which may be of many sizes.
+        for words, value in values:
+            said = outcome(call.replaced(name, value))
+            yield f"{name} {words}", said
+            if said is None:
+                call = make()
 
 
 def outcome(call: Call) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -29,6 +30,18 @@ ALIASES = {
     "Dtype": ("torch.dtype", "str", "None"),
     "tuple[torch.Tensor, torch.Tensor]": ("Cache",),
 }
+DTYPES = (
+    torch.float32,
+    torch.float16,
+    torch.bfloat16,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+    torch.int64,
+    torch.int32,
+    torch.int8,
+    torch.uint8,
+    torch.bool,
+)
 #: Numbers out of range, by argument.
 RANGES: dict[str, tuple[Any, ...]] = {
     "eps": (math.nan, -1.0, -1e-30, math.inf, 1e39),
@@ -85,3 +98,28 @@ def copies(call: dict[str, Any]) -> dict[str, torch.Tensor]:
 def bits(tensor: torch.Tensor) -> torch.Tensor:
     """A NaN is equal to itself, and float8 can be compared."""
     return tensor.contiguous().reshape(-1).view(torch.uint8)
+
+
+def wrong_tensors(t: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """Other dtypes, ranks, sizes and strides; a few of them are legal for some exports."""
+    for dtype in DTYPES:
+        if dtype != t.dtype:
+            yield f"of {dtype}", t.to(dtype)
+    yield "with a dimension more", t.unsqueeze(0).clone()
+    yield "with a dimension more at the end", t.unsqueeze(-1).clone()
+    yield "as one number", t.new_zeros(())
+    if t.dim() > 0:
+        yield "with a dimension less", t[0].clone() if t.shape[0] else t.new_zeros(t.shape[1:])
+    if t.dim() > 1:
+        yield "flat", t.reshape(-1).clone()
+    for dim in range(t.dim()):
+        if t.shape[dim]:
+            yield f"empty in {dim}", t.narrow(dim, 0, 0).clone()
+            yield f"shorter in {dim}", t.narrow(dim, 0, t.shape[dim] - 1).clone()
+            yield f"longer in {dim}", torch.cat([t, t.narrow(dim, 0, 1)], dim)
+            yield f"expanded in {dim}", t.narrow(dim, 0, 1).clone().expand(t.shape)
+            yield f"with gaps in {dim}", torch.cat([t, t], dim).unfold(dim, 1, 2).squeeze(-1)
+    if t.dim() > 1:
+        yield "transposed", t.transpose(0, -1).clone().transpose(0, -1)
+        yield "with odd rows", torch.cat([t, t[..., :1]], -1)[..., : t.shape[-1]]
+    yield "not aligned", torch.cat([t.reshape(-1)[:1], t.reshape(-1)])[1:].view(t.shape)

@@ -14,18 +14,22 @@ from precast._op import mode
 from precast._op.decorators import generated
 from precast._op.ranges import INT64
 from precast._op.scalars import RAW_ERRORS, Arguments
-from precast._ops.attention.validation import NUMBERS
+from precast._ops.attention.validation import NUMBERS, SCALES
 
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def arguments_of(
-    other: Callable[..., Any], without: Sequence[str] = (), checks_first: bool = False
+    other: Callable[..., Any],
+    without: Sequence[str] = (),
+    checks_first: bool = False,
+    unread: Sequence[str] = (),
 ) -> Callable[[Callable[[Any, Any], Result]], Callable[..., Result]]:
     """Give a method the parameters of another but some; it gets their values as attributes.
 
-    ``checks_first`` is for a method that no layer calls, as of :func:`checked_first`.
+    ``checks_first`` is for a method that no layer calls, as of :func:`checked_first`, and
+    ``unread`` as :func:`gathers` takes it.
     """
     kinds = inspect.Parameter
     parameters = [
@@ -35,7 +39,7 @@ def arguments_of(
     ]
 
     def decorate(method: Callable[[Any, Any], Result]) -> Callable[..., Result]:
-        call = _gathering(method, method, parameters, other, checks_first)
+        call = _gathering(method, method, parameters, other, checks_first, unread)
         returned = inspect.signature(method).return_annotation
         call.__signature__ = inspect.Signature(parameters, return_annotation=returned)
         result: Callable[..., Result] = call
@@ -94,7 +98,8 @@ def _gathering(
     body = (
         f"    if {condition}:\n        _arguments.check({passed})\n{remembered}"
         f"    try:\n        return _method(self, _new(_given, ({', '.join(names)},)))\n"
-        f"    except {RAW_ERRORS}:\n        _arguments.check({passed})\n        raise"
+        f"    except {RAW_ERRORS} as error:\n        _arguments.check({passed})\n"
+        f"        _arguments.check_ranks(error, {passed})\n        raise"
     )
     call = generated(declared.__name__, parameters, body, found)
     mode.follow(call.__globals__)
@@ -103,7 +108,7 @@ def _gathering(
 
 def public_arguments(function: Callable[..., Any], name: str) -> Arguments:
     """Return what is legal for the arguments of a function, numbers of attention among them."""
-    return Arguments(function, name, declarations=lambda: [NUMBERS])
+    return Arguments(function, name, declarations=lambda: [NUMBERS, SCALES])
 
 
 def _names(parameters: Sequence[inspect.Parameter]) -> list[str]:

@@ -33,6 +33,8 @@ NUMBERS = Declaration(
     "rope_theta:float(positive) q_scale:float(finite) k_scale:float(finite) v_scale:float(finite)"
 )
 
+#: Those that may be a tensor, too.
+SCALES = Declaration("q_scale:f32[.] k_scale:f32[.] v_scale:f32[.]")
 _RANGES = NUMBERS.ranges
 
 #: Bytes of the workspace for integers that every wrapper makes for itself.

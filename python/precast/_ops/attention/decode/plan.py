@@ -15,6 +15,9 @@ from precast._ops.attention.lengths import longest_kv, tokens_of_pages
 from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 
+#: Arguments of plan() that other backends read, or whose truth or equality alone counts.
+UNREAD = ("non_blocking", "block_tables", "window_right", "is_causal")
+
 
 class DecodePlan(AttentionWrapper):
     """Make the plan of a batch from its page table and options."""

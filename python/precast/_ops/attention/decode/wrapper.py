@@ -15,7 +15,7 @@ from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
-from precast._ops.attention.decode.plan import DecodePlan
+from precast._ops.attention.decode.plan import UNREAD, DecodePlan
 from precast._ops.attention.plan import Dtype, PlanField, Tables
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
@@ -144,7 +144,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     @precast_api
     @options_by_position
     @documented(PLAN)
-    @gathers(DecodePlan._plan_batch, ("non_blocking", "block_tables"), use_fp16_qk_reduction=False)
+    @gathers(DecodePlan._plan_batch, UNREAD, use_fp16_qk_reduction=False)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -309,7 +309,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(DecodePlan._forward)
+    @gathers(DecodePlan._forward, ("window_left",))
     def forward(
         self,
         q: torch.Tensor,
@@ -326,7 +326,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=("window_left",))
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)

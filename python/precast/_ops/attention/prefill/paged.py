@@ -16,7 +16,7 @@ from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import UNREAD, PrefillPlan
+from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
     arguments_of,
@@ -322,7 +322,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(PrefillPlan._forward, FORWARD_UNREAD)
     def forward(
         self,
         q: torch.Tensor,
@@ -340,7 +340,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=FORWARD_UNREAD)
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)

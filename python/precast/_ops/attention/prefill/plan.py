@@ -25,12 +25,14 @@ from precast._ops.attention.plan import (
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
 from precast._ops.quantize.packbits import segment_packbits
 
-#: Arguments of plan() that only some plans read, or other backends, or whose truth alone counts.
+#: Arguments of plan() that only some plans read, or other backends, or whose truth counts.
 UNREAD = (
     *("causal", "use_fp16_qk_reduction", "non_blocking", "max_sequence_kv", "uniform_q_len"),
     *("token_pos_in_items_ptr", "token_pos_in_items_len", "max_item_len_ptr", "seq_lens"),
-    *("seq_lens_q", "max_token_per_sequence"),
+    *("seq_lens_q", "max_token_per_sequence", "fixed_split_size"),
 )
+#: Of forward(), which compares them with those of the plan.
+FORWARD_UNREAD = ("causal", "use_fp16_qk_reduction", "window_left")
 
 
 class PrefillPlan(AttentionWrapper):

@@ -16,7 +16,7 @@ from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import UNREAD, PrefillPlan
+from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
     arguments_of,
@@ -269,7 +269,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(PrefillPlan._forward, FORWARD_UNREAD)
     def forward(
         self,
         q: torch.Tensor,
@@ -286,7 +286,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=FORWARD_UNREAD)
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)
