@@ -95,7 +95,10 @@ def calls_of(
 
 def serves(kernel: Kernel, args: Args, axes: Mapping[str, Any], names: tuple[str, ...]) -> bool:
     """Whether the loader would take a module with these axes for the call."""
-    values = kernel.key(*args)[:-1]
+    try:
+        values = kernel.key(*args)[:-1]
+    except IndexError:  # A tensor without the dimension that is an axis of the module.
+        return False
     return all(DTYPE_WORDS.get(str(v), v) == axes[name] for name, v in zip(names, values))
 
 

@@ -118,6 +118,11 @@ def copy_tables(block: AttentionPlan, **tables: Any) -> None:
         table = tables.get(name)
         if table is None:
             continue
+        is_whole = name != "kv_indices"
+        if buffer is not None and is_whole and table.shape != buffer.shape:
+            raise ValueError(
+                f"plan: {name} must have shape {[*buffer.shape]}, got {[*table.shape]}"
+            )
         if buffer is None or buffer.numel() < table.numel():
             size = 0 if buffer is None else buffer.numel()
             raise ValueError(
