@@ -92,3 +92,10 @@ def test_references_refuse_the_same(name: str, bindings: None) -> None:
         if (said is None) != (reference[words] is None)
     ]
     assert not different, "\n".join(different)
+
+
+def test_a_product_of_scales_is_finite(bindings: None) -> None:
+    call = CALLS["BatchDecodeWithPagedKVCacheWrapper.run"]()
+    said = outcome(call.replaced("q_scale", 1e30).replaced("k_scale", 1e30))
+    assert said is not None
+    assert "sm_scale * q_scale * k_scale must be a finite number, got 1.25" in said

@@ -108,7 +108,7 @@ _NUMBERS = {
     "int": Kind("int {name}", decode=operator.pos, legal=INT64),
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}", decode=operator.pos, legal=INT64),
-    "pdl": Kind("bool {name}", "{name} is not False"),
+    "pdl": Kind("bool {name}", "True if {name} is None else {name}"),
     "pdl_on": Kind("bool {name}", "True"),
 }
 

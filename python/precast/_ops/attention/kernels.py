@@ -27,7 +27,7 @@ _HEADS = "block.shape.num_qo_heads"
 _Q = f"q:T=f16|bf16|f32[rows,{_HEADS},block.shape.head_dim_qk]"
 _RUN = (
     f"out!:T[rows,{_HEADS},block.shape.head_dim_vo] lse!?:f32[rows,{_HEADS}] sinks?:f32[{_HEADS}] "
-    f"block sm_factor:float(finite) out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] "
+    f"block sm_factor:float out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] "
     f"enable_pdl:pdl"
 )
 
@@ -107,6 +107,7 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
     options = given[:10]
     model, shape, scores, tables, mask, items, _, hnd, ints, floats = options
     mask_mode, positions = given.mask_mode, scores.pos_encoding_mode
+    cap, scale = scores.logits_soft_cap, scores.sm_scale
     block = new_block(
         shape,
         (
@@ -115,10 +116,10 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
             scores.window_left,
             pos_encoding("plan", positions),
             items.token_pos_len,
-            _number("logits_soft_cap", scores.logits_soft_cap, 0.0),
-            _number("sm_scale", scores.sm_scale, shape.head_dim_qk**-0.5),
-            _number("rope_scale", scores.rope_scale, 1.0),
-            _number("rope_theta", scores.rope_theta, 1e4),
+            cap if type(cap) is float else _number("logits_soft_cap", cap, 0.0),
+            scale if type(scale) is float else _number("sm_scale", scale, shape.head_dim_qk**-0.5),
+            1.0 if scores.rope_scale is None else _number("rope_scale", scores.rope_scale),
+            1e4 if scores.rope_theta is None else _number("rope_theta", scores.rope_theta),
         ),
     )
     slopes = None
@@ -147,11 +148,9 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
     return AttentionPlan(*options, True, slopes, block)
 
 
-def _number(option: str, value: float | None, default: float) -> float:
-    """Return what a block holds; the export looks at a float itself."""
-    if value is None:
-        return default
-    return value if type(value) is float else number("plan", option, value)
+def _number(option: str, value: float | None, default: float = 1.0) -> float:
+    """Return what a block holds of a number that is no float; exports look at floats themselves."""
+    return default if value is None else number("plan", option, value)
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:

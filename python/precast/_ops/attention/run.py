@@ -14,7 +14,7 @@ from precast._base.errors import CacheLayoutError, PlanMismatchError
 from precast._base.torch import torch
 from precast._op import mode
 from precast._op.ranges import MOST_FLOAT
-from precast._op.scalars import RAW_KINDS, check_flag
+from precast._op.scalars import RAW_KINDS
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
 from precast._ops.attention import kernels, validation
@@ -74,7 +74,7 @@ def run(
             export = kernels.run_paged[plan.model.key]
         else:
             export = kernels.run_ragged[plan.model.key]
-        result, lse = _outputs(plan, q, out, lse, return_lse)
+        result, lse = _outputs(w, plan, q, out, lse, return_lse)
         into = result
         if not plan.model.writes_outputs:
             into = torch.empty_like(result, dtype=q.dtype)
@@ -108,6 +108,7 @@ def run(
 
 
 def _outputs(
+    w: AttentionWrapper,
     plan: AttentionPlan,
     q: torch.Tensor,
     out: torch.Tensor | None,
@@ -115,12 +116,6 @@ def _outputs(
     return_lse: bool,
 ) -> Result:
     """Return the caller's outputs, which the export checks, or new ones."""
-    if return_lse is not True:
-        # Why: what is not asked for reaches no export that would look at it.
-        if return_lse is not False:
-            check_flag("run", "return_lse", return_lse)
-        if not return_lse and lse is not None and not isinstance(lse, torch.Tensor):
-            raise TypeError("lse")  # _check_types() raises the error that explains it.
     if out is None:
         if plan.model.is_like_q and not plan.hints.pads and q.is_contiguous():
             out = torch.empty_like(q)  # Why: half as long as new_empty, of all that run() takes.
@@ -130,8 +125,12 @@ def _outputs(
             out = new(shape, dtype=plan.model.o_dtype)
     elif not plan.model.writes_outputs:
         _check_output(plan, q, out)  # The export does not see it.
-    if not return_lse:
+    if return_lse is False and lse is None:
         return out, None
+    if return_lse is not True:  # Why: no export looks at what is not asked for.
+        check_options(w, return_lse=return_lse, lse=lse)
+        if not return_lse:
+            return out, None
     return out, q.new_empty(q.shape[:-1], dtype=torch.float32) if lse is None else lse
 
 
@@ -259,10 +258,11 @@ def _explain(
                 f"{type(part).__name__}"
             ) from None
     check_rank(name, "q", q, 3, None)
-    check_rank(name, "paged_kv_cache" if shape.page_size else "k", k, 3, None)
+    cache = "paged_kv_cache" if shape.page_size else "k"
+    check_rank(name, cache, k, 3, None)
     for argument, tensor, option, planned in (
         ("q", q, "q_data_type", plan.model.q_dtype),
-        ("k", k, "kv_data_type", plan.model.kv_dtype),
+        (cache, k, "kv_data_type", plan.model.kv_dtype),
     ):
         if tensor.dtype != planned:
             raise ValueError(
@@ -311,10 +311,10 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
     """Return a number, or 1 and one float32 on the device."""
     if scale is None:
         return 1.0, None
-    if not isinstance(scale, torch.Tensor):
-        if type(scale) is not float or not -MOST_FLOAT <= scale <= MOST_FLOAT:
-            scale = validation.number(f"{name}.run", option, scale)
+    if type(scale) is float and -MOST_FLOAT <= scale <= MOST_FLOAT:
         return scale, None
+    if not isinstance(scale, torch.Tensor):
+        return validation.number(f"{name}.run", option, scale), None
     if scale.numel() != 1:
         raise ValueError(
             f"{name}.run: {option} must be one number, got a tensor of shape {[*scale.shape]}"

@@ -83,7 +83,8 @@ class DecodePlan(AttentionWrapper):
     def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape]:
         """Return the model and the shape of a plan."""
         q_len, split = given.q_len_per_req, given.fixed_split_size
-        validation.check_page_size(f"{self._name}.{method}", given.page_size)
+        if given.page_size < 1:
+            validation.check_page_size(f"{self._name}.{method}", given.page_size)
         if q_len < 1:
             raise ValueError(f"{self._name}: q_len_per_req must be >= 1, got {q_len}")
         if q_len > 1 and not self._use_tensor_cores:
