@@ -156,8 +156,7 @@ def _check(export: str, name: str, types: list[_Type], value: Any, legal: Range 
         taken = any(kind is _TYPES["float"] for kind in types)
         whole = INT64 if taken or legal is not None else _ANY_64
         if not whole.holds(value):
-            is_only_long = legal is None or legal.holds(value)
-            words = INT64.words if is_only_long else legal.words
+            words = (INT64 if legal is None or legal.holds(value) else legal).words
             raise ValueError(f"{export}: {name} must be {words}, got {value}") from None
         members = types[0].members
         if members is not None and value not in [member.value for member in members]:

@@ -147,3 +147,16 @@ def test_a_hidden_size_of_zero(column_major: bool, reference_mode: None) -> None
     arguments = codes, scales, None, rows, rows.clone(), rows[0]
     done = precast.fused_add_rmsnorm_fp8_block_quant(*arguments, column_major_scales=column_major)
     assert done is None
+
+
+def test_exports_get_what_callers_say_of_pdl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is on; what is no bool reaches the export, which refuses it."""
+    got: list[object] = []
+    monkeypatch.setattr(
+        type(kernels()["scale"]),
+        "__missing__",
+        lambda self, key: lambda *args: got.append(args[-1]),
+    )
+    for value in (None, True, False, 0, "x"):
+        precast.scale(torch.ones(2), 2.0, enable_pdl=value)  # type: ignore[arg-type]
+    assert got == [True, True, False, 0, "x"]

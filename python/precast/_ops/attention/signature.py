@@ -129,10 +129,9 @@ def checked_first(method: Method) -> Method:
     name = owner if method.__name__ == "__init__" else method.__qualname__
     found = {"_method": method, "_arguments": public_arguments(method, name)}
     body = f"    _arguments.check({_by_name(names)})\n    return _method(self, {', '.join(names)})"
-    checked: Method = functools.update_wrapper(
-        generated(method.__name__, parameters, body, found), method
-    )
-    return checked
+    checked: Any = generated(method.__name__, parameters, body, found)
+    functools.update_wrapper(checked, method)
+    return checked  # type: ignore[no-any-return]
 
 
 def options_by_position(plan: Method) -> Method:
