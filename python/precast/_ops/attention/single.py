@@ -57,7 +57,9 @@ def run_single(
     validation.check_heads(name, heads, kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
     validation.check_dtypes(name, q.dtype, k.dtype, o_dtype)
-    scale = validation.softmax_scale(scores.sm_scale, head_dim_qk, name)
+    if scores.sm_scale is not None:
+        validation.number(name, "sm_scale", scores.sm_scale)
+    scale = validation.softmax_scale(scores.sm_scale, head_dim_qk)
     scale, qk_factor, out_scale, v_factor = scales_of(name, scale, *scales)
     into = q.new_empty((tokens, heads, head_dim_vo))
     lse = q.new_empty((tokens, heads), dtype=torch.float32) if return_lse else None

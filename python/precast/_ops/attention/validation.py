@@ -242,6 +242,6 @@ def check_shape_dtype_device(
             raise ValueError(f"Invalid {what} of {name}: expected {expected}, got {got}")
 
 
-def softmax_scale(sm_scale: float | None, head_dim: int, name: str = "reference") -> float:
+def softmax_scale(sm_scale: float | None, head_dim: int) -> float:
     """Return what multiplies logits, by default one over the root of ``head_dim``."""
-    return 1.0 / math.sqrt(head_dim) if sm_scale is None else number(name, "sm_scale", sm_scale)
+    return 1.0 / math.sqrt(head_dim) if sm_scale is None else float(sm_scale)
