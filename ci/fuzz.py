@@ -51,13 +51,13 @@ _DTYPES = (
 
 
 def functions(names: Sequence[str]) -> list[tuple[str, Callable[..., Any], Any]]:
-    """The public functions, each once for each of its templates."""
+    """The public functions, each once for each of its templates; runs of wrappers have a plan."""
     found = [(public_name(function), function, template) for function, template in registered()]
     return [
         (name, function, template)
         for name, function, template in found
-        if name.startswith("precast.") and "Wrapper" not in name
-        if not names or name.rpartition(".")[2] in names
+        if name.startswith("precast.")
+        if not names or {*name.split(".")[-2:]} & {*names}
     ]
 
 
@@ -87,7 +87,8 @@ def wrong_call(
     parameters = [
         p.name
         for p in inspect.signature(function).parameters.values()
-        if p.kind is not p.VAR_KEYWORD and p.name != "skip_check"
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+        if p.name not in ("skip_check", "self")
     ]
     for name in chance.sample(parameters, min(len(parameters), chance.randint(1, 3))):
         value = call.get(name)

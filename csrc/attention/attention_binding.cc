@@ -124,8 +124,9 @@ bool fill(AttentionParams& p, const Run& run) {
   p.sinks = vector_or_null<float>(q, "sinks", run.sinks, to_dl(DType::f32), heads);
   p.qk_scale = number_or_null(q, "qk_scale", run.qk_scale);
   p.v_scale = number_or_null(q, "v_scale", run.v_scale);
-  p.scale = static_cast<float>(run.block.scores.sm_scale * run.sm_factor);
-  p.out_scale = static_cast<float>(run.out_scale);
+  p.scale =
+      finite_float(q.op, "sm_scale * q_scale * k_scale", run.block.scores.sm_scale * run.sm_factor);
+  p.out_scale = finite_float(q.op, "out_scale", run.out_scale);
 
   check_span(q);
   check_span(out);

@@ -2,6 +2,9 @@
 // What the bindings of attention share: optional vectors, workspaces, the shape of a schedule.
 #pragma once
 
+#include <cmath>
+#include <limits>
+
 #include "attention/plan_block.h"
 #include "core/tensor_matcher.h"
 #include "precast/attention/tile.cuh"
@@ -49,6 +52,13 @@ PRECAST_ONE_COPY int multiprocessors(const char* op, int device) {
   check_cuda_status(op, cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device));
   if (has_place) known[device] = count;
   return count;
+}
+
+// A number that is finite as a float, too.
+PRECAST_ONE_COPY float finite_float(const char* op, const char* name, double value) {
+  PRECAST_CHECK(std::abs(value) <= std::numeric_limits<float>::max(), ValueError)
+      << op << ": " << name << " must be a finite number, got " << value;
+  return static_cast<float>(value);
 }
 
 // A window as kernels take it: -1 is none.

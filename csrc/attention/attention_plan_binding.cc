@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of plans of attention: the params block, the launch, and what they take.
 #include <cmath>
+#include <limits>
 
 #include "attention/attention_checks.h"
 #include "attention/plan_block.h"
@@ -99,6 +100,11 @@ PlanParams params_of(const char* op, const LengthTensors& lengths, const PlanSha
   return p;
 }
 
+// Of the normal floats: the inverse of such a number is one, too.
+bool is_positive(double value) {
+  return value >= std::numeric_limits<float>::min() && value <= std::numeric_limits<float>::max();
+}
+
 // Masks, positions and scales of all runs; `with` is a tensor on the plan's device.
 void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors& t,
                  const Arg& with) {
@@ -150,9 +156,9 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
     p.token_pos_len = static_cast<int32_t>(o.token_pos_len);
   }
   if (p.positions == PositionEncoding::rope) {
-    PRECAST_CHECK(o.rope_scale > 0 && o.rope_theta > 0, ValueError)
-        << op << ": rope_scale and rope_theta must be positive, got " << o.rope_scale << " and "
-        << o.rope_theta;
+    PRECAST_CHECK(is_positive(o.rope_scale) && is_positive(o.rope_theta), ValueError)
+        << op << ": rope_scale and rope_theta must be positive and finite, got " << o.rope_scale
+        << " and " << o.rope_theta;
     p.rope_inverse_scale = static_cast<float>(1.0 / o.rope_scale);
     p.rope_log2_theta = static_cast<float>(std::log2(o.rope_theta));
   }
@@ -166,7 +172,9 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
                          .data<const float>();
   }
   p.window_left = clamped_window(o.window_left);
-  p.soft_cap = o.logits_soft_cap > 0 ? static_cast<float>(o.logits_soft_cap) : 0.0f;
+  finite_float(op, "sm_scale", o.sm_scale);  // run() multiplies it with its own factor.
+  const float soft_cap = finite_float(op, "logits_soft_cap", o.logits_soft_cap);
+  p.soft_cap = soft_cap > 0 ? soft_cap : 0.0f;
 }
 
 // Checks a buffer of bytes and returns how many there are.

@@ -9,12 +9,15 @@ kernel would run on host memory, so the callers must skip there.
 from __future__ import annotations
 
 import ctypes
+import re
 from typing import Any
 
 import torch
 import tvm_ffi
 
 CUDA = 2  # kDLCUDA
+#: How a call ends that passes all checks.
+NO_DRIVER = re.compile(r"cudaError(InsufficientDriver|NoDevice)")
 
 #: DLPack's code and bits of each dtype.
 DTYPES = {

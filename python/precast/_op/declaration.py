@@ -24,7 +24,8 @@ be None. The kinds are
     A tensor that the op's own check looks at alone.
 ``float``, ``int``, ``bool``, ``size``
     A number; a ``size`` may be symbolic under ``torch.compile``. ``float(0-)`` is a finite one of
-    at least 0, ``size(0-9)`` one from 0 to 9, ``float(-)`` any but NaN.
+    at least 0, ``size(0-9)`` one from 0 to 9, ``float(-)`` any but NaN, ``float(finite)`` any that
+    is finite as a float32, ``float(positive)`` such a one above 0.
 ``pdl``
     Programmatic dependent launch: None or a bool in public, on unless it is False.
 ``pdl_on``
@@ -105,7 +106,7 @@ _NUMBERS = {
     "int": Kind("int {name}", decode=operator.pos, legal=INT64),
     "bool": Kind("bool {name}"),
     "size": Kind("SymInt {name}", decode=operator.pos, legal=INT64),
-    "pdl": Kind("bool {name}", "{name} is not False"),
+    "pdl": Kind("bool {name}", "True if {name} is None else {name}"),
     "pdl_on": Kind("bool {name}", "True"),
 }
 

@@ -21,8 +21,10 @@ from precast._base.torch import torch
 from precast._op.declaration import Declaration
 from precast._op.ranges import INT64, Range
 
-#: What Python, PyTorch and bindings raise for an argument that is wrong, in generated sources.
-RAW_ERRORS = "(ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)"
+#: What Python, PyTorch and bindings raise for an argument that is wrong.
+RAW_KINDS = (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
+#: The same in generated sources.
+RAW_ERRORS = f"({', '.join(kind.__name__ for kind in RAW_KINDS)})"
 #: Of integers that no export takes as they are: seeds are unsigned, too.
 _ANY_64 = Range(-(2**63), 2**64 - 1)
 
@@ -128,7 +130,7 @@ class Arguments:
             self._legal = self._prepare()
         for name, types in self._legal.items():
             if name in values:
-                self._check(name, types, values[name])
+                _check(self.name, name, types, values[name], self._ranges.get(name))
 
     def check_ranks(self, error: BaseException, values: Mapping[str, Any]) -> None:
         """Raise for a tensor without a dimension, if ``error`` may be of Python that needs one."""
@@ -142,25 +144,36 @@ class Arguments:
                     f"{self.name}: {name} must have at least 1 dimension, got shape []"
                 ) from None
 
-    def _check(self, name: str, types: list[_Type], value: Any) -> None:
-        if not any(kind.fits(value) for kind in types):
-            words = " or ".join(kind.words for kind in types if kind.words != "None")
-            shown = "" if value is None or isinstance(value, torch.Tensor) else f" {value!r:.40}"
-            raise TypeError(
-                f"{self.name}: {name} must be {words}, got {type(value).__name__}{shown}"
-            ) from None
-        if isinstance(value, numbers.Integral):
-            taken = any(kind is _TYPES["float"] for kind in types)
-            whole = INT64 if taken or name in self._ranges else _ANY_64
-            if not whole.holds(value):
-                words = self._ranges.get(name, INT64).words
-                raise ValueError(f"{self.name}: {name} must be {words}, got {value}") from None
-            members = types[0].members
-            if members is not None and value not in [member.value for member in members]:
-                words = ", ".join(f"{member.value} ({member.name})" for member in members)
-                raise ValueError(f"{self.name}: {name} must be {words}, got {value}") from None
-        if name in self._ranges:
-            check_ranges(self.name, {name: self._ranges[name]}, {name: value})
+
+def _check(export: str, name: str, types: list[_Type], value: Any, legal: Range | None) -> None:
+    if not any(kind.fits(value) for kind in types):
+        words = " or ".join(kind.words for kind in types if kind.words != "None")
+        shown = "" if value is None or isinstance(value, torch.Tensor) else f" {value!r:.40}"
+        raise TypeError(
+            f"{export}: {name} must be {words}, got {type(value).__name__}{shown}"
+        ) from None
+    if isinstance(value, numbers.Integral):
+        taken = any(kind is _TYPES["float"] for kind in types)
+        whole = INT64 if taken or legal is not None else _ANY_64
+        if not whole.holds(value):
+            words = (INT64 if legal is None or legal.holds(value) else legal).words
+            raise ValueError(f"{export}: {name} must be {words}, got {value}") from None
+        members = types[0].members
+        if members is not None and value not in [member.value for member in members]:
+            words = ", ".join(f"{member.value} ({member.name})" for member in members)
+            raise ValueError(f"{export}: {name} must be {words}, got {value}") from None
+    if legal is not None:
+        check_ranges(export, {name: legal}, {name: value})
+
+
+def check_number(export: str, name: str, value: Any, legal: Range) -> None:
+    """Raise unless ``value`` is a number in its range, as :meth:`Arguments.check` does."""
+    _check(export, name, [_TYPES["float"]], value, legal)
+
+
+def check_flag(export: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is a bool, or an integer in the place of one."""
+    _check(export, name, [_TYPES["bool"]], value, None)
 
 
 def check_ranges(export: str, ranges: Mapping[str, Range], values: Mapping[str, Any]) -> None:

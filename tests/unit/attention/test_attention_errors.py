@@ -274,7 +274,7 @@ def test_dtypes_are_those_of_the_plan():
     q, cache = call()
     with pytest.raises(ValueError, match=r"dtype of q, torch.float16, does not match the q_data"):
         planned().run(q.half(), cache)
-    with pytest.raises(ValueError, match=r"dtype of k, torch.float16, does not match the kv_data"):
+    with pytest.raises(ValueError, match=r"dtype of paged_kv_cache, torch.float16, does not"):
         planned().run(q, cache.half())
 
 

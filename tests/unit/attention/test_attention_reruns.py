@@ -70,11 +70,11 @@ def test_a_page_size_of_1_is_one_of_the_plan():
 def test_keys_are_tensors(wrong):
     wrapper = decode()
     wrapper.plan(*TABLE, *SIZES, **F32)
-    with pytest.raises(CacheLayoutError, match="keys and values must be a torch"):
+    with pytest.raises(CacheLayoutError, match="paged_kv_cache must be a torch"):
         wrapper.run(torch.randn(2, 4, 64), wrong)
     of_tokens = ragged()
     of_tokens.plan(ROWS, TOKENS, 4, 2, 64, **F32)
-    with pytest.raises(CacheLayoutError, match="keys and values must be a torch"):
+    with pytest.raises(TypeError, match=r"run: k must be a torch.Tensor, got"):
         of_tokens.run(torch.randn(4, 4, 64), wrong, torch.randn(9, 2, 64))
 
 
@@ -109,12 +109,12 @@ def test_options_of_forward_that_are_rejected_leave_the_plan():
     want = wrapper.run(q, kv)
     with pytest.raises(ValueError, match="pos_encoding_mode must be"):
         wrapper.forward(q, kv, pos_encoding_mode="X", sm_scale=7.0)
-    with pytest.raises(ValueError, match=r"rope_theta must be positive, got 0.0"):
+    with pytest.raises(ValueError, match=r"rope_theta must be positive and finite, got 0.0"):
         wrapper.forward_return_lse(q, kv, rope_theta=0.0, sm_scale=7.0)
     assert torch.equal(wrapper.run(q, kv), want)
     prefill = ragged()
     prefill.plan(ROWS, TOKENS, 4, 2, 64, **F32)
-    with pytest.raises(ValueError, match=r"rope_scale must be positive, got -1.0"):
+    with pytest.raises(ValueError, match=r"rope_scale must be positive and finite, got -1.0"):
         prefill.forward(torch.randn(4, 4, 64), *torch.randn(2, 9, 2, 64), rope_scale=-1.0)
 
 
@@ -226,9 +226,9 @@ def test_masks_of_one_request_have_every_pair():
 @pytest.mark.parametrize("option", ["rope_scale", "rope_theta"])
 def test_rope_of_one_request(option):
     q, k = torch.randn(3, 4, 64), torch.randn(5, 2, 64)
-    with pytest.raises(ValueError, match=rf"{option} must be positive, got 0"):
+    with pytest.raises(ValueError, match=rf"{option} must be positive and finite, got 0"):
         precast.single_prefill_with_kv_cache(q, k, k, **{option: 0})
-    with pytest.raises(ValueError, match=rf"{option} must be positive, got nan"):
+    with pytest.raises(ValueError, match=rf"{option} must be positive and finite, got nan"):
         precast.single_decode_with_kv_cache(q[0], k, k, **{option: float("nan")})
 
 

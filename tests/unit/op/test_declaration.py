@@ -114,5 +114,9 @@ def test_ranges_of_numbers() -> None:
     ]
     assert [ranges["p"].holds(v) for v in (-math.inf, math.inf, math.nan)] == [True, True, False]
     assert [ranges["k"].holds(v) for v in (0, 1, 9, 10)] == [False, True, True, False]
+    named = Declaration("x:T[n] a:float(finite) b:float(positive)").ranges
+    assert [named[name].words for name in "ab"] == ["a finite number", "positive and finite"]
+    assert [named["a"].holds(v) for v in (-3e38, 0.0, 1e39, math.nan)] == [True, True, False, False]
+    assert [named["b"].holds(v) for v in (1e-37, 1e-39, 0.0, math.inf)] == [True, *[False] * 3]
     with pytest.raises(ValueError, match="'x' is no range of numbers; legal: 0-"):
         Declaration("x:T[n] eps:float(x)")

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Wrong values for every argument of every public function: rejected by name, nothing is written.
 
-What is legal is told apart from what is wrong by the annotation of an argument, and by the tables
-below; each wrong value is one that no call can mean.
+:mod:`wrong_values` tells what is legal from what is wrong.
 """
 
 from __future__ import annotations
@@ -10,64 +9,19 @@ from __future__ import annotations
 import fractions
 import functools
 import inspect
-import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from wrong_values import bits, copies, wrong_values
 
 import precast
 from precast import trace
 from precast._base.public_name import public_name
 from precast._op.dispatch import kernels
 from precast.trace import registered
-
-HUGE = 2**70
-#: Values that are of no type of an argument but those that are named.
-OTHERS: dict[str, tuple[Any, ...]] = {
-    "torch.Tensor": (object(), "x", [1.0], b"x", 1j, {}),
-    "torch.dtype": (object(), "x", [1.0], 1.5, HUGE, 1j),
-    "torch.Generator": (object(), "x", [1.0], 1.5, HUGE),
-    "float": (object(), "x", b"x", [1.0], 1j, (), {}, HUGE, -HUGE),
-    "int": (object(), "x", b"x", [1.0], 1j, 1.5, math.nan, math.inf, HUGE, -HUGE),
-    "bool": (object(), "x", b"x", [1.0], 1j, 1.5, math.nan, HUGE, torch.ones(2)),
-    "str": (object(), "x", b"x", [1.0], 1.5, HUGE, {}, ()),
-    "Cache": (object(), "x", [1.0], 1.5, HUGE, {}, ()),
-}
-ALIASES = {
-    "Scale": ("torch.Tensor", "float", "None"),
-    "Whole": ("torch.Tensor", "int"),
-    "Real": ("torch.Tensor", "float"),
-    "SfLayout": ("int",),
-    "tuple[torch.Tensor, torch.Tensor]": ("Cache",),
-}
-#: Numbers out of range, by argument.
-RANGES: dict[str, tuple[Any, ...]] = {
-    "eps": (math.nan, -1.0, -1e-30, math.inf, 1e39),
-    "top_k": (2**63,),
-    "top_p": (math.nan,),
-    "min_p": (math.nan,),
-    "temperature": (math.nan, -1.0, True),
-    "repetition_penalty": (math.nan,),
-    "frequency_penalty": (math.nan,),
-    "presence_penalty": (math.nan,),
-    "weight_bias": (math.nan,),
-    "rope_scale": (math.nan, 0.0, -1.0),
-    "rope_theta": (math.nan, 0.0, -1.0),
-    "old_context_len": (0, -1),
-    "nnz": (-1, 2**31),
-    "tile_rows": (0, -1),
-    "tile_columns": (0, -1),
-    "group_size": (0, -1, 100),
-    "sfLayout": (-1, 7),
-    "tie_break": (-1, 7),
-    "page_size": (0, -1),
-    "k": (0, -1),
-    "num_q_heads": (-1,),
-    "top_logprobs": (-1,),
-}
 
 
 def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
@@ -83,35 +37,6 @@ def functions() -> dict[str, tuple[Callable[..., Any], Any]]:
 @functools.lru_cache(maxsize=1)
 def names() -> list[str]:
     return sorted(functions())
-
-
-def members(annotation: object) -> set[str]:
-    words = str(annotation).split(" | ")
-    return {part for word in words for part in ALIASES.get(word, (word,))}
-
-
-def wrong_values(parameter: inspect.Parameter) -> list[Any]:
-    """What no call can mean by this argument."""
-    types = members(parameter.annotation)
-    tables = [OTHERS[word] for word in types if word in OTHERS]
-    values = [value for table in tables for value in table]
-    shared = [v for v in values if all(any(v is w for w in table) for table in tables)]
-    if "torch.Tensor" in types and len(types - {"None"}) == 1:
-        shared += [1.5, HUGE, math.nan]
-    if "None" not in types and not types & {"bool", "Any", "object"}:
-        shared.append(None)
-    if "torch.Tensor" not in types or "float" in types or "int" in types:
-        shared += RANGES.get(parameter.name, ())
-    return shared
-
-
-def copies(call: dict[str, Any]) -> dict[str, torch.Tensor]:
-    return {k: v.clone() for k, v in call.items() if isinstance(v, torch.Tensor)}
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """A NaN is equal to itself, and float8 can be compared."""
-    return tensor.contiguous().reshape(-1).view(torch.uint8)
 
 
 @pytest.mark.parametrize("name", names())
@@ -222,3 +147,16 @@ def test_a_hidden_size_of_zero(column_major: bool, reference_mode: None) -> None
     arguments = codes, scales, None, rows, rows.clone(), rows[0]
     done = precast.fused_add_rmsnorm_fp8_block_quant(*arguments, column_major_scales=column_major)
     assert done is None
+
+
+def test_exports_get_what_callers_say_of_pdl(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is on; what is no bool reaches the export, which refuses it."""
+    got: list[object] = []
+    monkeypatch.setattr(
+        type(kernels()["scale"]),
+        "__missing__",
+        lambda self, key: lambda *args: got.append(args[-1]),
+    )
+    for value in (None, True, False, 0, "x"):
+        precast.scale(torch.ones(2), 2.0, enable_pdl=value)  # type: ignore[arg-type]
+    assert got == [True, True, False, 0, "x"]

@@ -20,14 +20,15 @@ from precast._ops.attention.plan import (
     plan_of,
     read_block,
 )
-from precast._ops.attention.validation import pos_encoding
+from precast._ops.attention.validation import number, pos_encoding
 
 _BATCH, _BOUNDS = "i32[block.shape.batch_size]", "i32[block.shape.batch_size+1]"
 _HEADS = "block.shape.num_qo_heads"
 _Q = f"q:T=f16|bf16|f32[rows,{_HEADS},block.shape.head_dim_qk]"
 _RUN = (
     f"out!:T[rows,{_HEADS},block.shape.head_dim_vo] lse!?:f32[rows,{_HEADS}] sinks?:f32[{_HEADS}] "
-    f"block sm_factor:float out_scale:float qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:pdl"
+    f"block sm_factor:float out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.] "
+    f"enable_pdl:pdl"
 )
 
 
@@ -105,7 +106,8 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
     """
     options = given[:10]
     model, shape, scores, tables, mask, items, _, hnd, ints, floats = options
-    mask_mode, sm_scale, positions = given.mask_mode, scores.sm_scale, scores.pos_encoding_mode
+    mask_mode, positions = given.mask_mode, scores.pos_encoding_mode
+    cap, scale = scores.logits_soft_cap, scores.sm_scale
     block = new_block(
         shape,
         (
@@ -114,10 +116,10 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
             scores.window_left,
             pos_encoding("plan", positions),
             items.token_pos_len,
-            scores.logits_soft_cap or 0.0,
-            shape.head_dim_qk**-0.5 if sm_scale is None else sm_scale,
-            scores.rope_scale or 1.0,
-            scores.rope_theta or 1e4,
+            cap if type(cap) is float else _number("logits_soft_cap", cap, 0.0),
+            scale if type(scale) is float else _number("sm_scale", scale, shape.head_dim_qk**-0.5),
+            1.0 if scores.rope_scale is None else _number("rope_scale", scores.rope_scale),
+            1e4 if scores.rope_theta is None else _number("rope_theta", scores.rope_theta),
         ),
     )
     slopes = None
@@ -144,6 +146,11 @@ def pack(given: AttentionPlan, lengths: Tables | None = None) -> AttentionPlan:
     # Without the block of a plan before, which would keep all of them alive.
     block.attention_plan = given if given.block is None else given._replace(block=None)
     return AttentionPlan(*options, True, slopes, block)
+
+
+def _number(option: str, value: float | None, default: float = 1.0) -> float:
+    """Return what a block holds of a number that is no float; exports look at floats themselves."""
+    return default if value is None else number("plan", option, value)
 
 
 def launch(packed: AttentionPlan, sources: Tables) -> None:

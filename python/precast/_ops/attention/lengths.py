@@ -33,6 +33,8 @@ def total_and_longest(indptr: torch.Tensor, longest: int | None = None) -> tuple
     if indptr.shape[0] > _FEW:
         return int(indptr[-1]), longest or int(indptr.diff().max())
     bounds = indptr.tolist()
+    if not bounds:
+        raise ValueError("qo_indptr must have at least 1 element, got shape [0]")
     return bounds[-1], longest or max(map(sub, bounds[1:], bounds), default=0)
 
 

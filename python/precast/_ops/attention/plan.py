@@ -104,7 +104,7 @@ class Scores(NamedTuple):
 
     causal: bool = False
     window_left: int = -1
-    logits_soft_cap: float = 0.0
+    logits_soft_cap: float | None = 0.0
     sm_scale: float | None = None
     pos_encoding_mode: str = "NONE"
     rope_scale: float | None = None

@@ -10,6 +10,8 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op.ranges import FINITE, POSITIVE
+from precast._op.scalars import check_ranges
 from precast._op.validation import check_memory_apart
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.plan import AttentionPlan, BlockNumbers
@@ -19,7 +21,11 @@ from precast._ops.attention.reference import (
     paged_requests,
     ragged_requests,
 )
+from precast._ops.attention.validation import softmax_scale
 from precast._ops.paged._cache import entries_of, halves, joined
+
+#: What logits are multiplied with on the host.
+SM_PRODUCT = "sm_scale * q_scale * k_scale"
 
 # -- plans ----------------------------------------------------------------------------------------
 
@@ -40,6 +46,8 @@ def check_plan(
     shape, options = block
     mode, window, planned = options.mask_mode, options.window_left, shape.window_left
     scale, theta = options.rope_scale, options.rope_theta
+    finite = dict.fromkeys(("sm_scale", "logits_soft_cap"), FINITE)
+    check_ranges(export, finite, options._asdict())
     check_memory_apart(export, "float_workspace", float_workspace, int_workspace, "int_workspace")
     for is_wrong, words in (
         (
@@ -59,8 +67,9 @@ def check_plan(
             f"the wider window",
         ),
         (
-            options.pos_encoding == PosEncodingMode.ROPE_LLAMA and not (scale > 0 and theta > 0),
-            f"rope_scale and rope_theta must be positive, got {scale} and {theta}",
+            options.pos_encoding == PosEncodingMode.ROPE_LLAMA
+            and not (POSITIVE.holds(scale) and POSITIVE.holds(theta)),
+            f"rope_scale and rope_theta must be positive and finite, got {scale} and {theta}",
         ),
     ):
         if is_wrong:
@@ -109,6 +118,11 @@ def copy_tables(block: AttentionPlan, **tables: Any) -> None:
         table = tables.get(name)
         if table is None:
             continue
+        is_whole = name != "kv_indices"
+        if buffer is not None and is_whole and table.shape != buffer.shape:
+            raise ValueError(
+                f"plan: {name} must have shape {[*buffer.shape]}, got {[*table.shape]}"
+            )
         if buffer is None or buffer.numel() < table.numel():
             size = 0 if buffer is None else buffer.numel()
             raise ValueError(
@@ -145,6 +159,8 @@ def check_run(
     **numbers: Any,
 ) -> None:
     """Raise for rows and caches that are not those of the plan, and for outputs that overlap."""
+    sm_scale = softmax_scale(block.scores.sm_scale, block.shape.head_dim_qk)
+    check_ranges(export, {SM_PRODUCT: FINITE}, {SM_PRODUCT: sm_scale * numbers["sm_factor"]})
     rows = block.shape.rows
     if rows >= 0 and q.shape[0] != rows:
         raise ValueError(f"{export}: q must have {rows} rows as in plan(), got shape {[*q.shape]}")

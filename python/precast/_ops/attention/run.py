@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from precast._base.errors import CacheLayoutError, PlanMismatchError
 from precast._base.torch import torch
-from precast._op.dispatch import check_tensors
+from precast._op import mode
+from precast._op.ranges import MOST_FLOAT
+from precast._op.scalars import RAW_KINDS
 from precast._op.torch_ops import torch_ops
 from precast._op.validation import check_rank
-from precast._ops.attention import kernels
+from precast._ops.attention import kernels, validation
 from precast._ops.attention.validation import check_shape_dtype_device
 
 if TYPE_CHECKING:
@@ -24,10 +26,15 @@ if TYPE_CHECKING:
 
     Result: TypeAlias = "tuple[torch.Tensor, torch.Tensor | None]"
 
+_reference = False  # mode.follow() keeps it up to date.
+mode.follow(globals())
+
 #: A factor of queries, keys or values: a number, or one on the device.
 Scale: TypeAlias = "float | torch.Tensor | None"
 
-_FACTORS = {"log2": 1.0, "ln": math.log(2.0)}
+#: The defaults of both options, which are compared by identity: other types compare oddly.
+LOG2, NH = "log2", "NH"
+_FACTORS = {LOG2: 1.0, "ln": math.log(2.0)}
 
 
 def run(
@@ -47,6 +54,10 @@ def run(
     """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
     plan = w._plan
     try:
+        if _reference and not torch.compiler.is_compiling():
+            _check_types(
+                w, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl
+            )
         if plan.block is None:
             plan = w._packed_plan()
         paged = plan.shape.page_size > 0
@@ -63,7 +74,7 @@ def run(
             export = kernels.run_paged[plan.model.key]
         else:
             export = kernels.run_ragged[plan.model.key]
-        result, lse = _outputs(plan, q, out, lse, return_lse)
+        result, lse = _outputs(w, plan, q, out, lse, return_lse)
         into = result
         if not plan.model.writes_outputs:
             into = torch.empty_like(result, dtype=q.dtype)
@@ -85,9 +96,10 @@ def run(
             out_scale,
             qk_scale,
             out_factor,
-            enable_pdl is not False,
+            True if enable_pdl is None else enable_pdl,
         )
-    except (AttributeError, IndexError, TypeError, ValueError):
+    except RAW_KINDS:
+        _check_types(w, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl)
         _explain(w, plan, q, k, v, out, lse if return_lse else None)
         raise
     if into is not result:
@@ -96,6 +108,7 @@ def run(
 
 
 def _outputs(
+    w: AttentionWrapper,
     plan: AttentionPlan,
     q: torch.Tensor,
     out: torch.Tensor | None,
@@ -112,14 +125,40 @@ def _outputs(
             out = new(shape, dtype=plan.model.o_dtype)
     elif not plan.model.writes_outputs:
         _check_output(plan, q, out)  # The export does not see it.
-    if not return_lse:
+    if return_lse is False and lse is None:
         return out, None
+    if return_lse is not True:  # Why: no export looks at what is not asked for.
+        check_options(w, return_lse=return_lse, lse=lse)
+        if not return_lse:
+            return out, None
     return out, q.new_empty(q.shape[:-1], dtype=torch.float32) if lse is None else lse
 
 
 def _check_output(plan: AttentionPlan, q: torch.Tensor, out: torch.Tensor) -> None:
     shape = *q.shape[:-1], plan.shape.head_dim_vo
     check_shape_dtype_device(out, shape, plan.model.o_dtype, q.device, "out")
+
+
+def lse_of(
+    w: AttentionWrapper,
+    q: torch.Tensor,
+    lse: torch.Tensor | None,
+    return_lse: bool,
+    lse_base: str,
+    lse_layout: str,
+) -> Lse | None:
+    """Return where a log-sum-exp goes, if it is asked for; the options may be wrong."""
+    if return_lse is not True or lse_base is not LOG2 or lse_layout is not NH:
+        check_options(w, q=q, lse=lse, return_lse=return_lse)
+        check_word("lse_base", lse_base, tuple(_FACTORS))
+        check_word("lse_layout", lse_layout, ("NH", "HN"))
+    return Lse(lse_base, lse_layout, lse, q) if return_lse else None
+
+
+def check_word(option: str, value: object, legal: tuple[str, ...]) -> None:
+    """Raise unless ``value`` is one of the words."""
+    if not (isinstance(value, str) and value in legal):
+        raise ValueError(f"{option} must be {' or '.join(map(repr, legal))}, got {value!r}")
 
 
 class Lse:
@@ -130,14 +169,11 @@ class Lse:
     def __init__(
         self, lse_base: str, lse_layout: str, lse: torch.Tensor | None, q: torch.Tensor
     ) -> None:
-        if lse_base not in _FACTORS:
-            raise ValueError(f"lse_base must be 'log2' or 'ln', got {lse_base!r}")
-        if lse_layout not in ("NH", "HN"):
-            raise ValueError(f"lse_layout must be 'NH' or 'HN', got {lse_layout!r}")
         self._factor = _FACTORS[lse_base]
         self._into: torch.Tensor | None = None
         self.buffer = lse
         if lse_layout == "HN":
+            check_rank("run", "q", q, 3, 3)
             shape = (q.shape[1], q.shape[0])
             if lse is None:
                 lse = q.new_empty(shape, dtype=torch.float32)
@@ -167,6 +203,43 @@ def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
     )
 
 
+def check_options(w: AttentionWrapper, **options: object) -> None:
+    """Raise for the first of these arguments of ``run()`` that is of a wrong type."""
+    type(w)._run_arguments.check(options)
+
+
+def _check_types(
+    w: AttentionWrapper,
+    q: object,
+    k: object,
+    v: object,
+    q_scale: object,
+    k_scale: object,
+    v_scale: object,
+    out: object,
+    lse: object,
+    return_lse: object,
+    sinks: object,
+    enable_pdl: object,
+) -> None:
+    """Raise if there is no plan, or for the first argument of a wrong type."""
+    w._check_planned(f"{w._name}.run")
+    check_options(
+        w,
+        q=q,
+        k=k,
+        v=v,
+        q_scale=q_scale,
+        k_scale=k_scale,
+        v_scale=v_scale,
+        out=out,
+        lse=lse,
+        return_lse=return_lse,
+        sinks=sinks,
+        enable_pdl=enable_pdl,
+    )
+
+
 def _explain(
     w: AttentionWrapper,
     plan: AttentionPlan,
@@ -178,19 +251,18 @@ def _explain(
 ) -> None:
     """Raise an error that names the argument that does not fit the plan, if there is one."""
     name, shape = f"{w._name}.run", plan.shape
-    w._check_planned(name)
-    check_tensors(name, {"q": q})
     for part in (k,) if v is None else (k, v):
         if not isinstance(part, torch.Tensor):
             raise CacheLayoutError(
-                f"{name}: keys and values must be a torch.Tensor or a tuple of two, got "
+                f"{name}: paged_kv_cache must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
-            )
+            ) from None
     check_rank(name, "q", q, 3, None)
-    check_rank(name, "paged_kv_cache" if shape.page_size else "k", k, 3, None)
+    cache = "paged_kv_cache" if shape.page_size else "k"
+    check_rank(name, cache, k, 3, None)
     for argument, tensor, option, planned in (
         ("q", q, "q_data_type", plan.model.q_dtype),
-        ("k", k, "kv_data_type", plan.model.kv_dtype),
+        (cache, k, "kv_data_type", plan.model.kv_dtype),
     ):
         if tensor.dtype != planned:
             raise ValueError(
@@ -239,17 +311,22 @@ def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | 
     """Return a number, or 1 and one float32 on the device."""
     if scale is None:
         return 1.0, None
+    if type(scale) is float and -MOST_FLOAT <= scale <= MOST_FLOAT:
+        return scale, None
     if not isinstance(scale, torch.Tensor):
-        return float(scale), None
+        return validation.number(f"{name}.run", option, scale), None
     if scale.numel() != 1:
         raise ValueError(
             f"{name}.run: {option} must be one number, got a tensor of shape {[*scale.shape]}"
         )
-    return (1.0, scale.reshape(1).float()) if scale.is_cuda else (float(scale), None)
+    if scale.is_cuda:
+        return 1.0, scale.reshape(1).float()
+    return validation.number(f"{name}.run", option, scale.item()), None
 
 
 def check_window(w: AttentionWrapper, window_left: int) -> None:
     """Raise unless a run has the window of its plan."""
+    check_options(w, window_left=window_left)
     w._check_planned(f"{w._name}.run")
     if window_left != w._window_left:
         raise PlanMismatchError(

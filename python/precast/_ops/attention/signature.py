@@ -12,16 +12,25 @@ from typing import Any, TypeVar
 
 from precast._op import mode
 from precast._op.decorators import generated
+from precast._op.ranges import INT64
 from precast._op.scalars import RAW_ERRORS, Arguments
+from precast._ops.attention.validation import NUMBERS, SCALES
 
 Result = TypeVar("Result")
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def arguments_of(
-    other: Callable[..., Any], without: Sequence[str] = ()
+    other: Callable[..., Any],
+    without: Sequence[str] = (),
+    checks_first: bool = False,
+    unread: Sequence[str] = (),
 ) -> Callable[[Callable[[Any, Any], Result]], Callable[..., Result]]:
-    """Give a method the parameters of another but some; it gets their values as attributes."""
+    """Give a method the parameters of another but some; it gets their values as attributes.
+
+    ``checks_first`` is for a method that no layer calls, as of :func:`checked_first`, and
+    ``unread`` as :func:`gathers` takes it.
+    """
     kinds = inspect.Parameter
     parameters = [
         p.replace(kind=kinds.POSITIONAL_OR_KEYWORD)
@@ -30,7 +39,7 @@ def arguments_of(
     ]
 
     def decorate(method: Callable[[Any, Any], Result]) -> Callable[..., Result]:
-        call = _gathering(method, method, parameters)
+        call = _gathering(method, method, parameters, other, checks_first, unread)
         returned = inspect.signature(method).return_annotation
         call.__signature__ = inspect.Signature(parameters, return_annotation=returned)
         result: Callable[..., Result] = call
@@ -39,15 +48,20 @@ def arguments_of(
     return decorate
 
 
-def gathers(method: Callable[[Any, Any], Any], **constants: object) -> Callable[[Method], Method]:
+def gathers(
+    method: Callable[[Any, Any], Any], unread: Sequence[str] = (), **constants: object
+) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
+    Nothing fails for a wrong argument that is ``unread``: it is ignored, or its truth alone counts.
     ``constants`` are more attributes.
     """
 
     def decorate(declared: Method) -> Method:
         parameters = [*inspect.signature(declared).parameters.values()]
-        gathered: Method = _gathering(method, declared, parameters, **constants)
+        gathered: Method = _gathering(
+            method, declared, parameters, declared, False, unread, **constants
+        )
         return gathered
 
     return decorate
@@ -57,23 +71,67 @@ def _gathering(
     method: Callable[[Any, Any], Any],
     declared: Callable[..., Any],
     parameters: list[inspect.Parameter],
+    annotated: Callable[..., Any],
+    checks_first: bool = False,
+    unread: Sequence[str] = (),
     **constants: object,
 ) -> Any:
-    names = [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
+    names = _names(parameters)
     given = namedtuple(f"{declared.__name__}_arguments", names)  # type: ignore[misc]
-    for name, value in constants.items():
+    arguments = public_arguments(annotated, declared.__qualname__)
+    for name, value in {**constants, "public_arguments": arguments}.items():
         setattr(given, name, value)
-    arguments = Arguments(declared, name=declared.__qualname__)
     found = {"_new": tuple.__new__, "_given": given, "_method": method, "_arguments": arguments}
-    passed = f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+    passed = _by_name(names)
+    condition = str(checks_first or "_reference")
+    if unread:
+        # Why: types that have passed once, and the sizes of integers, cost 20 ns an argument.
+        types = f"({', '.join(f'{name}.__class__' for name in unread)},)"
+        found |= {"_passed": {}, "_least": INT64.least, "_most": INT64.most}
+        sizes = (
+            f" or not _least <= ({p.name} or 0) <= _most"
+            for p in parameters
+            if p.name in unread and "int" in p.annotation
+        )
+        condition += f" or _passed.get({types}) is None{''.join(sizes)}"
+    remembered = f"        _passed[{types}] = True\n" if unread else ""
     body = (
-        f"    if _reference:\n        _arguments.check({passed})\n"
+        f"    if {condition}:\n        _arguments.check({passed})\n{remembered}"
         f"    try:\n        return _method(self, _new(_given, ({', '.join(names)},)))\n"
-        f"    except {RAW_ERRORS}:\n        _arguments.check({passed})\n        raise"
+        f"    except {RAW_ERRORS} as error:\n        _arguments.check({passed})\n"
+        f"        _arguments.check_ranks(error, {passed})\n        raise"
     )
     call = generated(declared.__name__, parameters, body, found)
     mode.follow(call.__globals__)
     return functools.update_wrapper(call, declared)
+
+
+def public_arguments(function: Callable[..., Any], name: str) -> Arguments:
+    """Return what is legal for the arguments of a function, numbers of attention among them."""
+    return Arguments(function, name, declarations=lambda: [NUMBERS, SCALES])
+
+
+def _names(parameters: Sequence[inspect.Parameter]) -> list[str]:
+    """Return the names of all parameters but ``self`` and those by position."""
+    return [p.name for p in parameters[1:] if p.kind is not p.VAR_POSITIONAL]
+
+
+def _by_name(names: Sequence[str]) -> str:
+    """Return the source of a dictionary of arguments."""
+    return f"{{{', '.join(f'{name!r}: {name}' for name in names)}}}"
+
+
+def checked_first(method: Method) -> Method:
+    """Check all arguments of a method before it runs: for one that no layer calls."""
+    parameters = [*inspect.signature(method).parameters.values()]
+    names = _names(parameters)
+    owner = method.__qualname__.rpartition(".")[0]
+    name = owner if method.__name__ == "__init__" else method.__qualname__
+    found = {"_method": method, "_arguments": public_arguments(method, name)}
+    body = f"    _arguments.check({_by_name(names)})\n    return _method(self, {', '.join(names)})"
+    checked: Any = generated(method.__name__, parameters, body, found)
+    functools.update_wrapper(checked, method)
+    return checked  # type: ignore[no-any-return]
 
 
 def options_by_position(plan: Method) -> Method:

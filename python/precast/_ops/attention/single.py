@@ -47,6 +47,8 @@ def run_single(
         for argument, tensor in (("q", q), ("k", k), ("v", v)):
             check_rank(name, argument, tensor, 3, 3)
     validation.check_rope(name, scores.rope_scale, scores.rope_theta)
+    validation.check_flags(name, causal=scores.causal, return_lse=return_lse)
+    cap = scores.logits_soft_cap
     positions = validation.pos_encoding(name, scores.pos_encoding_mode)
     if validation.check_kv_layout(name, kv_layout):
         k, v = k.transpose(0, 1), v.transpose(0, 1)
@@ -55,6 +57,8 @@ def run_single(
     validation.check_heads(name, heads, kv_heads)
     validation.check_head_dims(name, head_dim_qk, head_dim_vo)
     validation.check_dtypes(name, q.dtype, k.dtype, o_dtype)
+    if scores.sm_scale is not None:
+        validation.number(name, "sm_scale", scores.sm_scale)
     scale = validation.softmax_scale(scores.sm_scale, head_dim_qk)
     scale, qk_factor, out_scale, v_factor = scales_of(name, scale, *scales)
     into = q.new_empty((tokens, heads, head_dim_vo))
@@ -70,7 +74,7 @@ def run_single(
         int(mask_mode if packed_mask is None else MaskMode.CUSTOM),
         positions,
         scores.window_left,
-        scores.logits_soft_cap,
+        0.0 if cap is None else validation.number(name, "logits_soft_cap", cap),
         scale,
         scores.rope_scale or 1.0,
         scores.rope_theta or 1e4,
@@ -184,8 +188,8 @@ def _export(name: str, **derived: Callable[..., Any]) -> Export:
         "q:T=f16|bf16|f32[tokens,heads,head_dim_qk] k:U=e4m3|e5m2|T[kv_len,kv_heads,head_dim_qk] "
         "v:U[kv_len,kv_heads,head_dim_vo] out!:T[tokens,heads,head_dim_vo] lse!?:f32[tokens,heads] "
         "packed_mask?:u8[bytes] mask_mode:int pos_encoding:int window_left:int "
-        "logits_soft_cap:float sm_scale:float rope_scale:float rope_theta:float out_scale:float "
-        "qk_scale?:f32[.] v_scale?:f32[.]",
+        "logits_soft_cap:float(finite) sm_scale:float(finite) rope_scale:float(positive) "
+        "rope_theta:float(positive) out_scale:float(finite) qk_scale?:f32[.] v_scale?:f32[.]",
         derived={
             "k": lambda k: k.transpose(0, 1) if _is_hnd(k) else k,
             "v": lambda k, v: v.transpose(0, 1) if _is_hnd(k) else v,

@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 from precast._base.dtypes import DTYPE_WORDS, dtype_word
 from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
+from precast._op.declaration import Declaration
+from precast._op.ranges import FINITE
+from precast._op.scalars import check_flag, check_number
 from precast._ops.attention.enums import PosEncodingMode
 from precast._plan.installed import plan_document
 
@@ -22,6 +26,16 @@ HEAD_DIMS: tuple[tuple[int, int], ...] = tuple(map(tuple, _AXES["head_dim_qk,hea
 _NAMES = {word: name.removeprefix("torch.") for name, word in DTYPE_WORDS.items()}
 _Q_DTYPES = list(dict.fromkeys(_NAMES[q] for q, _ in _AXES["dtype_q,dtype_kv"]))
 _8_BIT_DTYPES = list(dict.fromkeys(_NAMES[kv] for q, kv in _AXES["dtype_q,dtype_kv"] if kv != q))
+
+#: The numbers of plans and runs. Exports get some of them in another form.
+NUMBERS = Declaration(
+    "sm_scale:float(finite) logits_soft_cap:float(finite) rope_scale:float(positive) "
+    "rope_theta:float(positive) q_scale:float(finite) k_scale:float(finite) v_scale:float(finite)"
+)
+
+#: Those that may be a tensor, too.
+SCALES = Declaration("q_scale:f32[.] k_scale:f32[.] v_scale:f32[.]")
+_RANGES = NUMBERS.ranges
 
 #: Bytes of the workspace for integers that every wrapper makes for itself.
 INT_WORKSPACE_BYTES = 8 * 1024 * 1024
@@ -57,12 +71,16 @@ def check_heads(name: str, num_qo_heads: int, num_kv_heads: int) -> None:
         )
 
 
+def check_page_size(name: str, page_size: int) -> None:
+    """Raise unless a page has an entry."""
+    if page_size < 1:
+        raise ValueError(f"{name}: page_size must be >= 1, got {page_size}")
+
+
 def check_kv_layout(name: str, kv_layout: object) -> bool:
     """Whether heads come first; raise for a layout that is none."""
-    if kv_layout == "NHD":
-        return False
-    if kv_layout == "HND":
-        return True
+    if isinstance(kv_layout, str) and kv_layout in ("NHD", "HND"):
+        return kv_layout == "HND"
     raise CacheLayoutError(f"{name}: kv_layout must be NHD or HND, got {kv_layout!r}")
 
 
@@ -77,16 +95,17 @@ def pos_encoding(name: str, pos_encoding_mode: str) -> int:
     return number
 
 
-def check_backend(name: str, backend: str) -> None:
+def check_backend(name: str, backend: object) -> None:
     """Raise for a backend that precast does not have."""
-    if backend in ("auto", "fa2"):
+    word = backend if isinstance(backend, str) else ""
+    if word in ("auto", "fa2"):
         return
-    if backend == "fa3":
+    if word == "fa3":
         raise BackendSupportedError(
             f"{name}: backend='fa3' (Hopper's own tensor cores) does not exist yet. Fix: pass "
             f"backend='auto' or 'fa2', which run on every GPU from compute capability 8.0 on"
         )
-    known = "is not part of precast" if backend in _OTHER_BACKENDS else "is unknown"
+    known = "is not part of precast" if word in _OTHER_BACKENDS else "is unknown"
     raise BackendSupportedError(
         f"{name}: backend={backend!r} {known}. Fix: pass backend='auto' or 'fa2'"
     )
@@ -94,11 +113,12 @@ def check_backend(name: str, backend: str) -> None:
 
 def check_no_jit(name: str, jit_args: object, jit_kwargs: object, variant_owns_mask: bool) -> None:
     """Raise for code of the caller that would have to be compiled into the kernels."""
-    if jit_args is not None or jit_kwargs is not None:
-        raise NotImplementedError(
-            f"{name}: jit_args must be None: kernels are compiled ahead of time, so no code can be "
-            f"added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
-        )
+    for option, value in (("jit_args", jit_args), ("jit_kwargs", jit_kwargs)):
+        if value is not None:
+            raise NotImplementedError(
+                f"{name}: {option} must be None: kernels are compiled ahead of time, so no code "
+                f"can be added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
+            )
     if variant_owns_mask:
         raise ValueError(
             f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "
@@ -125,7 +145,13 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
 
 
 def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
-    """Raise unless a workspace starts at a multiple of 16 bytes."""
+    """Raise unless a workspace is bytes without gaps that start at a multiple of 16."""
+    if workspace.dtype not in (torch.uint8, torch.int8) or not workspace.is_contiguous():
+        gaps = "" if workspace.is_contiguous() else f" with strides {[*workspace.stride()]}"
+        raise ValueError(
+            f"{name}: {argument} must be uint8 or int8 and contiguous, got "
+            f"{dtype_word(workspace.dtype)}{gaps}"
+        )
     offset = workspace.data_ptr() % 16 if workspace.numel() else 0
     if offset:
         raise ValueError(
@@ -134,11 +160,26 @@ def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
         )
 
 
-def check_buffers(mode: str, **buffers: torch.Tensor | None) -> None:
-    """Raise for a buffer of CUDA graphs that is missing."""
-    for name, buffer in buffers.items():
-        if not isinstance(buffer, torch.Tensor):
-            raise ValueError(f"{name} should be a torch.Tensor in {mode} mode")
+def check_buffers(
+    name: str, device: torch.device, mode: str, **buffers: torch.Tensor | None
+) -> None:
+    """Raise for a buffer of CUDA graphs that is missing, or that no plan can use."""
+    for option, buffer in buffers.items():
+        if buffer is None:
+            raise ValueError(f"{option} should be a torch.Tensor in {mode} mode")
+        check_buffer(name, device, option, buffer, torch.int32)
+
+
+def check_buffer(
+    name: str, device: torch.device, option: str, buffer: torch.Tensor, dtype: torch.dtype
+) -> None:
+    """Raise unless a buffer of CUDA graphs has one dimension, and this dtype and device."""
+    if buffer.dim() != 1 or buffer.dtype != dtype or buffer.device != device:
+        raise ValueError(
+            f"{name}: {option} must be {dtype_word(dtype)} of one dimension on {device} as "
+            f"float_workspace_buffer, got {dtype_word(buffer.dtype)} of shape {[*buffer.shape]} on "
+            f"{buffer.device}"
+        )
 
 
 def check_workspaces_apart(name: str, floats: torch.Tensor, ints: torch.Tensor) -> None:
@@ -167,8 +208,21 @@ def check_mask_size(name: str, argument: str, mask: torch.Tensor, needed: int) -
 def check_rope(name: str, rope_scale: float | None, rope_theta: float | None) -> None:
     """Raise unless both are positive, where they are given."""
     for option, value in (("rope_scale", rope_scale), ("rope_theta", rope_theta)):
-        if value is not None and not value > 0:
-            raise ValueError(f"{name}: {option} must be positive, got {value}")
+        if value is not None:
+            check_number(name, option, value, _RANGES[option])
+
+
+def number(name: str, option: str, value: Any) -> float:
+    """Return a finite number as a float, or raise an error that names it."""
+    check_number(name, option, value, FINITE)
+    return float(value)
+
+
+def check_flags(name: str, **flags: object) -> None:
+    """Raise for the first flag that is none."""
+    for option, value in flags.items():
+        if value is not True and value is not False:
+            check_flag(name, option, value)
 
 
 def check_shape_dtype_device(

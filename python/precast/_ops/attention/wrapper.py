@@ -10,6 +10,7 @@ from typing import Any
 from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
+from precast._op.scalars import RAW_KINDS, Arguments
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention import kernels, validation
 from precast._ops.attention.cached_module import CachedModule
@@ -27,6 +28,7 @@ from precast._ops.attention.plan import (
     Scores,
     Tables,
 )
+from precast._ops.attention.signature import checked_first
 
 #: The arguments of ``run()`` that ``forward()`` has, too.
 _RUN_ARGUMENTS = ("q", "paged_kv_cache", "k", "v", "q_scale", "k_scale", "v_scale")
@@ -36,6 +38,8 @@ class AttentionWrapper(PlanAttributes):
     """Hold workspaces and the plan; attributes have the names that engines use."""
 
     _name = "AttentionWrapper"
+    #: Of ``run()``.
+    _run_arguments: Arguments
 
     def __init__(
         self,
@@ -103,6 +107,7 @@ class AttentionWrapper(PlanAttributes):
     def _pin_memory_int_workspace_buffer(self, buffer: torch.Tensor) -> None:
         self._pinned = buffer
 
+    @checked_first
     def reset_workspace_buffer(
         self, float_workspace_buffer: torch.Tensor, int_workspace_buffer: torch.Tensor
     ) -> None:
@@ -120,11 +125,18 @@ class AttentionWrapper(PlanAttributes):
         Raises
         ------
         ValueError
-            An address that is no multiple of 16 bytes; buffers that overlap.
+            Another dtype or device; gaps; an address that is no multiple of 16 bytes; buffers
+            that overlap.
         """
         floats, ints = float_workspace_buffer, int_workspace_buffer
-        validation.check_workspace(self._name, "float_workspace_buffer", floats)
-        validation.check_workspace(self._name, "int_workspace_buffer", ints)
+        given = {"float_workspace_buffer": floats, "int_workspace_buffer": ints}
+        for argument, workspace in given.items():
+            validation.check_workspace(self._name, argument, workspace)
+            if workspace.device != self.device:
+                raise ValueError(
+                    f"{self._name}: {argument} must be on {self.device} as the wrapper, got "
+                    f"{workspace.device}"
+                )
         validation.check_workspaces_apart(self._name, floats, ints)
         self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
         self._pinned = None
@@ -172,7 +184,7 @@ class AttentionWrapper(PlanAttributes):
         scores = Scores(
             causal,
             given.window_left,
-            given.logits_soft_cap or 0.0,
+            0.0 if given.logits_soft_cap is None else given.logits_soft_cap,
             given.sm_scale,
             given.pos_encoding_mode,
             given.rope_scale,
@@ -246,7 +258,8 @@ class AttentionWrapper(PlanAttributes):
         """Run with options of ``forward()`` in the place of the plan's."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
-        options["logits_soft_cap"] = options["logits_soft_cap"] or 0.0
+        if options["logits_soft_cap"] is None:
+            options["logits_soft_cap"] = 0.0
         scores = Scores(**{"causal": self._causal, **options})
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
@@ -262,10 +275,15 @@ class AttentionWrapper(PlanAttributes):
             raise PlanMismatchError(
                 f"{name}: causal is False and plan() had True. Fix: plan again with causal=False"
             )
-        if scores != before.scores:
-            self._plan = before._replace(scores=scores, block=None)
         arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
-        return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+        if scores != before.scores:
+            given.public_arguments.check(given._asdict())
+            self._plan = before._replace(scores=scores, block=None)
+        try:
+            return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
+        except RAW_KINDS:
+            self._plan = before  # A later run() would fail, too, or have other options.
+            raise
 
     def end_forward(self) -> None:
         """Do nothing; older engines call it."""

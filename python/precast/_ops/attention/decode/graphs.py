@@ -9,7 +9,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.plan import Dtype
-from precast._ops.attention.signature import gathers
+from precast._ops.attention.signature import checked_first, gathers
 from precast.api_logging import precast_api
 
 
@@ -34,6 +34,7 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
         As for :class:`BatchDecodeWithPagedKVCacheWrapper`.
     """
 
+    @checked_first
     def __init__(
         self,
         workspace_buffer: torch.Tensor,
@@ -55,6 +56,11 @@ class CUDAGraphBatchDecodeWithPagedKVCacheWrapper(BatchDecodeWithPagedKVCacheWra
 
 
 def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -> None:
+    if not isinstance(self, BatchDecodeWithPagedKVCacheWrapper):
+        raise TypeError(
+            f"fast_decode_plan: self must be a BatchDecodeWithPagedKVCacheWrapper, got "
+            f"{type(self).__name__}"
+        )
     options = given._asdict()
     del options["global_override_indptr_cpu"]
     if self._cached_o_data_type is not self._cached_q_data_type:
@@ -70,7 +76,7 @@ def _plan_without_copies(self: BatchDecodeWithPagedKVCacheWrapper, given: Any) -
 
 @precast_api
 @documented(BatchDecodeWithPagedKVCacheWrapper.plan)
-@gathers(_plan_without_copies)
+@gathers(_plan_without_copies, ("non_blocking", "global_override_indptr_cpu"))
 def fast_decode_plan(
     self: BatchDecodeWithPagedKVCacheWrapper,
     indptr: torch.Tensor,

@@ -15,6 +15,9 @@ from precast._ops.attention.lengths import longest_kv, tokens_of_pages
 from precast._ops.attention.plan import Hints, Model, PlanField, PlanShape, Tables
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 
+#: Arguments of plan() that other backends read, or whose truth or equality alone counts.
+UNREAD = ("non_blocking", "block_tables", "window_right", "is_causal")
+
 
 class DecodePlan(AttentionWrapper):
     """Make the plan of a batch from its page table and options."""
@@ -23,10 +26,8 @@ class DecodePlan(AttentionWrapper):
     _use_tensor_cores: bool
 
     def _plan_batch(self, given: Any) -> None:
-        name, page_size, q_len_per_req = self._name, given.page_size, given.q_len_per_req
+        name, q_len_per_req = self._name, given.q_len_per_req
         indptr, last_page_len, indices = given.indptr, given.last_page_len, given.indices
-        if page_size < 1:
-            raise ValueError(f"{name}.plan: page_size must be >= 1, got {page_size}")
         if given.rope_scale is not None or given.rope_theta is not None:
             validation.check_rope(f"{name}.plan", given.rope_scale, given.rope_theta)
         if given.window_right != 0:
@@ -82,6 +83,8 @@ class DecodePlan(AttentionWrapper):
     def _shape(self, given: Any, method: str) -> tuple[Model, PlanShape]:
         """Return the model and the shape of a plan."""
         q_len, split = given.q_len_per_req, given.fixed_split_size
+        if given.page_size < 1:
+            validation.check_page_size(f"{self._name}.{method}", given.page_size)
         if q_len < 1:
             raise ValueError(f"{self._name}: q_len_per_req must be >= 1, got {q_len}")
         if q_len > 1 and not self._use_tensor_cores:

@@ -10,6 +10,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import op
 from precast._op.validation import check_rank
+from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
@@ -146,9 +147,11 @@ def single_decode_with_kv_cache(
     ...     precast.single_decode_with_kv_cache(q, k, k + 3.0, return_lse=True)[1]
     tensor([1.5850, 1.5850])
     """
+    name = "single_decode_with_kv_cache"
     if q.dim() != 2:
-        check_rank("single_decode_with_kv_cache", "q", q, 2, 2)
-    cap, scales, dtype = logits_soft_cap or 0.0, (q_scale, k_scale, v_scale), q.dtype
+        check_rank(name, "q", q, 2, 2)
+    validation.check_flags(name, use_tensor_cores=use_tensor_cores)
+    cap, scales, dtype = logits_soft_cap, (q_scale, k_scale, v_scale), q.dtype
     scores = Scores(False, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
     out, lse = run_single(
         single_decode, q.unsqueeze(0), k, v, kv_layout, scores, None, scales, dtype, return_lse

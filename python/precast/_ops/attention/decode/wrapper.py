@@ -15,13 +15,15 @@ from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
-from precast._ops.attention.decode.plan import DecodePlan
+from precast._ops.attention.decode.plan import UNREAD, DecodePlan
 from precast._ops.attention.plan import Dtype, PlanField, Tables
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import (
     arguments_of,
+    checked_first,
     gathers,
     options_by_position,
+    public_arguments,
     returning_lse,
 )
 from precast._ops.attention.trace import batch_trace
@@ -81,6 +83,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     reference = staticmethod(batch_decode_with_paged_kv_cache_reference)
 
     @precast_api
+    @checked_first
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -97,6 +100,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         last_page_len, qo_indptr, batch_size = paged_kv_last_page_len_buffer, None, 0
         if use_cuda_graph:
             validation.check_buffers(
+                self._name,
+                float_workspace_buffer.device,
                 "cudagraph",
                 paged_kv_indptr_buffer=indptr,
                 paged_kv_indices_buffer=indices,
@@ -139,7 +144,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     @precast_api
     @options_by_position
     @documented(PLAN)
-    @gathers(DecodePlan._plan_batch, use_fp16_qk_reduction=False)
+    @gathers(DecodePlan._plan_batch, UNREAD, use_fp16_qk_reduction=False)
     def plan(
         self,
         indptr: torch.Tensor,
@@ -210,7 +215,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
 
     begin_forward = plan
 
-    @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"))
+    @arguments_of(plan, without=("non_blocking", "window_right", "is_causal"), checks_first=True)
     def workspace_size(self, given: Any) -> tuple[int, int]:
         """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
@@ -280,6 +285,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         Safe in CUDA graphs; not differentiable.
         """
         if q_len_per_req is not None:
+            running.check_options(self, q=q, q_len_per_req=q_len_per_req)
             self._check_q_len(q.shape[0], q_len_per_req)
         if window_left is not None:
             running.check_window(self, window_left)
@@ -299,10 +305,11 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         return result if sums is None else (result, sums)
 
     run_return_lse = returning_lse(run)
+    _run_arguments = public_arguments(run, f"{_name}.run")
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(DecodePlan._forward)
+    @gathers(DecodePlan._forward, ("window_left",))
     def forward(
         self,
         q: torch.Tensor,
@@ -319,7 +326,7 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=("window_left",))
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)

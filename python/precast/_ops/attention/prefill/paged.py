@@ -16,9 +16,15 @@ from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.signature import (
+    arguments_of,
+    checked_first,
+    gathers,
+    public_arguments,
+    returning_lse,
+)
 from precast._ops.attention.trace import batch_trace
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
@@ -74,6 +80,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     reference = staticmethod(batch_prefill_with_paged_kv_cache_reference)
 
     @precast_api
+    @checked_first
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -112,7 +119,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
             "paged_kv_indices_buf": paged_kv_indices_buf,
             "paged_kv_last_page_len_buf": paged_kv_last_page_len_buf,
         }
-        validation.check_buffers("CUDA graph", **buffers)
+        validation.check_buffers(self._name, self.device, "CUDA graph", **buffers)
+        self._check_mask_buffers()
         assert qo_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
         for name, more in (("paged_kv_indptr_buf", 1), ("paged_kv_last_page_len_buf", 0)):
@@ -124,8 +132,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
                 )
 
     def _plan_pages(self, given: Any) -> None:
-        if given.page_size < 1:
-            raise ValueError(f"{self._name}.plan: page_size must be >= 1, got {given.page_size}")
+        validation.check_page_size(f"{self._name}.plan", given.page_size)
         lengths = Tables(
             given.qo_indptr,
             given.paged_kv_indptr,
@@ -136,7 +143,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_pages)
+    @gathers(_plan_pages, (*UNREAD, "block_tables"))
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -206,7 +213,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
 
     begin_forward = plan
 
-    @arguments_of(plan, without=("non_blocking",))
+    @arguments_of(plan, without=("non_blocking",), checks_first=True)
     def workspace_size(self, given: Any) -> tuple[int, int]:
         """Count the bytes of workspaces for such a plan, as :meth:`plan` takes its arguments.
 
@@ -227,6 +234,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         divided among SMs. With ``fixed_split_size`` parts become longer then, which other lengths
         in the batch decide: take what the largest batch needs.
         """
+        validation.check_page_size(f"{self._name}.workspace_size", given.page_size)
         _, shape, _ = self._shape(given, "workspace_size")
         lengths = Tables(given.qo_indptr, given.paged_kv_indptr, given.paged_kv_last_page_len)
         return kernels.workspace_bytes(self.device, shape, lengths)
@@ -295,11 +303,13 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
                 use_fp16_softmax=use_fp16_softmax,
                 uses_spcompress=uses_spcompress,
             )
-        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
+        finish = None
+        if not (return_lse is False and lse_base is running.LOG2 and lse_layout is running.NH):
+            finish = running.lse_of(self, q, lse, return_lse, lse_base, lse_layout)
         k, v = paged_kv_cache, None
         if isinstance(k, tuple):
             k, v = running.split_cache(self, k)
-        into = None if finish is None else finish.buffer
+        into = lse if finish is None else finish.buffer
         result, sums = running.run(
             self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, sinks, enable_pdl
         )
@@ -308,10 +318,11 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         return result, finish(sums)
 
     run_return_lse = returning_lse(run)
+    _run_arguments = public_arguments(run, f"{_name}.run")
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(PrefillPlan._forward, FORWARD_UNREAD)
     def forward(
         self,
         q: torch.Tensor,
@@ -329,7 +340,7 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=FORWARD_UNREAD)
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)

@@ -25,6 +25,15 @@ from precast._ops.attention.plan import (
 from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
 from precast._ops.quantize.packbits import segment_packbits
 
+#: Arguments of plan() that only some plans read, or other backends, or whose truth counts.
+UNREAD = (
+    *("causal", "use_fp16_qk_reduction", "non_blocking", "max_sequence_kv", "uniform_q_len"),
+    *("token_pos_in_items_ptr", "token_pos_in_items_len", "max_item_len_ptr", "seq_lens"),
+    *("seq_lens_q", "max_token_per_sequence", "fixed_split_size"),
+)
+#: Of forward(), which compares them with those of the plan.
+FORWARD_UNREAD = ("causal", "use_fp16_qk_reduction", "window_left")
+
 
 class PrefillPlan(AttentionWrapper):
     """Make the plan of a batch from lengths of queries, masks and options."""
@@ -66,14 +75,22 @@ class PrefillPlan(AttentionWrapper):
         )
         return model, shape, max_q_len
 
+    def _check_mask_buffers(self) -> None:
+        """Raise for a buffer of masks that no plan can use."""
+        name, mask = self._name, self._plan.mask
+        if mask.bits is not None:
+            validation.check_buffer(name, self.device, "custom_mask_buf", mask.bits, torch.uint8)
+        if mask.indptr is not None:
+            validation.check_buffer(name, self.device, "mask_indptr_buf", mask.indptr, torch.int32)
+
     def _plan_batch(self, given: Any, lengths: Tables, is_uniform: bool) -> None:
         """Check the arguments of ``plan()`` and make the plan."""
         validation.check_rope(f"{self._name}.plan", given.rope_scale, given.rope_theta)
         sizes, max_kv_len, most_rows = None, given.max_sequence_kv, self._max_total_num_rows
         if given.custom_mask is not None or given.packed_custom_mask is not None:
             sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
-        _, indptr, last, *_ = lengths
-        assert indptr is not None
+        indptr: Any = lengths.kv_indptr
+        last = lengths.kv_last_page_len
         if max_kv_len is None and not (indptr.is_cuda or (last is not None and last.is_cuda)):
             max_kv_len = longest_kv(indptr, last, given.page_size)
         model, shape, max_q_len = self._shape(given, "plan")

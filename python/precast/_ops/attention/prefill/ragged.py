@@ -16,9 +16,15 @@ from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
-from precast._ops.attention.prefill.plan import PrefillPlan
+from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
 from precast._ops.attention.run import Scale
-from precast._ops.attention.signature import arguments_of, gathers, returning_lse
+from precast._ops.attention.signature import (
+    arguments_of,
+    checked_first,
+    gathers,
+    public_arguments,
+    returning_lse,
+)
 from precast._ops.attention.trace import batch_trace
 from precast.api_logging import precast_api
 
@@ -63,6 +69,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     reference = staticmethod(batch_prefill_with_ragged_kv_cache_reference)
 
     @precast_api
+    @checked_first
     def __init__(
         self,
         float_workspace_buffer: torch.Tensor,
@@ -91,7 +98,8 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         if not use_cuda_graph:
             return
         buffers = {"qo_indptr_buf": qo_indptr_buf, "kv_indptr_buf": kv_indptr_buf}
-        validation.check_buffers("cuda graph", **buffers)
+        validation.check_buffers(self._name, self.device, "cuda graph", **buffers)
+        self._check_mask_buffers()
         assert qo_indptr_buf is not None
         assert kv_indptr_buf is not None
         self._fixed_batch_size = len(qo_indptr_buf) - 1
@@ -117,7 +125,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_rows, page_size=0, block_tables=None)
+    @gathers(_plan_rows, UNREAD, page_size=0, block_tables=None)
     def plan(
         self,
         qo_indptr: torch.Tensor,
@@ -240,15 +248,15 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         Sinks are those in the attribute ``_sinks``, None by default. Safe in CUDA graphs; not
         differentiable.
         """
-        if args or kv_cache_sf is not None or o_scale not in (None, 1.0):
+        if args or not (kv_cache_sf is o_scale is None):
+            is_one = isinstance(o_scale, (int, float)) and o_scale == 1.0
             running.check_other_options(
-                self,
-                args,
-                kv_cache_sf=kv_cache_sf,
-                o_scale=None if o_scale == 1.0 else o_scale,
+                self, args, kv_cache_sf=kv_cache_sf, o_scale=None if is_one else o_scale
             )
-        finish = running.Lse(lse_base, lse_layout, lse, q) if return_lse else None
-        into = None if finish is None else finish.buffer
+        finish = None
+        if not (return_lse is False and lse_base is running.LOG2 and lse_layout is running.NH):
+            finish = running.lse_of(self, q, lse, return_lse, lse_base, lse_layout)
+        into = lse if finish is None else finish.buffer
         result, sums = running.run(
             self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, None, enable_pdl
         )
@@ -257,10 +265,11 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         return result, finish(sums)
 
     run_return_lse = returning_lse(run)
+    _run_arguments = public_arguments(run, f"{_name}.run")
 
     # -- deprecated -------------------------------------------------------------------------------
 
-    @gathers(PrefillPlan._forward)
+    @gathers(PrefillPlan._forward, FORWARD_UNREAD)
     def forward(
         self,
         q: torch.Tensor,
@@ -277,7 +286,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     ) -> torch.Tensor:
         """Call :meth:`run` with options that :meth:`plan` has now, too."""
 
-    @arguments_of(forward)
+    @arguments_of(forward, unread=FORWARD_UNREAD)
     def forward_return_lse(self, given: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Call :meth:`run_return_lse` with options that :meth:`plan` has now, too."""
         both: tuple[torch.Tensor, torch.Tensor] = self._forward(given, return_lse=True)

@@ -20,7 +20,7 @@ from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_prefill
 from precast._ops.attention.trace import single_trace
-from precast._ops.attention.validation import check_backend, check_mask_size
+from precast._ops.attention.validation import check_backend, check_flags, check_mask_size
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
 
@@ -202,6 +202,7 @@ def single_prefill_with_kv_cache(
     """
     name = "single_prefill_with_kv_cache"
     check_backend(name, backend)
+    check_flags(name, use_fp16_qk_reduction=use_fp16_qk_reduction)
     names = ("scale_q", "scale_k", "scale_v", "kv_cache_sf")
     for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):
         if value is not None:
@@ -211,7 +212,7 @@ def single_prefill_with_kv_cache(
         _check_mask(q.shape[0], k.shape[kv_layout == "HND"], custom_mask, packed_custom_mask)
     if custom_mask is not None and packed_custom_mask is None:
         packed_custom_mask = packbits(custom_mask.contiguous().view(-1), "little")
-    mask, cap, scales = packed_custom_mask, logits_soft_cap or 0.0, (None, k_scale, v_scale)
+    mask, cap, scales = packed_custom_mask, logits_soft_cap, (None, k_scale, v_scale)
     scores = Scores(causal, window_left, cap, sm_scale, pos_encoding_mode, rope_scale, rope_theta)
     o_dtype = q.dtype if o_dtype is None else o_dtype
     out, lse = run_single(

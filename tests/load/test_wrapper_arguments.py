@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The attention wrappers with the bindings of a GPU refuse what they refuse in reference mode.
+
+No GPU is needed: exports get tensors that claim to be on one, and end where a kernel is launched.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from attention_arguments import CALLS, doubtful_outcomes, outcome, wrong_calls
+from build_support import Built
+from fake_cuda import NO_DRIVER, on_cuda
+
+import precast
+from precast._base.driver import device_capabilities
+from precast._op.dispatch import Kernel, kernels
+from precast._runtime.library import get_function, load_library
+
+pytestmark = [
+    pytest.mark.skipif(bool(device_capabilities()), reason="kernels would run on host memory"),
+    pytest.mark.filterwarnings("ignore:Passing `q_len_per_req`:DeprecationWarning"),
+]
+
+ARCH = "sm90a"  # All targets link the same object of a binding.
+#: Its tensors are on the host, where the number of multiprocessors is 0.
+ON_HOST = "workspace_size"
+
+
+@pytest.fixture
+def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of the loader: the bindings of one module of each op, with no kernel."""
+    specs = {spec.op: spec for spec in built.specs if spec.arch.name == ARCH}
+    names = {k.export: k.parameters for k in kernels().values() if k.name == k.export}
+
+    def missing(self: Kernel, key: object) -> Callable[..., None]:
+        spec = specs[self.op]
+        library = load_library(built.library(spec), spec.cuda_major)
+        function = get_function(library, self.export)
+
+        def export(*args: Any) -> None:
+            if self.export == ON_HOST:
+                function(*args[:-1], 132)
+                return
+            named = zip(names[self.export], args, strict=True)
+            try:
+                function(*(_moved(name, value) for name, value in named))
+            except RuntimeError as error:
+                assert NO_DRIVER.search(str(error)), error
+
+        return functools.partial(self.around, export) if self.around else export
+
+    monkeypatch.setattr(Kernel, "__missing__", missing)
+    for kernel in kernels().values():
+        kernel.clear()
+
+
+def _moved(name: str, value: Any) -> Any:
+    return on_cuda(value) if isinstance(value, torch.Tensor) and name != "block" else value
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_named(name: str, bindings: None) -> None:
+    call = CALLS[name]()
+    found = []
+    for argument, words, wrong in wrong_calls(call):
+        said = outcome(wrong)
+        if said is None:
+            found.append(f"{words} was accepted")
+            call = CALLS[name]()
+        elif argument not in said:
+            found.append(f"{words} is not named: {said}")
+    assert not found, "\n".join(found)
+    assert outcome(call) is None
+
+
+@pytest.mark.parametrize("name", [name for name in CALLS if "reset_workspace" not in name])
+def test_references_refuse_the_same(name: str, bindings: None) -> None:
+    """Values that are legal for some arguments, and tensors of other dtypes and shapes."""
+    on_gpu = dict(doubtful_outcomes(CALLS[name]))
+    with precast.reference_mode():
+        reference = dict(doubtful_outcomes(CALLS[name]))
+    refused = [words for words, said in on_gpu.items() if said is not None]
+    assert 0 < len(refused) < len(on_gpu)
+    different = [
+        f"{words}: binding {said}, reference {reference[words]}"
+        for words, said in on_gpu.items()
+        if (said is None) != (reference[words] is None)
+    ]
+    assert not different, "\n".join(different)
+
+
+def test_a_product_of_scales_is_finite(bindings: None) -> None:
+    call = CALLS["BatchDecodeWithPagedKVCacheWrapper.run"]()
+    said = outcome(call.replaced("q_scale", 1e30).replaced("k_scale", 1e30))
+    assert said is not None
+    assert "sm_scale * q_scale * k_scale must be a finite number, got 1.25" in said

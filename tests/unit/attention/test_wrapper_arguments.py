@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong arguments of the wrappers' methods: refused by name, and nothing has changed."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from attention_arguments import CALLS, outcome, wrong_calls
+
+pytestmark = pytest.mark.filterwarnings("ignore:Passing `q_len_per_req`:DeprecationWarning")
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_wrong_argument_is_named(name: str, reference_mode: None) -> None:
+    call = CALLS[name]()
+    found, tried = [], 0
+    for argument, words, wrong in wrong_calls(call):
+        tried += 1
+        try:
+            said = outcome(wrong)
+        except Exception as error:
+            found.append(f"{words} leaked {error!r}")
+            continue
+        if said is None:
+            found.append(f"{words} was accepted")
+            call = CALLS[name]()
+        elif argument not in said:
+            found.append(f"{words} is not named: {said}")
+    assert not found, "\n".join(found)
+    assert tried > 5
+    assert outcome(call) is None
+
+
+def test_a_product_of_scales_is_finite(reference_mode: None) -> None:
+    call = CALLS["BatchDecodeWithPagedKVCacheWrapper.run"]()
+    said = outcome(call.replaced("q_scale", 1e30).replaced("k_scale", 1e30))
+    assert said is not None
+    assert "sm_scale * q_scale * k_scale must be a finite number, got 1.25" in said
+
+
+def test_a_forward_that_fails_leaves_the_options_of_the_plan(reference_mode: None) -> None:
+    call = CALLS["BatchDecodeWithPagedKVCacheWrapper.forward"]()
+    wrapper, q = call.wrapper, call.arguments["q"]
+    wanted = wrapper.run(**call.arguments)
+    for option in ({"sm_scale": 2.0, "q": q[:1]}, {"sm_scale": float("nan")}):
+        with pytest.raises(ValueError, match=r"q must|q implies|q.shape|sm_scale"):
+            wrapper.forward(**{**call.arguments, **option})
+    assert torch.equal(wrapper.run(**call.arguments), wanted)
