@@ -7,8 +7,9 @@ from collections.abc import Callable
 
 from precast._base.torch import torch
 
-#: Buffers that are made once a process, by name and device.
-_cache_buf: dict[tuple[str, torch.device], torch.Tensor] = {}
+#: Buffers that are made once a process, by name and device. Engines look for the range of a device
+#: by what they passed for it, a string or a ``torch.device``.
+_cache_buf: dict[tuple[str, torch.device | str], torch.Tensor] = {}
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -16,7 +17,7 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def _kept(name: str, device: torch.device | str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
     """Make a buffer once, but for those of a CUDA graph: their memory is the graph's.
 
     Compiled code may become one.
@@ -25,7 +26,7 @@ def _kept(name: str, device: torch.device, make: Callable[[], torch.Tensor]) -> 
     buffer = _cache_buf.get(key)
     if buffer is None:
         buffer = make()
-        if not (torch.compiler.is_compiling() or is_capturing(device)):
+        if not (torch.compiler.is_compiling() or is_capturing(torch.device(device))):
             _cache_buf[key] = buffer
     return buffer
 
@@ -37,7 +38,7 @@ def _ceil_pow2(x: int) -> int:
 
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     """Return ``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
-    size, device = _ceil_pow2(seq_len), torch.device(device)
+    size = _ceil_pow2(seq_len)
     return _kept(
         f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
     )[:seq_len]
