@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
@@ -288,13 +289,19 @@ def _wrapper(
     validation = "".join(f"{line}\n" for line in lines)
     source = f"{validation}    return _function({passed})" if body is None else body(validation)
     parameters.insert(last, skip_check)
-    return generated(name, parameters, source, names)
+    return generated(function, name, parameters, source, names)
 
 
 def generated(
-    name: str, parameters: Sequence[inspect.Parameter], body: str, names: dict[str, Any]
+    function: Callable[..., Any],
+    name: str,
+    parameters: Sequence[inspect.Parameter],
+    body: str,
+    names: dict[str, Any],
 ) -> Any:
     """A function with these parameters and this body, which uses what is in ``names``.
+
+    Its globals also have what the annotations of ``function`` name: ``infer_schema`` reads them.
 
     Its source is generated, as a dataclass's ``__init__`` is: packing ``*args, **kwargs`` and
     unpacking them again would cost more than all that is left of the budget of a call.
@@ -306,8 +313,12 @@ def generated(
         for p in parameters
     ]
     exec(f"def {name}{inspect.Signature(declared)}:\n{body}", names)
-    function = names[name]
+    made = names[name]
     given = [p for p in parameters if p.default is not empty]
-    function.__defaults__ = tuple(p.default for p in given if p.kind is not p.KEYWORD_ONLY)
-    function.__kwdefaults__ = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
-    return function
+    made.__defaults__ = tuple(p.default for p in given if p.kind is not p.KEYWORD_ONLY)
+    made.__kwdefaults__ = {p.name: p.default for p in given if p.kind is p.KEYWORD_ONLY}
+    known = getattr(function, "__globals__", {})
+    for word in re.findall(r"[A-Za-z_]\w*", " ".join(map(str, function.__annotations__.values()))):
+        if word in known:
+            names.setdefault(word, known[word])
+    return made

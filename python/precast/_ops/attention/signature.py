@@ -101,7 +101,7 @@ def _gathering(
         f"    except {RAW_ERRORS} as error:\n        _arguments.check({passed})\n"
         f"        _arguments.check_ranks(error, {passed})\n        raise"
     )
-    call = generated(declared.__name__, parameters, body, found)
+    call = generated(declared, declared.__name__, parameters, body, found)
     mode.follow(call.__globals__)
     return functools.update_wrapper(call, declared)
 
@@ -129,7 +129,7 @@ def checked_first(method: Method) -> Method:
     name = owner if method.__name__ == "__init__" else method.__qualname__
     found = {"_method": method, "_arguments": public_arguments(method, name)}
     body = f"    _arguments.check({_by_name(names)})\n    return _method(self, {', '.join(names)})"
-    checked: Any = generated(method.__name__, parameters, body, found)
+    checked: Any = generated(method, method.__name__, parameters, body, found)
     functools.update_wrapper(checked, method)
     return checked  # type: ignore[no-any-return]
 

@@ -100,8 +100,8 @@ def sampling_from_probs(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
     return_valid: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     r"""Draw a token from each distribution.
@@ -127,8 +127,8 @@ def top_k_sampling_from_probs(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
     return_valid: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     r"""Draw a token among the ``top_k`` likeliest of each distribution.
@@ -163,8 +163,8 @@ def top_p_sampling_from_probs(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
     return_valid: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     r"""Draw a token from the nucleus of each distribution: the likeliest with a share ``top_p``.
@@ -199,8 +199,8 @@ def min_p_sampling_from_probs(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
     return_valid: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     r"""Draw a token among those that have ``min_p`` of the largest probability at least.
@@ -233,8 +233,8 @@ def top_k_top_p_sampling_from_probs(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
     return_valid: bool = False,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Draw a token from what top-k and top-p leave of each distribution.
@@ -262,8 +262,8 @@ def sampling_from_logits(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     r"""Draw a token from the softmax of each row of logits, which is not written anywhere.
 
@@ -295,8 +295,8 @@ def top_k_top_p_sampling_from_logits(
     deterministic: bool = True,
     generator: torch.Generator | None = None,
     check_nan: bool = False,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
 ) -> torch.Tensor:
     """Draw a token from what top-k and top-p leave of the softmax of each row of logits.
 

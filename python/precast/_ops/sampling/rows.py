@@ -86,7 +86,7 @@ def top_k_mask_logits_reference(logits: torch.Tensor, top_k: torch.Tensor | int)
 @_rows(softmax_reference, "probs", "float32")
 def softmax(
     logits: torch.Tensor,
-    temperature: Real | None = None,
+    temperature: torch.Tensor | float | None = None,
     enable_pdl: bool | None = None,
 ) -> torch.Tensor:
     r"""Compute the probabilities of logits at a temperature.

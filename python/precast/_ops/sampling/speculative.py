@@ -9,7 +9,7 @@ from precast._base.torch import torch
 from precast._op.docs import documented
 from precast._op.export import Export, op
 from precast._op.validation import check_rank
-from precast._ops.sampling._arguments import DERIVED, Whole, check_random, check_vocabulary, kinds
+from precast._ops.sampling._arguments import DERIVED, check_random, check_vocabulary, kinds
 from precast._ops.sampling._docs import DRAW, ROWS
 from precast._ops.sampling._formula import draw
 from precast._ops.sampling._philox import uniforms
@@ -116,8 +116,8 @@ def chain_speculative_sampling(
     maybe_output_emitted_draft_token_num: torch.Tensor | None = None,
     deterministic: bool = True,
     generator: torch.Generator | None = None,
-    seed: Whole | None = None,
-    offset: Whole | None = None,
+    seed: torch.Tensor | int | None = None,
+    offset: torch.Tensor | int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     r"""Take over the draft tokens that the target model would have drawn, and draw one more.
 
