@@ -19,6 +19,8 @@ from pathlib import Path
 from precast._base import env as _env
 from precast._base.errors import CacheDirectoryError
 from precast._base.trust import own_folder
+from precast._base.version import __version__
+from precast._plan.compilation_context import CompilationContext
 
 #: Version of the layout. A new layout gets a new number, and the old folders stay as they are.
 CACHE_LAYOUT = "v1"
@@ -47,6 +49,16 @@ def cache_dirs() -> list[Path]:
     """Directories with builds of this user: :func:`cache_dir`, and a temporary replacement."""
     replaced = [] if _env.CACHE_DIR() else [path / CACHE_LAYOUT for path in _temporary.values()]
     return [cache_dir(), *replaced]
+
+
+def workspace_dir() -> Path:
+    """A path whose last two parts are the version and the targets of this process.
+
+    FlashInfer keeps its builds at such a path. Engines take the two names for paths of their own;
+    precast keeps nothing there.
+    """
+    targets = "_".join(f"{a}{b}" for a, b in sorted(CompilationContext().TARGET_CUDA_ARCHS))
+    return cache_dir() / __version__ / (targets or "none")
 
 
 def writable_cache_dir() -> Path:

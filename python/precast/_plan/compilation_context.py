@@ -89,6 +89,25 @@ class CompilationContext:
         return flags
 
 
+def check_cuda_arch() -> None:
+    """Raise unless there is a GPU, or an entry of ``PRECAST_CUDA_ARCH_LIST``, to compile for.
+
+    Raises
+    ------
+    RuntimeError
+        If there is none, or if no target serves one that is there.
+    """
+    try:
+        archs = CompilationContext().archs
+    except ValueError as error:
+        raise RuntimeError(str(error)) from None
+    if not archs:
+        raise RuntimeError(
+            "there is no GPU, and PRECAST_CUDA_ARCH_LIST names no target. Fix: set it, or look at "
+            "what torch.cuda.is_available() says"
+        )
+
+
 def _split(arch: Arch) -> tuple[int, str]:
     major, _, minor = arch.target.partition(".")
     return int(major), minor

@@ -16,8 +16,10 @@ from precast.cli import _machine
 from precast.cli._output import UnableError
 
 
-def find_installer() -> tuple[list[str], str]:
+def find_installer(action: str = "install") -> tuple[list[str], str]:
     """Return the command that installs into this environment, and its name to print.
+
+    With ``action="uninstall"``, the one that removes from it, without a question.
 
     It is uv if uv made the environment, or if there is no pip.
 
@@ -29,9 +31,10 @@ def find_installer() -> tuple[list[str], str]:
     uv = os.environ.get("UV") or shutil.which("uv")
     has_pip = importlib.util.find_spec("pip") is not None
     if uv is not None and (_machine.made_by_uv() or not has_pip):
-        return [uv, "pip", "install", f"--python={sys.executable}"], "uv"
+        return [uv, "pip", action, f"--python={sys.executable}"], "uv"
     if has_pip:
-        return [sys.executable, "-m", "pip", "install"], "pip"
+        sure = ["--yes"] if action == "uninstall" else []
+        return [sys.executable, "-m", "pip", action, *sure], "pip"
     raise UnableError(
         f"{sys.executable} has no pip, and there is no uv. Fix: {sys.executable} -m ensurepip"
     )

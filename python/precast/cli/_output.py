@@ -146,6 +146,19 @@ def _console() -> Any:
     return Console(highlight=False)
 
 
+def add_action(
+    tree: argparse._SubParsersAction[argparse.ArgumentParser], command: str, name: str, text: str
+) -> argparse.ArgumentParser:
+    """Add one of the actions of a command that has several."""
+    return tree.add_parser(
+        name,
+        help=text,
+        description=f"{text.capitalize()}.\n\n    precast {command} {name}",
+        formatter_class=HelpFormatter,
+        allow_abbrev=False,
+    )
+
+
 def human_size(size: float) -> str:
     for unit in ("B", "kB", "MB"):
         if size < 1000:

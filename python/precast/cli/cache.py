@@ -47,9 +47,12 @@ _SIZE_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     tree = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-    info = _action(tree, "info", "list the builds in the cache")
-    prune = _action(
-        tree, "prune", "remove damaged and stale builds, then old ones and those over a size limit"
+    info = _output.add_action(tree, "cache", "info", "list the builds in the cache")
+    prune = _output.add_action(
+        tree,
+        "cache",
+        "prune",
+        "remove damaged and stale builds, then old ones and those over a size limit",
     )
     prune.add_argument(
         "--older-than", type=_days, metavar="DAYS", help="also builds that are older than this"
@@ -60,25 +63,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="then the oldest builds until the cache has this size: 2G",
     )
-    clear = _action(tree, "clear", "remove all builds")
+    clear = _output.add_action(tree, "cache", "clear", "remove all builds")
     clear.add_argument("--yes", action="store_true", help="do not ask for confirmation")
     for sub in (prune, clear):
         sub.add_argument("--dry-run", action="store_true", help="only print what would be removed")
     for sub in (info, prune, clear):
         _output.add_json(sub)
-
-
-def _action(
-    tree: argparse._SubParsersAction[argparse.ArgumentParser], name: str, text: str
-) -> argparse.ArgumentParser:
-    description = f"{text.capitalize()}.\n\n    precast cache {name}"
-    return tree.add_parser(
-        name,
-        help=text,
-        description=description,
-        formatter_class=_output.HelpFormatter,
-        allow_abbrev=False,
-    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -196,7 +196,8 @@ def test_list_filters_by_op_arch_profile_and_source(tmp_path):
 
 def test_list_as_text_is_aligned_and_summed_up(tmp_path):
     root = write_provider(tmp_path / "p", core_specs("sm90a")[:1])
-    done = run("list", "--arch", "9.0", PRECAST_PROVIDER_PATH=str(root), PRECAST_JIT="error")
+    env = {"PRECAST_PROVIDER_PATH": str(root), "PRECAST_JIT": "error"}
+    done = run("list", "--arch", "9.0", PRECAST_CACHE_DIR=str(tmp_path / "empty"), **env)
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["op", "module", "GPU", "target", "source", "from"]
     column = lines[0].index("source")

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Make the wheel of the package ``flashinfer``, without a build and without a network."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import zipfile
+from pathlib import Path
+
+from precast._base.version import __version__
+from precast.shim.facade import MODULES
+
+PACKAGE = "flashinfer"
+DISTRIBUTION = "flashinfer-python"
+#: The version of FlashInfer that each engine asks for. vLLM compares the public version with its
+#: pin, ``0.7.2.post1``; SGLang's pin ``==0.7.2`` takes a local version of 0.7.2 alone.
+ENGINES = {"vllm": "0.7.2.post1", "sglang": "0.7.2"}
+
+_MODULE = '''\
+"""{name}, served by precast."""
+
+from precast.shim import facade
+
+__getattr__, __dir__ = facade(__name__)
+'''
+_ROOT = '''\
+"""FlashInfer's names, served by precast {precast} (https://pypi.org/project/precast)."""
+
+from precast.shim import facade
+
+__version__ = "{version}"
+__git_commit__ = "precast-{precast}"
+__precast__ = "{precast}"
+
+__getattr__, __dir__ = facade(__name__)
+'''
+_MAIN = '''\
+"""Commands of FlashInfer, which have nothing to do here."""
+
+import sys
+
+print(
+    "precast {precast} serves flashinfer here. pip installs its kernels: nothing is downloaded.\\n"
+    "See what is installed: precast doctor. Install the kernels of this GPU: precast install.\\n"
+    "Bring FlashInfer back: pip install --force-reinstall flashinfer-python=={public}",
+    file=sys.stderr,
+)
+'''
+_METADATA = """\
+Metadata-Version: 2.1
+Name: {distribution}
+Version: {version}
+Summary: FlashInfer's Python API, served by precast
+Requires-Dist: precast=={precast}
+"""
+_WHEEL = """\
+Wheel-Version: 1.0
+Generator: precast {precast}
+Root-Is-Purelib: true
+Tag: py3-none-any
+"""
+_TIME = (2024, 1, 1, 0, 0, 0)  # The same contents give the same wheel.
+
+
+def shim_version(engine: str) -> str:
+    """The version of the distribution for an engine, such as ``0.7.2.post1+precast.0.1.0``.
+
+    Raises
+    ------
+    ValueError
+        If ``engine`` is unknown.
+    """
+    if engine not in ENGINES:
+        raise ValueError(f"unknown engine {engine!r}; legal: {', '.join(ENGINES)}")
+    # A local version has letters, digits and points alone.
+    local = __version__.replace("+", ".").replace("-", ".")
+    return f"{ENGINES[engine]}+precast.{local}"
+
+
+def make_wheel(folder: Path, engine: str = "vllm") -> Path:
+    """Write the wheel into ``folder``, which is made if it is missing, and return its path.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the wheel goes. A wheel of the same name is replaced.
+    engine : str
+        The engine whose pin the version fits: ``vllm`` or ``sglang``.
+
+    Raises
+    ------
+    ValueError
+        If ``engine`` is unknown.
+    """
+    version = shim_version(engine)
+    stem = f"{DISTRIBUTION.replace('-', '_')}-{version}"
+    words = {
+        "version": version,
+        "public": ENGINES[engine],
+        "precast": __version__,
+        "distribution": DISTRIBUTION,
+    }
+    files = _package(words)
+    info = f"{stem}.dist-info"
+    files[f"{info}/METADATA"] = _METADATA.format(**words)
+    files[f"{info}/WHEEL"] = _WHEEL.format(**words)
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{stem}-py3-none-any.whl"
+    partial = path.with_suffix(".part")
+    with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, text in files.items():
+            entry = zipfile.ZipInfo(name, _TIME)
+            entry.external_attr = 0o644 << 16
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            archive.writestr(entry, text)
+    partial.replace(path)
+    return path
+
+
+def _package(words: dict[str, str]) -> dict[str, str]:
+    """The files of the package: those with modules below them are folders."""
+    files = {f"{PACKAGE}/__main__.py": _MAIN.format(**words)}
+    for module in MODULES:
+        place = "/".join([PACKAGE, *filter(None, module.split("."))])
+        is_package = any(other.startswith(f"{module}.".lstrip(".")) for other in MODULES if other)
+        file = f"{place}/__init__.py" if is_package else f"{place}.py"
+        name = ".".join([PACKAGE, *filter(None, module.split("."))])
+        files[file] = (_MODULE if module else _ROOT).format(name=name, **words)
+    return files
+
+
+def _record(files: dict[str, str], own: str) -> str:
+    """RECORD: the digest and the size of every file but itself."""
+    rows = []
+    for name, text in files.items():
+        digest = hashlib.sha256(text.encode()).digest()
+        encoded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        rows.append(f"{name},sha256={encoded},{len(text.encode())}\n")
+    return "".join([*rows, f"{own},,\n"])
