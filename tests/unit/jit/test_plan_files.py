@@ -12,13 +12,21 @@ from precast._jit import plan_files
 ROOT = Path(__file__).resolve().parents[3]
 
 
+@pytest.mark.parametrize("linked", [False, True])
 @pytest.mark.parametrize("name", ["o'brien", "a,b", "a;b", "$(x)", 'a"b', "a`b", "a\nb"])
 @pytest.mark.parametrize("what", ["checkout", "build folder"])
-def test_a_folder_that_a_shell_would_change_is_named(tmp_path, capsys, name, what):
+def test_a_folder_that_a_shell_would_change_is_named(
+    tmp_path, capsys, name, what, linked
+):
     odd = tmp_path / name
-    odd.mkdir()
-    (odd / "checkout").symlink_to(ROOT)
-    root, out = (odd / "checkout", tmp_path) if what == "checkout" else (ROOT, odd)
+    (odd / "python").mkdir(parents=True)
+    for part in ("aot_configs", "csrc", "include", "pyproject.toml"):
+        (odd / part).symlink_to(ROOT / part)
+    place = odd
+    if linked:
+        place = tmp_path / "plain"
+        place.symlink_to(odd)
+    root, out = (place, tmp_path) if what == "checkout" else (ROOT, place)
     argv = ["toolchain", "--root", root, "--out", out / "t.cmake", "--view", out / "v"]
     with pytest.raises(SystemExit) as caught:
         plan_files.main([*map(str, argv), "--archs", "9.0a"])
