@@ -4,7 +4,7 @@
 nvcc starts its parts through a shell. It puts paths in double quotes, in which the shell still runs
 ``$(...)`` and backquotes, and it splits lists at commas; file maps are split at ``=``. So compilers
 never see another name than one of plain characters: a place with another one gets a symbolic link.
-nvcc follows links to its source and gives the shell what it finds, so that a source gets a file that
+nvcc follows links to its source and gives the shell what it finds, so a source gets a file that
 includes it.
 """
 
@@ -72,7 +72,7 @@ class PlainNames:
         return path if is_plain(str(path)) else self.of(path.parent) / path.name
 
     def source(self, path: Path) -> Path:
-        """The same for a source of nvcc, which leads to no other name however links are followed."""
+        """The same for a source of nvcc, which follows links to it."""
         if is_plain(str(path)) and is_plain(str(path.resolve())):
             return path
         if path not in self.wrappers:

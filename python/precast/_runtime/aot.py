@@ -73,8 +73,12 @@ def build(
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
+    is_known = (out_dir / STATE_FOLDER).is_dir()
     _make_folder(out_dir)
     with _only_builder(out_dir):
+        if is_known:  # Elsewhere such a folder is not of a build that was killed.
+            for left in out_dir.glob(f"{_WORK_PREFIX}*"):
+                shutil.rmtree(left, ignore_errors=True)
         return _build(plan, specs, toolchain, out_dir, jobs, progress)
 
 
@@ -86,8 +90,6 @@ def _build(
     jobs: int | None,
     progress: Progress | None,
 ) -> Manifest:
-    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # They belong to a run that was killed.
-        shutil.rmtree(left, ignore_errors=True)
     unexpected = unplanned(out_dir, (spec.file_name for spec in specs))
     if unexpected:
         raise ProviderError(

@@ -37,6 +37,18 @@ def test_a_second_builder_of_a_folder_is_told_who_is_there(tmp_path):
         pass
 
 
+def test_only_folders_of_a_build_that_was_begun_here_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aot, "find_toolchain", lambda *args: TOOLCHAIN)
+    monkeypatch.setattr(aot, "_build", lambda *args: None)
+    specs = plan().modules("ci", plan().archs("9.0a"), 13)[:1]
+    left = tmp_path / ".work-notes"
+    left.mkdir()
+    aot.build(plan(), specs, tmp_path)
+    assert left.exists()
+    aot.build(plan(), specs, tmp_path)
+    assert not left.exists()
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o077])
 def test_modules_have_the_same_modes_under_any_umask(tmp_path, mask):
     spec = plan().spec("scale", {"dtype": "f32"}, "9.0", 13)
