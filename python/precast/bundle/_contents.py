@@ -34,7 +34,7 @@ except ImportError:  # Python was built without it; zipfile then refuses such me
 _PLAN = "precast/data/plan.json"
 #: What zipfile, the compressions, configparser, csv, packaging and json raise for a file that is
 #: damaged; an unknown compression and an encrypted member are a RuntimeError.
-_DAMAGE = (
+_DAMAGE: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     zlib.error,
     *([] if lzma is None else [lzma.LZMAError]),
