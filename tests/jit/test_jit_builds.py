@@ -9,6 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
 from hostile_environment import hostile_environment
 from jit_support import (
     ONE_FILE,
@@ -160,10 +161,22 @@ def test_a_compiler_without_its_parts(tiny, cache, toolchain, tmp_path):
 
 # -- names of places ------------------------------------------------------------------------------
 
-ODD = 'o\'brien, "a" $(touch ran) `touch ran` $HOME;=x'
+ODD = 'o\'brien, "a" $(ran) `ran` $HOME;=x'
 
 
-def test_no_place_is_read_by_a_shell(tiny, tmp_path, real):
+@pytest.fixture
+def ran(tmp_path, monkeypatch):
+    """The file that the program ``ran`` of ``ODD`` makes when a shell runs it, in any folder."""
+    (tmp_path / "bin").mkdir()
+    program, mark = tmp_path / "bin" / "ran", tmp_path / "mark"
+    program.write_text(f"#!/bin/sh\ntouch {mark}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{program.parent}{os.pathsep}{os.environ['PATH']}")
+    return mark
+
+
+@pytest.mark.parametrize("through_link", [False, True])
+def test_no_place_is_read_by_a_shell(tiny, tmp_path, real, ran, through_link):
     """Sources, cache, temporary folder and the package itself below a name with its characters."""
     plain = success(run(worker_command(tiny), real))
     odd = tmp_path / ODD
@@ -175,19 +188,26 @@ def test_no_place_is_read_by_a_shell(tiny, tmp_path, real):
         (odd / "package" / folder).symlink_to(Path(PACKAGES).parent / folder)
     changed = {
         **real,
+        "PATH": os.environ["PATH"],
         "PRECAST_CACHE_DIR": str(odd / "cache"),
         "TMPDIR": str(odd / "tmp"),
     }
-    done = run(worker_command(odd / "tiny", "load"), changed, cwd=str(odd))
+    sources = odd / "tiny"
+    if through_link:
+        sources = tmp_path / "link"
+        sources.symlink_to(odd / "tiny")
+    done = run(worker_command(sources, "load"), changed, cwd=str(odd))
     found = success(done)
     assert done.stdout.splitlines()[1] == "42"
     assert found.is_relative_to(odd / "cache")
     assert found.read_bytes() == plain.read_bytes()
-    assert not [*tmp_path.rglob("ran")]
+    assert not ran.exists()
     assert not [*(odd / "tmp").iterdir()]
+    again = run(worker_command(sources), changed, cwd=str(odd))
+    assert (success(again), compiles(again)) == (found, 0)
 
 
-def test_a_checkout_and_a_toolkit_with_such_a_name(tmp_path, real, toolchain):
+def test_a_checkout_and_a_toolkit_with_such_a_name(tmp_path, real, ran, toolchain):
     root = Path(PACKAGES).parent
     odd = tmp_path / ODD
     odd.mkdir()
@@ -202,7 +222,7 @@ def test_a_checkout_and_a_toolkit_with_such_a_name(tmp_path, real, toolchain):
     )
     built = []
     for place, cache in ((root, "plain"), (odd, "odd")):
-        changed = {**real, "PYTHONPATH": str(place / "python")}
+        changed = {**real, "PATH": os.environ["PATH"], "PYTHONPATH": str(place / "python")}
         changed["PRECAST_CACHE_DIR"] = str(tmp_path / cache)
         if place == odd and toolchain.toolkit.origin != "Python environment":
             changed["PRECAST_CUDA_HOME"] = "cuda"  # Relative, too.
@@ -211,7 +231,7 @@ def test_a_checkout_and_a_toolkit_with_such_a_name(tmp_path, real, toolchain):
         built.append(Path(done.stdout.splitlines()[0]))
     assert built[0].parent.name == built[1].parent.name
     assert built[0].read_bytes() == built[1].read_bytes()
-    assert not [*tmp_path.rglob("ran")]
+    assert not ran.exists()
 
 
 # -- forms of an include --------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from pathlib import Path
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 #: No file that precast reads whole is larger.
 _MOST_BYTES = 1 << 30
@@ -22,8 +22,8 @@ class Identity(NamedTuple):
     modified_ns: int
 
 
-def read_regular(path: Path) -> tuple[bytes, Identity]:
-    """Return the bytes of a regular file and its identity.
+def open_regular(path: Path) -> BinaryIO:
+    """Open a regular file for reading.
 
     Raises
     ------
@@ -31,10 +31,22 @@ def read_regular(path: Path) -> tuple[bytes, Identity]:
         If it cannot be read, or is a pipe, a device or a folder: reading a pipe would wait forever.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return os.fdopen(descriptor, "rb")
+
+
+def read_regular(path: Path) -> tuple[bytes, Identity]:
+    """Return the bytes of a regular file and its identity.
+
+    Raises
+    ------
+    OSError
+        As :func:`open_regular`, or if it is larger than any file that precast reads whole.
+    """
+    with open_regular(path) as file:
+        status = os.fstat(file.fileno())
         if status.st_size > _MOST_BYTES:
             raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), str(path))
         return file.read(_MOST_BYTES), _identity(status)

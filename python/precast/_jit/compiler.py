@@ -96,7 +96,7 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain, root: Path, target: Path) -
             *compiles, link = build_commands(*named, work)
             run(compiles, work, spec.name)
             run([link], work, spec.name)
-            seen = dependencies(spec, toolchain, work)
+            seen = dependencies(spec, toolchain, work, names.wrappers.values())
         took = time.monotonic() - start
         meta = cache.write_meta(spec, toolchain, link.output, took, seen)
         path = cache.publish(work, target, spec, meta)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from precast._plan.spec import ModuleSpec
 
 
-def dependencies(spec: ModuleSpec, toolchain: Toolchain, work: Path) -> dict[str, str]:
-    """sha256 by path of all files that only the compiler found, without those of toolchains."""
+def dependencies(
+    spec: ModuleSpec, toolchain: Toolchain, work: Path, made: Collection[Path] = ()
+) -> dict[str, str]:
+    """sha256 by path of all files that only the compiler found.
+
+    Those of toolchains are left out, and those that were ``made`` for the compile alone.
+    """
     if not spec.is_of_user:
         return {}
     toolkit = toolchain.toolkit
     places = [toolkit.include, toolkit.cccl, toolkit.nvcc.parents[1], toolchain.tvm_ffi_include]
     versioned = [place.resolve() for place in places if place is not None]
-    known = set(spec.files())
+    known = {*spec.files(), *(path.resolve() for path in made)}
     found: dict[str, str] = {}
     for rule in sorted(work.glob("*.d")):
         for name in _names(rule.read_text(encoding="utf-8", errors="surrogateescape")):

@@ -98,7 +98,9 @@ def target_archs(plan: Plan, text: str | None) -> list[Arch]:
 
 def _check_places(root: Path, build: Path) -> None:
     """Raise ValueError for a folder whose name a shell, CMake or nvcc would change."""
-    for what, place in (("checkout", root), ("build folder", build)):
+    places = (("checkout", root), ("build folder", build))
+    # nvcc follows links to its source, and gives the shell what it finds.
+    for what, place in [(w, p) for w, path in places for p in (path, path.resolve())]:
         changed = sorted(set("'\",;$`\\\n") & set(str(place)))
         if changed:
             raise ValueError(

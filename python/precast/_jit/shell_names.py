@@ -4,6 +4,8 @@
 nvcc starts its parts through a shell. It puts paths in double quotes, in which the shell still runs
 ``$(...)`` and backquotes, and it splits lists at commas; file maps are split at ``=``. So compilers
 never see another name than one of plain characters: a place with another one gets a symbolic link.
+nvcc follows links to its source and gives the shell what it finds, so a source gets a file that
+includes it.
 """
 
 from __future__ import annotations
@@ -34,6 +36,8 @@ class PlainNames:
     def __init__(self) -> None:
         self._folder: Path | None = None
         self._links: dict[Path, Path] = {}
+        #: The files that were made to include sources.
+        self.wrappers: dict[Path, Path] = {}
 
     def __enter__(self) -> PlainNames:
         return self
@@ -58,8 +62,7 @@ class PlainNames:
         if is_plain(str(path)):
             return path
         if path not in self._links:
-            self._folder = self._folder or _temporary_folder()
-            link = self._folder / str(len(self._links))
+            link = self._new()
             link.symlink_to(path.absolute())
             self._links[path] = link
         return self._links[path]
@@ -68,15 +71,34 @@ class PlainNames:
         """The same for a file that finds others by the folder it lies in."""
         return path if is_plain(str(path)) else self.of(path.parent) / path.name
 
+    def source(self, path: Path) -> Path:
+        """The same for a source of nvcc, which follows links to it."""
+        if is_plain(str(path)) and is_plain(str(path.resolve())):
+            return path
+        if path not in self.wrappers:
+            folder = self._new()
+            folder.mkdir()
+            wrapper = self.wrappers[path] = folder / path.name
+            wrapper.write_text(f'#include "{self.beside(path.absolute())}"\n', encoding="utf-8")
+        return self.wrappers[path]
+
+    def _new(self) -> Path:
+        self._folder = self._folder or _temporary_folder()
+        return self._folder / str(len(self._links) + len(self.wrappers))
+
     def spec(self, spec: ModuleSpec) -> ModuleSpec:
         """The same module for commands; its fingerprint is that of the original."""
-        sources = (str(self.beside(Path(s))) if Path(s).is_absolute() else s for s in spec.sources)
-        return dataclasses.replace(
+        named = dataclasses.replace(
             spec,
             root=self.of(spec.root),
-            sources=tuple(sources),
             include_paths=tuple(map(self.of, spec.include_paths)),
         )
+        sources = tuple(str(self._of_source(named, source)) for source in spec.sources)
+        return dataclasses.replace(named, sources=sources)
+
+    def _of_source(self, spec: ModuleSpec, source: str) -> Path:
+        path = spec.source_path(source)
+        return self.source(path) if path.suffix == ".cu" else self.beside(path)
 
     def toolchain(self, toolchain: Toolchain) -> Toolchain:
         """The same compilers and headers."""

@@ -191,7 +191,7 @@ def _system_homes() -> Iterator[tuple[str, Path]]:
     on_path = shutil.which("nvcc")
     if on_path is not None:
         # nvcc on PATH may be a script or a link outside of its toolkit, so nvcc itself is asked.
-        yield "PATH", _nvcc_home(on_path)
+        yield "PATH", _nvcc_home(str(Path(on_path).absolute()))
     yield "system", SYSTEM_TOOLKIT
 
 
@@ -302,7 +302,8 @@ def host_compiler() -> tuple[Path, str]:
     for name in [wanted] if wanted else ["g++", "c++", "clang++"]:
         found = shutil.which(name)
         if found is not None:
-            return Path(found), _first_line(found)
+            path = Path(found).absolute()  # Compilers run in other folders.
+            return path, _first_line(str(path))
     asked = (
         f"CXX={wanted} is not a program" if wanted else "neither g++, c++ nor clang++ is on PATH"
     )

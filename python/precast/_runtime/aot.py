@@ -18,6 +18,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 
 from precast._base.errors import ProviderError
+from precast._base.files import read_regular
 from precast._base.progress import Progress, make_progress
 from precast._jit import cache, compiler
 from precast._jit.commands import Command, build_commands
@@ -73,8 +74,13 @@ def build(
     toolchain = find_toolchain(
         max((spec.arch for spec in specs), key=lambda arch: arch.cuda), specs[0].cuda_major
     )
+    out_dir = out_dir.absolute()  # Compilers run in other folders.
+    is_known = (out_dir / STATE_FOLDER).is_dir()
     _make_folder(out_dir)
     with _only_builder(out_dir):
+        if is_known:  # Elsewhere such a folder is not of a build that was killed.
+            for left in out_dir.glob(f"{_WORK_PREFIX}*"):
+                shutil.rmtree(left, ignore_errors=True)
         return _build(plan, specs, toolchain, out_dir, jobs, progress)
 
 
@@ -86,8 +92,6 @@ def _build(
     jobs: int | None,
     progress: Progress | None,
 ) -> Manifest:
-    for left in out_dir.glob(f"{_WORK_PREFIX}*"):  # They belong to a run that was killed.
-        shutil.rmtree(left, ignore_errors=True)
     unexpected = unplanned(out_dir, (spec.file_name for spec in specs))
     if unexpected:
         raise ProviderError(
@@ -144,7 +148,7 @@ def is_built(spec: ModuleSpec, toolchain: Toolchain, out_dir: Path) -> bool:
     """Whether ``out_dir`` holds a build of this module by this compiler from these sources."""
     try:
         record = _record(spec, out_dir)
-        data = (out_dir / spec.file_name).read_bytes()
+        data = read_regular(out_dir / spec.file_name)[0]
     except (OSError, ValueError, TypeError):
         return False
     return (

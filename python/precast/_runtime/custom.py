@@ -17,7 +17,7 @@ from precast._runtime.jit_spec import JitSpec
 #: Flags that add headers or further flags, also among those for the host compiler.
 _INCLUDE_FLAG = re.compile(
     r"(?:^|[=,])(?:-I|-isystem|-iquote|-idirafter|-iprefix|-iwithprefix|-isysroot|--sysroot|-B"
-    r"|-include|-imacros|--include-path|--system-include|--pre-include|--options-file|-optf|@)"
+    r"|--?include|--?imacros|--system-include|--pre-?include|--options-file|-optf|@)"
 )
 #: What the shell to which nvcc gives its flags would run.
 _SHELL = re.compile(r"[$`\n]")
@@ -88,6 +88,8 @@ def gen_jit_spec(
     for argument, item in (("name", name), ("arch", "" if arch is None else arch)):
         if not isinstance(item, str):
             raise TypeError(f"{argument} must be a string, got {item!r}")
+    if cuda_major is not None and type(cuda_major) is not int:
+        raise TypeError(f"cuda_major must be a whole number such as 13, got {cuda_major!r}")
     _check_flags(extra_cuda_cflags)
     if re.fullmatch(r"[a-z][a-z0-9_]*", name) is None:
         raise ValueError(f"name must be lower case letters, digits and '_', got {name!r}")

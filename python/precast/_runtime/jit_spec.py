@@ -11,7 +11,7 @@ from precast._base.errors import LoadError, MissingJITCacheError
 from precast._base.shared_object import EXPORT_PREFIX
 from precast._jit import cache, compiler
 from precast._plan.spec import ModuleSpec
-from precast._runtime.library import get_function, load_library
+from precast._runtime.library import get_function, import_ffi, load_library
 
 if TYPE_CHECKING:
     import tvm_ffi
@@ -61,6 +61,7 @@ class JitSpec(ModuleSpec):
         LoadError
             If it does not open, or lacks one of ``exports``.
         """
+        import_ffi()
         path = self.get_library_path()
         if path is None:
             raise MissingJITCacheError(
@@ -70,6 +71,7 @@ class JitSpec(ModuleSpec):
 
     def build_and_load(self) -> tvm_ffi.Module:
         """:meth:`build`, then :meth:`load`."""
+        import_ffi()
         return self._open(self.build("build_and_load() was called"))
 
     def _open(self, path: Path) -> tvm_ffi.Module:

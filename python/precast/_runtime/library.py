@@ -30,16 +30,22 @@ def load_library(path: Path, cuda_major: int) -> tvm_ffi.Module:
     """
     row = plan_document()["cuda"][str(cuda_major)]
     open_cudart(row["cudart"], row["cudart_wheel"])
+    ffi = _import_tvm_ffi()
+    _refuse_another(path)  # Before the linker runs its constructors.
     try:
-        module: tvm_ffi.Module = _import_tvm_ffi().load_module(str(path))
+        module: tvm_ffi.Module = ffi.load_module(str(path))
     except Exception as error:
         raise LoadError(f"{path} was accepted but did not load: {error}") from error
+    _refuse_another(path)
+    return module
+
+
+def _refuse_another(path: Path) -> None:
     if was_exchanged(path):
         raise LoadError(
             f"{path} was exchanged while it was loaded. Fix: end what installs or builds it, then "
             f"start again"
         )
-    return module
 
 
 def import_ffi() -> None:

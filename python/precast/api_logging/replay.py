@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._base.errors import DumpError, MissingPackageError
+from precast._base.files import open_regular, read_regular
 from precast._base.torch import torch
 from precast.api_logging import _encoding, public_api
 from precast.api_logging._describe import tensors_of
@@ -122,8 +123,9 @@ def replay(
         name = str(call["function"])
         views = {n: View(**_tuples(row)) for n, row in call["tensors"].items()}
         blocks = {n: Block(**row) for n, row in call["blocks"].items()}
+        recorded = {block.device: torch.device(block.device) for block in blocks.values()}
     run = function or _find(name)
-    where = _devices(blocks, device, reference)
+    where = _devices(recorded, device)
     if reference is None:
         reference = not any(place.type == "cuda" for place in where.values())
     target = next((p for p in where.values() if p.type == "cuda"), torch.device("cpu"))
@@ -227,7 +229,7 @@ def _reading(folder: Path) -> Any:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        data = json.loads(path.read_text(encoding="utf-8"))
+        data = json.loads(read_regular(path)[0])
     except (OSError, RecursionError, ValueError) as error:
         raise DumpError(f"{path} cannot be read: {error}") from error
     if not isinstance(data, dict):
@@ -237,6 +239,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _read_tensors(path: Path) -> dict[str, torch.Tensor]:
     try:
+        open_regular(path).close()
         return _encoding.read_tensors(path)
     except MissingPackageError:
         raise
@@ -265,23 +268,20 @@ def _find(name: str) -> Callable[..., Any]:
     return function
 
 
-def _devices(
-    blocks: Mapping[str, Block], device: Device, reference: bool | None
-) -> dict[str, torch.device]:
+def _devices(recorded: Mapping[str, torch.device], device: Device) -> dict[str, torch.device]:
     """The device for the memory of each dumped device."""
     from precast._base.device import device_index
 
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     places = {}
-    for block in blocks.values():
-        old = torch.device(block.device)
+    for name, old in recorded.items():
         if old.type == "cuda" and device is not None and str(device) != "cpu":
-            places[block.device] = torch.device("cuda", device_index(device))
+            places[name] = torch.device("cuda", device_index(device))
         elif old.type == "cuda" and count and str(device) != "cpu":
             index = old.index if old.index is not None and old.index < count else 0
-            places[block.device] = torch.device("cuda", index)
+            places[name] = torch.device("cuda", index)
         else:
-            places[block.device] = torch.device("cpu")
+            places[name] = torch.device("cpu")
     return places
 
 

@@ -8,9 +8,9 @@ is neither downloaded nor looked up, unless the caller asks to include it.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import shutil
+import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,9 +116,10 @@ def make_bundle(
         requirements.append(_torch_requirement(with_torch))
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    work = folder.parent / f".{folder.name}.{os.getpid()}"
+    # Nobody else may put a wheel there: the folder above may be everybody's.
+    work = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
-        (work / "wheels").mkdir(parents=True)
+        (work / "wheels").mkdir()
         pip = Pip(target, work / "wheels", find_links, no_index, log)
         assumed = {ASSUMED} if with_torch is None else set()
         chosen, asked = close([Requirement(r) for r in requirements], mine, assumed, pip)
@@ -128,6 +129,8 @@ def make_bundle(
         _write_files(bundle)
         if folder.exists():
             folder.rmdir()
+        for made in (work, work / "wheels"):
+            made.chmod(0o755)
         work.rename(folder)
     finally:
         shutil.rmtree(work, ignore_errors=True)

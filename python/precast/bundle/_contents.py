@@ -20,17 +20,24 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from precast._base.errors import BundleError
+from precast._base.files import open_regular
 from precast._base.shared_object import defect
 from precast._base.trust import record_digest
 from precast._runtime.manifest import MANIFEST_NAME, Manifest, read_manifest
 from precast._runtime.providers import ENTRY_POINT_GROUP
 
+try:
+    import lzma
+except ImportError:  # Python was built without it; zipfile then refuses such members.
+    lzma = None  # type: ignore[assignment]
+
 _PLAN = "precast/data/plan.json"
-#: What zipfile, zlib, configparser, csv, packaging and json raise for a file that is damaged; an
-#: unknown compression and an encrypted member are a RuntimeError.
-_DAMAGE = (
+#: What zipfile, the compressions, configparser, csv, packaging and json raise for a file that is
+#: damaged; an unknown compression and an encrypted member are a RuntimeError.
+_DAMAGE: tuple[type[Exception], ...] = (
     zipfile.BadZipFile,
     zlib.error,
+    *([] if lzma is None else [lzma.LZMAError]),
     EOFError,
     configparser.Error,
     csv.Error,
@@ -50,7 +57,16 @@ def damage_of(path: Path) -> Iterator[None]:
     except _DAMAGE as error:
         # A KeyError shows its text in quotes; others have several lines.
         text = str(error.args[0] if isinstance(error, KeyError) else error)
-        raise BundleError(f"{path} is damaged: {' '.join(text.split())}") from None
+        raise BundleError(
+            f"{path} is damaged: {' '.join(text.split())}. Fix: build or fetch it again"
+        ) from None
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[zipfile.ZipFile]:
+    """Open a wheel; every error of reading it names it."""
+    with damage_of(path), open_regular(path) as file, zipfile.ZipFile(file) as archive:
+        yield archive
 
 
 def info_file(archive: zipfile.ZipFile, file: str) -> str:
@@ -125,12 +141,17 @@ def _check_modules(archive: zipfile.ZipFile, package: str, manifest: Manifest) -
 
 def core_plan(path: Path) -> dict[str, Any]:
     """The plan in a core wheel; BundleError if there is none."""
-    with damage_of(path), zipfile.ZipFile(path) as archive:
+    with opened(path) as archive:
         if _PLAN not in archive.namelist():
             raise ValueError(f"it has no {_PLAN}: it is not a complete wheel of precast")
         plan: Any = json.loads(archive.read(_PLAN))
         modules = plan.get("modules") if isinstance(plan, dict) else None
         rows = modules.values() if isinstance(modules, dict) else [None]
-        if not all(isinstance(r, dict) and isinstance(r.get("fingerprints"), dict) for r in rows):
+        tables = [row.get("fingerprints") if isinstance(row, dict) else None for row in rows]
+        if not all(isinstance(t, dict) and all(map(_is_of_texts, t.values())) for t in tables):
             raise ValueError(f"{_PLAN} is not a plan")
         return dict(plan)
+
+
+def _is_of_texts(value: object) -> bool:
+    return isinstance(value, dict) and all(isinstance(text, str) for text in value.values())

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,8 +22,12 @@ from precast.bundle._contents import (
     check_record,
     damage_of,
     info_file,
+    opened,
     provider_manifest,
 )
+
+#: What is read of METADATA.
+_READ_FIELDS = {"name", "version", "requires-dist", "requires-python", "provides-extra"}
 
 
 @functools.total_ordering
@@ -57,9 +60,11 @@ class Wheel:
             name, version, _, tags = parse_wheel_filename(path.name)
         except InvalidWheelFilename as error:
             raise BundleError(f"{path} is not a wheel: {error}") from None
-        with damage_of(path), zipfile.ZipFile(path) as archive:
+        with opened(path) as archive:
             check_members(archive)
-            metadata, _ = parse_email(archive.read(info_file(archive, "METADATA")))
+            metadata, unread = parse_email(archive.read(info_file(archive, "METADATA")))
+            for field in sorted(_READ_FIELDS & set(unread)):  # Such as one that is there twice.
+                raise ValueError(f"its METADATA has a wrong field {field!r}")
             says = metadata.get("name", ""), metadata.get("version", "")
             if (canonicalize_name(says[0]), Version(says[1])) != (name, version):
                 raise ValueError(f"its METADATA is of {' '.join(says)}")

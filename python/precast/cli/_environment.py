@@ -194,9 +194,14 @@ def driver(no_gpu: str | None) -> dict[str, Any]:
 
 def compilers() -> list[dict[str, Any]]:
     """Every nvcc found, in the order in which JIT tries them, and the host compiler."""
-    from precast._base.errors import ToolchainError
-    from precast._jit import toolchain
+    from precast._base.errors import EnvironmentVariableError, ToolchainError
+    from precast._jit import policy, toolchain
 
+    refusal = None
+    with contextlib.suppress(EnvironmentVariableError):  # jit() reports it.
+        refusal = policy.refusal()
+    if refusal is not None:  # A compiler may hang, and nothing would use it.
+        return [_no_compiler("compilers", f"not started, because {refusal} forbids compiling")]
     rows: list[dict[str, Any]] = []
     for toolkit in toolchain.candidates():
         problem = toolchain.unsuitable(toolkit)

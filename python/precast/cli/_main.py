@@ -14,6 +14,10 @@ from precast._base import errors
 from precast.cli._output import UnableError, UsageError
 from precast.cli._parser import build_parser, corrected, parse
 
+#: What precast requires, by the names that are imported.
+_REQUIRED = {name: name for name in ("filelock", "packaging", "platformdirs", "tomli", "torch")}
+_REQUIRED["tvm_ffi"] = "apache-tvm-ffi"
+
 OK, FAILED, USAGE, UNABLE, BUG, INTERRUPTED, BROKEN_PIPE = 0, 1, 2, 3, 70, 130, 141
 
 #: Exit code and default fix for each kind of error; None if its message always has one.
@@ -82,6 +86,12 @@ def _drop_output() -> None:
 
 
 def _report(error: Exception, words: Sequence[str]) -> int:
+    if isinstance(error, ImportError):
+        package = _REQUIRED.get((error.name or "").partition(".")[0])
+        if package is not None:
+            error = UnableError(
+                f"{package} is missing, too old or damaged ({error}). Fix: pip install {package}"
+            )
     kind = next((kind for kind in _ERRORS if isinstance(error, kind)), None)
     if kind is None:
         traceback.print_exc()

@@ -60,7 +60,19 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def print_json(data: Mapping[str, object]) -> None:
     """Print the object of a command, with the version of its format."""
-    print(json.dumps({"schema": JSON_SCHEMA, **data}, indent=2))
+    print(json.dumps(_of_unicode({"schema": JSON_SCHEMA, **data}), indent=2))
+
+
+def _of_unicode(value: Any) -> Any:
+    """Write what is no character as an escape: half a surrogate, which stands for a wrong byte.
+
+    Strict readers of JSON reject it.
+    """
+    if isinstance(value, str):
+        return value.encode("utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {_of_unicode(key): _of_unicode(item) for key, item in value.items()}
+    return list(map(_of_unicode, value)) if isinstance(value, (list, tuple)) else value
 
 
 def printable(text: object) -> str:

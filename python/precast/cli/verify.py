@@ -114,6 +114,7 @@ def _record_problems(provider: Provider) -> Iterator[tuple[str, str]]:
     """Where the files of an installed provider differ from what pip recorded of its wheel."""
     import importlib.metadata
 
+    from precast._base.files import read_regular
     from precast._base.trust import record_digest
 
     if provider.source != "provider" or provider.manifest is None:
@@ -127,7 +128,7 @@ def _record_problems(provider: Provider) -> Iterator[tuple[str, str]]:
         if file.hash is None or file.hash.mode != "sha256" or provider.root not in path.parents:
             continue
         try:
-            is_same = record_digest(path.read_bytes()) == file.hash.value
+            is_same = record_digest(read_regular(path)[0]) == file.hash.value
             problem = "" if is_same else "is not what pip's RECORD says"
         except OSError:
             problem = "is in pip's RECORD and missing"

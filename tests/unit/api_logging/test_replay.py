@@ -279,6 +279,19 @@ def test_a_dump_that_is_nested_too_deeply(ops, dumps):
         only(dumps)
 
 
+@pytest.mark.parametrize("name", ["call.json", "inputs.safetensors", "outcome.json"])
+def test_a_pipe_in_a_dump_is_not_waited_for(ops, dumps, name):
+    ops.plain(torch.ones(2))
+    (dump,) = dumps()
+    (dump / name).unlink()
+    os.mkfifo(dump / name)
+    if name == "outcome.json":  # As if the call had not returned.
+        assert only(dumps).verdict == "ran"
+    else:
+        with pytest.raises(DumpError, match="not a regular file"):
+            only(dumps)
+
+
 def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
     ops.plain(torch.ones(2))
     (dump,) = dumps()
@@ -300,6 +313,8 @@ def test_a_damaged_dump_is_an_error_that_names_the_file(ops, dumps, tmp_path):
         ("call", ["function"], None),
         ("call", ["tensors", "x", "shape"], [9]),  # beyond its block
         ("call", ["tensors", "x", "offset"], -4),
+        ("call", ["blocks", "x", "device"], "junk:0"),
+        ("call", ["blocks", "x", "device"], 0.5),
         ("call", ["tensors", "x", "dtype"], "int99"),
         ("call", ["arguments", "x"], {"enum": ["no_such_package", "Color", "RED"]}),
         ("outcome", ["raised"], None),

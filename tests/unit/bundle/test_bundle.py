@@ -215,6 +215,38 @@ def test_damaged_and_foreign_files_are_rejected(dist, tmp_path):
     )
 
 
+def test_a_bundle_is_made_in_a_folder_that_nobody_else_can_write(dist, tmp_path, monkeypatch):
+    """Even if the folder above is everybody's, and somebody has taken the name."""
+    place = tmp_path / "shared"
+    place.mkdir(mode=0o777)
+    taken = place / f".out.{os.getpid()}"
+    (taken / "wheels").mkdir(parents=True)
+    modes = []
+    download = Pip.download
+
+    def seen(self, wanted):
+        modes.append(self.folder.parent.stat().st_mode & 0o777)
+        return download(self, wanted)
+
+    monkeypatch.setattr(Pip, "download", seen)
+    for name, value in ALONE.items():
+        monkeypatch.setenv(name, value)
+    made = make_bundle(
+        place / "out",
+        ["sm90a"],
+        Target("3.12", "manylinux_2_28_x86_64"),
+        cuda_major=13,
+        version="0.1.0",
+        local=[Wheel.read(path) for path in dist.glob("precast*.whl")],
+        find_links=[str(dist)],
+        no_index=True,
+    )
+    assert set(modes) == {0o700}
+    folders = (made.folder, made.folder / "wheels")
+    assert {folder.stat().st_mode & 0o777 for folder in folders} == {0o755}
+    assert taken.exists()
+
+
 def test_a_folder_with_contents_is_left_alone(dist, tmp_path):
     out = tmp_path / "bundle"
     out.mkdir()
@@ -461,6 +493,8 @@ FOREIGN = b"\x7fELF, but of another kind".ljust(100)
         (appended(METADATA, b"Requires-Dist: a; what == 'x'\n"), "Expected"),
         (appended(METADATA, b"Requires-Dist: a; os_name < 'x' >\n"), "Expected"),
         (appended(METADATA, b"Requires-Python: 3 or so\n"), "Invalid specifier"),
+        (appended(METADATA, b"Requires-Python: >=3\n" * 2), "wrong field 'requires-python'"),
+        (appended(METADATA, b"Version: 0.1.0\n"), "wrong field 'version'"),
         (replaced(POINTS, b"a = b\n"), "no section headers"),
         (replaced(POINTS, b"[precast.jit_cache]\n"), "has 0 packages of precast.jit_cache"),
         (appended(POINTS, b"[precast.jit_cache]\nx = y\n"), "already exists"),
@@ -537,6 +571,30 @@ def test_flipped_bytes_are_named(tmp_path, old, new):
         Wheel.read(wheel)
 
 
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_flipped_bytes_of_compressed_data_are_named(tmp_path, method):
+    wheel = make_wheel(tmp_path, "precast", "0.1.0")
+    files = read_wheel(wheel)
+    with zipfile.ZipFile(wheel, "w", method) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    data = bytearray(wheel.read_bytes())
+    start = data.index(b"METADATA") + len("METADATA")
+    data[start + 12 : start + 30] = bytes(18)
+    wheel.write_bytes(data)
+    with pytest.raises(BundleError, match=r"is damaged: |cannot be read"):
+        Wheel.read(wheel)
+
+
+def test_a_pipe_is_no_wheel_to_wait_for(tmp_path):
+    wheel = tmp_path / "precast-0.1.0-py3-none-any.whl"
+    os.mkfifo(wheel)
+    with pytest.raises(BundleError, match="cannot be read"):
+        Wheel.read(wheel)
+    with pytest.raises(BundleError, match="cannot be read"):
+        _contents.core_plan(wheel)
+
+
 @pytest.mark.parametrize(("offset", "value"), [(6, 1), (8, 99)])
 def test_encryption_and_an_unknown_compression_are_named(tmp_path, offset, value):
     wheel = make_wheel(tmp_path, "precast", "0.1.0")
@@ -552,7 +610,13 @@ def test_encryption_and_an_unknown_compression_are_named(tmp_path, offset, value
 
 
 @pytest.mark.parametrize(
-    "plan", ["", "[]", "{}", '{"modules": []}', '{"modules": {"a": 1}}', "[" * 100_000]
+    "plan",
+    [
+        *("", "[]", "{}", '{"modules": []}', '{"modules": {"a": 1}}', "[" * 100_000),
+        '{"modules": {"a": {"fingerprints": {"cu13": ["sm90a"]}}}}',
+        '{"modules": {"a": {"fingerprints": {"cu13": 1}}}}',
+        '{"modules": {"a": {"fingerprints": {"cu13": {"sm90a": 1}}}}}',
+    ],
 )
 def test_a_core_without_a_plan_is_named(dist, plan):
     (core,) = dist.glob("precast-*")

@@ -219,6 +219,10 @@ def test_no_compiler_is_started_where_compiling_is_forbidden(tmp_path):
     argv = ["explain", "norm", "dtype=bf16", "--arch", "9.0"]
     assert run(*argv, PATH=path, PRECAST_JIT="error", **settings).returncode == 1
     assert not log.exists()
+    for command in (["doctor", "--profile", "ci", "--arch", "9.0"], ["collect-env"]):
+        done = run(*command, PATH=path, PRECAST_JIT="error", **settings)
+        assert "not started, because PRECAST_JIT=error forbids compiling" in done.stdout
+    assert not log.exists()
     run(*argv, PATH=path, **settings)
     assert log.exists(), "it is the one that would be started"
 

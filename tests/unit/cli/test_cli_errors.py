@@ -203,6 +203,29 @@ def test_a_bug_has_an_exit_code_of_its_own(monkeypatch, capsys):
     assert err.splitlines()[-1].endswith("the output of: precast collect-env")
 
 
+@pytest.mark.parametrize(
+    ("package", "argv"),
+    [
+        ("packaging", ["bundle", "-o", "out", "--arch", "9.0a", "--no-index"]),
+        ("packaging", ["install", "--arch", "9.0", "--dry-run"]),
+        ("packaging", ["collect-env"]),
+        ("platformdirs", ["cache", "info"]),
+        ("torch", ["replay", "DUMP", "--device", "cuda:0"]),
+    ],
+)
+def test_a_requirement_that_is_missing_is_no_bug(tmp_path, package, argv):
+    blocker = "import sys; sys.modules[sys.argv.pop(1)] = None; from precast.cli import main; "
+    argv = [sys.executable, "-c", f"{blocker}sys.exit(main())", package, *argv]
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PRECAST_")}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, cwd=tmp_path, timeout=120)
+    assert "Traceback" not in done.stderr
+    if done.returncode != 0:
+        assert done.returncode == 3
+        assert f"error: {package} is missing, too old or damaged (" in done.stderr
+        assert f"Fix: pip install {package}" in done.stderr
+    assert (done.returncode == 0) == (argv[-1] == "collect-env")
+
+
 def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
     from precast.cli import list as command
 

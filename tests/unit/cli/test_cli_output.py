@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from cli_support import PACKAGES, core_specs, on_terminal, run, without_colours, write_provider
@@ -288,3 +289,13 @@ def test_what_an_encoding_lacks_is_escaped(encoding, tmp_path):
     assert done.returncode == 1, done.stderr
     assert r"\u4e16\u754c" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("command", [["doctor", "--arch", "9.0"], ["verify"], ["collect-env"]])
+def test_json_of_a_path_that_is_not_utf_8_is_unicode(command, tmp_path):
+    root = Path(os.fsdecode(os.fsencode(tmp_path) + b"/d\xe9"))
+    write_provider(root, core_specs("sm90a")[:1])
+    done = run(*command, "--json", PRECAST_PROVIDER_PATH=str(root), PRECAST_JIT="error")
+    (provider,) = json.loads(done.stdout)["providers"]
+    assert provider["root"] == f"{tmp_path}/d\\udce9"
+    json.dumps(json.loads(done.stdout), ensure_ascii=False).encode()

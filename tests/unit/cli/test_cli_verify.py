@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import zipfile
 
 import pytest
@@ -178,6 +179,7 @@ def test_an_installed_provider_is_compared_with_its_record(tmp_path):
     file.write_bytes(data)
     edit_manifest(root, specs[0].name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
     (root / specs[1].file_name).unlink()
+    os.mkfifo(root / specs[1].file_name)  # It is not waited for.
     done = run("verify", "--json", PYTHONPATH=f"{PACKAGES}:{site}")
     assert done.returncode == 1
     fix_hint = "Fix: pip install --force-reinstall --no-deps precast-jit-cache-cu13-sm90a"

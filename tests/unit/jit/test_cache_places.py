@@ -11,6 +11,7 @@ from loader_support import messages
 
 from precast._base import trust
 from precast._jit import cache, env
+from precast._jit.owner import holder, sign
 from precast.errors import CacheDirectoryError
 
 
@@ -79,6 +80,12 @@ def test_the_file_of_the_lock_holder_follows_no_link(make, tmp_path):
     (path.parent / "meta.json").unlink()
     assert spec.build() == path
     assert precious.read_text() == "precious"
+
+
+def test_a_pipe_in_the_place_of_the_lock_holders_file_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "owner")
+    sign(tmp_path / "owner")
+    assert holder(tmp_path / "owner") == "another process"
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077, 0o177])

@@ -210,6 +210,21 @@ def test_host_compilers(toolkit, monkeypatch, tmp_path):
         find_toolchain(HOPPER)
 
 
+def test_a_relative_name_means_the_same_to_a_compile_elsewhere(toolkit, monkeypatch, tmp_path):
+    home = toolkit("real")
+    program(tmp_path / "path" / "nvcc", f'case "$0" in /*) echo "#$ _HERE_={home}/bin";; esac')
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", "path")
+    found = find_toolchain(HOPPER)
+    assert (found.toolkit.nvcc, found.host_compiler) == (home / "bin/nvcc", tmp_path / "path/g++")
+    program(tmp_path / "other" / "clang++", 'echo "clang 18"')
+    monkeypatch.setenv("CXX", "other/clang++")
+    assert find_toolchain(HOPPER).host_compiler == tmp_path / "other" / "clang++"
+    for name in ("CUDA_HOME", "PRECAST_CUDA_HOME"):
+        monkeypatch.setenv(name, "real")
+        assert find_toolkit(HOPPER).nvcc == home / "bin" / "nvcc"
+
+
 def test_missing_headers_of_tvm_ffi(toolkit, monkeypatch):
     monkeypatch.setenv("CUDA_HOME", str(toolkit("t")))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)

@@ -37,6 +37,32 @@ def test_a_second_builder_of_a_folder_is_told_who_is_there(tmp_path):
         pass
 
 
+def test_only_folders_of_a_build_that_was_begun_here_are_removed(tmp_path, monkeypatch):
+    monkeypatch.setattr(aot, "find_toolchain", lambda *args: TOOLCHAIN)
+    monkeypatch.setattr(aot, "_build", lambda *args: args[3])
+    specs = plan().modules("ci", plan().archs("9.0a"), 13)[:1]
+    left = tmp_path / ".work-notes"
+    left.mkdir()
+    aot.build(plan(), specs, tmp_path)
+    assert left.exists()
+    aot.build(plan(), specs, tmp_path)
+    assert not left.exists()
+    monkeypatch.chdir(tmp_path)
+    assert aot.build(plan(), specs, Path("out")) == tmp_path / "out"
+
+
+def test_a_pipe_in_the_place_of_a_module_is_not_built(tmp_path):
+    spec = plan().spec("scale", {"dtype": "f32"}, "9.0", 13)
+    library = tmp_path / "work.so"
+    library.write_bytes(b"library")
+    aot._make_folder(tmp_path / "out")
+    aot._Builder(TOOLCHAIN, tmp_path / "out", tmp_path)._publish(spec, library, 1.0)
+    assert aot.is_built(spec, TOOLCHAIN, tmp_path / "out")
+    (tmp_path / "out" / spec.file_name).unlink()
+    os.mkfifo(tmp_path / "out" / spec.file_name)
+    assert not aot.is_built(spec, TOOLCHAIN, tmp_path / "out")
+
+
 @pytest.mark.parametrize("mask", [0o000, 0o077])
 def test_modules_have_the_same_modes_under_any_umask(tmp_path, mask):
     spec = plan().spec("scale", {"dtype": "f32"}, "9.0", 13)

@@ -8,13 +8,15 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from loader_support import BF16, rejections, resolve
 
 from precast._base import trust
 from precast._jit import env
-from precast._runtime import library, loader, providers
+from precast._runtime import jit_spec, library, loader, providers
+from precast._runtime.jit_spec import JitSpec
 from precast.errors import LoadError, MissingKernelError
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -134,6 +136,34 @@ def test_a_file_that_is_exchanged_between_its_check_and_its_load_is_an_error(tmp
     assert "differs" in str(trust.check_contents(path, 7, "0" * 64, "again"))
     with pytest.raises(LoadError, match="was exchanged while it was loaded"):
         library.load_library(path, 13)
+
+
+def test_a_file_that_was_exchanged_since_its_check_is_never_opened(tmp_path, monkeypatch):
+    path = tmp_path / "m.so"
+    path.write_bytes(b"checked")
+
+    def import_tvm_ffi() -> SimpleNamespace:
+        (tmp_path / "other").write_bytes(b"another")
+        (tmp_path / "other").rename(path)
+        return SimpleNamespace(load_module=lambda name: pytest.fail("it was opened"))
+
+    monkeypatch.setattr(library, "_import_tvm_ffi", import_tvm_ffi)
+    monkeypatch.setattr(library, "open_cudart", lambda *args: None)
+    trust.check_contents(path, 7, "0" * 64, "again")
+    with pytest.raises(LoadError, match="was exchanged while it was loaded"):
+        library.load_library(path, 13)
+
+
+@pytest.mark.parametrize("how", ["load", "build_and_load"])
+def test_tvm_ffi_is_imported_before_a_build_is_checked(world, monkeypatch, how):
+    spec = JitSpec.of(world.spec())
+    path = world.cached(spec)
+    order = []
+    monkeypatch.setattr(jit_spec, "import_ffi", lambda: order.append("import"))
+    monkeypatch.setattr(jit_spec.cache, "check", lambda *args: order.append("check"))
+    monkeypatch.setattr(JitSpec, "_open", lambda self, path: path)
+    assert getattr(spec, how)() == path
+    assert order == ["import", "check"]
 
 
 def test_tvm_ffi_is_imported_before_contents_are_checked(world, monkeypatch):
