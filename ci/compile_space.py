@@ -67,15 +67,21 @@ def sampled(space: dict[str, list[ModuleSpec]], each: int, seed: int) -> list[Mo
 
 
 def refused(
-    specs: Sequence[ModuleSpec], toolchain: Toolchain, jobs: int | None = None
+    specs: Sequence[ModuleSpec],
+    toolchain: Toolchain,
+    jobs: int | None = None,
+    flags: Sequence[str] = (),
 ) -> dict[str, str]:
-    """The modules that do not compile, by file name, with the first lines of the errors."""
+    """The modules that do not compile, by file name, with the first lines of the errors.
+
+    ``flags`` come after those of JIT.
+    """
     with ThreadPoolExecutor(jobs or max_jobs()) as pool:
-        errors = list(pool.map(lambda spec: _compile(spec, toolchain), specs))
+        errors = list(pool.map(lambda spec: _compile(spec, toolchain, flags), specs))
     return {spec.file_name: error for spec, error in zip(specs, errors) if error}
 
 
-def _compile(spec: ModuleSpec, toolchain: Toolchain) -> str:
+def _compile(spec: ModuleSpec, toolchain: Toolchain, flags: Sequence[str]) -> str:
     """The first lines of the first error, or nothing."""
     start = time.monotonic()
     error = ""
@@ -83,7 +89,7 @@ def _compile(spec: ModuleSpec, toolchain: Toolchain) -> str:
         for command in build_commands(spec, toolchain, Path(folder)):
             if command.kind == "cuda" and not error:
                 done = subprocess.run(
-                    command.argv,
+                    [*command.argv, *flags],
                     stdout=subprocess.PIPE,
                     stderr=subprocess.STDOUT,
                     text=True,

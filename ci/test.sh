@@ -11,7 +11,7 @@
 # TEST_ALL_TARGETS  set: compile every op for every target with CUDA 12, as every night
 set -euo pipefail
 cd "$(dirname "$0")/.."
-STEPS=3
+STEPS=$(($# > 0 ? 2 : 3))
 . ci/common.sh
 
 # Settings of the environment must not change what a test does.
@@ -19,26 +19,40 @@ for name in $(compgen -v PRECAST_) PYTHONPATH PYTHONHOME; do unset "$name"; done
 
 step "environment"
 make_venv "${TEST_VENV:-$PWD/build/test-venv}"
+# Python compiles a module when it is first imported; most modules of the environment never are.
+export PIP_COMPILE=0
 install_torch
 pip_install ".[dev]"
 # Only its data model is needed; its dependencies would install FlashInfer.
 pip_install --no-deps "flashinfer-bench==0.1.*"
+unset PIP_COMPILE
 export PYTHONPATH=$PWD/python # the checkout is tested; tests of wheels build their own
 
-if [ $# -eq 0 ]; then
-  step "style, types and workflows"
-  ./ci/lint.sh
+if [ $# -gt 0 ]; then
+  step "tests"
+  python -m pytest "$@"
+  exit
 fi
 
+step "style, types and workflows, beside the tests of the GPU layers"
+# Tests that time a GPU or count its memory run alone on it. They come first, so that the last summary
+# is that of the tests which every machine runs. Lint is done before pytest has collected them.
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+./ci/lint.sh >"$log" 2>&1 &
+lint=$!
+tests_status=0 lint_status=0
+python -m pytest tests/gpu tests/peer || tests_status=$?
+wait "$lint" || lint_status=$?
+printf '\nci/lint.sh:\n'
+cat "$log"
+[ "$lint_status" -eq 0 ] || die "ci/lint.sh failed with status $lint_status; its output is above"
+[ "$tests_status" -eq 0 ] || die "tests of the GPU layers failed"
+
 step "tests"
-if [ $# -gt 0 ]; then
-  python -m pytest "$@"
-else
-  # Tests that time a GPU or count its memory run alone on it. They come first, so that the last
-  # summary is that of the tests which every machine runs.
-  python -m pytest tests/gpu tests/peer
-  # One process for each core. All tests of a file run in one process, which makes its fixtures once.
-  workers=$(nproc)
-  python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
-    --ignore=tests/gpu --ignore=tests/peer tests
-fi
+# One process for each core, in which torch computes with one thread: the threads of several would
+# wait for one another. All tests of a file run in one process, which makes its fixtures once.
+# Files start in the order of their folders: tests/build, which takes longest, comes first.
+workers=$(nproc)
+OMP_NUM_THREADS=1 python -m pytest -n $((workers < 8 ? workers : 8)) --dist loadfile \
+  --no-loadscope-reorder --ignore=tests/gpu --ignore=tests/peer tests

@@ -130,7 +130,8 @@ void check_plan(const Batch& batch, HostPlan& plan) {
   CHECK(int64_t(plan.ints.size()) == plan.header.num_ints, "%zu ints", plan.ints.size());
   const TileSchedulerParams params = {plan.ints.data(), shape};
   std::map<Tile, std::vector<std::pair<int, WorkTile>>> tiles;  // with the CTA
-  std::set<int> partials, counters;
+  std::set<int> counters;
+  std::vector<bool> partials(plan.header.num_partials);
   std::vector<int64_t> cta_costs(shape.ctas);
   int64_t total = 0, longest = 0;
   for (int cta = 0; cta < shape.ctas; ++cta) {
@@ -157,7 +158,8 @@ void check_plan(const Batch& batch, HostPlan& plan) {
         CHECK(work.kv_begin < work.kv_end, "an empty split");
         const int partial = work.partial(work.split_idx);
         CHECK(partial >= 0 && partial < plan.header.num_partials, "partial result %d", partial);
-        CHECK(partials.insert(partial).second, "partial result %d twice", partial);
+        CHECK(!partials[partial], "partial result %d twice", partial);
+        partials[partial] = true;
         const int32_t* own = &scheduler.counters()[work.counter];
         CHECK(own >= plan.ints.data() &&
                   own + work.num_counters() <= plan.ints.data() + plan.ints.size(),
@@ -186,7 +188,8 @@ void check_plan(const Batch& batch, HostPlan& plan) {
       const WorkTile& work = splits[i].second;
       CHECK(work.split_idx == int(i) && work.num_splits == first.num_splits, "split %d",
             work.split_idx);
-      for (int j = 0; j < first.num_splits; ++j) {
+      // Why: partial() is linear from split 1 on, so splits that agree on three agree on all.
+      for (int j : {0, std::min(1, first.num_splits - 1), first.num_splits - 1}) {
         CHECK(work.partial(j) == splits[j].second.partial(j), "partial result %d", work.partial(j));
       }
       CHECK(first.num_splits == 1 || work.counter == first.counter, "counter %d", work.counter);

@@ -4,6 +4,6 @@
 from __future__ import annotations
 
 from build_support import built
-from wheel_support import core, sm80
+from wheel_support import checkout, core, modules, sm80, small_core, small_plan
 
-__all__ = ["built", "core", "sm80"]
+__all__ = ["built", "checkout", "core", "modules", "sm80", "small_core", "small_plan"]

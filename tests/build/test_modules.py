@@ -26,7 +26,7 @@ ATTENTION_BYTES = 4 << 20
 ATTENTION_FAMILY_BYTES = 40 << 20  # of the profile core, for one architecture
 ATTENTION_SECONDS = 45
 
-#: Bytes of stack that a kernel may use, for what its launch bounds leave no registers; 0 for others.
+#: Bytes of stack that a kernel may use, where its launch bounds leave no registers; 0 for others.
 STACKS = {
     "TopKKernel": 32,
     "ChainSpeculativeKernel": 32,

@@ -13,11 +13,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from build_support import PLAN, PROFILE, ROOT, run
+from build_support import PROFILE, ROOT, run
 from ci_support import script
 from wheel_support import respoil
 
 import precast
+from precast._plan.planner import Plan
 from precast._runtime.manifest import MANIFEST_NAME
 
 release_check = script("release_check")
@@ -26,20 +27,28 @@ MODULE = f"{MODULES}/sm80/scale__dtype_f32.so"
 #: This machine builds for its own C library; the release is built in the manylinux image.
 OWN = {"max_glibc": "99", "max_glibcxx": "99"}
 
+Problems = Callable[..., str]
+
 
 @pytest.fixture
-def folder(core: Path, sm80: Path, tmp_path: Path) -> Path:
+def folder(small_core: Path, sm80: Path, tmp_path: Path) -> Path:
     """A set of two good wheels."""
     folder = tmp_path / "wheelhouse"
     folder.mkdir()
-    for wheel in (core, sm80):
+    for wheel in (small_core, sm80):
         shutil.copy(wheel, folder)
     return folder
 
 
-def problems(folder: Path, **options: object) -> str:
-    found = release_check.check_set(folder, PLAN, PROFILE, **{**OWN, **options})
-    return "\n".join(f"{name}: {line}" for name, lines in found.items() for line in lines)
+@pytest.fixture
+def problems(small_plan: Plan) -> Problems:
+    """Check a set; the problems, one in each line."""
+
+    def check(folder: Path, **options: object) -> str:
+        found = release_check.check_set(folder, small_plan, PROFILE, **{**OWN, **options})
+        return "\n".join(f"{name}: {line}" for name, lines in found.items() for line in lines)
+
+    return check
 
 
 def wheel_of(folder: Path, name: str = MODULES) -> Path:
@@ -47,9 +56,11 @@ def wheel_of(folder: Path, name: str = MODULES) -> Path:
     return wheel
 
 
-def test_a_good_set_passes_and_gets_its_sums(folder: Path) -> None:
+def test_a_good_set_passes_and_gets_its_sums(
+    folder: Path, checkout: Path, problems: Problems
+) -> None:
     assert problems(folder) == ""
-    argv = [sys.executable, ROOT / "ci" / "release_check.py", "--profile", PROFILE]
+    argv = [sys.executable, checkout / "ci" / "release_check.py", "--profile", PROFILE]
     argv += ["--max-glibc", "99", "--max-glibcxx", "99"]
     out = run([*argv, "--write-sums", "--tag", f"v{precast.__version__}", folder])
     assert out.count(": ok") == 3
@@ -59,7 +70,9 @@ def test_a_good_set_passes_and_gets_its_sums(folder: Path) -> None:
     assert f"the tag is v9.9.9, the version {precast.__version__}" in out
 
 
-def test_an_incomplete_set_is_rejected_when_it_must_be_whole(folder: Path) -> None:
+def test_an_incomplete_set_is_rejected_when_it_must_be_whole(
+    folder: Path, problems: Problems
+) -> None:
     out = problems(folder, complete=True)
     machine = os.uname().machine
     assert "the set: precast-jit-cache-cu12-sm90a for aarch64: missing" in out
@@ -125,13 +138,15 @@ TAMPERED: dict[str, tuple[Callable[[Path], None], str]] = {
 
 
 @pytest.mark.parametrize("name", TAMPERED)
-def test_a_tampered_set_is_rejected(folder: Path, name: str) -> None:
+def test_a_tampered_set_is_rejected(folder: Path, name: str, problems: Problems) -> None:
     tamper, text = TAMPERED[name]
     tamper(wheel_of(folder))
     assert text in problems(folder)
 
 
-def test_what_was_changed_with_record_and_manifest_is_still_rejected(folder: Path) -> None:
+def test_what_was_changed_with_record_and_manifest_is_still_rejected(
+    folder: Path, problems: Problems
+) -> None:
     """Somebody who corrects RECORD, too, cannot make a module that the plan does not know."""
     wheel = wheel_of(folder)
     with zipfile.ZipFile(wheel) as archive:
@@ -152,7 +167,7 @@ def _digest(data: bytes) -> bytes:
     return base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=")
 
 
-def test_sums_that_do_not_fit_are_rejected(folder: Path) -> None:
+def test_sums_that_do_not_fit_are_rejected(folder: Path, problems: Problems) -> None:
     wheels = list(folder.glob("*.whl"))
     sums = folder / release_check.SUMS
     good = release_check.sums(wheels)
@@ -166,14 +181,16 @@ def test_sums_that_do_not_fit_are_rejected(folder: Path) -> None:
     assert problems(folder).count("its digest is not that of SHA256SUMS") == 2
 
 
-def test_the_floor_of_the_release_holds_for_every_wheel(folder: Path) -> None:
+def test_the_floor_of_the_release_holds_for_every_wheel(folder: Path, problems: Problems) -> None:
     out = problems(folder, max_glibc="2.2")
     assert f"{wheel_of(folder).name}: sm80/scale__dtype_f32.so: needs GLIBC_" in out
     assert problems(folder, max_glibcxx="3.4.1")
     assert (release_check.MAX_GLIBC, release_check.MAX_GLIBCXX) == ("2.28", "3.4.24")
 
 
-def test_repair_gives_the_tag_and_nothing_else(sm80: Path, tmp_path: Path) -> None:
+def test_repair_gives_the_tag_and_nothing_else(
+    sm80: Path, small_plan: Plan, tmp_path: Path
+) -> None:
     """auditwheel takes no library in, leaves the modules alone, and does it the same way twice."""
     libc, machine = os.confstr("CS_GNU_LIBC_VERSION"), os.uname().machine
     assert libc is not None
@@ -194,4 +211,4 @@ def test_repair_gives_the_tag_and_nothing_else(sm80: Path, tmp_path: Path) -> No
         libraries = {n for n in old_wheel.namelist() if ".so" in n}
         assert {n for n in new_wheel.namelist() if ".so" in n} == libraries
         assert all(old_wheel.read(n) == new_wheel.read(n) for n in libraries)
-    assert script("check_wheel").check_wheel(repaired[0], PLAN, PROFILE) == []
+    assert script("check_wheel").check_wheel(repaired[0], small_plan, PROFILE) == []

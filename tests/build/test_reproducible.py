@@ -111,4 +111,3 @@ def test_the_time_of_a_build_is_rejected(tree: Path, tmp_path: Path, file: str) 
     _insert(tree, file, "namespace precast {", "extern const char* const built = __TIME__;\n")
     with pytest.raises(CompileError, match="might prevent reproducible builds"):
         _build(tree, tmp_path / "out")
-

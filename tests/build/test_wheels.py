@@ -15,11 +15,12 @@ from email.message import Message
 from pathlib import Path
 
 import pytest
-from build_support import ARCHS, PLAN, PROFILE, ROOT, Built, run
+from build_support import ARCHS, PACKAGE, PLAN, PROFILE, ROOT, Built, run
 from ci_support import script
-from wheel_support import pip_wheel, respoil
+from wheel_support import respoil
 
 import precast
+from precast._plan.planner import Plan
 from precast._runtime.manifest import MANIFEST_NAME, read_manifest
 
 check_wheel = script("check_wheel")
@@ -34,16 +35,6 @@ def _metadata(wheel: Path, name: str = "METADATA") -> bytes:
 
 def _headers(wheel: Path) -> Message:
     return message_from_bytes(_metadata(wheel))
-
-
-@pytest.fixture(scope="module")
-def modules(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return pip_wheel(
-        ROOT / "python" / "precast_jit_cache",
-        tmp_path_factory.mktemp("modules"),
-        PRECAST_CUDA_ARCH_LIST="9.0a",
-        PRECAST_PROFILE=PROFILE,
-    )
 
 
 def test_core_wheel(core: Path) -> None:
@@ -81,13 +72,13 @@ def test_core_wheel_works_alone(core: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["modules", "sm80"])
-def test_modules_wheel(kind: str, request: pytest.FixtureRequest) -> None:
+def test_modules_wheel(kind: str, small_plan: Plan, request: pytest.FixtureRequest) -> None:
     wheel: Path = request.getfixturevalue(kind)
     suffix = "" if kind == "modules" else "-cu13-sm80"
     package = f"precast_jit_cache{suffix}".replace("-", "_")
     machine = os.uname().machine
     assert wheel.name == f"{package}-{precast.__version__}-py3-none-linux_{machine}.whl"
-    assert check_wheel.check_wheel(wheel, PLAN, PROFILE) == []
+    assert check_wheel.check_wheel(wheel, small_plan, PROFILE) == []
     headers = _headers(wheel)
     assert headers["Name"] == f"precast-jit-cache{suffix}"
     requires = headers.get_all("Requires-Dist")
@@ -97,6 +88,15 @@ def test_modules_wheel(kind: str, request: pytest.FixtureRequest) -> None:
     assert headers.get_all("License-File") == ["LICENSE"]
     entry = _metadata(wheel, "entry_points.txt").decode()
     assert entry.split() == ["[precast.jit_cache]", package, "=", package]
+
+
+def test_a_wheel_of_all_modules_passes(built: Built, tmp_path: Path) -> None:
+    """The wheels of the tests are small; here is every module that the profile ``ci`` has."""
+    name = f"{PACKAGE}-{precast.__version__}-py3-none-linux_{os.uname().machine}.whl"
+    with zipfile.ZipFile(tmp_path / name, "w") as wheel:
+        for path in built.provider.rglob("*"):
+            wheel.write(path, path.relative_to(built.provider.parent))
+    assert check_wheel.check_wheel(tmp_path / name, PLAN, PROFILE) == []
 
 
 def test_public_checkers_accept_all(core: Path, modules: Path, sm80: Path) -> None:
@@ -112,20 +112,24 @@ def test_there_is_no_sdist_of_modules(tmp_path: Path) -> None:
 
 
 def test_checks_reject_spoilt_wheels(
-    core: Path, modules: Path, sm80: Path, tmp_path: Path, built: Built
+    core: Path, modules: Path, sm80: Path, small_plan: Plan, tmp_path: Path
 ) -> None:
     def problems(wheel: Path, name: str, data: bytes | None, profile: str = PROFILE) -> str:
         spoilt = respoil(wheel, tmp_path, name, data)
-        return "\n".join(check_wheel.check_wheel(spoilt, PLAN, profile))
+        plan = PLAN if wheel == core else small_plan
+        return "\n".join(check_wheel.check_wheel(spoilt, plan, profile))
 
     module = "sm90a/scale__dtype_f32.so"
-    foreign = (built.provider / "sm80/scale__dtype_f32.so").read_bytes()
+    with zipfile.ZipFile(sm80) as archive:
+        foreign = archive.read("precast_jit_cache_cu13_sm80/sm80/scale__dtype_f32.so")
     out = problems(modules, module, foreign)
     assert f"{module}: size or sha256 is not that of the manifest" in out
     assert f"{module}: has machine code for sm_80; planned: sm_90a" in out
     assert f"{module}: missing" in problems(modules, module, None)
-    manifest = read_manifest(built.provider)
-    few = manifest._replace(modules=tuple(r for r in manifest.modules if r.arch == "sm90a")[1:])
+    with zipfile.ZipFile(modules) as archive:
+        archive.extractall(tmp_path / "modules")
+    manifest = read_manifest(tmp_path / "modules" / PACKAGE)
+    few = manifest._replace(modules=manifest.modules[1:])
     out = problems(modules, MANIFEST_NAME, few.dump().encode())
     assert f"{manifest.modules[0].name}.so: planned for ci, but missing" in out
     assert f"{manifest.modules[0].name}.so: not planned" in out
@@ -135,7 +139,7 @@ def test_checks_reject_spoilt_wheels(
     assert f"{source} is missing or differs" in problems(core, source, b"")
     out = problems(sm80, MANIFEST_NAME, few.dump().encode())
     assert "sm80/scale__dtype_f32.so: planned for ci, but missing" in out
-    newest = check_wheel.check_wheel(modules, PLAN, PROFILE, max_glibc="2.2")
+    newest = check_wheel.check_wheel(modules, small_plan, PROFILE, max_glibc="2.2")
     assert any("the newest allowed is 2.2" in line for line in newest)
 
 

@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 from jit_support import environment, fake_toolkit, namespace, write_tiny
+from wheel_support import core
 
 from precast._jit.toolchain import Toolchain, find_toolchain
 from precast.errors import ToolchainError
+
+__all__ = ["cache", "core", "fake", "mounts", "real", "tiny", "toolchain"]
 
 
 @pytest.fixture(scope="session")

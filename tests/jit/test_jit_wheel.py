@@ -13,8 +13,6 @@ from pathlib import Path
 import pytest
 from jit_support import PACKAGES, environment, in_namespace, run, write_tiny
 
-ROOT = Path(__file__).resolve().parents[2]
-
 #: Hides every toolkit of the machine: nvcc is taken off PATH by the caller.
 HIDE = """
 for toolkit in /usr/local/cuda*; do
@@ -53,15 +51,7 @@ def pip(*argv: object, timeout: float = 900) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory, toolchain) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    pip("wheel", "--no-deps", "--no-build-isolation", "-q", "-w", folder, ROOT)
-    (found,) = folder.glob("precast-*.whl")
-    return found
-
-
-@pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory) -> Path:
+def python(toolchain, core, tmp_path_factory) -> Path:
     """An environment with ``precast[jit]`` from the wheel; torch is shared with this one."""
     home = tmp_path_factory.mktemp("venv") / "v"
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
@@ -73,8 +63,8 @@ def python(wheel, tmp_path_factory) -> Path:
     )
     shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     (site / "shared.pth").write_text("\n".join(sorted(shared)) + "\n")
-    pip("--python", interpreter, "install", "-q", "--force-reinstall", "--no-deps", wheel)
-    pip("--python", interpreter, "install", "-q", f"precast[jit] @ file://{wheel}")
+    pip("--python", interpreter, "install", "-q", "--force-reinstall", "--no-deps", core)
+    pip("--python", interpreter, "install", "-q", f"precast[jit] @ file://{core}")
     return interpreter
 
 

@@ -37,12 +37,11 @@ Change = Callable[[dict[str, bytes]], dict[str, bytes]]
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-@pytest.fixture
-def dist(tmp_path):
+def write_dist(folder: Path) -> Path:
     """A folder of wheels that stands for the index: core, provider, and what they need."""
-    dist = tmp_path / "dist"
+    dist = folder / "dist"
     make_core(dist)
-    make_provider(dist, tmp_path)
+    make_provider(dist, folder)
     for version in ("0.1.14", "0.1.15", "0.1.16", "0.1.17", "0.2.0"):
         make_wheel(dist, "apache_tvm_ffi", version, ("typing-extensions>=4",))
     for version in ("12.9", "13.0", "13.4", "14.0"):
@@ -56,6 +55,11 @@ def dist(tmp_path):
     make_wheel(dist, "torch", "2.11.0", ("nvidia-cuda-runtime==13.0",))
     make_wheel(dist, "torch", "2.13.0", ("nvidia-cuda-runtime==13.4",))
     return dist
+
+
+@pytest.fixture
+def dist(tmp_path):
+    return write_dist(tmp_path)
 
 
 def bundle(dist: Path, out: Path, *argv: str) -> subprocess.CompletedProcess[str]:
@@ -321,6 +325,20 @@ def venv(tmp_path_factory):
     return folder / "bin" / "python"
 
 
+@pytest.fixture(scope="module")
+def made_once(tmp_path_factory):
+    """A bundle for this Python."""
+    folder = tmp_path_factory.mktemp("made_once")
+    assert bundle(write_dist(folder), folder / "bundle", "--python", PYTHON).returncode == 0
+    return folder / "bundle"
+
+
+@pytest.fixture
+def made(made_once, tmp_path):
+    """A copy of a bundle for this Python, to be changed at will."""
+    return Path(shutil.copytree(made_once, tmp_path / "bundle"))
+
+
 def installed(python: Path) -> dict[str, str]:
     done = subprocess.run(
         [python, "-m", "pip", "list", "--format=json"], capture_output=True, text=True, check=True
@@ -380,12 +398,10 @@ def test_a_bundle_with_torch_installs_into_an_empty_environment(dist, tmp_path):
     assert {"torch", "precast", "apache_tvm_ffi"} <= names
 
 
-def test_a_changed_wheel_is_not_installed(dist, tmp_path, venv):
-    out = tmp_path / "bundle"
-    assert bundle(dist, out, "--python", PYTHON).returncode == 0
-    wheel = next((out / "wheels").glob("apache_tvm_ffi*"))
+def test_a_changed_wheel_is_not_installed(made, venv):
+    wheel = next((made / "wheels").glob("apache_tvm_ffi*"))
     wheel.write_bytes(wheel.read_bytes() + b"\0")
-    done = install(out, venv)
+    done = install(made, venv)
     assert done.returncode == 1
     assert f"wheels/{wheel.name}: FAILED" in done.stderr
     assert "error: the bundle is damaged or was changed" in done.stderr
@@ -394,31 +410,26 @@ def test_a_changed_wheel_is_not_installed(dist, tmp_path, venv):
 @pytest.mark.parametrize(
     "name", ["wheels/platformdirs-99.0-py3-none-any.whl", "sitecustomize.py", "wheels/a b.whl"]
 )
-def test_nothing_is_installed_beside_a_file_without_a_digest(dist, tmp_path, venv, name):
-    out = tmp_path / "bundle"
-    assert bundle(dist, out, "--python", PYTHON).returncode == 0
-    (out / name).write_bytes(b"")
+def test_nothing_is_installed_beside_a_file_without_a_digest(made, venv, name):
+    (made / name).write_bytes(b"")
     before = installed(venv)
-    done = install(out, venv)
+    done = install(made, venv)
     assert done.returncode == 1
     assert f"{name} is not in SHA256SUMS\nerror: files were added to the bundle" in done.stderr
     assert installed(venv) == before
 
 
-def test_two_bundles_in_one_folder_are_not_installed(dist, tmp_path, venv):
-    out, other = tmp_path / "bundle", tmp_path / "other"
-    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+def test_two_bundles_in_one_folder_are_not_installed(dist, made, tmp_path, venv):
+    other = tmp_path / "other"
     make_wheel(dist, "typing_extensions", "4.17.0")
     assert bundle(dist, other, "--python", PYTHON).returncode == 0
-    shutil.copytree(other, out, dirs_exist_ok=True)
-    done = install(out, venv)
+    shutil.copytree(other, made, dirs_exist_ok=True)
+    done = install(made, venv)
     assert done.returncode == 1
     assert "typing_extensions-4.16.0-py3-none-any.whl is not in SHA256SUMS" in done.stderr
 
 
-def test_cdpath_does_not_lead_elsewhere(dist, tmp_path, venv):
-    out = tmp_path / "bundle"
-    assert bundle(dist, out, "--python", PYTHON).returncode == 0
+def test_cdpath_does_not_lead_elsewhere(made, tmp_path, venv):
     done = subprocess.run(
         ["sh", "bundle/install.sh"], capture_output=True, text=True, cwd=tmp_path,
         env={"PATH": "/usr/bin:/bin", "PYTHON": str(venv), "CDPATH": f".:{tmp_path}"},
