@@ -12,6 +12,7 @@ from typing import Any
 MODULES: dict[str, tuple[str, ...]] = {
     "": ("precast", "precast.autotuner", "precast.tllm_enums"),
     "activation": ("precast.activation",),
+    "attention": ("precast.attention",),
     "autotuner": ("precast.autotuner",),
     "cascade": ("precast.cascade",),
     "compilation_context": ("precast.compilation_context",),

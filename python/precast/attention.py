@@ -1,0 +1,8 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention wrappers for prefill and decode at once."""
+
+from __future__ import annotations
+
+from precast._ops.attention.prefill.sinks import BatchAttentionWithAttentionSinkWrapper
+
+__all__ = ["BatchAttentionWithAttentionSinkWrapper"]
