@@ -45,7 +45,7 @@ TAKES_A_PLAN = {
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
 #: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The other two are calls of
-#: run_ragged after a plan: test_wrapper_arguments.py.
+#: run_ragged after a plan: test_wrapper_bindings.py.
 NOT_HERE = ("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache")
 #: Their public functions write float32 alone, but the module of the ci profile is for bf16.
 ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")
