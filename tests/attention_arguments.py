@@ -198,6 +198,26 @@ def wrong_calls(call: Call) -> Iterator[tuple[str, str, Call]]:
                 yield name, f"{name}={value!r:.40}", call.replaced(name, value)
 
 
+def assert_wrong_arguments_are_named(make: Callable[[], Call]) -> None:
+    """Each argument, made wrong, is refused by its name; the sound call works afterwards."""
+    call, found, tried = make(), [], 0
+    for argument, words, wrong in wrong_calls(call):
+        tried += 1
+        try:
+            said = outcome(wrong)
+        except Exception as error:
+            found.append(f"{words} leaked {error!r}")
+            continue
+        if said is None:
+            found.append(f"{words} was accepted")
+            call = make()
+        elif argument not in said:
+            found.append(f"{words} is not named: {said}")
+    assert not found, "\n".join(found)
+    assert tried > 5
+    assert outcome(call) is None
+
+
 def doubtful_outcomes(make: Callable[[], Call]) -> Iterator[tuple[str, str | None]]:
     """Yield calls in words, and how they end, with values that are legal for some arguments."""
     call = make()

@@ -8,7 +8,7 @@ nothing to measure: a tuning context changes nothing, and no file of results fit
 from __future__ import annotations
 
 import contextlib
-import threading
+import functools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,19 +22,13 @@ _group: Any = None
 class AutoTuner:
     """A tuner without results; one for the process, from :meth:`get`."""
 
-    _instance: AutoTuner | None = None
-    _lock = threading.Lock()
+    _dirty = False  # Engines ask whether there are results that no file has.
 
-    def __init__(self) -> None:
-        self._dirty = False
-
-    @classmethod
-    def get(cls) -> AutoTuner:
+    @staticmethod
+    @functools.cache
+    def get() -> AutoTuner:
         """Return the tuner of the process."""
-        with cls._lock:
-            if cls._instance is None:
-                cls._instance = cls()
-            return cls._instance
+        return AutoTuner()
 
     def load_configs(self, path: str | Path) -> bool:
         """Return False: results that FlashInfer measured say nothing about precast's kernels.

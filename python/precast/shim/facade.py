@@ -39,40 +39,40 @@ MODULES: dict[str, tuple[str, ...]] = {
 }
 
 
+def modules_below(path: str) -> set[str]:
+    """The names of the modules right below one of :data:`MODULES`."""
+    above = path and f"{path}."
+    below = (key[len(above) :] for key in MODULES if key and key.startswith(above))
+    return {key.partition(".")[0] for key in below}
+
+
 def facade(name: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of the module ``name`` of a package of :data:`MODULES`.
 
     Each name is looked up once, and is then an attribute of the module.
     """
     module = sys.modules[name]
-    root, _, path = name.partition(".")
+    path = name.partition(".")[2]
     homes = MODULES[path]
 
     def get(attribute: str) -> Any:
-        below = f"{path}.{attribute}".lstrip(".")
-        if below in MODULES:
-            return importlib.import_module(f"{root}.{below}")
+        if attribute in modules_below(path):
+            return importlib.import_module(f"{name}.{attribute}")
         if attribute.startswith("__"):
             raise AttributeError(f"module {name!r} has no attribute {attribute!r}")
-        for home in homes:
-            value = getattr(importlib.import_module(home), attribute, module)
-            if value is not module:
+        for home in map(importlib.import_module, homes):
+            if hasattr(home, attribute):
+                value = getattr(home, attribute)
                 setattr(module, attribute, value)
                 return value
         raise AttributeError(
             f"module {name!r} has no attribute {attribute!r}: precast stands in for FlashInfer "
-            f"here, and {' and '.join(homes)} have no such name"
+            f"here, and there is none in {' or '.join(homes)}"
         )
 
     def names() -> list[str]:
-        below = path and f"{path}."
-        children = {key[len(below) :].partition(".")[0] for key in MODULES if key.startswith(below)}
-        known = {
-            key
-            for home in homes
-            for key in dir(importlib.import_module(home))
-            if not key.startswith("__")
-        }
-        return sorted({*vars(module), *known, *children} - {""})
+        known = {key for home in map(importlib.import_module, homes) for key in dir(home)}
+        public = {key for key in known if not key.startswith("__")}
+        return sorted({*vars(module), *public, *modules_below(path)})
 
     return get, names

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import zipfile
 from pathlib import Path
 
+from precast._base.trust import record_digest
 from precast._base.version import __version__
-from precast.shim.facade import MODULES
+from precast.shim.facade import MODULES, modules_below
 
 PACKAGE = "flashinfer"
 DISTRIBUTION = "flashinfer-python"
@@ -25,7 +24,7 @@ from precast.shim import facade
 __getattr__, __dir__ = facade(__name__)
 '''
 _ROOT = '''\
-"""FlashInfer's names, served by precast {precast} (https://pypi.org/project/precast)."""
+"""FlashInfer's names, served by precast {precast}."""
 
 from precast.shim import facade
 
@@ -123,19 +122,15 @@ def _package(words: dict[str, str]) -> dict[str, str]:
     """The files of the package: those with modules below them are folders."""
     files = {f"{PACKAGE}/__main__.py": _MAIN.format(**words)}
     for module in MODULES:
-        place = "/".join([PACKAGE, *filter(None, module.split("."))])
-        is_package = any(other.startswith(f"{module}.".lstrip(".")) for other in MODULES if other)
-        file = f"{place}/__init__.py" if is_package else f"{place}.py"
-        name = ".".join([PACKAGE, *filter(None, module.split("."))])
-        files[file] = (_MODULE if module else _ROOT).format(name=name, **words)
+        name = f"{PACKAGE}.{module}".rstrip(".")
+        ending = "/__init__.py" if modules_below(module) else ".py"
+        text = (_MODULE if module else _ROOT).format(name=name, **words)
+        files[name.replace(".", "/") + ending] = text
     return files
 
 
 def _record(files: dict[str, str], own: str) -> str:
     """RECORD: the digest and the size of every file but itself."""
-    rows = []
-    for name, text in files.items():
-        digest = hashlib.sha256(text.encode()).digest()
-        encoded = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-        rows.append(f"{name},sha256={encoded},{len(text.encode())}\n")
+    contents = {name: text.encode() for name, text in files.items()}
+    rows = [f"{name},sha256={record_digest(b)},{len(b)}\n" for name, b in contents.items()]
     return "".join([*rows, f"{own},,\n"])

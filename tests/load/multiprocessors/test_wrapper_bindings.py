@@ -12,7 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from attention_arguments import CALLS, doubtful_outcomes, outcome, wrong_calls
+from attention_arguments import (
+    CALLS,
+    assert_wrong_arguments_are_named,
+    doubtful_outcomes,
+    outcome,
+)
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
 
@@ -65,17 +70,7 @@ def _moved(name: str, value: Any) -> Any:
 
 @pytest.mark.parametrize("name", CALLS)
 def test_a_wrong_argument_is_named(name: str, bindings: None) -> None:
-    call = CALLS[name]()
-    found = []
-    for argument, words, wrong in wrong_calls(call):
-        said = outcome(wrong)
-        if said is None:
-            found.append(f"{words} was accepted")
-            call = CALLS[name]()
-        elif argument not in said:
-            found.append(f"{words} is not named: {said}")
-    assert not found, "\n".join(found)
-    assert outcome(call) is None
+    assert_wrong_arguments_are_named(CALLS[name])
 
 
 @pytest.mark.parametrize("name", [name for name in CALLS if "reset_workspace" not in name])

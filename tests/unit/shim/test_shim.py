@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import pkgutil
 import re
 import subprocess
 import sys
@@ -42,6 +43,13 @@ def test_every_module_stands_for_one_that_exists():
     for homes in MODULES.values():
         for home in homes:
             assert importlib.util.find_spec(home) is not None, home
+
+
+def test_every_public_module_is_served_but_those_of_precast_alone():
+    own = {"aot", "api_logging", "bundle", "cli", "decorators", "errors", "loader", "shim", "trace"}
+    public = {m.name for m in pkgutil.iter_modules(precast.__path__) if m.name[0] != "_"}
+    served = {home.split(".")[1] for homes in MODULES.values() for home in homes if "." in home}
+    assert served == public - own
 
 
 def test_names_are_those_of_precast(site):
@@ -87,7 +95,7 @@ try:
 except AttributeError as error:
     print(error)
 """
-    words = "precast stands in for FlashInfer here, and precast.norm have no such name"
+    words = "precast stands in for FlashInfer here, and there is none in precast.norm"
     assert words in answer(site, code)
 
 

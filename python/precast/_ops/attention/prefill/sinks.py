@@ -14,7 +14,8 @@ from precast._op.scalars import check_number
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.run import Scale
-from precast._ops.attention.signature import checked_first, returning_lse
+from precast._ops.attention.signature import checked_first, public_arguments, returning_lse
+from precast._ops.attention.validation import softmax_scale
 from precast._ops.paged._cache import Cache
 
 
@@ -60,6 +61,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     """
 
     _name = "BatchAttentionWithAttentionSinkWrapper"
+    _run_arguments = public_arguments(BatchPrefillWithPagedKVCacheWrapper.run, f"{_name}.run")
 
     @checked_first
     def __init__(
@@ -135,9 +137,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
             options["sinks"] = sink
         if sm_scale is not None:
             check_number(f"{self._name}.run", "sm_scale", sm_scale, FINITE)
-            planned = self._plan.scores.sm_scale
-            if planned is None:
-                planned = self._plan.shape.head_dim_qk**-0.5
+            planned = softmax_scale(self._plan.scores.sm_scale, self._plan.shape.head_dim_qk)
             if planned == 0:
                 raise ValueError(
                     f"{self._name}.run: sm_scale cannot replace the plan's, which is 0. Fix: give "
