@@ -36,6 +36,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tllm_enums": ("precast.tllm_enums",),
     "topk": ("precast.topk",),
     "utils": ("precast.utils",),
+    "xqa": ("precast.xqa",),
 }
 
 
