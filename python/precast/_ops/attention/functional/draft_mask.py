@@ -78,7 +78,7 @@ def write_custom_mask(
     # Drafts before the first token of a request: they are not in its mask.
     absent = (rows.ends - kv_len).clamp_(0, _WORD)
     hidden = hidden >> absent << absent
-    # Where the bits of a word go, which are rarely those of one word there. No bit goes out of range.
+    # Where the bits of a word go, rarely those of one word there; none of them is out of range.
     at = torch.addcmul(rows.ends.neg(), rows.number, kv_len)
     hidden = hidden << (at & (_WORD - 1))
     parts = torch.stack((hidden, hidden >> _WORD)).to(torch.int32)
