@@ -92,21 +92,10 @@ def make_wheel(folder: Path, engine: str = "vllm") -> Path:
     ValueError
         If ``engine`` is unknown.
     """
-    version = shim_version(engine)
-    stem = f"{DISTRIBUTION.replace('-', '_')}-{version}"
-    words = {
-        "version": version,
-        "public": ENGINES[engine],
-        "precast": __version__,
-        "distribution": DISTRIBUTION,
-    }
-    files = _package(words)
-    info = f"{stem}.dist-info"
-    files[f"{info}/METADATA"] = _METADATA.format(**words)
-    files[f"{info}/WHEEL"] = _WHEEL.format(**words)
-    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    files = wheel_files(engine)
+    record = next(name for name in files if name.endswith("/RECORD"))
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{stem}-py3-none-any.whl"
+    path = folder / f"{record.partition('.dist-info')[0]}-py3-none-any.whl"
     partial = path.with_suffix(".part")
     with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in files.items():
@@ -116,6 +105,23 @@ def make_wheel(folder: Path, engine: str = "vllm") -> Path:
             archive.writestr(entry, text)
     partial.replace(path)
     return path
+
+
+def wheel_files(engine: str = "vllm") -> dict[str, str]:
+    """The texts of the wheel's files, by their paths in it; ValueError for an unknown engine."""
+    version = shim_version(engine)
+    words = {
+        "version": version,
+        "public": ENGINES[engine],
+        "precast": __version__,
+        "distribution": DISTRIBUTION,
+    }
+    files = _package(words)
+    info = f"{DISTRIBUTION.replace('-', '_')}-{version}.dist-info"
+    files[f"{info}/METADATA"] = _METADATA.format(**words)
+    files[f"{info}/WHEEL"] = _WHEEL.format(**words)
+    files[f"{info}/RECORD"] = _record(files, f"{info}/RECORD")
+    return files
 
 
 def _package(words: dict[str, str]) -> dict[str, str]:
