@@ -162,7 +162,7 @@ G = torch.ones(1)
         ),
         (lambda q, s: precast.mxfp4_dequantize(q, s[:1], LINEAR), "a_sf must have 8 elements"),
         (lambda q, s: precast.mxfp4_dequantize(q, s.float(), LINEAR), "a_sf must be uint8"),
-        (lambda q, s: precast.mxfp4_dequantize(q, s, 5), "the scale layout must be 0"),
+        (lambda q, s: precast.mxfp4_dequantize(q, s, 5), "sfLayout must be 0 "),
         (lambda q, s: precast.mxfp8_dequantize(q, s, LINEAR), "must be float8_e4m3fn, got uint8"),
         (lambda q, s: precast.nvfp4_kv_dequantize(q, s, G), "global_scale must be on cuda:0"),
         (
