@@ -11,6 +11,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
+from precast._ops.attention.buffers import copy_to_start
 from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -22,7 +23,7 @@ from precast._ops.attention.plan import (
     PlanShape,
     Tables,
 )
-from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast._ops.quantize.packbits import segment_packbits
 
 #: Arguments of plan() that only some plans read, or other backends, or whose truth counts.
