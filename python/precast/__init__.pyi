@@ -11,6 +11,15 @@ from precast._ops.activation.activation import silu_and_mul as silu_and_mul
 from precast._ops.attention.cascade.merge import merge_state as merge_state
 from precast._ops.attention.cascade.merge import merge_state_in_place as merge_state_in_place
 from precast._ops.attention.cascade.merge import merge_states as merge_states
+from precast._ops.attention.cascade.shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper as BatchDecodeWithSharedPrefixPagedKVCacheWrapper,  # noqa: E501
+)
+from precast._ops.attention.cascade.shared_prefix import (
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper as BatchPrefillWithSharedPrefixPagedKVCacheWrapper,  # noqa: E501
+)
+from precast._ops.attention.cascade.wrapper import (
+    MultiLevelCascadeAttentionWrapper as MultiLevelCascadeAttentionWrapper,
+)
 from precast._ops.attention.decode.graphs import (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from precast._base.device import get_compute_capability
 from precast._base.errors import BackendSupportedError
@@ -18,10 +18,6 @@ from precast._base.torch import torch
 from precast._op.ranges import FINITE
 from precast._op.scalars import check_number
 from precast._ops.attention.validation import softmax_scale
-
-if TYPE_CHECKING:
-    from precast._ops.attention.run import Scale
-    from precast._ops.attention.wrapper import AttentionWrapper
 
 _OTHER_BACKENDS = (
     "cake",
@@ -115,8 +111,11 @@ def _is_equal(value: object, expected: object) -> bool:
 
 
 def sink_arguments(
-    w: AttentionWrapper, args: Sequence[Any], sinks: torch.Tensor | None, q_scale: Scale
-) -> tuple[torch.Tensor | None, Scale]:
+    w: Any,  # An AttentionWrapper, whose module imports this one.
+    args: Sequence[Any],
+    sinks: torch.Tensor | None,
+    q_scale: float | torch.Tensor | None,
+) -> tuple[torch.Tensor | None, float | torch.Tensor | None]:
     """Return ``sinks`` and ``q_scale`` of a run that has ``sink`` and ``sm_scale`` by position."""
     name = f"{w._name}.run"
     if len(args) > 2:

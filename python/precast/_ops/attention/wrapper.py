@@ -136,7 +136,14 @@ class AttentionWrapper(PlanAttributes):
             Another dtype or device; gaps; an address that is no multiple of 16 bytes; buffers
             that overlap.
         """
-        floats, ints = float_workspace_buffer, int_workspace_buffer
+        self._check_workspaces(float_workspace_buffer, int_workspace_buffer)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+        self._pinned = None
+        self._forget_plan()  # It lay in the workspace before.
+
+    def _check_workspaces(self, floats: torch.Tensor, ints: torch.Tensor) -> None:
+        """Raise unless the wrapper could take these."""
         given = {"float_workspace_buffer": floats, "int_workspace_buffer": ints}
         for argument, workspace in given.items():
             validation.check_workspace(self._name, argument, workspace)
@@ -146,9 +153,6 @@ class AttentionWrapper(PlanAttributes):
                     f"{workspace.device}"
                 )
         validation.check_workspaces_apart(self._name, floats, ints)
-        self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
-        self._pinned = None
-        self._forget_plan()  # It lay in the workspace before.
 
     # -- the plan ---------------------------------------------------------------------------------
 

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sound calls of the wrappers that consist of others; ``CALLS`` has those of all wrappers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import attention_sound_calls as plain
+import torch
+from attention_arguments import Call
+from attention_sound_calls import (
+    DTYPE,
+    HEAD_DIM,
+    HEADS,
+    INDPTR,
+    KV_HEADS,
+    LENS,
+    PAGE_SIZE,
+    TOKENS,
+    bytes_of,
+)
+
+import precast
+
+SIZES: dict[str, Any] = {
+    "num_qo_heads": HEADS,
+    "num_kv_heads": KV_HEADS,
+    "head_dim": HEAD_DIM,
+    "page_size": PAGE_SIZE,
+}
+
+
+def normal(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(shape, generator=generator).to(DTYPE)
+
+
+def q_and_cache(name: str = "paged_kv_cache") -> dict[str, Any]:
+    cache = normal(2, 2, PAGE_SIZE, KV_HEADS, HEAD_DIM)
+    return {"q": normal(TOKENS, HEADS, HEAD_DIM), name: cache}
+
+
+# -- cascade --------------------------------------------------------------------------------------
+
+
+def _cascade_buffers() -> dict[str, Any]:
+    """A prefix of one page that both requests share, then a page of each."""
+    two = torch.tensor([0, TOKENS], dtype=torch.int32)
+    return {
+        "qo_indptr_arr": [two, INDPTR.clone()],
+        "paged_kv_indptr_arr": [two // 2, INDPTR.clone()],
+        "paged_kv_indices_arr": [INDPTR[:1].clone(), INDPTR[:2].clone()],
+        "paged_kv_last_page_len": [LENS[1:].clone(), LENS.clone()],
+    }
+
+
+def _cascade(method: str) -> Call:
+    kind = precast.MultiLevelCascadeAttentionWrapper
+    made = {"num_levels": 2, "float_workspace_buffer": bytes_of()}
+    tables = _cascade_buffers()
+    if method == "__init__":
+        return Call(kind, made)
+    if method == "graph":
+        names = [*tables][:3]
+        buffers = {name.replace("_arr", "_buf_arr"): tables[name] for name in names}
+        buffers["paged_kv_last_page_len_buf_arr"] = tables["paged_kv_last_page_len"]
+        return Call(kind, {**made, "use_cuda_graph": True, **buffers})
+    wrapper = kind(**made)
+    plan = {**tables, **SIZES, "q_data_type": DTYPE}
+    wrapper.plan(**plan)
+    given = {
+        "plan": plan,
+        "run": q_and_cache(),
+        "reset_workspace_buffer": {
+            "float_workspace_buffer": bytes_of(),
+            "int_workspace_buffers": [bytes_of(), bytes_of()],
+        },
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
+
+
+def _shared_prefix(kind: type[Any], method: str) -> Call:
+    if method == "__init__":
+        return Call(kind, {"float_workspace_buffer": bytes_of()})
+    wrapper = kind(bytes_of())
+    table = {"indptr": INDPTR, "indices": INDPTR[:2], "last_page_len": LENS}
+    q, cache = q_and_cache().values()
+    if kind is precast.BatchDecodeWithSharedPrefixPagedKVCacheWrapper:
+        plan = {f"unique_kv_{name}": x for name, x in table.items()} | SIZES
+        plan["data_type"] = DTYPE
+    else:
+        plan = {f"paged_kv_{name}": x for name, x in table.items()} | SIZES
+        plan["qo_indptr"] = INDPTR
+        q, cache = q.half(), cache.half()
+    wrapper.begin_forward(**plan)
+    shared = torch.ones(3, KV_HEADS, HEAD_DIM, dtype=q.dtype)
+    given = {
+        "begin_forward": plan,
+        "forward": {"q": q, "k_shared": shared, "v_shared": shared + 1, "unique_kv_cache": cache},
+        "reset_workspace_buffer": {
+            "float_workspace_buffer": bytes_of(),
+            "int_workspace_buffer": bytes_of(),
+        },
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
+
+
+SHARED_PREFIX = (
+    precast.BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
+    precast.BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
+)
+
+#: By name; each makes a new wrapper.
+CALLS: dict[str, Callable[[], Call]] = {
+    **plain.CALLS,
+    **{
+        f"MultiLevelCascadeAttentionWrapper.{method}": lambda method=method: _cascade(method)
+        for method in ("__init__", "graph", "plan", "run", "reset_workspace_buffer")
+    },
+    **{
+        f"{kind.__name__}.{method}": lambda kind=kind, method=method: _shared_prefix(kind, method)
+        for kind in SHARED_PREFIX
+        for method in ("__init__", "begin_forward", "forward", "reset_workspace_buffer")
+    },
+}
