@@ -106,6 +106,35 @@ def _shared_prefix(kind: type[Any], method: str) -> Call:
     return Call(getattr(wrapper, method), given[method], wrapper)
 
 
+# -- prefill and decode at once -------------------------------------------------------------------
+
+
+def _mixed(method: str) -> Call:
+    if method == "__init__":
+        return Call(precast.BatchAttention, {"device": "cpu"})
+    wrapper = precast.BatchAttention(device="cpu")
+    plan: dict[str, Any] = {
+        "qo_indptr": INDPTR,
+        "kv_indptr": INDPTR,
+        "kv_indices": INDPTR[:2],
+        "kv_len_arr": LENS,
+        **SIZES,
+        "head_dim_qk": HEAD_DIM,
+        "head_dim_vo": HEAD_DIM,
+    }
+    del plan["head_dim"]
+    wrapper.plan(**plan)
+    given = {
+        "plan": plan,
+        "run": {
+            **q_and_cache("kv_cache"),
+            "out": torch.full((TOKENS, HEADS, HEAD_DIM), 7.0, dtype=DTYPE),
+            "lse": torch.full((TOKENS, HEADS), 7.0),
+        },
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
+
+
 SHARED_PREFIX = (
     precast.BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     precast.BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -122,5 +151,9 @@ CALLS: dict[str, Callable[[], Call]] = {
         f"{kind.__name__}.{method}": lambda kind=kind, method=method: _shared_prefix(kind, method)
         for kind in SHARED_PREFIX
         for method in ("__init__", "begin_forward", "forward", "reset_workspace_buffer")
+    },
+    **{
+        f"BatchAttention.{method}": lambda method=method: _mixed(method)
+        for method in ("__init__", "plan", "run")
     },
 }

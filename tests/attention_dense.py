@@ -98,7 +98,7 @@ def cache_of(
         for i, length in enumerate(level.lengths):
             begin, end = level.indptr[i : i + 2].tolist()
             for at, page in enumerate(level.indices[begin:end].tolist()):
-                size = min(page_size, length - at * page_size)
+                size = max(0, min(page_size, length - at * page_size))
                 values = torch.randn(2, size, heads, dim, generator=generator)
                 cache[page, :, :size] = values
     return cache.to(dtype)

@@ -49,16 +49,25 @@ def arguments_of(
 
 
 def gathers(
-    method: Callable[[Any, Any], Any], unread: Sequence[str] = (), **constants: object
+    method: Callable[[Any, Any], Any],
+    unread: Sequence[str] = (),
+    like: Callable[..., Any] | None = None,
+    **constants: object,
 ) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
     Nothing fails for a wrong argument that is ``unread``: it is ignored, or its truth alone counts.
-    ``constants`` are more attributes.
+    ``constants`` are more attributes, and so are the defaults of those arguments of ``like`` that
+    the method does not have.
     """
 
     def decorate(declared: Method) -> Method:
         parameters = [*inspect.signature(declared).parameters.values()]
+        if like is not None:
+            own = {p.name for p in parameters}
+            for p in inspect.signature(like).parameters.values():
+                if p.name not in own and p.default is not p.empty:
+                    constants.setdefault(p.name, p.default)
         gathered: Method = _gathering(
             method, declared, parameters, declared, False, unread, **constants
         )
