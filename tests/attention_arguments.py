@@ -27,6 +27,7 @@ _MORE: dict[str, tuple[Any, ...]] = {
     **dict.fromkeys(_NONE, (object(), "x", [1.0], 2**70, math.nan)),
     **dict.fromkeys(("q_scale", "k_scale", "v_scale"), _NOT_FINITE),
     "o_scale": (2.0, math.nan, torch.ones(2), np.ones(2)),
+    **dict.fromkeys(("custom_mask_d", "packed_custom_mask_d"), (torch.ones(2),)),
     "use_profiler": (True,),
     "profiler_buffer": (torch.ones(2),),
     "jit_args": ([], ["x"], 1, "x"),

@@ -135,6 +135,49 @@ def _mixed(method: str) -> Call:
     return Call(getattr(wrapper, method), given[method], wrapper)
 
 
+def _pod(method: str) -> Call:
+    kind = precast.PODWithPagedKVCacheWrapper
+    if method == "__init__":
+        return Call(kind, {"float_workspace_buffer": bytes_of()})
+    if method == "graph":
+        made = plain._buffers(precast.BatchDecodeWithPagedKVCacheWrapper)
+        return Call(kind, {"float_workspace_buffer": bytes_of(), "use_cuda_graph": True, **made})
+    wrapper = kind(bytes_of())
+    table = {"indptr": INDPTR, "indices": INDPTR[:2], "last_page_len": LENS}
+    plan = {**table, **SIZES, "q_data_type": DTYPE}
+    wrapper.plan(**plan)
+    q, cache = q_and_cache().values()
+    k = normal(5, KV_HEADS, HEAD_DIM)
+    given = {
+        "plan": plan,
+        "run": {"q_p": q, "k_p": k, "v_p": k + 1, "q_d": q + 1, "paged_kv_cache_d": cache},
+        "reset_workspace_buffer": {
+            "float_workspace_buffer": bytes_of(),
+            "int_workspace_buffer": bytes_of(),
+        },
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
+
+
+def _batch_pod(method: str) -> Call:
+    kind = precast.BatchPODWithPagedKVCacheWrapper
+    if method == "__init__":
+        return Call(kind, {"float_workspace_buffer": bytes_of()})
+    wrapper = kind(bytes_of())
+    table = {
+        "qo_indptr": INDPTR,
+        "kv_indptr": INDPTR,
+        "kv_indices": INDPTR[:2],
+        "last_page_len": LENS,
+    }
+    tables = {f"{name}_{part}": x.clone() for part in "pd" for name, x in table.items()}
+    plan = {**tables, **SIZES, "q_data_type": DTYPE}
+    wrapper.plan(**plan)
+    q, cache = q_and_cache().values()
+    run = {"q_p": q, "paged_kv_cache_p": cache, "q_d": q + 1, "paged_kv_cache_d": cache + 1}
+    return Call(getattr(wrapper, method), {"plan": plan, "run": run}[method], wrapper)
+
+
 SHARED_PREFIX = (
     precast.BatchDecodeWithSharedPrefixPagedKVCacheWrapper,
     precast.BatchPrefillWithSharedPrefixPagedKVCacheWrapper,
@@ -154,6 +197,14 @@ CALLS: dict[str, Callable[[], Call]] = {
     },
     **{
         f"BatchAttention.{method}": lambda method=method: _mixed(method)
+        for method in ("__init__", "plan", "run")
+    },
+    **{
+        f"PODWithPagedKVCacheWrapper.{method}": lambda method=method: _pod(method)
+        for method in ("__init__", "graph", "plan", "run", "reset_workspace_buffer")
+    },
+    **{
+        f"BatchPODWithPagedKVCacheWrapper.{method}": lambda method=method: _batch_pod(method)
         for method in ("__init__", "plan", "run")
     },
 }

@@ -30,6 +30,12 @@ from precast._ops.attention.decode.single import (
 from precast._ops.attention.decode.wrapper import (
     BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper,
 )
+from precast._ops.attention.pod.batch import (
+    BatchPODWithPagedKVCacheWrapper as BatchPODWithPagedKVCacheWrapper,
+)
+from precast._ops.attention.pod.wrapper import (
+    PODWithPagedKVCacheWrapper as PODWithPagedKVCacheWrapper,
+)
 from precast._ops.attention.prefill.mixed import BatchAttention as BatchAttention
 from precast._ops.attention.prefill.paged import (
     BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper,

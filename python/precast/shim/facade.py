@@ -26,6 +26,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "logits_processor": ("precast.logits_processor",),
     "norm": ("precast.norm",),
     "page": ("precast.page",),
+    "pod": ("precast.pod",),
     "prefill": ("precast.prefill",),
     "quantization": ("precast.quantization",),
     "quantization.fp4_quantization": ("precast.quantization",),

@@ -309,8 +309,8 @@ def test_errors_say_which_part_they_are_of():
     level, (q, k, v, own), _ = of_prefix([1, 1, 1], torch.float16, "NHD")
     wrapper = DECODE(workspace())
     wrapper.begin_forward(*level.table, *SIZES)
-    with pytest.raises(ValueError, match=r"\(the prefix, k_shared and v_shared\)"):
-        wrapper.forward(q, k[..., :32], v, own)
+    with pytest.raises(ValueError, match=r"k_shared must have 3 dim.* \(the prefix\)"):
+        wrapper.forward(q, k[0], v, own)
     with pytest.raises(ValueError, match=r"unique_kv_cache must have .* \(unique_kv_cache\)"):
         wrapper.forward(q, k, v, own[:, :, :2])
 

@@ -90,17 +90,21 @@ def is_sink_variant(
     )
     for option, value in (("jit_args", jit_args), ("jit_kwargs", jit_kwargs)):
         if value is not None and not (asks_for_sinks and isinstance(value, (list, tuple, dict))):
-            raise NotImplementedError(
-                f"{name}: {option} must be None, or those of the variant AttentionSink: kernels "
-                f"are compiled ahead of time, so no code can be added to them. Fix: a kernel of "
-                f"your own with precast.jit.gen_jit_spec"
-            )
+            refuse_code(name, option, ", or those of the variant AttentionSink")
     if isinstance(jit_kwargs, dict) and jit_kwargs.get("pos_encoding_mode"):
         raise ValueError(
             f"{name}: jit_kwargs must not have a pos_encoding_mode, got "
             f"{jit_kwargs['pos_encoding_mode']!r}. Fix: pass it to plan()"
         )
     return asks_for_sinks
+
+
+def refuse_code(name: str, option: str, or_what: str = "") -> None:
+    """Raise for code of the caller that would have to be compiled into the kernels."""
+    raise NotImplementedError(
+        f"{name}: {option} must be None{or_what}: kernels are compiled ahead of time, so no code "
+        f"can be added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
+    )
 
 
 def _is_equal(value: object, expected: object) -> bool:

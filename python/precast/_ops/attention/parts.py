@@ -6,11 +6,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from precast._op.scalars import RAW_KINDS
 from precast._ops.attention.wrapper import AttentionWrapper
+
+#: An argument that an error is about.
+_NAMED = re.compile(r"(?<![\w.])\w+(?=(\[\d\])? must )")
 
 
 @contextlib.contextmanager
@@ -32,13 +36,17 @@ def planned_together(*parts: AttentionWrapper) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def of_part(words: str) -> Iterator[None]:
-    """Say at the end of an error which part it is of."""
+def of_part(words: str, **names: str) -> Iterator[None]:
+    """Say at the end of an error which part it is of.
+
+    ``names`` are what the caller knows the arguments of the part by.
+    """
     try:
         yield
     except RAW_KINDS as error:
         if error.args and isinstance(error.args[0], str):
-            error.args = (f"{error.args[0]} ({words})", *error.args[1:])
+            text = _NAMED.sub(lambda found: names.get(found[0], found[0]), error.args[0])
+            error.args = (f"{text} ({words})", *error.args[1:])
         raise
 
 

@@ -61,7 +61,7 @@ class _UniquePrefill(BatchPrefillWithPagedKVCacheWrapper):
 def _prefix_state(unique: Any, given: Any, **options: Any) -> Any:
     """Return outputs and log-sum-exps over the prefix."""
     unique._check_planned(f"{unique._name}.forward")
-    with of_part("the prefix, k_shared and v_shared"):
+    with of_part("the prefix", k="k_shared", v="v_shared"):
         return single_prefill_with_kv_cache(
             given.q,
             given.k_shared,

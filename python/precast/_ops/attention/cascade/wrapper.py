@@ -190,7 +190,7 @@ class MultiLevelCascadeAttentionWrapper:
             for level, (wrapper, table) in enumerate(zip(wrappers, tables)):
                 lengths = {name.removesuffix("_arr"): tensor for name, tensor in table.items()}
                 more = {"head_dim_qk": given.head_dim, "causal": given.causal and level == last}
-                with of_part(f"level {level}"):
+                with of_part(f"level {level}", qo_indptr="qo_indptr_arr"):
                     wrapper.plan(**passed_on(plan, given, **lengths, **more))
 
     def _check_queries(self, qo_indptr_arr: Levels) -> None:
