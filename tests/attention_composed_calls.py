@@ -31,6 +31,9 @@ SIZES: dict[str, Any] = {
 }
 
 
+WORKSPACES = ("float_workspace_buffer", "int_workspace_buffer")
+
+
 def normal(*shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(1)
     return torch.randn(shape, generator=generator).to(DTYPE)
@@ -98,10 +101,7 @@ def _shared_prefix(kind: type[Any], method: str) -> Call:
     given = {
         "begin_forward": plan,
         "forward": {"q": q, "k_shared": shared, "v_shared": shared + 1, "unique_kv_cache": cache},
-        "reset_workspace_buffer": {
-            "float_workspace_buffer": bytes_of(),
-            "int_workspace_buffer": bytes_of(),
-        },
+        "reset_workspace_buffer": {name: bytes_of() for name in WORKSPACES},
     }
     return Call(getattr(wrapper, method), given[method], wrapper)
 
@@ -151,10 +151,7 @@ def _pod(method: str) -> Call:
     given = {
         "plan": plan,
         "run": {"q_p": q, "k_p": k, "v_p": k + 1, "q_d": q + 1, "paged_kv_cache_d": cache},
-        "reset_workspace_buffer": {
-            "float_workspace_buffer": bytes_of(),
-            "int_workspace_buffer": bytes_of(),
-        },
+        "reset_workspace_buffer": {name: bytes_of() for name in WORKSPACES},
     }
     return Call(getattr(wrapper, method), given[method], wrapper)
 
@@ -176,6 +173,65 @@ def _batch_pod(method: str) -> Call:
     q, cache = q_and_cache().values()
     run = {"q_p": q, "paged_kv_cache_p": cache, "q_d": q + 1, "paged_kv_cache_d": cache + 1}
     return Call(getattr(wrapper, method), {"plan": plan, "run": run}[method], wrapper)
+
+
+# -- block-sparse matrices ------------------------------------------------------------------------
+
+
+def _blocks(method: str) -> Call:
+    kind = precast.BlockSparseAttentionWrapper
+    if method == "__init__":
+        return Call(kind, {"float_workspace_buffer": bytes_of()})
+    wrapper = kind(bytes_of())
+    plan: dict[str, Any] = {
+        "indptr": torch.tensor([0, 1, 3], dtype=torch.int32),
+        "indices": torch.tensor([0, 0, 1], dtype=torch.int32),
+        "M": TOKENS,
+        "N": 16,
+        "R": 1,
+        "C": 8,
+        **SIZES,
+        "q_data_type": DTYPE,
+        "o_data_type": DTYPE,
+    }
+    del plan["page_size"]
+    wrapper.plan(**plan)
+    k = normal(16, KV_HEADS, HEAD_DIM)
+    run = {"q": normal(TOKENS, HEADS, HEAD_DIM), "k": k, "v": k + 1}
+    outputs = {"out": torch.full_like(run["q"], 7.0), "lse": torch.full((TOKENS, HEADS), 7.0)}
+    given = {
+        "plan": plan,
+        "run": {**run, **outputs},
+        "forward": run,
+        "reset_workspace_buffer": {name: bytes_of() for name in WORKSPACES},
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
+
+
+def _variable_blocks(method: str) -> Call:
+    kind = precast.VariableBlockSparseAttentionWrapper
+    if method == "__init__":
+        return Call(kind, {"float_workspace_buffer": bytes_of()})
+    wrapper = kind(bytes_of())
+    plan: dict[str, Any] = {
+        "block_mask_map": torch.tensor([[[True, False], [True, True]]] * KV_HEADS),
+        "block_row_sz": torch.tensor([[1, TOKENS - 1]] * KV_HEADS),
+        "block_col_sz": torch.tensor([[8, 16]] * KV_HEADS),
+        **SIZES,
+        "q_data_type": DTYPE,
+    }
+    del plan["page_size"]
+    wrapper.plan(**plan)
+    k = normal(KV_HEADS, 24, HEAD_DIM)
+    run = {"q": normal(HEADS, TOKENS, HEAD_DIM), "k": k, "v": k + 1}
+    outputs = {"out": torch.full_like(run["q"], 7.0), "lse": torch.full((HEADS, TOKENS), 7.0)}
+    given = {
+        "plan": plan,
+        "run": {**run, **outputs},
+        "forward": run,
+        "reset_workspace_buffer": {name: bytes_of() for name in WORKSPACES},
+    }
+    return Call(getattr(wrapper, method), given[method], wrapper)
 
 
 SHARED_PREFIX = (
@@ -206,5 +262,13 @@ CALLS: dict[str, Callable[[], Call]] = {
     **{
         f"BatchPODWithPagedKVCacheWrapper.{method}": lambda method=method: _batch_pod(method)
         for method in ("__init__", "plan", "run")
+    },
+    **{
+        f"{kind}.{method}": lambda make=make, method=method: make(method)
+        for kind, make in (
+            ("BlockSparseAttentionWrapper", _blocks),
+            ("VariableBlockSparseAttentionWrapper", _variable_blocks),
+        )
+        for method in ("__init__", "plan", "run", "forward", "reset_workspace_buffer")
     },
 }

@@ -52,6 +52,12 @@ from precast._ops.attention.prefill.single import (
 from precast._ops.attention.prefill.sinks import (
     BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper,
 )
+from precast._ops.attention.sparse.bsr import (
+    BlockSparseAttentionWrapper as BlockSparseAttentionWrapper,
+)
+from precast._ops.attention.sparse.variable import (
+    VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper,
+)
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm

@@ -33,6 +33,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "quantization.fp8_quantization": ("precast.quantization",),
     "rope": ("precast.rope",),
     "sampling": ("precast.sampling",),
+    "sparse": ("precast.sparse",),
     "testing": ("precast.testing",),
     "tllm_enums": ("precast.tllm_enums",),
     "topk": ("precast.topk",),
