@@ -94,8 +94,7 @@ def _shared_prefix(kind: type[Any], method: str) -> Call:
         plan["data_type"] = DTYPE
     else:
         plan = {f"paged_kv_{name}": x for name, x in table.items()} | SIZES
-        plan["qo_indptr"] = INDPTR
-        q, cache = q.half(), cache.half()
+        plan |= {"qo_indptr": INDPTR, "q_data_type": DTYPE}
     wrapper.begin_forward(**plan)
     shared = torch.ones(3, KV_HEADS, HEAD_DIM, dtype=q.dtype)
     given = {

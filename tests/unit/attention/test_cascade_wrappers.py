@@ -199,8 +199,9 @@ def test_lists_have_a_tensor_for_each_level():
     wrapper = MULTI(3, workspace())
     with pytest.raises(ValueError, match="qo_indptr_arr must have 3 tensors, one for each level"):
         wrapper.plan(*tree.tables, *SIZES, **F32)
-    with pytest.raises(ValueError, match="num_levels must be >= 1, got 0"):
-        MULTI(0, workspace())
+    for count in (0, 257):
+        with pytest.raises(ValueError, match=f"num_levels must be 1 to 256, got {count}"):
+            MULTI(count, workspace())
 
 
 def test_a_run_needs_a_plan():

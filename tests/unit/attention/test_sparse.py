@@ -378,6 +378,20 @@ def test_runs_that_are_refused(kind):
         kind(workspace(), backend="cake")
 
 
+def test_outputs_that_are_refused():
+    """Where they are copies of what the kernel has written."""
+    matrix = Variable(*SHAPES["uneven"])
+    wrapper, q = planned_variable(matrix), matrix.q
+    with pytest.raises(ValueError, match="out must not hold an element twice"):
+        wrapper.run(*matrix.tensors, q[:1].clone().expand(q.shape))
+    out = torch.full_like(q, 7.0)
+    with pytest.raises(ValueError, match="out must not overlap lse's memory"):
+        wrapper.run(*matrix.tensors, out, out[..., 0], return_lse=True)
+    with pytest.raises(ValueError, match="Invalid dtype of lse: expected"):
+        wrapper.run(*matrix.tensors, out, torch.empty(q.shape[:2]).half(), return_lse=True)
+    assert out.eq(7).all()
+
+
 def test_scales_of_8_bits_are_not_there():
     matrix = Matrix(8, 12, 2, 3)
     for option in ("scale_q", "scale_k", "scale_v"):

@@ -15,6 +15,7 @@ from precast._ops.attention._docs import PAGED_RUN, PLAN, WRAPPER
 from precast._ops.attention.cascade.merge import merge_state_in_place
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.parts import of_part, passed_on
+from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.prefill.single import single_prefill_with_kv_cache
 from precast._ops.attention.signature import checked_first, gathers
@@ -257,13 +258,18 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         num_kv_heads: int,
         head_dim: int,
         page_size: int,
+        q_data_type: torch.dtype | str = "float16",
+        kv_data_type: Dtype = None,
     ) -> None:
-        """Divide the work of a batch over what its requests do not share; dtypes are float16.
+        """Divide the work of a batch over what its requests do not share.
 
         Parameters
         ----------
         head_dim : int
             64, 80, 96, 128, 256 or 512.
+        q_data_type, kv_data_type : torch.dtype or str, optional
+            As for :meth:`BatchPrefillWithPagedKVCacheWrapper.plan`. FlashInfer's method has no such
+            arguments.
         """
 
     def _attend(self, given: Any) -> Any:
@@ -298,7 +304,7 @@ class BatchPrefillWithSharedPrefixPagedKVCacheWrapper:
         Parameters
         ----------
         q : torch.Tensor
-            ``[qo_indptr[-1], num_qo_heads, head_dim]``, float16.
+            ``[qo_indptr[-1], num_qo_heads, head_dim]``.
         causal : bool
             Whether a query sees only itself and what is before it among the tokens of its request;
             it sees the whole prefix.

@@ -22,6 +22,9 @@ from precast._ops.attention.signature import checked_first, gathers, public_argu
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
+#: Each has a workspace, so that a number which is no number of levels would take all memory.
+_MOST_LEVELS = 256
+
 #: A tensor for each level.
 Levels: TypeAlias = "list[torch.Tensor]"
 
@@ -69,7 +72,7 @@ class MultiLevelCascadeAttentionWrapper:
     Parameters
     ----------
     num_levels : int
-        Levels, at least 1.
+        Levels, 1 to 256.
     use_cuda_graph : bool
         Whether :meth:`run` is captured; then the number of groups of each level is that of its
         buffers, and :meth:`plan` copies into them.
@@ -115,8 +118,10 @@ class MultiLevelCascadeAttentionWrapper:
         paged_kv_indices_buf_arr: Levels | None = None,
         paged_kv_last_page_len_buf_arr: Levels | None = None,
     ) -> None:
-        if num_levels < 1:
-            raise ValueError(f"{self._name}: num_levels must be >= 1, got {num_levels}")
+        if not 1 <= num_levels <= _MOST_LEVELS:
+            raise ValueError(
+                f"{self._name}: num_levels must be 1 to {_MOST_LEVELS}, got {num_levels}"
+            )
         arrays = {
             "qo_indptr_buf_arr": qo_indptr_buf_arr,
             "paged_kv_indptr_buf_arr": paged_kv_indptr_buf_arr,

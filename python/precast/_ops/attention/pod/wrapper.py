@@ -195,7 +195,7 @@ class PODWithPagedKVCacheWrapper:
 
     @precast_api
     @documented(RUN, PAGED_RUN)
-    @gathers(_run_parts)
+    @gathers(_run_parts, ("window_left_d",))
     def run(
         self,
         q_p: torch.Tensor,

@@ -24,6 +24,9 @@ from precast._ops.attention.signature import checked_first, gathers, public_argu
 from precast._ops.paged._cache import Cache
 from precast.api_logging import precast_api
 
+#: Arguments of plan() that are compared, or whose truth counts.
+_UNREAD = ("causal", "head_dim_vo", "use_profiler")
+
 
 @documented(PLAN)
 class BatchAttention(PrefillPlan):
@@ -102,7 +105,11 @@ class BatchAttention(PrefillPlan):
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_mixed, ("causal",), like=BatchPrefillWithPagedKVCacheWrapper.plan)
+    @gathers(
+        _plan_mixed,
+        ("causal", "head_dim_vo", "use_profiler"),
+        like=BatchPrefillWithPagedKVCacheWrapper.plan,
+    )
     def plan(
         self,
         qo_indptr: torch.Tensor,

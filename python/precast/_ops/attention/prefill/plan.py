@@ -90,10 +90,10 @@ class PrefillPlan(AttentionWrapper):
         sizes, max_kv_len, most_rows = None, given.max_sequence_kv, self._max_total_num_rows
         if given.custom_mask is not None or given.packed_custom_mask is not None:
             sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
-        _, indptr, last, _, kv_len = lengths
-        on_device = any(t is not None and t.is_cuda for t in (indptr, last, kv_len))
-        if max_kv_len is None and not on_device:
-            assert indptr is not None
+        indptr: Any = lengths.kv_indptr
+        last, kv_len = lengths.kv_last_page_len, lengths.kv_len
+        on_device = any(t is not None and t.is_cuda for t in (last, kv_len))
+        if max_kv_len is None and not (indptr.is_cuda or on_device):
             max_kv_len = longest_kv(indptr, last, given.page_size, kv_len)
         model, shape, max_q_len = self._shape(given, "plan")
         if self._use_cuda_graph:

@@ -103,7 +103,7 @@ class BlockSparseAttentionWrapper:
         block_rows, per_page = given.indptr.numel() - 1, given.C
         ends = torch.arange(block_rows + 1, dtype=torch.int32, device="cpu") * given.R
         # A block row without blocks has no last page.
-        last_page_len = given.indptr.diff().clamp_(0, 1).mul_(per_page)
+        last_page_len = (given.indptr.diff() > 0).int() * per_page
         mask = given.mask
         if mask is not None and given.packed_mask is None:
             mask = convert_bsr_mask_layout(mask, given.indptr)
@@ -168,7 +168,7 @@ class BlockSparseAttentionWrapper:
 
     @precast_api
     @documented(PLAN)
-    @gathers(_plan_blocks, ("causal", "use_fp16_qk_reduction", "non_blocking"))
+    @gathers(_plan_blocks, ("N", "causal", "use_fp16_qk_reduction", "non_blocking"))
     def plan(
         self,
         indptr: torch.Tensor | None,

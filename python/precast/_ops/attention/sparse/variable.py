@@ -11,6 +11,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._op.docs import documented
+from precast._op.validation import check_elements_apart, check_memory_apart
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
 from precast._ops.attention.parts import of_part, passed_on
@@ -199,12 +200,14 @@ class VariableBlockSparseAttentionWrapper:
         lse = given.lse if return_lse else None
         pages = self._pages(q, given.k, given.v)
         validation.check_flags(f"{self._name}.run", return_lse=return_lse)
-        if out is not None:
-            dtype = self._rows._cached_o_data_type
-            validation.check_shape_dtype_device(out, q.shape, dtype, q.device, "out")
-        if lse is not None:
-            shape = q.shape[:-1]
-            validation.check_shape_dtype_device(lse, shape, torch.float32, q.device, "lse")
+        name = f"{self._name}.run"
+        shapes = (out, q.shape, self._rows._cached_o_data_type), (lse, q.shape[:-1], torch.float32)
+        for argument, (into, shape, dtype) in zip(("out", "lse"), shapes):
+            if into is not None:
+                validation.check_shape_dtype_device(into, shape, dtype, q.device, argument)
+                check_elements_apart(name, argument, into)
+        if not (out is None or lse is None):
+            check_memory_apart(name, "out", out, lse, "lse")
         options: dict[str, Any] = {"return_lse": return_lse, "enable_pdl": given.enable_pdl}
         for name, into in (("out", out), ("lse", lse)):
             options[name] = None if into is None else self._rows_in(into)
