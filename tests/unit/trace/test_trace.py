@@ -42,6 +42,9 @@ WITHOUT_TEMPLATE = {
     "__init__": "makes a wrapper of attention, which keeps buffers",
     "plan": "divides work for run(); the plan is no result",
     "fast_decode_plan": "is a plan",
+    "convert_bsr_mask_layout": "is indexing by PyTorch in a plan, no kernel",
+    "begin_forward": "is a plan",
+    "forward": "runs a prefix and the rest, which have one each",
 }
 
 

@@ -226,9 +226,9 @@ def run(
     assert indptr is not None
     if k_cache is not None:
         assert indices is not None
-        assert last_page_len is not None
         keys, values = (entries_of(x, block.hnd) for x in halves(joined(k_cache, v_cache)))
-        requests = paged_requests(keys, values, bounds, indptr, indices, last_page_len)
+        table = indptr, indices, last_page_len, tables.kv_len
+        requests = paged_requests(keys, values, bounds, *table)
     else:
         requests = ragged_requests(k, v, bounds, indptr)
     scores = block.scores._asdict()

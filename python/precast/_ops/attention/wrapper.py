@@ -11,8 +11,9 @@ from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._op.scalars import RAW_KINDS, Arguments
+from precast._ops.attention import backends, kernels, validation
 from precast._ops.attention import heuristics as tiles
-from precast._ops.attention import kernels, validation
+from precast._ops.attention.buffers import table_source
 from precast._ops.attention.cached_module import CachedModule
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -40,6 +41,12 @@ class AttentionWrapper(PlanAttributes):
     _name = "AttentionWrapper"
     #: Of ``run()``.
     _run_arguments: Arguments
+    #: What ``run()`` calls the keys, or the cache that holds them.
+    _cache_argument = "paged_kv_cache"
+    #: Whether ``run()`` takes ``sink`` and ``sm_scale`` by position.
+    _takes_sinks = False
+    #: Launches of plans that wait for other checks; None: a plan is launched at once.
+    _checked_plans: list[Callable[[], None]] | None = None
 
     def __init__(
         self,
@@ -53,8 +60,9 @@ class AttentionWrapper(PlanAttributes):
         buffers: Tables = NO_TABLES,
         mask: Mask = NO_MASK,
     ) -> None:
-        validation.check_backend(self._name, backend)
-        validation.check_no_jit(self._name, jit_args, jit_kwargs, variant_owns_mask)
+        backends.check_backend(self._name, backend, float_workspace_buffer.device)
+        if backends.is_sink_variant(self._name, jit_args, jit_kwargs, variant_owns_mask):
+            self._takes_sinks = True
         validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
@@ -128,7 +136,14 @@ class AttentionWrapper(PlanAttributes):
             Another dtype or device; gaps; an address that is no multiple of 16 bytes; buffers
             that overlap.
         """
-        floats, ints = float_workspace_buffer, int_workspace_buffer
+        self._check_workspaces(float_workspace_buffer, int_workspace_buffer)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+        self._pinned = None
+        self._forget_plan()  # It lay in the workspace before.
+
+    def _check_workspaces(self, floats: torch.Tensor, ints: torch.Tensor) -> None:
+        """Raise unless the wrapper could take these."""
         given = {"float_workspace_buffer": floats, "int_workspace_buffer": ints}
         for argument, workspace in given.items():
             validation.check_workspace(self._name, argument, workspace)
@@ -138,9 +153,6 @@ class AttentionWrapper(PlanAttributes):
                     f"{workspace.device}"
                 )
         validation.check_workspaces_apart(self._name, floats, ints)
-        self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
-        self._pinned = None
-        self._forget_plan()  # It lay in the workspace before.
 
     # -- the plan ---------------------------------------------------------------------------------
 
@@ -174,7 +186,7 @@ class AttentionWrapper(PlanAttributes):
         items: Items = NO_ITEMS,
         fill: Callable[[], None] | None = None,
     ) -> None:
-        """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
+        """Check a plan and launch it; it becomes the wrapper's when nothing can fail any more.
 
         ``given`` are the arguments of ``plan()``. Under CUDA graphs ``lengths`` and, by ``fill``, a
         mask are written into buffers that the plan before reads, too: a failure from there on
@@ -199,7 +211,6 @@ class AttentionWrapper(PlanAttributes):
             packed = before._replace(hints=hints)  # A step of a graph as the one before.
         else:
             packed = kernels.pack(plan)
-        sources = NO_TABLES
         if self._use_cuda_graph:
             for name, buffer, table in zip(Tables._fields[:3], packed.tables, lengths):
                 if buffer is not None and table is not None and table.numel() != buffer.numel():
@@ -207,17 +218,34 @@ class AttentionWrapper(PlanAttributes):
                         f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
                         f"{[*table.shape]}"
                     )
+        start = functools.partial(self._start, packed, lengths, given.non_blocking, fill)
+        if self._checked_plans is None:
+            start()
+        else:
+            self._checked_plans.append(start)
+
+    def _start(
+        self,
+        packed: AttentionPlan,
+        lengths: Tables,
+        non_blocking: bool,
+        fill: Callable[[], None] | None,
+    ) -> None:
+        """Launch a plan that has been checked."""
+        sources = NO_TABLES
+        if self._use_cuda_graph:
             self._forget_plan()
             if fill is not None:
                 fill()
             pairs = zip(packed.tables, lengths)
-            sources = Tables(*(_source(*pair, given.non_blocking) for pair in pairs))
+            sources = Tables(*(table_source(*pair, non_blocking) for pair in pairs))
         kernels.launch(packed, sources)
         self._keep(packed)
 
     def _keep(self, launched: AttentionPlan) -> None:
         self._plan = launched
-        self._backend = "fa2"
+        # Engines choose the arguments of _cached_module.plan() by it.
+        self._backend = "fa3" if self._requested_backend == "fa3" else "fa2"
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
 
@@ -320,26 +348,3 @@ def _model(
     validation.pos_encoding(name, pos_encoding_mode)
     key = (q, kv, *head_dims, device_index)
     return Model(q, kv, o, key, o is q, o is q and head_dims[0] == head_dims[1])
-
-
-def _source(
-    buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
-) -> torch.Tensor | None:
-    """Return what the launch of a plan copies into a buffer; None if the table is in it.
-
-    The caller has put it there, or it is copied now: from the host, or from another dtype.
-    """
-    if buffer is None or table is None:
-        return None
-    if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
-        return None if table.data_ptr() == buffer.data_ptr() else table
-    copy_to_start(buffer, table, non_blocking)
-    return None
-
-
-def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
-    """Copy to the first elements of a buffer of CUDA graphs."""
-    # Why: the source of a part may change before an asynchronous copy has read it.
-    whole = values.numel() == buffer.numel()
-    part = buffer if whole else buffer[: values.numel()]
-    part.copy_(values, non_blocking=non_blocking and whole)

@@ -11,6 +11,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
+from precast._ops.attention.buffers import copy_to_start
 from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -22,7 +23,7 @@ from precast._ops.attention.plan import (
     PlanShape,
     Tables,
 )
-from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast._ops.quantize.packbits import segment_packbits
 
 #: Arguments of plan() that only some plans read, or other backends, or whose truth counts.
@@ -90,9 +91,10 @@ class PrefillPlan(AttentionWrapper):
         if given.custom_mask is not None or given.packed_custom_mask is not None:
             sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
         indptr: Any = lengths.kv_indptr
-        last = lengths.kv_last_page_len
-        if max_kv_len is None and not (indptr.is_cuda or (last is not None and last.is_cuda)):
-            max_kv_len = longest_kv(indptr, last, given.page_size)
+        last, kv_len = lengths.kv_last_page_len, lengths.kv_len
+        on_device = any(t is not None and t.is_cuda for t in (last, kv_len))
+        if max_kv_len is None and not (indptr.is_cuda or on_device):
+            max_kv_len = longest_kv(indptr, last, given.page_size, kv_len)
         model, shape, max_q_len = self._shape(given, "plan")
         if self._use_cuda_graph:
             self._check_frozen(shape.batch_size, shape.rows, lengths.kv_indices)
