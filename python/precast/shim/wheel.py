@@ -8,9 +8,8 @@ from pathlib import Path
 
 from precast._base.trust import record_digest
 from precast._base.version import __version__
-from precast.shim.facade import MODULES, modules_below
+from precast.shim.facade import PACKAGE, modules, modules_below
 
-PACKAGE = "flashinfer"
 DISTRIBUTION = "flashinfer-python"
 #: The version of FlashInfer that each engine asks for. vLLM compares the public version with its
 #: pin, ``0.7.2.post1``; SGLang's pin ``==0.7.2`` takes a local version of 0.7.2 alone.
@@ -21,7 +20,7 @@ _MODULE = '''\
 
 from precast.shim import facade
 
-__getattr__, __dir__ = facade(__name__)
+__getattr__, __dir__ = facade(__name__, "{engine}")
 '''
 _ROOT = '''\
 """FlashInfer's names, served by precast {precast}."""
@@ -32,7 +31,7 @@ __version__ = "{version}"
 __git_commit__ = "precast-{precast}"
 __precast__ = "{precast}"
 
-__getattr__, __dir__ = facade(__name__)
+__getattr__, __dir__ = facade(__name__, "{engine}")
 '''
 _MAIN = '''\
 """Commands of FlashInfer, which have nothing to do here."""
@@ -95,6 +94,7 @@ def make_wheel(folder: Path, engine: str = "vllm") -> Path:
     version = shim_version(engine)
     stem = f"{DISTRIBUTION.replace('-', '_')}-{version}"
     words = {
+        "engine": engine,
         "version": version,
         "public": ENGINES[engine],
         "precast": __version__,
@@ -121,9 +121,10 @@ def make_wheel(folder: Path, engine: str = "vllm") -> Path:
 def _package(words: dict[str, str]) -> dict[str, str]:
     """The files of the package: those with modules below them are folders."""
     files = {f"{PACKAGE}/__main__.py": _MAIN.format(**words)}
-    for module in MODULES:
+    engine = words["engine"]
+    for module in modules(engine):
         name = f"{PACKAGE}.{module}".rstrip(".")
-        ending = "/__init__.py" if modules_below(module) else ".py"
+        ending = "/__init__.py" if modules_below(module, engine) else ".py"
         text = (_MODULE if module else _ROOT).format(name=name, **words)
         files[name.replace(".", "/") + ending] = text
     return files
