@@ -55,7 +55,8 @@ def test_every_module_stands_for_one_that_exists(engine):
 
 
 def test_every_public_module_is_served_but_those_of_precast_alone():
-    own = {"aot", "api_logging", "bundle", "cli", "decorators", "errors", "loader", "shim", "trace"}
+    own = {"aot", "api_logging", "bundle", "cli", "decorators", "errors", "flashinfer", "loader"}
+    own |= {"shim", "trace"}
     public = {m.name for m in pkgutil.iter_modules(precast.__path__) if m.name[0] != "_"}
     served = {home.split(".")[1] for homes in MODULES.values() for home in homes if "." in home}
     assert served - {"shim"} == public - own
@@ -209,6 +210,34 @@ def test_the_command_writes_a_wheel(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert Path(report["wheel"]).is_file()
     assert re.fullmatch(r"0\.7\.2\+precast\.[a-z0-9.]+", report["version"])
+
+
+@pytest.mark.parametrize("action", ["wheel", "install"])
+def test_the_version_that_an_older_engine_pins(action, monkeypatch, tmp_path, capsys):
+    ran: list[list[str]] = []
+    monkeypatch.setattr("precast.cli._installer.execute", lambda command: ran.append(list(command)))
+    output = ["-o", str(tmp_path)] if action == "wheel" else []
+    assert main(["shim", action, *output, "--version", "0.6.13", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["version"] == f"0.6.13+precast.{precast.__version__}"
+    wheel = report["wheel"] if action == "wheel" else ran[0][-1]
+    assert Path(wheel).name.startswith("flashinfer_python-0.6.13+precast.")
+    if action == "wheel":
+        with zipfile.ZipFile(wheel) as archive:
+            assert '__version__ = "0.6.13+' in archive.read("flashinfer/__init__.py").decode()
+            assert "flashinfer-python==0.6.13" in archive.read("flashinfer/__main__.py").decode()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("new", "'new' is not a version"), ("0.6.13+cu13", "has a local part; legal: what the eng")],
+)
+def test_a_version_that_no_engine_pins(version, words, tmp_path, capsys):
+    assert main(["shim", "wheel", "-o", str(tmp_path), "--version", version]) == 2
+    assert f"argument --version: {version!r}" in capsys.readouterr().err.replace("the version ", "")
+    with pytest.raises(ValueError, match=words):
+        shim_version("vllm", version)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(
