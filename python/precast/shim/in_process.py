@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-from precast.shim.wheel import DISTRIBUTION, PACKAGE, wheel_files
+from precast.shim.facade import PACKAGE
+from precast.shim.wheel import DISTRIBUTION, wheel_files
 
 _finder: _ShimFinder | None = None
 

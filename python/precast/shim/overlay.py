@@ -19,9 +19,8 @@ from typing import Any
 from precast._base import env
 from precast._base.log import get_logger
 from precast._base.version import __version__
-from precast.shim.facade import MODULES
+from precast.shim.facade import MODULES, PACKAGE
 
-_PACKAGE = "flashinfer"
 #: FlashInfer's own code and precast's each need the enums of these as they are.
 _SUPPORT = ("", "tllm_enums", "utils")
 #: The modules that have ops.
@@ -57,11 +56,11 @@ def overlay(*modules: str) -> None:
         raise ValueError(f"precast has no ops of flashinfer.{unknown[0]}; legal: {_legal()}")
     if _finder is not None:
         raise RuntimeError("flashinfer is overlaid already. Fix: call remove_overlay() first")
-    if hasattr(sys.modules.get(_PACKAGE), "__precast__"):
+    if hasattr(sys.modules.get(PACKAGE), "__precast__"):
         raise RuntimeError("precast serves flashinfer here: there is nothing to overlay")
     _finder = _OverlayFinder(modules or OVERLAID)
     sys.meta_path.insert(0, _finder)
-    if _PACKAGE in sys.modules:
+    if PACKAGE in sys.modules:
         _finder.package_imported()
 
 
@@ -111,7 +110,7 @@ class _OverlayFinder(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         root, _, below = name.partition(".")
-        if root != _PACKAGE or not (below in self._modules or not below):
+        if root != PACKAGE or not (below in self._modules or not below):
             return None
         others = (finder for finder in sys.meta_path if finder is not self)
         found = (finder.find_spec(name, path, target) for finder in others)
@@ -131,14 +130,14 @@ class _OverlayFinder(importlib.abc.MetaPathFinder):
     def package_imported(self) -> None:
         """Replace names of the package and of its modules that are imported."""
         self._is_imported = True
-        package = sys.modules[_PACKAGE]
+        package = sys.modules[PACKAGE]
         if hasattr(package, "__precast__"):
             return
         everywhere: dict[str, Any] = {}
         for path in self._modules:
             names = ops(path)
             everywhere |= names
-            module = sys.modules.get(f"{_PACKAGE}.{path}")
+            module = sys.modules.get(f"{PACKAGE}.{path}")
             if module is not None:
                 self._replace(module, names)
         self._replace(package, everywhere)
