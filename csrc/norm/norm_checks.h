@@ -38,7 +38,7 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   PRECAST_CHECK(has_dtype(in, dtype), DtypeRuntimeError)
       << in.op << ": input must be bfloat16 (or float16, with the module of that type), got "
       << to_string(in.tensor.dtype());
-  PRECAST_CHECK(in.tensor.IsContiguous(), DtypeRuntimeError)
+  PRECAST_CHECK(is_contiguous(in.tensor), DtypeRuntimeError)
       << in.op << ": input must be contiguous, got strides " << to_string(in.tensor.strides())
       << "; call .contiguous()";
   check_norm_input(in, dtype, eps);
