@@ -37,7 +37,7 @@ sys.path.insert(0, str(ROOT / "python"))
 from engine_reader import PEER  # noqa: E402
 from peer_sources import module_of, read_archive  # noqa: E402
 
-from precast.shim import MODULES  # noqa: E402
+from precast.shim import of_precast  # noqa: E402
 
 FACTS = ROOT / "tests" / "unit" / "shim" / "flashinfer.json"
 _OF_JIT = re.compile(r"gen_\w+|get_\w+_(module|uri)")
@@ -132,10 +132,9 @@ def signature(definition: Definition) -> str | dict[str, str]:
 
 def api(package: Package) -> dict[str, Any]:
     """The signatures by public name."""
-    ours = [path for path, homes in MODULES.items() if not homes[0].startswith("precast.shim.")]
     signatures: dict[str, Any] = {}
     first: dict[str, str] = {}
-    for path in [*sorted({*ours} - {""}), ""]:
+    for path in [*sorted({*of_precast()} - {""}), ""]:
         module = f"{PEER}.{path}".rstrip(".")
         for name in package.names(module):
             place, definition = package.find(module, name) or ("", None)

@@ -10,7 +10,7 @@ for an older FlashInfer. pip replaces an installed FlashInfer with it, and bring
 
 from __future__ import annotations
 
-from precast.shim.facade import MODULES, facade, look_up, modules
+from precast.shim.facade import MODULES, facade, look_up, modules, of_precast
 from precast.shim.wheel import DISTRIBUTION, ENGINES, make_wheel, shim_version
 
 __all__ = [
@@ -21,5 +21,6 @@ __all__ = [
     "look_up",
     "make_wheel",
     "modules",
+    "of_precast",
     "shim_version",
 ]

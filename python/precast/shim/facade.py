@@ -68,6 +68,11 @@ def modules(engine: str) -> dict[str, tuple[str, ...]]:
     return {path: (*MODULES.get(path, ()), *own.get(path, ())) for path in [*MODULES, *own]}
 
 
+def of_precast() -> tuple[str, ...]:
+    """Those of :data:`MODULES` that a module of precast stands behind, and not the shim alone."""
+    return tuple(p for p, homes in MODULES.items() if not homes[0].startswith("precast.shim."))
+
+
 def look_up(path: str, attribute: str, engine: str) -> Any:
     """A name of a module of FlashInfer.
 

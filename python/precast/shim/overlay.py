@@ -19,12 +19,12 @@ from typing import Any
 from precast._base import env
 from precast._base.log import get_logger
 from precast._base.version import __version__
-from precast.shim.facade import MODULES, PACKAGE
+from precast.shim.facade import MODULES, PACKAGE, of_precast
 
 #: FlashInfer's own code and precast's each need the enums of these as they are.
 _SUPPORT = ("", "tllm_enums", "utils")
 #: The modules that have ops.
-OVERLAID = tuple(path for path in MODULES if path not in _SUPPORT)
+OVERLAID = tuple(path for path in of_precast() if path not in _SUPPORT)
 
 _finder: _OverlayFinder | None = None
 

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -44,6 +46,14 @@ def test_a_name_without_a_kernel_says_what_avoids_it(engine, path, name, option)
     assert function.is_backend_supported("cublas", 90) is False
     with pytest.raises(BackendSupportedError, match=rf"^{name}: precast .*Fix: .*{option}"):
         function(torch.ones(1), out=None)
+
+
+def test_the_documentation_lists_the_names_without_a_kernel():
+    table = (Path(__file__).parents[3] / "docs" / "engines.md").read_text()
+    rows = [line for line in table.splitlines() if line.startswith(("| vLLM |", "| SGLang |"))]
+    for engine, _, name, option in RAISING:
+        assert any(name in row and option in row and engine in row.lower() for row in rows), name
+    assert len(rows) == len({name for _, _, name, _ in RAISING}) + 1  # bmm_fp8 has two
 
 
 @pytest.mark.parametrize("engine", ENGINE_MODULES)
