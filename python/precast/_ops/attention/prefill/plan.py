@@ -32,7 +32,7 @@ UNREAD = (
     *("token_pos_in_items_ptr", "token_pos_in_items_len", "max_item_len_ptr", "seq_lens"),
     *("seq_lens_q", "max_token_per_sequence", "fixed_split_size"),
 )
-#: Of forward(), which compares them with those of the plan.
+#: Of forward(), whose run reads them from the plan.
 FORWARD_UNREAD = ("causal", "use_fp16_qk_reduction", "window_left")
 
 
