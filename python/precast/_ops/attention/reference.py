@@ -112,9 +112,11 @@ def _mask_of(request: int, rows: slice, m: int, f: SimpleNamespace) -> torch.Ten
 def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | None:
     if f.prefix_len_ptr is None:
         return None
-    size = f.token_pos_in_items_len or f.token_pos_in_items_ptr.numel()
+    size = f.token_pos_in_items_len
     # PyTorch has few functions for uint16.
-    places = f.token_pos_in_items_ptr.view(torch.int16)[request * size : (request + 1) * size]
+    places = f.token_pos_in_items_ptr.view(torch.int16)
+    if size:  # Otherwise one row is for all requests.
+        places = places[request * size : (request + 1) * size]
     return int(f.prefix_len_ptr[request]), places.long() & 0xFFFF
 
 
