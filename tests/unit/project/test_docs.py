@@ -251,14 +251,14 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm_reference() -> None: ...
 
-    home, exports = "precast._ops.norm.layernorm", dict(public_name._exports())
+    home, exports = "precast._ops.norm.layernorm", dict(public_name.exports())
     for function in (gemma_layernorm, gemma_layernorm_reference):
         function.__module__, function.__qualname__ = home, function.__name__
         exports[home, function.__name__] = "precast.norm"
         for name in ("precast.norm", home):
             module = importlib.import_module(name)
             monkeypatch.setattr(module, function.__name__, function, raising=False)
-    monkeypatch.setattr(public_name, "_exports", lambda: exports)
+    monkeypatch.setattr(public_name, "exports", lambda: exports)
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
     page = ops.pages()["reference/ops/norm.md"]
