@@ -20,6 +20,7 @@ from precast.testing.tolerances import tolerance_of_attention
 
 E4M3 = torch.float8_e4m3fn
 XQA, CONTEXT = "xqa_batch_decode_with_kv_cache", "trtllm_batch_context_with_kv_cache"
+FMHA_V2 = "trtllm_fmha_v2_prefill"
 #: Numbers of requests, and tokens of each.
 DECODES = tuple((count, tokens) for count in (1, 8, 32, 128) for tokens in (512, 4096, 16384))
 #: Newest tokens of each request, with a mask as engines pass it.
@@ -120,6 +121,33 @@ def _context(batch: Batch, shape: str) -> Case:
     )
 
 
+def _fmha_v2(batch: Batch, shape: str) -> Case:
+    """Ragged queries, keys and values, as the wrapper of the routine attention has them."""
+    count, tokens = len(batch.lengths), batch.lengths[0]
+
+    def bind(function: Function) -> Function:
+        scratch: list[torch.Tensor] = []
+
+        def call(q: Any, k: Any, v: Any, bounds: Any, kv_bounds: Any) -> Any:
+            if not scratch:
+                scratch.extend((workspace(q).zero_(), kv_bounds.diff()))
+            sizes = scratch[1], tokens, tokens, batch.dim**-0.5, 1.0, count, bounds, kv_bounds
+            return function((q, k, v), "SEPARATE_Q_K_V", scratch[0], *sizes)
+
+        return call
+
+    return Case(
+        FMHA_V2,
+        f"{batch.label} {shape}",
+        batch.bytes_moved,
+        batch.ragged,
+        bind,
+        batch.eager_ragged,
+        batch.flops,
+        close=tolerance_of_attention(batch.dtype),
+    )
+
+
 def cases(dtype: torch.dtype) -> Iterator[Case]:
     """Batches with queries of ``dtype``, and keys and values of ``dtype`` or e4m3."""
     for kv_dtype in (dtype, E4M3):
@@ -134,6 +162,8 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         for count, tokens in PREFILLS:
             batch = Batch([tokens] * count, [tokens] * count, *kind)
             yield _context(batch, f"{count} x {tokens}")
+            if kv_dtype is dtype:
+                yield _fmha_v2(batch, f"{count} x {tokens}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from attention_sound_calls import (
 import precast
 
 
-def _call(name: str) -> Call:
+def _call(name: str, layout: str = "") -> Call:
     g = torch.Generator().manual_seed(1)
 
     def normal(*shape: int) -> torch.Tensor:
@@ -49,11 +49,18 @@ def _call(name: str) -> Call:
         return Call(function, given, has_scratch=True)
     given |= {"query": q, "kv_cache": torch.stack((k, k + 1), 1), "out": out}
     given |= {"block_tables": table.int()}
+    lengths = {"max_q_len": 2, "max_kv_len": 8, "batch_size": TOKENS, "bmm1_scale": 0.125}
+    lengths |= {"cum_seq_lens_q": 2 * INDPTR, "cum_seq_lens_kv": 4 * INDPTR, "bmm2_scale": 1.0}
     if "decode" in name:
         given |= {"max_seq_len": 8, "q_len_per_req": 2, "mask": _draft_mask()}
     if "context" in name:
-        given |= {"max_q_len": 2, "max_kv_len": 8, "batch_size": TOKENS, "bmm1_scale": 0.125}
-        given |= {"cum_seq_lens_q": 2 * INDPTR, "cum_seq_lens_kv": INDPTR, "bmm2_scale": 1.0}
+        given |= lengths
+    if layout:
+        rows = normal(8, KV_HEADS, HEAD_DIM)
+        qkv = {"Q_PAGED_KV_NHD": (q, given["kv_cache"]), "SEPARATE_Q_K_V": (q, rows, rows + 1)}
+        for key in ("query", "kv_cache", "kv_layout"):
+            del given[key]
+        given |= {**lengths, "qkv": qkv[layout], "input_layout": layout}
     if "lse" in inspect.signature(function).parameters:
         given["lse"] = torch.full(q.shape[:2], 7.0)
     return Call(function, given, legal=(("o_scale", TWO),), has_scratch=True)
@@ -70,4 +77,12 @@ FUNCTIONAL = (
     "trtllm_batch_context_with_kv_cache",
     "xqa",
 )
-CALLS: dict[str, Callable[[], Call]] = {name: lambda name=name: _call(name) for name in FUNCTIONAL}
+CALLS: dict[str, Callable[[], Call]] = {
+    **{name: lambda name=name: _call(name) for name in FUNCTIONAL},
+    **{
+        f"trtllm_fmha_v2_prefill.{layout}": lambda layout=layout: _call(
+            "trtllm_fmha_v2_prefill", layout
+        )
+        for layout in ("Q_PAGED_KV_NHD", "SEPARATE_Q_K_V")
+    },
+}

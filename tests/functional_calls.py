@@ -17,7 +17,16 @@ from attention_cases import GROUPS, Case, Space
 import precast
 
 DECODES = ("xqa_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache", "xqa")
-PREFILLS = ("trtllm_batch_context_with_kv_cache",)
+FMHA_V2 = "trtllm_fmha_v2_prefill"
+PREFILLS = ("trtllm_batch_context_with_kv_cache", FMHA_V2)
+#: Of FMHA v2, with the kind of case that each is.
+LAYOUTS = {
+    "PACKED_QKV": "ragged",
+    "CONTIGUOUS_Q_KV": "ragged",
+    "SEPARATE_Q_K_V": "ragged",
+    "Q_PAGED_KV_NHD": "paged",
+    "Q_PAGED_KV_HND": "paged",
+}
 FUNCTIONS = (*DECODES, *PREFILLS)
 _16_BIT = (torch.float16, torch.bfloat16)
 
@@ -33,6 +42,7 @@ class Drawn:
     wide_rows: bool = False  # gaps between the rows of the block table
     unsigned: bool = False  # uint32 lengths
     rows_more: int = 0  # queries of no request at the end
+    layout: str = ""  # of FMHA v2
 
     @property
     def q_len(self) -> int:
@@ -72,8 +82,26 @@ def draw(seed: int, space: Space, functions: tuple[str, ...] = FUNCTIONS) -> Dra
     top = r.choice((1, 17, 64, space.most_kv))
     case.kv_lens = [r.choice((0, 1, top, r.randint(1, top))) for _ in range(batch)]
     _queries(r, drawn, batch, space)
+    if function == FMHA_V2:
+        _layout(r, drawn, space)
     _fewer_heads(case, space)
     return drawn
+
+
+def _layout(r: random.Random, drawn: Drawn, space: Space) -> None:
+    case = drawn.case
+    drawn.layout = r.choice([*LAYOUTS])
+    case.kind = LAYOUTS[drawn.layout]
+    case.kv_layout = "HND" if drawn.layout.endswith("HND") else "NHD"
+    case.pos_encoding_mode = r.choice(("NONE", "NONE", "ALIBI"))
+    case.logits_soft_cap = r.choice((0.0, 0.0, 8.0))
+    if drawn.layout in ("PACKED_QKV", "CONTIGUOUS_Q_KV"):
+        case.head_dim_vo = case.head_dim_qk
+    if drawn.layout == "PACKED_QKV":
+        case.group, case.kv_dtype, drawn.rows_more = 1, case.dtype, 0
+        case.kv_lens = case.q_lens = [min(n, space.most_q) for n in case.kv_lens]
+    if not case.causal:
+        case.window_left = -1
 
 
 def _queries(r: random.Random, drawn: Drawn, batch: int, space: Space) -> None:
@@ -123,7 +151,7 @@ def made(drawn: Drawn, device: str, workspace: torch.Tensor) -> Made:
     if drawn.drafts:
         case = dataclasses.replace(case, mask="bool")
         draft_mask, batch.mask = _drafts(drawn, device, g)
-    tables = _tables(drawn, batch, device)
+    tables = _tables(drawn, batch, device) if case.kind == "paged" else None
     lens = torch.tensor(case.kv_lens, dtype=torch.int32, device=device)
     scale = 1 / math.sqrt(case.head_dim_qk)
     q_scale, k_scale, v_scale = batch.scales
@@ -146,7 +174,17 @@ def made(drawn: Drawn, device: str, workspace: torch.Tensor) -> Made:
         "kv_layout": case.kv_layout,
     }
     bounds = indptr(case.q_lens).to(device)
-    if drawn.function == "xqa":
+    if drawn.function == FMHA_V2:
+        del given["kv_layout"]
+        given |= _fmha_v2(drawn, batch, query, tables)
+        given["bmm1_scale"] = number(scale * q_scale * batch.scales[1])
+        given["bmm2_scale"] = number(v_scale)
+        given |= {k: v for k, v in _named(drawn, bounds, lens).items() if k != "causal"}
+        if case.out_given:
+            shape = (*query.shape[:2], case.head_dim_vo)
+            given["out"] = query.new_full(shape, torch.nan)
+    elif drawn.function == "xqa":
+        assert tables is not None
         given |= _xqa(drawn, batch, query, tables, number)
         if drawn.ragged:
             given["q_cu_seq_lens"] = bounds
@@ -195,6 +233,31 @@ def _xqa(
         "sliding_win_size": case.window_left + 1,
         "q_seq_len": drawn.q_len,
         "sinks": None if sinks is None else sinks.view(case.num_kv_heads, -1),
+    }
+
+
+def _fmha_v2(
+    drawn: Drawn, batch: Batch, query: torch.Tensor, tables: torch.Tensor | None
+) -> dict[str, Any]:
+    case, qkv = drawn.case, (query, batch.kv)
+    if drawn.layout == "PACKED_QKV":
+        qkv = torch.stack((query, *batch.kv), 1)
+    elif drawn.layout == "CONTIGUOUS_Q_KV":
+        parts = [part.view(torch.uint8 if part.itemsize == 1 else part.dtype) for part in batch.kv]
+        qkv = (query, torch.stack(parts, 1).view(batch.kv[0].dtype))
+    elif drawn.layout == "SEPARATE_Q_K_V":
+        qkv = (query, *batch.kv)
+    elif isinstance(batch.kv, tuple) and case.seed % 2 and tables is not None:
+        # Values have pages of their own, moved by the distance of both tensors.
+        tables = torch.stack((tables, tables + 12345), 1)
+    return {
+        "qkv": qkv,
+        "input_layout": drawn.layout,
+        "block_tables": tables,
+        "mask_mode": "causal" if case.causal else "padding",
+        "window_left": case.window_left,
+        "pos_encoding_mode": "alibi" if case.pos_encoding_mode == "ALIBI" else None,
+        "logits_soft_cap_scale": case.logits_soft_cap or None,
     }
 
 
@@ -259,6 +322,11 @@ def call(drawn: Drawn, made: Made) -> tuple[torch.Tensor, torch.Tensor | None]:
         return given["output"].flatten(0, -3)[: made.rows], None
     if not drawn.function.startswith("trtllm"):
         out, lse = function(**given), None
+    elif drawn.function == FMHA_V2:
+        out, statistics = function(**given, save_softmax_stats=True)
+        sums, ones = statistics[: made.rows].unbind(-1)
+        assert ones.eq(1).all()
+        lse = sums / math.log(2.0)
     else:
         out, lse = function(**given, return_lse=True)
         lse = lse[: made.rows]
@@ -266,3 +334,26 @@ def call(drawn: Drawn, made: Made) -> tuple[torch.Tensor, torch.Tensor | None]:
     if drawn.rows_more and "out" in given:
         assert out[made.rows :].isnan().all(), "rows of no request were written"
     return out[: made.rows], lse
+
+
+# -- one decode -----------------------------------------------------------------------------------
+
+
+def decode_arguments(
+    q_len: int = 1, dtype: torch.dtype = torch.bfloat16, **options: Any
+) -> dict[str, Any]:
+    """Two requests of 5 and 11 tokens over a block table, layout NHD, pages of 8 tokens."""
+    g = torch.Generator().manual_seed(7)
+    cache = torch.randn(4, 2, 8, 2, 64, generator=g)
+    return {
+        "query": torch.randn(2 * q_len, 4, 64, generator=g).to(dtype),
+        "kv_cache": cache.to(dtype),
+        "workspace_buffer": torch.full((1 << 18,), 0xA5, dtype=torch.uint8),
+        "block_tables": torch.tensor([[3, 0], [1, 2]], dtype=torch.int32),
+        "seq_lens": torch.tensor((5, 11), dtype=torch.int32),
+        "max_seq_len": 16,
+        "bmm1_scale": 0.125,
+        "kv_layout": "NHD",
+        "q_len_per_req": q_len,
+        **options,
+    }

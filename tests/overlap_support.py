@@ -30,10 +30,14 @@ _DTYPES = {
     "u16": torch.uint16,
     "bool": torch.bool,
 }
+_OF_QKV = r"qkv(\[\d\])*"
 #: Some arguments reach an export in another form; errors name them as callers do.
 _PUBLIC = {
-    "k_cache": r"(k_cache|(paged_)?kv_cache(\[0\])?)",
-    "v_cache": r"(v_cache|(paged_)?kv_cache\[1\])",
+    "k_cache": rf"(k_cache|(paged_)?kv_cache(\[0\])?|{_OF_QKV})",
+    "v_cache": rf"(v_cache|(paged_)?kv_cache\[1\]|{_OF_QKV})",
+    "query": rf"(query|{_OF_QKV})",
+    "k": rf"(k|{_OF_QKV})",
+    "v": rf"(v|{_OF_QKV})",
     "k_sf": r"kv_cache_sf(\[0\])?",
     "v_sf": r"kv_cache_sf\[1\]",
     "top_token_logprobs": "top_(token_)?logprobs",

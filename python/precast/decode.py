@@ -14,10 +14,12 @@ from precast._ops.attention.decode.single import (
 )
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
 from precast._ops.attention.functional.decode import (
-    trtllm_batch_decode_with_kv_cache,
-    trtllm_batch_decode_with_kv_cache_reference,
     xqa_batch_decode_with_kv_cache,
     xqa_batch_decode_with_kv_cache_reference,
+)
+from precast._ops.attention.functional.trtllm_decode import (
+    trtllm_batch_decode_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache_reference,
 )
 
 __all__ = [

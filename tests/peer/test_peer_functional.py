@@ -29,6 +29,7 @@ DECODES = ("xqa_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache"
 MODULES = {
     **dict.fromkeys(DECODES, "decode"),
     "trtllm_batch_context_with_kv_cache": "prefill",
+    "trtllm_fmha_v2_prefill": "prefill",
     "xqa": "xqa",
 }
 LENS = [1, 16, 17, 700, 64, 3001, 255, 128]
@@ -229,3 +230,87 @@ def test_xqa(
         outputs.append(output)
     rtol, atol = (2 * x for x in tolerance_of_attention(BF16))
     assert_close(*outputs, rtol=max(rtol, 0.06), atol=max(atol, 0.06))
+
+
+# -- prefill --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def needs_fmha_v2() -> None:
+    if torch.cuda.get_device_capability()[0] not in (9, 12):
+        pytest.skip("FlashInfer has no FMHA v2 for this GPU")
+
+
+Q_LENS, KV_LENS = [1, 130, 17, 700, 64], [300, 130, 901, 700, 64]
+
+
+def starts(counts: list[int]) -> torch.Tensor:
+    return torch.tensor([0, *counts], device="cuda").cumsum(0).to(I32)
+
+
+def _prefill(layout: str, generator: torch.Generator, **options: Any) -> None:
+    heads, kv_heads, dim, page = 16, 4, 128, 16
+
+    def made(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, device="cuda", generator=generator).to(BF16)
+
+    kv_lens = Q_LENS if layout == "PACKED_QKV" else KV_LENS
+    tokens, table = sum(kv_lens), None
+    q = made(sum(Q_LENS), heads, dim)
+    if layout == "PACKED_QKV":
+        qkv: Any = made(sum(Q_LENS), 3, heads, dim)
+    elif layout == "CONTIGUOUS_Q_KV":
+        qkv = q, made(tokens, 2, kv_heads, dim)
+    elif layout == "SEPARATE_Q_K_V":
+        qkv = q, made(tokens, kv_heads, dim), made(tokens, kv_heads, dim)
+    else:
+        counts = [-(-n // page) for n in kv_lens]
+        entries = (page, kv_heads) if layout.endswith("NHD") else (kv_heads, page)
+        qkv = q, made(sum(counts), 2, *entries, dim)
+        order = torch.randperm(sum(counts), device="cuda", generator=generator).to(I32)
+        table = torch.zeros(len(counts), max(counts), dtype=I32, device="cuda")
+        for row, count, end in zip(table, counts, torch.tensor(counts).cumsum(0).tolist()):
+            row[:count] = order[end - count : end]
+    lens = torch.tensor(kv_lens, dtype=I32, device="cuda")
+    sizes = (lens, max(Q_LENS), max(kv_lens), dim**-0.5, 1.0, len(Q_LENS))
+    outputs = []
+    for package, workspace in workspaces().items():
+        function = importlib.import_module(f"{package}.prefill").trtllm_fmha_v2_prefill
+        bounds = starts(Q_LENS), starts(kv_lens)
+        given = {"block_tables": table, **options}
+        if package == "flashinfer":
+            with compiled():
+                outputs.append(function(qkv, layout, workspace, *sizes, *bounds, **given))
+        else:
+            outputs.append(function(qkv, layout, workspace, *sizes, *bounds, **given))
+    if options.get("save_softmax_stats"):
+        sums = [part[1][..., 0] + part[1][..., 1].log() for part in outputs]
+        assert_close(*sums, rtol=1e-3, atol=1e-2)
+        outputs = [part[0] for part in outputs]
+    rtol, atol = (2 * x for x in tolerance_of_attention(BF16))
+    assert_close(*outputs, rtol=rtol, atol=atol)
+
+
+LAYOUTS = (
+    *("PACKED_QKV", "CONTIGUOUS_Q_KV", "SEPARATE_Q_K_V"),
+    *("Q_PAGED_KV_NHD", "Q_PAGED_KV_HND"),
+)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("options", [{}, {"mask_mode": "padding"}, {"window_left": 100}], ids=str)
+def test_layouts(
+    options: dict[str, Any], layout: str, generator: torch.Generator, needs_fmha_v2: None
+) -> None:
+    _prefill(layout, generator, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"logits_soft_cap_scale": 5.0}, {"save_softmax_stats": True}, {"out_dtype": BF16}],
+    ids=str,
+)
+def test_options_of_prefill(
+    options: dict[str, Any], generator: torch.Generator, needs_fmha_v2: None
+) -> None:
+    _prefill("CONTIGUOUS_Q_KV", generator, **options)

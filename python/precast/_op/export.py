@@ -230,8 +230,10 @@ class Export(Kernel):
 
     def explain(self, *args: Any) -> None:
         """Raise what reference mode raises for arguments of :attr:`launch`; nothing is written."""
+        given: dict[str, Any] = dict.fromkeys(p.name for p in self.declaration.parameters)
         names = (p.name for p in self.declaration.parameters if not p.is_constant)
-        self._check_given(dict(zip(names, args, strict=True)))
+        given.update(zip(names, args, strict=True))
+        self._check_given(given)
 
     def _check_given(self, given: dict[str, Any]) -> None:
         """Check declared arguments; public ones besides them give errors their names."""

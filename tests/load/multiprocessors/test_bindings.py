@@ -50,6 +50,7 @@ MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
 NOT_HERE = (
     *("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache"),
     *FUNCTIONAL,
+    *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
 )
 #: Their public functions write float32 alone, but the module of the ci profile is for bf16.
 ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")

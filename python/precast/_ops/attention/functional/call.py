@@ -98,7 +98,47 @@ def attend_table(
         logits_soft_cap,
         is_alibi,
         *factors,
-        enable_pdl,
+        *((enable_pdl,) if words.has_pdl else ()),
+    )
+    return tensors.finished()
+
+
+def attend_rows(
+    words: Words,
+    export: Export,
+    tensors: Outputs,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    lse: torch.Tensor | None,
+    q_bounds: torch.Tensor,
+    kv_bounds: torch.Tensor,
+    sinks: torch.Tensor | None,
+    q_len: int,
+    causal: bool,
+    window_left: int,
+    factors: Factors,
+    logits_soft_cap: float = 0.0,
+    is_alibi: bool = False,
+) -> torch.Tensor:
+    """Return the output of attention over ragged keys and values."""
+    launch(
+        words,
+        export,
+        tensors.query,
+        k,
+        v,
+        tensors.into,
+        lse,
+        tensors.workspace,
+        q_bounds,
+        kv_bounds,
+        sinks,
+        q_len,
+        causal,
+        window_left,
+        logits_soft_cap,
+        is_alibi,
+        *factors,
     )
     return tensors.finished()
 
@@ -186,8 +226,6 @@ class Outputs:
             self.into = self._out = out
             return
         name = words.function
-        if not torch.compiler.is_compiling():  # TorchDynamo has no addresses.
-            validation.check_workspace(name, words.workspace, workspace)
         if wanted is not dtype and dtype_word(wanted) not in _OUT_DTYPES:
             raise UnsupportedConfigError(
                 f"{name}: {words.out} must be {dtype_word(dtype)} as {words.query}, or "
@@ -200,13 +238,15 @@ class Outputs:
         self.into = self._out = out
         computed = _computed(dtype, values.dtype, wanted)
         if computed is not wanted:
-            self.into = self._taken(words, shape, computed)
+            self.into = self.taken(words, shape, computed)
         if computed is not dtype:
-            self.query = self._taken(words, tuple(query.shape), computed)
+            self.query = self.taken(words, tuple(query.shape), computed)
             self.query.copy_(query)
 
-    def _taken(self, words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Take a tensor from the end of the workspace."""
+    def taken(self, words: Words, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Return a tensor at the end of the workspace, which is shorter then."""
+        if not torch.compiler.is_compiling():  # TorchDynamo has no addresses.
+            validation.check_workspace(words.function, words.workspace, self.workspace)
         size = math.prod(shape) * dtype.itemsize
         rest = (self.workspace.numel() - aligned(size)) // ALIGNMENT * ALIGNMENT
         if rest < 0:

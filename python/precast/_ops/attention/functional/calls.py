@@ -91,6 +91,10 @@ class Words(NamedTuple):
     sinks: str = "sinks"
     bmm1: str = "bmm1_scale"
     bmm2: str = "bmm2_scale"
+    #: What errors call the queries, where they are a part of an argument.
+    rows: str = ""
+    #: Whether callers choose programmatic dependent launch.
+    has_pdl: bool = True
 
     def of_bindings(self, is_pair: bool) -> dict[str, str]:
         """The names in errors of bindings and of declarations, which know no block tables."""
@@ -110,7 +114,7 @@ class Words(NamedTuple):
             "sm_scale * q_scale * k_scale": self.bmm1,
             "qk_scale": self.bmm1,
             "out_scale": self.bmm2,
-            "q": self.query,
+            "q": self.rows or self.query,
             "k": self.keys,
             "v": self.values,
             "out": self.out,
@@ -127,8 +131,9 @@ def renamed(words: Words, error: BaseException, is_pair: bool) -> BaseException:
     if match is None or match["export"] not in (*_EXPORTS, words.function):
         return error
     names = words.of_bindings(is_pair)
-    if match["export"] == words.function:  # Declarations have the public names but for caches.
-        names = {name: names[name] for name in ("k_cache", "v_cache")}
+    if match["export"] == words.function:  # Declarations have most public names.
+        parts = ("k_cache", "v_cache", *(("k", "v") if words.rows else ()))
+        names = {name: names[name] for name in parts} | {words.query: words.rows or words.query}
     known = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
     said = re.sub(
         rf"(?<![\w.\[])({known})(?![\w\]\[])", lambda found: names[found[1]], match["what"]
@@ -140,4 +145,5 @@ def renamed(words: Words, error: BaseException, is_pair: bool) -> BaseException:
 def given_of(kind: Any, words: Words, given: dict[str, Any]) -> Any:
     """Return a call from the arguments of its export by their declared names."""
     names = words._asdict()
-    return kind(*(given[names.get(field, field)] for field in kind._fields))
+    declared = {field: names.get(field, field) for field in kind._fields}
+    return kind(**{field: given[name] for field, name in declared.items() if name in given})

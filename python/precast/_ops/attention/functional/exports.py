@@ -16,7 +16,7 @@ from precast._ops.paged._cache import LAYOUT_KIND, joined
 
 _SCALES = (
     "logits_soft_cap:float(finite) is_alibi:bool sm_scale:float(finite) out_scale:float(finite) "
-    "qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:pdl"
+    "qk_scale?:f32[.] v_scale?:f32[.] enable_pdl:"
 )
 
 #: Public arguments of a function over a block table, whose scores have no more options.
@@ -28,6 +28,10 @@ DERIVED: dict[str, Callable[..., Any]] = {
     ),
     "bmm2_scale": lambda out_scale, v_scale: out_scale if v_scale is None else v_scale,
 }
+
+
+def _pdl(w: Words) -> str:
+    return "pdl" if w.has_pdl else "pdl_on"
 
 
 def _rows(w: Words) -> tuple[str, str]:
@@ -52,7 +56,7 @@ def paged_export(
         f"{query} k_cache:U=e4m3|e5m2|T v_cache?:U {out} {w.workspace}!:u8|i8[bytes] "
         f"{w.tables}:i32[table_rows,table_width] {w.lens}:i32[batch] {w.q_bounds}?:i32[batch+1] "
         f"{w.mask}?:u16[tokens,({w.q_len}+31)//32*2] {w.sinks}?:f32[heads] "
-        f"kv_layout {w.q_len}:int causal:bool window_left:int {_SCALES}",
+        f"kv_layout {w.q_len}:int causal:bool window_left:int {_SCALES}{_pdl(w)}",
         kinds=LAYOUT_KIND,
         key=f"{w.query}.shape[-1], (k_cache if v_cache is None else v_cache).shape[-1], "
         f"{w.query}.get_device()",
@@ -73,7 +77,7 @@ def ragged_export(w: Words, derived: Mapping[str, Callable[..., Any]], name: str
         "run_ragged",
         f"{query} k:U=e4m3|e5m2|T[rows,kv_heads,head_dim_qk] v:U[rows,kv_heads,head_dim_vo] {out} "
         f"{w.workspace}!:u8|i8[bytes] {w.q_bounds}:i32[bounds] {w.kv_bounds}:i32[bounds] "
-        f"{w.sinks}?:f32[heads] {w.q_len}:int causal:bool window_left:int {_SCALES}",
+        f"{w.sinks}?:f32[heads] {w.q_len}:int causal:bool window_left:int {_SCALES}{_pdl(w)}",
         key=f"{w.query}.shape[-1], v.shape[-1], {w.query}.get_device()",
         around=functools.partial(run_ragged, w),
         write=lambda **given: write_ragged(given_of(RaggedCall, w, given)),

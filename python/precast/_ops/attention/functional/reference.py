@@ -49,6 +49,19 @@ def table_attention(
     return attend(query, requests, caches[1].shape[-1], features_of(query, **features))
 
 
+def row_attention(
+    query: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    q_bounds: torch.Tensor,
+    kv_bounds: torch.Tensor,
+    **features: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the same as :func:`table_attention`, of ragged keys and values."""
+    requests = ragged_requests(k, v, q_bounds.tolist(), kv_bounds)
+    return attend(query, requests, v.shape[2], features_of(query, **features))
+
+
 def write_paged(c: PagedCall) -> None:
     """Write what the export over a block table writes; rows of no request stay as they are."""
     kv_cache: Cache = c.k_cache if c.v_cache is None else (c.k_cache, c.v_cache)
@@ -67,8 +80,7 @@ def write_paged(c: PagedCall) -> None:
 
 def write_ragged(c: RaggedCall) -> None:
     """Write what the export over ragged keys and values writes."""
-    requests = ragged_requests(c.k, c.v, c.q_bounds.tolist(), c.kv_bounds)
-    _write(c, *attend(c.query, requests, c.v.shape[2], features_of(c.query, **_features(c))))
+    _write(c, *row_attention(c.query, c.k, c.v, c.q_bounds, c.kv_bounds, **_features(c)))
 
 
 def _features(c: PagedCall | RaggedCall) -> dict[str, Any]:
