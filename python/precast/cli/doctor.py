@@ -133,6 +133,9 @@ def _print(
         print("\nFix:" if checked else "\nTo install everything prebuilt:")
         for fix in report["fixes"]:
             print(f"  {fix}")
+        hint = _fit.folder_hint(report["fixes"])
+        if hint is not None:
+            print(hint)
     if checked:
         print(f"\n{'ok' if report['ok'] else 'failed'}: profile {report['profile']}")
 

@@ -81,8 +81,12 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
         "unsupported": row.reason,
     }.get(row.state, f"{row.state}: {row.path}")
     print(f"Result: {result}")
-    for fix in _fit.fixes([row]) if row.state in ("JIT", "missing") else []:
+    fixes = _fit.fixes([row]) if row.state in ("JIT", "missing") else []
+    for fix in fixes:
         print(f"{'To install it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
+    hint = _fit.folder_hint(fixes)
+    if hint is not None:
+        print(hint)
 
 
 def _candidate(step: Step) -> str:
