@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention: decode over pages, prefill over rows and pages, a prefix that requests share.
+"""Attention: decode over pages, prefill over rows and pages, wrappers that consist of others.
 
 A wrapper plans at its first call, which is not measured: a model plans once and runs in every
 layer. The routine attention_plan measures plans.
@@ -11,6 +11,7 @@ import importlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import _attention_composed
 import torch
 from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zipf
 from _harness import Case
@@ -73,6 +74,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield from _decodes(dtype)
     yield from _prefills(dtype)
     yield _cascade(dtype)
+    yield from _attention_composed.cases(dtype)
     for tokens in (1024, 8192, 65536):
         batch = Batch([1], [tokens], dtype=dtype, kv_dtype=dtype)
         yield case(

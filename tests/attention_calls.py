@@ -309,6 +309,8 @@ def expected(case: Case, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 #: Of outputs, relative and absolute, by the dtype of queries.
 TOLERANCES = {torch.float16: 1e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}
+#: The share of outputs that may differ by twice as much.
+RARE = 1e-6
 #: Of log-sum-exps.
 LSE_TOLERANCES = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 1e-5}
 
@@ -332,6 +334,11 @@ def problem(
             # some are rounded the other way, which a large scale of scores makes visible.
             limit = 2 * limit
         fits = (a == b) | ((a - b).abs() <= limit)  # Infinities are equal.
+        # Probabilities are rounded to 16 bits, of which few elements get the worst: in a million,
+        # one may be twice as far off.
+        is_rare = name == "out" and int((~fits).sum()) <= RARE * fits.numel()
+        if is_rare:
+            fits = (a == b) | ((a - b).abs() <= 2 * limit)
         if not bool(fits.all()):
             at = tuple((~fits).nonzero()[0].tolist())
             share = 1 - float(fits.double().mean())

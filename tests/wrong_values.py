@@ -21,6 +21,8 @@ OTHERS: dict[str, tuple[Any, ...]] = {
     "bool": (object(), "x", b"x", [1.0], 1j, 1.5, math.nan, HUGE, torch.ones(2)),
     "str": (object(), "x", b"x", [1.0], 1.5, HUGE, {}, ()),
     "Cache": (object(), "x", [1.0], 1.5, HUGE, {}, ()),
+    # Of lists of tensors.
+    "Levels": (object(), "x", 1.5, HUGE, {}, [], [1.0], [None, None], torch.ones(2)),
 }
 ALIASES = {
     "Scale": ("torch.Tensor", "float", "None"),

@@ -30,6 +30,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
     "BatchPrefillWithPagedKVCacheWrapper": {"backend": "fa2"},
     "BatchPrefillWithRaggedKVCacheWrapper": {"backend": "fa2"},
+    "BlockSparseAttentionWrapper": {"backend": "fa2"},
+    "VariableBlockSparseAttentionWrapper": {"backend": "fa2"},
 }
 
 

@@ -165,9 +165,13 @@ PRECAST_ONE_COPY void check_same_shape(const Arg& arg, const Arg& other) {
       << ", got " << to_string(arg.tensor.shape());
 }
 
+PRECAST_ONE_COPY bool is_contiguous(const TensorView& tensor) {
+  // For an empty tensor, tvm-ffi 0.1.9 takes torch's strides for gaps.
+  return tensor.numel() == 0 || tensor.IsContiguous();
+}
+
 PRECAST_ONE_COPY void check_contiguous(const Arg& arg) {
-  // For an empty tensor, tvm-ffi takes torch's strides for gaps.
-  PRECAST_CHECK(arg.tensor.numel() == 0 || arg.tensor.IsContiguous(), ValueError)
+  PRECAST_CHECK(is_contiguous(arg.tensor), ValueError)
       << arg.what() << " must be contiguous, got strides " << to_string(arg.tensor.strides())
       << " for shape " << to_string(arg.tensor.shape()) << "; call .contiguous()";
 }

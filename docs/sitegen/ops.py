@@ -26,6 +26,10 @@ def family(public: Public) -> str | None:
         return None
     if public.name in kernels():
         return kernels()[public.name].op
+    value = getattr(precast, public.name)
+    folder = value.__module__.split(".")[2]
+    if inspect.isclass(value) and folder in wrappers().values():
+        return folder  # A wrapper of other wrappers is on their page.
     # An op without kernels of its own is named after the public module that exports it.
     module = public.module.__name__.rpartition(".")[2]
     return wrappers().get(module, module)

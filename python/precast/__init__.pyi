@@ -11,6 +11,15 @@ from precast._ops.activation.activation import silu_and_mul as silu_and_mul
 from precast._ops.attention.cascade.merge import merge_state as merge_state
 from precast._ops.attention.cascade.merge import merge_state_in_place as merge_state_in_place
 from precast._ops.attention.cascade.merge import merge_states as merge_states
+from precast._ops.attention.cascade.shared_prefix import (
+    BatchDecodeWithSharedPrefixPagedKVCacheWrapper as BatchDecodeWithSharedPrefixPagedKVCacheWrapper,  # noqa: E501
+)
+from precast._ops.attention.cascade.shared_prefix import (
+    BatchPrefillWithSharedPrefixPagedKVCacheWrapper as BatchPrefillWithSharedPrefixPagedKVCacheWrapper,  # noqa: E501
+)
+from precast._ops.attention.cascade.wrapper import (
+    MultiLevelCascadeAttentionWrapper as MultiLevelCascadeAttentionWrapper,
+)
 from precast._ops.attention.decode.graphs import (
     CUDAGraphBatchDecodeWithPagedKVCacheWrapper as CUDAGraphBatchDecodeWithPagedKVCacheWrapper,
 )
@@ -34,6 +43,13 @@ from precast._ops.attention.functional.trtllm_decode import (
     trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache,
 )
 from precast._ops.attention.functional.xqa import xqa as xqa
+from precast._ops.attention.pod.batch import (
+    BatchPODWithPagedKVCacheWrapper as BatchPODWithPagedKVCacheWrapper,
+)
+from precast._ops.attention.pod.wrapper import (
+    PODWithPagedKVCacheWrapper as PODWithPagedKVCacheWrapper,
+)
+from precast._ops.attention.prefill.mixed import BatchAttention as BatchAttention
 from precast._ops.attention.prefill.paged import (
     BatchPrefillWithPagedKVCacheWrapper as BatchPrefillWithPagedKVCacheWrapper,
 )
@@ -48,6 +64,12 @@ from precast._ops.attention.prefill.single import (
 )
 from precast._ops.attention.prefill.sinks import (
     BatchAttentionWithAttentionSinkWrapper as BatchAttentionWithAttentionSinkWrapper,
+)
+from precast._ops.attention.sparse.bsr import (
+    BlockSparseAttentionWrapper as BlockSparseAttentionWrapper,
+)
+from precast._ops.attention.sparse.variable import (
+    VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper,
 )
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from precast._ops.attention.prefill.mixed import BatchAttention
 from precast._ops.attention.prefill.sinks import BatchAttentionWithAttentionSinkWrapper
 
-__all__ = ["BatchAttentionWithAttentionSinkWrapper"]
+__all__ = ["BatchAttention", "BatchAttentionWithAttentionSinkWrapper"]

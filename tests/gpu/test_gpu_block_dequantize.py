@@ -162,7 +162,7 @@ G = torch.ones(1)
         ),
         (lambda q, s: precast.mxfp4_dequantize(q, s[:1], LINEAR), "a_sf must have 8 elements"),
         (lambda q, s: precast.mxfp4_dequantize(q, s.float(), LINEAR), "a_sf must be uint8"),
-        (lambda q, s: precast.mxfp4_dequantize(q, s, 5), "the scale layout must be 0"),
+        (lambda q, s: precast.mxfp4_dequantize(q, s, 5), "sfLayout must be 0 "),
         (lambda q, s: precast.mxfp8_dequantize(q, s, LINEAR), "must be float8_e4m3fn, got uint8"),
         (lambda q, s: precast.nvfp4_kv_dequantize(q, s, G), "global_scale must be on cuda:0"),
         (
@@ -221,7 +221,7 @@ def test_interleave(
     want = block_scale_interleave_reference(scales.cpu())
     same_bits(precast.block_scale_interleave(scales), want)
     out = Buffer(want.numel(), dtype=dtype)
-    kernels()["block_scale_interleave"][dtype, 0](scales, out.view, True)
+    precast.block_scale_interleave(scales, out=out.view)
     same_bits(out.view, want)
     out.check()
     shifted = torch.empty(scales.numel() + 1, dtype=dtype, device="cuda")[1:].view(rows, columns)

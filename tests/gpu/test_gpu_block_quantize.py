@@ -204,7 +204,7 @@ def test_invalid_scales_and_layouts() -> None:
     x = torch.ones((8, 128), dtype=BF16, device="cuda")
     with pytest.raises(ValueError, match="a_global_sf must have 1 element, or 8, one a row"):
         precast.nvfp4_quantize(x, torch.ones(7, device="cuda"))
-    with pytest.raises(ValueError, match="the scale layout must be 0"):
+    with pytest.raises(ValueError, match="sfLayout must be 0 "):
         precast.nvfp4_quantize(x, torch.ones(1, device="cuda"), 3)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="global_scale must be a tensor unless sf_use_ue8m0"):
         precast.fp4_quantize(x)

@@ -52,8 +52,8 @@ def seconds(samples: list[float]) -> float:
 
 def test_events_and_graphs_agree_on_a_long_kernel(free_memory: None) -> None:
     args = tensors(16384, 8192)
-    events = seconds(bench_gpu_time_with_cuda_event(scale, args))
-    graph = seconds(bench_gpu_time_with_cudagraph(scale, args))
+    events = seconds(bench_gpu_time_with_cuda_event(scale, input_args=args))
+    graph = seconds(bench_gpu_time_with_cudagraph(scale, input_args=args))
     side = seconds(bench_side_by_side({"a": scale, "b": scale}, args)["b"])
     assert events == pytest.approx(graph, rel=0.1)
     assert side == pytest.approx(graph, rel=0.05)
@@ -64,16 +64,18 @@ def test_cupti_agrees_with_graphs_on_a_long_kernel(
     use_cuda_graph: bool, cupti: None, free_memory: None
 ) -> None:
     args = tensors(16384, 8192)
-    graph = seconds(bench_gpu_time_with_cudagraph(scale, args))
-    kernel = seconds(bench_gpu_time_with_cupti(scale, args, use_cuda_graph=use_cuda_graph))
+    graph = seconds(bench_gpu_time_with_cudagraph(scale, input_args=args))
+    kernel = seconds(
+        bench_gpu_time_with_cupti(scale, input_args=args, use_cuda_graph=use_cuda_graph)
+    )
     print(f"graph {graph * 1e6:.2f} us, CUPTI {kernel * 1e6:.2f} us")
     assert kernel == pytest.approx(graph, rel=0.1)
 
 
 def test_cupti_leaves_the_launch_of_a_short_kernel_out(cupti: None) -> None:
     args = tensors(1, 4096)
-    events = seconds(bench_gpu_time_with_cuda_event(scale, args))
-    kernel = seconds(bench_gpu_time_with_cupti(scale, args))
+    events = seconds(bench_gpu_time_with_cuda_event(scale, input_args=args))
+    kernel = seconds(bench_gpu_time_with_cupti(scale, input_args=args))
     print(f"events {events * 1e6:.2f} us, CUPTI {kernel * 1e6:.2f} us")
     assert 0 < kernel < events
 
@@ -90,10 +92,10 @@ def test_cupti_counts_every_kernel_of_a_call_and_no_gap(cupti: None, free_memory
         out.zero_()
 
     parts = [
-        seconds(bench_gpu_time_with_cupti(part, (x, out)))
+        seconds(bench_gpu_time_with_cupti(part, input_args=(x, out)))
         for part in (lambda x, out: out.copy_(x), scale, lambda x, out: out.zero_())
     ]
-    whole = seconds(bench_gpu_time_with_cupti(call, (x, out)))
+    whole = seconds(bench_gpu_time_with_cupti(call, input_args=(x, out)))
     print(f"parts {[f'{p * 1e6:.2f}' for p in parts]} us, together {whole * 1e6:.2f} us")
     assert whole == pytest.approx(sum(parts), rel=0.15)
 
@@ -101,15 +103,15 @@ def test_cupti_counts_every_kernel_of_a_call_and_no_gap(cupti: None, free_memory
 def test_cupti_sees_launches_through_the_driver_api(cupti: None, free_memory: None) -> None:
     """cuBLAS launches past the runtime."""
     a, b = (torch.randn((4096, 4096), dtype=DTYPE, device="cuda") for _ in range(2))
-    graph = seconds(bench_gpu_time_with_cudagraph(torch.mm, (a, b)))
-    kernel = seconds(bench_gpu_time_with_cupti(torch.mm, (a, b)))
+    graph = seconds(bench_gpu_time_with_cudagraph(torch.mm, input_args=(a, b)))
+    kernel = seconds(bench_gpu_time_with_cupti(torch.mm, input_args=(a, b)))
     assert kernel == pytest.approx(graph, rel=0.15)
 
 
 def test_cupti_can_be_used_again_and_slows_nothing_down_afterwards(cupti: None) -> None:
     args = tensors(64, 1024)
     before = bench_cpu_time(scale, args).median
-    times = [bench_gpu_time(scale, args)[0] for _ in range(5)]
+    times = [seconds(bench_gpu_time(scale, input_args=args, enable_cupti=True)) for _ in range(5)]
     after = bench_cpu_time(scale, args).median
     print(f"CPU {before * 1e6:.2f} us before, {after * 1e6:.2f} us after; {times}")
     assert max(times) < 1.5 * min(times)
@@ -128,8 +130,8 @@ def test_an_error_of_the_call_leaves_no_profiler_behind(cupti: None) -> None:
         scale(x, out)
 
     with pytest.raises(OverflowError, match="of the call itself"):
-        bench_gpu_time_with_cupti(fails, args)
-    assert seconds(bench_gpu_time_with_cupti(scale, args)) > 0
+        bench_gpu_time_with_cupti(fails, 3, input_args=args)
+    assert seconds(bench_gpu_time_with_cupti(scale, input_args=args)) > 0
 
 
 def test_ceilings_are_plausible(free_memory: None) -> None:

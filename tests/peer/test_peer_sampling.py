@@ -159,7 +159,7 @@ DRAWS: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = [
     ("sampling_from_logits", (), {}),
     ("top_k_sampling_from_probs", (30,), {}),
     ("top_p_sampling_from_probs", (0.8,), {}),
-    ("min_p_sampling_from_probs", (0.05,), {}),
+    ("min_p_sampling_from_probs", (0.002,), {}),  # More leaves too few tokens of some rows.
     ("top_k_top_p_sampling_from_probs", (60, 0.8), {}),
     ("top_k_top_p_sampling_from_probs", (60, 0.8), JOINT),
     ("top_k_top_p_sampling_from_logits", (60, 0.8), {}),

@@ -59,8 +59,8 @@ class FakeDevice:
         monkeypatch.setattr(cuda, "get_device_properties", lambda device=None: properties)
 
     def kernel(self, milliseconds: float, seen: set[int] | None = None) -> Callable[..., None]:
-        def launch(tensor: torch.Tensor) -> None:
-            if seen is not None:
+        def launch(tensor: torch.Tensor | None = None) -> None:
+            if seen is not None and tensor is not None:
                 seen.add(tensor.data_ptr())
             if self.captured is None:
                 self.now += milliseconds

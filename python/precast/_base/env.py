@@ -89,6 +89,15 @@ def _seconds(name: str, raw: str) -> float:
     return value
 
 
+def _overlay(name: str, raw: str) -> str:
+    if raw.partition(":")[0] != "overlay":
+        raise EnvironmentVariableError(
+            f"{name}={raw!r} is unknown; legal: overlay, or overlay:<modules of flashinfer>, such "
+            f"as overlay:norm,rope"
+        )
+    return raw
+
+
 def _text(name: str, raw: str) -> str:
     return raw
 
@@ -124,6 +133,13 @@ CACHE_DIR = EnvVar(
     "",
     _text,
     "Where JIT-compiled modules live (default: the user cache directory of the platform).",
+)
+AS_FLASHINFER = EnvVar(
+    "PRECAST_AS_FLASHINFER",
+    "",
+    _overlay,
+    "overlay: an installed FlashInfer runs precast's ops where precast has them; overlay:norm,rope "
+    "those of these modules of FlashInfer alone.",
 )
 KERNEL_DIR = EnvVar(
     "PRECAST_KERNEL_DIR",

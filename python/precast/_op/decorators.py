@@ -63,12 +63,12 @@ class CheckedOp(Protocol[P, R_co]):
 # -- checks ---------------------------------------------------------------------------------------
 
 
-def supported_compute_capability(capabilities: Iterable[int]) -> Callable[[F], F]:
+def supported_compute_capability(supported_ccs: Iterable[int]) -> Callable[[F], F]:
     """Declare the compute capabilities that a check function's kernels run on.
 
     Parameters
     ----------
-    capabilities : iterable of int
+    supported_ccs : iterable of int
         Ten times the major plus the minor version: ``[80, 90, 103, 120]``.
 
     Returns
@@ -80,7 +80,7 @@ def supported_compute_capability(capabilities: Iterable[int]) -> Callable[[F], F
     Raises
     ------
     TypeError
-        If ``capabilities`` is not iterable, or holds anything but integers; ``True`` is none.
+        If ``supported_ccs`` is not iterable, or holds anything but integers; ``True`` is none.
 
     Examples
     --------
@@ -90,11 +90,11 @@ def supported_compute_capability(capabilities: Iterable[int]) -> Callable[[F], F
     >>> check.is_compute_capability_supported(80)
     False
     """
-    if isinstance(capabilities, (str, bytes)) or not isinstance(capabilities, Iterable):
+    if isinstance(supported_ccs, (str, bytes)) or not isinstance(supported_ccs, Iterable):
         raise TypeError(
-            f"capabilities must be an iterable of integers such as [80, 90], got {capabilities!r}"
+            f"supported_ccs must be an iterable of integers such as [80, 90], got {supported_ccs!r}"
         )
-    declared = frozenset(map(capability_number, capabilities))
+    declared = frozenset(map(capability_number, supported_ccs))
 
     def decorate(check: F) -> F:
         check.is_compute_capability_supported = (  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from precast.bundle._files import readme, script
 from precast.bundle._target import Target, this_target
 from precast.bundle._wheel import Wheel
 
-__all__ = ["Bundle", "Target", "local_wheels", "make_bundle", "this_target"]
+__all__ = ["Bundle", "Target", "Wheel", "local_wheels", "make_bundle", "this_target"]
 
 ASSUMED = "torch"
 
@@ -76,6 +76,7 @@ def make_bundle(
     local: Iterable[Wheel] = (),
     find_links: Sequence[str] = (),
     extras: Iterable[str] = (),
+    beside: Iterable[Wheel] = (),
     with_torch: str | None = None,
     no_index: bool = False,
     log: Log = lambda text: None,
@@ -91,6 +92,8 @@ def make_bundle(
         The version of precast to fetch if there is no local wheel of it.
     local : iterable of Wheel
         Wheels to use instead of fetching their projects.
+    beside : iterable of Wheel
+        Wheels to install beside precast, such as the package that stands in for FlashInfer.
     with_torch : str, optional
         The requirement of torch to include (``"torch"``, ``"torch==2.11.0"``); None leaves it out.
 
@@ -103,7 +106,8 @@ def make_bundle(
     folder = folder.absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise BundleError(f"{folder} exists already and is not empty. Fix: name a new folder")
-    by_name = _by_name(local)
+    beside = list(beside)
+    by_name = _by_name([*local, *beside])
     providers, missing = _pick_providers(archs, cuda_major, by_name.values())
     names = {wheel.name for wheel in providers}
     mine = {n: w for n, w in by_name.items() if w.manifest is None or n in names}
@@ -111,7 +115,8 @@ def make_bundle(
     core_extras = [*extras, *(f"cu{cuda_major}-{arch}" for arch in missing)]
     core_version = str(mine["precast"].version) if "precast" in mine else version
     core = "precast" + (f"[{','.join(core_extras)}]" if core_extras else "")
-    requirements = [f"{core}=={core_version}", *(f"{w.name}=={w.version}" for w in providers)]
+    pinned = [f"{wheel.name}=={wheel.version}" for wheel in (*providers, *beside)]
+    requirements = [f"{core}=={core_version}", *pinned]
     if with_torch is not None:
         requirements.append(_torch_requirement(with_torch))
 

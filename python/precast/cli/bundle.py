@@ -3,6 +3,7 @@
 
     precast bundle -o bundle --arch 9.0a --python 3.12 --find-links dist
     precast bundle -o bundle --arch "8.0 9.0a" --with-torch torch==2.11.0 --extra jit
+    precast bundle -o bundle --arch 9.0a --shim vllm
 
 The folder holds wheels/ (the core, prebuilt modules for each target, and their dependencies),
 pinned constraints, SHA256SUMS, install.sh and a page that explains it. The target must have torch
@@ -12,10 +13,12 @@ already, unless --with-torch includes it.
 from __future__ import annotations
 
 import argparse
+import tempfile
 from pathlib import Path
 
 from precast._base.progress import spinner
 from precast.cli import _completers, _output
+from precast.shim import ENGINES, make_wheel
 
 EXIT_CODES = (0, 2, 3)
 JSON = {
@@ -74,6 +77,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--extra", action="append", default=[], metavar="NAME", help="an extra of precast: jit"
     )
     parser.add_argument(
+        "--shim",
+        choices=[*ENGINES],
+        help="include the package that stands in for this engine's FlashInfer (precast shim)",
+    )
+    parser.add_argument(
         "--no-index", action="store_true", help="fetch nothing; use --find-links and --wheel only"
     )
     _output.add_json(parser)
@@ -82,7 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from precast._base.version import __version__
     from precast._plan.installed import plan
-    from precast.bundle import Target, local_wheels, make_bundle, this_target
+    from precast.bundle import Target, Wheel, local_wheels, make_bundle, this_target
 
     try:
         archs = [arch.name for arch in plan().archs(" ".join(args.arch))]
@@ -96,7 +104,7 @@ def run(args: argparse.Namespace) -> int:
     majors = list(plan().build.cuda)
     if args.cuda is not None and args.cuda not in majors:
         raise _output.UsageError(f"--cuda {args.cuda}: legal: {', '.join(map(str, majors))}")
-    with spinner("making the bundle") as log:
+    with spinner("making the bundle") as log, tempfile.TemporaryDirectory() as folder:
         made = make_bundle(
             args.output,
             archs,
@@ -106,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
             local=local_wheels(args.wheel, [Path(p) for p in args.find_links if "://" not in p]),
             find_links=args.find_links,
             extras=args.extra,
+            beside=[Wheel.read(make_wheel(Path(folder), args.shim))] if args.shim else [],
             with_torch=args.with_torch,
             no_index=args.no_index,
             log=log,

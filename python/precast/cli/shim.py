@@ -3,6 +3,7 @@
 
     precast shim wheel -o dist --for vllm
     precast shim install --for sglang
+    precast shim install --for vllm --version 0.6.13
     precast shim status
     precast shim uninstall
 
@@ -48,7 +49,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             dest="engine",
             choices=[*ENGINES],
             default="vllm",
-            help="the engine whose pinned version of FlashInfer it has (default: vllm)",
+            help="the engine that it is for (default: vllm)",
+        )
+        sub.add_argument(
+            "--version",
+            help="the version of FlashInfer that the engine pins (default: "
+            + ", ".join(f"{version} for {engine}" for engine, version in ENGINES.items())
+            + ")",
         )
     for sub in (wheel, install, uninstall, status):
         _output.add_json(sub)
@@ -64,16 +71,24 @@ def run(args: argparse.Namespace) -> int:
     return 0 if report.get("served_by", "precast") == "precast" else 1
 
 
+def _version(args: argparse.Namespace) -> str:
+    try:
+        return shim_version(args.engine, args.version)
+    except ValueError as error:
+        raise _output.UsageError(f"argument --version: {error}", help_of="shim wheel") from None
+
+
 def _wheel(args: argparse.Namespace) -> tuple[dict[str, object], str]:
-    path = make_wheel(args.output, args.engine)
-    return {"wheel": str(path), "version": shim_version(args.engine)}, str(path)
+    version = _version(args)
+    path = make_wheel(args.output, args.engine, args.version)
+    return {"wheel": str(path), "version": version}, str(path)
 
 
 def _install(args: argparse.Namespace) -> tuple[dict[str, object], str]:
-    version = shim_version(args.engine)
+    version = _version(args)
     command, _ = _installer.find_installer()
     with tempfile.TemporaryDirectory() as folder:
-        path = make_wheel(Path(folder), args.engine)
+        path = make_wheel(Path(folder), args.engine, args.version)
         _installer.execute([*command, "--no-deps", "--no-index", "--quiet", str(path)])
     return {"version": version}, f"installed {DISTRIBUTION} {version}"
 

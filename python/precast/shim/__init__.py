@@ -10,7 +10,17 @@ for an older FlashInfer. pip replaces an installed FlashInfer with it, and bring
 
 from __future__ import annotations
 
-from precast.shim.facade import MODULES, facade
+from precast.shim.facade import MODULES, facade, look_up, modules, of_precast
 from precast.shim.wheel import DISTRIBUTION, ENGINES, make_wheel, shim_version
 
-__all__ = ["DISTRIBUTION", "ENGINES", "MODULES", "facade", "make_wheel", "shim_version"]
+__all__ = [
+    "DISTRIBUTION",
+    "ENGINES",
+    "MODULES",
+    "facade",
+    "look_up",
+    "make_wheel",
+    "modules",
+    "of_precast",
+    "shim_version",
+]

@@ -29,6 +29,12 @@ from precast.testing.ceilings import (
 )
 from precast.testing.cpu_time import bench_cpu_time
 from precast.testing.environment import environment
+from precast.testing.gpu_time import (
+    bench_gpu_time,
+    bench_gpu_time_with_cuda_event,
+    bench_gpu_time_with_cudagraph,
+    bench_gpu_time_with_cupti,
+)
 from precast.testing.inputs import (
     ODD_HIDDEN_SIZES,
     Guarded,
@@ -38,13 +44,7 @@ from precast.testing.inputs import (
     row_strided,
 )
 from precast.testing.stats import Timing
-from precast.testing.timing import (
-    bench_gpu_time,
-    bench_gpu_time_with_cuda_event,
-    bench_gpu_time_with_cudagraph,
-    bench_gpu_time_with_cupti,
-    bench_side_by_side,
-)
+from precast.testing.timing import bench_side_by_side
 
 __all__ = [
     "ODD_HIDDEN_SIZES",

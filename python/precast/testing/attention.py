@@ -133,7 +133,8 @@ def attention_tb_per_sec(
     num_kv_heads: int,
     time: float,
     q_dtype: torch.dtype = torch.bfloat16,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    k_dtype: torch.dtype = torch.bfloat16,
+    v_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
     """TB/s (1e12 bytes) with queries, keys and values read once and outputs written once.
@@ -145,7 +146,7 @@ def attention_tb_per_sec(
         batch_size * kv_seqlen,
         (head_dim_qk, head_dim_vo),
         (num_qo_heads, num_kv_heads),
-        (q_dtype, kv_dtype, o_dtype),
+        (q_dtype, k_dtype, v_dtype, o_dtype),
     )
     return _tera_per_second(moved, time)
 
@@ -159,7 +160,8 @@ def attention_tb_per_sec_with_actual_seq_lens(
     num_kv_heads: int,
     time: float,
     q_dtype: torch.dtype = torch.bfloat16,
-    kv_dtype: torch.dtype = torch.bfloat16,
+    k_dtype: torch.dtype = torch.bfloat16,
+    v_dtype: torch.dtype = torch.bfloat16,
     o_dtype: torch.dtype = torch.bfloat16,
 ) -> float:
     """Compute :func:`attention_tb_per_sec` with the lengths of each sequence."""
@@ -169,7 +171,7 @@ def attention_tb_per_sec_with_actual_seq_lens(
         sum(kv for _, kv in lengths),
         (head_dim_qk, head_dim_vo),
         (num_qo_heads, num_kv_heads),
-        (q_dtype, kv_dtype, o_dtype),
+        (q_dtype, k_dtype, v_dtype, o_dtype),
     )
     return _tera_per_second(moved, time)
 
@@ -192,12 +194,12 @@ def _bytes(
     keys: int,
     head_dims: tuple[int, int],
     heads: tuple[int, int],
-    dtypes: tuple[torch.dtype, torch.dtype, torch.dtype],
+    dtypes: tuple[torch.dtype, ...],
 ) -> int:
     qk, vo = head_dims
     qo_heads, kv_heads = heads
-    q, kv, o = (int(dtype.itemsize) for dtype in dtypes)
-    return queries * qo_heads * (qk * q + vo * o) + keys * kv_heads * (qk + vo) * kv
+    q, k, v, o = (int(dtype.itemsize) for dtype in dtypes)
+    return queries * qo_heads * (qk * q + vo * o) + keys * kv_heads * (qk * k + vo * v)
 
 
 def _zipped(queries: Lengths, keys: Lengths) -> list[tuple[int, int]]:

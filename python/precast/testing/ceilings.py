@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from precast.testing.gpu_time import bench_gpu_time_with_cudagraph
 from precast.testing.rotation import tensor_bytes
 from precast.testing.stats import Timing
-from precast.testing.timing import bench_gpu_time_with_cudagraph
 
 # [m, n, k]: large enough for every SM, of 0.5 to 4 TFLOP.
 _PRODUCTS = ((8192, 8192, 8192), (16384, 8192, 4096), (8192, 16384, 8192), (16384, 16384, 8192))
@@ -103,7 +103,9 @@ def _bandwidth(
 
 
 def _seconds(fn: Callable[..., Any], tensors: tuple[Any, ...], cold: bool = True) -> float:
-    samples = bench_gpu_time_with_cudagraph(fn, tensors, cold_l2_cache=cold)
+    samples = bench_gpu_time_with_cudagraph(
+        fn, dry_run_iters=3, num_iters_within_graph=1, input_args=tensors, cold_l2_cache=cold
+    )
     return Timing.of_milliseconds(samples).median
 
 

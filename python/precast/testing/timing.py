@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure the GPU time of calls: CUPTI, CUDA events, graph replay, several calls side by side.
+"""Time calls: graph replays of several functions in turn, and the ways to time one function.
 
 All inputs are rotated through copies larger than L2 (``precast.testing.rotation``) unless
 ``cold_l2_cache=False``. A function is warmed up before anything is measured, so module load,
@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 import random
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,150 +21,46 @@ import torch
 from precast._base.log import get_logger
 from precast.testing import cupti
 from precast.testing.rotation import Call, rotation_for
-from precast.testing.stats import Timing
 
 # GPU time of one replay, which is long compared with the few microseconds of a graph's start.
 _GRAPH_SECONDS = 2e-3
-# GPU time of a whole measurement if the caller does not choose the repetitions.
-_TOTAL_SECONDS = 0.1
 _WARM_UP = 3
+_MOST_CALLS = 1000
 
 
-def bench_gpu_time(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dry_run_iters: int | None = None,
-    repeat_iters: int | None = None,
-    enable_cupti: bool = True,
-    use_cuda_graph: bool = False,
-    cold_l2_cache: bool = True,
-) -> tuple[float, float]:
-    """Median and standard deviation of the GPU time of ``fn(*args, **kwargs)``, in seconds.
-
-    By default this is the time of its kernels, copies and memsets from CUPTI's records, without
-    gaps. Without ``cupti-python`` it is the time between CUDA events, with one line in the log.
-
-    Parameters
-    ----------
-    fn : callable
-        Launches work on the current stream. It may write its arguments in place.
-    args, kwargs
-        Its arguments; tensors among them are copied so that each call finds a cold L2.
-    dry_run_iters : int, optional
-        Calls before the measurement; default 3.
-    repeat_iters : int, optional
-        Samples (calls, or replays of a graph); default: as many as fit into 0.1 s, 10 to 1000.
-    enable_cupti : bool
-        Take kernel times from CUPTI, ``pip install "precast[bench]"``.
-    use_cuda_graph : bool
-        Replay a CUDA graph of many calls, which excludes the launch by the CPU from the time.
-    cold_l2_cache : bool
-        Rotate the arguments through copies larger than L2.
-
-    Returns
-    -------
-    tuple of float
-        ``(median, std)`` in seconds for one call.
-    """
-    measure: Callable[..., list[float]]
-    if enable_cupti:
-        measure = functools.partial(bench_gpu_time_with_cupti, use_cuda_graph=use_cuda_graph)
-    else:
-        measure = (
-            bench_gpu_time_with_cudagraph if use_cuda_graph else bench_gpu_time_with_cuda_event
-        )
-    timing = Timing.of_milliseconds(
-        measure(
-            fn,
-            args,
-            kwargs,
-            dry_run_iters=dry_run_iters,
-            repeat_iters=repeat_iters,
-            cold_l2_cache=cold_l2_cache,
-        )
-    )
-    return timing.median, timing.std
+def _same(seconds: float) -> float:
+    return seconds
 
 
-def bench_gpu_time_with_cupti(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dry_run_iters: int | None = None,
-    repeat_iters: int | None = None,
-    use_cuda_graph: bool = False,
-    cold_l2_cache: bool = True,
-) -> list[float]:
-    """Measure the milliseconds in which the GPU worked for each call, from CUPTI's records.
+class Options(NamedTuple):
+    """How often calls are repeated, and what happens between them."""
 
-    Neither the launch nor gaps between the kernels of one call count. Every call waits for the one
-    before; otherwise a kernel could start early, and its waiting would count as work. CUPTI slows
-    launches down; it is detached before this returns.
+    dry_run_iters: int | None = None
+    repeat_iters: int | None = None
+    #: GPU time of the calls before the measurement, and of the samples, where no count is given.
+    dry_run_seconds: float = 0.0
+    repeat_seconds: float = 0.1
+    #: Let the GPU cool between two samples.
+    sleep: bool = False
+    #: The least number of calls in a graph.
+    graph_calls: int = 1
+    #: The estimate of a call's time that all ranks agree on, so that they repeat equally often.
+    agree: Callable[[float], float] = _same
 
-    Parameters
-    ----------
-    use_cuda_graph : bool
-        Replay graphs with a call for each copy; a sample is the mean of one replay.
+    def repeats(self, seconds: float) -> int:
+        """How many samples to take, of calls or replays that take so long."""
+        if self.repeat_iters is not None:
+            return self.repeat_iters
+        return min(_MOST_CALLS, max(10, _ratio(self.repeat_seconds, self.agree(seconds))))
 
-    Returns
-    -------
-    list of float
-        One sample a call or replay. If CUPTI cannot be used, the result of
-        :func:`bench_gpu_time_with_cuda_event` (or ``_with_cudagraph``); one line in the log gives
-        the reason.
-    """
-    calls = rotation_for(args, kwargs, cold_l2_cache)
-    _warm_up(fn, calls, dry_run_iters)
-    try:
-        return _with_cupti(fn, calls, repeat_iters, use_cuda_graph)
-    except cupti.CuptiError as error:
-        _say_no_cupti(str(error))
-    return (_with_graph if use_cuda_graph else _with_events)(fn, calls, repeat_iters)
+    def pause(self, milliseconds: float) -> None:
+        """Sleep five times as long as a sample took, at most a second."""
+        if self.sleep:
+            time.sleep(min(milliseconds * 5e-3, 1.0))
 
 
-@functools.cache  # One warning a process and reason.
-def _say_no_cupti(reason: str) -> None:
-    get_logger().info(
-        "CUPTI cannot be used, so times are taken with CUDA events (%s)."
-        ' Fix: pip install "precast[bench]"',
-        reason,
-    )
-
-
-def bench_gpu_time_with_cuda_event(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dry_run_iters: int | None = None,
-    repeat_iters: int | None = None,
-    cold_l2_cache: bool = True,
-) -> list[float]:
-    """Measure the milliseconds of each call between two CUDA events.
-
-    Kernels shorter than their launch (some microseconds) need ``bench_gpu_time_with_cudagraph``.
-    """
-    calls = rotation_for(args, kwargs, cold_l2_cache)
-    _warm_up(fn, calls, dry_run_iters)
-    return _with_events(fn, calls, repeat_iters)
-
-
-def bench_gpu_time_with_cudagraph(
-    fn: Callable[..., Any],
-    args: Sequence[Any] = (),
-    kwargs: Mapping[str, Any] | None = None,
-    *,
-    dry_run_iters: int | None = None,
-    repeat_iters: int | None = None,
-    cold_l2_cache: bool = True,
-) -> list[float]:
-    """Measure the milliseconds of one call; a sample is a replay of one call for each copy."""
-    calls = rotation_for(args, kwargs, cold_l2_cache)
-    _warm_up(fn, calls, dry_run_iters)
-    return _with_graph(fn, calls, repeat_iters)
+def _ratio(whole: float, part: float) -> int:
+    return math.ceil(whole / max(part, 1e-9))
 
 
 def bench_side_by_side(
@@ -196,9 +93,10 @@ def bench_side_by_side(
     calls = rotation_for(args, kwargs, cold_l2_cache)
     graphs = {}
     for name, fn in functions.items():
-        _warm_up(fn, calls, None)
+        warm_up(fn, calls, Options())
         graphs[name] = capture(fn, calls)
-    return replay(graphs, rounds or _repeats(max(graph.seconds for graph in graphs.values())))
+    slowest = max(graph.seconds for graph in graphs.values())
+    return replay(graphs, rounds or Options().repeats(slowest))
 
 
 class Graph(NamedTuple):
@@ -235,11 +133,17 @@ def replay(graphs: Mapping[str, Graph], rounds: int) -> dict[str, list[float]]:
     return samples
 
 
-def capture(fn: Callable[..., Any], calls: Sequence[Call], long: bool = True) -> Graph:
+def capture(
+    fn: Callable[..., Any],
+    calls: Sequence[Call],
+    options: Options = Options(),  # noqa: B008
+    long: bool = True,
+) -> Graph:
     """Capture one call for each copy; if ``long``, repeated until the graph takes 2 ms."""
     graph = _capture(fn, calls, 1)
-    once = min(replay({"": graph}, 3)[""]) * 1e-3
+    once = options.agree(min(replay({"": graph}, 3)[""]) * 1e-3)
     turns = graph_turns(once, len(calls)) if long else 1
+    turns = max(turns, math.ceil(options.graph_calls / len(calls)))
     if turns > 1:
         graph = _capture(fn, calls, turns)
     return graph._replace(seconds=once * graph.calls)
@@ -247,7 +151,7 @@ def capture(fn: Callable[..., Any], calls: Sequence[Call], long: bool = True) ->
 
 def graph_turns(seconds_per_call: float, copies: int) -> int:
     """How often a graph must go through all copies to take at least 2 ms."""
-    return max(1, math.ceil(_GRAPH_SECONDS / max(seconds_per_call * copies, 1e-9)))
+    return max(1, _ratio(_GRAPH_SECONDS, seconds_per_call * copies))
 
 
 def _capture(fn: Callable[..., Any], calls: Sequence[Call], turns: int) -> Graph:
@@ -265,28 +169,38 @@ def _capture(fn: Callable[..., Any], calls: Sequence[Call], turns: int) -> Graph
     return Graph(graph, turns * len(calls), 0.0, list(outputs))
 
 
-def _with_graph(
-    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None
-) -> list[float]:
-    graph = capture(fn, calls)
-    return replay({"": graph}, repeat_iters or _repeats(graph.seconds))[""]
+def time_with_graph(fn: Callable[..., Any], calls: Sequence[Call], options: Options) -> list[float]:
+    """Milliseconds of one call; a sample is a replay of a graph."""
+    graph = capture(fn, calls, options)
+    count = options.repeats(graph.seconds)
+    if not options.sleep:
+        return replay({"": graph}, count)[""]
+    samples = []
+    for _ in range(count):
+        samples += replay({"": graph}, 1)[""]
+        options.pause(samples[-1] * graph.calls)
+    return samples
 
 
-def _with_events(
-    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None
+def time_with_events(
+    fn: Callable[..., Any], calls: Sequence[Call], options: Options
 ) -> list[float]:
-    count = repeat_iters or _repeats(_once(fn, calls[0]))
+    """Milliseconds of each call between two events, the launch included."""
+    count = options.repeats(once(fn, calls[0]))
     pairs = [(_event(), _event()) for _ in range(count)]
     for index, (before, after) in enumerate(pairs):
         call = calls[index % len(calls)]
         before.record()
         fn(*call.args, **call.kwargs)
         after.record()
+        if options.sleep:
+            after.synchronize()
+            options.pause(before.elapsed_time(after))
     torch.cuda.synchronize()
     return [float(before.elapsed_time(after)) for before, after in pairs]
 
 
-def _once(fn: Callable[..., Any], call: Call) -> float:
+def once(fn: Callable[..., Any], call: Call) -> float:
     """Seconds of one call between events, launch included."""
     start, end = _event(), _event()
     start.record()
@@ -296,41 +210,67 @@ def _once(fn: Callable[..., Any], call: Call) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
+def time_with_cupti(
+    fn: Callable[..., Any], calls: Sequence[Call], options: Options, use_cuda_graph: bool
+) -> list[float]:
+    """Milliseconds in which the GPU worked for each call, or events if CUPTI cannot be used."""
+    try:
+        return _with_cupti(fn, calls, options, use_cuda_graph)
+    except cupti.CuptiError as error:
+        _say_no_cupti(str(error))
+    return (time_with_graph if use_cuda_graph else time_with_events)(fn, calls, options)
+
+
+@functools.cache  # One warning a process and reason.
+def _say_no_cupti(reason: str) -> None:
+    get_logger().info(
+        "CUPTI cannot be used, so times are taken with CUDA events (%s)."
+        ' Fix: pip install "precast[bench]"',
+        reason,
+    )
+
+
 def _with_cupti(
-    fn: Callable[..., Any], calls: Sequence[Call], repeat_iters: int | None, use_cuda_graph: bool
+    fn: Callable[..., Any], calls: Sequence[Call], options: Options, use_cuda_graph: bool
 ) -> list[float]:
     runs: list[Callable[[], Any]]
     with cupti.Session() as session:
         if use_cuda_graph:
-            graph = capture(fn, calls, long=False)
+            graph = capture(fn, calls, options, long=False)
             runs, per_run, seconds = [graph.graph.replay], graph.calls, graph.seconds
         else:
             runs = [functools.partial(fn, *call.args, **call.kwargs) for call in calls]
-            per_run, seconds = 1, _once(fn, calls[0])
-        count = repeat_iters or _repeats(seconds)
+            per_run, seconds = 1, once(fn, calls[0])
+        count = options.repeats(seconds)
         torch.cuda.synchronize()
         for index in range(count):
             with session.call(index):
                 runs[index % len(runs)]()
             torch.cuda.synchronize()
+            options.pause(seconds * 1e3)
     samples = cupti.call_milliseconds(session.spans, session.calls, count)
     return [sample / per_run for sample in samples]
 
 
-def _warm_up(fn: Callable[..., Any], calls: Sequence[Call], count: int | None) -> None:
+def warm_up(fn: Callable[..., Any], calls: Sequence[Call], options: Options) -> None:
+    """Call a function as often as asked for, or until it had its time, at least three times."""
     # torch requires a separate stream for work that is captured afterwards.
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for index in range(_WARM_UP if count is None else count):
-            call = calls[index % len(calls)]
-            fn(*call.args, **call.kwargs)
+        count = _WARM_UP if options.dry_run_iters is None else options.dry_run_iters
+        _run(fn, calls, count)
+        if options.dry_run_iters is None and options.dry_run_seconds:
+            seconds = options.agree(once(fn, calls[0]))
+            _run(fn, calls, min(_MOST_CALLS, _ratio(options.dry_run_seconds, seconds)))
     torch.cuda.current_stream().wait_stream(stream)
     torch.cuda.synchronize()
 
 
-def _repeats(seconds: float) -> int:
-    return min(1000, max(10, math.ceil(_TOTAL_SECONDS / max(seconds, 1e-9))))
+def _run(fn: Callable[..., Any], calls: Sequence[Call], count: int) -> None:
+    for index in range(count):
+        call = calls[index % len(calls)]
+        fn(*call.args, **call.kwargs)
 
 
 def _event() -> torch.cuda.Event:

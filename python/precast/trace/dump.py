@@ -13,7 +13,7 @@ from precast._base.torch import torch
 from precast._op.dispatch import Kernel
 from precast._op.export import Export
 from precast._op.torch_ops import ON_COMPILE
-from precast.trace.registry import read_call
+from precast.trace.registry import read_call, write_definition
 
 #: Definitions that are written, and the call that each name belongs to. Threads are synchronised by
 #: ``setdefault`` and not by a lock, because a forked child could inherit a lock that is held.
@@ -87,20 +87,8 @@ def _first(key: object) -> bool:
 
 
 def _write(definition: Mapping[str, Any]) -> None:
-    """Write a definition, by one rename, where flashinfer-bench's ``TraceSet.from_path`` reads."""
-    import json
-    import os
-    import threading
+    """Write a definition where flashinfer-bench's ``TraceSet.from_path`` reads."""
     from pathlib import Path
 
     folder = Path(_env.TRACE_DUMP_DIR()) / "definitions" / str(definition["op_type"])
-    folder.mkdir(parents=True, exist_ok=True)
-    name = definition["name"]
-    # Several processes may write the same definition: each writes its own file, and renames it.
-    partial = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
-    try:
-        partial.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
-        partial.replace(folder / f"{name}.json")
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise
+    write_definition(definition, folder)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from precast._base.lazy import import_all
@@ -132,13 +133,21 @@ def find(function: Callable[..., Any]) -> Traced:
         ) from None
 
 
-def fi_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[str, Any]:
+def fi_trace(
+    func_or_method: Callable[..., Any],
+    *args: Any,
+    save_dir: str | Path | None = None,
+    **kwargs: Any,
+) -> dict[str, Any]:
     """The definition of a call, in the schema of flashinfer-bench. The op does not run.
 
     Parameters
     ----------
-    function : callable
-        A public op; ``function.fi_trace(...)`` is the same.
+    func_or_method : callable
+        A public op; ``op.fi_trace(...)`` is the same.
+    save_dir : str or Path, optional
+        A folder in which ``<name>.json`` with the definition is written, too. It is made if it is
+        missing.
     *args, **kwargs
         The arguments of the call. Tensors may be on any device, also ``meta``.
 
@@ -163,8 +172,29 @@ def fi_trace(function: Callable[..., Any], *args: Any, **kwargs: Any) -> dict[st
     >>> precast.fi_trace(precast.rmsnorm, x, x[0])["name"]
     'rmsnorm_h4096'
     """
-    row, template, reading = read_call(function, args, kwargs)
-    return template.definition(reading, public_name(row.function))
+    row, template, reading = read_call(func_or_method, args, kwargs)
+    definition = template.definition(reading, public_name(row.function))
+    if save_dir is not None:
+        write_definition(definition, Path(save_dir))
+    return definition
+
+
+def write_definition(definition: Mapping[str, Any], folder: Path) -> None:
+    """Write ``<name>.json`` into a folder, by one rename, with the folders that are missing."""
+    import json
+    import os
+    import threading
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name = definition["name"]
+    # Several processes may write the same definition: each writes its own file, and renames it.
+    partial = folder / f".{name}.{os.getpid()}.{threading.get_ident()}"
+    try:
+        partial.write_text(json.dumps(definition, indent=2) + "\n", encoding="utf-8")
+        partial.replace(folder / f"{name}.json")
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def read_call(

@@ -11,7 +11,7 @@ import functools
 import inspect
 import re
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -198,6 +198,39 @@ def test_wrong_arguments(built: Built, name: str) -> None:
                         differences[trial.what] = f"binding: {said}, reference: {other}"
             assert rejected > 10
     assert differences == {}
+
+
+@pytest.mark.filterwarnings("ignore:.* is deprecated:FutureWarning")
+@pytest.mark.parametrize("name", [name for name in CHECKED if name not in MADE])
+def test_empty_tensors(built: Built, name: str) -> None:
+    """Tensors without rows or without columns are accepted where the reference accepts them."""
+    kernel = kernels()[name]
+    assert isinstance(kernel, Export)
+    refused = {}
+    for function, axes, calls in cases(built, kernel):
+        for args in calls:
+            for trial in _without_elements(args):
+                if not serves(kernel, trial.args, axes, loader.axis_names(kernel.op)):
+                    continue
+                if reference_rejection(kernel, trial) is None:
+                    said = rejection(function, kernel, trial)
+                    if said is not None:
+                        refused[trial.what] = said
+    assert refused == {}
+
+
+def _without_elements(args: Args) -> Iterator[Trial]:
+    """The call with no rows, and with no columns."""
+    tensors = [(i, value) for i, value in enumerate(args) if isinstance(value, torch.Tensor)]
+    first = max((value for _, value in tensors), key=lambda value: value.dim())
+    for dim, what in ((0, "no rows"), (-1, "no columns")):
+        size, given = first.shape[dim], list(args)
+        for i, value in tensors:
+            if value.dim() and value.shape[dim] == size:
+                shape = [*value.shape]
+                shape[dim] = 0
+                given[i] = value.new_empty(shape)
+        yield Trial(what, (), tuple(given))
 
 
 def _is_odd(trial: Trial) -> bool:

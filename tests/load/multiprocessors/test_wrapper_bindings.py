@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 from attention_arguments import (
-    CALLS,
     assert_wrong_arguments_are_named,
     doubtful_outcomes,
     outcome,
 )
+from attention_composed_calls import CALLS
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
 

@@ -77,9 +77,9 @@ def test_rates_take_milliseconds() -> None:
 
 
 def test_bytes_are_queries_keys_values_and_outputs_once() -> None:
-    dtypes = (torch.bfloat16, torch.float8_e4m3fn, torch.float32)
-    # q: 2 B x 192, k and v: 1 B x (192 + 128), o: 4 B x 128
-    moved = 3 * 5 * 16 * (2 * 192 + 4 * 128) + 3 * 50 * 4 * (192 + 128)
+    dtypes = (torch.bfloat16, torch.float8_e4m3fn, torch.float64, torch.float32)
+    # q: 2 B x 192, k: 1 B x 192, v: 8 B x 128, o: 4 B x 128
+    moved = 3 * 5 * 16 * (2 * 192 + 4 * 128) + 3 * 50 * 4 * (192 + 8 * 128)
     got = attention_tb_per_sec(3, 5, 50, 192, 128, 16, 4, 0.001, *dtypes)
     assert got == pytest.approx(moved / 1e-6 / 1e12)
     ragged = attention_tb_per_sec_with_actual_seq_lens(

@@ -62,7 +62,7 @@ def test_without_them_it_is_the_prefill():
     ("args", "options", "error", "words"),
     [
         ((torch.zeros(3),), {}, ValueError, r"sinks must have shape \[4\], got \[3\]"),
-        (("x",), {}, TypeError, "sinks must be a torch.Tensor, got str"),
+        (("x",), {}, TypeError, "sink must be a torch.Tensor, got str"),
         ((None, math.nan), {}, ValueError, "sm_scale must be a finite number, got nan"),
         ((None, "x"), {}, TypeError, "sm_scale must be a number, got str 'x'"),
         ((torch.zeros(4),), {"sinks": torch.zeros(4)}, ValueError, "sink and sinks were both"),

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_arguments import CALLS, assert_wrong_arguments_are_named, outcome
+from attention_arguments import assert_wrong_arguments_are_named, outcome
+from attention_composed_calls import CALLS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Passing `q_len_per_req`:DeprecationWarning")
 

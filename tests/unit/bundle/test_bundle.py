@@ -31,6 +31,7 @@ from precast.bundle import Target, _contents, make_bundle
 from precast.bundle._closure import Pip, close
 from precast.bundle._wheel import Wheel
 from precast.errors import BundleError
+from precast.shim import shim_version
 
 Change = Callable[[dict[str, bytes]], dict[str, bytes]]
 
@@ -98,6 +99,15 @@ def test_the_closure_is_that_of_the_target_and_leaves_torch_out(dist, tmp_path):
     assert files == {Path(w["file"]).name for w in report["wheels"]}
     requirements = (out / "requirements.txt").read_text().split()
     assert requirements == ["precast==0.1.0", "precast-jit-cache-cu13-sm90a==0.1.0"]
+
+
+def test_the_package_for_an_engine_is_one_of_the_wheels(dist, tmp_path):
+    out = tmp_path / "bundle"
+    done = bundle(dist, out, "--shim", "sglang")
+    assert done.returncode == 0, done.stderr
+    assert pins(out)["flashinfer-python"] == shim_version("sglang")
+    assert f"flashinfer-python=={shim_version('sglang')}" in (out / "requirements.txt").read_text()
+    assert [*(out / "wheels").glob("flashinfer_python-0.7.2+precast.*-py3-none-any.whl")]
 
 
 def test_every_file_has_its_digest(dist, tmp_path):

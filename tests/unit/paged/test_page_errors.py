@@ -260,3 +260,8 @@ def test_invalid_arguments_of_concat() -> None:
         assert words in str(caught.value) or "dimensions" in str(caught.value)
     with pytest.raises(TypeError, match=r"k_rope must be a torch\.Tensor, got int"):
         precast.concat_mla_k(k, nope, 3)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="backend must be 'default', got 'cake'"):
+        precast.concat_mla_k(k, nope, rope, backend="cake")
+    assert not k.any()
+    precast.concat_mla_k(k, nope, rope, backend="default")
+    assert k.all()

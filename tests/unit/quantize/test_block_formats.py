@@ -295,6 +295,7 @@ def test_key_value_cache_dtypes() -> None:
     for dtype in (BF16, torch.float16, torch.float32):
         out = precast.nvfp4_kv_dequantize(q, scales, 1 / global_scale(x), dtype)
         assert out.dtype == dtype
+    assert precast.nvfp4_kv_dequantize(q, scales, 1 / global_scale(x)).dtype == BF16
     exact = precast.e2m1_and_ufp8sf_scale_to_float(
         q, scales, 1 / global_scale(x), is_sf_swizzled_layout=False
     )

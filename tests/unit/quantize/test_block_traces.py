@@ -75,8 +75,9 @@ def _calls() -> list[tuple[str, tuple[Any, ...], dict[str, Any]]]:
                 add(to_float, packed, of_32, ONE[0], 32, **flags)
                 add(to_float, packed, of_32, None, 32, 0, **flags)
                 add(to_float, packed, of_16, ONE, 16, 0, **flags)
-        for dtype in (None, torch.float32, torch.float16, BF16):
-            scales = data(*shape[:-1], shape[-1] // 16)
+        scales = data(*shape[:-1], shape[-1] // 16)
+        add("nvfp4_kv_dequantize", packed, scales, ONE)
+        for dtype in (torch.float32, torch.float16, BF16):
             add("nvfp4_kv_dequantize", packed, scales, ONE, dtype)
             add("nvfp4_kv_dequantize", packed, scales.flatten(), ONE[0], dtype)
     for scales in (data(5, 6), data(3, 130, 6), data(5, 6).to(BF16)):

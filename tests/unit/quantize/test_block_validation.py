@@ -41,6 +41,32 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
             NotImplementedError,
             "do_shuffle",
         ),
+        (
+            lambda: precast.nvfp4_quantize(X, ONE, per_token_activation=True),
+            NotImplementedError,
+            "per_token_activation must be False, got bool. Fix: leave it out",
+        ),
+        (
+            lambda: precast.nvfp4_quantize(X, ONE, expanded_idx_to_permuted_idx=ONE),
+            NotImplementedError,
+            "expanded_idx_to_permuted_idx must be None, got Tensor",
+        ),
+        (
+            lambda: precast.nvfp4_quantize(X, ONE, out_scale=ONE),
+            NotImplementedError,
+            "out_scale must be None, got Tensor",
+        ),
+        (
+            lambda: precast.nvfp4_quantize(X, ONE, nvfp4_4over6=object()),
+            NotImplementedError,
+            "nvfp4_quantize: nvfp4_4over6 must be None, got object",
+        ),
+        (
+            lambda: precast.fp4_quantize(X, ONE, nvfp4_4over6=object()),
+            NotImplementedError,
+            "fp4_quantize: nvfp4_4over6 must be None, got object",
+        ),
+        (lambda: precast.nvfp4_kv_dequantize(Q, S, ONE, None), TypeError, "must be a torch.dtype"),
         (lambda: precast.nvfp4_quantize(X, ONE, backend="cute-dsl"), ValueError, "must be 'cuda'"),
         (lambda: precast.fp4_quantize(X, ONE, 64), NotImplementedError, "only be 16 or 32"),
         (lambda: precast.fp4_quantize(X, ONE, 32), ValueError, "sf_vec_size must be 16"),
@@ -108,6 +134,35 @@ pytestmark = pytest.mark.usefixtures("reference_mode")
 def test_invalid_arguments(call: Callable[[], object], kind: type[Exception], words: str) -> None:
     with pytest.raises(kind, match=words):
         call()
+
+
+def test_an_output_of_interleaved_scales() -> None:
+    scales = torch.arange(12).view(3, 4).byte()
+    want = precast.block_scale_interleave(scales)
+    out = torch.full_like(want, 7)
+    assert precast.block_scale_interleave(scales, out=out) is out
+    assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        (torch.full((511,), 7).byte(), r"out must be contiguous with shape \[512\], got shape"),
+        (torch.full((1, 512), 7).byte(), r"out must be contiguous with shape \[512\], got shape"),
+        (torch.full((1024,), 7).byte()[::2], r"with shape \[512\], got .* strides \[2\]"),
+        (torch.full((512,), 7.0).bfloat16(), "out must be uint8, got bfloat16"),
+    ],
+)
+def test_a_wrong_output_of_interleaved_scales_is_untouched(out: torch.Tensor, words: str) -> None:
+    with pytest.raises(ValueError, match=f"block_scale_interleave: .*{words}|{words}"):
+        precast.block_scale_interleave(torch.zeros(3, 4).byte(), out=out)
+    assert (out == 7).all()
+
+
+def test_interleaved_scales_do_not_overlap_their_source() -> None:
+    memory = torch.zeros(1024).byte()
+    with pytest.raises(ValueError, match="memory"):
+        precast.block_scale_interleave(memory[:512].view(128, 4), out=memory[256:768])
 
 
 @pytest.mark.parametrize(

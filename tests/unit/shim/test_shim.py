@@ -17,7 +17,7 @@ import pytest
 
 import precast
 from precast.cli._main import main
-from precast.shim import ENGINES, MODULES, make_wheel, shim_version
+from precast.shim import ENGINES, MODULES, make_wheel, modules, shim_version
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -30,6 +30,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="session")
+def sglang_site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same for SGLang."""
+    folder = tmp_path_factory.mktemp("sglang_site")
+    zipfile.ZipFile(make_wheel(folder / "dist", "sglang")).extractall(folder)
+    return folder
+
+
 def answer(site: Path, code: str) -> str:
     """What a fresh process prints that has the package on its path."""
     env = {**os.environ, "PYTHONPATH": f"{site}{os.pathsep}{ROOT / 'python'}"}
@@ -39,17 +47,19 @@ def answer(site: Path, code: str) -> str:
     return done.stdout.strip()
 
 
-def test_every_module_stands_for_one_that_exists():
-    for homes in MODULES.values():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_every_module_stands_for_one_that_exists(engine):
+    for homes in modules(engine).values():
         for home in homes:
             assert importlib.util.find_spec(home) is not None, home
 
 
 def test_every_public_module_is_served_but_those_of_precast_alone():
-    own = {"aot", "api_logging", "bundle", "cli", "decorators", "errors", "loader", "shim", "trace"}
+    own = {"aot", "api_logging", "bundle", "cli", "decorators", "errors", "flashinfer", "loader"}
+    own |= {"shim", "trace"}
     public = {m.name for m in pkgutil.iter_modules(precast.__path__) if m.name[0] != "_"}
     served = {home.split(".")[1] for homes in MODULES.values() for home in homes if "." in home}
-    assert served == public - own
+    assert served - {"shim"} == public - own
 
 
 def test_names_are_those_of_precast(site):
@@ -77,7 +87,7 @@ def test_what_precast_lacks_is_missing(site):
 import importlib.util
 import flashinfer
 assert not hasattr(flashinfer, "cutlass_fused_moe") and not hasattr(flashinfer, "__wrapped__")
-for name in ("comm", "gdn_prefill", "fused_moe", "cute_dsl"):
+for name in ("comm", "cute_dsl", "gdn_prefill", "gemm"):
     assert importlib.util.find_spec(f"flashinfer.{name}") is None, name
 try:
     from flashinfer import mm_fp4
@@ -85,6 +95,25 @@ except ImportError as error:
     print(error)
 """
     assert answer(site, code).startswith("cannot import name 'mm_fp4' from 'flashinfer'")
+
+
+def test_an_engine_gets_names_of_its_own(site, sglang_site):
+    code = """
+import flashinfer, flashinfer.utils, precast
+for path in ("comm.mnnvl", "gemm", "fused_moe.core"):
+    try:
+        __import__(f"flashinfer.{path}")
+        print(path)
+    except ImportError:
+        pass
+for name in ("bmm_fp8", "mm_mxfp8", "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"):
+    print(name if hasattr(flashinfer, name) else "-")
+assert not hasattr(precast, "bmm_fp8")
+"""
+    append = "nvfp4_quantize_append_paged_kv_cache_with_slot_mapping"
+    assert answer(site, code).split() == ["fused_moe.core", "-", "-", append]
+    every = ["comm.mnnvl", "gemm", "fused_moe.core", "bmm_fp8", "mm_mxfp8", "-"]
+    assert answer(sglang_site, code).split() == every
 
 
 def test_a_missing_name_says_who_answers(site):
@@ -181,6 +210,34 @@ def test_the_command_writes_a_wheel(tmp_path, capsys):
     report = json.loads(capsys.readouterr().out)
     assert Path(report["wheel"]).is_file()
     assert re.fullmatch(r"0\.7\.2\+precast\.[a-z0-9.]+", report["version"])
+
+
+@pytest.mark.parametrize("action", ["wheel", "install"])
+def test_the_version_that_an_older_engine_pins(action, monkeypatch, tmp_path, capsys):
+    ran: list[list[str]] = []
+    monkeypatch.setattr("precast.cli._installer.execute", lambda command: ran.append(list(command)))
+    output = ["-o", str(tmp_path)] if action == "wheel" else []
+    assert main(["shim", action, *output, "--version", "0.6.13", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["version"] == f"0.6.13+precast.{precast.__version__}"
+    wheel = report["wheel"] if action == "wheel" else ran[0][-1]
+    assert Path(wheel).name.startswith("flashinfer_python-0.6.13+precast.")
+    if action == "wheel":
+        with zipfile.ZipFile(wheel) as archive:
+            assert '__version__ = "0.6.13+' in archive.read("flashinfer/__init__.py").decode()
+            assert "flashinfer-python==0.6.13" in archive.read("flashinfer/__main__.py").decode()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("new", "'new' is not a version"), ("0.6.13+cu13", "has a local part; legal: what the eng")],
+)
+def test_a_version_that_no_engine_pins(version, words, tmp_path, capsys):
+    assert main(["shim", "wheel", "-o", str(tmp_path), "--version", version]) == 2
+    assert f"argument --version: {version!r}" in capsys.readouterr().err.replace("the version ", "")
+    with pytest.raises(ValueError, match=words):
+        shim_version("vllm", version)
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.parametrize(

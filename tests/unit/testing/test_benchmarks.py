@@ -25,6 +25,17 @@ FAMILIES = sorted({kernel.op for kernel in kernels().values()})
 FUNCTIONS = {k.function: kernels().get(k.function, k).op for k in kernels().values()}
 #: Their kernels are those of a wrapper of prefill.
 WRAPPERS = {
+    **dict.fromkeys(
+        (
+            "BatchAttention",
+            "BatchPODWithPagedKVCacheWrapper",
+            "BlockSparseAttentionWrapper",
+            "MultiLevelCascadeAttentionWrapper",
+            "PODWithPagedKVCacheWrapper",
+            "VariableBlockSparseAttentionWrapper",
+        ),
+        "attention",
+    ),
     "BatchDecodeWithPagedKVCacheWrapper": "attention",
     "CUDAGraphBatchDecodeWithPagedKVCacheWrapper": "attention_plan",
 }

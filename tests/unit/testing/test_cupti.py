@@ -171,13 +171,10 @@ def kernels(device: FakeDevice, cupti: FakeCupti, gap: float, *milliseconds: flo
 def test_launch_gaps_are_not_in_the_time(cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> None:
     device = FakeDevice(monkeypatch)
     call = kernels(device, cupti, 5.0, 0.25, 0.5)
-    args = (torch.ones(25),)
-    assert bench_gpu_time_with_cupti(call, args, repeat_iters=6) == pytest.approx([0.75] * 6)
-    median, std = bench_gpu_time(call, args)
-    assert median == pytest.approx(0.75e-3)
-    assert std == pytest.approx(0.0, abs=1e-9)
-    slow, _ = bench_gpu_time(call, args, enable_cupti=False)
-    assert slow == pytest.approx(10.75e-3)
+    options = {"repeat_iters": 6, "input_args": (torch.ones(25),)}
+    assert bench_gpu_time_with_cupti(call, **options) == pytest.approx([0.75] * 6)
+    assert bench_gpu_time(call, enable_cupti=True, **options) == pytest.approx([0.75] * 6)
+    assert bench_gpu_time(call, **options) == pytest.approx([10.75] * 6)
 
 
 def test_a_graph_is_divided_by_its_calls(cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +188,7 @@ def test_a_graph_is_divided_by_its_calls(cupti: FakeCupti, monkeypatch: pytest.M
     monkeypatch.setattr(torch.cuda.CUDAGraph, "replay", recorded)
     call = kernels(device, cupti, 5.0, 0.25)
     samples = bench_gpu_time_with_cupti(
-        call, (torch.ones(25),), repeat_iters=3, use_cuda_graph=True
+        call, repeat_iters=3, use_cuda_graph=True, input_args=(torch.ones(25),)
     )
     assert samples == pytest.approx([0.25] * 3)
 
@@ -200,7 +197,8 @@ def test_cupti_is_detached_afterwards_also_after_an_error(
     cupti: FakeCupti, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     device = FakeDevice(monkeypatch)
-    bench_gpu_time_with_cupti(kernels(device, cupti, 0.0, 1.0), (torch.ones(25),))
+    options = {"dry_run_iters": 3, "input_args": (torch.ones(25),)}
+    bench_gpu_time_with_cupti(kernels(device, cupti, 0.0, 1.0), **options)
     assert cupti.finalized == 1
     assert not cupti.enabled
     calls = 0
@@ -212,7 +210,7 @@ def test_cupti_is_detached_afterwards_also_after_an_error(
             raise OverflowError("of the call itself")
 
     with pytest.raises(OverflowError, match="of the call itself"):
-        bench_gpu_time_with_cupti(fails, (torch.ones(25),))
+        bench_gpu_time_with_cupti(fails, **options)
     assert cupti.finalized == 2
     assert not cupti.enabled
     assert not cupti.ids
@@ -225,8 +223,8 @@ def test_without_cupti_events_are_used_and_logged_once(
     monkeypatch.setitem(sys.modules, "cupti", None)  # importing it raises ImportError
     device = FakeDevice(monkeypatch)
     for graph in (False, True, False):
-        median, _ = bench_gpu_time(device.kernel(0.25), (torch.ones(25),), use_cuda_graph=graph)
-        assert median == pytest.approx(0.25e-3)
+        samples = bench_gpu_time(device.kernel(0.25), 3, 5, enable_cupti=True, use_cuda_graph=graph)
+        assert samples == pytest.approx([0.25] * 5)
     lines = [r.getMessage() for r in caplog.records if "CUPTI" in r.getMessage()]
     assert len(lines) == 1
     assert "times are taken with CUDA events (ModuleNotFoundError" in lines[0]
@@ -239,7 +237,7 @@ def test_another_profiler_at_work_is_a_reason_too(
     caplog.set_level(logging.INFO)
     cupti.reject = RuntimeError("ERROR_MULTIPLE_SUBSCRIBERS_NOT_SUPPORTED")
     device = FakeDevice(monkeypatch)
-    samples = bench_gpu_time_with_cupti(device.kernel(2.0), (torch.ones(25),), repeat_iters=4)
+    samples = bench_gpu_time_with_cupti(device.kernel(2.0), repeat_iters=4)
     assert samples == pytest.approx([2.0] * 4)
     assert "MULTIPLE_SUBSCRIBERS" in caplog.text
 
@@ -251,9 +249,8 @@ def test_lost_records_fall_back_to_events(
     cupti.lose = True
     device = FakeDevice(monkeypatch)
     call = kernels(device, cupti, 1.0, 0.5)
-    assert bench_gpu_time_with_cupti(call, (torch.ones(25),), repeat_iters=4) == pytest.approx(
-        [1.5] * 4
-    )
+    samples = bench_gpu_time_with_cupti(call, repeat_iters=4, input_args=(torch.ones(25),))
+    assert samples == pytest.approx([1.5] * 4)
     assert "GPU work for 0 of 4 calls" in caplog.text
 
 

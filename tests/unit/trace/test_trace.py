@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -42,7 +43,19 @@ WITHOUT_TEMPLATE = {
     "__init__": "makes a wrapper of attention, which keeps buffers",
     "plan": "divides work for run(); the plan is no result",
     "fast_decode_plan": "is a plan",
+    "convert_bsr_mask_layout": "is indexing by PyTorch in a plan, no kernel",
+    "begin_forward": "is a plan",
+    "forward": "runs a prefix and the rest, which have one each",
 }
+
+
+def test_a_definition_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    x = torch.empty(3, 64, device="meta")
+    definition = precast.fi_trace(precast.rmsnorm, x, x[0], save_dir=tmp_path / "new")
+    assert precast.rmsnorm.fi_trace(x, x[0], save_dir=str(tmp_path / "new")) == definition
+    (file,) = (tmp_path / "new").iterdir()
+    assert file.name == f"{definition['name']}.json"
+    assert json.loads(file.read_text()) == definition
 
 
 def test_every_public_function_has_a_template_or_a_reason() -> None:

@@ -14,21 +14,22 @@ use_cuda_graph : bool
     :meth:`plan` copies into them.
 custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
     uint8 and int32 ``[batch_size + 1]``, needed for masks with ``use_cuda_graph``.
-jit_args : None
-    There is no code to add: kernels are compiled ahead of time.
-jit_kwargs : None
-    As ``jit_args``.
+jit_args : list, optional
+    Those of the variant ``AttentionSink``, with which :meth:`run` takes ``sink`` and ``sm_scale``
+    by position. Kernels are compiled ahead of time, so no other code can be added to them.
+jit_kwargs : dict, optional
+    What that variant is compiled for. Not read: :meth:`plan` says it.
 variant_owns_mask : bool
     False, or a ``ValueError``: it says that such code masks.
 
 Raises
 ------
 precast.errors.BackendSupportedError
-    Another backend, ``fa3`` among them until it exists.
+    Another backend, or ``fa3`` on a GPU that is not of compute capability 9.0.
 precast.errors.CacheLayoutError
     Another layout (a ``KeyError`` and a ``ValueError``).
 NotImplementedError
-    ``jit_args``.
+    ``jit_args`` of other code.
 ValueError
     A workspace that is not aligned; with ``use_cuda_graph``, a missing buffer, or one that does not
     fit the others.
@@ -77,9 +78,10 @@ prefix_len_ptr : torch.Tensor, optional
     items, which see the prefix and themselves.
 token_pos_in_items_ptr : torch.Tensor, optional
     uint16, for each request ``token_pos_in_items_len`` positions, of each token behind the prefix
-    in its item, 0 for a delimiter, which only sees the prefix and which no token sees.
+    in its item, 0 for a delimiter, which only sees the prefix and which no token sees. Tokens of a
+    request that is longer are delimiters, too.
 token_pos_in_items_len : int
-    The length of that, the same for every request. Default: all of it, of one request.
+    The length of that, the same for every request. Default: all of it, for every request.
 max_item_len_ptr : torch.Tensor, optional
     ``[batch_size]``, uint16: the longest item of each request.
 seq_lens : torch.Tensor, optional
@@ -104,7 +106,7 @@ disable_split_kv : bool
 uniform_q_len : int, optional
     Queries of every request, as ``max_token_per_sequence``.
 backend : str
-    ``auto`` or ``fa2``, which are the same.
+    ``auto``, ``fa2``, or ``fa3`` on compute capability 9.0: the same kernels.
 o_dtype : torch.dtype, optional
     Of the output. Default: that of ``q``.
 """
@@ -119,7 +121,7 @@ paged_kv_cache : torch.Tensor or tuple of torch.Tensor
     without the dimension of 2. Page size 1 may be left out of the shape. Stride 1 in the last
     dimension, any in the others.
 *args
-    None: there is no code to pass them to.
+    ``sink`` and ``sm_scale``, if the wrapper was made for sinks by ``jit_args``; else none.
 q_scale, k_scale : float or torch.Tensor, optional
     Multiply ``sm_scale``. A tensor on the device is one positive float32 and is read there.
 v_scale : float or torch.Tensor, optional

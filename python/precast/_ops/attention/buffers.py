@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Buffers that are made once a process: ranges of numbers and the slopes of ALiBi."""
+"""Buffers: those made once a process (ranges, slopes of ALiBi), and those that graphs keep."""
 
 from __future__ import annotations
 
@@ -123,3 +123,26 @@ def alibi_slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
     return kept_buffer(
         f"alibi_slopes_{num_qo_heads}", device, lambda: get_alibi_slopes(num_qo_heads, device)
     )
+
+
+def table_source(
+    buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
+) -> torch.Tensor | None:
+    """Return what the launch of a plan copies into a buffer; None if the table is in it.
+
+    The caller has put it there, or it is copied now: from the host, or from another dtype.
+    """
+    if buffer is None or table is None:
+        return None
+    if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
+        return None if table.data_ptr() == buffer.data_ptr() else table
+    copy_to_start(buffer, table, non_blocking)
+    return None
+
+
+def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
+    """Copy to the first elements of a buffer of CUDA graphs."""
+    # Why: the source of a part may change before an asynchronous copy has read it.
+    whole = values.numel() == buffer.numel()
+    part = buffer if whole else buffer[: values.numel()]
+    part.copy_(values, non_blocking=non_blocking and whole)

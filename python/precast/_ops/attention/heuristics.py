@@ -95,3 +95,18 @@ def choose(
     # Rows that only pad the last tile cost as much as others.
     wasteful = rows is not None and 4 * _padded(rows, block_m) > 5 * _padded(rows, _CHUNK)
     return _CHUNK if wasteful else block_m
+
+
+def partial_bytes(device: torch.device, block_m: int, head_dim_vo: int) -> int:
+    """Return the bytes of partial results that are enough for a plan without a split size.
+
+    With less room a plan divides less, so this is a matter of speed.
+    """
+    sms = get_device_sm_count(device) if device.type == "cuda" else 0
+    return 4 * 2 * sms * MAX_CTAS_PER_SM * block_m * (head_dim_vo + 2)
+
+
+def most_partial_bytes(device: torch.device) -> int:
+    """Return the same for any tile."""
+    sizes = ((tile.block_m, vo) for (_, vo), row in _TILES.items() for tile in row)
+    return max(partial_bytes(device, *size) for size in sizes)

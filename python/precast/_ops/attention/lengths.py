@@ -39,10 +39,15 @@ def total_and_longest(indptr: torch.Tensor, longest: int | None = None) -> tuple
 
 
 def longest_kv(
-    kv_indptr: torch.Tensor, kv_last_page_len: torch.Tensor | None, page_size: int
+    kv_indptr: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    page_size: int,
+    kv_len: torch.Tensor | None = None,
 ) -> int | None:
     """Return the most tokens of a request; None if there is no request."""
     requests = kv_indptr.shape[0] - 1
+    if kv_len is not None:
+        return int(kv_len.max()) if kv_len.numel() else None
     if kv_last_page_len is None:
         return total_and_longest(kv_indptr)[1] if requests > 0 else None
     if requests > _FEW or requests != kv_last_page_len.shape[0]:

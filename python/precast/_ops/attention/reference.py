@@ -112,9 +112,11 @@ def _mask_of(request: int, rows: slice, m: int, f: SimpleNamespace) -> torch.Ten
 def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | None:
     if f.prefix_len_ptr is None:
         return None
-    size = f.token_pos_in_items_len or f.token_pos_in_items_ptr.numel()
+    size = f.token_pos_in_items_len
     # PyTorch has few functions for uint16.
-    places = f.token_pos_in_items_ptr.view(torch.int16)[request * size : (request + 1) * size]
+    places = f.token_pos_in_items_ptr.view(torch.int16)
+    if size:  # Otherwise one row is for all requests.
+        places = places[request * size : (request + 1) * size]
     return int(f.prefix_len_ptr[request]), places.long() & 0xFFFF
 
 
@@ -124,13 +126,22 @@ def paged_requests(
     bounds: list[int],
     kv_indptr: torch.Tensor,
     kv_indices: torch.Tensor,
-    kv_last_page_len: torch.Tensor,
+    kv_last_page_len: torch.Tensor | None,
+    kv_len: torch.Tensor | None = None,
 ) -> Iterator[Request]:
-    """Yield the requests of caches ``[pages, page_size, kv_heads, head_dim]``, any strides."""
-    page_size, starts, last = k_cache.shape[1], kv_indptr.tolist(), kv_last_page_len.tolist()
+    """Yield the requests of caches ``[pages, page_size, kv_heads, head_dim]``, any strides.
+
+    Their lengths are ``kv_len``, or follow from the last pages.
+    """
+    page_size, starts = k_cache.shape[1], kv_indptr.tolist()
     for i in range(len(bounds) - 1):
         pages = kv_indices[starts[i] : starts[i + 1]].long()
-        m = (pages.numel() - 1) * page_size + int(last[i]) if pages.numel() else 0
+        capacity = pages.numel() * page_size
+        if kv_len is not None:
+            m = max(0, min(int(kv_len[i]), capacity))
+        else:
+            assert kv_last_page_len is not None
+            m = capacity - page_size + int(kv_last_page_len[i]) if capacity else 0
         rows = slice(bounds[i], bounds[i + 1])
         k, v = (_tokens(cache, pages, m) for cache in (k_cache, v_cache))
         yield i, rows, k, v

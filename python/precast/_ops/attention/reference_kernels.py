@@ -81,6 +81,10 @@ def check_plan(
     _check_apart(export, workspaces, tables)
     if mode != MaskMode.MULTIITEMSCORING:
         return
+    if options.token_pos_len < 0:
+        raise ValueError(
+            f"{export}: token_pos_len must not be negative, got {options.token_pos_len}"
+        )
     for name, tensor, least in (
         ("prefix_len", prefix_len, shape.batch_size),
         ("token_pos", token_pos, shape.batch_size * options.token_pos_len),
@@ -226,9 +230,9 @@ def run(
     assert indptr is not None
     if k_cache is not None:
         assert indices is not None
-        assert last_page_len is not None
         keys, values = (entries_of(x, block.hnd) for x in halves(joined(k_cache, v_cache)))
-        requests = paged_requests(keys, values, bounds, indptr, indices, last_page_len)
+        table = indptr, indices, last_page_len, tables.kv_len
+        requests = paged_requests(keys, values, bounds, *table)
     else:
         requests = ragged_requests(k, v, bounds, indptr)
     scores = block.scores._asdict()

@@ -199,7 +199,7 @@ def split_cache(w: AttentionWrapper, paged_kv_cache: Any) -> tuple[Any, Any]:
             return paged_kv_cache
         got = "NoneType in a tuple"
     raise CacheLayoutError(
-        f"{w._name}.run: paged_kv_cache must be a torch.Tensor or a tuple of two, got {got}"
+        f"{w._name}.run: {w._cache_argument} must be a torch.Tensor or a tuple of two, got {got}"
     )
 
 
@@ -254,11 +254,11 @@ def _explain(
     for part in (k,) if v is None else (k, v):
         if not isinstance(part, torch.Tensor):
             raise CacheLayoutError(
-                f"{name}: paged_kv_cache must be a torch.Tensor or a tuple of two, got "
+                f"{name}: {w._cache_argument} must be a torch.Tensor or a tuple of two, got "
                 f"{type(part).__name__}"
             ) from None
     check_rank(name, "q", q, 3, None)
-    cache = "paged_kv_cache" if shape.page_size else "k"
+    cache = w._cache_argument
     check_rank(name, cache, k, 3, None)
     for argument, tensor, option, planned in (
         ("q", q, "q_data_type", plan.model.q_dtype),
@@ -277,7 +277,7 @@ def _explain(
         heads = {"k": (k, shape.num_kv_heads), **heads}
     elif (k.shape[head_at], k.shape[entry_at]) != (shape.num_kv_heads, shape.page_size):
         raise ValueError(
-            f"{name}: paged_kv_cache must have {shape.num_kv_heads} heads and pages of "
+            f"{name}: {cache} must have {shape.num_kv_heads} heads and pages of "
             f"{shape.page_size} tokens as in plan(), in layout {w._kv_layout}, got shape "
             f"{[*k.shape]}"
         )

@@ -49,16 +49,25 @@ def arguments_of(
 
 
 def gathers(
-    method: Callable[[Any, Any], Any], unread: Sequence[str] = (), **constants: object
+    method: Callable[[Any, Any], Any],
+    unread: Sequence[str] = (),
+    like: Callable[..., Any] | None = None,
+    **constants: object,
 ) -> Callable[[Method], Method]:
     """Give a method without a body that of ``method``, which gets the arguments as attributes.
 
     Nothing fails for a wrong argument that is ``unread``: it is ignored, or its truth alone counts.
-    ``constants`` are more attributes.
+    ``constants`` are more attributes, and so are the defaults of those arguments of ``like`` that
+    the method does not have.
     """
 
     def decorate(declared: Method) -> Method:
         parameters = [*inspect.signature(declared).parameters.values()]
+        if like is not None:
+            own = {p.name for p in parameters}
+            for p in inspect.signature(like).parameters.values():
+                if p.name not in own and p.default is not p.empty:
+                    constants.setdefault(p.name, p.default)
         gathered: Method = _gathering(
             method, declared, parameters, declared, False, unread, **constants
         )
@@ -95,8 +104,11 @@ def _gathering(
         )
         condition += f" or _passed.get({types}) is None{''.join(sizes)}"
     remembered = f"        _passed[{types}] = True\n" if unread else ""
+    rest = [p.name for p in parameters if p.kind is p.VAR_POSITIONAL]
+    refused = f"    if {rest[0]}:\n        _refuse(self, {rest[0]})\n" if rest else ""
+    found["_refuse"] = _refuse_more
     body = (
-        f"    if {condition}:\n        _arguments.check({passed})\n{remembered}"
+        f"{refused}    if {condition}:\n        _arguments.check({passed})\n{remembered}"
         f"    try:\n        return _method(self, _new(_given, ({', '.join(names)},)))\n"
         f"    except {RAW_ERRORS} as error:\n        _arguments.check({passed})\n"
         f"        _arguments.check_ranks(error, {passed})\n        raise"
@@ -104,6 +116,13 @@ def _gathering(
     call = generated(declared, declared.__name__, parameters, body, found)
     mode.follow(call.__globals__)
     return functools.update_wrapper(call, declared)
+
+
+def _refuse_more(wrapper: Any, args: tuple[object, ...]) -> None:
+    raise TypeError(
+        f"{wrapper._name}: takes no further arguments by position, got {len(args)}: "
+        f"{', '.join(type(value).__name__ for value in args)}"
+    )
 
 
 def public_arguments(function: Callable[..., Any], name: str) -> Arguments:

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from precast._base.device import get_device_sm_count
 from precast._base.torch import torch
 from precast._op.export import Export
 from precast._op.validation import check_rank
@@ -126,11 +125,10 @@ def _plan_and_run(
     )
     numbers = (mask_mode, window_left, pos_encoding, 0, logits_soft_cap, sm_scale)
     block = new_block(shape, ScoreOptions(False, *numbers, rope_scale, rope_theta))
-    float_bytes, int_bytes = _workspace_bytes(
-        device, tokens * (heads // kv_heads), block_m, head_dim_vo
-    )
+    # Enough for any number of tokens: the exact numbers would take a copy of lengths to the host.
+    int_bytes = _PLAN_BYTES + 32 * (tokens * (heads // kv_heads) // block_m + 2)
     ints = q.new_empty(int_bytes, dtype=torch.uint8)
-    floats = q.new_empty(float_bytes, dtype=torch.uint8)
+    floats = q.new_empty(tiles.partial_bytes(device, block_m, head_dim_vo), dtype=torch.uint8)
     # [0, kv_len] in one launch; a range takes no step of 0.
     i32 = {"dtype": torch.int32, "device": device}
     bounds = torch.arange(0, 2 * kv_len, kv_len, **i32) if kv_len else torch.zeros(2, **i32)
@@ -140,20 +138,6 @@ def _plan_and_run(
     kernels.pack_plan[key](*lengths, ints, floats, *mask, slopes, None, None, block)
     kernels.plan[key](ints, block, None, None, None, None, True)
     run(q, k, v, out, lse, None, block, 1.0, out_scale, qk_scale, v_scale, True)
-
-
-def _workspace_bytes(
-    device: torch.device, rows: int, block_m: int, head_dim_vo: int
-) -> tuple[int, int]:
-    """Return bytes of the float and the int workspace that are enough for any number of tokens.
-
-    With less room for partial results a plan divides less, so the first is a matter of speed. No
-    kernel is asked for the exact numbers, which take a copy of lengths to the host.
-    """
-    sms = get_device_sm_count(device) if device.type == "cuda" else 0
-    ctas = sms * tiles.MAX_CTAS_PER_SM
-    partials = 2 * ctas * block_m * (head_dim_vo + 2)
-    return 4 * partials, _PLAN_BYTES + 32 * (rows // block_m + 2)
 
 
 def _reference(

@@ -7,7 +7,7 @@ import math
 from typing import Any
 
 from precast._base.dtypes import DTYPE_WORDS, dtype_word
-from precast._base.errors import BackendSupportedError, CacheLayoutError, UnsupportedConfigError
+from precast._base.errors import CacheLayoutError, UnsupportedConfigError
 from precast._base.torch import torch
 from precast._op.declaration import Declaration
 from precast._op.ranges import FINITE
@@ -39,17 +39,6 @@ _RANGES = NUMBERS.ranges
 
 #: Bytes of the workspace for integers that every wrapper makes for itself.
 INT_WORKSPACE_BYTES = 8 * 1024 * 1024
-
-_OTHER_BACKENDS = (
-    "cudnn",
-    "cutlass",
-    "cute-dsl",
-    "cute-dsl-prims",
-    "cutile",
-    "fmha_v2",
-    "prims-ts",
-    "trtllm-gen",
-)
 
 
 def check_head_dims(name: str, head_dim_qk: int, head_dim_vo: int) -> None:
@@ -93,37 +82,6 @@ def pos_encoding(name: str, pos_encoding_mode: str) -> int:
             f"{pos_encoding_mode!r}"
         )
     return number
-
-
-def check_backend(name: str, backend: object) -> None:
-    """Raise for a backend that precast does not have."""
-    word = backend if isinstance(backend, str) else ""
-    if word in ("auto", "fa2"):
-        return
-    if word == "fa3":
-        raise BackendSupportedError(
-            f"{name}: backend='fa3' (Hopper's own tensor cores) does not exist yet. Fix: pass "
-            f"backend='auto' or 'fa2', which run on every GPU from compute capability 8.0 on"
-        )
-    known = "is not part of precast" if word in _OTHER_BACKENDS else "is unknown"
-    raise BackendSupportedError(
-        f"{name}: backend={backend!r} {known}. Fix: pass backend='auto' or 'fa2'"
-    )
-
-
-def check_no_jit(name: str, jit_args: object, jit_kwargs: object, variant_owns_mask: bool) -> None:
-    """Raise for code of the caller that would have to be compiled into the kernels."""
-    for option, value in (("jit_args", jit_args), ("jit_kwargs", jit_kwargs)):
-        if value is not None:
-            raise NotImplementedError(
-                f"{name}: {option} must be None: kernels are compiled ahead of time, so no code "
-                f"can be added to them. Fix: a kernel of your own with precast.jit.gen_jit_spec"
-            )
-    if variant_owns_mask:
-        raise ValueError(
-            f"{name}: variant_owns_mask requires jit_args, which must be None. Fix: pass the mask "
-            f"to plan() as custom_mask"
-        )
 
 
 def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> None:

@@ -11,9 +11,11 @@ from precast._base.dtypes import canonicalize_torch_dtype
 from precast._base.errors import PlanMismatchError
 from precast._base.torch import torch
 from precast._op.scalars import RAW_KINDS, Arguments
+from precast._ops.attention import backends, kernels, validation
 from precast._ops.attention import heuristics as tiles
-from precast._ops.attention import kernels, validation
+from precast._ops.attention.buffers import table_source
 from precast._ops.attention.cached_module import CachedModule
+from precast._ops.attention.enums import MaskMode
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -40,6 +42,12 @@ class AttentionWrapper(PlanAttributes):
     _name = "AttentionWrapper"
     #: Of ``run()``.
     _run_arguments: Arguments
+    #: What ``run()`` calls the keys, or the cache that holds them.
+    _cache_argument = "paged_kv_cache"
+    #: Whether ``run()`` takes ``sink`` and ``sm_scale`` by position.
+    _takes_sinks = False
+    #: Launches of plans that wait for other checks; None: a plan is launched at once.
+    _checked_plans: list[Callable[[], None]] | None = None
 
     def __init__(
         self,
@@ -53,8 +61,9 @@ class AttentionWrapper(PlanAttributes):
         buffers: Tables = NO_TABLES,
         mask: Mask = NO_MASK,
     ) -> None:
-        validation.check_backend(self._name, backend)
-        validation.check_no_jit(self._name, jit_args, jit_kwargs, variant_owns_mask)
+        backends.check_backend(self._name, backend, float_workspace_buffer.device)
+        if backends.is_sink_variant(self._name, jit_args, jit_kwargs, variant_owns_mask):
+            self._takes_sinks = True
         validation.check_workspace(self._name, "float_workspace_buffer", float_workspace_buffer)
         hnd = validation.check_kv_layout(self._name, kv_layout)
         self._kv_layout = kv_layout
@@ -128,7 +137,14 @@ class AttentionWrapper(PlanAttributes):
             Another dtype or device; gaps; an address that is no multiple of 16 bytes; buffers
             that overlap.
         """
-        floats, ints = float_workspace_buffer, int_workspace_buffer
+        self._check_workspaces(float_workspace_buffer, int_workspace_buffer)
+        self._float_workspace_buffer = float_workspace_buffer
+        self._int_workspace_buffer = int_workspace_buffer
+        self._pinned = None
+        self._forget_plan()  # It lay in the workspace before.
+
+    def _check_workspaces(self, floats: torch.Tensor, ints: torch.Tensor) -> None:
+        """Raise unless the wrapper could take these."""
         given = {"float_workspace_buffer": floats, "int_workspace_buffer": ints}
         for argument, workspace in given.items():
             validation.check_workspace(self._name, argument, workspace)
@@ -138,9 +154,6 @@ class AttentionWrapper(PlanAttributes):
                     f"{workspace.device}"
                 )
         validation.check_workspaces_apart(self._name, floats, ints)
-        self._float_workspace_buffer, self._int_workspace_buffer = floats, ints
-        self._pinned = None
-        self._forget_plan()  # It lay in the workspace before.
 
     # -- the plan ---------------------------------------------------------------------------------
 
@@ -174,7 +187,7 @@ class AttentionWrapper(PlanAttributes):
         items: Items = NO_ITEMS,
         fill: Callable[[], None] | None = None,
     ) -> None:
-        """Divide the work; the plan becomes the wrapper's when nothing can fail any more.
+        """Check a plan and launch it; it becomes the wrapper's when nothing can fail any more.
 
         ``given`` are the arguments of ``plan()``. Under CUDA graphs ``lengths`` and, by ``fill``, a
         mask are written into buffers that the plan before reads, too: a failure from there on
@@ -199,7 +212,6 @@ class AttentionWrapper(PlanAttributes):
             packed = before._replace(hints=hints)  # A step of a graph as the one before.
         else:
             packed = kernels.pack(plan)
-        sources = NO_TABLES
         if self._use_cuda_graph:
             for name, buffer, table in zip(Tables._fields[:3], packed.tables, lengths):
                 if buffer is not None and table is not None and table.numel() != buffer.numel():
@@ -207,17 +219,34 @@ class AttentionWrapper(PlanAttributes):
                         f"{self._name}.plan: {name} must have shape [{buffer.numel()}], got "
                         f"{[*table.shape]}"
                     )
+        start = functools.partial(self._start, packed, lengths, given.non_blocking, fill)
+        if self._checked_plans is None:
+            start()
+        else:
+            self._checked_plans.append(start)
+
+    def _start(
+        self,
+        packed: AttentionPlan,
+        lengths: Tables,
+        non_blocking: bool,
+        fill: Callable[[], None] | None,
+    ) -> None:
+        """Launch a plan that has been checked."""
+        sources = NO_TABLES
+        if self._use_cuda_graph:
             self._forget_plan()
             if fill is not None:
                 fill()
             pairs = zip(packed.tables, lengths)
-            sources = Tables(*(_source(*pair, given.non_blocking) for pair in pairs))
+            sources = Tables(*(table_source(*pair, non_blocking) for pair in pairs))
         kernels.launch(packed, sources)
         self._keep(packed)
 
     def _keep(self, launched: AttentionPlan) -> None:
         self._plan = launched
-        self._backend = "fa2"
+        # Engines choose the arguments of _cached_module.plan() by it.
+        self._backend = "fa3" if self._requested_backend == "fa3" else "fa2"
         if self._cached_module is None:
             self._cached_module = CachedModule(self)
 
@@ -255,7 +284,7 @@ class AttentionWrapper(PlanAttributes):
     # -- deprecated -------------------------------------------------------------------------------
 
     def _forward(self, given: Any, return_lse: bool = False) -> Any:
-        """Run with options of ``forward()`` in the place of the plan's."""
+        """Run with options of ``forward()`` in the place of the plan's, which they stay."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
         if options["logits_soft_cap"] is None:
@@ -264,26 +293,38 @@ class AttentionWrapper(PlanAttributes):
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-        # The plan has divided what its queries see, so they see nothing else now.
-        if planned.window_left >= 0 and not 0 <= scores.window_left <= planned.window_left:
-            raise PlanMismatchError(
-                f"{name}: window_left is {scores.window_left} and plan() had "
-                f"{planned.window_left}. Fix: plan again with the wider window"
-            )
-        is_masked = before.mask.is_used or before.items.prefix_len is not None
-        if planned.causal and not (scores.causal or is_masked) and hasattr(given, "causal"):
-            raise PlanMismatchError(
-                f"{name}: causal is False and plan() had True. Fix: plan again with causal=False"
-            )
         arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
         if scores != before.scores:
             given.public_arguments.check(given._asdict())
             self._plan = before._replace(scores=scores, block=None)
         try:
+            self._widen()
             return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
         except RAW_KINDS:
-            self._plan = before  # A later run() would fail, too, or have other options.
+            # A later run() would fail, too, or have other options. A wider division serves them.
+            shape = self._plan.shape
+            self._plan = before if shape is planned else before._replace(shape=shape, block=None)
             raise
+
+    def _widen(self) -> None:
+        """Divide the work again if queries now see tokens that the plan has left out."""
+        plan, shape, scores = self._plan, self._plan.shape, self._plan.scores
+        causal = shape.causal and plan.mask_mode in (MaskMode.CAUSAL, MaskMode.MULTIITEMSCORING)
+        window_left = shape.window_left
+        if window_left >= 0 and not 0 <= scores.window_left <= window_left:
+            window_left = scores.window_left
+        wider = shape._replace(causal=causal, window_left=window_left)
+        if wider == shape:
+            return
+        if shape.fixed_split_size > 0:
+            raise PlanMismatchError(
+                f"{self._name}: causal is {scores.causal} and window_left is {scores.window_left}, "
+                f"plan() had {shape.causal} and {shape.window_left}, and with fixed_split_size the "
+                f"host checks the workspaces for what queries see. Fix: plan again with these"
+            )
+        packed = kernels.pack(plan._replace(shape=wider))
+        kernels.launch(packed, NO_TABLES)  # The tables are where the plan has them.
+        self._plan = packed
 
     def end_forward(self) -> None:
         """Do nothing; older engines call it."""
@@ -320,26 +361,3 @@ def _model(
     validation.pos_encoding(name, pos_encoding_mode)
     key = (q, kv, *head_dims, device_index)
     return Model(q, kv, o, key, o is q, o is q and head_dims[0] == head_dims[1])
-
-
-def _source(
-    buffer: torch.Tensor | None, table: torch.Tensor | None, non_blocking: bool
-) -> torch.Tensor | None:
-    """Return what the launch of a plan copies into a buffer; None if the table is in it.
-
-    The caller has put it there, or it is copied now: from the host, or from another dtype.
-    """
-    if buffer is None or table is None:
-        return None
-    if table.dtype is torch.int32 and table.device == buffer.device and table.is_contiguous():
-        return None if table.data_ptr() == buffer.data_ptr() else table
-    copy_to_start(buffer, table, non_blocking)
-    return None
-
-
-def copy_to_start(buffer: torch.Tensor, values: torch.Tensor, non_blocking: bool) -> None:
-    """Copy to the first elements of a buffer of CUDA graphs."""
-    # Why: the source of a part may change before an asynchronous copy has read it.
-    whole = values.numel() == buffer.numel()
-    part = buffer if whole else buffer[: values.numel()]
-    part.copy_(values, non_blocking=non_blocking and whole)

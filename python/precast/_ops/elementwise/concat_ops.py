@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from precast._base.dtypes import dtype_word
 from precast._base.torch import torch
-from precast._op.export import Export, launches
+from precast._op.export import Export, op
 from precast._op.validation import check_dtype, check_memory_apart, check_rank
 from precast.api_logging import precast_api
 from precast.trace import Const, Tensor, TraceTemplate, Var
@@ -93,12 +93,14 @@ _TRACE = TraceTemplate(
 
 
 @precast_api(trace=_TRACE)
-@launches(_CONCAT_MLA_K)
+@op("concat_ops")
 def concat_mla_k(
     k: torch.Tensor,
     k_nope: torch.Tensor,
     k_rope: torch.Tensor,
     enable_pdl: bool | None = None,
+    *,
+    backend: str = "default",
 ) -> None:
     r"""Put the two parts of MLA's keys together for prefill, in place in ``k``.
 
@@ -115,12 +117,14 @@ def concat_mla_k(
         of the up-projection.
     k_rope : torch.Tensor
         ``[tokens, 1, rope_dim]``, likewise; every head gets it.
+    backend : str
+        Only ``default``.
 
     Raises
     ------
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape, device or strides other than above; a
-        ``k`` that overlaps itself or another argument.
+        ``k`` that overlaps itself or another argument; another backend.
 
     Notes
     -----
@@ -137,3 +141,6 @@ def concat_mla_k(
     tensor([[[1., 2., 2.],
              [1., 2., 2.]]])
     """
+    if backend != "default":
+        raise ValueError(f"concat_mla_k: backend must be 'default', got {backend!r}")
+    _CONCAT_MLA_K.launch(k, k_nope, k_rope, enable_pdl)

@@ -244,11 +244,11 @@ def nvfp4_kv_dequantize_reference(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
     global_scale: torch.Tensor,
-    output_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     """:func:`nvfp4_kv_dequantize` in plain PyTorch on any device."""
     values = dequantize_blocks(e2m1_unpack(fp4_data), block_scales, 16, 2, True, global_scale)
-    return values.to(output_dtype or torch.bfloat16)
+    return values.to(output_dtype)
 
 
 _NVFP4_KV_DEQUANTIZE = Export(
@@ -258,11 +258,7 @@ _NVFP4_KV_DEQUANTIZE = Export(
     "enable_pdl:pdl_on",
     reference=nvfp4_kv_dequantize_reference,
     check=dequantized_blocks("fp4_data", "block_scales", 16, 2),
-    new={
-        "out": lambda fp4_data, output_dtype: _unpacked_output(
-            fp4_data, output_dtype or torch.bfloat16
-        )
-    },
+    new={"out": lambda fp4_data, output_dtype: _unpacked_output(fp4_data, output_dtype)},
     derived={"output_dtype": lambda out: out.dtype},
 )
 
@@ -283,7 +279,7 @@ def nvfp4_kv_dequantize(
     fp4_data: torch.Tensor,
     block_scales: torch.Tensor,
     global_scale: torch.Tensor,
-    output_dtype: torch.dtype | None = None,
+    output_dtype: torch.dtype = torch.bfloat16,
 ) -> torch.Tensor:
     r"""Dequantise an NVFP4 key-value cache, in blocks of 16 with linear scales.
 
@@ -297,8 +293,8 @@ def nvfp4_kv_dequantize(
     global_scale : torch.Tensor
         ``g``, one float32 on the device of ``fp4_data``: the reciprocal of what
         :func:`nvfp4_quantize` was given.
-    output_dtype : torch.dtype, optional
-        bfloat16, float16 or float32. Default: bfloat16.
+    output_dtype : torch.dtype
+        bfloat16, float16 or float32.
 
     Notes
     -----

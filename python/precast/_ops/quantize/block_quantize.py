@@ -49,6 +49,16 @@ def _float32_on_device(scale: torch.Tensor, input: torch.Tensor) -> torch.Tensor
     return scale.to(device=input.device, dtype=torch.float32)
 
 
+def _refuse(export: str, **options: Any) -> None:
+    """Raise for options of FlashInfer that have no kernel here; None is what is legal."""
+    for name, value in options.items():
+        if value is not None:
+            legal = "False" if value is True else "None"
+            raise NotImplementedError(
+                f"{export}: {name} must be {legal}, got {type(value).__name__}. Fix: leave it out"
+            )
+
+
 def nvfp4_quantize_reference(
     a: torch.Tensor, a_global_sf: torch.Tensor, sfLayout: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -79,6 +89,10 @@ def nvfp4_quantize(
     sf_vec_size: int = 16,
     enable_pdl: bool | None = None,
     backend: str = "cuda",
+    per_token_activation: bool = False,
+    expanded_idx_to_permuted_idx: torch.Tensor | None = None,
+    out_scale: torch.Tensor | None = None,
+    nvfp4_4over6: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Quantise to NVFP4: e2m1 in blocks of 16, a scale in e4m3 for each, one in float32 for all.
 
@@ -96,6 +110,13 @@ def nvfp4_quantize(
         Only False.
     sf_vec_size : int
         Only 16.
+    per_token_activation : bool
+        Only False: FlashInfer's scales for each token are for its MoE kernels of compute
+        capability 10.0. ``a_global_sf`` may have one scale for each row.
+    expanded_idx_to_permuted_idx, out_scale : torch.Tensor, optional
+        Only None; options of ``per_token_activation``.
+    nvfp4_4over6 : object
+        Only None: each block takes the scale of the formula above. FlashInfer can try two.
 
     Returns
     -------
@@ -109,7 +130,7 @@ def nvfp4_quantize(
     ValueError
         A tensor that is not on a CUDA device; a dtype, shape or strides other than above.
     NotImplementedError
-        ``do_shuffle``, or another ``sf_vec_size``.
+        ``do_shuffle``, another ``sf_vec_size``, or an option that may only be False or None.
 
     Notes
     -----
@@ -132,6 +153,19 @@ def nvfp4_quantize(
         raise NotImplementedError(
             f"nvfp4_quantize: do_shuffle must be False and sf_vec_size 16, got {do_shuffle} and "
             f"{sf_vec_size}"
+        )
+    if (
+        per_token_activation
+        or expanded_idx_to_permuted_idx is not None
+        or out_scale is not None
+        or nvfp4_4over6 is not None
+    ):
+        _refuse(
+            "nvfp4_quantize",
+            per_token_activation=per_token_activation or None,
+            expanded_idx_to_permuted_idx=expanded_idx_to_permuted_idx,
+            out_scale=out_scale,
+            nvfp4_4over6=nvfp4_4over6,
         )
     if backend != "cuda":
         check_backend("nvfp4_quantize", backend)
@@ -279,6 +313,7 @@ def fp4_quantize(
     is_global_scale_inversed: bool = False,
     enable_pdl: bool | None = None,
     backend: str = "cuda",
+    nvfp4_4over6: object = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     r"""Quantise to e2m1 in blocks of a row: NVFP4, or MXFP4 if ``sf_use_ue8m0``.
 
@@ -302,7 +337,7 @@ def fp4_quantize(
         A tensor that is not on a CUDA device; a dtype, shape or strides other than above; block
         size and scale format that do not go together; another backend.
     NotImplementedError
-        ``sf_vec_size`` is neither 16 nor 32.
+        ``sf_vec_size`` is neither 16 nor 32; ``nvfp4_4over6`` is not None.
 
     Notes
     -----
@@ -318,6 +353,8 @@ def fp4_quantize(
     (torch.Size([1, 8]), torch.Size([128, 4]), 1.0)
     """
     _check_recipe(sf_vec_size, sf_use_ue8m0)
+    if nvfp4_4over6 is not None:
+        _refuse("fp4_quantize", nvfp4_4over6=nvfp4_4over6)
     if backend != "cuda":
         check_backend("fp4_quantize", backend)
     layout = layout_of_flags(is_sf_swizzled_layout, is_sf_8x4_layout)

@@ -28,19 +28,26 @@ def block_scale_interleave_reference(unswizzled_sf: torch.Tensor) -> torch.Tenso
     return torch.cat([*placed, unswizzled_sf.new_empty(0)])
 
 
-def _check(export: str, unswizzled_sf: torch.Tensor) -> None:
+def _check(export: str, unswizzled_sf: torch.Tensor, out: torch.Tensor) -> None:
     if not unswizzled_sf.is_contiguous():
         raise ValueError(
             f"{export}: unswizzled_sf must be contiguous, got strides "
             f"{[*unswizzled_sf.stride()]} for shape {[*unswizzled_sf.shape]}; call .contiguous()"
         )
+    size = _size(unswizzled_sf)
+    if [*out.shape] != [size] or not out.is_contiguous():
+        raise ValueError(
+            f"{export}: out must be contiguous with shape [{size}], got shape {[*out.shape]} and "
+            f"strides {[*out.stride()]}"
+        )
 
 
-def _new_output(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+def _size(unswizzled_sf: torch.Tensor) -> int:
+    """How many scales there are in tiles."""
     shape = unswizzled_sf.shape
     rows, columns = shape[-2:] if len(shape) >= 2 else (0, 0)
     experts = shape[0] if len(shape) == 3 else 1
-    return unswizzled_sf.new_empty((experts * math.prod(scale_shape(rows, columns, 0)),))
+    return experts * math.prod(scale_shape(rows, columns, 0))
 
 
 _BLOCK_SCALE_INTERLEAVE = Export(
@@ -49,7 +56,7 @@ _BLOCK_SCALE_INTERLEAVE = Export(
     "unswizzled_sf:T=u8|bf16[*experts(0-1),rows,columns] out!:T enable_pdl:pdl_on",
     reference=block_scale_interleave_reference,
     check=_check,
-    new={"out": _new_output},
+    new={"out": lambda unswizzled_sf: unswizzled_sf.new_empty((_size(unswizzled_sf),))},
 )
 
 
@@ -78,14 +85,16 @@ _WIDE = _template("_bf16", "bfloat16")
 
 
 @dispatch(_BYTES, _WIDE)
-def _trace(unswizzled_sf: Any) -> TraceTemplate:
+def _trace(unswizzled_sf: Any, **others: Any) -> TraceTemplate:
     return _WIDE if unswizzled_sf.dtype == torch.bfloat16 else _BYTES
 
 
 @precast_api(trace=_trace)
 @launches(_BLOCK_SCALE_INTERLEAVE)
 @documented(BLOCKS)
-def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
+def block_scale_interleave(
+    unswizzled_sf: torch.Tensor, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Put block scales into tiles of 128x4, as :attr:`SfLayout.layout_128x4` says.
 
     Parameters
@@ -94,17 +103,20 @@ def block_scale_interleave(unswizzled_sf: torch.Tensor) -> torch.Tensor:
         ``[rows, columns]`` or ``[experts, rows, columns]``, uint8 (the bytes of e4m3 or ue8m0) or
         bfloat16, contiguous, on a CUDA device. Columns that are a multiple of 16 bytes are
         fastest.
+    out : torch.Tensor, optional
+        Where to write: shape, dtype and device of the result, contiguous, 16-byte aligned, sharing
+        no memory with ``unswizzled_sf``. Default: a new tensor.
 
     Returns
     -------
     torch.Tensor
         One dimension, for each expert rows padded to 128 times columns padded to 4, by zeros; the
-        dtype of ``unswizzled_sf``.
+        dtype of ``unswizzled_sf``. ``out`` if it is given.
 
     Notes
     -----
-    Also called ``nvfp4_block_scale_interleave``. Allocates its result; safe in CUDA graphs; not
-    differentiable. Source: cuBLAS, 1D block scaling factors layout.
+    Also called ``nvfp4_block_scale_interleave``. Allocates only a missing ``out``; safe in CUDA
+    graphs; not differentiable. Source: cuBLAS, 1D block scaling factors layout.
 
     Examples
     --------

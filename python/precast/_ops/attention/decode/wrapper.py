@@ -14,6 +14,7 @@ from precast._op.docs import documented
 from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.backends import sink_arguments
 from precast._ops.attention.batch_reference import batch_decode_with_paged_kv_cache_reference
 from precast._ops.attention.decode.plan import UNREAD, DecodePlan
 from precast._ops.attention.plan import Dtype, PlanField, Tables
@@ -289,6 +290,8 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
             self._check_q_len(q.shape[0], q_len_per_req)
         if window_left is not None:
             running.check_window(self, window_left)
+        if args and self._takes_sinks:
+            (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
         if args or not (kv_cache_sf is skip_softmax_threshold_scale_factor is None):
             running.check_other_options(
                 self,

@@ -14,6 +14,7 @@ from precast._op.docs import documented
 from precast._ops.attention import kernels, validation
 from precast._ops.attention import run as running
 from precast._ops.attention._docs import PAGED_RUN, PLAN, RUN, WRAPPER
+from precast._ops.attention.backends import sink_arguments
 from precast._ops.attention.batch_reference import batch_prefill_with_paged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
 from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
@@ -288,6 +289,8 @@ class BatchPrefillWithPagedKVCacheWrapper(PrefillPlan):
         """
         if window_left is not None:
             running.check_window(self, window_left)
+        if args and self._takes_sinks:
+            (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
         if args or not (
             kv_cache_sf
             is skip_softmax_threshold_scale_factor

@@ -11,6 +11,7 @@ from typing import Any
 
 from precast._base.torch import torch
 from precast._ops.attention import validation
+from precast._ops.attention.buffers import copy_to_start
 from precast._ops.attention.lengths import longest_kv, pairs_of_requests, total_and_longest
 from precast._ops.attention.plan import (
     NO_ITEMS,
@@ -22,7 +23,7 @@ from precast._ops.attention.plan import (
     PlanShape,
     Tables,
 )
-from precast._ops.attention.wrapper import AttentionWrapper, checked_model, copy_to_start
+from precast._ops.attention.wrapper import AttentionWrapper, checked_model
 from precast._ops.quantize.packbits import segment_packbits
 
 #: Arguments of plan() that only some plans read, or other backends, or whose truth counts.
@@ -31,7 +32,7 @@ UNREAD = (
     *("token_pos_in_items_ptr", "token_pos_in_items_len", "max_item_len_ptr", "seq_lens"),
     *("seq_lens_q", "max_token_per_sequence", "fixed_split_size"),
 )
-#: Of forward(), which compares them with those of the plan.
+#: Of forward(), whose run reads them from the plan.
 FORWARD_UNREAD = ("causal", "use_fp16_qk_reduction", "window_left")
 
 
@@ -90,9 +91,10 @@ class PrefillPlan(AttentionWrapper):
         if given.custom_mask is not None or given.packed_custom_mask is not None:
             sizes = pairs_of_requests(*lengths[:3], given.page_size, given.non_blocking)
         indptr: Any = lengths.kv_indptr
-        last = lengths.kv_last_page_len
-        if max_kv_len is None and not (indptr.is_cuda or (last is not None and last.is_cuda)):
-            max_kv_len = longest_kv(indptr, last, given.page_size)
+        last, kv_len = lengths.kv_last_page_len, lengths.kv_len
+        on_device = any(t is not None and t.is_cuda for t in (last, kv_len))
+        if max_kv_len is None and not (indptr.is_cuda or on_device):
+            max_kv_len = longest_kv(indptr, last, given.page_size, kv_len)
         model, shape, max_q_len = self._shape(given, "plan")
         if self._use_cuda_graph:
             self._check_frozen(shape.batch_size, shape.rows, lengths.kv_indices)
@@ -204,11 +206,21 @@ class PrefillPlan(AttentionWrapper):
                 f"{self._name}.plan: token_pos_in_items_ptr must be a torch.Tensor where "
                 f"prefix_len_ptr is one, got None"
             )
-        longest = given.max_item_len_ptr
+        places, size = given.token_pos_in_items_ptr, given.token_pos_in_items_len
+        batch_size, longest = given.qo_indptr.shape[0] - 1, given.max_item_len_ptr
+        if size == 0:
+            size, places = places.numel(), places.flatten().repeat(batch_size)
+        # Requests may be longer than a row: the kernels take what is behind it as delimiters.
+        if size < 0 or places.numel() < batch_size * size:
+            raise ValueError(
+                f"{self._name}.plan: token_pos_in_items_ptr must have token_pos_in_items_len "
+                f"positions for each of the {batch_size} requests, got {places.numel()} in all and "
+                f"{size} for each. Fix: pad the positions of each request with zeros to one length"
+            )
         return Items(
             given.prefix_len_ptr.to(self.device).to(torch.uint32),
-            given.token_pos_in_items_ptr.to(self.device).to(torch.uint16),
-            given.token_pos_in_items_len or given.token_pos_in_items_ptr.numel(),
+            places.to(self.device).to(torch.uint16),
+            size,
             None if longest is None else longest.to(self.device).to(torch.uint16),
         )
 

@@ -14,6 +14,7 @@ from precast._op.docs import documented
 from precast._ops.attention import run as running
 from precast._ops.attention import validation
 from precast._ops.attention._docs import PLAN, RUN, WRAPPER
+from precast._ops.attention.backends import sink_arguments
 from precast._ops.attention.batch_reference import batch_prefill_with_ragged_kv_cache_reference
 from precast._ops.attention.plan import Dtype, Mask, PlanField, Tables
 from precast._ops.attention.prefill.plan import FORWARD_UNREAD, UNREAD, PrefillPlan
@@ -64,6 +65,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
     """
 
     _name = "BatchPrefillWithRaggedKVCacheWrapper"
+    _cache_argument = "k"
     _kv_indptr_buf = PlanField("tables", "kv_indptr")
     #: The same in plain PyTorch, in one call.
     reference = staticmethod(batch_prefill_with_ragged_kv_cache_reference)
@@ -248,6 +250,9 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
         Sinks are those in the attribute ``_sinks``, None by default. Safe in CUDA graphs; not
         differentiable.
         """
+        sinks = None
+        if args and self._takes_sinks:
+            (sinks, q_scale), args = sink_arguments(self, args, sinks, q_scale), ()
         if args or not (kv_cache_sf is o_scale is None):
             is_one = isinstance(o_scale, (int, float)) and o_scale == 1.0
             running.check_other_options(
@@ -258,7 +263,7 @@ class BatchPrefillWithRaggedKVCacheWrapper(PrefillPlan):
             finish = running.lse_of(self, q, lse, return_lse, lse_base, lse_layout)
         into = lse if finish is None else finish.buffer
         result, sums = running.run(
-            self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, None, enable_pdl
+            self, q, k, v, q_scale, k_scale, v_scale, out, into, return_lse, sinks, enable_pdl
         )
         if finish is None or sums is None:
             return result

@@ -15,12 +15,13 @@ from precast._op.decorators import served_by, supported_compute_capability
 from precast._op.docs import documented
 from precast._op.export import op
 from precast._ops.attention._docs import PLAN, RUN
+from precast._ops.attention.backends import FA3_CAPABILITY, check_backend
 from precast._ops.attention.plan import Scores
 from precast._ops.attention.reference import reference_outputs
 from precast._ops.attention.run import Scale
 from precast._ops.attention.single import run_single, single_prefill
 from precast._ops.attention.trace import single_trace
-from precast._ops.attention.validation import check_backend, check_flags, check_mask_size
+from precast._ops.attention.validation import check_flags, check_mask_size
 from precast._ops.quantize.packbits import packbits
 from precast.api_logging import precast_api
 
@@ -85,9 +86,8 @@ def _check_mask(
         )
 
 
-@supported_compute_capability([])
-def _no_fa3(backend: str, **others: Any) -> bool:
-    check_backend("single_prefill_with_kv_cache", backend)
+@supported_compute_capability([10 * FA3_CAPABILITY[0] + FA3_CAPABILITY[1]])
+def _fa3(backend: str, **others: Any) -> bool:
     return True
 
 
@@ -103,7 +103,7 @@ def _order(suitable: Sequence[str], **arguments: Any) -> Sequence[str]:
         ["qo_len"],
     )
 )
-@op("attention", backends={"fa2": served_by("attention"), "fa3": _no_fa3}, heuristic=_order)
+@op("attention", backends={"fa2": served_by("attention"), "fa3": _fa3}, heuristic=_order)
 @documented(PLAN, RUN)
 def single_prefill_with_kv_cache(
     q: torch.Tensor,
@@ -175,7 +175,7 @@ def single_prefill_with_kv_cache(
     Raises
     ------
     precast.errors.BackendSupportedError
-        Another backend, ``fa3`` among them until it exists.
+        Another backend, or ``fa3`` on a GPU that is not of compute capability 9.0.
     precast.errors.CacheLayoutError
         Another layout or mode (a ``KeyError`` and a ``ValueError``).
     precast.errors.UnsupportedConfigError
@@ -201,7 +201,7 @@ def single_prefill_with_kv_cache(
     tensor([0.0000, 0.5000])
     """
     name = "single_prefill_with_kv_cache"
-    check_backend(name, backend)
+    check_backend(name, backend, q.device)
     check_flags(name, use_fp16_qk_reduction=use_fp16_qk_reduction)
     names = ("scale_q", "scale_k", "scale_v", "kv_cache_sf")
     for option, value in zip(names, (scale_q, scale_k, scale_v, kv_cache_sf)):

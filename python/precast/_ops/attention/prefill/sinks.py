@@ -9,13 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op.ranges import FINITE
-from precast._op.scalars import check_number
 from precast._ops.attention.plan import Dtype
 from precast._ops.attention.prefill.paged import BatchPrefillWithPagedKVCacheWrapper
 from precast._ops.attention.run import Scale
 from precast._ops.attention.signature import checked_first, public_arguments, returning_lse
-from precast._ops.attention.validation import softmax_scale
 from precast._ops.paged._cache import Cache
 
 
@@ -35,7 +32,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     paged_kv_last_page_len_buf, custom_mask_buf, mask_indptr_buf : torch.Tensor, optional
         For CUDA graphs.
     backend : str
-        ``auto`` or ``fa2``.
+        ``auto``, ``fa2`` or ``fa3``.
     pos_encoding_mode, use_fp16_qk_reduction, q_data_type, kv_data_type : optional
         With the next three, what another library compiles a kernel for. Not read: :meth:`plan`
         says them.
@@ -61,6 +58,7 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
     """
 
     _name = "BatchAttentionWithAttentionSinkWrapper"
+    _takes_sinks = True
     _run_arguments = public_arguments(BatchPrefillWithPagedKVCacheWrapper.run, f"{_name}.run")
 
     @checked_first
@@ -131,19 +129,6 @@ class BatchAttentionWithAttentionSinkWrapper(BatchPrefillWithPagedKVCacheWrapper
         TypeError, ValueError
             As there; if ``sink`` and ``sinks`` are both given, or ``sm_scale`` is not finite.
         """
-        if sink is not None:
-            if options.get("sinks") is not None:
-                raise ValueError(f"{self._name}.run: sink and sinks were both given; give one")
-            options["sinks"] = sink
-        if sm_scale is not None:
-            check_number(f"{self._name}.run", "sm_scale", sm_scale, FINITE)
-            planned = softmax_scale(self._plan.scores.sm_scale, self._plan.shape.head_dim_qk)
-            if planned == 0:
-                raise ValueError(
-                    f"{self._name}.run: sm_scale cannot replace the plan's, which is 0. Fix: give "
-                    f"plan() the scale"
-                )
-            q_scale = sm_scale / planned * (1.0 if q_scale is None else q_scale)
-        return super().run(q, paged_kv_cache, q_scale=q_scale, **options)
+        return super().run(q, paged_kv_cache, sink, sm_scale, q_scale=q_scale, **options)
 
     run_return_lse = returning_lse(run)
