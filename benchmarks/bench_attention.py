@@ -2,7 +2,7 @@
 """Attention: decode over pages, prefill over rows and pages, wrappers that consist of others.
 
 A wrapper plans at its first call, which is not measured: a model plans once and runs in every
-layer. The routine attention_plan measures plans.
+layer. The routine attention_plan measures plans. Functions without a plan plan at every call.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import _attention_composed
+import _attention_functional
 import torch
 from _attention import PAGE, Arguments, Batch, Function, on_host, workspace, zipf
 from _harness import Case
@@ -75,6 +76,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     yield from _prefills(dtype)
     yield _cascade(dtype)
     yield from _attention_composed.cases(dtype)
+    yield from _attention_functional.cases(dtype)
     for tokens in (1024, 8192, 65536):
         batch = Batch([1], [tokens], dtype=dtype, kv_dtype=dtype)
         yield case(
