@@ -146,8 +146,8 @@ class Requirement:
         cc = _capability(arguments)
         if not accepts(self.common, cc):
             declared = sorted(getattr(self.common, "_supported_ccs", ()))
-            legal = f"; legal: {', '.join(map(_version, declared))}" if declared else ""
-            raise BackendSupportedError(f"{self.name} does not support {_words(cc)}{legal}")
+            those = f"; legal: {', '.join(map(_version, declared))}" if declared else ""
+            raise BackendSupportedError(f"{self.name} does not support {_words(cc)}{those}")
         if automatic:
             self._run(self.common, arguments)
             self._choose(arguments, cc)
