@@ -50,7 +50,7 @@ GENERATORS = \
 	docs/performance.py \
 	python/precast/_plan/generate.py
 
-generate: ## write all committed files that are generated: headers, README's tables, docs/performance.md
+generate: ## write all committed files that are generated: headers, tables of README and docs/index.md, docs/performance.md
 	@for script in $(GENERATORS); do PYTHONPATH=python $(PYTHON) $$script || exit; done
 
 docs: ## build the documentation into build/docs (needs pip install ".[docs]")

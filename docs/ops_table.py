@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write README.md's table of ops from what ``precast`` exports, so that a new op needs no edit."""
+"""Write docs/index.md's table of ops from what ``precast`` exports: a new op needs no edit."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sitegen import ROOT, markup, ops
 
 import precast
 
-README = "README.md"
+PAGE = "docs/index.md"
 
 
 def table() -> str:
@@ -27,15 +27,15 @@ def _runs(name: str) -> bool:
     return not (isinstance(value, type) and issubclass(value, (enum.Enum, tuple)))
 
 
-def made(readme: str) -> str:
-    """README.md's text with the table as it should be."""
-    return markup.with_block(readme, "ops", table())
+def made(page: str) -> str:
+    """The page's text with the table as it should be."""
+    return markup.with_block(page, "ops", table())
 
 
 if __name__ == "__main__":
-    path = ROOT / README
+    path = ROOT / PAGE
     before = path.read_text(encoding="utf-8")
     after = made(before)
     if after != before:
         path.write_text(after, encoding="utf-8")
-        print(README)
+        print(PAGE)

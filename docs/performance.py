@@ -14,7 +14,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from functools import partial
@@ -33,13 +33,51 @@ PAGE, PICTURES, README = "docs/performance.md", "build/performance", "README.md"
 
 #: A run with more shapes has bars only for those of Llama 3: its vocabulary, its heads of 128.
 MOST_BARS, USUAL = 60, re.compile(r" 128256\]$|^32/8 (?!d\d)")
-#: The rows of `startup` that README.md shows.
+
+
+class Headline(NamedTuple):
+    """A row of README.md: a shape of an op, or the sum of figures of `startup`."""
+
+    text: str
+    op: str = ""
+    shape: str = ""
+    dtype: str = ""
+    figures: tuple[str, ...] = ()
+
+
+_SILU, _NORM = "first silu_and_mul(x)", "first rmsnorm(x, w, out=o)"
 HEADLINES = (
-    "import, without torch",
-    "first rmsnorm(x, w, out=o), after tvm_ffi",
-    "JIT of norm, 2 cores",
-    "CPU time of rmsnorm(x, w, out=o)",
+    Headline(
+        "decode of 64 requests of 4096 tokens",
+        "BatchDecodeWithPagedKVCacheWrapper",
+        "32/8 b64 4096",
+        "bf16",
+    ),
+    Headline(
+        "causal prefill of 8 requests of 2048 tokens",
+        "BatchPrefillWithRaggedKVCacheWrapper",
+        "32/8 8 x 2048",
+        "bf16",
+    ),
+    Headline("norm of 1024 rows of 8192", "rmsnorm", "[1024, 8192]", "bf16"),
+    Headline(
+        "top-k, top-p sampling of 64 rows of 128256",
+        "top_k_top_p_sampling_from_probs",
+        "[64, 128256]",
+        "f32",
+    ),
+    Headline("top 50 of 64 rows of 128256", "top_k", "[64, 128256] k 50", "f32"),
+    Headline(
+        "import after torch and first `rmsnorm`, tvm_ffi included",
+        figures=("import after torch", f"{_NORM}, with tvm_ffi"),
+    ),
+    Headline(
+        "first `silu_and_mul` alone, tvm_ffi imported before", figures=(f"{_SILU}, after tvm_ffi",)
+    ),
+    Headline("JIT of the norms, 16 cores", figures=("JIT of norm, 16 cores",)),
 )
+#: The peers that README.md shows, by their names in results.
+PEERS = {"flashinfer": "FlashInfer", "fa3": "FlashAttention 3", "cudnn": "cuDNN"}
 
 INTRO = """\
 # Performance
@@ -223,52 +261,54 @@ def _markdown(rows: Sequence[Sequence[str]]) -> str:
 
 
 def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
-    """The table of README.md: the smallest and the largest shape of every family's first op."""
+    """The table of README.md: a row for each headline that was measured on a GPU."""
     parts = []
     for runs in results.values():
-        ops = [run for run in runs.values() if run.measures_ops and run.records]
-        records = [record for run in ops for record in _ends(run)]
-        commits = [run.commit for run in ops for _ in _ends(run)]
-        rows = table(records)
-        wanted = [
-            "op",
-            "shape",
-            "dtype",
-            "us",
-            "of ceiling",
-            *(f"x {peer}" for peer in peers_of(records)),
-        ]
-        columns = [rows[0].index(name) for name in wanted]
-        short = [[*wanted, "commit"]]
-        for row, commit in zip(rows[1:], commits, strict=True):
-            short.append([f"`{row[0]}`", *(row[column] for column in columns[1:]), commit])
+        rows = [row for headline in HEADLINES for row in _headline(headline, runs.values())]
+        if not rows:
+            continue
+        head = ["what", "dtype", "precast", *PEERS.values(), "x FlashInfer", "x best", "commit"]
         last = max(runs.values(), key=lambda run: run.date)
-        parts.append(f"{last.gpu}, {_versions(last)}.\n")
-        parts.append(_markdown(short))
-        for run in runs.values():
-            if any(record.get("name") in HEADLINES for record in run.records):
-                parts.append(_markdown(_headlines(run.records)))
+        parts.append(
+            f"{last.gpu}, {_versions(last)}; attention has 32 heads and 8 KV heads of 128.\n"
+        )
+        parts.append(_markdown([head, *rows]))
     return "\n".join(parts)
 
 
-def _ends(run: Run) -> list[dict]:
-    """The records of the first op that move the fewest and the most bytes."""
-    first = run.records[0]["op"]
-    mine = sorted((r for r in run.records if r["op"] == first), key=lambda r: r["bytes_moved"])
-    return mine[:1] + mine[-1:] * (len(mine) > 1)
+def _headline(headline: Headline, runs: Iterable[Run]) -> Iterator[list[str]]:
+    """The row of a headline; none if it was not measured."""
+    for run in runs:
+        times = _times(headline, run)
+        if times is None:
+            continue
+        ours, theirs, factors = times
+        peers = [_time(theirs.get(peer)) for peer in PEERS]
+        best = f"{min(factors.values()):.2f}" if factors else "-"
+        factor = f"{factors['flashinfer']:.2f}" if "flashinfer" in factors else "-"
+        yield [headline.text, headline.dtype or "-", _time(ours), *peers, factor, best, run.commit]
 
 
-def _headlines(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
-    rows = [["start-up and CPU time", "precast", "flashinfer"]]
-    by_name = {str(record["name"]): record for record in records}
-    for name in HEADLINES:
-        if name in by_name:
-            # A CPU time of another library is a record of its own.
-            key = name.replace("CPU time of ", "CPU time of flashinfer ")
-            other = by_name[key]["seconds"] if key != name and key in by_name else None
-            theirs = by_name[name].get("flashinfer", other)
-            rows.append([_code(name), _time(by_name[name]["seconds"]), _time(theirs)])
-    return rows
+def _times(
+    headline: Headline, run: Run
+) -> tuple[float, dict[str, float], Mapping[str, float]] | None:
+    """Seconds of precast and of each peer, and each peer's time over ours."""
+    if run.measures_ops:
+        wanted = (headline.op, headline.shape, headline.dtype)
+        for record in run.records:
+            if (record["op"], record["shape"], record["dtype"]) == wanted:
+                medians = {who: 1e-6 * t["median"] for who, t in record["gpu_us"].items()}
+                return medians.pop("precast"), medians, record["ratio"]
+        return None
+    by_name = {str(record["name"]): record for record in run.records}
+    if not headline.figures or not by_name.keys() >= set(headline.figures):
+        return None
+    chosen = [by_name[name] for name in headline.figures]
+    ours = sum(record["seconds"] for record in chosen)
+    others = [record.get("flashinfer") for record in chosen]
+    if not all(isinstance(other, float) for other in others):
+        return ours, {}, {}
+    return ours, {"flashinfer": sum(others)}, {"flashinfer": sum(others) / ours}
 
 
 def with_block(text: str, block: str) -> str:

@@ -28,12 +28,12 @@ def public_name(value: Callable[..., Any]) -> str:
     if not module.startswith("precast."):
         return f"{module}.{qualname}"
     owner, dot, attribute = qualname.partition(".")
-    if dot and (module, owner) not in _exports():
+    if dot and (module, owner) not in exports():
         for kind in _subclasses(getattr(sys.modules.get(module), owner, None)):
-            if (kind.__module__, kind.__qualname__) in _exports():
+            if (kind.__module__, kind.__qualname__) in exports():
                 module, qualname = kind.__module__, f"{kind.__qualname__}.{attribute}"
                 break
-    return f"{_exports().get((module, qualname.partition('.')[0]), module)}.{qualname}"
+    return f"{exports().get((module, qualname.partition('.')[0]), module)}.{qualname}"
 
 
 def _subclasses(kind: Any) -> Iterator[type]:
@@ -45,7 +45,7 @@ def _subclasses(kind: Any) -> Iterator[type]:
 
 
 @functools.cache
-def _exports() -> dict[tuple[str, str], str]:
+def exports() -> dict[tuple[str, str], str]:
     """The public module of each exported name, by the module that defines it and the name.
 
     The modules in ``precast`` come first, by name, then ``precast`` itself; the first counts.

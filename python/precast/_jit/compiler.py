@@ -32,6 +32,7 @@ from precast._jit.jobs import max_jobs
 from precast._jit.owner import holder, sign
 from precast._jit.shell_names import PlainNames
 from precast._jit.toolchain import find_toolchain
+from precast._plan.install_hint import modules_command
 
 if TYPE_CHECKING:
     from precast._jit.toolchain import Toolchain
@@ -74,7 +75,7 @@ def build(spec: ModuleSpec, reason: str) -> Path:
 def _announce(spec: ModuleSpec, toolchain: Toolchain, target: Path, reason: str) -> None:
     log = get_logger()
     say = log.warning if _env.JIT() == "warn" else log.info
-    hint = f' Prebuilt: pip install "precast[cu{spec.cuda_major}-{spec.arch.name}]".'
+    hint = f" Prebuilt: {modules_command({(spec.cuda_major, spec.arch.name): spec.arch.target})}."
     say(
         "compiling %s for %s with nvcc %s into %s. Why: %s.%s",
         spec.name,

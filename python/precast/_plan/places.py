@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 from pathlib import Path
 
+from precast._base.version import __version__
+
 
 def checkout_root() -> Path | None:
     """The source tree that this file lies in, or None when it is installed."""
@@ -23,7 +25,8 @@ def source_root() -> Path:
     if root is None:
         raise FileNotFoundError(
             f"{installed} is missing: the installation of precast is incomplete. "
-            f"Fix: pip install --force-reinstall precast"
+            f"Fix: pip install --force-reinstall --no-deps precast=={__version__} (with wheels in a "
+            f"folder, add --find-links DIR)"
         )
     return root
 

@@ -233,8 +233,13 @@ class Loader:
         if resolution.module not in near and near:
             lines.append(f"Prebuilt configurations of {spec.op}: {', '.join(near)}.")
         if spec.is_aot:
-            extra = f"cu{resolution.cuda_major}-{spec.arch.name}"
-            lines.append(f'Fix: pip install "precast[{extra}]=={__version__}"')
+            from precast._plan import install_hint
+
+            target = {(spec.cuda_major, spec.arch.name): spec.arch.target}
+            fix = install_hint.modules_command(target)
+            if not install_hint.names_its_wheels(fix):
+                fix += f"; with wheels in a folder: {install_hint.FROM_A_FOLDER}"
+            lines.append(f"Fix: {fix}")
         else:
             lines.append('Fix: allow JIT: PRECAST_JIT=auto, with pip install "precast[jit]"')
         return "\n".join(lines)

@@ -44,8 +44,9 @@ class Provider(NamedTuple):
         """How to replace modules that do not fit."""
         if self.source != "provider":
             return f"build or unpack {self.root} again"
-        # --no-deps, because pip would install torch again, and perhaps another build of it.
-        return f"pip install --force-reinstall --no-deps {requirement}"
+        from precast._plan.install_hint import reinstall_command
+
+        return reinstall_command(requirement.partition("==")[0], requirement)
 
 
 def find_providers() -> list[Provider]:

@@ -13,7 +13,8 @@ Every module of this package whose name does not start with ``_`` is the command
 
 With ``--json`` a command prints exactly one JSON object to standard output. Its key ``schema`` is
 the version of the format: it grows when a key is removed or changes its meaning; new keys may be
-added at any time. Progress, log and errors always go to standard error.
+added at any time. An error prints an object with the keys ``error``, ``fix`` (perhaps null) and
+``exit_code`` instead. Progress, log and the text of errors always go to standard error.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import argparse
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
-from precast.cli._output import UnableError
+from precast.cli._output import UnableError, UsageError
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -60,25 +60,28 @@ def ops(**_: object) -> Sequence[str]:
 
 
 def ops_and_functions(**_: object) -> Sequence[str]:
-    from precast._plan.installed import plan
+    from precast.cli._names import functions
 
-    functions = (name for op in plan().config.ops.values() for name in op.exports)
-    return list(dict.fromkeys([*ops(), *functions]))
+    return list(dict.fromkeys([*ops(), *functions()]))
 
 
 def axes(parsed_args: argparse.Namespace, **_: object) -> Sequence[str]:
     """``KEY=VALUE`` of the op in the command line that fit the ones that the line has already."""
     from precast._base.names import axis_word
     from precast._plan.installed import plan
+    from precast.cli._names import ops_of
 
     word = getattr(parsed_args, "op", None)
     given = dict(
         text.split("=", 1) for text in getattr(parsed_args, "axes", None) or () if "=" in text
     )
+    try:
+        main = ops_of(str(word))[:1]
+    except UsageError:
+        main = []
     return [
         f"{axis}={axis_word(value)}"
-        for op in plan().config.ops.values()
-        if word == op.name or word in op.exports
+        for op in map(plan().config.op, main)
         for axis in op.axes
         if axis not in given
         for value in op.space.offered(axis, given)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from precast._base import env as _env
 from precast._base.names import provider_extra, provider_name
+from precast._plan.install_hint import FROM_A_FOLDER, modules_command, names_its_wheels
 from precast.cli import _state
 from precast.cli._output import UnableError, UsageError
 
@@ -176,14 +177,20 @@ def fits_already(capability: str, wanted: int | None = None) -> bool:
     )
 
 
+def folder_hint(commands: Iterable[str]) -> str | None:
+    """What to print below commands that need an index with the wheels of precast."""
+    if all(names_its_wheels(command) for command in commands if '"precast[cu' in command):
+        return None
+    return f"With wheels in a folder, such as the wheels/ of a bundle: {FROM_A_FOLDER}"
+
+
 def fixes(rows: Iterable[_state.Outcome]) -> list[str]:
     """The commands that make every row prebuilt, fewest first: usually one ``pip install``."""
-    from precast._base.version import __version__
     from precast._plan.installed import plan
     from precast._runtime.loader import loader
 
     commands: list[str] = []
-    extras: list[str] = []
+    targets: dict[tuple[int, str], str] = {}
     for row in rows:
         if row.state in ("prebuilt", "unsupported"):
             continue
@@ -200,8 +207,7 @@ def fixes(rows: Iterable[_state.Outcome]) -> list[str]:
             commands.append('pip install "precast[jit]"')
         else:
             majors = suitable_majors(this_machine(), known.cuda[0])
-            extras.append(f"cu{majors[0] if majors else max(plan().build.cuda)}-{row.arch}")
-    if extras:
-        joined = ",".join(dict.fromkeys(extras))
-        commands.insert(0, f'pip install "precast[{joined}]=={__version__}"')
+            targets[majors[0] if majors else max(plan().build.cuda), row.arch] = known.target
+    if targets:
+        commands.insert(0, modules_command(targets))
     return list(dict.fromkeys(commands))

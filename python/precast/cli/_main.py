@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from precast._base import errors
+from precast.cli import _output
 from precast.cli._output import UnableError, UsageError
-from precast.cli._parser import build_parser, corrected, parse
+from precast.cli._parser import asks_for_json, build_parser, corrected, parse
 
 #: What precast requires, by the names that are imported.
 _REQUIRED = {name: name for name in ("filelock", "packaging", "platformdirs", "tomli", "torch")}
@@ -41,6 +42,7 @@ _ERRORS: dict[type[BaseException], tuple[int, str | None]] = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run ``precast`` with ``argv`` (default: the process's) and return the exit code."""
     _complete_streams()
+    _output.forget_json()
     words = list(sys.argv[1:] if argv is None else argv)
     if "_ARGCOMPLETE" in os.environ:
         from precast.cli._completers import answer
@@ -58,15 +60,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         _drop_output()
         return BROKEN_PIPE
     except KeyboardInterrupt:
-        print("error: interrupted", file=sys.stderr)
-        return INTERRUPTED
+        return _tell(INTERRUPTED, "interrupted", None, words)
     except Exception as error:
-        code = _report(error, words)
-        try:
-            sys.stdout.flush()
-        except OSError:
-            _drop_output()
-        return code
+        return _report(error, words)
 
 
 def _complete_streams() -> None:
@@ -95,17 +91,39 @@ def _report(error: Exception, words: Sequence[str]) -> int:
     kind = next((kind for kind in _ERRORS if isinstance(error, kind)), None)
     if kind is None:
         traceback.print_exc()
-        print(
-            "error: this is a bug in precast. Fix: report it with the lines above and the output "
-            "of: precast collect-env",
-            file=sys.stderr,
-        )
-        return BUG
+        what = traceback.format_exception_only(type(error), error)[-1].strip()
+        report = "report it with the lines above and the output of: precast collect-env"
+        return _tell(BUG, "this is a bug in precast", report, words, what)
     text = str(error)
-    print(f"error: {text}", file=sys.stderr)
     code, last_resort = _ERRORS[kind]
+    fix = None
     if "Fix:" not in text and last_resort is not None:
         helped = getattr(error, "help_of", None) or f"precast {words[0]}"
         fallback = last_resort.format(help=f"{helped} --help", variable=text.partition("=")[0])
-        print(f"Fix: {corrected(text, words) or fallback}", file=sys.stderr)
+        fix = corrected(text, words) or fallback
+    return _tell(code, text, fix, words)
+
+
+def _tell(
+    code: int, text: str, fix: str | None, words: Sequence[str], what: str | None = None
+) -> int:
+    """Print an error to standard error, and with ``--json`` as an object to standard output, too.
+
+    ``what`` is the exception of a bug, whose traceback was printed. Returns ``code``.
+    """
+    fix_line = "" if fix is None else f"Fix: {fix}"
+    # A bug's fix stands on the line of its error, below the traceback.
+    print(f"error: {text}" + (f". {fix_line}" if what else ""), file=sys.stderr)
+    if fix_line and not what:
+        print(fix_line, file=sys.stderr)
+    try:
+        if asks_for_json(words) and not _output.has_printed_json():
+            message, _, own_fix = text.partition("Fix:")
+            shown = message.strip() if what is None else f"{text}: {what}"
+            _output.print_json(
+                {"error": shown, "fix": fix or own_fix.strip() or None, "exit_code": code}
+            )
+        sys.stdout.flush()
+    except OSError:  # The pipe is closed, or the disk is full.
+        _drop_output()
     return code

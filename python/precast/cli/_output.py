@@ -54,13 +54,31 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--json", action="store_true", help="print one JSON object and nothing else"
+        "--json",
+        action="store_true",
+        help="print one JSON object and nothing else; that of an error holds error, fix and "
+        "exit_code",
     )
+
+
+#: The objects that this run has printed or begun to print: at most one.
+_printed: list[Mapping[str, object]] = []
 
 
 def print_json(data: Mapping[str, object]) -> None:
     """Print the object of a command, with the version of its format."""
+    _printed.append(data)
     print(json.dumps(_of_unicode({"schema": JSON_SCHEMA, **data}), indent=2))
+
+
+def has_printed_json() -> bool:
+    """Whether this run has printed its object, or has begun to."""
+    return bool(_printed)
+
+
+def forget_json() -> None:
+    """Begin a run, which prints an object of its own."""
+    _printed.clear()
 
 
 def _of_unicode(value: Any) -> Any:

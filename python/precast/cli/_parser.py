@@ -146,6 +146,12 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     return build_parser(only).parse_args(words)
 
 
+def asks_for_json(words: Sequence[str]) -> bool:
+    """Whether a command line has the option ``--json``, even if it cannot be parsed."""
+    end = words.index("--") if "--" in words else len(words)
+    return "--json" in words[:end]
+
+
 def corrected(text: str, words: Sequence[str]) -> str | None:
     """The same command line with the unknown argument replaced by the nearest legal one."""
     joint = _COMBINATION.search(text)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from precast.cli import _completers
 from precast.cli._gpus import find_gpus
+from precast.cli._names import ops_of
 from precast.cli._output import UsageError
 
 #: Where a module would come from, best first. ``unsupported``: the op or precast has no target for
@@ -79,6 +80,13 @@ def add_arch(parser: argparse.ArgumentParser, text: str) -> None:
         "--arch", type=capabilities, nargs="+", action="extend", metavar="CC", help=text
     )
     _completers.attach(action, _completers.capabilities)
+
+
+def add_op(parser: argparse.ArgumentParser) -> None:
+    action = parser.add_argument(
+        "--op", metavar="OP", help="only this op, or those of a function such as rmsnorm"
+    )
+    _completers.attach(action, _completers.ops)
 
 
 def flatten(groups: Iterable[Sequence[str]] | None) -> list[str]:
@@ -170,14 +178,17 @@ def profile_outcomes(
 ) -> list[Outcome]:
     """Predict every module of a profile (None: of all) for every capability.
 
+    ``op`` selects an op, or those of a public function or class.
+
     Raises
     ------
     ConfigError
-        If the profile or the op does not exist.
+        If the profile does not exist.
+    UsageError
+        If ``op`` is unknown, or runs no kernel.
     """
     from precast._plan.installed import plan
 
-    if op is not None:
-        plan().config.op(op)
-    rows = [row for row in plan().aot_axes(profile) if op in (None, row[0])]
+    ops = None if op is None else ops_of(op)
+    rows = [row for row in plan().aot_axes(profile) if ops is None or row[0] in ops]
     return [outcome(name, axes, capability) for capability in found for name, axes in rows]

@@ -3,6 +3,7 @@
 
     precast doctor
     precast doctor --profile core --arch 9.0
+    precast doctor --profile core --op BatchDecodeWithPagedKVCacheWrapper
 
 For each GPU (or for --arch without a GPU) it then shows where every module of a profile would come
 from. With --profile it is a check for images and start-up scripts: it exits with 1 if a module of
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="fail if a module of this profile would need a compile: core, full",
     )
     _completers.attach(action, _completers.profiles)
+    _state.add_op(parser)
     _state.add_arch(parser, "compute capabilities to examine instead of this machine's GPUs")
     _output.add_json(parser)
 
@@ -60,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     if args.profile is not None and not targets:
         targets = _state.device_targets()  # Its message names the option that is needed.
     profile = args.profile or _env.PROFILE.default
-    rows = _state.profile_outcomes(profile, dict.fromkeys(t.capability for t in targets))
+    rows = _state.profile_outcomes(profile, dict.fromkeys(t.capability for t in targets), args.op)
     report = _environment.report(gpus, no_gpu)
     report["problems"] += [*_unserved(targets), *_without_runtime(rows)]
     unready = [row for row in rows if row.state not in (*_state.READY, "unsupported")]
@@ -131,6 +133,9 @@ def _print(
         print("\nFix:" if checked else "\nTo install everything prebuilt:")
         for fix in report["fixes"]:
             print(f"  {fix}")
+        hint = _fit.folder_hint(report["fixes"])
+        if hint is not None:
+            print(hint)
     if checked:
         print(f"\n{'ok' if report['ok'] else 'failed'}: profile {report['profile']}")
 

@@ -2,10 +2,13 @@
 """Explain where the kernel of one configuration comes from, and why each candidate fits or not.
 
     precast explain norm dtype=bf16 --arch 9.0
-    precast explain rmsnorm dtype=bf16
+    precast explain precast.rmsnorm dtype=torch.bfloat16
+    precast explain BatchDecodeWithPagedKVCacheWrapper dtype=bf16 head_dim=128
 
-The op may also be the name of one of its functions. Exits with 1 if there is no kernel and none can
-be compiled.
+The op may also be a function or a class that precast exports; then every op that its calls use is
+explained. Arguments of FlashInfer stand for the axes that they decide: q_data_type, kv_data_type,
+out_dtype, head_dim, and dtype for every element type. Exits with 1 if there is no kernel and none
+can be compiled.
 """
 
 from __future__ import annotations
@@ -13,19 +16,19 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from precast.cli import _completers, _fit, _output, _state
+from precast.cli import _completers, _fit, _names, _output, _state
 from precast.cli._output import UsageError
 
 if TYPE_CHECKING:
     from precast._runtime.resolution import Step
 
 EXIT_CODES = (0, 1, 2, 3)
-JSON = {"modules": f"one for each device or capability, with {_state.OUTCOME_KEYS}"}
+JSON = {"modules": f"one for each op and device or capability, with {_state.OUTCOME_KEYS}"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     action = parser.add_argument(
-        "op", metavar="OP", help="an op or one of its functions, such as norm or rmsnorm"
+        "op", metavar="OP", help="an op, or a public function or class, such as norm or rmsnorm"
     )
     _completers.attach(action, _completers.ops_and_functions)
     action = parser.add_argument(
@@ -44,13 +47,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    op = _op(args.op)
-    axes = _axes(op, args.axes)
+    op, *beside = _names.ops_of(args.op)
+    axes = {op: _names.axes_of(op, _given(op, args.axes))}
+    for other in beside:
+        follow = _names.axes_beside(other, axes[op])
+        if follow is not None:
+            axes[other] = follow
     if args.arch is not None:
         targets = _state.arch_targets(args.arch)
     else:
         targets = _state.device_targets(args.device or 0)
-    rows = [(target, _state.outcome(op, axes, target.capability)) for target in targets]
+    rows = [
+        (target, _state.outcome(name, values, target.capability))
+        for target in targets
+        for name, values in axes.items()
+    ]
     if args.json:
         _output.print_json({"modules": [row.as_json() for _, row in rows]})
     else:
@@ -70,39 +81,29 @@ def _print(target: _state.Target, row: _state.Outcome) -> None:
         "unsupported": row.reason,
     }.get(row.state, f"{row.state}: {row.path}")
     print(f"Result: {result}")
-    for fix in _fit.fixes([row]) if row.state in ("JIT", "missing") else []:
+    fixes = _fit.fixes([row]) if row.state in ("JIT", "missing") else []
+    for fix in fixes:
         print(f"{'To install it prebuilt' if row.state == 'JIT' else 'Fix'}: {fix}")
+    hint = _fit.folder_hint(fixes)
+    if hint is not None:
+        print(hint)
 
 
 def _candidate(step: Step) -> str:
     return f"{step.source}: {step.place}" if step.place else step.source
 
 
-def _op(name: str) -> str:
-    from precast._plan.installed import plan
-
-    ops = plan().config.ops
-    if name in ops:
-        return name
-    for op in ops.values():
-        if name in op.exports:
-            return op.name
-    functions = [name for op in ops.values() for name in op.exports]
-    raise UsageError(
-        f"unknown op {name!r}; legal: {', '.join(ops)}, or a function: {', '.join(functions)}"
-    )
-
-
-def _axes(op: str, arguments: list[str]) -> dict[str, str]:
+def _given(op: str, arguments: list[str]) -> dict[str, str]:
+    """The arguments ``KEY=VALUE``."""
     from precast._base.names import axis_word
     from precast._plan.installed import plan
 
-    axes: dict[str, str] = {}
+    given: dict[str, str] = {}
     for argument in arguments:
         key, equals, value = argument.partition("=")
-        if not equals or not value or key in axes:
+        if not equals or not value or key in given:
             first = next(plan().config.op(op).space.points())
             legal = " ".join(f"{axis}={axis_word(value)}" for axis, value in first.items())
             raise UsageError(f"{argument!r} is not KEY=VALUE, or repeats a key; legal: {legal}")
-        axes[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
-    return axes
+        given[key] = {"true": "1", "false": "0"}.get(value.lower(), value)
+    return given

@@ -19,8 +19,7 @@ JSON = {"modules": f"the selected modules, each with {_state.OUTCOME_KEYS}"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    action = parser.add_argument("--op", metavar="OP", help="only this op, such as norm")
-    _completers.attach(action, _completers.ops)
+    _state.add_op(parser)
     _state.add_arch(parser, "only these compute capabilities (default: every target of the plan)")
     action = parser.add_argument(
         "--profile", metavar="NAME", help="only the modules of this profile (default: all)"

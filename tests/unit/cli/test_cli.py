@@ -262,6 +262,71 @@ def test_explain_shows_each_candidate_with_its_reason(tmp_path):
     assert not any(step["accepted"] for step in row["steps"])
 
 
+ATTENTION = ["attention__dtype_q_bf16__dtype_kv_bf16__head_dim_qk_128__head_dim_vo_128"]
+ATTENTION += ["attention_plan"]
+
+
+@pytest.mark.parametrize(
+    ("words", "modules"),
+    [
+        (["rmsnorm", "dtype=bf16"], ["norm__dtype_bf16"]),
+        (["precast.rmsnorm", "dtype=torch.bfloat16"], ["norm__dtype_bf16"]),
+        (["precast.norm.rmsnorm", "dtype=float16"], ["norm__dtype_f16"]),
+        (["flashinfer.sampling.sampling_from_probs", "dtype=f32"], ["sampling__dtype_f32"]),
+        (["per_token_cast_to_fp8", "dtype=bf16", "out_dtype=float8_e4m3fn"], None),
+        (["BatchDecodeWithPagedKVCacheWrapper", "dtype=bf16", "head_dim=128"], ATTENTION),
+        (["single_prefill_with_kv_cache", "q_data_type=bf16", "head_dim=128"], ATTENTION),
+        (
+            [
+                "precast.prefill.BatchPrefillWithPagedKVCacheWrapper.plan",
+                "head_dim=64",
+                "dtype=f16",
+            ],
+            None,
+        ),
+        (
+            ["MultiLevelCascadeAttentionWrapper", "dtype=bf16", "head_dim=128"],
+            [*ATTENTION, "merge_state__dtype_bf16"],
+        ),
+    ],
+)
+def test_explain_knows_what_users_import(words, modules, tmp_path):
+    done = run("explain", *words, "--arch", "9.0", "--json", PRECAST_CACHE_DIR=str(tmp_path))
+    assert done.returncode in (0, 1), done.stderr
+    found = [row["module"] for row in json.loads(done.stdout)["modules"]]
+    if modules is not None:
+        assert found == modules
+    else:
+        assert found[0].startswith(("quantize__", "attention__dtype_q_f16__dtype_kv_f16"))
+
+
+def test_every_public_name_of_an_op_has_its_op_or_runs_no_kernel():
+    from precast._op.dispatch import kernels
+    from precast.cli import _names
+    from precast.cli._output import UsageError
+
+    without = []
+    for name in _names._public():
+        try:
+            ops = _names.ops_of(name)
+        except UsageError as error:
+            assert "runs no kernel of precast" in str(error)
+            without.append(name)
+            continue
+        assert set(ops) <= set(plan().config.ops)
+    assert not {kernel.function for kernel in kernels().values()} & set(without)
+    assert not [name for name in without if name.endswith(("Wrapper", "_plan"))]
+
+
+def test_doctor_and_list_select_by_public_names(tmp_path):
+    settings = {"PRECAST_CACHE_DIR": str(tmp_path), "PRECAST_JIT": "error"}
+    for words in (["doctor", "--profile", "core"], ["list"]):
+        words += ["--op", "BatchAttention", "--arch", "9.0", "--json"]
+        document = json.loads(run(*words, **settings).stdout)
+        rows = document["targets"][0]["modules"] if words[0] == "doctor" else document["modules"]
+        assert {row["op"] for row in rows} == {"attention", "attention_plan"}
+
+
 def test_explain_without_a_gpu_says_which_option_is_needed():
     done = run("explain", "norm", "dtype=bf16", CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 2

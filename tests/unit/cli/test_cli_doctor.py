@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from cli_support import PACKAGES, core_specs, edit_manifest, run, write_provider
 
-import precast
+from precast._plan.install_hint import modules_command
 from precast._runtime import cudart
 from precast._runtime.loader import loader
 from precast.cli import _environment, _gpus, _state, main
@@ -60,10 +60,11 @@ def test_one_module_that_is_missing_fails_and_names_the_one_command(tmp_path, po
     unready = [m for m in report["targets"][0]["modules"] if m["state"] != "prebuilt"]
     assert [m["module"] for m in unready] == [absent]
     assert f"does not hold {absent}" in unready[0]["reason"]
-    assert report["fixes"] == [f'pip install "precast[cu13-sm90a]=={precast.__version__}"']
+    fix = modules_command({(13, "sm90a"): "9.0a"})
+    assert report["fixes"] == [fix]
     text = run("doctor", "--profile", "core", "--arch", "9.0", **env)
     assert text.returncode == 1
-    assert f'Fix:\n  pip install "precast[cu13-sm90a]=={precast.__version__}"\n' in text.stdout
+    assert f"Fix:\n  {fix}\n" in text.stdout
     assert text.stdout.endswith("failed: profile core\n")
     # Without --profile it only reports.
     assert doctor("--arch", "9.0", **env)[0] == 0
@@ -80,8 +81,8 @@ def test_a_machine_whose_gpus_no_target_serves_has_a_problem():
 def test_two_targets_need_one_command(tmp_path):
     code, report = doctor("--profile", "core", "--arch", "8.0 9.0a", PRECAST_JIT="error")
     assert code == 1
-    both = "cu13-sm80,cu13-sm90a"
-    assert report["fixes"] == [f'pip install "precast[{both}]=={precast.__version__}"']
+    both = {(13, "sm80"): "8.0", (13, "sm90a"): "9.0a"}
+    assert report["fixes"] == [modules_command(both)]
     assert [t["capability"] for t in report["targets"]] == ["8.0", "9.0"]
 
 

@@ -190,6 +190,74 @@ def test_exit_code(table, tmp_path, command, code):
         assert not done.stdout
 
 
+@pytest.mark.parametrize(("command", "code"), [row for row in DECLARED if row[1] in (2, 3)])
+def test_with_json_an_error_is_one_object_with_the_same_exit_code(table, tmp_path, command, code):
+    words, environment = table[command, code]
+    if environment.get("STDOUT"):
+        pytest.skip("no object can be written where standard output takes nothing")
+    environment = {"PRECAST_CACHE_DIR": str(tmp_path), "CUDA_VISIBLE_DEVICES": "", **environment}
+    done = run(*words, "--json", **environment)
+    document = json.loads(done.stdout)
+    # `completion` has no option --json, which is a usage error of its own.
+    assert done.returncode == (2 if command == "completion" else code), done.stderr
+    assert document.keys() == {"schema", "error", "fix", "exit_code"}
+    assert document["exit_code"] == done.returncode
+    assert document["error"]
+    assert document["fix"]
+    assert "Fix:" not in document["error"]
+    assert f"error: {document['error']}" in done.stderr
+    assert document["fix"] in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--json"], ["lst", "--json"], ["list", "--jsn", "--json"]])
+def test_with_json_a_line_that_no_command_reads_is_an_object(words, capsys):
+    assert precast.cli.main(words) == 2
+    assert json.loads(capsys.readouterr().out)["exit_code"] == 2
+
+
+def test_behind_two_dashes_json_is_no_option(capsys):
+    assert precast.cli.main(["explain", "--", "nrom", "--json"]) == 2
+    assert capsys.readouterr().out == ""
+
+
+def test_with_json_a_bug_and_an_interrupt_are_objects(monkeypatch, capsys):
+    from precast.cli import list as command
+
+    def stopped_by(error):
+        def stopped(args):
+            raise error
+
+        monkeypatch.setattr(command, "run", stopped)
+        code = precast.cli.main(["list", "--json"])
+        captured = capsys.readouterr()
+        document = json.loads(captured.out)
+        assert document["exit_code"] == code
+        return document, captured.err
+
+    document, err = stopped_by(ZeroDivisionError("by design"))
+    assert document["exit_code"] == 70
+    assert document["error"] == "this is a bug in precast: ZeroDivisionError: by design"
+    assert document["fix"].endswith("precast collect-env")
+    assert "Traceback" in err
+    document, err = stopped_by(KeyboardInterrupt())
+    assert (document["exit_code"], document["error"]) == (130, "interrupted")
+    assert document["fix"] is None
+    assert err == "error: interrupted\n"
+
+
+def test_an_object_that_was_printed_stays_the_only_one(monkeypatch, capsys):
+    from precast.cli import _output
+    from precast.cli import list as command
+
+    def late(args):
+        _output.print_json({"modules": []})
+        raise ValueError("after the result")
+
+    monkeypatch.setattr(command, "run", late)
+    assert precast.cli.main(["list", "--json"]) == 70
+    assert json.loads(capsys.readouterr().out)["modules"] == []
+
+
 def test_a_bug_has_an_exit_code_of_its_own(monkeypatch, capsys):
     from precast.cli import list as command
 
@@ -246,6 +314,15 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
         (["cache", "prunne"], "precast cache prune"),
         (["list", "--op", "nrom"], "precast list --op norm"),
         (["list", "--op=nrom", "--json"], "precast list --op=norm --json"),
+        (["doctor", "--op", "rmsnom"], "precast doctor --op rmsnorm"),
+        (
+            ["explain", "BatchDecodeWithPagedKVCacheWraper", "dtype=bf16"],
+            "precast explain BatchDecodeWithPagedKVCacheWrapper dtype=bf16",
+        ),
+        (
+            ["explain", "precast.top_k_sampling_from_prob"],
+            "precast explain top_k_sampling_from_probs",
+        ),
         (["list", "--profile", "croe"], "precast list --profile core"),
         (["list", "--sorce", "JIT"], "precast list --source JIT"),
         (["list", "--source=prebuild"], "precast list --source=prebuilt"),
@@ -273,8 +350,11 @@ def test_an_interrupt_is_no_traceback(monkeypatch, capsys):
 def test_the_fix_of_a_typing_error_is_the_corrected_line(words, fix, capsys):
     assert precast.cli.main(words) == 2
     captured = capsys.readouterr()
-    assert captured.out == ""
     assert captured.err.splitlines()[-1] == f"Fix: {fix}"
+    if "--json" in words:
+        assert json.loads(captured.out)["fix"] == fix
+    else:
+        assert captured.out == ""
 
 
 def test_every_way_to_be_wrong_has_a_last_resort():

@@ -20,6 +20,7 @@ from precast._jit import cache, compiler, env
 from precast._jit.commands import Command
 from precast._jit.hermetic import FIXED_VARIABLES, PASSED_VARIABLES
 from precast._jit.toolchain import Toolkit
+from precast._plan.install_hint import modules_command
 from precast._plan.planner import Plan
 from precast.errors import CacheDirectoryError, CompileError, MissingJITCacheError, ToolchainError
 
@@ -43,7 +44,7 @@ def test_a_build_is_announced_then_published_whole_then_found(make, tmp_path, ca
     before, after = messages(caplog, logging.INFO)
     assert before == (
         f"compiling scale__dtype_f32 for sm90a with nvcc 13.0.88 into {path.parent}. Why: no "
-        f'provider is installed. Prebuilt: pip install "precast[cu13-sm90a]".'
+        f"provider is installed. Prebuilt: {modules_command({(13, 'sm90a'): '9.0a'})}."
     )
     assert after.startswith("compiled scale__dtype_f32 in 0.")
     assert [r.levelname for r in caplog.records] == ["INFO", "INFO"]

@@ -153,14 +153,14 @@ def test_files_of_the_repository_are_shown_whole(site):
     assert "file=" not in shown(site, "contributing.html")
 
 
-# -- README.md ------------------------------------------------------------------------------------
+# -- the table of ops -----------------------------------------------------------------------------
 
 
 def test_the_table_of_ops_is_made_from_the_exports(sitegen):
     import ops_table
 
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme == ops_table.made(readme), "Fix: make generate"
+    page = (ROOT / ops_table.PAGE).read_text(encoding="utf-8")
+    assert page == ops_table.made(page), "Fix: make generate"
     rows = dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", ops_table.table(), re.MULTILINE))
     assert rows["norm_quant"].endswith("| f16, bf16; `dtype_out` e4m3, e5m2")
     assert rows.keys() >= {kernel.op for kernel in kernels().values()} - {"attention_plan"}
@@ -251,14 +251,14 @@ def test_a_new_op_gets_into_the_page_of_its_family(sitegen, monkeypatch):
 
     def gemma_layernorm_reference() -> None: ...
 
-    home, exports = "precast._ops.norm.layernorm", dict(public_name._exports())
+    home, exports = "precast._ops.norm.layernorm", dict(public_name.exports())
     for function in (gemma_layernorm, gemma_layernorm_reference):
         function.__module__, function.__qualname__ = home, function.__name__
         exports[home, function.__name__] = "precast.norm"
         for name in ("precast.norm", home):
             module = importlib.import_module(name)
             monkeypatch.setattr(module, function.__name__, function, raising=False)
-    monkeypatch.setattr(public_name, "_exports", lambda: exports)
+    monkeypatch.setattr(public_name, "exports", lambda: exports)
     monkeypatch.setattr(precast, "__all__", [*precast.__all__, "gemma_layernorm"])
     monkeypatch.setattr(precast, "gemma_layernorm", gemma_layernorm, raising=False)
     page = ops.pages()["reference/ops/norm.md"]

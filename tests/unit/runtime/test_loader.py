@@ -14,6 +14,7 @@ import pytest
 from loader_support import BF16, FakeModule, messages, rejections, resolve
 
 import precast
+from precast._plan.install_hint import modules_command
 from precast._runtime import library, loader
 from precast._runtime.jit_spec import JitSpec
 from precast.errors import (
@@ -246,7 +247,7 @@ def test_a_policy_that_forbids_compiling(world, how):
         f"  JIT cache ({os.environ['PRECAST_CACHE_DIR']}/v1): rejected: holds no build of "
         "norm__dtype_bf16\n"
         f"  JIT: rejected: compiling is forbidden ({how})\n"
-        f'Fix: pip install "precast[cu13-sm90a]=={precast.__version__}"'
+        f"Fix: {modules_command({(13, 'sm90a'): '9.0a'})}"
     )
 
 

@@ -91,11 +91,30 @@ def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
     assert "| import, without torch | 20 ms | - |" in page
 
 
-def test_readme_has_both_ends_of_a_family(root: Path) -> None:
+def test_readme_has_one_row_for_each_headline_also_where_a_peer_is_faster() -> None:
+    block = performance.readme_block(COMMITTED)
+    rows = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("| ")]
+    head, _, *rows = rows
+    assert [row[0] for row in rows] == [headline.text for headline in performance.HEADLINES]
+    assert len(rows) == 8
+    cells = [dict(zip(head, row, strict=True)) for row in rows]
+    prefill = next(row for row in cells if "prefill" in row["what"])
+    assert float(prefill["x best"]) < 1 < float(prefill["x FlashInfer"])
+    assert "-" not in (prefill["FlashAttention 3"], prefill["cuDNN"])
+
+
+def test_a_headline_takes_its_numbers_from_the_results(root: Path, monkeypatch) -> None:
+    import_, call = "import, without torch", "CPU time of rmsnorm(x, w, out=o)"
+    wanted = [
+        performance.Headline("an op", "f", "[2]", "bf16"),
+        performance.Headline("a sum", figures=(import_, call)),
+        performance.Headline("not measured", "g", "[2]", "bf16"),
+    ]
+    monkeypatch.setattr(performance, "HEADLINES", wanted)
     block = performance.readme_block(newest(root / performance.RESULTS))
-    assert "| `f` | [1] | bf16 | 1.50 | 0.500 | 2.00 | bbbbbbb |" in block
-    assert "| `f` | [3] |" in block
-    assert "[2]" not in block
+    assert "| an op | bf16 | 2.5 us | 5 us | - | - | 2.00 | 2.00 | bbbbbbb |" in block
+    assert "| a sum | - | 20 ms | - | - | - | - | - | abc |" in block
+    assert "not measured" not in block
     assert performance.with_block((root / "README.md").read_text(), block).endswith("-->\nafter\n")
     with pytest.raises(ValueError, match="needs one block"):
         performance.with_block("no block", block)
