@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import attention_functional_calls as functional
 import attention_sound_calls as plain
 import torch
 from attention_arguments import Call
@@ -241,6 +242,7 @@ SHARED_PREFIX = (
 #: By name; each makes a new wrapper.
 CALLS: dict[str, Callable[[], Call]] = {
     **plain.CALLS,
+    **functional.CALLS,
     **{
         f"MultiLevelCascadeAttentionWrapper.{method}": lambda method=method: _cascade(method)
         for method in ("__init__", "graph", "plan", "run", "reset_workspace_buffer")

@@ -23,11 +23,21 @@ from precast._ops.attention.kernels import workspace_bytes
 from precast._ops.attention.plan import PlanShape, Tables
 from precast.trace import make_inputs, registered
 
-_DTYPES = {"f32": torch.float32, "i32": torch.int32, "u8": torch.uint8, "bool": torch.bool}
+_DTYPES = {
+    "f32": torch.float32,
+    "i32": torch.int32,
+    "u8": torch.uint8,
+    "u16": torch.uint16,
+    "bool": torch.bool,
+}
+_OF_QKV = r"qkv(\[\d\])*"
 #: Some arguments reach an export in another form; errors name them as callers do.
 _PUBLIC = {
-    "k_cache": r"(k_cache|paged_kv_cache(\[0\])?)",
-    "v_cache": r"paged_kv_cache\[1\]",
+    "k_cache": rf"(k_cache|(paged_)?kv_cache(\[0\])?|{_OF_QKV})",
+    "v_cache": rf"(v_cache|(paged_)?kv_cache\[1\]|{_OF_QKV})",
+    "query": rf"(query|{_OF_QKV})",
+    "k": rf"(k|{_OF_QKV})",
+    "v": rf"(v|{_OF_QKV})",
     "k_sf": r"kv_cache_sf(\[0\])?",
     "v_sf": r"kv_cache_sf\[1\]",
     "top_token_logprobs": "top_(token_)?logprobs",

@@ -31,6 +31,7 @@ ALIASES = {
     "SfLayout": ("int",),
     "Dtype": ("torch.dtype", "str", "None"),
     "tuple[torch.Tensor, torch.Tensor]": ("Cache",),
+    "Tensors": ("Cache",),
 }
 DTYPES = (
     torch.float32,

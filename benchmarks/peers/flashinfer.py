@@ -14,10 +14,16 @@ PACKAGE = "flashinfer"
 
 #: Functions whose kernels are empty below compute capability 10.0 and return uninitialised memory.
 BLACKWELL_ONLY = {"fp4_quantize", "nvfp4_quantize", "mxfp4_quantize", "mxfp8_quantize"}
+BLACKWELL_ONLY |= {"trtllm_batch_context_with_kv_cache"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
 #: Routines of which this is true for all calls: their plans copy lengths to the host.
 PLANS_ON_HOST = {"attention_plan"}
+#: Modules of functions that neither the package nor a module of the routine's name exports.
+MODULES = {
+    "xqa_batch_decode_with_kv_cache": "decode",
+    "trtllm_batch_context_with_kv_cache": "prefill",
+}
 #: Options that select the kernel of every architecture, and the faster one for decode.
 OPTIONS: dict[str, dict[str, Any]] = {
     "BatchDecodeWithPagedKVCacheWrapper": {"use_tensor_cores": True},
@@ -36,7 +42,8 @@ def adapt(case: Any, family: str) -> Callable[..., Any] | None:
         return None
     if family in PLANS_ON_HOST and case.bind is not case.whole:
         return None
-    for place in ("flashinfer", f"flashinfer.{family}"):
+    for name in ("", f".{MODULES.get(case.op, family)}"):
+        place = f"{PACKAGE}{name}"
         try:
             module = importlib.import_module(place)
         except ModuleNotFoundError as error:

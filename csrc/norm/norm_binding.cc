@@ -88,7 +88,7 @@ void layernorm_export(TensorView input, TensorView gemma, TensorView beta, doubl
   const Arg plus = PRECAST_ARG(op, beta);
   check_layernorm(in, {by, plus}, norm_dtype, eps);
   check_norm_peer(to, in, norm_dtype);
-  check_contiguous(to);
+  check_layernorm_contiguous(to);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;
   check_norm_output(to, in, {by, plus});

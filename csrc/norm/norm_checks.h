@@ -31,6 +31,13 @@ PRECAST_ONE_COPY void check_norm_weight(const Arg& weight, const Arg& in, DType 
   TensorMatch(weight).same_device(in).dtype(dtype).shape({in.tensor.size(-1)}).contiguous();
 }
 
+// An input or output of LayerNorm.
+PRECAST_ONE_COPY void check_layernorm_contiguous(const Arg& arg) {
+  PRECAST_CHECK(is_contiguous(arg.tensor), DtypeRuntimeError)
+      << arg.what() << " must be contiguous, got strides " << to_string(arg.tensor.strides())
+      << "; call .contiguous()";
+}
+
 // Checks LayerNorm's input and parameters. It throws the exceptions that its callers expect.
 PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> parameters,
                                       DType dtype, double eps) {
@@ -38,9 +45,7 @@ PRECAST_ONE_COPY void check_layernorm(const Arg& in, std::initializer_list<Arg> 
   PRECAST_CHECK(has_dtype(in, dtype), DtypeRuntimeError)
       << in.op << ": input must be bfloat16 (or float16, with the module of that type), got "
       << to_string(in.tensor.dtype());
-  PRECAST_CHECK(is_contiguous(in.tensor), DtypeRuntimeError)
-      << in.op << ": input must be contiguous, got strides " << to_string(in.tensor.strides())
-      << "; call .contiguous()";
+  check_layernorm_contiguous(in);
   check_norm_input(in, dtype, eps);
   for (const Arg& arg : parameters) {
     check_same_device(arg, in);

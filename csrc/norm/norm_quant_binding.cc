@@ -92,7 +92,7 @@ void layernorm_quant_export(TensorView out, TensorView input, TensorView gemma, 
   check_cuda(to);
   check_layernorm(in, {by, plus}, norm_quant_dtype, eps);
   check_norm_peer(to, in, norm_quant_dtype_out);
-  check_contiguous(to);
+  check_layernorm_contiguous(to);
   check_one_number(number, in);
   const RowView view = view_as_rows({in, to}, false);
   if (view.rows.count == 0 || view.columns == 0) return;

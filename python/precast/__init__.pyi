@@ -30,6 +30,19 @@ from precast._ops.attention.decode.single import (
 from precast._ops.attention.decode.wrapper import (
     BatchDecodeWithPagedKVCacheWrapper as BatchDecodeWithPagedKVCacheWrapper,
 )
+from precast._ops.attention.functional.context import (
+    trtllm_batch_context_with_kv_cache as trtllm_batch_context_with_kv_cache,
+)
+from precast._ops.attention.functional.decode import (
+    xqa_batch_decode_with_kv_cache as xqa_batch_decode_with_kv_cache,
+)
+from precast._ops.attention.functional.fmha_v2 import (
+    trtllm_fmha_v2_prefill as trtllm_fmha_v2_prefill,
+)
+from precast._ops.attention.functional.trtllm_decode import (
+    trtllm_batch_decode_with_kv_cache as trtllm_batch_decode_with_kv_cache,
+)
+from precast._ops.attention.functional.xqa import xqa as xqa
 from precast._ops.attention.pod.batch import (
     BatchPODWithPagedKVCacheWrapper as BatchPODWithPagedKVCacheWrapper,
 )

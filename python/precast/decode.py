@@ -13,6 +13,14 @@ from precast._ops.attention.decode.single import (
     single_decode_with_kv_cache_reference,
 )
 from precast._ops.attention.decode.wrapper import BatchDecodeWithPagedKVCacheWrapper
+from precast._ops.attention.functional.decode import (
+    xqa_batch_decode_with_kv_cache,
+    xqa_batch_decode_with_kv_cache_reference,
+)
+from precast._ops.attention.functional.trtllm_decode import (
+    trtllm_batch_decode_with_kv_cache,
+    trtllm_batch_decode_with_kv_cache_reference,
+)
 
 __all__ = [
     "BatchDecodeWithPagedKVCacheWrapper",
@@ -21,4 +29,8 @@ __all__ = [
     "fast_decode_plan",
     "single_decode_with_kv_cache",
     "single_decode_with_kv_cache_reference",
+    "trtllm_batch_decode_with_kv_cache",
+    "trtllm_batch_decode_with_kv_cache_reference",
+    "xqa_batch_decode_with_kv_cache",
+    "xqa_batch_decode_with_kv_cache_reference",
 ]

@@ -292,8 +292,9 @@ def test_a_matrix_of_blocks(workspace: torch.Tensor, sizes: tuple[int, int], mas
     more = {"mask": mask.cuda()} if masked else {}
     heads = HEADS, KV_HEADS, DIM
     wrapper.plan(*given, m, n, r, c, *heads, **more, q_data_type=BF16, o_data_type=BF16)
+    tensors = [tensor.cuda() for tensor in (q, k, v)]
     with no_waiting():
-        out, lse = wrapper.run(q.cuda(), k.cuda(), v.cuda(), return_lse=True)
+        out, lse = wrapper.run(*tensors, return_lse=True)
     want = dense(q, k, v, seen)
     close(out, want[0])
     torch.testing.assert_close(lse.double().cpu(), want[1], rtol=1e-3, atol=1e-2)

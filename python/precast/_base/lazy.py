@@ -11,7 +11,9 @@ and has the two functions that PEP 562 asks for made in its ``__init__.py``::
     __getattr__, __dir__ = lazy_package(__name__, __file__)
 
 A name that was read once is an attribute like any other. Submodules are imported the same way,
-whether or not the stub lists them.
+whether or not the stub lists them. Where a submodule has the name of something that the stub lists,
+the package's attribute is the latter: ``precast.xqa`` is a function, and
+``from precast.xqa import xqa`` finds it, too.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ _packages: list[types.ModuleType] = []
 def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, by its ``__name__`` and ``__file__``."""
     package = sys.modules[name]
+    package.__class__ = _Package
     _packages.append(package)
 
     @functools.cache
@@ -57,7 +60,18 @@ def lazy_package(name: str, file: str) -> tuple[Callable[[str], Any], Callable[[
         setattr(package, attribute, value)
         return value
 
+    package.__dict__["_homes"] = homes
     return get, lambda: sorted({*vars(package), *homes()})
+
+
+class _Package(types.ModuleType):
+    """A package whose public names stay when a submodule of that name is imported."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        # The import system sets every submodule.
+        is_listed = isinstance(value, types.ModuleType) and not name.startswith("_")
+        if not (is_listed and name in self.__dict__["_homes"]()):
+            super().__setattr__(name, value)
 
 
 def import_all() -> None:

@@ -228,15 +228,26 @@ class Export(Kernel):
     def _found(self, given: dict[str, Any]) -> dict[str, Any]:
         return {key: f(**accepted(f, given)) for key, f in self.derived.items()}
 
-    def _run(self, *args: Any) -> None:
-        """The reference with the arguments of the export: check, compute, write."""
-        given = self.declaration.decoded(args)
-        given = {**self._found(given), **given}
+    def explain(self, *args: Any) -> None:
+        """Raise what reference mode raises for arguments of :attr:`launch`; nothing is written."""
+        given: dict[str, Any] = dict.fromkeys(p.name for p in self.declaration.parameters)
+        names = (p.name for p in self.declaration.parameters if not p.is_constant)
+        given.update(zip(names, args, strict=True))
+        self._check_given(given)
+
+    def _check_given(self, given: dict[str, Any]) -> None:
+        """Check declared arguments; public ones besides them give errors their names."""
         check_ranges(self.error_name, self.declaration.ranges, given)
         check_arguments(self.error_name, self.declaration, given)
         if self._check is not None:
             self._check(**accepted(self._check, {**given, "export": self.error_name}))
         check_memory(self.error_name, self.declaration, given)
+
+    def _run(self, *args: Any) -> None:
+        """The reference with the arguments of the export: check, compute, write."""
+        given = self.declaration.decoded(args)
+        given = {**self._found(given), **given}
+        self._check_given(given)
         if self._write is not None:
             self._write(**accepted(self._write, given))
             return

@@ -31,6 +31,7 @@ _DTYPES = {
     "i64": "int64",
     "i32": "int32",
     "i8": "int8",
+    "u16": "uint16",
     "u8": "uint8",
     "bool": "bool",
 }

@@ -171,6 +171,11 @@ def check_number(export: str, name: str, value: Any, legal: Range) -> None:
     _check(export, name, [_TYPES["float"]], value, legal)
 
 
+def check_integer(export: str, name: str, value: Any) -> None:
+    """Raise unless ``value`` is an integer of 64 bits."""
+    _check(export, name, [_TYPES["int"]], value, INT64)
+
+
 def check_flag(export: str, name: str, value: Any) -> None:
     """Raise unless ``value`` is a bool, or an integer in the place of one."""
     _check(export, name, [_TYPES["bool"]], value, None)

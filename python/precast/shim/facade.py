@@ -43,6 +43,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "tllm_enums": ("precast.tllm_enums",),
     "topk": ("precast.topk",),
     "utils": ("precast.utils", "precast.shim.names.utils"),
+    "xqa": ("precast.xqa",),
 }
 
 #: The modules that one engine gets besides: an engine takes another path where a name is missing,

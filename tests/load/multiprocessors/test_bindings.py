@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import torch
+from attention_arguments import FUNCTIONAL
 from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials, valid_calls
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda
@@ -44,9 +45,13 @@ TAKES_A_PLAN = {
 #: The same of what fills it. It launches nothing, and writes to memory of the host.
 PACKS = "pack_plan"
 MADE = {**TAKES_A_PLAN, PACKS: {"alibi_slopes", "block"}}
-#: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The other two are calls of
-#: run_ragged after a plan: test_wrapper_bindings.py.
-NOT_HERE = ("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache")
+#: ``workspace_size`` takes tensors of the host: test_attention_plan.py. The others are calls of
+#: run_ragged and run_paged after a plan: test_wrapper_bindings.py.
+NOT_HERE = (
+    *("workspace_size", "single_decode_with_kv_cache", "single_prefill_with_kv_cache"),
+    *FUNCTIONAL,
+    *(name for name in kernels() if name.startswith("trtllm_fmha_v2_prefill")),
+)
 #: Their public functions write float32 alone, but the module of the ci profile is for bf16.
 ANOTHER_MODULE = ("mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float")
 #: Layouts that a kernel cannot read; references take any.

@@ -208,17 +208,66 @@ def test_items_of_the_plan_before_are_gone():
     assert wrapper._token_pos_in_items_len == 0
 
 
-def test_every_request_has_items():
+def test_requests_may_be_longer_than_the_rows_of_their_items():
+    """As if zeros were behind the rows; one row without a length is for every request."""
+    wrapper, (q, k) = ragged(), (torch.randn(4, 4, 64), torch.randn(9, 2, 64))
+    prefixes = torch.tensor([1, 2])
+
+    def run(rows, size):
+        places = torch.tensor(rows)
+        wrapper.plan(
+            *(ROWS, TOKENS, 4, 2, 64),
+            prefix_len_ptr=prefixes,
+            token_pos_in_items_ptr=places,
+            token_pos_in_items_len=size,
+            **F32,
+        )
+        want, _ = wrapper.reference(
+            *(q, k, k, ROWS, TOKENS),
+            prefix_len_ptr=prefixes,
+            token_pos_in_items_ptr=places.to(torch.uint16),
+            token_pos_in_items_len=size,
+        )
+        out = wrapper.run(q, k, k)
+        torch.testing.assert_close(out, want)
+        return out
+
+    assert torch.equal(run([1, 2, 1, 2], 2), run([1, 2, 0, 0, 1, 2, 0, 0], 4))
+    assert torch.equal(run([1, 2], 0), run([1, 2, 1, 2], 2))
+    assert not torch.equal(run([1, 2], 0), run([1, 2, 0, 0], 2))
+
+
+@pytest.mark.parametrize(("count", "size"), [(7, 4), (4, 4), (8, -1)])
+def test_every_request_has_items(count, size):
     wrapper = ragged()
-    places = torch.zeros(7, dtype=torch.int32)
-    with pytest.raises(ValueError, match=r"token_pos must have at least 8 elements, got .*\[7\]"):
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, **F32)
+    before, places = attributes(wrapper), torch.zeros(count, dtype=torch.int32)
+    words = rf"must have token_pos_in_items_len .* the 2 requests, got {count} in all and {size}"
+    with pytest.raises(ValueError, match=words):
         wrapper.plan(
             *(ROWS, TOKENS, 4, 2, 64),
             prefix_len_ptr=torch.tensor([1, 1]),
             token_pos_in_items_ptr=places,
-            token_pos_in_items_len=4,
+            token_pos_in_items_len=size,
             **F32,
         )
+    assert attributes(wrapper) == before
+
+
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (4, r"token_pos must have at least 8 elements, got .*\[6\]"),
+        (-1, "token_pos_len must not be negative, got -1"),
+    ],
+)
+def test_items_that_an_engine_sets_are_checked_by_the_next_run(size, words):
+    wrapper = ragged()
+    items = {"prefix_len_ptr": torch.tensor([1, 1]), "token_pos_in_items_ptr": torch.zeros(6)}
+    wrapper.plan(ROWS, TOKENS, 4, 2, 64, **items, token_pos_in_items_len=3, **F32)
+    wrapper._token_pos_in_items_len = size
+    with pytest.raises(ValueError, match=words):
+        wrapper.run(torch.randn(4, 4, 64), *torch.randn(2, 9, 2, 64))
 
 
 def test_a_fast_plan_gives_outputs_of_its_queries_dtype():

@@ -18,6 +18,7 @@ from attention_support import (
     decode,
     paged,
     ragged,
+    record_launches,
     workspace,
 )
 
@@ -116,6 +117,48 @@ def test_options_of_forward_that_are_rejected_leave_the_plan():
     prefill.plan(ROWS, TOKENS, 4, 2, 64, **F32)
     with pytest.raises(ValueError, match=r"rope_scale must be positive and finite, got -1.0"):
         prefill.forward(torch.randn(4, 4, 64), *torch.randn(2, 9, 2, 64), rope_scale=-1.0)
+
+
+@pytest.mark.parametrize("planned", [{"causal": True}, {"window_left": 1}])
+def test_forward_sees_what_its_own_options_say(planned, monkeypatch):
+    """As FlashInfer's: options that are left out have forward()'s default, not the plan's."""
+    prefill, q, k = ragged(), torch.randn(4, 4, 64), torch.randn(9, 2, 64)
+    prefill.plan(ROWS, TOKENS, 4, 2, 64, **planned, **F32)
+    launched = record_launches(monkeypatch)
+    for options, launches in (
+        (planned, ["run_ragged"]),
+        ({}, ["plan", "run_ragged"]),  # What the plan left out must be divided among the SMs, too.
+        ({"causal": True}, ["run_ragged"]),
+        ({"window_left": 3}, ["run_ragged"]),
+    ):
+        want, _ = prefill.reference(q, k, k, ROWS, TOKENS, **options)
+        torch.testing.assert_close(prefill.forward(q, k, k, **options), want)
+        torch.testing.assert_close(prefill.run(q, k, k), want)  # They stay.
+        assert launched == [*launches, "run_ragged"]
+        launched.clear()
+
+
+def test_a_wider_window_of_forward_in_a_graphs_wrapper():
+    wrapper = decode(in_graph=True)
+    wrapper.plan(*TABLE, *SIZES, window_left=2, **F32)
+    q, kv = torch.randn(2, 4, 64), cache()
+    for window in (4, -1, 1):
+        want, _ = wrapper.reference(q, kv, *TABLE, "NHD", "NONE", window)
+        torch.testing.assert_close(wrapper.forward(q, kv, window_left=window), want)
+
+
+def test_a_failed_forward_with_other_tokens_leaves_the_options():
+    prefill, q, k = ragged(), torch.randn(4, 4, 64), torch.randn(9, 2, 64)
+    prefill.plan(ROWS, TOKENS, 4, 2, 64, causal=True, **F32)
+    want = prefill.run(q, k, k)
+    with pytest.raises(ValueError, match="must have 4 heads"):
+        prefill.forward(q[:, :3], k, k)
+    assert prefill._causal is True
+    assert torch.equal(prefill.run(q, k, k), want)
+    prefill.plan(ROWS, TOKENS, 4, 2, 64, causal=True, fixed_split_size=64, **F32)
+    with pytest.raises(PlanMismatchError, match=r"causal is False and .* Fix: plan again with"):
+        prefill.forward(q, k, k)
+    assert torch.equal(prefill.run(q, k, k), want)
 
 
 def test_plans_past_plan_are_for_the_same_heads():

@@ -74,6 +74,39 @@ def test_saturation_and_nan() -> None:
         assert out[1].isnan().all()
 
 
+@pytest.mark.parametrize("dtype", [E4M3, E5M2], ids=["e4m3", "e5m2"])
+def test_layernorm_quant_raises_the_runtime_errors_of_flashinfer(dtype: torch.dtype) -> None:
+    good = {"input": draw(3, 8), "gemma": torch.ones(8), "beta": torch.zeros(8)}
+    good |= {"out": torch.zeros(3, 8).to(dtype), "scale": torch.tensor([0.5])}
+    for name, wrong, words in (
+        ("input", draw(8, 3).t(), r"input must be contiguous, got strides \[1, 3\]"),
+        ("input", draw(3, 8, dtype=torch.float32), "input must be bfloat16 .* got torch.float32"),
+        ("gemma", torch.ones(8, dtype=BF16), "gemma must be float32, got torch.bfloat16"),
+        ("beta", torch.ones(8, dtype=BF16), "beta must be float32, got torch.bfloat16"),
+        ("out", torch.zeros(8, 3).to(dtype).t(), r"out must be contiguous, got strides \[1, 3\]"),
+        ("out", torch.zeros(3, 8).to(BF16), "out must be float8_e4m3fn or .* got bfloat16"),
+        ("out", torch.zeros(3, 8).to(torch.int8), "out must be float8_e4m3fn or .* got int8"),
+    ):
+        call: dict[str, Any] = {**good, name: wrong}
+        shown = call["out"].float().clone()
+        for kind in (RuntimeError, ValueError):
+            with pytest.raises(kind, match=f"layernorm_quant: {words}"):
+                precast.layernorm_quant(**call)
+        assert torch.equal(call["out"].float(), shown)
+    precast.layernorm_quant(**good)
+    assert good["out"].float().any()
+
+
+def test_layernorm_takes_contiguous_tensors() -> None:
+    x, one = draw(3, 8), torch.ones(8)
+    out = torch.zeros(8, 3).to(BF16).t()
+    with pytest.raises(RuntimeError, match=r"layernorm: input must be contiguous, got strides"):
+        precast.layernorm(draw(8, 3).t(), one, one)
+    with pytest.raises(RuntimeError, match=r"layernorm: out must be contiguous, got strides"):
+        precast.layernorm(x, one, one, out=out)
+    assert not out.any()
+
+
 def test_a_float_scale_is_deprecated_where_it_is_called() -> None:
     x, residual, ones = draw(2, 8), draw(2, 8), torch.ones(8)
     weight, out = ones.to(BF16), torch.empty(2, 8, dtype=E4M3)

@@ -114,6 +114,43 @@ def test_wrappers_of_flashinfer_have_options_and_plan_once(
     assert (wrapper.plans, wrapper.runs) == (3 if family == "attention_plan" else 1, 3)
 
 
+def test_functions_of_flashinfer_are_found_in_their_module(
+    benchmarks: Any, on_cpu: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name, given = "xqa_batch_decode_with_kv_cache", []
+
+    def function(*args: Any, **options: Any) -> torch.Tensor:
+        given.append((args, options))
+        return args[0]  # type: ignore[no-any-return]
+
+    home = ModuleType("flashinfer.decode")
+    setattr(home, name, function)
+    monkeypatch.setitem(sys.modules, "flashinfer", ModuleType("flashinfer"))
+    monkeypatch.setitem(sys.modules, "flashinfer.decode", home)
+    for shape, has_mask in (("b8 x 4 4096", False), ("b8 x 4 4096 mask", True)):
+        case = _first(benchmarks, "attention_functional", name, shape)
+        call = benchmarks("peers.flashinfer").adapt(case, "attention_functional")
+        args = case.make()
+        assert call(*args) is call(*args) is args[0]
+        (first, options), (second, _) = given[-2:]
+        assert first[2] is second[2], "one workspace"
+        assert not first[2].any(), "FlashInfer's is zero at first"
+        assert (options["mask"] is not None) == has_mask
+        assert options["q_len_per_req"] == 4
+
+
+def test_our_functions_give_what_the_wrapper_gives(benchmarks: Any, on_cpu: None) -> None:
+    """What the rows compare is the same."""
+    for name, shape in (
+        ("xqa_batch_decode_with_kv_cache", "b8 512"),
+        ("xqa_batch_decode_with_kv_cache", "b8 x 4 4096 mask"),
+    ):
+        case = _first(benchmarks, "attention_functional", name, shape)
+        args = case.make()
+        with precast.reference_mode():
+            torch.testing.assert_close(case.ours(*args), case.parts.run(*args), rtol=0, atol=0)
+
+
 def test_a_shared_prefix_is_merged_by_the_library_of_the_wrapper(benchmarks: Any) -> None:
     shared = _first(benchmarks, "attention", "BatchPrefillWithPagedKVCacheWrapper", "shared")
     library = benchmarks("bench_attention").library

@@ -78,9 +78,10 @@ prefix_len_ptr : torch.Tensor, optional
     items, which see the prefix and themselves.
 token_pos_in_items_ptr : torch.Tensor, optional
     uint16, for each request ``token_pos_in_items_len`` positions, of each token behind the prefix
-    in its item, 0 for a delimiter, which only sees the prefix and which no token sees.
+    in its item, 0 for a delimiter, which only sees the prefix and which no token sees. Tokens of a
+    request that is longer are delimiters, too.
 token_pos_in_items_len : int
-    The length of that, the same for every request. Default: all of it, of one request.
+    The length of that, the same for every request. Default: all of it, for every request.
 max_item_len_ptr : torch.Tensor, optional
     ``[batch_size]``, uint16: the longest item of each request.
 seq_lens : torch.Tensor, optional

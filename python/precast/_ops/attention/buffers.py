@@ -10,6 +10,7 @@ from precast._base.torch import torch
 #: Buffers that are made once a process, by name and device. Engines look for the range of a device
 #: by what they passed for it, a string or a ``torch.device``.
 _cache_buf: dict[tuple[str, torch.device | str], torch.Tensor] = {}
+_MOST_INT32 = 2**31 - 1
 
 
 def is_capturing(device: torch.device) -> bool:
@@ -17,7 +18,9 @@ def is_capturing(device: torch.device) -> bool:
     return device.type == "cuda" and bool(torch.cuda.is_current_stream_capturing())
 
 
-def _kept(name: str, device: torch.device | str, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+def kept_buffer(
+    name: str, device: torch.device | str, make: Callable[[], torch.Tensor]
+) -> torch.Tensor:
     """Make a buffer once, but for those of a CUDA graph: their memory is the graph's.
 
     Compiled code may become one.
@@ -39,9 +42,41 @@ def _ceil_pow2(x: int) -> int:
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     """Return ``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
     size = _ceil_pow2(seq_len)
-    return _kept(
+    return kept_buffer(
         f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
     )[:seq_len]
+
+
+#: The least elements of a range with a step, so that one serves the batches of most engines.
+_LEAST_STEPS = 1025
+#: Ranges with a step that are kept, 4 KiB each; a graph may read one as long as the process lives.
+_MOST_RANGES = 2048
+_ranges: dict[tuple[int, int, int], torch.Tensor] = {}
+
+
+def stepped_range(count: int, step: int, device: torch.device) -> tuple[torch.Tensor, bool]:
+    """Return ``0, step, 2 * step, ...`` as int32, and whether it is made once a process.
+
+    What is not kept, because a CUDA graph is captured or there are too many, lives as long as the
+    caller has it.
+    """
+    size = _ceil_pow2(max(count, _LEAST_STEPS))
+    if step * (size - 1) > _MOST_INT32:
+        size = count
+    key = (size, step, -1 if device.index is None else device.index)
+    kept = _ranges.get(key)
+    if kept is None:
+        i32 = {"dtype": torch.int32, "device": device}
+        # A range takes no step of 0.
+        kept = (
+            torch.arange(0, (size - 1) * step + 1, step, **i32)
+            if step
+            else torch.zeros(size, **i32)
+        )
+        if is_capturing(device) or torch.compiler.is_compiling() or len(_ranges) >= _MOST_RANGES:
+            return kept[:count], False
+        _ranges[key] = kept
+    return kept[:count], True
 
 
 def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> torch.Tensor:
@@ -82,7 +117,7 @@ def get_alibi_slopes(n_heads: int, device: torch.device | str | None = None) -> 
 
 def alibi_slopes(num_qo_heads: int, device: torch.device) -> torch.Tensor:
     """Return the slopes, which are made once a process."""
-    return _kept(
+    return kept_buffer(
         f"alibi_slopes_{num_qo_heads}", device, lambda: get_alibi_slopes(num_qo_heads, device)
     )
 

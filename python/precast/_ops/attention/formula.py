@@ -141,3 +141,16 @@ def unpacked_mask(packed: torch.Tensor, n: int, m: int) -> torch.Tensor:
     """Unpack the bytes of one request to ``[n, m]``, the lowest bit of a byte first."""
     bits = packed.unsqueeze(-1) >> torch.arange(8, dtype=torch.uint8, device=packed.device)
     return (bits & 1).flatten()[: n * m].view(n, m).bool()
+
+
+def drafts_seen(packed: torch.Tensor, m: int) -> torch.Tensor:
+    """Unpack the draft mask of one request to ``[n, m]``: its ``n`` drafts are the newest tokens.
+
+    ``packed`` is ``[n, words]``, 16 bits of a row in each, the lowest first. Every draft sees what
+    is before the drafts.
+    """
+    n = packed.shape[0]
+    bits = packed.view(torch.int16).int().unsqueeze(-1)
+    bits = bits >> torch.arange(16, dtype=torch.int32, device=packed.device)
+    drafts = (bits & 1).flatten(1)[:, :n].bool()
+    return torch.nn.functional.pad(drafts, (m - n, 0), value=True)

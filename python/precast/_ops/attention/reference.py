@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from precast._base.torch import torch
 from precast._ops.attention.buffers import get_alibi_slopes
-from precast._ops.attention.formula import attention, unpacked_mask
+from precast._ops.attention.formula import attention, drafts_seen, unpacked_mask
 from precast._ops.attention.validation import softmax_scale
 from precast._ops.quantize.packbits import segment_packbits_reference
 
@@ -40,7 +40,7 @@ def features_of(
         "sinks": more.pop("sinks", None),
     }
     scale = softmax_scale(sm_scale, q.shape[-1]) * sm_factor
-    masks = {"packed_mask": None, "prefix_len_ptr": None}
+    masks = {"packed_mask": None, "prefix_len_ptr": None, "draft_mask": None}
     scales = {"out_scale": 1.0, "qk_scale": None, "v_scale": None}
     return SimpleNamespace(scores=scores, sm_scale=scale, **{**masks, **scales, **more})
 
@@ -91,7 +91,7 @@ def attend(
             k,
             v,
             f.sm_scale * qk_scale,
-            mask=_mask_of(number, n, m, f),
+            mask=_mask_of(number, rows, m, f),
             items=_items_of(number, f),
             **f.scores,
         )
@@ -99,7 +99,10 @@ def attend(
     return out * (f.out_scale * v_scale), lse, used
 
 
-def _mask_of(request: int, n: int, m: int, f: SimpleNamespace) -> torch.Tensor | None:
+def _mask_of(request: int, rows: slice, m: int, f: SimpleNamespace) -> torch.Tensor | None:
+    n = rows.stop - rows.start
+    if f.draft_mask is not None:
+        return drafts_seen(f.draft_mask.flatten(0, -2)[rows], m)
     if f.packed_mask is None:
         return None
     begin = int(f.mask_indptr[request])
@@ -109,9 +112,11 @@ def _mask_of(request: int, n: int, m: int, f: SimpleNamespace) -> torch.Tensor |
 def _items_of(request: int, f: SimpleNamespace) -> tuple[int, torch.Tensor] | None:
     if f.prefix_len_ptr is None:
         return None
-    size = f.token_pos_in_items_len or f.token_pos_in_items_ptr.numel()
+    size = f.token_pos_in_items_len
     # PyTorch has few functions for uint16.
-    places = f.token_pos_in_items_ptr.view(torch.int16)[request * size : (request + 1) * size]
+    places = f.token_pos_in_items_ptr.view(torch.int16)
+    if size:  # Otherwise one row is for all requests.
+        places = places[request * size : (request + 1) * size]
     return int(f.prefix_len_ptr[request]), places.long() & 0xFFFF
 
 
@@ -140,6 +145,25 @@ def paged_requests(
         rows = slice(bounds[i], bounds[i + 1])
         k, v = (_tokens(cache, pages, m) for cache in (k_cache, v_cache))
         yield i, rows, k, v
+
+
+def table_requests(
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor,
+    bounds: list[int],
+    block_tables: torch.Tensor,
+    seq_lens: torch.Tensor,
+) -> Iterator[Request]:
+    """Yield the requests of a block table over caches ``[pages, page_size, kv_heads, head_dim]``.
+
+    A length that is longer than a row of the table ends with the row.
+    """
+    page_size, width = k_cache.shape[1], block_tables.shape[1]
+    for i in range(len(bounds) - 1):
+        m = min(max(int(seq_lens[i]), 0), width * page_size)
+        pages = block_tables[i, : -(-m // page_size)].long()
+        k, v = (_tokens(cache, pages, m) for cache in (k_cache, v_cache))
+        yield i, slice(bounds[i], bounds[i + 1]), k, v
 
 
 def _tokens(cache: torch.Tensor, pages: torch.Tensor, m: int) -> torch.Tensor:

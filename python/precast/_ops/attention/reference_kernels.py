@@ -81,6 +81,10 @@ def check_plan(
     _check_apart(export, workspaces, tables)
     if mode != MaskMode.MULTIITEMSCORING:
         return
+    if options.token_pos_len < 0:
+        raise ValueError(
+            f"{export}: token_pos_len must not be negative, got {options.token_pos_len}"
+        )
     for name, tensor, least in (
         ("prefix_len", prefix_len, shape.batch_size),
         ("token_pos", token_pos, shape.batch_size * options.token_pos_len),

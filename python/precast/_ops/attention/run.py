@@ -299,29 +299,31 @@ def scales_of(
     """Return the factors of logits, a number and one on the device, and those of outputs."""
     factor = None
     for option, scale in (("q_scale", q_scale), ("k_scale", k_scale)):
-        number, on_device = _split(name, option, scale)
+        number, on_device = split_scale(name, option, scale)
         sm_scale *= number
         if on_device is not None:
             factor = on_device if factor is None else factor * on_device
-    out_scale, v_factor = _split(name, "v_scale", v_scale)
+    out_scale, v_factor = split_scale(name, "v_scale", v_scale)
     return sm_scale, factor, out_scale, v_factor
 
 
-def _split(name: str, option: str, scale: Scale) -> tuple[float, torch.Tensor | None]:
-    """Return a number, or 1 and one float32 on the device."""
+def split_scale(
+    name: str, option: str, scale: Scale, method: str = ".run"
+) -> tuple[float, torch.Tensor | None]:
+    """Return a number, or 1 and one float32 on the device; ``method`` is behind errors' name."""
     if scale is None:
         return 1.0, None
     if type(scale) is float and -MOST_FLOAT <= scale <= MOST_FLOAT:
         return scale, None
     if not isinstance(scale, torch.Tensor):
-        return validation.number(f"{name}.run", option, scale), None
+        return validation.number(f"{name}{method}", option, scale), None
     if scale.numel() != 1:
         raise ValueError(
-            f"{name}.run: {option} must be one number, got a tensor of shape {[*scale.shape]}"
+            f"{name}{method}: {option} must be one number, got a tensor of shape {[*scale.shape]}"
         )
     if scale.is_cuda:
         return 1.0, scale.reshape(1).float()
-    return validation.number(f"{name}.run", option, scale.item()), None
+    return validation.number(f"{name}{method}", option, scale.item()), None
 
 
 def check_window(w: AttentionWrapper, window_left: int) -> None:

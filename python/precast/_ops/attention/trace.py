@@ -26,7 +26,7 @@ _TOKENS: dict[str, Var | Const] = {
     "num_tokens": Var("Tokens of all requests.", sample=11),
     "len_indptr": Var("One more than requests.", sample=4),
 }
-_LAYOUTS, _BOTH = ("NHD", "HND"), (False, True)
+LAYOUTS, BOTH = ("NHD", "HND"), (False, True)
 _SCORES = {"sm_scale": "float32", "window_left": "int32", "logits_soft_cap": "float32"}
 _WORKSPACE = 64 << 20
 
@@ -53,13 +53,13 @@ def _template(
     )
 
 
-def _entries(layout: str, tokens: str) -> list[str]:
+def entries_axes(layout: str, tokens: str) -> list[str]:
     """Return the axes of keys or values in this layout."""
     heads = "num_kv_heads"
     return [heads, tokens, "head_dim"] if layout == "HND" else [tokens, heads, "head_dim"]
 
 
-def _by_form(
+def by_form(
     make: Callable[..., TraceTemplate],
     form_of: Callable[..., tuple[Any, ...]],
     *values: Sequence[Any],
@@ -90,8 +90,8 @@ def single_trace(
             layout,
             lse,
             {
-                "k": Tensor(_entries(layout, "kv_len")),
-                "v": Tensor(_entries(layout, "kv_len")),
+                "k": Tensor(entries_axes(layout, "kv_len")),
+                "v": Tensor(entries_axes(layout, "kv_len")),
                 **{option: Scalar(dtype) for option, dtype in _SCORES.items()},
             },
             op_type="gqa_single",
@@ -112,7 +112,7 @@ def single_trace(
     ) -> tuple[str, bool, bool]:
         return "HND" if kv_layout == "HND" else "NHD", bool(return_lse), bool(causal)
 
-    return _by_form(template, form_of, _LAYOUTS, _BOTH, _BOTH if rows else (False,))
+    return by_form(template, form_of, LAYOUTS, BOTH, BOTH if rows else (False,))
 
 
 # -- a batch --------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def batch_trace(
             **_HEAD_DIM,
             **(_TOKENS if ragged else _TABLE),
         }
-        entries = _entries(layout, "num_tokens" if ragged else "page_size")
+        entries = entries_axes(layout, "num_tokens" if ragged else "page_size")
         if ragged:
             inputs: dict[str, Tensor | Scalar] = {"k": Tensor(entries), "v": Tensor(entries)}
         elif packed:
@@ -184,7 +184,7 @@ def batch_trace(
         packed = not (ragged or isinstance(paged_kv_cache, tuple))
         return packed, self._kv_layout, bool(return_lse)
 
-    return _by_form(template, form_of, (False,) if ragged else _BOTH, _LAYOUTS, _BOTH)
+    return by_form(template, form_of, (False,) if ragged else BOTH, LAYOUTS, BOTH)
 
 
 def _table(axis: str, attribute: str) -> Tensor:

@@ -15,6 +15,7 @@ from precast._ops.attention import backends, kernels, validation
 from precast._ops.attention import heuristics as tiles
 from precast._ops.attention.buffers import table_source
 from precast._ops.attention.cached_module import CachedModule
+from precast._ops.attention.enums import MaskMode
 from precast._ops.attention.plan import (
     NO_ITEMS,
     NO_MASK,
@@ -283,7 +284,7 @@ class AttentionWrapper(PlanAttributes):
     # -- deprecated -------------------------------------------------------------------------------
 
     def _forward(self, given: Any, return_lse: bool = False) -> Any:
-        """Run with options of ``forward()`` in the place of the plan's."""
+        """Run with options of ``forward()`` in the place of the plan's, which they stay."""
         name, before, planned = self._name, self._plan, self._plan.shape
         options = {name: getattr(given, name) for name in Scores._fields if hasattr(given, name)}
         if options["logits_soft_cap"] is None:
@@ -292,26 +293,38 @@ class AttentionWrapper(PlanAttributes):
         self._check_planned(name)
         validation.pos_encoding(name, scores.pos_encoding_mode)
         validation.check_rope(name, scores.rope_scale, scores.rope_theta)
-        # The plan has divided what its queries see, so they see nothing else now.
-        if planned.window_left >= 0 and not 0 <= scores.window_left <= planned.window_left:
-            raise PlanMismatchError(
-                f"{name}: window_left is {scores.window_left} and plan() had "
-                f"{planned.window_left}. Fix: plan again with the wider window"
-            )
-        is_masked = before.mask.is_used or before.items.prefix_len is not None
-        if planned.causal and not (scores.causal or is_masked) and hasattr(given, "causal"):
-            raise PlanMismatchError(
-                f"{name}: causal is False and plan() had True. Fix: plan again with causal=False"
-            )
         arguments = {name: getattr(given, name) for name in _RUN_ARGUMENTS if hasattr(given, name)}
         if scores != before.scores:
             given.public_arguments.check(given._asdict())
             self._plan = before._replace(scores=scores, block=None)
         try:
+            self._widen()
             return self.run(**arguments, return_lse=return_lse)  # type: ignore[attr-defined]
         except RAW_KINDS:
-            self._plan = before  # A later run() would fail, too, or have other options.
+            # A later run() would fail, too, or have other options. A wider division serves them.
+            shape = self._plan.shape
+            self._plan = before if shape is planned else before._replace(shape=shape, block=None)
             raise
+
+    def _widen(self) -> None:
+        """Divide the work again if queries now see tokens that the plan has left out."""
+        plan, shape, scores = self._plan, self._plan.shape, self._plan.scores
+        causal = shape.causal and plan.mask_mode in (MaskMode.CAUSAL, MaskMode.MULTIITEMSCORING)
+        window_left = shape.window_left
+        if window_left >= 0 and not 0 <= scores.window_left <= window_left:
+            window_left = scores.window_left
+        wider = shape._replace(causal=causal, window_left=window_left)
+        if wider == shape:
+            return
+        if shape.fixed_split_size > 0:
+            raise PlanMismatchError(
+                f"{self._name}: causal is {scores.causal} and window_left is {scores.window_left}, "
+                f"plan() had {shape.causal} and {shape.window_left}, and with fixed_split_size the "
+                f"host checks the workspaces for what queries see. Fix: plan again with these"
+            )
+        packed = kernels.pack(plan._replace(shape=wider))
+        kernels.launch(packed, NO_TABLES)  # The tables are where the plan has them.
+        self._plan = packed
 
     def end_forward(self) -> None:
         """Do nothing; older engines call it."""

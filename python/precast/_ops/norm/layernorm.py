@@ -34,8 +34,16 @@ def checked_output(export: str, input: torch.Tensor, out: torch.Tensor | None) -
     return torch.empty_like(input) if out is None else out
 
 
-def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> None:
-    """Raise DtypeRuntimeError for a weight or bias that is not float32."""
+def check_call(
+    export: str, input: torch.Tensor, gemma: torch.Tensor, beta: torch.Tensor, out: torch.Tensor
+) -> None:
+    """Raise DtypeRuntimeError for what engines expect one: strides, and parameters not float32."""
+    for name, tensor in (("input", input), ("out", out)):
+        if not tensor.is_contiguous():
+            raise DtypeRuntimeError(
+                f"{export}: {name} must be contiguous, got strides {[*tensor.stride()]}; call "
+                f".contiguous()"
+            )
     for name, vector in (("gemma", gemma), ("beta", beta)):
         if vector.dtype is not torch.float32:
             raise DtypeRuntimeError(f"{export}: {name} must be float32, got {vector.dtype}")
@@ -47,7 +55,7 @@ def check_parameters(export: str, gemma: torch.Tensor, beta: torch.Tensor) -> No
     "enable_pdl:pdl",
     "Each row centred and divided by its standard deviation, times a weight, plus a bias.",
     op_type="layernorm",
-    check=check_parameters,
+    check=check_call,
     new={"out": checked_output},
 )
 def layernorm(
@@ -86,8 +94,8 @@ def layernorm(
     Raises
     ------
     precast.errors.DtypeRuntimeError
-        Another dtype of ``input``, ``gemma`` or ``beta``, or an ``input`` that is not contiguous
-        (a ``RuntimeError`` and a ``ValueError``).
+        Another dtype of ``input``, ``gemma`` or ``beta``, or an ``input`` or ``out`` that is not
+        contiguous (a ``RuntimeError`` and a ``ValueError``).
     ValueError
         A tensor that is not on a CUDA device; another shape, or an ``out`` other than above.
 

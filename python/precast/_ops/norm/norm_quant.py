@@ -12,6 +12,8 @@ import warnings
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
+from precast._base.dtypes import dtype_word
+from precast._base.errors import DtypeRuntimeError
 from precast._base.rounding import saturated
 from precast._base.torch import torch
 from precast._op.declaration import Kind
@@ -20,7 +22,7 @@ from precast._op.docs import completed, documented
 from precast._op.validation import check_memory_apart, check_one_number
 from precast._ops.norm._norm import norm
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm
-from precast._ops.norm.layernorm import check_parameters, checked_output, layernorm, standardized
+from precast._ops.norm.layernorm import check_call, checked_output, layernorm, standardized
 from precast._ops.norm.rmsnorm import normalized, rmsnorm
 
 P = ParamSpec("P")
@@ -73,8 +75,21 @@ def _check(
     if residual is not None:
         check_memory_apart(export, "out", out, residual, "residual")
     if gemma is not None and beta is not None:
-        check_parameters(export, gemma, beta)
+        check_call(export, input, gemma, beta, out)
     check_one_number(export, "scale", scale, input)
+
+
+def _checked_fp8_output(
+    export: str, input: torch.Tensor, out: torch.Tensor | None
+) -> torch.Tensor | None:
+    """Raise DtypeRuntimeError for an output without modules; the loader has another error."""
+    dtype = getattr(out, "dtype", None)
+    if dtype is torch.float8_e4m3fn or dtype is torch.float8_e5m2 or dtype is None:
+        checked_output(export, input, out)
+        return out
+    raise DtypeRuntimeError(
+        f"{export}: out must be float8_e4m3fn or float8_e5m2, got {dtype_word(dtype)}"
+    )
 
 
 def _quantizing(
@@ -105,7 +120,7 @@ def _quantizing(
             ),
             check=_check,
             kinds={"scale": Kind("Tensor {name}", tensor, names={"_scale_tensor": _scale_tensor})},
-            new={"out": checked_output} if op_type == "layernorm" else None,
+            new={"out": _checked_fp8_output} if op_type == "layernorm" else None,
         )(function)
 
     return decorate
@@ -303,9 +318,9 @@ def layernorm_quant(
     ------
     ValueError
         As :func:`rmsnorm_quant`.
-    DtypeRuntimeError
-        A RuntimeError and a ValueError: ``input`` of another dtype or not contiguous, ``gemma`` or
-        ``beta`` that is not float32.
+    precast.errors.DtypeRuntimeError
+        A RuntimeError and a ValueError: ``input`` or ``out`` of another dtype or not contiguous,
+        ``gemma`` or ``beta`` that is not float32.
 
     Notes
     -----

@@ -32,7 +32,7 @@ UNREAD = (
     *("token_pos_in_items_ptr", "token_pos_in_items_len", "max_item_len_ptr", "seq_lens"),
     *("seq_lens_q", "max_token_per_sequence", "fixed_split_size"),
 )
-#: Of forward(), which compares them with those of the plan.
+#: Of forward(), whose run reads them from the plan.
 FORWARD_UNREAD = ("causal", "use_fp16_qk_reduction", "window_left")
 
 
@@ -206,11 +206,21 @@ class PrefillPlan(AttentionWrapper):
                 f"{self._name}.plan: token_pos_in_items_ptr must be a torch.Tensor where "
                 f"prefix_len_ptr is one, got None"
             )
-        longest = given.max_item_len_ptr
+        places, size = given.token_pos_in_items_ptr, given.token_pos_in_items_len
+        batch_size, longest = given.qo_indptr.shape[0] - 1, given.max_item_len_ptr
+        if size == 0:
+            size, places = places.numel(), places.flatten().repeat(batch_size)
+        # Requests may be longer than a row: the kernels take what is behind it as delimiters.
+        if size < 0 or places.numel() < batch_size * size:
+            raise ValueError(
+                f"{self._name}.plan: token_pos_in_items_ptr must have token_pos_in_items_len "
+                f"positions for each of the {batch_size} requests, got {places.numel()} in all and "
+                f"{size} for each. Fix: pad the positions of each request with zeros to one length"
+            )
         return Items(
             given.prefix_len_ptr.to(self.device).to(torch.uint32),
-            given.token_pos_in_items_ptr.to(self.device).to(torch.uint16),
-            given.token_pos_in_items_len or given.token_pos_in_items_ptr.numel(),
+            places.to(self.device).to(torch.uint16),
+            size,
             None if longest is None else longest.to(self.device).to(torch.uint16),
         )
 

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Plan and run in one call, over a block table or over ragged keys and values.
+
+Lengths are on the device, so a call launches the planning kernel and the attention kernel, and
+waits for nothing. What the host prepares of a plan is its params block, which depends on addresses
+and sizes alone: it is kept, and a call with the same ones costs a look-up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from precast._base.torch import torch
+from precast._ops.attention import kernels
+from precast._ops.attention.buffers import alibi_slopes, is_capturing, stepped_range
+from precast._ops.attention.enums import MaskMode, PosEncodingMode
+from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
+from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
+from precast._ops.attention.functional.draft_mask import write_custom_mask
+from precast._ops.attention.functional.geometry import Geometry, geometry_of
+from precast._ops.attention.plan import ScoreOptions, new_block
+
+#: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
+#: alive: a call that finds it has tensors of its own at these addresses, of these sizes.
+_blocks: dict[tuple[Any, ...], torch.Tensor] = {}
+_MOST_BLOCKS = 1024
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+
+
+def run_paged(
+    words: Words,
+    run: Callable[..., None],
+    query: torch.Tensor,
+    k_cache: torch.Tensor,
+    v_cache: torch.Tensor | None,
+    out: torch.Tensor,
+    lse: torch.Tensor | None,
+    workspace: torch.Tensor,
+    tables: torch.Tensor,
+    lens: torch.Tensor,
+    q_bounds: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    sinks: torch.Tensor | None,
+    *options: Any,
+) -> None:
+    """Attend to the tokens of a block table; the arguments from the third on are the export's."""
+    device = query.get_device()
+    # Why in this form: it is half of what a call costs.
+    key = (
+        query.shape,
+        k_cache.shape,
+        k_cache.dtype,
+        None if v_cache is None else v_cache.shape,
+        *(workspace.data_ptr(), workspace.shape, workspace.stride(), workspace.dtype),
+        *(tables.data_ptr(), tables.shape, tables.stride(), tables.dtype),
+        *(lens.data_ptr(), lens.shape, lens.stride(), lens.dtype),
+        None if q_bounds is None else _place(q_bounds),
+        None if mask is None else _place(mask),
+        device,
+        options[:6],
+    )
+    block = _blocks.get(key)
+    if block is None or mask is not None:
+        given = query, k_cache, v_cache, out, lse, workspace, tables, lens, q_bounds, mask, sinks
+        call = PagedCall(*given, *options)
+        if block is None:
+            block = _pack_paged(words, call, key)
+        if mask is not None:
+            _write_mask(call)
+    enable_pdl = options[10]
+    kernels.plan[device,](workspace, block, None, None, None, None, enable_pdl)
+    run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
+
+
+def _pack_paged(words: Words, c: PagedCall, key: tuple[Any, ...]) -> torch.Tensor:
+    """Check the call and return its params block."""
+    check_paged(words, c)
+    sizes = geometry_of(c)
+    rows, pages = c.tables.shape
+    step = row_step(c.tables)
+    # A block table is a list of pages in which each request starts at its row.
+    indices = c.tables.as_strided(((rows - 1) * step + pages if rows else 0,), (1,))
+    device = c.query.device
+    kv_indptr, is_kept = stepped_range(sizes.shape.batch_size + 1, step, device)
+    mask = mask_indptr = None
+    if sizes.mask is not None:
+        # The bits of a request start at its row, too.
+        mask = c.workspace[sizes.plan_bytes :][: sizes.mask.nbytes].view(torch.uint8)
+        step = sizes.mask.request_bytes
+        mask_indptr, is_mask_kept = stepped_range(sizes.shape.batch_size + 1, step, device)
+        is_kept = is_kept and is_mask_kept
+    tables = kv_indptr, c.q_bounds, None, c.lens, indices
+    return _packed(key if is_kept else None, c, sizes, tables, mask, mask_indptr)
+
+
+def _write_mask(c: PagedCall) -> None:
+    """Write the custom mask into the workspace, behind the plan."""
+    sizes = geometry_of(c)
+    assert sizes.mask is not None
+    assert c.mask is not None
+    bits = c.workspace[sizes.plan_bytes :][: sizes.mask.nbytes]
+    write_custom_mask(bits, sizes.mask, c.mask, c.lens, c.q_bounds)
+
+
+def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
+    """Attend to ragged keys and values; the arguments from the third on are the export's."""
+    c = RaggedCall(*args)
+    device = c.query.get_device()
+    key = (
+        c.query.shape,
+        c.k.shape,
+        c.k.dtype,
+        c.v.shape,
+        _place(c.workspace),
+        _place(c.q_bounds),
+        _place(c.kv_bounds),
+        device,
+        args[9:14],
+    )
+    block = _blocks.get(key)
+    if block is None:
+        check_ragged(words, c)
+        tables = c.kv_bounds, c.q_bounds, None, None, None
+        block = _packed(key, c, geometry_of(c), tables)
+    kernels.plan[device,](c.workspace, block, None, None, None, None, c.enable_pdl)
+    run(c.query, c.k, c.v, c.out, c.lse, c.sinks, block, *args[14:])
+
+
+def _packed(
+    key: tuple[Any, ...] | None,
+    c: PagedCall | RaggedCall,
+    sizes: Geometry,
+    tables: tuple[torch.Tensor | None, ...],
+    mask: torch.Tensor | None = None,
+    mask_indptr: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Return the params block of a call and keep it, if there is a key; nothing is launched."""
+    device = c.query.device
+    mode = MaskMode.CAUSAL if c.causal else MaskMode.NON_CAUSAL
+    options = ScoreOptions(
+        hnd=isinstance(c, PagedCall) and c.is_hnd,
+        mask_mode=mode if mask is None else MaskMode.CUSTOM,
+        window_left=c.window_left,
+        pos_encoding=PosEncodingMode.ALIBI if c.is_alibi else PosEncodingMode.NONE,
+        token_pos_len=0,
+        logits_soft_cap=c.logits_soft_cap,
+        sm_scale=1.0,  # The run brings its own.
+        rope_scale=1.0,
+        rope_theta=1e4,
+    )
+    block = new_block(sizes.shape, options)
+    slopes = alibi_slopes(sizes.shape.num_qo_heads, device) if c.is_alibi else None
+    workspaces = c.workspace[: sizes.plan_bytes], c.workspace[sizes.least_bytes :]
+    kernels.pack_plan[c.query.get_device(),](
+        *tables, *workspaces, mask, mask_indptr, slopes, None, None, block
+    )
+    if key is None or (slopes is not None and is_capturing(device)):
+        # What it reads of this call must live until the launches are enqueued.
+        block.read = tables, mask_indptr, slopes
+        return block
+    if len(_blocks) >= _MOST_BLOCKS:
+        _blocks.clear()
+    _blocks[key] = block
+    return block
