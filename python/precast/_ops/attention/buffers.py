@@ -34,14 +34,17 @@ def kept_buffer(
     return buffer
 
 
-def _ceil_pow2(x: int) -> int:
+def ceil_pow2(x: int) -> int:
     """Return the least power of two that is not below ``x``."""
     return 1 << (x - 1).bit_length()
 
 
+_ceil_pow2 = ceil_pow2  # The name by which engines know it.
+
+
 def _get_range_buf(seq_len: int, device: torch.device | str) -> torch.Tensor:
     """Return ``0, 1, ..., seq_len - 1`` as int32, a part of a buffer that is made once."""
-    size = _ceil_pow2(seq_len)
+    size = ceil_pow2(seq_len)
     return kept_buffer(
         f"range_{size}", device, lambda: torch.arange(size, device=device, dtype=torch.int32)
     )[:seq_len]
@@ -60,7 +63,7 @@ def stepped_range(count: int, step: int, device: torch.device) -> tuple[torch.Te
     What is not kept, because a CUDA graph is captured or there are too many, lives as long as the
     caller has it.
     """
-    size = _ceil_pow2(max(count, _LEAST_STEPS))
+    size = ceil_pow2(max(count, _LEAST_STEPS))
     if step * (size - 1) > _MOST_INT32:
         size = count
     key = (size, step, -1 if device.index is None else device.index)

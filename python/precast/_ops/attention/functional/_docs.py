@@ -83,7 +83,7 @@ the host or waited for, and nothing but a missing output is allocated, so a call
 a CUDA graph, whose replays read the lengths and tables of their time. A query that sees nothing has
 output 0 and log-sum-exp minus infinity; rows that belong to no request are left as they are, but
 for an output of another dtype than the queries. Queries of 8 bits are converted to 16 by one more
-launch, and so is an output of another dtype. A draft mask takes about twenty short launches more,
+launch, and so is an output of another dtype. A draft mask takes 25 to 50 short launches more,
 which write it out for all tokens of each request: where it says no more than that a draft sees
 itself and those before it, leave it out. Not differentiable. Source: arXiv:2501.01005,
 arXiv:2309.06180.

@@ -14,9 +14,12 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from precast._base.torch import torch
+from precast._ops.attention.buffers import ceil_pow2, kept_buffer
 
 #: Bits of a word. Rows of a draft mask are padded to whole words.
 _WORD = 32
+#: Rows of the numbers that are made once, so that they serve the batches of most engines.
+_LEAST_ROWS = 1024
 
 
 def words_of_row(q_len: int) -> int:
@@ -66,35 +69,60 @@ def write_custom_mask(
         ``[batch + 1]``, int32: where the rows of each request start. Default: each has
         ``form.q_len``.
     """
-    hidden = ~mask.view(torch.int32).view(-1, words_of_row(form.q_len)).long()
-    tokens, columns = hidden.shape
-    if not (tokens and columns and form.nbytes):
+    words = mask.view(torch.int32).view(-1, words_of_row(form.q_len))
+    if not (words.numel() and form.nbytes):
         return
-    row = torch.arange(tokens, dtype=torch.int32, device=mask.device).view(-1, 1)
-    if q_bounds is None:
-        request, draft, count = row // form.q_len, row % form.q_len, form.q_len
-    else:
-        request = torch.searchsorted(q_bounds, row, right=True).sub_(1).clamp_(0, form.batch - 1)
-        begin = q_bounds[request]
-        draft, count = row - begin, q_bounds[request + 1] - begin
-    kv_len = seq_lens[request].clamp_(0, form.capacity).long()
-    # Of the drafts that a word has bits for, those that the request has and that it has tokens of.
-    first = torch.arange(0, columns * _WORD, _WORD, device=mask.device)
-    is_draft = _bits_below(count - first) & ~_bits_below(count - kv_len - first)
-    hidden = torch.where((draft >= 0) & (draft < count), hidden & is_draft, 0)
-    # Where the bits of a word go, which are rarely those of one word there.
-    at = draft * kv_len + kv_len - count + first
-    word, shift = at >> 5, at & (_WORD - 1)
-    hidden = hidden << shift
-    parts = torch.stack((hidden & 0xFFFFFFFF, hidden >> _WORD))
-    last = form.request_bytes // 4 - 1
-    # No bit is set in a word that is out of range.
-    places = torch.stack((word, word + 1)).clamp_(0, last) + request * (last + 1)
+    rows = _rows_of(form, words, q_bounds)
+    kv_len = seq_lens.clamp(0, form.capacity)[rows.request].long()
+    hidden = words.bitwise_not().long() & rows.drafts
+    # Drafts before the first token of a request: they are not in its mask.
+    absent = (rows.ends - kv_len).clamp_(0, _WORD)
+    hidden = hidden >> absent << absent
+    # Where the bits of a word go, rarely those of one word there; none of them is out of range.
+    at = torch.addcmul(rows.ends.neg(), rows.number, kv_len)
+    hidden = hidden << (at & (_WORD - 1))
+    parts = torch.stack((hidden, hidden >> _WORD)).to(torch.int32)
+    word = torch.add(at >> 5, rows.request, alpha=form.request_bytes // 4)
+    places = torch.stack((word, word + 1)).clamp_(0, form.nbytes // 4 - 1)
     # Each bit is cleared once, so a difference clears it: no other bit borrows.
-    words = bits.view(torch.int32).fill_(-1)
-    words.scatter_add_(0, places.view(-1), (-parts).to(torch.int32).view(-1))
+    whole = bits.view(torch.int32).fill_(-1)
+    whole.scatter_add_(0, places.view(-1), parts.neg_().view(-1))
 
 
-def _bits_below(count: torch.Tensor) -> torch.Tensor:
-    """Return words whose lowest ``count`` bits are set."""
-    return (1 << count.clamp(0, _WORD)) - 1
+class _Rows(NamedTuple):
+    """What does not depend on tokens, int64: ``[rows, 1]``, or ``[rows, words]``."""
+
+    request: torch.Tensor
+    number: torch.Tensor  # of a draft in its request, from 1 on
+    ends: torch.Tensor  # drafts of the request, less those of the words before
+    drafts: torch.Tensor  # the bits of drafts that there are, none in a row of no request
+
+
+def _rows_of(form: CustomMask, words: torch.Tensor, q_bounds: torch.Tensor | None) -> _Rows:
+    tokens, columns = words.shape
+    device = words.device
+    if q_bounds is not None:
+        row = torch.arange(tokens, dtype=torch.int32, device=device).unsqueeze(1)
+        request = torch.searchsorted(q_bounds, row, right=True).sub_(1).clamp_(0, form.batch - 1)
+        begin = q_bounds[request].long()
+        return _counted(request, row - begin + 1, q_bounds[request + 1] - begin, columns)
+
+    size = ceil_pow2(max(tokens, _LEAST_ROWS))
+
+    def made() -> torch.Tensor:
+        row = torch.arange(size, device=device).unsqueeze(1)
+        count = torch.full_like(row, form.q_len)
+        return torch.cat(_counted(row // form.q_len, row % form.q_len + 1, count, columns), 1)
+
+    kept = kept_buffer(f"drafts_{size}_{form.q_len}", device, made)
+    return _Rows(*kept[:tokens].split((1, 1, columns, columns), 1))
+
+
+def _counted(
+    request: torch.Tensor, number: torch.Tensor, count: torch.Tensor, columns: int
+) -> _Rows:
+    first = torch.arange(0, columns * _WORD, _WORD, device=request.device)
+    ends = count - first
+    drafts = (1 << ends.clamp(0, _WORD)) - 1
+    is_draft = (number > 0) & (number <= count)
+    return _Rows(request, number, ends, torch.where(is_draft, drafts, 0))
