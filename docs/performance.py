@@ -244,12 +244,16 @@ def _circumstances(run: Run) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _versions(run: Run) -> str:
+def _versions(runs: Iterable[Run]) -> str:
+    """The versions of all packages, of each that of the newest run that had it."""
+    found: dict[str, str] = {}
+    for run in sorted(runs, key=lambda run: run.date):
+        found |= run.environment
     names = {"driver": "driver", "cuda": "CUDA", "torch": "torch"}
     # Every other entry of the environment is a package that we compared with.
     own = (*names, "date", "precast", "commit", "python", "machine", "gpu", "capability", "sms")
-    names |= {name: name for name in run.environment if name not in own}
-    known = {text: run.environment.get(name) for name, text in names.items()}
+    names |= {name: name for name in found if name not in own}
+    known = {text: found.get(name) for name, text in names.items()}
     return ", ".join(f"{text} {version}" for text, version in known.items() if version)
 
 
@@ -268,10 +272,9 @@ def readme_block(results: Mapping[str, Mapping[str, Run]]) -> str:
         if not rows:
             continue
         head = ["what", "dtype", "precast", *PEERS.values(), "x FlashInfer", "x best", "commit"]
-        last = max(runs.values(), key=lambda run: run.date)
-        parts.append(
-            f"{last.gpu}, {_versions(last)}; attention has 32 heads and 8 KV heads of 128.\n"
-        )
+        gpu = next(iter(runs.values())).gpu
+        heads = "attention has 32 heads and 8 KV heads of 128"
+        parts.append(f"{gpu}, {_versions(runs.values())}; {heads}.\n")
         parts.append(_markdown([head, *rows]))
     return "\n".join(parts)
 

@@ -49,6 +49,7 @@ class CheckedOp(Protocol[P, R_co]):
 
     __name__: str
     suitable_auto_backends: Sequence[str]
+    experimental_backends: frozenset[str]
 
     @overload
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
@@ -75,7 +76,7 @@ def supported_compute_capability(supported_ccs: Iterable[int]) -> Callable[[F], 
     -------
     callable
         A decorator. The function stays as it is and gets the method
-        ``is_compute_capability_supported(cc)``.
+        ``is_compute_capability_supported(cc)`` and the set ``_supported_ccs``, as FlashInfer's.
 
     Raises
     ------
@@ -92,14 +93,17 @@ def supported_compute_capability(supported_ccs: Iterable[int]) -> Callable[[F], 
     """
     if isinstance(supported_ccs, (str, bytes)) or not isinstance(supported_ccs, Iterable):
         raise TypeError(
-            f"supported_ccs must be an iterable of integers such as [80, 90], got {supported_ccs!r}"
+            f"supported_ccs must be an iterable of integers such as [80, 90], got "
+            f"{type(supported_ccs).__name__} {supported_ccs!r}"
         )
-    declared = frozenset(map(capability_number, supported_ccs))
+    declared = set()
+    for i, cc in enumerate(supported_ccs):
+        declared.add(capability_number(cc, f"supported_ccs[{i}]"))
 
     def decorate(check: F) -> F:
-        check.is_compute_capability_supported = (  # type: ignore[attr-defined]
-            lambda cc: capability_number(cc) in declared
-        )
+        found: Any = check
+        found._supported_ccs = declared
+        found.is_compute_capability_supported = lambda cc: capability_number(cc) in declared
         return check
 
     return decorate
@@ -171,12 +175,13 @@ def backend_requirement(
     Returns
     -------
     callable
-        A decorator. ``inspect.signature`` of the op stays, and it gets
+        A decorator. The op's ``inspect.signature`` and docstring stay, and it gets
 
         - the keyword ``skip_check=True``, which leaves the validation out (``backend="auto"`` is
           still resolved);
         - ``is_backend_supported(name, cc=None)``, ``is_compute_capability_supported(cc)``,
-          ``has_backend(name)`` and ``has_backend_choices()``;
+          ``has_backend(name)`` and ``has_backend_choices()``. A backend whose check declares no
+          compute capability supports none; ``experimental_backends`` is empty;
         - ``suitable_auto_backends``: what ``backend="auto"`` resolved to in the latest call of this
           thread, best first.
 
@@ -230,17 +235,13 @@ def _checked(
 ) -> CheckedOp[P, R_co]:
     """The wrapper of an op with the methods that it gets."""
     wrapper = _wrapper(function, signature, requirement, body, names)
-    function.__doc__ = completed(function)
-    reference = reference_of(function)
-    if reference is not None:
-        reference.__doc__ = completed(reference, function)
     functools.update_wrapper(wrapper, function)
-    wrapper.__doc__ = f"{function.__doc__ or ''}\n{_SKIP_CHECK}".lstrip()
     wrapper.is_backend_supported = requirement.is_backend_supported
     wrapper.is_compute_capability_supported = requirement.is_compute_capability_supported
     wrapper.has_backend = requirement.has_backend
     wrapper.has_backend_choices = requirement.has_backend_choices
     wrapper.suitable_auto_backends = requirement.suitable
+    wrapper.experimental_backends = frozenset()
     checked: CheckedOp[P, R_co] = wrapper
     return checked
 
@@ -251,8 +252,14 @@ def decorated(
     body: Callable[[str], str],
     names: dict[str, Any],
 ) -> CheckedOp[P, R_co]:
-    """An op whose wrapper has this body, which is made from the statements that validate."""
-    return _checked(function, inspect.signature(function), requirement, body, names)
+    """An op of the library: its wrapper's body, made from what validates, and its docstring."""
+    function.__doc__ = completed(function)
+    reference = reference_of(function)
+    if reference is not None:
+        reference.__doc__ = completed(reference, function)
+    op = _checked(function, inspect.signature(function), requirement, body, names)
+    op.__doc__ = f"{function.__doc__ or ''}\n{_SKIP_CHECK}".lstrip()
+    return op
 
 
 def _wrapper(

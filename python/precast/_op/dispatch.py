@@ -49,6 +49,8 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
     reads_host : bool
         Whether it reads memory of the host when it is launched, which a captured graph would not
         read again: the CUDA graphs of ``torch.compile`` leave it out.
+    on_host : bool
+        Whether CPU tensors run the reference, where FlashInfer's function computes on the CPU.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         name: str | None = None,
         around: Callable[..., None] | None = None,
         reads_host: bool = False,
+        on_host: bool = False,
     ) -> None:
         super().__init__()
         self.op = op
@@ -72,6 +75,7 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         self.key = key
         self.around = around
         self.reads_host = reads_host
+        self.on_host = on_host
         self.name = name or export
         self.function = function or self.name
         arguments = schema.partition(") ->")[0].lstrip("(").split(", ")
@@ -89,11 +93,9 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
 
         *values, device = key
         if device < 0:
-            raise ValueError(
-                f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on "
-                f"a GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch "
-                f"references"
-            )
+            if self.on_host:
+                return self._run_on_host
+            raise self._not_on_gpu()
         axes = loader.axis_names(self.op)
         words = {axis: DTYPE_WORDS.get(str(v), v) for axis, v in zip(axes, values)}
         function: Callable[..., None] = get_function(
@@ -105,6 +107,17 @@ class Kernel(dict[tuple[Any, ...], Callable[..., None]]):
         if _mode.is_reference():  # Another thread has entered reference mode.
             self.clear()
         return function
+
+    def _not_on_gpu(self) -> ValueError:
+        return ValueError(
+            f"{self.export}: {self.first_tensor} must be a CUDA tensor, got one that is not on a "
+            f"GPU. Fix: move it to a GPU, or set PRECAST_REFERENCE=1 to run the PyTorch references"
+        )
+
+    def _run_on_host(self, *args: Any) -> None:
+        if not args[self.parameters.index(self.first_tensor)].is_cpu:  # On the meta device.
+            raise self._not_on_gpu()
+        self._run_reference(*args)
 
     def _run_reference(self, *args: Any) -> None:
         import torch

@@ -88,8 +88,8 @@ class Export(Kernel):
         What errors of reference mode start with. Default: the public function.
     torch_name : str, optional
         The name of its torch op, where several public functions call one export.
-    reads_host : bool
-        As :class:`Kernel` takes it.
+    reads_host, on_host : bool
+        As :class:`Kernel` takes them.
     traced : bool
         Whether a call of it is a call of the public function. False for a helper that runs first.
 
@@ -115,6 +115,7 @@ class Export(Kernel):
         key: str | None = None,
         around: Callable[..., None] | None = None,
         reads_host: bool = False,
+        on_host: bool = False,
         function: str | None = None,
         error_name: str | None = None,
         torch_name: str | None = None,
@@ -137,6 +138,7 @@ class Export(Kernel):
             name=torch_name,
             around=around,
             reads_host=reads_host,
+            on_host=on_host,
         )
         self.error_name = error_name or self.function
         self.first_tensor = (self.declaration.axis(AXES[0]) or self.declaration.tensors[0]).name

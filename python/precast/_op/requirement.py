@@ -11,11 +11,11 @@ from precast._base.errors import BackendSupportedError
 from precast._base.torch import torch
 
 
-def capability_number(value: object) -> int:
+def capability_number(value: object, name: str = "a compute capability") -> int:
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(
-            f"a compute capability must be an integer such as 90, got {type(value).__name__} "
-            f"{value!r}"
+            f"{name} must be an integer, got {type(value).__name__}: {value!r}. Fix: write 90 for "
+            f"compute capability 9.0"
         )
     return value
 
@@ -76,21 +76,20 @@ class Requirement:
         self.suitable = Suitable()
 
     def is_backend_supported(self, name: str, cc: int | None = None) -> bool:
-        """Whether there is such a backend (and it runs on a capability such as 90).
+        """Whether there is such a backend (and it declares a capability such as 90).
 
         Raises
         ------
         ValueError
-            If the op has no backends to choose from, or no check declares capabilities.
+            If the op has no backends to choose from.
         """
         if not self.checks:
-            raise ValueError(f"is_backend_supported: {self.name} has no backends to choose from")
+            raise ValueError(
+                f"Invalid is_backend_supported call: no backend choices for {self.name}"
+            )
         if name not in self.checks or cc is None:
             return name in self.checks
-        check = self.checks[name]
-        if not declares(check) and not declares(self.common):
-            raise ValueError(self._undeclared("is_backend_supported", check))
-        return accepts(check, capability_number(cc)) and accepts(self.common, cc)
+        return self._declares(self.checks[name], capability_number(cc))
 
     def is_compute_capability_supported(self, cc: int) -> bool:
         """Whether the op, with some backend, runs on a capability such as 90.
@@ -98,16 +97,22 @@ class Requirement:
         Raises
         ------
         ValueError
-            If no check declares capabilities.
+            If the op has no backends to choose from and its check declares no capabilities.
         """
         cc = capability_number(cc)
-        checks = list(self.checks.values())
-        if not any(map(declares, [*checks, self.common])):
-            named = next(iter([*checks, self.common]), None)
-            raise ValueError(self._undeclared("is_compute_capability_supported", named))
-        return accepts(self.common, cc) and (
-            not checks or any(accepts(check, cc) for check in checks)
-        )
+        if self.checks:
+            return any(self._declares(check, cc) for check in self.checks.values())
+        if not declares(self.common):
+            check = getattr(self.common, "__name__", self.common)
+            raise ValueError(
+                f"Invalid is_compute_capability_supported call: {check} does not have "
+                f"is_compute_capability_supported decorator ({self.name}). Fix: decorate a "
+                f"common_check with @supported_compute_capability([...])"
+            )
+        return accepts(self.common, cc)
+
+    def _declares(self, check: Callable[..., Any], cc: int) -> bool:
+        return declares(check) and accepts(check, cc) and accepts(self.common, cc)
 
     def has_backend(self, name: str) -> bool:
         """Whether ``backend=name`` is legal."""
@@ -116,14 +121,6 @@ class Requirement:
     def has_backend_choices(self) -> bool:
         """Whether callers can choose a backend."""
         return bool(self.checks)
-
-    def _undeclared(self, method: str, check: object) -> str:
-        if check is None:
-            return f"{method}: {self.name} has no check that declares compute capabilities"
-        return (
-            f"{method}: {getattr(check, '__name__', check)} does not declare compute "
-            f"capabilities. Fix: decorate it with @supported_compute_capability([...])"
-        )
 
     # -- at a call --------------------------------------------------------------------------------
 
@@ -143,11 +140,14 @@ class Requirement:
             return
         if not self.checks and self.common is None:
             raise ValueError(
-                f"backend_requirement of {self.name} has neither backend_checks nor a common_check"
+                f"Invalid @backend_requirement decorator usage: no backend choices and no "
+                f"common_check for {self.name}"
             )
         cc = _capability(arguments)
         if not accepts(self.common, cc):
-            raise BackendSupportedError(f"{self.name} does not support {_words(cc)}")
+            declared = sorted(getattr(self.common, "_supported_ccs", ()))
+            those = f"; legal: {', '.join(map(_version, declared))}" if declared else ""
+            raise BackendSupportedError(f"{self.name} does not support {_words(cc)}{those}")
         if automatic:
             self._run(self.common, arguments)
             self._choose(arguments, cc)
@@ -170,7 +170,7 @@ class Requirement:
         if check is not None and not check(**arguments):
             which = getattr(check, "__name__", repr(check))
             raise ValueError(
-                f"Problem size is not supported by {self.name}: {which} refused "
+                f"Problem size is not supported for {self.name}: {which} refused "
                 f"{_problem(arguments)}"
             )
 
@@ -194,7 +194,7 @@ class Requirement:
         if not chosen:
             left = dict.fromkeys(suitable, "the heuristic left it out")
             why = "; ".join(f"{name}: {reason}" for name, reason in {**reasons, **left}.items())
-            raise BackendSupportedError(f"{self.name} has no backend for this call: {why}")
+            raise BackendSupportedError(f"No suitable auto backends found for {self.name}: {why}")
         self.suitable.replace(chosen)
 
 
@@ -221,7 +221,11 @@ def _device_capability(index: int) -> int:
 
 
 def _words(cc: int | None) -> str:
-    return "" if cc is None else f"compute capability {cc // 10}.{cc % 10}"
+    return "" if cc is None else f"compute capability {_version(cc)}"
+
+
+def _version(cc: int) -> str:
+    return f"{cc // 10}.{cc % 10}"
 
 
 def _problem(arguments: Mapping[str, Any]) -> str:

@@ -25,8 +25,8 @@ def source_root() -> Path:
     if root is None:
         raise FileNotFoundError(
             f"{installed} is missing: the installation of precast is incomplete. "
-            f"Fix: pip install --force-reinstall --no-deps precast=={__version__} (with wheels in a "
-            f"folder, add --find-links DIR)"
+            f"Fix: pip install --force-reinstall --no-deps precast=={__version__} (with wheels in "
+            f"a folder, add --find-links DIR)"
         )
     return root
 

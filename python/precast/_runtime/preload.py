@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 from precast._base.dtypes import DTYPE_WORDS
-from precast._base.errors import MissingKernelError, UnsupportedConfigError
+from precast._base.errors import MissingKernelError, UnsupportedConfigError, UnsupportedTargetError
 from precast._base.names import axis_word
 
 if TYPE_CHECKING:
@@ -62,6 +62,8 @@ def preload(
         first; the message has a paragraph for each.
     ValueError
         If an op, profile, axis or axis value does not exist, or if no target serves the device.
+    RuntimeError
+        If PyTorch finds no CUDA device, or none of this index.
     """
     from precast._base.device import device_index
     from precast._plan.installed import plan
@@ -69,8 +71,19 @@ def preload(
 
     if isinstance(ops, str):
         raise TypeError(f"ops must be a list of ops, got the string {ops!r}. Fix: pass [{ops!r}]")
-    index = device_index(device)
-    loader.check_device(index)
+    try:
+        index = device_index(device)
+        loader.check_device(index)
+    except (AssertionError, RuntimeError) as error:  # PyTorch's, of several kinds.
+        if isinstance(error, UnsupportedTargetError):
+            raise
+        what = "the current CUDA device" if device is None else f"device={device!r}"
+        why = str(error).splitlines()[0].rstrip(".")
+        raise RuntimeError(
+            f"preload loads modules for the GPU of {what}, and PyTorch finds none: {why}. Fix: "
+            f"call it where torch.cuda.is_available() is True (a driver, and a PyTorch that is "
+            f"built for CUDA); reference mode needs no preload"
+        ) from None
     wanted = set(plan().config.ops if ops is None else ops)
     for op in wanted:
         plan().config.op(op)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -27,9 +29,9 @@ _STYLES = {
 }
 
 
-#: Cells up to this width are never broken. Wider cells are broken only if the last column would
-#: otherwise get less than this.
-_SHORT_CELL, _LAST_COLUMN = 12, 16
+#: A terminal that leaves less than this to the last column gets every column with cells wider than
+#: the first number on lines of its own.
+_SHORT_CELL, _LAST_COLUMN = 20, 40
 
 
 class UsageError(ValueError):
@@ -134,6 +136,11 @@ def print_table(
     if console is None:
         _print_plain([list(header), *cells] if header else cells, indent)
         return
+    widths = [max(map(len, column)) for column in zip(*cells)]
+    last = len(widths) - 1
+    if indent + sum(widths[:-1]) + 3 * last + min(widths[-1], _LAST_COLUMN) > console.width:
+        _print_stacked(console, cells, header, widths, indent)
+        return
     from rich import box
     from rich.padding import Padding
     from rich.table import Table
@@ -147,15 +154,55 @@ def print_table(
         show_header=bool(header),
         header_style="bold",
     )
-    widths = [max(map(len, column)) for column in zip(*cells)]
-    last = len(widths) - 1
-    roomy = indent + sum(widths[:-1]) + 3 * last + min(widths[-1], _LAST_COLUMN) <= console.width
-    for i, width in enumerate(widths):
-        whole = width <= _SHORT_CELL or (roomy and i < last)
-        table.add_column(header[i] if header else "", no_wrap=whole, overflow="fold")
+    for i in range(len(widths)):
+        table.add_column(header[i] if header else "", no_wrap=i < last, overflow="fold")
     for row in cells:
         table.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
     console.print(Padding(table, (0, 0, 0, indent)))
+
+
+def _print_stacked(
+    console: Any, cells: list[list[str]], header: Sequence[str], widths: list[int], indent: int
+) -> None:
+    """Print short cells of a row on one line, and each wide one below it."""
+    from rich.text import Text
+
+    short = [i for i, width in enumerate(widths) if width <= _SHORT_CELL]
+    room = [max(widths[i], len(header[i]) if header else 0) for i in short]
+    for number, row in enumerate([list(header), *cells] if header else cells):
+        is_head = bool(header) and number == 0
+        line = Text("  ").join(
+            Text(row[i].ljust(width), style="bold" if is_head else _STYLES.get(row[i], ""))
+            for i, width in zip(short, room)
+        )
+        line.rstrip()
+        lines = _fitted(line.plain, console.width - indent) if short else []
+        if len(lines) == 1:
+            console.print(Text(" " * indent) + line, soft_wrap=True)
+        else:
+            for text in lines:
+                console.print(Text(" " * indent + text), soft_wrap=True)
+        start = " " * (indent + 4 * bool(short))
+        for i in (i for i in range(len(row)) if i not in short and row[i]):
+            for text in _fitted(row[i], console.width - len(start)):
+                style = "bold" if is_head else ""
+                console.print(Text(start + text, style=style), soft_wrap=True)
+        if is_head:
+            console.print(Text("\u2500" * console.width), soft_wrap=True)
+
+
+def _fitted(text: str, width: int) -> list[str]:
+    """Lines of ``text``: broken at blanks, and longer words behind ``/`` and ``__`` if possible."""
+    lines: list[str] = []
+    for line in textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False):
+        left = line
+        while len(left) > width:
+            ends = [match.end() for match in re.finditer(r"/|__", left[:width])]
+            end = ends[-1] if ends else width
+            lines.append(left[:end])
+            left = left[end:]
+        lines.append(left)
+    return lines
 
 
 def _print_plain(cells: list[list[str]], indent: int) -> None:

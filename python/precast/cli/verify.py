@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from precast._base.progress import steps
+from precast._plan.install_hint import FROM_A_FOLDER
 from precast.cli import _output
 
 if TYPE_CHECKING:
@@ -64,7 +65,10 @@ def run(args: argparse.Namespace) -> int:
     for text in skipped:
         print(f"Not checked: {text}")
     if not reports:
-        print("no prebuilt modules are installed. Fix: precast install")
+        print(
+            f"no prebuilt modules are installed. Fix: precast install; with wheels in a folder: "
+            f"{FROM_A_FOLDER}"
+        )
     return 0 if ok else 1
 
 

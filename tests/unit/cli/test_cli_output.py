@@ -68,7 +68,7 @@ def test_a_dumb_terminal_gets_no_escape_sequences(tmp_path):
     assert "norm__dtype_bf16 on compute capability 9.0" in text
 
 
-@pytest.mark.parametrize("columns", [60, 180])
+@pytest.mark.parametrize("columns", [60, 80, 100, 180])
 def test_a_narrow_terminal_loses_no_word(tmp_path, columns):
     root = write_provider(tmp_path / "provider", core_specs("sm90a"))
     text, _, _ = on_terminal(
@@ -76,14 +76,40 @@ def test_a_narrow_terminal_loses_no_word(tmp_path, columns):
     )
     lines = without_colours(text).splitlines()
     assert max(map(len, lines)) <= columns
-    module, gpu, place = (lines[0].index(word) for word in ("module", "GPU", "from"))
-    cells = [line[module:gpu].strip() for line in lines[2:-1]]
-    # A cell is folded inside its column; names stay whole where there is room.
-    names = "".join(cells) if columns == 60 else cells
+    if columns >= 80:
+        # A name is one word on one line, which can be copied.
+        words = {word for line in lines for word in line.split()}
+        assert {spec.name for spec in core_specs("sm90a")} <= words
+    joined = re.sub(r"\s+", "", "".join(lines))
     for spec in core_specs("sm90a"):
-        assert spec.name in names
-    places = "".join(line[place:].strip() for line in lines[2:-1])
-    assert places.count("/norm__dtype_bf16.so") == 1
+        assert spec.name in joined
+        assert joined.count(f"sm90a/{spec.name}.so") == 1
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_row_that_is_too_wide_has_its_short_cells_on_one_line(tmp_path, columns):
+    words = ["list", "--arch", "9.0", "--op", "norm"]
+    settings = {"PRECAST_CACHE_DIR": str(tmp_path), "PRECAST_JIT": "error", "NO_COLOR": "1"}
+    text, _, _ = on_terminal(*words, COLUMNS=str(columns), **settings)
+    lines = [line.rstrip() for line in without_colours(text).splitlines()]
+    if columns == 60:
+        assert lines[0].split() == ["op", "module", "GPU", "target", "source"]
+        assert lines[1] == "    from"
+        assert "\u2500" * columns == lines[2]
+        assert not [line for line in lines if line.endswith("__")]
+    row = next(i for i, line in enumerate(lines) if "norm__dtype_bf16" in line)
+    assert re.match(r"norm +norm__dtype_bf16 +9.0 +sm90a +missing", lines[row])
+    shown = " ".join(lines[row : row + 5])
+    assert "compiling is forbidden (PRECAST_JIT=error)" in re.sub(r"\s+", " ", shown)
+
+
+def test_a_long_word_is_broken_behind_a_slash_or_a_double_underscore():
+    assert _output._fitted("cache 0.1, sm90a/norm__dtype_bf16.so", 16) == [
+        "cache 0.1,",
+        "sm90a/norm__",
+        "dtype_bf16.so",
+    ]
+    assert _output._fitted("x" * 25, 10) == ["x" * 10, "x" * 10, "x" * 5]
 
 
 def test_without_rich_a_terminal_gets_plain_text(tmp_path):

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -11,7 +11,11 @@ import torch
 import precast
 from precast import SfLayout
 from precast._op import mode as _mode
-from precast.quantization import fp4_quantize_reference
+from precast.quantization import (
+    fp4_quantize_reference,
+    mxfp4_dequantize_reference,
+    mxfp8_quantize_reference,
+)
 
 BF16 = torch.bfloat16
 X = torch.ones(4, 64, dtype=BF16)
@@ -170,18 +174,68 @@ def test_interleaved_scales_do_not_overlap_their_source() -> None:
     [
         lambda: precast.nvfp4_quantize(X, ONE),
         lambda: precast.mxfp4_quantize(X),
-        lambda: precast.mxfp8_quantize(X),
+        lambda: precast.mxfp8_quantize(X.to("meta")),
         lambda: precast.fp4_quantize(X, ONE),
-        lambda: precast.mxfp4_dequantize(Q, S),
+        lambda: precast.nvfp4_kv_dequantize(Q, S, ONE),
+        lambda: precast.mxfp4_dequantize(Q.to("meta"), S.to("meta")),
         lambda: precast.block_scale_interleave(S),
         lambda: precast.packbits(S[0]),
         lambda: precast.segment_packbits(S[0], torch.tensor([0, 4])),
     ],
 )
-def test_cpu_tensors_are_errors_outside_reference_mode(call: Callable[[], object]) -> None:
-    _mode._shift(-1)  # out of the fixture's
-    try:
-        with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):
-            call()
-    finally:
-        _mode._shift(+1)
+def test_cpu_tensors_are_errors_outside_reference_mode(
+    call: Callable[[], object], outside: None
+) -> None:
+    with pytest.raises(ValueError, match="must be a CUDA tensor, got one that is not on a GPU"):
+        call()
+
+
+@pytest.fixture
+def outside() -> Iterator[None]:
+    """Leave the reference mode of the other fixture."""
+    _mode._shift(-1)
+    yield
+    _mode._shift(+1)
+
+
+# -- what FlashInfer computes on the CPU ----------------------------------------------------------
+
+
+@pytest.mark.parametrize("layout", SfLayout)
+@pytest.mark.parametrize("alignment", [32, 128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_mxfp8_of_a_cpu_tensor(
+    layout: SfLayout, alignment: int, dtype: torch.dtype, outside: None
+) -> None:
+    x = (torch.randn(5, 64, generator=torch.Generator().manual_seed(1)) * 16).to(dtype)
+    got, scales = precast.mxfp8_quantize(x, alignment=alignment, sf_swizzle_layout=layout)
+    want = mxfp8_quantize_reference(x, alignment=alignment, sf_swizzle_layout=layout)
+    assert (got.dtype, scales.dtype) == (torch.uint8, torch.uint8)
+    assert torch.equal(got.view(torch.float8_e4m3fn).float(), want[0].float())
+    assert torch.equal(scales, want[1])
+    back = precast.mxfp8_dequantize_host(got, scales, sf_swizzle_layout=layout)[:, :64]
+    assert (back - x.float()).abs().max() <= x.float().abs().max() / 16
+
+
+@pytest.mark.parametrize(
+    ("x", "words"),
+    [
+        (torch.zeros(4, 32).double(), "must be float32 or float16 or bfloat16, got float64"),
+        (torch.zeros(32), "must have at least 2 dimensions, got shape"),
+        (torch.zeros(4, 40), "last dimension must be a multiple of 32, got 40"),
+    ],
+)
+def test_cpu_tensors_that_mxfp8_does_not_take(x: torch.Tensor, words: str, outside: None) -> None:
+    with pytest.raises(ValueError, match=f"mxfp8_quantize: input.* {words}"):
+        precast.mxfp8_quantize(x)
+
+
+def test_packed_e2m1_on_the_cpu(outside: None) -> None:
+    packed = torch.arange(4 * 32).view(4, 32).byte()
+    scales = torch.full((4, 2), 130).byte()
+    got = precast.mxfp4_dequantize(packed, scales, SfLayout.layout_linear)
+    assert torch.equal(got, mxfp4_dequantize_reference(packed, scales, 2))
+    call = packed, scales, ONE, 32, 0, False
+    assert torch.equal(precast.e2m1_and_ufp8sf_scale_to_float(*call), got)
+    with pytest.raises(ValueError, match="a_sf must have 512 elements, for 4 x 2 blocks padded"):
+        precast.mxfp4_dequantize(packed, scales)

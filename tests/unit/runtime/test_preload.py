@@ -46,6 +46,33 @@ def test_a_gpu_that_no_target_serves_is_an_error(world, provider):
         precast.preload(device=3)
 
 
+@pytest.mark.parametrize(
+    ("device", "error", "words"),
+    [
+        (None, AssertionError("Torch not compiled with CUDA enabled"), "the current CUDA device"),
+        (None, RuntimeError("Found no NVIDIA driver on your system.\nMore."), "the current CUDA"),
+        ("cuda", RuntimeError("No CUDA GPUs are available"), "device='cuda'"),
+    ],
+)
+def test_without_a_gpu_the_error_says_what_is_missing(monkeypatch, device, error, words):
+    def fails():
+        raise error
+
+    monkeypatch.setattr(torch.cuda, "current_device", fails)
+    first = str(error).splitlines()[0].rstrip(".")
+    with pytest.raises(RuntimeError, match=f"preload loads .* {words}.* none: {first}.*Fix: call"):
+        precast.preload(["norm"], device=device)
+
+
+def test_a_device_that_is_not_there(monkeypatch):
+    def fails(*args):
+        raise AssertionError("Invalid device id")
+
+    monkeypatch.setattr(loader.loader, "check_device", fails)
+    with pytest.raises(RuntimeError, match=r"GPU of device=7, and PyTorch finds none: Invalid dev"):
+        precast.preload(["norm"], device=7)
+
+
 def test_nothing_is_opened_twice(world, provider):
     precast.preload(["norm"], device=0)
     precast.preload(["norm"], device=0)

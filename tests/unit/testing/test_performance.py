@@ -101,6 +101,8 @@ def test_readme_has_one_row_for_each_headline_also_where_a_peer_is_faster() -> N
     prefill = next(row for row in cells if "prefill" in row["what"])
     assert float(prefill["x best"]) < 1 < float(prefill["x FlashInfer"])
     assert "-" not in (prefill["FlashAttention 3"], prefill["cuDNN"])
+    versions = block.partition("\n")[0]
+    assert "flashinfer-python " in versions and "fa3_fwd " in versions
 
 
 def test_a_headline_takes_its_numbers_from_the_results(root: Path, monkeypatch) -> None:

@@ -67,6 +67,7 @@ _MXFP4_DEQUANTIZE = Export(
     check=dequantized_blocks("a_fp4", "a_sf", 32, "sfLayout"),
     new={"out": lambda a_fp4: _unpacked_output(a_fp4, torch.float32)},
     kinds=LAYOUT_KIND,
+    on_host=True,
 )
 _E2M1_TO_FLOAT = Export(
     "block_dequantize",
@@ -76,6 +77,7 @@ _E2M1_TO_FLOAT = Export(
     reference=e2m1_and_ufp8sf_scale_to_float_reference,
     check=dequantized_blocks("e2m1_tensor", "ufp8_scale_tensor", "sf_vec_size", "sf_layout"),
     derived=LAYOUT_FLAGS,
+    on_host=True,
 )
 
 
@@ -103,7 +105,8 @@ def mxfp4_dequantize(
     Notes
     -----
     Exact; the scale 255 is NaN. FlashInfer's function copies to the CPU and returns a tensor
-    there; this one runs on the GPU. Allocates its result; safe in CUDA graphs; not differentiable.
+    there; this one runs where the tensors are, on the CPU in plain PyTorch. Allocates its result;
+    safe in CUDA graphs; not differentiable.
     Source: OCP Microscaling Formats (MX) Specification 1.0.
 
     Examples
@@ -206,8 +209,9 @@ def e2m1_and_ufp8sf_scale_to_float(
     Notes
     -----
     The first product is exact, the second one float32. FlashInfer's function copies to the CPU and
-    returns a tensor there; this one runs on the GPU. Allocates its result; safe in CUDA graphs; not
-    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
+    returns a tensor there; this one runs where the tensors are, on the CPU in plain PyTorch.
+    Allocates its result; safe in CUDA graphs; not differentiable. Source: OCP Microscaling Formats
+    (MX) Specification 1.0.
 
     Examples
     --------

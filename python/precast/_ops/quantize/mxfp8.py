@@ -10,6 +10,7 @@ import math
 from typing import Any
 
 from precast._base.torch import torch
+from precast._op import mode
 from precast._op.docs import documented
 from precast._op.export import Export, launches, op
 from precast._op.validation import check_dtype, check_rank
@@ -36,6 +37,9 @@ from precast._ops.quantize.sf_layout import (
 )
 from precast.api_logging import precast_api
 from precast.trace import Const, Scalar, Tensor, TraceTemplate, dispatch
+
+_reference = False  # mode.follow() keeps it up to date.
+mode.follow(globals())
 
 
 def _layout(is_sf_swizzled_layout: bool, sf_swizzle_layout: int | None) -> int:
@@ -74,6 +78,19 @@ _MXFP8_QUANTIZE = Export(
     check=_check,
     derived={"sf_swizzle_layout": lambda sf_layout: sf_layout},
 )
+
+
+def _quantize_on_host(
+    input: torch.Tensor, layout: int, alignment: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise a CPU tensor, whose elements FlashInfer returns as bytes."""
+    export = _MXFP8_QUANTIZE.function
+    check_dtype(export, "input", input, torch.float32, torch.float16, torch.bfloat16)
+    check_rank(export, "input", input, 2, None)
+    _check(export, input, layout, alignment)
+    with torch.no_grad():
+        elements, scales = mxfp8_quantize_reference(input, True, alignment, layout)
+    return elements.view(torch.uint8), scales
 
 
 def _template(suffix: str, param: str) -> TraceTemplate:
@@ -132,23 +149,29 @@ def mxfp8_quantize(
 
     Parameters
     ----------
+    input : torch.Tensor
+        ``[..., columns]``, at least 2 dimensions, float16 or bfloat16; columns are a multiple of 32
+        with stride 1, the others merge into at most two strides. 16-byte aligned rows are fastest.
+        On a CUDA device, or on the CPU, where it may be float32, too, and has any strides.
     alignment : int
         The result has its columns padded to a multiple of it by zeros; a multiple of 32.
 
     Returns
     -------
     tuple of torch.Tensor
-        ``[..., padded columns]``, float8_e4m3fn; and the scales as bytes ``e + 127``, uint8, in one
-        dimension: ``rows * padded columns // 32``, for tiled layouts with rows padded to 128 (8)
-        and columns of scales to 4, by zeros, in the layout's order.
+        ``[..., padded columns]``, float8_e4m3fn, of a CPU tensor its bytes as uint8; and the scales
+        as bytes ``e + 127``, uint8, in one dimension: ``rows * padded columns // 32``, for tiled
+        layouts with rows padded to 128 (8) and columns of scales to 4, by zeros, in the layout's
+        order.
 
     Notes
     -----
     The scale is rounded up, as FlashInfer's is, so that no finite number saturates; the OCP
     specification proposes ``floor(log2(max)) - 8``. It is at least 2^-127, also of a block of
     zeros; 2^127 of a block with infinity, which becomes 448. NaN is left out of the maximum and
-    stays NaN, where FlashInfer makes 448 of it. Allocates its results; safe in CUDA graphs; not
-    differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
+    stays NaN, where FlashInfer makes 448 of it. A CPU tensor is quantised in plain PyTorch, to the
+    same bits; in reference mode, results have the types of the GPU. Allocates its results; safe in
+    CUDA graphs; not differentiable. Source: OCP Microscaling Formats (MX) Specification 1.0.
 
     Examples
     --------
@@ -161,6 +184,8 @@ def mxfp8_quantize(
     if backend != "cuda":
         check_backend("mxfp8_quantize", backend)
     layout = _layout(is_sf_swizzled_layout, sf_swizzle_layout)
+    if input.is_cpu and not _reference:
+        return _quantize_on_host(input, layout, alignment)
     shape = input.shape
     rows = shape[0] if len(shape) == 2 else math.prod(shape[:-1])
     columns = shape[-1]
