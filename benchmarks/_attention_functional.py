@@ -27,7 +27,7 @@ DECODES = (
 FEW_DECODES = ((1, 1024), (64, 4096))
 #: Newest tokens of each request, without a mask and with one, as engines pass it.
 DRAFTS = ((8, 4096, 4), (64, 4096, 4))
-PREFILLS = ((1, 4096), (8, 2048))
+PREFILLS = ((1, 1024), (1, 4096), (8, 2048))
 SEMAPHORES = 8 << 20
 
 
