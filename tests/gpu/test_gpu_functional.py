@@ -25,6 +25,14 @@ WORKSPACE = 256 << 20
 SHARDS, CASES = 12, 50
 FIRST = int(os.environ.get("PRECAST_TEST_SEED") or int.from_bytes(os.urandom(3), "little"))
 XQA = precast.xqa_batch_decode_with_kv_cache
+#: Of which cases are drawn.
+FUNCTIONS = (
+    XQA,
+    precast.trtllm_batch_context_with_kv_cache,
+    precast.trtllm_batch_decode_with_kv_cache,
+    precast.trtllm_fmha_v2_prefill,
+    precast.xqa,
+)
 
 
 @pytest.fixture
@@ -54,6 +62,7 @@ def test_random_calls(shard: int, workspace: torch.Tensor) -> None:
 
 
 def _problem(drawn: Drawn, workspace: torch.Tensor) -> str | None:
+    assert getattr(precast, drawn.function) in FUNCTIONS
     given = made(drawn, "cuda", workspace)
     out, lse = call(drawn, given)
     again = made(drawn, "cuda", workspace)

@@ -74,10 +74,19 @@ def remove_overlay() -> None:
 
 
 def overlay_from_environment() -> None:
-    """Do what ``PRECAST_AS_FLASHINFER`` says; Python calls this as it starts, if that is set."""
-    mode, _, modules = env.AS_FLASHINFER().partition(":")
-    if mode and _finder is None:  # Two folders of packages may each ask for it.
-        overlay(*(name.strip() for name in modules.split(",") if name.strip()))
+    """Do what ``PRECAST_AS_FLASHINFER`` says; Python calls this as it starts, if that is set.
+
+    A value without a meaning is one line on standard error: Python would print a traceback, and
+    start as well.
+    """
+    if _finder is not None:  # Two folders of packages may each ask for it.
+        return
+    try:
+        mode, _, modules = env.AS_FLASHINFER().partition(":")
+        if mode:
+            overlay(*(name.strip() for name in modules.split(",") if name.strip()))
+    except ValueError as error:
+        print(f"precast: {error}", file=sys.stderr)
 
 
 def ops(path: str) -> dict[str, Any]:

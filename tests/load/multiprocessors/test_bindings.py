@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from attention_arguments import FUNCTIONAL
+from attention_functional_calls import FUNCTIONAL
 from binding_calls import ON_HOST, Args, Memory, Trial, calls_of, serves, trials, valid_calls
 from build_support import Built
 from fake_cuda import NO_DRIVER, on_cuda

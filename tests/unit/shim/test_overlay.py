@@ -145,6 +145,7 @@ def test_a_wrong_value_is_named_and_python_starts(site, value, words):
     done = started(site, "print('started')", value)
     assert done.stdout.strip() == "started"
     assert words in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_the_shim_is_left_alone(site):
