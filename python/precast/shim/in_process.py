@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
+from packaging.utils import canonicalize_name
+
 from precast.shim.facade import PACKAGE
 from precast.shim.wheel import DISTRIBUTION, wheel_files
 
@@ -93,7 +95,7 @@ class _ShimFinder(importlib.metadata.DistributionFinder):
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterator[importlib.metadata.Distribution]:
         name = getattr(context, "name", None)
-        if name is None or name.lower().replace("_", "-").replace(".", "-") == DISTRIBUTION:
+        if name is None or canonicalize_name(name) == DISTRIBUTION:
             yield _ShimDistribution(self._files)
 
 
