@@ -28,89 +28,12 @@
 #pragma once
 
 #include "precast/topk/resident.cuh"
+#include "precast/topk/results.cuh"
 #include "precast/topk/streaming.cuh"
 
 namespace precast {
 
 #if defined(__CUDACC__)
-
-// Writes the results of a row.
-template <typename T>
-struct ResultWriter {
-  const TopKParams& p;
-  int64_t first;
-  const int32_t* pages;
-  int32_t offset;
-
-  __device__ __forceinline__ ResultWriter(const TopKParams& params, uint32_t row) : p(params) {
-    first = int64_t(row) * p.k;
-    pages = nullptr;
-    offset = 0;
-    if (p.mode == TopKMode::ragged) offset = p.offsets[row];
-    if (p.mode == TopKMode::paged) {
-      const int64_t batch = p.row_to_batch == nullptr ? row : p.row_to_batch[row];
-      pages = p.table + batch * p.table_stride;
-      if (p.page_starts != nullptr) pages += p.page_starts[row];
-    }
-  }
-
-  __device__ __forceinline__ void put(int i, uint64_t x) const {
-    const int rank = static_cast<int>(x & (kMaxColumns - 1));
-    const int index = p.prefer_last ? rank : kMaxColumns - 1 - rank;
-    if (p.mode != TopKMode::values) {
-      store_index(i, index);
-      return;
-    }
-    const uint32_t bits = from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits));
-    if constexpr (sizeof(T) == 4) {
-      static_cast<uint32_t*>(p.values)[first + i] = bits;
-    } else {
-      static_cast<unsigned short*>(p.values)[first + i] = static_cast<unsigned short>(bits);
-    }
-    p.indices[first + i] = index;
-  }
-
-  // Stores an index of the window; a negative one means that there is none.
-  __device__ __forceinline__ void store_index(int i, int index) const {
-    int32_t result = -1;
-    if (index >= 0) {
-      result = index + offset;
-      if (pages != nullptr) {
-        const int32_t page = pages[index >> p.page_bits];
-        result = (page << p.page_bits) + (index & ((1 << p.page_bits) - 1));
-      }
-    }
-    p.out[first + i] = result;
-    if (p.raw != nullptr) p.raw[first + i] = index;
-  }
-};
-
-// Sort keys: to_sort_key() maps candidates to integers whose descending order is the requested
-// order, and from_sort_key() maps them back.
-template <int kKeyBits>
-__device__ __forceinline__ uint64_t to_sort_key(const TopKParams& p, uint64_t x) {
-  if (p.prefer_last) x ^= kMaxColumns - 1;  // the lowest index ranks highest now
-  if (p.order == TopKOrder::by_value) return x;
-  return (x & (kMaxColumns - 1)) << kKeyBits | x >> kIndexBits;
-}
-
-template <int kKeyBits>
-__device__ __forceinline__ uint64_t from_sort_key(const TopKParams& p, uint64_t x) {
-  if (p.order == TopKOrder::by_place) {
-    x = (x & ((uint64_t(1) << kKeyBits) - 1)) << kIndexBits | x >> kKeyBits;
-  }
-  return p.prefer_last ? x ^ (kMaxColumns - 1) : x;
-}
-
-// Stores sort keys as results.
-template <typename T>
-struct StoreOrdered {
-  const ResultWriter<T>& results;
-
-  __device__ __forceinline__ void operator()(uint32_t i, uint64_t x) const {
-    results.put(static_cast<int>(i), from_sort_key<KeyTraits<T>::kBits>(results.p, x));
-  }
-};
 
 // Stores candidates as results.
 template <typename T>
@@ -121,14 +44,6 @@ struct StoreResult {
     results.put(static_cast<int>(i), x);
   }
 };
-
-// Writes all indices of a window that has no more than k elements. All threads call it.
-template <typename T>
-__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length) {
-  for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
-    results.store_index(i, i < length ? i : -1);
-  }
-}
 
 // Writes a list of k candidates in the requested order. All threads call it.
 template <typename T>
