@@ -22,6 +22,7 @@ from precast.topk import (
 DTYPES = ("f32", "bf16", "f16")
 SHAPES = ((1, 128256), (16, 128256), (64, 128256), (256, 128256), (64, 65536))
 COUNTS = (50, 256, 2048)
+LARGE_K = (16, 128256, 16384)  # rows, size and a k that one CTA cannot sort
 QUERIES = ((1, 65536), (64, 65536), (256, 131072))
 CHOSEN = 2048  # of a query's scores
 
@@ -40,6 +41,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     for rows, size in SHAPES:
         for k in COUNTS:
             yield _top_k(rows, size, k, dtype)
+    yield _top_k(*LARGE_K, dtype)
     for rows, size in QUERIES:
         yield _ragged(rows, size, dtype)
         yield _paged(rows, size, dtype)

@@ -22,8 +22,8 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
   PRECAST_CHECK(input.size(0) <= 0x0fffffff, ValueError)
       << in.what() << " must have at most 2^28 - 1 rows, got shape " << to_string(input.shape());
   PRECAST_CHECK(k >= 1, ValueError) << in.op << ": k must be at least 1, got " << k;
-  PRECAST_CHECK(k <= kMaxTopK, ValueError)
-      << in.op << ": k must be at most " << kMaxTopK << ", got " << k;
+  PRECAST_CHECK(k <= kMaxColumns, ValueError)
+      << in.op << ": k must be at most " << kMaxColumns << ", got " << k;
   PRECAST_CHECK(tie_break >= 0 && tie_break <= 2, ValueError)
       << in.op << ": tie_break must be 0, 1 or 2, got " << tie_break;
   TopKParams params = {};

@@ -138,6 +138,52 @@ def test_any_k(k: int, dtype: torch.dtype, generator: torch.Generator) -> None:
         check_all(x[:, :k], k)
 
 
+@dtypes
+@pytest.mark.parametrize("kind", ["normal", "few", "nan", "equal", "all -inf"])
+def test_a_k_that_one_cta_cannot_sort(
+    kind: str, dtype: torch.dtype, generator: torch.Generator
+) -> None:
+    for rows, size, k in ((3, 8200, 8193), (2, 40001, 16384), (33, 20000, 16385), (2, 9001, 9001)):
+        check_all(KINDS[kind](rows, size, generator).to(dtype), k)
+        check_all(KINDS[kind](rows, size + 3, generator).to(dtype)[:, 3:], k)
+
+
+@dtypes
+def test_all_of_the_longest_row(dtype: torch.dtype, generator: torch.Generator) -> None:
+    x = _random(2, 1 << 20, generator).to(dtype)
+    for k in (500_000, 1 << 20):
+        check(x, k, sorted=True)
+        check(x, k, deterministic=True, tie_break=2)
+
+
+def test_deterministic_on_two_streams_in_any_order(generator: torch.Generator) -> None:
+    """The same call gives the same bits, whatever runs beside it and in whichever order."""
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    cases = [
+        (KINDS[kind](rows, size, generator).to(dtype), k)
+        for kind in ("few", "equal", "normal")
+        for rows, size, k, dtype in (
+            (1, 128256, 2048, torch.float32),
+            (64, 32000, 50, torch.bfloat16),
+            (300, 20000, 300, torch.float16),
+            (4, 30000, 9000, torch.float32),
+        )
+    ]
+    options = {"deterministic": True}
+    want = [precast.top_k(x, k, **options) for x, k in cases]
+    torch.cuda.synchronize()
+    for turn in range(6):
+        found: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor]] = {}
+        for i in torch.randperm(2 * len(cases)).tolist():
+            case, stream = i // 2, (i + turn) % 2
+            with torch.cuda.stream(streams[stream]):
+                found[case, stream] = precast.top_k(*cases[case], **options)
+        torch.cuda.synchronize()
+        for (case, _), (values, indices) in found.items():
+            assert torch.equal(indices, want[case][1])
+            assert _equal(values, want[case][0])
+
+
 def test_against_torch(generator: torch.Generator) -> None:
     x = _random(64, 128256, generator)
     for k in (1, 50, 2048):
@@ -259,7 +305,7 @@ REFUSED: list[tuple[Callable[[torch.Tensor], Any], str]] = [
     (lambda x: precast.top_k(x, 0), "top_k: k must be at least 1, got 0"),
     (lambda x: precast.top_k(x, -1), "top_k: k must be at least 1, got -1"),
     (lambda x: precast.top_k(x, 11), "top_k: k must be at most input's 10 columns, got 11"),
-    (lambda x: precast.top_k(x.new_ones(1, 9000), 8193), "k must be at most 8192, got 8193"),
+    (lambda x: precast.top_k(x, (1 << 20) + 1), "k must be at most 1048576, got 1048577"),
     (lambda x: precast.top_k(x.new_ones(1, 1).expand(1, 1 << 21), 1), "stride 1"),
     (lambda x: precast.top_k(x.new_ones(1, 1048577), 1), "at most 1048576 columns"),
     (lambda x: precast.top_k(x, 3, tie_break=3), "tie_break must be 0, 1 or 2, got 3"),

@@ -18,7 +18,7 @@ from precast.topk import (
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 SHAPES = [(1, 1), (4, 2), (5, 33), (3, 77), (9, 1025), (16, 4096), (50, 20000), (133, 65537)]
 SHAPES += [(300, 9001), (2, 1000000), (2, 1 << 20)]
-COUNTS = (1, 50, 512, 2048, 8192)
+COUNTS = (1, 50, 512, 2048, 8192, 9000, 70000)
 
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=["f32", "f16", "bf16"])
 shapes = pytest.mark.parametrize(("rows", "size"), SHAPES)
@@ -186,7 +186,7 @@ REFUSED: list[tuple[Callable[..., Any], dict[str, Any], str]] = [
     (_ragged, {"lengths": N3}, r"lengths must have shape \[4\], got \[3\]"),
     (_ragged, {"offsets": N4.long()}, "offsets must be int32, got int64"),
     (_ragged, {"row_starts": N4.float()}, "row_starts must be int32, got float32"),
-    (_ragged, {"k": 8193}, "k must be at most 8192, got 8193"),
+    (_ragged, {"k": 1048577}, "k must be at most 1048576, got 1048577"),
     (_ragged, {"k": 0}, "k must be at least 1, got 0"),
     (_ragged, {"tie_break": 7}, "tie_break must be 0, 1 or 2, got 7"),
     (_paged, {"src_page_table": N4}, "src_page_table must have 2 dimensions"),

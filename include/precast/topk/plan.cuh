@@ -2,6 +2,7 @@
 // Chooses the kernel, the cluster size, the CTA size and the list capacity of a top-k launch.
 #pragma once
 
+#include "precast/topk/large_k.cuh"
 #include "precast/topk/topk.cuh"
 
 #if !defined(__CUDACC_RTC__)
@@ -13,13 +14,16 @@ namespace precast {
 
 #if !defined(__CUDACC_RTC__) && defined(__CUDACC__)
 
+enum class TopKKernelKind : int { streaming, resident, large_k };
+
 struct TopKPlan {
-  int ctas;  // CTAs of a row
+  int ctas;  // CTAs of a row; for a large k not in a cluster
   int threads;
   int list_capacity;      // in candidates
   int max_bucket_sorted;  // candidates that can be sorted with a second list
   size_t smem_bytes;      // dynamic shared memory of a CTA
-  bool is_resident;       // shared memory holds the rows; the following is then set:
+  TopKKernelKind kind;
+  // For rows that shared memory holds:
   int vecs_per_group;
   int enough_groups;  // groups of a CTA that may reach the threshold
 };
@@ -69,7 +73,7 @@ inline bool plan_resident(TopKPlan& plan, uint32_t rows, int size, int k, int ve
   plan.threads = kResidentThreads;
   plan.list_capacity = list_capacity;
   plan.smem_bytes = sizeof(TopKStorage) + 8 * list_capacity + row_smem;
-  plan.is_resident = true;
+  plan.kind = TopKKernelKind::resident;
   return true;
 }
 
@@ -78,9 +82,16 @@ inline TopKPlan plan_top_k(uint32_t rows, int size, int k, int vec, int vecs,
                            const TopKLimits& limits) {
   constexpr int kMaxCtas = kTargetHasClusters ? kMaxCtasPerRow : 1;
   constexpr int kMinItemsPerCta = 8192;
+  TopKPlan plan = {1, kMinThreads, 0, 0, 0, TopKKernelKind::streaming, 0, 0};
+  if (k > kMaxSorted) {
+    plan.ctas = (k + kMaxSorted - 1) / kMaxSorted;
+    plan.threads = kLargeKThreads;
+    plan.smem_bytes = sizeof(TopKStorage) + 8 * kMaxSorted;
+    plan.kind = TopKKernelKind::large_k;
+    return plan;
+  }
   int padded = kMinSortCapacity;  // the list capacity that sorting needs
   while (padded < k) padded *= 2;
-  TopKPlan plan = {1, kMinThreads, 0, 0, 0, false, 0, 0};
   if (plan_resident(plan, rows, size, k, vec, vecs, padded, limits)) return plan;
   // in candidates
   const int available = (limits.smem_bytes - static_cast<int>(sizeof(TopKStorage))) / 8;
@@ -127,10 +138,13 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
                        params.row_starts == nullptr;
   const int vecs = (params.size + kVec - 1) / kVec + (aligned ? 0 : 1);
   const TopKPlan plan = plan_top_k(params.rows, params.size, params.k, kVec, vecs, limits);
-  const auto kernel = plan.is_resident ? TopKResidentKernel<T> : TopKKernel<T>;
+  const bool is_large = plan.kind == TopKKernelKind::large_k;
+  const auto kernel = is_large                                ? TopKLargeKernel<T>
+                      : plan.kind == TopKKernelKind::resident ? TopKResidentKernel<T>
+                                                              : TopKKernel<T>;
   // one bit a device: the shared memory limit of the kernel is raised
-  static std::atomic<uint64_t> raised_of_kernel[2] = {};
-  std::atomic<uint64_t>& raised_devices = raised_of_kernel[plan.is_resident];
+  static std::atomic<uint64_t> raised_of_kernel[3] = {};
+  std::atomic<uint64_t>& raised_devices = raised_of_kernel[static_cast<int>(plan.kind)];
   const uint64_t bit = uint64_t(1) << (device & 63);
   if (device > 63 || !(raised_devices.load(std::memory_order_relaxed) & bit)) {
     status = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
@@ -142,8 +156,10 @@ cudaError_t launch_top_k(TopKParams params, bool enable_pdl, cudaStream_t stream
   params.max_bucket_sorted = plan.max_bucket_sorted;
   params.vecs_per_group = plan.vecs_per_group;
   params.enough_groups = plan.enough_groups;
-  return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads), plan.ctas,
-                         plan.smem_bytes, enable_pdl, stream, params);
+  // Any order is one of them, and the parts of a large k need one.
+  if (is_large && params.order == TopKOrder::any) params.order = TopKOrder::by_place;
+  return launch_clusters(kernel, dim3(params.rows * plan.ctas), dim3(plan.threads),
+                         is_large ? 1 : plan.ctas, plan.smem_bytes, enable_pdl, stream, params);
 }
 
 #endif

@@ -86,10 +86,12 @@ struct StoreOrdered {
   }
 };
 
-// Writes all indices of a window that has no more than k elements. All threads call it.
+// Writes the results from `begin` to `end` of a window that has no more than k elements: all its
+// indices, and then -1. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length) {
-  for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
+__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length,
+                                                  int begin, int end) {
+  for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += blockDim.x) {
     results.store_index(i, i < length ? i : -1);
   }
 }

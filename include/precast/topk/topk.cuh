@@ -19,7 +19,8 @@
 //          streamed in tiles of 16 elements a thread (topk/streaming.cuh): the threshold comes from
 //          the sample, or rises each time that the list is full. The k largest of the list are
 //          found by one bucket pass; if a bucket holds too many, by radix selection on the ordered
-//          keys, and on the indices of equal elements (topk/radix_select.cuh).
+//          keys, and on the indices of equal elements (topk/radix_select.cuh). A k above 8192 is
+//          divided into parts that one CTA each can sort (topk/large_k.cuh).
 //
 // Measured 2026-11-21 on an H200, f32, normal rows of 128256, k 50, 256 and 2048: 1 row in 6.8, 7.2
 // and 9.4 us, 16 in 10.4, 10.8 and 12.8, 64 in 14.5, 15.9 and 19.4, 256 in 34.9, 36.6 and 43.5. In
@@ -112,7 +113,7 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank == 0) write_all_indices(results, window.length);
+    if (rank == 0) write_all_indices(results, window.length, 0, p.k);
     return;
   }
   __syncthreads();
@@ -160,7 +161,7 @@ __device__ __forceinline__ void top_k_resident_row(const TopKParams& p, uint64_t
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (cluster_rank() == 0) write_all_indices(results, window.length);
+    if (cluster_rank() == 0) write_all_indices(results, window.length, 0, p.k);
     return;
   }
   if (ctas > 1) cluster_arrive_relaxed();

@@ -7,7 +7,6 @@
 
 namespace precast {
 
-constexpr int kMaxTopK = 8192;
 constexpr int kMinSortCapacity = 256;  // list capacity that sorting needs at least
 
 enum class TopKMode : int { values, ragged, paged };

@@ -11,7 +11,7 @@ import torch
 
 import precast
 from precast import topk
-from precast._ops.topk._common import MAX_COLUMNS, MAX_K
+from precast._ops.topk._common import MAX_COLUMNS
 from precast.topk import TopKTieBreak
 
 NAN = float("nan")
@@ -137,13 +137,14 @@ def test_what_is_rejected() -> None:
     x, one = torch.ones(2, 5), torch.ones(2, dtype=torch.int32)
     table, wide = torch.zeros(2, 5, dtype=torch.int32), torch.ones(1, 1).expand(1, (1 << 20) + 1)
     ragged, paged = precast.top_k_ragged_transform, precast.top_k_page_table_transform
+    over = (1 << 20) + 1
     calls: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
         (precast.top_k, (x, 0), {}, "top_k: k must be at least 1, got 0"),
         (precast.top_k, (x, -3), {}, "top_k: k must be at least 1, got -3"),
         (precast.top_k, (x, 6), {}, "k must be at most input's 5 columns, got 6"),
-        (precast.top_k, (torch.ones(1, 9000), 8193), {}, "top_k: k must be at most 8192, got 8193"),
-        (ragged, (x, one, one, 8193), {}, "top_k_ragged_transform: k must be at most 8192, got"),
-        (paged, (x, table, one, 8193), {}, "table_transform: k must be at most 8192, got 8193"),
+        (precast.top_k, (x, over), {}, "top_k: k must be at most 1048576, got 1048577"),
+        (ragged, (x, one, one, over), {}, "top_k_ragged_transform: k must be at most 1048576, got"),
+        (paged, (x, table, one, over), {}, "table_transform: k must be at most 1048576, got"),
         (precast.top_k, (wide, 1), {}, "input must have at most 1048576 columns, got shape"),
         (precast.top_k, (x, 2), {"tie_break": 3}, "tie_break must be 0, 1 or 2, got 3"),
         (precast.top_k, (x.double(), 2), {}, "input must be float32 or float16 or bfloat16"),
@@ -164,12 +165,11 @@ def test_what_is_rejected() -> None:
 
 def test_the_most_that_is_chosen_is_what_the_kernels_choose() -> None:
     x = torch.randn(1, 9000, generator=torch.Generator().manual_seed(0))
-    assert torch.equal(precast.top_k(x, 8192, sorted=True)[0], x.topk(8192).values)
+    assert torch.equal(precast.top_k(x, 8999, sorted=True)[0], x.topk(8999).values)
     one = torch.ones(1, dtype=torch.int32)
-    assert precast.top_k_ragged_transform(x, one, one, 8192).shape == (1, 8192)
+    assert precast.top_k_ragged_transform(x, one, one, MAX_COLUMNS).shape == (1, MAX_COLUMNS)
     headers = Path(__file__).resolve().parents[3] / "include" / "precast"
     text = "".join(path.read_text() for path in sorted((headers / "topk").glob("*.cuh")))
-    assert f"constexpr int kMaxTopK = {MAX_K};" in text
     assert f"constexpr int kIndexBits = {MAX_COLUMNS.bit_length() - 1};" in text
 
 

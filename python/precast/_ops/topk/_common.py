@@ -7,7 +7,7 @@ from precast._base.torch import torch
 from precast._op.declaration import Kind
 from precast._op.validation import check_rank
 
-MAX_COLUMNS, MAX_K = 1 << 20, 8192
+MAX_COLUMNS = 1 << 20
 LARGE = 2  # TopKTieBreak.LARGE
 
 #: An enum reaches an export as its number.
@@ -23,8 +23,8 @@ def check_scores(export: str, input: torch.Tensor, k: int, tie_break: int) -> No
         )
     if k < 1:
         raise ValueError(f"{export}: k must be at least 1, got {k}")
-    if k > MAX_K:
-        raise ValueError(f"{export}: k must be at most {MAX_K}, got {k}")
+    if k > MAX_COLUMNS:
+        raise ValueError(f"{export}: k must be at most {MAX_COLUMNS}, got {k}")
     if tie_break not in (0, 1, 2):
         raise ValueError(f"{export}: tie_break must be 0, 1 or 2, got {tie_break}")
 

@@ -77,7 +77,7 @@ def top_k(
         ``[rows, d]``, float32, float16 or bfloat16, rows with unit stride, on a CUDA device; ``d``
         up to 2^20. NaN is larger than all numbers.
     k : int
-        How many; from 1 to ``d``, at most 8192.
+        How many; from 1 to ``d``. Above 8192 it is slower: parts of the result are found apart.
     sorted : bool
         By descending value.
     deterministic : bool

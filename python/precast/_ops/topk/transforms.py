@@ -71,7 +71,7 @@ def top_k_ragged_transform(
     lengths : torch.Tensor
         ``[rows]``, int32: how many scores each row has; none behind ``max_len`` count.
     k : int
-        How many are chosen; from 1 to 8192, also above ``max_len``.
+        How many are chosen; from 1 to 2^20, also above ``max_len``.
     deterministic : bool
         The same input gives the same output, by ascending position.
     tie_break : int
