@@ -8,7 +8,7 @@
 # PYTHON      the interpreter to start from; its torch is used if it is new enough (python3)
 # TORCH       what pip installs otherwise (torch==2.13.0)
 # TEST_VENV   where the environment is kept (build/test-venv)
-# TEST_ALL_TARGETS  set: compile every op for every target with CUDA 12, as every night
+# TEST_ALL    set: test all of that of which other runs test a sample, as every night
 set -euo pipefail
 cd "$(dirname "$0")/.."
 STEPS=$(($# > 0 ? 2 : 3))

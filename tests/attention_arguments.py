@@ -6,6 +6,7 @@ from __future__ import annotations
 import inspect
 import math
 import operator
+import random
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -96,9 +97,14 @@ def assert_wrong_arguments_are_named(make: Callable[[], Call]) -> None:
     assert outcome(call) is None
 
 
-def doubtful_outcomes(make: Callable[[], Call]) -> Iterator[tuple[str, str | None]]:
-    """Yield calls in words, and how they end, with values that are legal for some arguments."""
-    call = make()
+def doubtful_outcomes(
+    make: Callable[[], Call], share: float = 1, seed: int = 0
+) -> Iterator[tuple[str, str | None]]:
+    """Yield calls in words, and how they end, with values that are legal for some arguments.
+
+    ``share`` is the share of the values that are tried, the same ones for the same ``seed``.
+    """
+    call, chance = make(), random.Random(seed)
     for parameter in parameters_of(call.function):
         name, value = parameter.name, call.arguments.get(parameter.name)
         is_large = isinstance(value, torch.Tensor) and value.numel() > 1 << 12
@@ -109,6 +115,8 @@ def doubtful_outcomes(make: Callable[[], Call]) -> Iterator[tuple[str, str | Non
         else:
             continue  # A workspace, which may be of many sizes.
         for words, value in values:
+            if chance.random() >= share:
+                continue
             said = outcome(call.replaced(name, value))
             yield f"{name} {words}", said
             if said is None:

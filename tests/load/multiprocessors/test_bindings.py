@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import re
 import zlib
 from collections.abc import Callable, Iterator
@@ -34,7 +35,8 @@ pytestmark = pytest.mark.skipif(
 )
 
 ARCH = "sm90a"  # All targets link the same object of a binding.
-RANDOM_PAIRS = 60  # of two wrong arguments, for each valid call
+#: Of two wrong arguments, for each valid call.
+RANDOM_PAIRS = 60 if os.environ.get("TEST_ALL") else 15
 
 #: What takes a block that ``pack_plan`` has filled, and the arguments that no caller can give it.
 TAKES_A_PLAN = {

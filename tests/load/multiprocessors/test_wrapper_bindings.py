@@ -7,6 +7,8 @@ No GPU is needed: exports get tensors that claim to be on one, and end where a k
 from __future__ import annotations
 
 import functools
+import os
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +36,8 @@ pytestmark = [
 ARCH = "sm90a"  # All targets link the same object of a binding.
 #: Its tensors are on the host, where the number of multiprocessors is 0.
 ON_HOST = "workspace_size"
+#: Of the doubtful values of calls with many arguments. At night all are tried.
+SHARE = 1 if os.environ.get("TEST_ALL") else 0.3
 
 
 @pytest.fixture
@@ -42,10 +46,13 @@ def bindings(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     specs = {spec.op: spec for spec in built.specs if spec.arch.name == ARCH}
     names = {k.export: k.parameters for k in kernels().values() if k.name == k.export}
 
+    @functools.cache
+    def bound(op: str, export: str) -> Callable[..., None]:
+        library = load_library(built.library(specs[op]), specs[op].cuda_major)
+        return get_function(library, export)
+
     def missing(self: Kernel, key: object) -> Callable[..., None]:
-        spec = specs[self.op]
-        library = load_library(built.library(spec), spec.cuda_major)
-        function = get_function(library, self.export)
+        function = bound(self.op, self.export)
 
         def export(*args: Any) -> None:
             if self.export == ON_HOST:
@@ -76,9 +83,10 @@ def test_a_wrong_argument_is_named(name: str, bindings: None) -> None:
 @pytest.mark.parametrize("name", [name for name in CALLS if "reset_workspace" not in name])
 def test_references_refuse_the_same(name: str, bindings: None) -> None:
     """Values that are legal for some arguments, and tensors of other dtypes and shapes."""
-    on_gpu = dict(doubtful_outcomes(CALLS[name]))
+    sample = (1 if name.endswith("__init__") else SHARE, zlib.crc32(name.encode()))
+    on_gpu = dict(doubtful_outcomes(CALLS[name], *sample))
     with precast.reference_mode():
-        reference = dict(doubtful_outcomes(CALLS[name]))
+        reference = dict(doubtful_outcomes(CALLS[name], *sample))
     refused = [words for words, said in on_gpu.items() if said is not None]
     assert 0 < len(refused) < len(on_gpu)
     different = [
