@@ -35,6 +35,7 @@ def is_installed(name: str) -> bool:
     return importlib.util.find_spec(_adapter(name).PACKAGE) is not None
 
 
+@functools.cache
 def distributions() -> list[str]:
     """Names of the installed peers' distributions, for their versions."""
     providing = importlib.metadata.packages_distributions()

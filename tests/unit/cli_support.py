@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import os
@@ -85,7 +86,15 @@ def without_colours(text: str) -> str:
 
 
 def core_specs(arch: str) -> list[ModuleSpec]:
-    return plan().modules("core", plan().archs(arch))
+    return [*specs_of("core", (arch,))]
+
+
+@functools.cache
+def specs_of(
+    profile: str | None, archs: tuple[str, ...], major: int | None = None
+) -> tuple[ModuleSpec, ...]:
+    """The same objects for each test: each reads the sources of its fingerprint once."""
+    return tuple(plan().modules(profile, plan().archs(archs), major))
 
 
 def fake_library(text: str, exports: Iterable[str] = (), machine: int | None = None) -> bytes:

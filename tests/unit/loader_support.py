@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_support import write_provider
+from cli_support import specs_of, write_provider
 
 from precast._base import driver
 from precast._jit import cuda_major, toolchain
@@ -64,7 +64,7 @@ class World:
     def specs(
         self, *archs: str, ops: tuple[str, ...] = ("norm", "scale"), major: int = 13
     ) -> list[ModuleSpec]:
-        return [s for s in plan().modules(None, plan().archs(archs), major) if s.op in ops]
+        return [s for s in specs_of(None, archs, major) if s.op in ops]
 
     def spec(self, dtype: str = "bf16", capability: str = "9.0", major: int = 13) -> ModuleSpec:
         return plan().spec("norm", {"dtype": dtype}, capability, major)
