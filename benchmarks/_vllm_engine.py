@@ -25,6 +25,7 @@ VARIABLES = {
     "TORCHDYNAMO_DISABLE": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_HAS_FLASHINFER_CUBIN": "1",
+    "VLLM_HOST_IP": "127.0.0.1",
     "VLLM_NO_USAGE_STATS": "1",
 }
 #: Names of ``flashinfer`` whose calls are counted: functions, and methods of classes.
@@ -124,6 +125,7 @@ def engine(options: dict[str, Any]) -> Any:
         enable_prefix_caching=True,
         seed=0,
         gpu_memory_utilization=0.5,
+        kv_cache_memory_bytes=4 << 30,
         attention_config=attention,
         # Neither TorchDynamo nor Inductor: they would compile the same for every backend.
         compilation_config={

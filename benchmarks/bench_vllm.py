@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -37,15 +38,24 @@ EQUAL_LOGITS = 5
 
 
 def run_engine(options: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """What one engine answers, or ``{"error": ...}``; its log is kept in the folder."""
+    """What one engine answers, or ``{"error": ...}``; its log is kept in the folder.
+
+    Each has empty caches, so that none starts faster because of one before it.
+    """
     name = "-".join(str(options[key]) for key in ("backend", "kv_cache_dtype", "decode"))
     asked, answer = folder / f"{name}.options.json", folder / f"{name}.json"
     asked.write_text(json.dumps(options), encoding="utf-8")
+    caches = Path(str(options["caches"])) / name
+    variables = {
+        "VLLM_CACHE_ROOT": str(caches / "vllm"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
     with (folder / f"{name}.log").open("w", encoding="utf-8") as log:
         done = subprocess.run(
             [sys.executable, str(ENGINE), str(asked), str(answer)],
             stdout=log,
             stderr=subprocess.STDOUT,
+            env={**os.environ, **variables},
             check=False,
         )
     if done.returncode:
@@ -165,6 +175,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         model = options.model or str(write_checkpoint(Path(temporary) / "model"))
         common = {
             "model": model,
+            "caches": f"{temporary}/caches",
             "vocab": options.vocab,
             "dtype": options.dtype,
             "tokens": options.tokens,
