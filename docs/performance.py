@@ -171,7 +171,10 @@ def page(results: Mapping[str, Mapping[str, Run]]) -> str:
     for gpu, runs in results.items():
         parts.append(f"## {next(iter(runs.values())).gpu}\n")
         for run in runs.values():
-            parts += _ops(gpu, run) if run.measures_ops else _startup(run)
+            if run.measures_ops:
+                parts += _ops(gpu, run)
+            else:
+                parts += _engines(run) if run.measures_engines else _startup(run)
     return "\n".join([*parts, REPRODUCE])
 
 
@@ -192,6 +195,29 @@ def _startup(run: Run) -> Iterator[str]:
     )
     yield _markdown(_startup_table([r for r in run.records if "p20" not in r]))
     yield _markdown(_cpu_table([r for r in run.records if "p20" in r]))
+
+
+def _engines(run: Run) -> Iterator[str]:
+    yield "### vLLM on precast\n"
+    yield _circumstances(run)
+    yield (
+        "Engines with the same weights and prompts, in fresh processes: vLLM with precast as its"
+        " FlashInfer, and with an attention backend and a sampler of its own. Greedy tokens are"
+        " compared up to the first difference of each prompt, which is a tie if both tokens are"
+        " about as likely.\n"
+    )
+    yield _markdown(_engine_table(run.records))
+
+
+def _engine_table(records: Sequence[Mapping[str, object]]) -> list[list[str]]:
+    rows = [["engine", "beside", "equal tokens", "ties", "start", "beside", "tokens/s", "beside"]]
+    for r in records:
+        start = (_time(r[key]) for key in ("seconds", "other_seconds"))
+        speed = (f"{r[key]:.0f}" for key in ("tokens_per_second", "other_tokens_per_second"))
+        equal = f"{r['equal']} of {r['tokens']}"
+        name = f"{r['engine']}, {r['name']}"
+        rows.append([name, str(r["other"]), equal, str(r["ties"]), *start, *speed])
+    return rows
 
 
 def _startup_table(records: Sequence[Mapping[str, object]]) -> list[list[str]]:

@@ -26,7 +26,7 @@ class Run:
     ceilings : mapping
         By name: ``unit``, ``best``, ``kernel`` and ``all``.
     records : list
-        As ``precast.testing.report`` makes them; ``startup`` has its own.
+        As ``precast.testing.report`` makes them; ``startup`` and ``vllm`` have their own.
     failures : list
         Failed measurements: ``op``, ``shape`` and ``error``.
     """
@@ -55,6 +55,11 @@ class Run:
     def measures_ops(self) -> bool:
         """Whether the records are of ops, not of the start of a process."""
         return all("op" in record for record in self.records)
+
+    @property
+    def measures_engines(self) -> bool:
+        """Whether the records are of engines that run on precast."""
+        return bool(self.records) and all("engine" in record for record in self.records)
 
 
 def load_run(path: Path) -> Run:

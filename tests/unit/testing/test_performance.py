@@ -91,6 +91,30 @@ def test_of_two_commits_the_newer_one_counts(root: Path) -> None:
     assert "| import, without torch | 20 ms | - |" in page
 
 
+def test_page_has_a_row_for_each_engine(root: Path) -> None:
+    record = {
+        "name": "KV cache auto, decode by xqa",
+        "engine": "vllm 0.25.0",
+        "other": "FLASH_ATTN",
+        "seconds": 21.0,
+        "other_seconds": 23.5,
+        "tokens_per_second": 9000.4,
+        "other_tokens_per_second": 8000.0,
+        "tokens": 2048,
+        "equal": 1900,
+        "ties": 7,
+    }
+    here = {"date": "2026-11-22 06:00 UTC", "commit": "abc", "gpu": "Test GPU"}
+    path = root / performance.RESULTS / "test-gpu" / "bbb" / "vllm.json"
+    report.write_json(path, report.document(here, [record]))
+    page = performance.page(newest(root / performance.RESULTS))
+    assert (
+        "| vllm 0.25.0, KV cache auto, decode by xqa | FLASH_ATTN | 1900 of 2048 | 7 "
+        "| 21 s | 23.5 s | 9000 | 8000 |" in page
+    )
+    assert "### Start-up and CPU time" in page
+
+
 def test_readme_has_one_row_for_each_headline_also_where_a_peer_is_faster() -> None:
     block = performance.readme_block(COMMITTED)
     rows = [line.strip("| ").split(" | ") for line in block.splitlines() if line.startswith("| ")]
