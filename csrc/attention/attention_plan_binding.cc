@@ -126,21 +126,28 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
   p.positions = static_cast<PositionEncoding>(o.pos_encoding);
   if (p.mask == AttentionMask::custom) {
     const TensorView bits = required(op, "packed_mask", t.packed_mask, "a custom mask");
-    const TensorView bounds = required(op, "mask_indptr", t.mask_indptr, "a custom mask");
-    Dim bytes("bytes");
-    p.packed_mask = match(bits, "packed_mask")
-                        .same_device(with)
-                        .dtype(kUint8)
-                        .shape({bytes})
-                        .contiguous()
-                        .data<const uint8_t>();
-    p.mask_bytes = bytes;
-    p.mask_indptr = match(bounds, "mask_indptr")
-                        .same_device(with)
-                        .dtype(kInt32)
-                        .shape({batch + 1})
-                        .contiguous()
-                        .data<const int32_t>();
+    const TensorMatch mask = match(bits, "packed_mask");
+    mask.same_device(with).dtype(kUint8);
+    if (bits.ndim() == 2) {  // of drafts
+      Dim row_bytes("bytes", 1);
+      mask.shape({block.shape.rows, row_bytes});
+      PRECAST_CHECK(row_bytes <= kMostInt32, ValueError)
+          << op << ": packed_mask must have rows of at most " << kMostInt32 << " bytes, got shape "
+          << to_string(bits.shape());
+      p.mask_row_bytes = static_cast<int32_t>(row_bytes);
+    } else {
+      Dim bytes("bytes");
+      mask.shape({bytes});
+      const TensorView bounds = required(op, "mask_indptr", t.mask_indptr, "a custom mask");
+      p.mask_indptr = match(bounds, "mask_indptr")
+                          .same_device(with)
+                          .dtype(kInt32)
+                          .shape({batch + 1})
+                          .contiguous()
+                          .data<const int32_t>();
+    }
+    p.packed_mask = mask.contiguous().data<const uint8_t>();
+    p.mask_bytes = bits.numel();
   }
   if (p.mask == AttentionMask::multi_item) {
     const TensorView prefixes = required(op, "prefix_len", t.prefix_len, "multi-item scoring");

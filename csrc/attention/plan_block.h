@@ -61,7 +61,7 @@ static_assert(sizeof(PlanBlock) <= kBlockBytes, "kBlockBytes");
 static_assert(std::is_trivially_copyable_v<PlanBlock>, "a block is copied as bytes");
 
 // Says that a block is packed, and by the layout of this build.
-constexpr uint64_t kPackedMagic = 0x50524543'00010000 + sizeof(PlanBlock);
+constexpr uint64_t kPackedMagic = 0x50524543'00020000 + sizeof(PlanBlock);
 
 PRECAST_ONE_COPY void check_on_host(const Arg& arg) {
   const DLDevice device = arg.tensor.device();

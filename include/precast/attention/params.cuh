@@ -59,13 +59,13 @@ struct AttentionParams {
   const float* alibi_slopes = nullptr;  // [heads]
   float rope_inverse_scale = 1.0f;
   float rope_log2_theta = 0.0f;
-  const unsigned char* packed_mask =
-      nullptr;  // of a request [q_len, kv_len] bits, from mask_indptr on
+  const unsigned char* packed_mask = nullptr;  // see attention/mask_row.cuh
   int64_t mask_bytes = 0;
-  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes
+  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes; null: a mask of drafts
   const uint32_t* prefix_len = nullptr;       // [batch], of multi-item scoring
   const unsigned short* token_pos = nullptr;  // [batch, token_pos_len]
   int32_t token_pos_len = 0;
+  int32_t mask_row_bytes = 0;  // of a mask of drafts, else 0
 };
 
 }  // namespace precast
