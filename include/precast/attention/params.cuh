@@ -3,6 +3,7 @@
 // Strides of queries and outputs count elements, those of keys and values 16 bytes.
 #pragma once
 
+#include "precast/attention/batch_lengths.cuh"
 #include "precast/attention/scheduler.cuh"
 #include "precast/core/rows.cuh"
 
@@ -66,6 +67,16 @@ struct AttentionParams {
   const unsigned short* token_pos = nullptr;  // [batch, token_pos_len]
   int32_t token_pos_len = 0;
   int32_t mask_row_bytes = 0;  // of a mask of drafts, else 0
+
+  // The kernels that plan themselves (attention/self_plan.cuh): `schedule.plan` is split counters.
+  bool plans_itself = false;
+  BatchLengths lengths = {};
 };
+
+// Whether the plain kernels compute a call: causal mask and window are all that changes scores.
+PRECAST_HOST_DEVICE inline bool is_plain(const AttentionParams& p) {
+  return p.mask != AttentionMask::custom && p.mask != AttentionMask::multi_item &&
+         p.positions == PositionEncoding::none && p.soft_cap <= 0.0f && p.scale > 0.0f;
+}
 
 }  // namespace precast

@@ -17,7 +17,7 @@ from precast._op.dispatch import kernels
 from precast._ops.attention import buffers
 from precast._ops.attention import kernels as plan_kernels
 from precast._ops.attention.enums import MaskMode
-from precast._ops.attention.functional import launch
+from precast._ops.attention.functional import launch, self_plan
 from precast._ops.attention.functional.calls import Words
 from precast._ops.attention.plan import read_block
 
@@ -31,13 +31,14 @@ class Launched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.packed: list[tuple[Any, ...]] = []
-        self.blocks: list[torch.Tensor] = []
+        self.planned: list[torch.Tensor] = []
         self.runs: list[tuple[Any, ...]] = []
         monkeypatch.setattr(launch, "_blocks", {})
+        monkeypatch.setattr(self_plan, "_counters", {})
         monkeypatch.setattr(buffers, "_ranges", {})
         exports = {
             "pack_plan": lambda *args: self.packed.append(args),
-            "plan": lambda workspace, block, *args: self.blocks.append(block),
+            "plan": lambda workspace, block, *args: self.planned.append(block),
         }
         for name, export in exports.items():
             monkeypatch.setitem(getattr(plan_kernels, name), (-1,), export)
@@ -45,6 +46,11 @@ class Launched:
             kernel = kernels()[name]
             run = functools.partial(kernel.around, lambda *args: self.runs.append(args))
             monkeypatch.setitem(kernel, (BF16, BF16, DIM, DIM, -1), run)
+
+    @property
+    def blocks(self) -> list[torch.Tensor]:
+        """That of each run."""
+        return [args[6] for args in self.runs]
 
 
 @pytest.fixture
@@ -102,12 +108,13 @@ def test_something_else_at_the_same_address_is_checked_again(launched):
 
 
 def test_the_parts_of_a_workspace_do_not_overlap(launched):
-    given = decode_arguments(q_len=3)
+    given = decode_arguments(q_len=9)
     XQA(**given)
     workspace = given["workspace_buffer"]
     ints, floats = launched.packed[0][5:7]
     begin = workspace.data_ptr()
     assert ints.data_ptr() == begin, "plan() gets the whole workspace"
+    assert len(launched.planned) == 1
     assert begin + ints.nbytes <= floats.data_ptr()
     assert floats.data_ptr() + floats.nbytes == begin + workspace.nbytes
     assert all(part.data_ptr() % 256 == begin % 256 for part in (ints, floats))

@@ -78,9 +78,13 @@ ValueError
 
 Notes
 -----
-Two launches: one divides the work by the lengths on the device, one computes. Nothing is copied to
-the host or waited for, and nothing but a missing output is allocated, so a call may be captured in
-a CUDA graph, whose replays read the lengths and tables of their time. A query that sees nothing has
+Two launches: one divides the work by the lengths on the device, one computes. A decode of up to 256
+requests with one number of queries, whose queries times the query heads of a KV head are at most
+16, is one launch, unless it has a mask, a scale that is not positive, or less than some MB of
+workspace. The first such call with the address of a workspace keeps 4 KiB of counters for it; in a
+CUDA graph that is captured before, it is two launches. Nothing is copied to the host or waited for,
+and nothing else but a missing output is allocated, so a call may be captured in a CUDA graph, whose
+replays read the lengths and tables of their time. A query that sees nothing has
 output 0 and log-sum-exp minus infinity; rows that belong to no request are left as they are, but
 for an output of another dtype than the queries. Queries of 8 bits are converted to 16 by one more
 launch, and so is an output of another dtype. A draft mask is read where it is, by the general

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan and run in one call, over a block table or over ragged keys and values.
 
-Lengths are on the device, so a call launches the planning kernel and the attention kernel, and
-waits for nothing. What the host prepares of a plan is its params block, which depends on addresses
-and sizes alone: it is kept, and a call with the same ones costs a look-up.
+Lengths are on the device, so a call launches the planning kernel and the attention kernel, or one
+that finds its own work, and waits for nothing. What the host prepares of a plan is its params
+block, which depends on addresses and sizes alone: it is kept, and a call with the same ones costs a
+look-up.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
 from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
 from precast._ops.attention.functional.geometry import plan_bytes, shape_of
+from precast._ops.attention.functional.self_plan import LEAST_SCALE, counters_of
 from precast._ops.attention.plan import ScoreOptions, new_block
 
 #: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
@@ -61,13 +63,14 @@ def run_paged(
         None if mask is None else _place(mask),
         device,
         options[:6],
+        options[6] >= LEAST_SCALE,
     )
     block = _blocks.get(key)
     if block is None:
         given = query, k_cache, v_cache, out, lse, workspace, tables, lens, q_bounds, mask, sinks
         block = _pack_paged(words, PagedCall(*given, *options), key)
-    enable_pdl = options[10]
-    kernels.plan[device,](workspace, block, None, None, None, None, enable_pdl)
+    if not block.plans_itself:
+        kernels.plan[device,](workspace, block, None, None, None, None, options[10])
     run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
 
 
@@ -131,10 +134,15 @@ def _packed(
         rope_theta=1e4,
     )
     shape = shape_of(c)
-    block = new_block(shape, options)
-    slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     end = plan_bytes(shape)
     workspaces = c.workspace[:end], c.workspace[end:]
+    counters = counters_of(c, shape) if isinstance(c, PagedCall) else None
+    if counters is not None:
+        shape = shape._replace(plans_itself=True)
+        workspaces = counters, workspaces[1]
+    block = new_block(shape, options)
+    block.plans_itself = shape.plans_itself
+    slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     kernels.pack_plan[c.query.get_device(),](
         *tables, *workspaces, mask, None, slopes, None, None, block
     )
