@@ -409,3 +409,30 @@ def test_errors_of_masks() -> None:
             packed(shape, options, **good, packed_mask=wrong)
     packed(shape, options, **good, packed_mask=mask[:4])
     assert not ints.any()
+
+
+def test_errors_of_kernels_that_plan_themselves() -> None:
+    """They take what one tile of each request is enough for, and no plan."""
+    plain, ints = SHAPES["plain"], torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    shape = Shape().planned(2, 1)._replace(plans_itself=True)
+    lengths = Batch([1, 1], [100, 200]).tensors(plain, True, 1)
+    on_gpu = lengths_by_name([None if t is None else t.cuda() for t in lengths])
+    floats = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    good = {"int_workspace": ints, "float_workspace": floats, **on_gpu}
+
+    def rejected(words: str, changed: PlanShape = shape, **tensors: Any) -> None:
+        with pytest.raises(ValueError, match=f"pack_plan: {words}"):
+            packed(changed, **{**good, **tensors})
+
+    needs = "plans_itself needs tiles of 16 rows, one a request, .* at most 256 requests"
+    rejected(needs, shape._replace(block_m=64))
+    rejected(needs, shape._replace(q_len_per_req=5))
+    rejected(needs, shape._replace(fixed_split_size=4))
+    rejected(needs, shape._replace(disable_split_kv=True))
+    rejected(needs, float_workspace=floats[: 1 << 20])
+    rejected(needs, shape._replace(q_len_per_req=0), qo_indptr=torch.arange(3).int().cuda())
+    rejected("int_workspace must have at least", int_workspace=ints[:64])
+    block = packed(shape, **good)
+    with pytest.raises(ValueError, match=r"plan: block must be of a batch whose kernels need a"):
+        launch(block, ints)
+    assert not ints.any()
