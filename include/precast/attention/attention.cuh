@@ -7,10 +7,10 @@
 // Layout   q, out   [tokens, heads, head_dim]              any two strides, unit stride in a row
 //          k, v     [pages, page_size, kv_heads, head_dim] any three strides; or [tokens, ...]
 //          lse      [tokens, heads]                        base 2
-// Threads  A CTA iterates over the work tiles that the plan gives it (attention/scheduler.cuh), and
-//          for each over its KV blocks (attention/mainloop.cuh). Q is in shared memory, acc_o in
-//          registers; keys and values pass through the stages of a cp.async pipeline
-//          (attention/kv_pipeline.cuh).
+// Threads  A CTA iterates over the work tiles that the plan gives it (attention/scheduler.cuh) or
+//          that it finds itself (attention/self_plan.cuh), and for each over its KV blocks
+//          (attention/mainloop.cuh). Q is in shared memory, acc_o in registers; keys and values
+//          pass through the stages of a cp.async pipeline (attention/kv_pipeline.cuh).
 // Traffic  K and V are read once for every tile of packed queries, so once in decode.
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and split-KV.
