@@ -2,7 +2,8 @@
 """Attention without a plan by the caller: each call plans and runs, as engines call it in a layer.
 
 Decodes have shapes that the decode wrapper has rows of, too, whose runs are of a plan that was made
-before: what a call costs besides is the planning kernel, and the CPU's time.
+before: what a call costs besides is the CPU's time, and the work that CTAs find themselves or, with
+more than 256 requests, with many drafts or a mask, the planning kernel.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ E4M3 = torch.float8_e4m3fn
 XQA_BATCH, TRTLLM = "xqa_batch_decode_with_kv_cache", "trtllm_batch_decode_with_kv_cache"
 #: Numbers of requests, and tokens of each.
 DECODES = (
-    *((1, 1024), (1, 8192), (1, 65536), (16, 1024), (16, 8192)),
+    *((1, 512), (1, 1024), (1, 4096), (1, 8192), (1, 65536), (8, 4096), (16, 1024), (16, 8192)),
     *((64, 1024), (64, 4096), (64, 16384), (256, 1024)),
 )
 FEW_DECODES = ((1, 1024), (64, 4096))

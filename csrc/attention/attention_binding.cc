@@ -116,7 +116,8 @@ bool fill(AttentionParams& p, const Run& run) {
       << q.op << ": block must be of a plan for " << ctas << " CTAs, got " << shape.ctas
       << ". Fix: call plan()";
   const int64_t tiles = tokens * shape.group_size / shape.block_m + shape.batch;
-  PRECAST_CHECK(run.block.int_bytes / 4 >= min_plan_ints(shape, tiles), ValueError)
+  PRECAST_CHECK(p.plans_itself || run.block.int_bytes / 4 >= min_plan_ints(shape, tiles),
+                ValueError)
       << q.op << ": int_workspace must have at least " << 4 * min_plan_ints(shape, tiles)
       << " bytes for " << tokens << " queries of " << shape.batch << " requests, got "
       << run.block.int_bytes;
@@ -127,6 +128,10 @@ bool fill(AttentionParams& p, const Run& run) {
   p.scale =
       finite_float(q.op, "sm_scale * q_scale * k_scale", run.block.scores.sm_scale * run.sm_factor);
   p.out_scale = finite_float(q.op, "out_scale", run.out_scale);
+  PRECAST_CHECK(!p.plans_itself || is_plain(p), ValueError)
+      << q.op << ": kernels that plan themselves need a positive scale and no mask but the causal "
+      << "one, no soft cap and no encoding of positions, got a scale of " << p.scale
+      << ". Fix: call plan()";
 
   check_span(q);
   check_span(out);

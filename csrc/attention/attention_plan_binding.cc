@@ -7,6 +7,7 @@
 #include "attention/plan_block.h"
 #include "core/ffi_export.h"
 #include "precast/attention/plan_host.cuh"
+#include "precast/attention/self_plan.cuh"
 
 namespace precast {
 
@@ -126,21 +127,28 @@ void pack_scores(AttentionParams& p, const PlanBlock& block, const ScoreTensors&
   p.positions = static_cast<PositionEncoding>(o.pos_encoding);
   if (p.mask == AttentionMask::custom) {
     const TensorView bits = required(op, "packed_mask", t.packed_mask, "a custom mask");
-    const TensorView bounds = required(op, "mask_indptr", t.mask_indptr, "a custom mask");
-    Dim bytes("bytes");
-    p.packed_mask = match(bits, "packed_mask")
-                        .same_device(with)
-                        .dtype(kUint8)
-                        .shape({bytes})
-                        .contiguous()
-                        .data<const uint8_t>();
-    p.mask_bytes = bytes;
-    p.mask_indptr = match(bounds, "mask_indptr")
-                        .same_device(with)
-                        .dtype(kInt32)
-                        .shape({batch + 1})
-                        .contiguous()
-                        .data<const int32_t>();
+    const TensorMatch mask = match(bits, "packed_mask");
+    mask.same_device(with).dtype(kUint8);
+    if (bits.ndim() == 2) {  // of drafts
+      Dim row_bytes("bytes", 1);
+      mask.shape({block.shape.rows, row_bytes});
+      PRECAST_CHECK(row_bytes <= kMostInt32, ValueError)
+          << op << ": packed_mask must have rows of at most " << kMostInt32 << " bytes, got shape "
+          << to_string(bits.shape());
+      p.mask_row_bytes = static_cast<int32_t>(row_bytes);
+    } else {
+      Dim bytes("bytes");
+      mask.shape({bytes});
+      const TensorView bounds = required(op, "mask_indptr", t.mask_indptr, "a custom mask");
+      p.mask_indptr = match(bounds, "mask_indptr")
+                          .same_device(with)
+                          .dtype(kInt32)
+                          .shape({batch + 1})
+                          .contiguous()
+                          .data<const int32_t>();
+    }
+    p.packed_mask = mask.contiguous().data<const uint8_t>();
+    p.mask_bytes = bits.numel();
   }
   if (p.mask == AttentionMask::multi_item) {
     const TensorView prefixes = required(op, "prefix_len", t.prefix_len, "multi-item scoring");
@@ -219,7 +227,13 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   b.plan.plan = static_cast<int32_t*>(data_of(int_workspace));
   b.plan.max_ints = b.int_bytes / 4 < kMostInt32 ? b.int_bytes / 4 : kMostInt32;
   b.plan.max_partials = b.float_bytes / partial_bytes(s);
-  const int64_t least_ints = min_plan_ints(b.plan.shape, 0);
+  const bool plans_itself = s.plans_itself != 0;
+  PRECAST_CHECK(!plans_itself || can_plan_itself(b.plan), ValueError)
+      << op << ": plans_itself needs tiles of " << kDecodeBlockM
+      << " rows, one a request, of q_len_per_req, at most " << kMostSelfPlannedRequests
+      << " requests, splits of any size, and a float_workspace of at least "
+      << 2 * b.plan.shape.ctas * partial_bytes(s) << " bytes, got " << b.float_bytes;
+  const int64_t least_ints = plans_itself ? b.plan.shape.ctas : min_plan_ints(b.plan.shape, 0);
   PRECAST_CHECK(b.plan.max_ints >= least_ints, ValueError)
       << op << ": int_workspace must have at least " << 4 * least_ints << " bytes for "
       << s.batch_size << " requests, got " << b.int_bytes;
@@ -229,6 +243,8 @@ void pack_plan(TensorView kv_indptr, OptionalTensor qo_indptr, OptionalTensor kv
   p.schedule.shape = b.plan.shape;
   p.partials = static_cast<float*>(data_of(float_workspace));
   p.max_partials = b.plan.max_partials;
+  p.plans_itself = plans_itself;
+  p.lengths = b.plan.lengths;
   p.group_size = FastDivmod(static_cast<uint32_t>(b.plan.shape.group_size));
   p.kv_heads = static_cast<int32_t>(s.num_kv_heads);
   p.page_size = FastDivmod(static_cast<uint32_t>(s.page_size > 0 ? s.page_size : 1));
@@ -306,6 +322,8 @@ void plan(TensorView int_workspace, TensorView block, OptionalTensor qo_indptr,
   PRECAST_CHECK(data_of(int_workspace) == p.plan && int_workspace.device().device_id == b.device_id,
                 ValueError)
       << ints.what() << " must be the one that pack_plan() was given";
+  PRECAST_CHECK(!b.params.plans_itself, ValueError)
+      << "plan: block must be of a batch whose kernels need a plan";
   const int64_t batch = b.shape.batch_size;
   const auto take = [&](int i, const char* name, const OptionalTensor& table, const int32_t*& from,
                         int64_t count) {

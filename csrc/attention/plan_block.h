@@ -30,6 +30,7 @@ struct PlanShape {
   int64_t window_left;
   int64_t fixed_split_size;
   int64_t disable_split_kv;
+  int64_t plans_itself;  // by attention/self_plan.cuh; the int workspace is split counters
 };
 
 // What the scores of a run depend on; ScoreOptions in plan.py.
@@ -61,7 +62,7 @@ static_assert(sizeof(PlanBlock) <= kBlockBytes, "kBlockBytes");
 static_assert(std::is_trivially_copyable_v<PlanBlock>, "a block is copied as bytes");
 
 // Says that a block is packed, and by the layout of this build.
-constexpr uint64_t kPackedMagic = 0x50524543'00010000 + sizeof(PlanBlock);
+constexpr uint64_t kPackedMagic = 0x50524543'00020000 + sizeof(PlanBlock);
 
 PRECAST_ONE_COPY void check_on_host(const Arg& arg) {
   const DLDevice device = arg.tensor.device();

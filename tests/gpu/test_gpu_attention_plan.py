@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from plan_calls import function, launch, lengths_by_name, packed
+from plan_calls import function, launch, lengths_by_name, options_of, packed
 from plan_layout import constant, read, size_of
 
 from precast._ops.attention.plan import PlanShape, new_block
@@ -384,4 +384,55 @@ def test_errors() -> None:
         launch(block, ints.clone())
     with pytest.raises(ValueError, match=r"plan: block must be filled by pack_plan\(\) of this"):
         launch(new_block(shape), ints)
+    assert not ints.any()
+
+
+def test_errors_of_masks() -> None:
+    """One of all tokens has one dimension and bounds, one of drafts a row for each query."""
+    shape = SHAPES["plain"].planned(2, 0)._replace(rows=4, causal=False)
+    ints = torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    lengths = Batch([1, 3], [100, 200]).tensors(SHAPES["plain"], False, 0)
+    on_gpu = lengths_by_name([None if t is None else t.cuda() for t in lengths])
+    good = {"int_workspace": ints, "float_workspace": ints.clone(), **on_gpu}
+    options, mask = options_of(shape, mask_mode=2), torch.zeros(8, 8, dtype=torch.uint8).cuda()
+    for wrong, words in (
+        (None, "a custom mask needs packed_mask, got None"),
+        (mask[0], "a custom mask needs mask_indptr, got None"),
+        (mask[:3], r"packed_mask must have shape \[4, bytes\], got \[3, 8\]"),
+        (mask[:4, :0], r"packed_mask must have shape \[4, bytes\], got \[4, 0\]"),
+        (mask[:4, :4], "packed_mask must be contiguous"),
+        (mask[:4].int(), "packed_mask must be uint8, got int32"),
+        (mask[:4].cpu(), "packed_mask must be on cuda"),
+        (ints[:32].view(4, 8), "int_workspace must not overlap packed_mask's memory"),
+    ):
+        with pytest.raises(ValueError, match=f"pack_plan: {words}"):
+            packed(shape, options, **good, packed_mask=wrong)
+    packed(shape, options, **good, packed_mask=mask[:4])
+    assert not ints.any()
+
+
+def test_errors_of_kernels_that_plan_themselves() -> None:
+    """They take what one tile of each request is enough for, and no plan."""
+    plain, ints = SHAPES["plain"], torch.zeros(1 << 20, dtype=torch.uint8, device="cuda")
+    shape = Shape().planned(2, 1)._replace(plans_itself=True)
+    lengths = Batch([1, 1], [100, 200]).tensors(plain, True, 1)
+    on_gpu = lengths_by_name([None if t is None else t.cuda() for t in lengths])
+    floats = torch.zeros(64 << 20, dtype=torch.uint8, device="cuda")
+    good = {"int_workspace": ints, "float_workspace": floats, **on_gpu}
+
+    def rejected(words: str, changed: PlanShape = shape, **tensors: Any) -> None:
+        with pytest.raises(ValueError, match=f"pack_plan: {words}"):
+            packed(changed, **{**good, **tensors})
+
+    needs = "plans_itself needs tiles of 16 rows, one a request, .* at most 256 requests"
+    rejected(needs, shape._replace(block_m=64))
+    rejected(needs, shape._replace(q_len_per_req=5))
+    rejected(needs, shape._replace(fixed_split_size=4))
+    rejected(needs, shape._replace(disable_split_kv=True))
+    rejected(needs, float_workspace=floats[: 1 << 20])
+    rejected(needs, shape._replace(q_len_per_req=0), qo_indptr=torch.arange(3).int().cuda())
+    rejected("int_workspace must have at least", int_workspace=ints[:64])
+    block = packed(shape, **good)
+    with pytest.raises(ValueError, match=r"plan: block must be of a batch whose kernels need a"):
+        launch(block, ints)
     assert not ints.any()

@@ -137,10 +137,45 @@ class Batch:
 
 
 def drafts(batch: Batch, generator: torch.Generator) -> torch.Tensor:
-    """A mask of up to 16 drafts."""
-    shape = (batch.lens.numel(), batch.q_len, 2)
-    mask = torch.randint(1 << 15, shape, device="cuda", generator=generator)
-    return mask.to(torch.int16).view(torch.uint16)
+    """A mask of any drafts."""
+    shape = (batch.lens.numel(), batch.q_len, 2 * -(-batch.q_len // 32))
+    mask = torch.randint(1 << 16, shape, device="cuda", generator=generator)
+    return mask.to(torch.uint16)
+
+
+@pytest.mark.parametrize("kv_dtype", [BF16, E4M3])
+@pytest.mark.parametrize("q_len", [2, 4, 15, 33, 65])
+def test_draft_masks(
+    q_len: int, kv_dtype: torch.dtype, workspace: torch.Tensor, generator: torch.Generator
+) -> None:
+    """Tiles of 16 and 64 rows, splits, requests that are shorter than their drafts, windows."""
+    lens = [4000, q_len, 0, q_len + 1, max(1, q_len - 2), 700, 64]
+    batch = Batch(lens, generator, q_len, kv_dtype=kv_dtype)
+    mask = drafts(batch, generator)
+    shifted = torch.empty(mask.numel() + 1, dtype=torch.uint16, device="cuda")[1:].view_as(mask)
+    shifted.copy_(mask)
+    for window in (-1, 0, q_len, 100):
+        out = XQA(**batch.arguments(workspace, mask=mask, window_left=window))
+        batch.close(out, mask=mask, window_left=window)
+        again = XQA(**batch.arguments(workspace, mask=shifted, window_left=window))
+        assert torch.equal(again, out), "a mask may start at any word"
+
+
+def test_a_graph_reads_the_mask_of_its_replay(
+    workspace: torch.Tensor, generator: torch.Generator
+) -> None:
+    batch = Batch([900, 3, 77], generator, q_len=5)
+    mask, out = drafts(batch, generator), torch.empty_like(batch.q)
+    given = batch.arguments(workspace, out=out, mask=mask)
+    XQA(**given)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        XQA(**given)
+    for lens in ([900, 3, 77], [4, 2000, 0]):
+        batch.fill(lens, generator)
+        mask.copy_(drafts(batch, generator))
+        graph.replay()
+        batch.close(out, mask=mask)
 
 
 # -- one workspace --------------------------------------------------------------------------------
@@ -225,7 +260,7 @@ def test_calls_wait_for_nothing(
     assert torch.equal(got, want)
 
 
-@pytest.mark.parametrize("name", [n for n in NAMES if n != "drafts"])
+@pytest.mark.parametrize("name", NAMES)
 def test_nothing_but_the_output_is_allocated(
     name: str, workspace: torch.Tensor, generator: torch.Generator
 ) -> None:

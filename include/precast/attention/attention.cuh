@@ -7,10 +7,10 @@
 // Layout   q, out   [tokens, heads, head_dim]              any two strides, unit stride in a row
 //          k, v     [pages, page_size, kv_heads, head_dim] any three strides; or [tokens, ...]
 //          lse      [tokens, heads]                        base 2
-// Threads  A CTA iterates over the work tiles that the plan gives it (attention/scheduler.cuh), and
-//          for each over its KV blocks (attention/mainloop.cuh). Q is in shared memory, acc_o in
-//          registers; keys and values pass through the stages of a cp.async pipeline
-//          (attention/kv_pipeline.cuh).
+// Threads  A CTA iterates over the work tiles that the plan gives it (attention/scheduler.cuh) or
+//          that it finds itself (attention/self_plan.cuh), and for each over its KV blocks
+//          (attention/mainloop.cuh). Q is in shared memory, acc_o in registers; keys and values
+//          pass through the stages of a cp.async pipeline (attention/kv_pipeline.cuh).
 // Traffic  K and V are read once for every tile of packed queries, so once in decode.
 // Source   Dao, FlashAttention-2, arXiv:2307.08691; Ye et al., FlashInfer, arXiv:2501.01005 for
 //          packed heads, page tables and split-KV.
@@ -47,16 +47,15 @@ __global__ __launch_bounds__(Tile::kThreads, Tile::kCtasPerSm) void AttentionKer
   __shared__ AttentionSharedStorage<Tile> shared;
   static_assert(sizeof shared <= Tile::kStaticBytes, "AttentionSharedStorage fits");
   launch_dependent_grids();
-  if constexpr (Tile::kWarpsSplitKv) prefetch_first_kv_block<Tile, KV>(p);
+  if constexpr (Tile::kWarpsSplitKv && !Tile::kPlansItself) prefetch_first_kv_block<Tile, KV>(p);
   wait_on_dependent_grids();
   AttentionMainloop<Tile, Q, KV>(p, attention_smem, shared).run();
 }
 
 #if !defined(__CUDACC_RTC__)
 
-template <typename Q, typename KV, int kDimQ, int kDimV, int kBlockM, bool kGeneral>
+template <typename Tile, typename Q, typename KV>
 cudaError_t launch_attention_tile(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
-  using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kBlockM, kGeneral>;
   const auto kernel = AttentionKernel<Tile, Q, KV>;
   const cudaError_t error =
       cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Tile::kSharedBytes);
@@ -74,8 +73,8 @@ cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
     if constexpr (kTile.head_dim_qk == kDimQ && kTile.head_dim_vo == kDimV &&
                   exists_for_target(kTile)) {
       if (p.schedule.shape.block_m == kTile.block_m) {
-        return launch_attention_tile<Q, KV, kDimQ, kDimV, kTile.block_m, kGeneral>(p, enable_pdl,
-                                                                                   stream);
+        using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kTile.block_m, kGeneral>;
+        return launch_attention_tile<Tile, Q, KV>(p, enable_pdl, stream);
       }
     }
     return launch_attention_block_m<Q, KV, kDimQ, kDimV, kGeneral, kIndex + 1>(p, enable_pdl,
@@ -89,13 +88,16 @@ cudaError_t launch_attention_block_m(const AttentionParams& p, bool enable_pdl,
 template <typename Q, typename KV, int kDimQ, int kDimV>
 cudaError_t launch_attention(const AttentionParams& p, bool enable_pdl, cudaStream_t stream) {
   if (p.schedule.shape.ctas == 0) return cudaSuccess;
-  const bool is_plain = p.mask != AttentionMask::custom && p.mask != AttentionMask::multi_item &&
-                        p.positions == PositionEncoding::none && p.soft_cap <= 0.0f &&
-                        p.scale > 0.0f;
   AttentionParams rescaled = p;
   rescaled.scale *= Fp8Rescale<KV>::kScale;
   rescaled.out_scale *= Fp8Rescale<KV>::kScale;
-  if (is_plain) {
+  if (p.plans_itself) {
+    // Whoever chose it knows that nothing needs a general kernel.
+    if (!is_plain(p) || p.schedule.shape.block_m != kDecodeBlockM) return cudaErrorInvalidValue;
+    using Tile = AttentionTile<sizeof(KV), kDimQ, kDimV, kDecodeBlockM, false>;
+    return launch_attention_tile<SelfPlannedTile<Tile>, Q, KV>(rescaled, enable_pdl, stream);
+  }
+  if (is_plain(p)) {
     return launch_attention_block_m<Q, KV, kDimQ, kDimV, false>(rescaled, enable_pdl, stream);
   }
   return launch_attention_block_m<Q, KV, kDimQ, kDimV, true>(rescaled, enable_pdl, stream);

@@ -65,7 +65,10 @@ class AttentionMainloop {
   __device__ __forceinline__ void run() {
     using Queue = WorkTileQueue<Tile>;
     Queue& queue = shared_.queue;
-    if (threadIdx.x == 0) {
+    if constexpr (Tile::kPlansItself) {
+      static_assert(8 * (kMostSelfPlannedRequests + 1) <= Tile::kStageBytes, "a stage is scratch");
+      queue.init_without_plan(p_, reinterpret_cast<int64_t*>(smem_kv_));
+    } else if (threadIdx.x == 0) {
       shared_.combine.begin_clock = clock();
       queue.init(p_);
     }

@@ -14,6 +14,7 @@
 // Source   Press et al., ALiBi, arXiv:2108.12409; Gemma 2, arXiv:2408.00118, for the soft cap.
 #pragma once
 
+#include "precast/attention/mask_row.cuh"
 #include "precast/attention/softmax.cuh"
 
 namespace precast {
@@ -51,11 +52,9 @@ __device__ __forceinline__ float tanh_by_exp2(float x) {
 // Which tokens a query attends to, by all masks.
 struct QueryMask {
   AttentionMask mask;
-  int32_t begin, end;         // by window, causal mask, and the work tile
-  int32_t position;           // of the query
-  const unsigned char* bits;  // custom mask: that of the request
-  int64_t first_bit;          // custom mask: that of the query's row
-  int64_t end_bit;     // custom mask: bits from here on are outside the tensor and count as 0
+  int32_t begin, end;  // by window, causal mask, and the work tile
+  int32_t position;    // of the query
+  MaskRow row;         // custom mask
   int32_t prefix_len;  // multi-item: tokens of the prefix
   int32_t item_begin;  // multi-item: first token of the query's item
 
@@ -67,10 +66,7 @@ struct QueryMask {
     end = bounds.end;
     position = work.kv_len - work.q_len + q_idx;
     if (mask == AttentionMask::custom) {
-      const int64_t first_byte = p.mask_indptr[work.request_idx];
-      bits = p.packed_mask + first_byte;
-      end_bit = first_byte < 0 ? 0 : (p.mask_bytes - first_byte) * 8;
-      first_bit = int64_t(q_idx) * work.kv_len;
+      row = MaskRow(p, work, q_idx);
     } else if (mask == AttentionMask::multi_item) {
       if (position < end) end = position + 1;
       prefix_len = static_cast<int32_t>(p.prefix_len[work.request_idx]);
@@ -85,10 +81,7 @@ struct QueryMask {
 
   __device__ __forceinline__ bool attends_to(int32_t token) const {
     if (token < begin || token >= end) return false;
-    if (mask == AttentionMask::custom) {
-      const int64_t bit = first_bit + token;
-      return bit < end_bit && bits[bit >> 3] >> (bit & 7) & 1;
-    }
+    if (mask == AttentionMask::custom) return row.attends_to(token);
     return mask != AttentionMask::multi_item || token < prefix_len || token >= item_begin;
   }
 };

@@ -3,6 +3,7 @@
 // Strides of queries and outputs count elements, those of keys and values 16 bytes.
 #pragma once
 
+#include "precast/attention/batch_lengths.cuh"
 #include "precast/attention/scheduler.cuh"
 #include "precast/core/rows.cuh"
 
@@ -59,13 +60,23 @@ struct AttentionParams {
   const float* alibi_slopes = nullptr;  // [heads]
   float rope_inverse_scale = 1.0f;
   float rope_log2_theta = 0.0f;
-  const unsigned char* packed_mask =
-      nullptr;  // of a request [q_len, kv_len] bits, from mask_indptr on
+  const unsigned char* packed_mask = nullptr;  // see attention/mask_row.cuh
   int64_t mask_bytes = 0;
-  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes
+  const int32_t* mask_indptr = nullptr;       // [batch + 1] bytes; null: a mask of drafts
   const uint32_t* prefix_len = nullptr;       // [batch], of multi-item scoring
   const unsigned short* token_pos = nullptr;  // [batch, token_pos_len]
   int32_t token_pos_len = 0;
+  int32_t mask_row_bytes = 0;  // of a mask of drafts, else 0
+
+  // The kernels that plan themselves (attention/self_plan.cuh): `schedule.plan` is split counters.
+  bool plans_itself = false;
+  BatchLengths lengths = {};
 };
+
+// Whether the plain kernels compute a call: causal mask and window are all that changes scores.
+PRECAST_HOST_DEVICE inline bool is_plain(const AttentionParams& p) {
+  return p.mask != AttentionMask::custom && p.mask != AttentionMask::multi_item &&
+         p.positions == PositionEncoding::none && p.soft_cap <= 0.0f && p.scale > 0.0f;
+}
 
 }  // namespace precast

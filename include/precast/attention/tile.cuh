@@ -94,6 +94,7 @@ __device__ __forceinline__ int chunks_first() {
 template <int kBytes, int kDimQ, int kDimAll, int kRows, bool kIsGeneral>
 struct AttentionTile {
   static constexpr bool kGeneral = kIsGeneral;
+  static constexpr bool kPlansItself = false;
   static constexpr int kKvBytes = kBytes;
   static constexpr bool kFp8 = kKvBytes == 1;
   static constexpr int kBlockM = kRows;

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "precast/attention/params.cuh"
+#include "precast/attention/self_plan.cuh"
 #include "precast/attention/tile.cuh"
 
 namespace precast {
@@ -56,24 +57,33 @@ struct QueuedBlock : BlockInfo {
 template <>
 struct QueuedBlock<true> : BlockInfo {};
 
+// What finds the work tiles of a CTA: in a plan, or in the lengths.
+template <bool kPlansItself>
+struct SchedulerOf {
+  using type = TileScheduler;
+};
+template <>
+struct SchedulerOf<true> {
+  using type = SelfPlannedScheduler;
+};
+
 // A circular queue of a CTA's work tiles: the current one, the next two, and, but for the 16-row
 // tile, the previous one, whose results some warps may still be writing. Why not in registers: the
 // 128-row tile has none left. In static_persistent mode, kFetchCount threads fetch as many work
 // tiles in parallel. Why: to find one takes as long as half a KV block, and all warps wait for it.
 template <typename Tile>
 struct WorkTileQueue {
+  using Scheduler = typename SchedulerOf<Tile::kPlansItself>::type;
   static constexpr int kFetchCount = Tile::kWarpsSplitKv ? 1 : 4;
   static constexpr int kDepth = Tile::kWarpsSplitKv ? 3 : 8;
 
   QueuedBlock<Tile::kWarpsSplitKv> blocks[kDepth];
   bool is_valid[kDepth];
   int32_t* counters;  // split counters of the plan
-  // A TileScheduler. Why bytes: shared memory has no constructors.
-  alignas(16) unsigned char scheduler_storage[sizeof(TileScheduler)];
+  // A Scheduler. Why bytes: shared memory has no constructors.
+  alignas(16) unsigned char scheduler_storage[sizeof(Scheduler)];
 
-  __device__ TileScheduler& scheduler() {
-    return *reinterpret_cast<TileScheduler*>(scheduler_storage);
-  }
+  __device__ Scheduler& scheduler() { return *reinterpret_cast<Scheduler*>(scheduler_storage); }
 
   // The first kFetchCount threads call this for the work tiles 1, 2, ... in order. The CTA can read
   // the work tile after a barrier.
@@ -124,6 +134,15 @@ struct WorkTileQueue {
     counters = scheduler().counters();
     is_valid[0] = false;
     if (planned) fetch_next(p, 0);
+  }
+
+  // The same without a plan: all threads of the CTA call it. `scratch`: see plan_cta().
+  __device__ void init_without_plan(const AttentionParams& p, int64_t* scratch) {
+    const SelfPlannedScheduler found = plan_cta(p, scratch);
+    if (threadIdx.x != 0) return;
+    scheduler() = found;
+    counters = p.schedule.plan;
+    fetch_next(p, 0);
   }
 };
 

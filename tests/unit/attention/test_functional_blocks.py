@@ -10,13 +10,16 @@ from typing import Any
 import pytest
 import torch
 from functional_calls import FUNCTIONS, decode_arguments
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import precast
 from precast._op.dispatch import kernels
 from precast._ops.attention import buffers
 from precast._ops.attention import kernels as plan_kernels
-from precast._ops.attention.functional import launch
+from precast._ops.attention.enums import MaskMode
+from precast._ops.attention.functional import launch, self_plan
 from precast._ops.attention.functional.calls import Words
+from precast._ops.attention.plan import read_block
 
 BF16, I32 = torch.bfloat16, torch.int32
 HEADS, KV_HEADS, DIM, PAGE = 4, 2, 64, 8
@@ -28,13 +31,14 @@ class Launched:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.packed: list[tuple[Any, ...]] = []
-        self.blocks: list[torch.Tensor] = []
+        self.planned: list[torch.Tensor] = []
         self.runs: list[tuple[Any, ...]] = []
         monkeypatch.setattr(launch, "_blocks", {})
+        monkeypatch.setattr(self_plan, "_counters", {})
         monkeypatch.setattr(buffers, "_ranges", {})
         exports = {
             "pack_plan": lambda *args: self.packed.append(args),
-            "plan": lambda workspace, block, *args: self.blocks.append(block),
+            "plan": lambda workspace, block, *args: self.planned.append(block),
         }
         for name, export in exports.items():
             monkeypatch.setitem(getattr(plan_kernels, name), (-1,), export)
@@ -42,6 +46,11 @@ class Launched:
             kernel = kernels()[name]
             run = functools.partial(kernel.around, lambda *args: self.runs.append(args))
             monkeypatch.setitem(kernel, (BF16, BF16, DIM, DIM, -1), run)
+
+    @property
+    def blocks(self) -> list[torch.Tensor]:
+        """That of each run."""
+        return [args[6] for args in self.runs]
 
 
 @pytest.fixture
@@ -99,22 +108,47 @@ def test_something_else_at_the_same_address_is_checked_again(launched):
 
 
 def test_the_parts_of_a_workspace_do_not_overlap(launched):
-    mask = torch.ones(2, 3, 2, dtype=torch.uint16)
-    given = decode_arguments(q_len=3, mask=mask)
+    given = decode_arguments(q_len=9)
     XQA(**given)
     workspace = given["workspace_buffer"]
-    (_, _, _, _, _, ints, floats, bits, bits_indptr, *_) = launched.packed[0]
+    ints, floats = launched.packed[0][5:7]
     begin = workspace.data_ptr()
     assert ints.data_ptr() == begin, "plan() gets the whole workspace"
-    assert begin + ints.nbytes <= bits.data_ptr()
-    assert bits.data_ptr() + bits.nbytes <= floats.data_ptr()
+    assert len(launched.planned) == 1
+    assert begin + ints.nbytes <= floats.data_ptr()
     assert floats.data_ptr() + floats.nbytes == begin + workspace.nbytes
-    assert all(part.data_ptr() % 256 == begin % 256 for part in (ints, bits, floats))
-    assert bits_indptr.tolist() == [0, bits.nbytes // 2, bits.nbytes]
-    kept = workspace.clone()
+    assert all(part.data_ptr() % 256 == begin % 256 for part in (ints, floats))
+
+
+def test_a_draft_mask_is_read_where_it_is(launched):
+    """No operation of PyTorch prepares it, at the first call and at the next ones."""
+    mask = torch.ones(2, 3, 2, dtype=torch.uint16)
+    given = decode_arguments(q_len=3, mask=mask, out=torch.empty(6, HEADS, DIM, dtype=BF16))
+    kept = given["workspace_buffer"].clone()
     XQA(**given)
-    assert torch.equal(kept, workspace), "the mask is written at every call"
+    bits, bits_indptr = launched.packed[0][7:9]
+    assert bits.data_ptr() == mask.data_ptr()
+    assert (bits.dtype, bits.shape, bits_indptr) == (torch.uint8, (6, 4), None)
+    shape, scores = read_block(launched.blocks[0])
+    assert scores.mask_mode == MaskMode.CUSTOM
+    assert not shape.causal
+    with _Operations() as operations:
+        XQA(**given)
+    assert {name.partition(".")[0] for name in operations.names} <= {"aten::view"}
+    assert torch.equal(kept, given["workspace_buffer"])
     assert len(launched.packed) == 1
+
+
+class _Operations(TorchDispatchMode):
+    """Writes down what PyTorch is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.append(func.name())
+        return func(*args, **(kwargs or {}))
 
 
 def test_pages_start_at_the_rows_of_the_table(launched):

@@ -73,7 +73,7 @@ run_ragged = _export(
 pack_plan = _export(
     "pack_plan",
     f"kv_indptr:{_BOUNDS} qo_indptr?:{_BOUNDS} kv_last_page_len?:{_BATCH} kv_len?:{_BATCH} "
-    f"kv_indices?:i32[pages] int_workspace:u8|i8 float_workspace:u8|i8 packed_mask?:u8[bytes] "
+    f"kv_indices?:i32[pages] int_workspace:u8|i8 float_workspace:u8|i8 packed_mask?:u8 "
     f"mask_indptr?:{_BOUNDS} alibi_slopes?:f32[{_HEADS}] prefix_len?:tensor "
     f"token_pos?:tensor block!",
     is_packed=False,

@@ -36,6 +36,7 @@ class PlanShape(NamedTuple):
     window_left: int = -1
     fixed_split_size: int = -1
     disable_split_kv: bool = False
+    plans_itself: bool = False  # every CTA finds its own work, so plan() is not called
 
 
 class ScoreOptions(NamedTuple):
@@ -55,7 +56,7 @@ class ScoreOptions(NamedTuple):
 _NO_OPTIONS = ScoreOptions(False, 0, -1, 0, 0, 0.0, 1.0, 1.0, 1e4)
 
 #: Both structs, one behind the other.
-_NUMBERS = struct.Struct("=14q5q4d")
+_NUMBERS = struct.Struct("=15q5q4d")
 BLOCK_BYTES = 1024
 
 

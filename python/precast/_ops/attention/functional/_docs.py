@@ -6,10 +6,10 @@ FUNCTIONAL = """
 Parameters
 ----------
 workspace_buffer : torch.Tensor
-    uint8 or int8 on the device, contiguous, 16-byte aligned: place for the plan of the call, a
-    mask, converted tensors and partial results; 128 MB is always enough for decode. It may hold
-    anything, and all calls on one stream may share it: nothing is kept in it between calls, and it
-    is not zero afterwards.
+    uint8 or int8 on the device, contiguous, 16-byte aligned: place for the plan of the call,
+    converted tensors and partial results; 128 MB is always enough for decode. It may hold anything,
+    and all calls on one stream may share it: nothing is kept in it between calls, and it is not
+    zero afterwards.
 bmm1_scale : float or torch.Tensor
     Multiplies the logits: the softmax scale and the scales of queries and keys in one. A tensor is
     one positive float32 on the device and is read there.
@@ -78,13 +78,16 @@ ValueError
 
 Notes
 -----
-Two launches: one divides the work by the lengths on the device, one computes. Nothing is copied to
-the host or waited for, and nothing but a missing output is allocated, so a call may be captured in
-a CUDA graph, whose replays read the lengths and tables of their time. A query that sees nothing has
+Two launches: one divides the work by the lengths on the device, one computes. A decode of up to 256
+requests with one number of queries, whose queries times the query heads of a KV head are at most
+16, is one launch, unless it has a mask, a scale that is not positive, or less than some MB of
+workspace. The first such call with the address of a workspace keeps 4 KiB of counters for it; in a
+CUDA graph that is captured before, it is two launches. Nothing is copied to the host or waited for,
+and nothing else but a missing output is allocated, so a call may be captured in a CUDA graph, whose
+replays read the lengths and tables of their time. A query that sees nothing has
 output 0 and log-sum-exp minus infinity; rows that belong to no request are left as they are, but
 for an output of another dtype than the queries. Queries of 8 bits are converted to 16 by one more
-launch, and so is an output of another dtype. A draft mask takes 25 to 50 short launches more,
-which write it out for all tokens of each request: where it says no more than that a draft sees
-itself and those before it, leave it out. Not differentiable. Source: arXiv:2501.01005,
-arXiv:2309.06180.
+launch, and so is an output of another dtype. A draft mask is read where it is, by the general
+kernels, and may change between the replays of a graph. Not differentiable. Source:
+arXiv:2501.01005, arXiv:2309.06180.
 """

@@ -114,6 +114,7 @@ class Words(NamedTuple):
             "sm_scale * q_scale * k_scale": self.bmm1,
             "qk_scale": self.bmm1,
             "out_scale": self.bmm2,
+            "packed_mask": self.mask,
             "q": self.rows or self.query,
             "k": self.keys,
             "v": self.values,

@@ -20,8 +20,7 @@ from precast._op.validation import (
 )
 from precast._ops.attention import validation
 from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
-from precast._ops.attention.functional.draft_mask import words_of_row
-from precast._ops.attention.functional.geometry import geometry_of
+from precast._ops.attention.functional.geometry import plan_bytes, shape_of
 
 _MOST_INT32 = 2**31 - 1
 #: FlashInfer's kernels for the same calls.
@@ -137,14 +136,13 @@ def _check_mask(words: Words, call: PagedCall) -> None:
     name, argument, mask = words.function, words.mask, call.mask
     assert mask is not None
     check_device_and_dtype(name, argument, mask, call.query, torch.uint16, words.query)
-    legal = [call.query.shape[0], 2 * words_of_row(call.q_len)]
+    legal = [call.query.shape[0], 2 * -(-call.q_len // 32)]
     if [*mask.shape] != legal:
         raise ValueError(f"{name}: {argument} must have shape {legal}, got {[*mask.shape]}")
-    if not mask.is_contiguous() or mask.storage_offset() % 2:
+    if not mask.is_contiguous():
         raise ValueError(
-            f"{name}: {argument} must be contiguous and start at a multiple of 4 bytes, got "
-            f"strides {[*mask.stride()]} from element {mask.storage_offset()} on. Fix: call "
-            f".clone()"
+            f"{name}: {argument} must be contiguous, got strides {[*mask.stride()]}. Fix: call "
+            f".contiguous()"
         )
     check_memory_apart(name, words.workspace, call.workspace, mask, argument)
 
@@ -152,18 +150,12 @@ def _check_mask(words: Words, call: PagedCall) -> None:
 def _check_workspace(words: Words, call: PagedCall | RaggedCall) -> None:
     workspace = call.workspace
     validation.check_workspace(words.function, words.workspace, workspace)
-    sizes = geometry_of(call)
-    if workspace.numel() < sizes.least_bytes:
+    shape = shape_of(call)
+    least = plan_bytes(shape)
+    if workspace.numel() < least:
         raise ValueError(
-            f"{words.function}: {words.workspace} must have at least {sizes.least_bytes} bytes for "
-            f"{sizes.shape.rows} queries of {sizes.shape.batch_size} requests, got "
-            f"{workspace.numel()}"
-        )
-    if sizes.mask is not None and sizes.mask.nbytes > _MOST_INT32:
-        raise ValueError(
-            f"{words.function}: {words.mask} takes {sizes.mask.nbytes} bytes for the tokens of "
-            f"full block tables, and there are at most {_MOST_INT32}. Fix: pass narrower "
-            f"{words.tables}"
+            f"{words.function}: {words.workspace} must have at least {least} bytes for "
+            f"{shape.rows} queries of {shape.batch_size} requests, got {workspace.numel()}"
         )
 
 

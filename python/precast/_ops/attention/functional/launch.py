@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Plan and run in one call, over a block table or over ragged keys and values.
 
-Lengths are on the device, so a call launches the planning kernel and the attention kernel, and
-waits for nothing. What the host prepares of a plan is its params block, which depends on addresses
-and sizes alone: it is kept, and a call with the same ones costs a look-up.
+Lengths are on the device, so a call launches the planning kernel and the attention kernel, or one
+that finds its own work, and waits for nothing. What the host prepares of a plan is its params
+block, which depends on addresses and sizes alone: it is kept, and a call with the same ones costs a
+look-up.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ from precast._ops.attention.buffers import alibi_slopes, is_capturing, stepped_r
 from precast._ops.attention.enums import MaskMode, PosEncodingMode
 from precast._ops.attention.functional.calls import PagedCall, RaggedCall, Words
 from precast._ops.attention.functional.checks import check_paged, check_ragged, row_step
-from precast._ops.attention.functional.draft_mask import write_custom_mask
-from precast._ops.attention.functional.geometry import Geometry, geometry_of
+from precast._ops.attention.functional.geometry import plan_bytes, shape_of
+from precast._ops.attention.functional.self_plan import LEAST_SCALE, counters_of
 from precast._ops.attention.plan import ScoreOptions, new_block
 
 #: Params blocks by all that they depend on. A block holds addresses and keeps no tensor of a caller
@@ -62,48 +63,30 @@ def run_paged(
         None if mask is None else _place(mask),
         device,
         options[:6],
+        options[6] >= LEAST_SCALE,
     )
     block = _blocks.get(key)
-    if block is None or mask is not None:
+    if block is None:
         given = query, k_cache, v_cache, out, lse, workspace, tables, lens, q_bounds, mask, sinks
-        call = PagedCall(*given, *options)
-        if block is None:
-            block = _pack_paged(words, call, key)
-        if mask is not None:
-            _write_mask(call)
-    enable_pdl = options[10]
-    kernels.plan[device,](workspace, block, None, None, None, None, enable_pdl)
+        block = _pack_paged(words, PagedCall(*given, *options), key)
+    if not block.plans_itself:
+        kernels.plan[device,](workspace, block, None, None, None, None, options[10])
     run(query, k_cache, v_cache, out, lse, sinks, block, *options[6:])
 
 
 def _pack_paged(words: Words, c: PagedCall, key: tuple[Any, ...]) -> torch.Tensor:
     """Check the call and return its params block."""
     check_paged(words, c)
-    sizes = geometry_of(c)
     rows, pages = c.tables.shape
     step = row_step(c.tables)
     # A block table is a list of pages in which each request starts at its row.
     indices = c.tables.as_strided(((rows - 1) * step + pages if rows else 0,), (1,))
     device = c.query.device
-    kv_indptr, is_kept = stepped_range(sizes.shape.batch_size + 1, step, device)
-    mask = mask_indptr = None
-    if sizes.mask is not None:
-        # The bits of a request start at its row, too.
-        mask = c.workspace[sizes.plan_bytes :][: sizes.mask.nbytes].view(torch.uint8)
-        step = sizes.mask.request_bytes
-        mask_indptr, is_mask_kept = stepped_range(sizes.shape.batch_size + 1, step, device)
-        is_kept = is_kept and is_mask_kept
+    kv_indptr, is_kept = stepped_range(c.lens.shape[0] + 1, step, device)
     tables = kv_indptr, c.q_bounds, None, c.lens, indices
-    return _packed(key if is_kept else None, c, sizes, tables, mask, mask_indptr)
-
-
-def _write_mask(c: PagedCall) -> None:
-    """Write the custom mask into the workspace, behind the plan."""
-    sizes = geometry_of(c)
-    assert sizes.mask is not None
-    assert c.mask is not None
-    bits = c.workspace[sizes.plan_bytes :][: sizes.mask.nbytes]
-    write_custom_mask(bits, sizes.mask, c.mask, c.lens, c.q_bounds)
+    # A mask of two dimensions has a row of bits for each query.
+    mask = None if c.mask is None else c.mask.view(torch.uint8)
+    return _packed(key if is_kept else None, c, tables, mask)
 
 
 def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
@@ -125,7 +108,7 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
     if block is None:
         check_ragged(words, c)
         tables = c.kv_bounds, c.q_bounds, None, None, None
-        block = _packed(key, c, geometry_of(c), tables)
+        block = _packed(key, c, tables)
     kernels.plan[device,](c.workspace, block, None, None, None, None, c.enable_pdl)
     run(c.query, c.k, c.v, c.out, c.lse, c.sinks, block, *args[14:])
 
@@ -133,10 +116,8 @@ def run_ragged(words: Words, run: Callable[..., None], *args: Any) -> None:
 def _packed(
     key: tuple[Any, ...] | None,
     c: PagedCall | RaggedCall,
-    sizes: Geometry,
     tables: tuple[torch.Tensor | None, ...],
     mask: torch.Tensor | None = None,
-    mask_indptr: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return the params block of a call and keep it, if there is a key; nothing is launched."""
     device = c.query.device
@@ -152,15 +133,22 @@ def _packed(
         rope_scale=1.0,
         rope_theta=1e4,
     )
-    block = new_block(sizes.shape, options)
-    slopes = alibi_slopes(sizes.shape.num_qo_heads, device) if c.is_alibi else None
-    workspaces = c.workspace[: sizes.plan_bytes], c.workspace[sizes.least_bytes :]
+    shape = shape_of(c)
+    end = plan_bytes(shape)
+    workspaces = c.workspace[:end], c.workspace[end:]
+    counters = counters_of(c, shape) if isinstance(c, PagedCall) else None
+    if counters is not None:
+        shape = shape._replace(plans_itself=True)
+        workspaces = counters, workspaces[1]
+    block = new_block(shape, options)
+    block.plans_itself = shape.plans_itself
+    slopes = alibi_slopes(shape.num_qo_heads, device) if c.is_alibi else None
     kernels.pack_plan[c.query.get_device(),](
-        *tables, *workspaces, mask, mask_indptr, slopes, None, None, block
+        *tables, *workspaces, mask, None, slopes, None, None, block
     )
     if key is None or (slopes is not None and is_capturing(device)):
         # What it reads of this call must live until the launches are enqueued.
-        block.read = tables, mask_indptr, slopes
+        block.read = tables, slopes
         return block
     if len(_blocks) >= _MOST_BLOCKS:
         _blocks.clear()
