@@ -23,6 +23,8 @@ PLANS_ON_HOST = {"attention_plan"}
 MODULES = {
     "xqa_batch_decode_with_kv_cache": "decode",
     "trtllm_batch_context_with_kv_cache": "prefill",
+    "fused_topk_deepseek": "fused_moe",
+    "hash_topk": "fused_moe",
 }
 #: Options that select the kernel of every architecture, and the faster one for decode.
 OPTIONS: dict[str, dict[str, Any]] = {

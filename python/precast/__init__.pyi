@@ -73,6 +73,8 @@ from precast._ops.attention.sparse.variable import (
 )
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
+from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
+from precast._ops.moe.hash_topk import hash_topk as hash_topk
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
