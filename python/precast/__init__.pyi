@@ -73,6 +73,9 @@ from precast._ops.attention.sparse.variable import (
 )
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
+from precast._ops.mhc.post import mhc_post as mhc_post
+from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse
+from precast._ops.mhc.pre import mhc_pre_big_fuse_with_prenorm as mhc_pre_big_fuse_with_prenorm
 from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
 from precast._ops.moe.hash_topk import hash_topk as hash_topk
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm

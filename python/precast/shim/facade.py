@@ -31,6 +31,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "jit.core": ("precast.jit.core",),
     "jit.env": ("precast.jit.env",),
     "logits_processor": ("precast.logits_processor",),
+    "mhc": ("precast.mhc",),
     "norm": ("precast.norm",),
     "page": ("precast.page",),
     "pod": ("precast.pod",),
