@@ -83,6 +83,16 @@ from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
     fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant,
 )
+from precast._ops.norm.gated_residual import (
+    gated_residual_next_rmsnorm as gated_residual_next_rmsnorm,
+)
+from precast._ops.norm.gated_residual import gated_residual_rmsnorm as gated_residual_rmsnorm
+from precast._ops.norm.gated_residual import (
+    supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm,
+)
+from precast._ops.norm.gated_residual import (
+    supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm,
+)
 from precast._ops.norm.layernorm import layernorm as layernorm
 from precast._ops.norm.norm_gate import fused_rmsnorm_silu as fused_rmsnorm_silu
 from precast._ops.norm.norm_gate import rmsnorm_sigmoid_gate as rmsnorm_sigmoid_gate
