@@ -71,6 +71,9 @@ from precast._ops.attention.sparse.bsr import (
 from precast._ops.attention.sparse.variable import (
     VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper,
 )
+from precast._ops.elementwise.concat_mla_kv_quant_fp8 import (
+    concat_mla_kv_quant_fp8 as concat_mla_kv_quant_fp8,
+)
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
 from precast._ops.mhc.post import mhc_post as mhc_post

@@ -32,6 +32,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "jit.env": ("precast.jit.env",),
     "logits_processor": ("precast.logits_processor",),
     "mhc": ("precast.mhc",),
+    "mla_kv_pack": ("precast.concat_ops",),
     "norm": ("precast.norm",),
     "page": ("precast.page",),
     "pod": ("precast.pod",),
