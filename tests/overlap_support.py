@@ -26,6 +26,7 @@ from precast.trace import make_inputs, registered
 _DTYPES = {
     "f32": torch.float32,
     "i32": torch.int32,
+    "i16": torch.int16,
     "u8": torch.uint8,
     "u16": torch.uint16,
     "bool": torch.bool,

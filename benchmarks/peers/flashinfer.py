@@ -12,9 +12,10 @@ import torch
 
 PACKAGE = "flashinfer"
 
-#: Functions whose kernels are empty below compute capability 10.0 and return uninitialised memory.
+#: Functions that below compute capability 10.0 return uninitialised memory, or raise.
 BLACKWELL_ONLY = {"fp4_quantize", "nvfp4_quantize", "mxfp4_quantize", "mxfp8_quantize"}
 BLACKWELL_ONLY |= {"trtllm_batch_context_with_kv_cache"}
+BLACKWELL_ONLY |= {"gated_residual_rmsnorm", "gated_residual_next_rmsnorm"}
 #: Functions that wait for the GPU, or copy to the CPU, so that no CUDA graph can hold them.
 NOT_IN_GRAPHS = {"segment_packbits", "mxfp4_dequantize", "e2m1_and_ufp8sf_scale_to_float"}
 #: Routines of which this is true for all calls: their plans copy lengths to the host.
@@ -23,6 +24,8 @@ PLANS_ON_HOST = {"attention_plan"}
 MODULES = {
     "xqa_batch_decode_with_kv_cache": "decode",
     "trtllm_batch_context_with_kv_cache": "prefill",
+    "fused_topk_deepseek": "fused_moe",
+    "hash_topk": "fused_moe",
 }
 #: Options that select the kernel of every architecture, and the faster one for decode.
 OPTIONS: dict[str, dict[str, Any]] = {

@@ -71,12 +71,30 @@ from precast._ops.attention.sparse.bsr import (
 from precast._ops.attention.sparse.variable import (
     VariableBlockSparseAttentionWrapper as VariableBlockSparseAttentionWrapper,
 )
+from precast._ops.elementwise.concat_mla_kv_quant_fp8 import (
+    concat_mla_kv_quant_fp8 as concat_mla_kv_quant_fp8,
+)
 from precast._ops.elementwise.concat_ops import concat_mla_k as concat_mla_k
 from precast._ops.elementwise.scale import scale as scale
+from precast._ops.mhc.post import mhc_post as mhc_post
+from precast._ops.mhc.pre import mhc_pre_big_fuse as mhc_pre_big_fuse
+from precast._ops.mhc.pre import mhc_pre_big_fuse_with_prenorm as mhc_pre_big_fuse_with_prenorm
+from precast._ops.moe.fused_topk_deepseek import fused_topk_deepseek as fused_topk_deepseek
+from precast._ops.moe.hash_topk import hash_topk as hash_topk
 from precast._ops.norm.fused_add_rmsnorm import fused_add_rmsnorm as fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm import gemma_fused_add_rmsnorm as gemma_fused_add_rmsnorm
 from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
     fused_add_rmsnorm_fp8_block_quant as fused_add_rmsnorm_fp8_block_quant,
+)
+from precast._ops.norm.gated_residual import (
+    gated_residual_next_rmsnorm as gated_residual_next_rmsnorm,
+)
+from precast._ops.norm.gated_residual import gated_residual_rmsnorm as gated_residual_rmsnorm
+from precast._ops.norm.gated_residual import (
+    supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm,
+)
+from precast._ops.norm.gated_residual import (
+    supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm,
 )
 from precast._ops.norm.layernorm import layernorm as layernorm
 from precast._ops.norm.norm_gate import fused_rmsnorm_silu as fused_rmsnorm_silu

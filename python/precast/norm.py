@@ -13,6 +13,14 @@ from precast._ops.norm.fused_add_rmsnorm_fp8_block_quant import (
     fused_add_rmsnorm_fp8_block_quant,
     fused_add_rmsnorm_fp8_block_quant_reference,
 )
+from precast._ops.norm.gated_residual import (
+    gated_residual_next_rmsnorm,
+    gated_residual_next_rmsnorm_reference,
+    gated_residual_rmsnorm,
+    gated_residual_rmsnorm_reference,
+    supports_gated_residual_next_rmsnorm,
+    supports_gated_residual_rmsnorm,
+)
 from precast._ops.norm.layernorm import layernorm, layernorm_reference
 from precast._ops.norm.norm_gate import (
     fused_rmsnorm_silu,
@@ -44,6 +52,10 @@ __all__ = [
     "fused_add_rmsnorm_reference",
     "fused_rmsnorm_silu",
     "fused_rmsnorm_silu_reference",
+    "gated_residual_next_rmsnorm",
+    "gated_residual_next_rmsnorm_reference",
+    "gated_residual_rmsnorm",
+    "gated_residual_rmsnorm_reference",
     "gemma_fused_add_rmsnorm",
     "gemma_fused_add_rmsnorm_reference",
     "gemma_rmsnorm",
@@ -58,4 +70,6 @@ __all__ = [
     "rmsnorm_reference",
     "rmsnorm_sigmoid_gate",
     "rmsnorm_sigmoid_gate_reference",
+    "supports_gated_residual_next_rmsnorm",
+    "supports_gated_residual_rmsnorm",
 ]

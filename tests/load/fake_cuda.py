@@ -22,6 +22,7 @@ NO_DRIVER = re.compile(r"cudaError(InsufficientDriver|NoDevice)")
 #: DLPack's code and bits of each dtype.
 DTYPES = {
     torch.int8: (0, 8),
+    torch.int16: (0, 16),
     torch.int32: (0, 32),
     torch.int64: (0, 64),
     torch.uint8: (1, 8),

@@ -30,6 +30,7 @@ _DTYPES = {
     "e5m2": "float8_e5m2",
     "i64": "int64",
     "i32": "int32",
+    "i16": "int16",
     "i8": "int8",
     "u16": "uint16",
     "u8": "uint8",

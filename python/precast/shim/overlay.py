@@ -23,6 +23,8 @@ from precast.shim.facade import MODULES, PACKAGE, of_precast
 
 #: FlashInfer's own code and precast's each need the enums of these as they are.
 _SUPPORT = ("", "tllm_enums", "utils")
+#: Modules of precast with names for engines and enums, as above.
+_NO_OPS = ("precast.shim.", "precast.tllm_enums")
 #: The modules that have ops.
 OVERLAID = tuple(path for path in of_precast() if path not in _SUPPORT)
 
@@ -92,7 +94,8 @@ def overlay_from_environment() -> None:
 def ops(path: str) -> dict[str, Any]:
     """The public functions and classes of precast's ops in a module of FlashInfer, by name."""
     found = {}
-    for home in map(importlib.import_module, MODULES[path]):
+    homes = (home for home in MODULES[path] if not home.startswith(_NO_OPS))
+    for home in map(importlib.import_module, homes):
         for name in dir(home):
             value = getattr(home, name)
             function = getattr(value, "func", value)  # A partial function says no module.

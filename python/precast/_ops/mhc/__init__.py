@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hyper-connections; :mod:`precast.mhc` exports them."""

@@ -1,0 +1,17 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Mixture of experts: which experts a token goes to, and with what weights."""
+
+from __future__ import annotations
+
+from precast._ops.moe.fused_topk_deepseek import (
+    fused_topk_deepseek,
+    fused_topk_deepseek_reference,
+)
+from precast._ops.moe.hash_topk import hash_topk, hash_topk_reference
+
+__all__ = [
+    "fused_topk_deepseek",
+    "fused_topk_deepseek_reference",
+    "hash_topk",
+    "hash_topk_reference",
+]
