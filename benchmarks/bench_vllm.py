@@ -31,8 +31,8 @@ OURS = "FLASHINFER"
 #: TRITON_ATTN keeps queries in 16 bits over a cache of 8, as precast does.
 OTHERS = {"auto": "FLASH_ATTN", "fp8": "TRITON_ATTN"}
 #: Two tokens whose log-probabilities differ by less are a tie: rounding decides. The logits of the
-#: model have a standard deviation of 4 and bfloat16 rounds the largest to 0.06. vLLM on an H200 does
-#: not repeat itself: it chose between tokens that lie up to 0.31 apart.
+#: model have a standard deviation of 4 and bfloat16 rounds the largest to 0.06. vLLM itself does
+#: not repeat its tokens on an H200: it chose between some that lie up to 0.31 apart.
 TIE = 0.5
 #: A sampled token may lie this far behind ``top_k`` where logits are equal.
 EQUAL_LOGITS = 5
