@@ -63,8 +63,19 @@ class Change(NamedTuple):
 
 
 def measures(run: Run) -> dict[str, Measure]:
-    """Every time of a run that has a spread, by a name that both runs share."""
+    """Every time of a run that is compared, by a name that both runs share."""
+    if run.measures_engines:
+        return dict(_of_engines(run))
     return dict(_of_ops(run) if run.measures_ops else _of_startup(run))
+
+
+def _of_engines(run: Run) -> Iterator[tuple[str, Measure]]:
+    """The time of a token, beside that of the other attention in the same run."""
+    for record in run.records:
+        time = 1e6 / record["tokens_per_second"]
+        scale = record["other_tokens_per_second"] * 1e-6
+        name = f"{record['engine']}, {record['name']}, beside {record['other']}"
+        yield name, Measure(time, time, time, scale)
 
 
 def _of_ops(run: Run) -> Iterator[tuple[str, Measure]]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -98,3 +99,20 @@ def test_committed_results_are_as_fast_as_themselves(compare: Any) -> None:
     assert folders
     for folder in folders:
         assert compare.main([str(folder)] * 2) == 0
+
+
+def test_engines_are_compared_by_the_time_of_a_token(compare: Any, tmp_path: Path) -> None:
+    """Normalised by the other attention of the same run, which the machine slows down as well."""
+
+    def written(name: str, speed: float, other: float) -> Path:
+        record = {"engine": "e", "name": "KV cache auto", "other": "OTHER"}
+        record |= {"tokens_per_second": speed, "other_tokens_per_second": other}
+        environment = {"date": "2026-11-23 12:00 UTC"}
+        path = tmp_path / name
+        path.write_text(json.dumps({"schema": 2, "environment": environment, "results": [record]}))
+        return path
+
+    old, same = written("old.json", 1000, 500), written("same.json", 800, 400)
+    slower = written("slower.json", 800, 500)
+    assert compare.main([str(old), str(same)]) == 0
+    assert compare.main([str(old), str(slower)]) == 1
