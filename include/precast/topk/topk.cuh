@@ -9,6 +9,7 @@
 // Layout   input            [rows, size]    f32, f16 or bf16; rows at any address and stride
 //          values, indices  [rows, k]       the input's type and int64
 //          out, raw         [rows, k]       int32: transformed and plain indices; -1 pads the row
+//                                           with lengths of requests, values may come with out
 //          table            [batch, pages]  int32; all other per-row parameters are int32, too
 // Threads  a cluster of 1 to 8 CTAs a row. The first CTA gathers the candidates of all CTAs,
 //          selects the k largest and sorts them if that is requested (topk/bucket_sort.cuh).
@@ -46,7 +47,7 @@ struct ResultWriter {
     first = int64_t(row) * p.k;
     pages = nullptr;
     offset = 0;
-    if (p.mode == TopKMode::ragged) offset = p.offsets[row];
+    if (p.mode == TopKMode::ragged && p.offsets != nullptr) offset = p.offsets[row];
     if (p.mode == TopKMode::paged) {
       const int64_t batch = p.row_to_batch == nullptr ? row : p.row_to_batch[row];
       pages = p.table + batch * p.table_stride;
@@ -57,17 +58,19 @@ struct ResultWriter {
   __device__ __forceinline__ void put(int i, uint64_t x) const {
     const int rank = static_cast<int>(x & (kMaxColumns - 1));
     const int index = p.prefer_last ? rank : kMaxColumns - 1 - rank;
-    if (p.mode != TopKMode::values) {
-      store_index(i, index);
-      return;
-    }
-    const uint32_t bits = from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits));
-    if constexpr (sizeof(T) == 4) {
-      static_cast<uint32_t*>(p.values)[first + i] = bits;
+    if (p.mode == TopKMode::values) {
+      p.indices[first + i] = index;
     } else {
-      static_cast<unsigned short*>(p.values)[first + i] = static_cast<unsigned short>(bits);
+      store_index(i, index);
     }
-    p.indices[first + i] = index;
+    if (p.values != nullptr) {
+      store_value(i, from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits)));
+    }
+  }
+
+  __device__ __forceinline__ void store_value(int i, uint32_t bits) const {
+    using Word = typename KeyTraits<T>::Word;
+    static_cast<Word*>(p.values)[first + i] = static_cast<Word>(bits);
   }
 
   // Stores an index of the window; a negative one means that there is none.
@@ -122,11 +125,18 @@ struct StoreResult {
   }
 };
 
-// Writes all indices of a window that has no more than k elements. All threads call it.
+// Writes all indices of a window that has no more than k elements, and zeros for values that do not
+// exist. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length) {
+__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results,
+                                                  const Window<T>& window) {
+  using Word = typename KeyTraits<T>::Word;
+  const auto* const items = reinterpret_cast<const Word*>(window.base) + window.lead_items;
   for (int i = threadIdx.x; i < results.p.k; i += blockDim.x) {
-    results.store_index(i, i < length ? i : -1);
+    const bool exists = i < window.length;
+    results.store_index(i, exists ? i : -1);
+    if (results.p.values == nullptr) continue;
+    results.store_value(i, exists ? from_ordered_key<T>(to_ordered_key<T>(items[i])) : 0);
   }
 }
 
@@ -197,7 +207,7 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank == 0) write_all_indices(results, window.length);
+    if (rank == 0) write_all_indices(results, window);
     return;
   }
   __syncthreads();
@@ -245,7 +255,7 @@ __device__ __forceinline__ void top_k_resident_row(const TopKParams& p, uint64_t
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (cluster_rank() == 0) write_all_indices(results, window.length);
+    if (cluster_rank() == 0) write_all_indices(results, window);
     return;
   }
   if (ctas > 1) cluster_arrive_relaxed();
