@@ -17,6 +17,7 @@ from _script import script
 from precast.topk import (
     top_k_page_table_transform_reference,
     top_k_ragged_transform_reference,
+    top_k_varlen_reference,
 )
 
 DTYPES = ("f32", "bf16", "f16")
@@ -45,6 +46,7 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
     for rows, size in QUERIES:
         yield _ragged(rows, size, dtype)
         yield _paged(rows, size, dtype)
+        yield _varlen(rows, size, dtype)
 
 
 def _scores(rows: int, size: int, dtype: torch.dtype) -> torch.Tensor:
@@ -112,6 +114,26 @@ def _paged(rows: int, size: int, dtype: torch.dtype) -> Case:
         make,
         bind=bind,
         eager=bind(top_k_page_table_transform_reference),
+        whole=bind,
+        tidy=_positions,
+    )
+
+
+def _varlen(rows: int, size: int, dtype: torch.dtype) -> Case:
+    def make() -> tuple[torch.Tensor, ...]:
+        x = _different(rows, size, dtype)
+        return x, torch.full((rows,), size, dtype=torch.int32, device=x.device)
+
+    def bind(function: Any) -> Any:
+        return lambda x, lengths: function(x, lengths, CHOSEN)[0]
+
+    return Case(
+        "top_k_varlen",
+        f"[{rows}, {size}] k {CHOSEN}",
+        rows * (size * dtype.itemsize + CHOSEN * 4),
+        make,
+        bind=bind,
+        eager=lambda x, lengths: top_k_varlen_reference(x, lengths, CHOSEN),
         whole=bind,
         tidy=_positions,
     )

@@ -56,7 +56,7 @@ void fused_topk_deepseek_entry(TensorView scores, TensorView bias, int64_t n_gro
   TensorMatch(indices).same_device(in).dtype(kInt32).shape({tokens, topk}).contiguous();
   check_sizes(in, n_group, topk_group, topk);
   FusedTopKDeepSeekParams params = {};
-  params.replay = TensorMatcher(op).optional<int16_t>(
+  params.replay = TensorMatcher(op).optional<short>(
       routing_replay_out, "routing_replay_out", [&](const TensorMatch& match) {
         const Arg& replay = match;
         match.same_device(in).dtype(kInt16).rank(2, 2);

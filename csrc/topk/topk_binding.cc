@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // tvm-ffi entry points of top-k.
+#include <utility>
+
 #include "core/ffi_export.h"
 #include "core/tensor_matcher.h"
 #include "precast/topk/topk.cuh"
@@ -13,7 +15,8 @@ cudaError_t top_k_rows(const TopKParams& params, bool enable_pdl, cudaStream_t s
 namespace {
 
 // Checks the arguments that all entry points share, and sets their parameters.
-TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_break) {
+TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_break,
+                     const char* k_name = "k") {
   TensorMatch(in).cuda().dtype(topk_dtype).rank(2, 2).unit_stride();
   const TensorView& input = in.tensor;
   PRECAST_CHECK(input.size(1) <= kMaxColumns, ValueError)
@@ -21,9 +24,9 @@ TopKParams params_of(const Arg& in, int64_t k, bool deterministic, int64_t tie_b
       << to_string(input.shape());
   PRECAST_CHECK(input.size(0) <= 0x0fffffff, ValueError)
       << in.what() << " must have at most 2^28 - 1 rows, got shape " << to_string(input.shape());
-  PRECAST_CHECK(k >= 1, ValueError) << in.op << ": k must be at least 1, got " << k;
+  PRECAST_CHECK(k >= 1, ValueError) << in.op << ": " << k_name << " must be at least 1, got " << k;
   PRECAST_CHECK(k <= kMaxColumns, ValueError)
-      << in.op << ": k must be at most " << kMaxColumns << ", got " << k;
+      << in.op << ": " << k_name << " must be at most " << kMaxColumns << ", got " << k;
   PRECAST_CHECK(tie_break >= 0 && tie_break <= 2, ValueError)
       << in.op << ": tie_break must be 0, 1 or 2, got " << tie_break;
   TopKParams params = {};
@@ -143,9 +146,42 @@ void top_k_page_table_transform_export(TensorView input, TensorView src_page_tab
   launch_checked(in, params, enable_pdl);
 }
 
+void top_k_varlen_export(TensorView logits, TensorView seq_lens, int64_t top_k,
+                         int64_t compress_ratio, int64_t next_n, bool deterministic,
+                         TensorView out_indices, OptionalTensor out_values, bool enable_pdl) {
+  const char* op = "top_k_varlen";
+  const Arg in = PRECAST_ARG(op, logits);
+  const Arg lengths = PRECAST_ARG(op, seq_lens);
+  const Arg to = PRECAST_ARG(op, out_indices);
+  check_cuda(in);
+  constexpr int64_t kMost = 0x7fffffff;
+  for (const auto& [name, value] :
+       {std::pair<const char*, int64_t>{"compress_ratio", compress_ratio}, {"next_n", next_n}}) {
+    PRECAST_CHECK(value >= 1 && value <= kMost, ValueError)
+        << op << ": " << name << " must be from 1 to " << kMost << ", got " << value;
+  }
+  TopKParams params = params_of(in, top_k, deterministic, 0, "top_k");
+  TensorMatch(lengths).same_device(in).dtype(kInt32).rank(1, 1).contiguous();
+  PRECAST_CHECK(logits.size(0) == seq_lens.size(0) * next_n, ValueError)
+      << in.what() << " must have next_n = " << next_n << " rows for each of the "
+      << seq_lens.size(0) << " numbers of seq_lens, got " << logits.size(0);
+  check_result(to, kInt32, in, top_k);
+  params.values = TensorMatcher(op).optional<void>(
+      out_values, "out_values",
+      [&](const TensorMatch& values) { check_result(values, to_dl(topk_dtype), in, top_k); });
+  check_written({to, {op, "out_values", out_values}}, {lengths});
+  params.mode = TopKMode::ragged;
+  params.lengths = static_cast<const int32_t*>(data_of(seq_lens));
+  params.next_n = FastDivmod(static_cast<uint32_t>(next_n));
+  params.compress_ratio = static_cast<int32_t>(compress_ratio);
+  params.out = static_cast<int32_t*>(data_of(out_indices));
+  launch_checked(in, params, enable_pdl);
+}
+
 }  // namespace
 
 PRECAST_EXPORT(top_k, top_k_export)
+PRECAST_EXPORT(top_k_varlen, top_k_varlen_export)
 PRECAST_EXPORT(top_k_ragged_transform, top_k_ragged_transform_export)
 PRECAST_EXPORT(top_k_page_table_transform, top_k_page_table_transform_export)
 

@@ -212,5 +212,6 @@ from precast._ops.topk.top_k import TopKTieBreak as TopKTieBreak
 from precast._ops.topk.top_k import top_k as top_k
 from precast._ops.topk.transforms import top_k_page_table_transform as top_k_page_table_transform
 from precast._ops.topk.transforms import top_k_ragged_transform as top_k_ragged_transform
+from precast._ops.topk.varlen import top_k_varlen as top_k_varlen
 from precast._runtime.preload import preload as preload
 from precast.trace import fi_trace as fi_trace

@@ -17,6 +17,8 @@ from precast._ops.topk.transforms import top_k_ragged_transform as top_k_ragged_
 from precast._ops.topk.transforms import (
     top_k_ragged_transform_reference as top_k_ragged_transform_reference,
 )
+from precast._ops.topk.varlen import top_k_varlen as top_k_varlen
+from precast._ops.topk.varlen import top_k_varlen_reference as top_k_varlen_reference
 
 #: FlashInfer's other name.
 topk = top_k

@@ -364,7 +364,7 @@ def test_errors() -> None:
             packed(shape._replace(**numbers), **{**good, **changes})
         assert not ints.any()
 
-    rejected("kv_indptr must be a CUDA tensor, got cpu", kv_indptr=cpu[1])
+    rejected("kv_indptr must be a CUDA tensor", kv_indptr=cpu[1])
     rejected("qo_indptr must be on cuda", qo_indptr=cpu[0])
     rejected("kv_indptr must be int32, got int64", kv_indptr=lengths[1].long())
     rejected(r"kv_indptr must have shape \[4\], got \[3\]", batch_size=3)

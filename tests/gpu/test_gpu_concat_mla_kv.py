@@ -100,7 +100,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
     function: Any = precast.concat_mla_kv_quant_fp8
     good = {"kv_nope": kv, "k_pe": pe, "key": key.view, "value": value.view}
     for change, words in (
-        ({"kv_nope": kv.cpu()}, "kv_nope must be a CUDA tensor, got cpu"),
+        ({"kv_nope": kv.cpu()}, "kv_nope must be a CUDA tensor"),
         ({"kv_nope": kv[..., ::2]}, "kv_nope must have stride 1 in its last dimension"),
         ({"k_pe": pe.half()}, "k_pe must be bfloat16, got float16"),
         ({"k_pe": pe[1:]}, r"k_pe must have shape \[5, rope_dim\] or \[5, 1, rope_dim\], got"),

@@ -26,7 +26,7 @@ SHAPES = [
     *[(experts, 1, 1, min(experts, 32)) for experts in (1, 2, 31, 33, 60, 64, 128, 500, 512)],
     (512, 2, 1, 8),
     (512, 8, 8, 32),
-    (511, 7, 3, 5),
+    (441, 7, 3, 5),
     (255, 15, 7, 9),
     (32, 32, 9, 9),
     (96, 32, 3, 8),
@@ -171,7 +171,7 @@ def test_errors_leave_outputs_alone(generator: torch.Generator) -> None:
     call = Routing(scores, bias, 8, 4, 8)
     good = (scores, bias, *call.numbers, call.values.view, call.indices.view)
     wrong: list[tuple[int, Any, str]] = [
-        (0, scores.cpu(), "scores must be a CUDA tensor, got cpu"),
+        (0, scores.cpu(), "scores must be a CUDA tensor"),
         (0, scores.T.contiguous().T, "scores must have stride 1 in its last dimension"),
         (1, bias[1:], r"bias must have shape \[64\], got \[63\]"),
         (1, bias.cpu(), "bias must be on cuda:0 as scores, got cpu"),
@@ -240,7 +240,7 @@ def test_the_table_refuses(generator: torch.Generator) -> None:
     logits, ids, table = hashed(4, 64, 50, 6, generator)
     call: Any = precast.hash_topk
     for arguments, words in (
-        ((logits.cpu(), ids, table), "router_logits must be a CUDA tensor, got cpu"),
+        ((logits.cpu(), ids, table), "router_logits must be a CUDA tensor"),
         ((logits.half(), ids, table), "router_logits must be float32, got float16"),
         ((logits, ids.int(), table), "input_ids must be int64, got int32"),
         ((logits, ids, table.T.contiguous().T), "tid2eid must be contiguous"),

@@ -139,8 +139,8 @@ __device__ __forceinline__ void store_layer_input(T* target, const Vec<T> (&stre
 }
 
 template <typename T, bool kAligned, bool kPrenorm>
-__global__ __launch_bounds__(kMhcThreads) void MhcPreKernel(
-    const __grid_constant__ MhcPreParams p) {
+__global__ __launch_bounds__(kMhcThreads,
+                             1) void MhcPreKernel(const __grid_constant__ MhcPreParams p) {
   constexpr int kSize = Vec<T>::kSize;
   __shared__ float shared_pre[kStreams];
   __shared__ float scratch[kMaxWarps];

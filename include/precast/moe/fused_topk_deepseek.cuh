@@ -36,7 +36,7 @@ struct FusedTopKDeepSeekParams {
   const void* bias;    // [experts]
   void* values;        // [tokens, topk]
   int32_t* indices;    // [tokens, topk]
-  int16_t* replay;     // [tokens, topk] or null
+  short* replay;       // [tokens, topk] or null
   int64_t stride;      // of scores, in elements
   uint32_t tokens;
   int n_group;
@@ -200,7 +200,7 @@ __global__ __launch_bounds__(kRoutingWarps* kWarpSize) void FusedTopKDeepSeekKer
     const int64_t at = int64_t(token) * p.topk + lane;
     static_cast<T*>(p.values)[at] = from_float<T>(own_weight * p.scale / (sum + 1e-20f));
     p.indices[at] = own_expert;
-    if (p.replay != nullptr) p.replay[at] = static_cast<int16_t>(own_expert);
+    if (p.replay != nullptr) p.replay[at] = static_cast<short>(own_expert);
   }
 }
 

@@ -129,7 +129,7 @@ __device__ __forceinline__ void top_k_part(const TopKParams& p, uint64_t* shared
   const Window<T> window(p, row, 1);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    write_all_indices(results, window.length, begin, end);
+    write_all_indices(results, window, begin, end);
     return;
   }
   __syncthreads();

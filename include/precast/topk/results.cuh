@@ -20,7 +20,7 @@ struct ResultWriter {
     first = int64_t(row) * p.k;
     pages = nullptr;
     offset = 0;
-    if (p.mode == TopKMode::ragged) offset = p.offsets[row];
+    if (p.mode == TopKMode::ragged && p.offsets != nullptr) offset = p.offsets[row];
     if (p.mode == TopKMode::paged) {
       const int64_t batch = p.row_to_batch == nullptr ? row : p.row_to_batch[row];
       pages = p.table + batch * p.table_stride;
@@ -31,17 +31,19 @@ struct ResultWriter {
   __device__ __forceinline__ void put(int i, uint64_t x) const {
     const int rank = static_cast<int>(x & (kMaxColumns - 1));
     const int index = p.prefer_last ? rank : kMaxColumns - 1 - rank;
-    if (p.mode != TopKMode::values) {
-      store_index(i, index);
-      return;
-    }
-    const uint32_t bits = from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits));
-    if constexpr (sizeof(T) == 4) {
-      static_cast<uint32_t*>(p.values)[first + i] = bits;
+    if (p.mode == TopKMode::values) {
+      p.indices[first + i] = index;
     } else {
-      static_cast<unsigned short*>(p.values)[first + i] = static_cast<unsigned short>(bits);
+      store_index(i, index);
     }
-    p.indices[first + i] = index;
+    if (p.values != nullptr) {
+      store_value(i, from_ordered_key<T>(static_cast<uint32_t>(x >> kIndexBits)));
+    }
+  }
+
+  __device__ __forceinline__ void store_value(int i, uint32_t bits) const {
+    using Word = typename KeyTraits<T>::Word;
+    static_cast<Word*>(p.values)[first + i] = static_cast<Word>(bits);
   }
 
   // Stores an index of the window; a negative one means that there is none.
@@ -87,12 +89,17 @@ struct StoreOrdered {
 };
 
 // Writes the results from `begin` to `end` of a window that has no more than k elements: all its
-// indices, and then -1. All threads call it.
+// indices, then -1, and zeros for values that do not exist. All threads call it.
 template <typename T>
-__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results, int length,
-                                                  int begin, int end) {
+__device__ __forceinline__ void write_all_indices(const ResultWriter<T>& results,
+                                                  const Window<T>& window, int begin, int end) {
+  using Word = typename KeyTraits<T>::Word;
+  const auto* const items = reinterpret_cast<const Word*>(window.base) + window.lead_items;
   for (int i = begin + static_cast<int>(threadIdx.x); i < end; i += blockDim.x) {
-    results.store_index(i, i < length ? i : -1);
+    const bool exists = i < window.length;
+    results.store_index(i, exists ? i : -1);
+    if (results.p.values == nullptr) continue;
+    results.store_value(i, exists ? from_ordered_key<T>(to_ordered_key<T>(items[i])) : 0);
   }
 }
 

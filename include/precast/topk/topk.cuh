@@ -9,6 +9,7 @@
 // Layout   input            [rows, size]    f32, f16 or bf16; rows at any address and stride
 //          values, indices  [rows, k]       the input's type and int64
 //          out, raw         [rows, k]       int32: transformed and plain indices; -1 pads the row
+//                                           with lengths of requests, values may come with out
 //          table            [batch, pages]  int32; all other per-row parameters are int32, too
 // Threads  a cluster of 1 to 8 CTAs a row. The first CTA gathers the candidates of all CTAs,
 //          selects the k largest and sorts them if that is requested (topk/bucket_sort.cuh).
@@ -113,7 +114,7 @@ __device__ __forceinline__ void top_k_row(const TopKParams& p, uint64_t* shared)
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (rank == 0) write_all_indices(results, window.length, 0, p.k);
+    if (rank == 0) write_all_indices(results, window, 0, p.k);
     return;
   }
   __syncthreads();
@@ -161,7 +162,7 @@ __device__ __forceinline__ void top_k_resident_row(const TopKParams& p, uint64_t
   const Window<T> window(p, row, ctas);
   const ResultWriter<T> results(p, row);
   if (p.mode != TopKMode::values && window.length <= p.k) {
-    if (cluster_rank() == 0) write_all_indices(results, window.length, 0, p.k);
+    if (cluster_rank() == 0) write_all_indices(results, window, 0, p.k);
     return;
   }
   if (ctas > 1) cluster_arrive_relaxed();

@@ -2,6 +2,7 @@
 // The windows of rows that top-k reads, at any address, in tiles of 16 elements a thread.
 #pragma once
 
+#include "precast/core/rows.cuh"
 #include "precast/core/vec.cuh"
 #include "precast/topk/radix_select.cuh"
 
@@ -21,18 +22,20 @@ struct TopKParams {
   TopKMode mode;
   TopKOrder order;
   bool prefer_last;           // of equal elements, the last rather than the first are selected
-  const int32_t* lengths;     // [rows], or null: `size`
+  const int32_t* lengths;     // [rows], or null: `size`; with a compress_ratio of requests
   const int32_t* row_starts;  // [rows], or null: 0
-  void* values;               // [rows, k]
+  void* values;               // [rows, k], or null
   int64_t* indices;           // [rows, k]
   int32_t* out;               // [rows, k]
   int32_t* raw;               // [rows, k], or null: indices within the window
-  const int32_t* offsets;     // [rows]
+  const int32_t* offsets;     // [rows], or null: 0
   const int32_t* table;       // [batch, pages]
   int64_t table_stride;
   const int32_t* row_to_batch;  // [rows], or null: row i uses batch i
   const int32_t* page_starts;   // [rows], or null: 0
   int32_t page_bits;            // log2 of the page size
+  FastDivmod next_n;            // rows of a request, whose length is that of its last row
+  int32_t compress_ratio;       // tokens of an element, or 0: lengths are those of rows
   int32_t list_capacity;  // candidates; a row of several CTAs has a second list behind the first
   uint32_t max_bucket_sorted;  // candidates that can be sorted with a second list
   // For rows that fit in shared memory (topk/resident.cuh):
@@ -73,6 +76,16 @@ __device__ __forceinline__ Vec<T> load_streaming(const T* source) {
   return Vec<T>{v};
 }
 
+// Returns the elements of a row's window, which may be more than the row has. Row t of the next_n
+// rows of a request ends next_n - 1 - t tokens before the request does.
+__device__ __forceinline__ int window_length(const TopKParams& p, uint32_t row) {
+  if (p.compress_ratio == 0) return p.lengths[row];
+  const uint32_t request = p.next_n.divide(row);
+  const int64_t behind = int64_t(request + 1) * p.next_n.value - 1 - row;
+  const int64_t tokens = p.lengths[request] - behind;
+  return tokens > 0 ? static_cast<int>(tokens) / p.compress_ratio : 0;
+}
+
 // The window of a row, and this CTA's part of it, as vectors at multiples of 16 bytes. The first
 // and the last vector may hold elements outside of the window. Elements before the window are read,
 // because the aligned vector lies in the memory of the row. Elements behind it are not, because the
@@ -92,7 +105,7 @@ struct Window {
     length = p.size;
     if (p.lengths != nullptr) {
       if (p.row_starts != nullptr) start = min(max(p.row_starts[row], 0), p.size);
-      length = max(min(p.lengths[row], p.size - start), 0);
+      length = max(min(window_length(p, row), p.size - start), 0);
     }
     const T* first = static_cast<const T*>(p.input) + int64_t(row) * p.stride + start;
     const uint64_t address = reinterpret_cast<uint64_t>(first);

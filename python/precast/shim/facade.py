@@ -46,6 +46,7 @@ MODULES: dict[str, tuple[str, ...]] = {
     "testing": ("precast.testing",),
     "tllm_enums": ("precast.tllm_enums",),
     "topk": ("precast.topk",),
+    "topk_varlen": ("precast.topk",),
     "utils": ("precast.utils", "precast.shim.names.utils"),
     "xqa": ("precast.xqa",),
 }

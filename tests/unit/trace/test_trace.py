@@ -46,6 +46,8 @@ WITHOUT_TEMPLATE = {
     "convert_bsr_mask_layout": "is indexing by PyTorch in a plan, no kernel",
     "begin_forward": "is a plan",
     "forward": "runs a prefix and the rest, which have one each",
+    "supports_gated_residual_rmsnorm": "answers without a kernel",
+    "supports_gated_residual_next_rmsnorm": "answers without a kernel",
 }
 
 

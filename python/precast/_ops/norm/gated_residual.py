@@ -317,6 +317,7 @@ def gated_residual_next_rmsnorm(
 # -- what is supported ----------------------------------------------------------------------------
 
 
+@precast_api
 def supports_gated_residual_rmsnorm(
     branch: torch.Tensor,
     residual: torch.Tensor,
@@ -340,6 +341,7 @@ def supports_gated_residual_rmsnorm(
     return _fits(branch, residual, {"alpha": alpha, "beta": beta}, {"weight": weight})
 
 
+@precast_api
 def supports_gated_residual_next_rmsnorm(
     branch: torch.Tensor,
     residual: torch.Tensor,

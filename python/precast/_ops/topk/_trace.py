@@ -12,7 +12,7 @@ from precast.trace import Const, Scalar, Tensor, TraceTemplate, Var
 from precast.trace.registry import by_form
 
 _K = Const("k", "Elements of each row that are chosen.", multiple=2)
-_LENGTH = Const("n", "Elements of a row.")
+LENGTH = Const("n", "Elements of a row.")
 _OPTIONAL = {
     "row_starts": "Where the scores of a row start.",
     "page_table_row_starts": "Where the pages of a row start.",
@@ -32,7 +32,7 @@ def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
             op_type="topk",
             name_prefix="top_k" + "_sorted" * is_sorted + "_large" * large,
             description="Finds the k largest elements of each row",
-            axes={"batch_size": Var("Rows."), "d": _LENGTH, "k": _K},
+            axes={"batch_size": Var("Rows."), "d": LENGTH, "k": _K},
             inputs={"input": Tensor(["batch_size", "d"]), "k": Scalar("int32")},
             outputs={
                 "values": Tensor(["batch_size", "k"], dtype_from="input"),
@@ -41,7 +41,7 @@ def top_k_trace(reference: Callable[..., Any]) -> Callable[..., TraceTemplate]:
             constraints=["k <= d"],
             reference=reference,
             fixed={"sorted": is_sorted, **({"tie_break": LARGE} if large else {})},
-            fill=_in_order,
+            fill=in_order,
         )
 
     return by_form(form_of, template, itertools.product([False, True], repeat=2))
@@ -59,7 +59,7 @@ def transform_trace(reference: Callable[..., Any], pages: bool) -> Callable[...,
 
     def template(form: tuple[bool, ...]) -> TraceTemplate:
         given = [name for name, is_given in zip(optional, form) if is_given]
-        axes: dict[str, Var | Const] = {"num_rows": Var("Queries."), "max_len": _LENGTH, "k": _K}
+        axes: dict[str, Var | Const] = {"num_rows": Var("Queries."), "max_len": LENGTH, "k": _K}
         inputs: dict[str, Tensor | Scalar] = {"input": Tensor(["num_rows", "max_len"])}
         if pages:
             batch = "batch_size" if "row_to_batch" in given else "num_rows"
@@ -88,7 +88,7 @@ def transform_trace(reference: Callable[..., Any], pages: bool) -> Callable[...,
     return by_form(form_of, template, itertools.product([False, True], repeat=len(optional) + 1))
 
 
-def _in_order(made: dict[str, Any]) -> None:
+def in_order(made: dict[str, Any]) -> None:
     """Make calls whose results come in the reference's order."""
     made["deterministic"] = True
 
@@ -96,7 +96,7 @@ def _in_order(made: dict[str, Any]) -> None:
 def _fill(made: dict[str, Any]) -> None:
     import torch
 
-    _in_order(made)
+    in_order(made)
     rows, size = made["input"].shape
     count = torch.arange(rows, dtype=torch.int32, device=made["input"].device)
     made["lengths"] = (count + 1) * size // (rows + 1)
