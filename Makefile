@@ -46,6 +46,7 @@ walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.m
 
 # Each writes committed files that a unit test compares, and prints those that it changed.
 GENERATORS = \
+	docs/coming_from_flashinfer.py \
 	docs/ops_table.py \
 	docs/performance.py \
 	docs/support.py \
