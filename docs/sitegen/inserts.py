@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from sitegen import ROOT, commands, pictures, raised, settings
+from sitegen import ROOT, commands, pictures, raised, settings, versions
 
 _MARK = re.compile(r"^<!-- generated: (\w+)(?: (\S+))? -->$", re.MULTILINE)
 
@@ -27,12 +27,15 @@ def drawing(name: str) -> str:
 #: The generators by name. Each takes the argument of the line, if it has one.
 INSERTS: dict[str, Callable[..., str]] = {
     "commands": commands.reference,
+    "cuda": versions.cuda,
     "drawing": drawing,
     "environment": settings.environment,
     "exit_codes": commands.exit_codes,
     "file": file,
+    "formats": versions.formats,
     "pictures": pictures.of_run,
     "raised": raised.example,
+    "requirements": versions.requirements,
     "toml_keys": settings.toml_keys,
 }
 
