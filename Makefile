@@ -46,11 +46,13 @@ walkthrough: ## copy the files of `scale` into the walkthrough of CONTRIBUTING.m
 
 # Each writes committed files that a unit test compares, and prints those that it changed.
 GENERATORS = \
+	docs/coming_from_flashinfer.py \
 	docs/ops_table.py \
 	docs/performance.py \
+	docs/support.py \
 	python/precast/_plan/generate.py
 
-generate: ## write all committed files that are generated: headers, tables of README and docs/index.md, docs/performance.md
+generate: ## write all committed files that are generated: headers, tables of README and docs, docs/performance.md
 	@for script in $(GENERATORS); do PYTHONPATH=python $(PYTHON) $$script || exit; done
 
 docs: ## build the documentation into build/docs (needs pip install ".[docs]")
