@@ -90,10 +90,10 @@ from precast._ops.norm.gated_residual import (
     gated_residual_next_rmsnorm as gated_residual_next_rmsnorm,
 )
 from precast._ops.norm.gated_residual import gated_residual_rmsnorm as gated_residual_rmsnorm
-from precast._ops.norm.gated_residual import (
+from precast._ops.norm.gated_residual_supports import (
     supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm,
 )
-from precast._ops.norm.gated_residual import (
+from precast._ops.norm.gated_residual_supports import (
     supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm,
 )
 from precast._ops.norm.layernorm import layernorm as layernorm

@@ -18,6 +18,8 @@ from precast._ops.norm.gated_residual import (
     gated_residual_next_rmsnorm_reference,
     gated_residual_rmsnorm,
     gated_residual_rmsnorm_reference,
+)
+from precast._ops.norm.gated_residual_supports import (
     supports_gated_residual_next_rmsnorm,
     supports_gated_residual_rmsnorm,
 )

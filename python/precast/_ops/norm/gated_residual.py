@@ -10,7 +10,6 @@ import math
 from typing import Any
 
 from precast._base.torch import torch
-from precast._op import mode
 from precast._op.docs import documented
 from precast._op.export import Export, launches, op
 from precast.api_logging import precast_api
@@ -312,84 +311,3 @@ def gated_residual_next_rmsnorm(
         *(residual_out, ffn_input, post_weight, post_gain_center, enable_pdl),
     )
     return residual_out, ffn_input
-
-
-# -- what is supported ----------------------------------------------------------------------------
-
-
-@precast_api
-def supports_gated_residual_rmsnorm(
-    branch: torch.Tensor,
-    residual: torch.Tensor,
-    weight: torch.Tensor | None,
-    alpha: torch.Tensor,
-    beta: torch.Tensor,
-) -> bool:
-    """Return whether :func:`gated_residual_rmsnorm` takes these tensors.
-
-    Parameters
-    ----------
-    branch, residual, weight, alpha, beta : torch.Tensor
-        As there.
-
-    Returns
-    -------
-    bool
-        True for dtypes, shapes and strides as there on one CUDA device, or in reference mode on
-        any.
-    """
-    return _fits(branch, residual, {"alpha": alpha, "beta": beta}, {"weight": weight})
-
-
-@precast_api
-def supports_gated_residual_next_rmsnorm(
-    branch: torch.Tensor,
-    residual: torch.Tensor,
-    next_weight: torch.Tensor,
-    alpha: torch.Tensor | float,
-    beta: torch.Tensor,
-    *,
-    post_weight: torch.Tensor | None = None,
-) -> bool:
-    """Return whether :func:`gated_residual_next_rmsnorm` takes these arguments.
-
-    Parameters
-    ----------
-    branch, residual, next_weight, alpha, beta, post_weight : torch.Tensor
-        As there.
-
-    Returns
-    -------
-    bool
-        True for dtypes, shapes and strides as there on one CUDA device, or in reference mode on
-        any.
-    """
-    gates = {"beta": beta}
-    if isinstance(alpha, torch.Tensor):
-        gates["alpha"] = alpha
-    elif not isinstance(alpha, int | float):
-        return False
-    weights = {"next_weight": next_weight, "post_weight": post_weight}
-    return next_weight is not None and _fits(branch, residual, gates, weights)
-
-
-def _fits(
-    branch: torch.Tensor,
-    residual: torch.Tensor,
-    gates: dict[str, torch.Tensor],
-    weights: dict[str, torch.Tensor | None],
-) -> bool:
-    given = [weight for weight in weights.values() if weight is not None]
-    if branch.dim() != 2 or branch.dtype not in (torch.float16, torch.bfloat16):
-        return False
-    if residual.shape != branch.shape or residual.dtype != torch.float32:
-        return False
-    vectors = [*gates.values(), *given]
-    return (
-        (branch.is_cuda or mode.is_reference())
-        and all(t.device == branch.device for t in (residual, *vectors))
-        and all(t.shape == branch.shape[1:] and t.is_contiguous() for t in vectors)
-        and all(t.dtype == torch.float32 for t in gates.values())
-        and all(t.dtype == branch.dtype for t in given)
-        and all(t.shape[1] <= 1 or t.stride(1) == 1 for t in (branch, residual))
-    )
