@@ -90,12 +90,6 @@ from precast._ops.norm.gated_residual import (
     gated_residual_next_rmsnorm as gated_residual_next_rmsnorm,
 )
 from precast._ops.norm.gated_residual import gated_residual_rmsnorm as gated_residual_rmsnorm
-from precast._ops.norm.gated_residual_supports import (
-    supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm,
-)
-from precast._ops.norm.gated_residual_supports import (
-    supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm,
-)
 from precast._ops.norm.layernorm import layernorm as layernorm
 from precast._ops.norm.norm_gate import fused_rmsnorm_silu as fused_rmsnorm_silu
 from precast._ops.norm.norm_gate import rmsnorm_sigmoid_gate as rmsnorm_sigmoid_gate
@@ -104,6 +98,15 @@ from precast._ops.norm.norm_quant import layernorm_quant as layernorm_quant
 from precast._ops.norm.norm_quant import rmsnorm_quant as rmsnorm_quant
 from precast._ops.norm.rmsnorm import gemma_rmsnorm as gemma_rmsnorm
 from precast._ops.norm.rmsnorm import rmsnorm as rmsnorm
+from precast._ops.norm.supports import (
+    supports_gated_residual_next_rmsnorm as supports_gated_residual_next_rmsnorm,
+)
+from precast._ops.norm.supports import (
+    supports_gated_residual_rmsnorm as supports_gated_residual_rmsnorm,
+)
+from precast._ops.norm.supports import (
+    supports_rmsnorm_sigmoid_gate as supports_rmsnorm_sigmoid_gate,
+)
 from precast._ops.paged.append import append_paged_kv_cache as append_paged_kv_cache
 from precast._ops.paged.append import (
     append_paged_kv_cache_with_slot_mapping as append_paged_kv_cache_with_slot_mapping,

@@ -19,10 +19,6 @@ from precast._ops.norm.gated_residual import (
     gated_residual_rmsnorm,
     gated_residual_rmsnorm_reference,
 )
-from precast._ops.norm.gated_residual_supports import (
-    supports_gated_residual_next_rmsnorm,
-    supports_gated_residual_rmsnorm,
-)
 from precast._ops.norm.layernorm import layernorm, layernorm_reference
 from precast._ops.norm.norm_gate import (
     fused_rmsnorm_silu,
@@ -43,6 +39,11 @@ from precast._ops.norm.rmsnorm import (
     gemma_rmsnorm_reference,
     rmsnorm,
     rmsnorm_reference,
+)
+from precast._ops.norm.supports import (
+    supports_gated_residual_next_rmsnorm,
+    supports_gated_residual_rmsnorm,
+    supports_rmsnorm_sigmoid_gate,
 )
 
 __all__ = [
@@ -74,4 +75,5 @@ __all__ = [
     "rmsnorm_sigmoid_gate_reference",
     "supports_gated_residual_next_rmsnorm",
     "supports_gated_residual_rmsnorm",
+    "supports_rmsnorm_sigmoid_gate",
 ]

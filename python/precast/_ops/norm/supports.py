@@ -1,11 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the gated norms take a call."""
+"""Whether norms with a gate take a call."""
 
 from __future__ import annotations
 
 from precast._base.torch import torch
 from precast._op import mode
 from precast.api_logging import precast_api
+
+
+@precast_api
+def supports_rmsnorm_sigmoid_gate(
+    dtype: torch.dtype, head_dim: int, device: torch.device | str | None = None
+) -> bool:
+    """Return whether :func:`rmsnorm_sigmoid_gate` takes such heads.
+
+    Parameters
+    ----------
+    dtype : torch.dtype
+        Of the heads.
+    head_dim : int
+        Elements of a head.
+    device : torch.device or str, optional
+        Where they are. Default: the current CUDA device.
+
+    Returns
+    -------
+    bool
+        True for float16 and bfloat16, any positive size and a GPU of compute capability 8.0 or
+        later, or in reference mode any device.
+    """
+    if dtype not in (torch.float16, torch.bfloat16) or head_dim < 1:
+        return False
+    if mode.is_reference():
+        return True
+    is_cuda = device is None or torch.device(device).type == "cuda"
+    if not (is_cuda and torch.cuda.is_available()):
+        return False
+    return bool(torch.cuda.get_device_capability(device) >= (8, 0))
 
 
 @precast_api
