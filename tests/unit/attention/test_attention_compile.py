@@ -51,6 +51,14 @@ def test_paged_prefill(is_pair: bool, return_lse: bool) -> None:
     check(lambda q, kv: wrapper.run(q, kv, return_lse=return_lse), tensor(4, 4), given)
 
 
+def test_queries_of_8_bits() -> None:
+    wrapper = precast.BatchPrefillWithPagedKVCacheWrapper(workspace())
+    dtypes = {"q_data_type": "float8_e4m3fn", "o_data_type": "bfloat16"}
+    wrapper.plan(ROWS, *TABLE, *SIZES, 8, **{**OPTIONS, **dtypes})
+    q, cache = (tensor(*shape).to(torch.float8_e4m3fn) for shape in ((4, 4), (8, 2, 8, 2)))
+    check(lambda q, kv: wrapper.run(q, kv), q, cache)
+
+
 @pytest.mark.parametrize("layout", ["NHD", "HND"])
 def test_ragged_prefill(layout: str) -> None:
     wrapper = precast.BatchPrefillWithRaggedKVCacheWrapper(workspace(), layout)

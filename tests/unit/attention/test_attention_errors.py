@@ -140,7 +140,8 @@ def test_head_dims_of_two_kinds():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"q_data_type": "float8_e4m3fn"}, "q_data_type must be float16 or bfloat16"),
+        ({"q_data_type": "float8_e4m3fn"}, "o_data_type must be float16, bfloat16 or float32"),
+        ({"q_data_type": "uint8", "o_data_type": "float16"}, "q_data_type must be float16 or"),
         ({"kv_data_type": "uint8"}, "kv_data_type must be float16 as q_data_type, float8_e4m3fn"),
         ({"kv_data_type": "bfloat16"}, "kv_data_type must be float16 as q_data_type"),
         ({"o_data_type": "float8_e4m3fn"}, "o_data_type must be float16, bfloat16 or float32"),

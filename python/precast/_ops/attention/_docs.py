@@ -69,8 +69,10 @@ logits_soft_cap : float, optional
 rope_scale, rope_theta : float, optional
     Of ``ROPE_LLAMA``. Default: 1 and 1e4.
 q_data_type, kv_data_type, o_data_type : torch.dtype or str, optional
-    Of queries (float16 or bfloat16), of keys and values (the same, float8_e4m3fn or float8_e5m2;
-    default: as queries), of outputs (default: as queries).
+    Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values (float16 or
+    bfloat16 as queries, or of 8 bits; default: as queries), of outputs (float16, bfloat16 or
+    float32; default: as queries, so it must be given for queries of 8 bits). Each run converts
+    queries of 8 bits to 16, by one more launch and into a new tensor.
 non_blocking : bool
     Whether lengths on the host are copied without waiting.
 prefix_len_ptr : torch.Tensor, optional

@@ -94,6 +94,8 @@ class Model(NamedTuple):
     o_dtype: Any = None
     #: Of the kernels' table: dtypes, head dimensions and the device's index.
     key: tuple[Any, ...] = ()
+    #: What queries of 8 bits are converted to before a kernel runs; None: no kernel needs it.
+    converts_to: Any = None
     #: Whether outputs have the dtype of queries, as kernels write them.
     writes_outputs: bool = True
     #: Whether they have the shape, too.

@@ -52,7 +52,7 @@ def run(
     enable_pdl: bool | None,
 ) -> Result:
     """Run the wrapper's plan; ``v`` is None if ``k`` holds values, too."""
-    plan = w._plan
+    plan, given = w._plan, q
     try:
         if _reference and not torch.compiler.is_compiling():
             _check_types(
@@ -76,6 +76,10 @@ def run(
             export = kernels.run_ragged[plan.model.key]
         result, lse = _outputs(w, plan, q, out, lse, return_lse)
         into = result
+        if plan.model.converts_to is not None:
+            if q.dtype is not plan.model.q_dtype:  # The export cannot know.
+                _explain(w, plan, q, k, v, out, lse)
+            q = q.to(plan.model.converts_to)  # The values are the same, in 16 bits.
         if not plan.model.writes_outputs:
             into = torch.empty_like(result, dtype=q.dtype)
         if q_scale is k_scale is v_scale is None:
@@ -99,6 +103,7 @@ def run(
             True if enable_pdl is None else enable_pdl,
         )
     except RAW_KINDS:
+        q = given
         _check_types(w, q, k, v, q_scale, k_scale, v_scale, out, lse, return_lse, sinks, enable_pdl)
         _explain(w, plan, q, k, v, out, lse if return_lse else None)
         raise

@@ -102,6 +102,13 @@ def check_dtypes(name: str, q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> 
         )
 
 
+def computed_dtype(q: torch.dtype, kv: torch.dtype, o: torch.dtype) -> torch.dtype:
+    """Return the dtype of queries that kernels take: those of 8 bits become one of 16."""
+    if dtype_word(q) not in _8_BIT_DTYPES:
+        return q
+    return next((dtype for dtype in (kv, o) if dtype.itemsize == 2), torch.bfloat16)
+
+
 def check_workspace(name: str, argument: str, workspace: torch.Tensor) -> None:
     """Raise unless a workspace is bytes without gaps that start at a multiple of 16."""
     if workspace.dtype not in (torch.uint8, torch.int8) or not workspace.is_contiguous():

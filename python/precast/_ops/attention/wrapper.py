@@ -357,7 +357,10 @@ def _model(
     )
     validation.check_heads(name, *heads)
     validation.check_head_dims(name, *head_dims)
-    validation.check_dtypes(name, q, kv, o)
+    computed = validation.computed_dtype(q, kv, o)
+    validation.check_dtypes(name, computed, kv, o)
     validation.pos_encoding(name, pos_encoding_mode)
-    key = (q, kv, *head_dims, device_index)
-    return Model(q, kv, o, key, o is q, o is q and head_dims[0] == head_dims[1])
+    key = (computed, kv, *head_dims, device_index)
+    converts_to = None if computed is q else computed
+    is_like_q = o is q and head_dims[0] == head_dims[1]
+    return Model(q, kv, o, key, converts_to, o is computed, is_like_q)

@@ -193,9 +193,11 @@ class BatchDecodeWithPagedKVCacheWrapper(DecodePlan):
         window_right : int
             0; nothing is seen behind the newest token.
         q_data_type, kv_data_type, o_data_type, data_type : torch.dtype or str, optional
-            Of queries (float16 or bfloat16), of keys and values (the same, float8_e4m3fn or
-            float8_e5m2; default: as queries), of outputs (default: as queries), and of both where
-            they are None.
+            Of queries (float16, bfloat16, float8_e4m3fn or float8_e5m2), of keys and values
+            (float16 or bfloat16 as queries, or of 8 bits; default: as queries), of outputs
+            (float16, bfloat16 or float32; default: as queries, so it must be given for queries of
+            8 bits), and of both where they are None. Each run converts queries of 8 bits to 16, by
+            one more launch and into a new tensor.
         q_len_per_req : int
             Queries of every request, its newest tokens; each sees what is before it.
         is_causal : bool, optional
