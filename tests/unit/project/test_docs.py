@@ -120,6 +120,19 @@ def test_only_pages_and_their_pictures_are_published(site):
     assert not (site / "drawings").exists()
 
 
+def test_the_search_of_a_site_on_a_disk_has_its_index_and_its_worker(site):
+    """A page from a disk can neither fetch the index nor start a worker."""
+    index = (site / "search" / "search_index.json").read_text(encoding="utf-8")
+    script = (site / "search" / "search_index.js").read_text(encoding="utf-8")
+    assert script == f"var __index = {index}"
+    for path, page in site_links.read(site).items():
+        scripts = [link for link in page.loads if link.endswith(".js")]
+        names = [re.sub(r"\..*", "", link.rpartition("/")[2]) for link in scripts]
+        assert names == ["iframe-worker", "bundle"], path
+    bundle = next((site / "assets" / "javascripts").glob("bundle.*.js")).read_text(encoding="utf-8")
+    assert "search/search_index.js" in bundle
+
+
 def test_the_performance_page_shows_its_pictures(site):
     text = (site / "performance.html").read_text(encoding="utf-8")
     shown = re.findall(r'<img alt="(\w+): [^"]+" src="(img/[^"]+\.svg)"', text)
