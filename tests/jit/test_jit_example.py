@@ -6,7 +6,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-import pytest
 from jit_support import run
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -21,11 +20,10 @@ custom_kernel.main()
 """
 
 
-@pytest.mark.parametrize("arch", ["8.0", "9.0"])
-def test_the_example_compiles_and_refuses_a_cpu_tensor(real, cache, arch):
-    done = run([sys.executable, "-c", PROGRAM, str(EXAMPLES), "--arch", arch], real)
+def test_the_example_compiles_and_refuses_a_cpu_tensor(real, cache):
+    done = run([sys.executable, "-c", PROGRAM, str(EXAMPLES), "--arch", "9.0"], real)
     assert done.returncode == 0, done.stderr
     compiled, refused = done.stdout.splitlines()
-    assert compiled.startswith(f"compiled for {arch}: {cache}/")
+    assert compiled.startswith(f"compiled for 9.0: {cache}/")
     assert refused == "it refuses a CPU tensor: squared_relu: input must be a CUDA tensor"
     assert done.stderr.count("INFO: compiling squared_relu") == 1
