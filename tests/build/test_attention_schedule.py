@@ -13,7 +13,7 @@ import os
 from pathlib import Path
 
 import pytest
-from build_support import ROOT, run
+from build_support import ROOT, run, some
 
 from precast._jit.toolchain import find_toolchain
 
@@ -76,7 +76,7 @@ BROKEN = {
 }
 
 
-@pytest.mark.parametrize("what", BROKEN)
+@pytest.mark.parametrize("what", some(BROKEN))
 def test_the_program_finds_what_is_broken(what: str, tmp_path: Path) -> None:
     include = broken(tmp_path, *BROKEN[what])
     program = compiled(tmp_path, "-w", "-O0", include=include)
@@ -120,7 +120,7 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize("what", LOST)
+@pytest.mark.parametrize("what", some(LOST))
 def test_a_lost_check_is_noticed(what: str, tmp_path: Path) -> None:
     include = broken(tmp_path, *LOST[what])
     program = compiled(tmp_path, "-w", *SANITIZED, include=include, source=LIMITS)
