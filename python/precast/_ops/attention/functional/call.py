@@ -236,7 +236,7 @@ class Outputs:
         shape = *query.shape[:-1], values.shape[-1]
         validation.check_shape_dtype_device(out, shape, wanted, query.device, words.out)
         self.into = self._out = out
-        computed = _computed(dtype, values.dtype, wanted)
+        computed = validation.computed_dtype(dtype, values.dtype, wanted)
         if computed is not wanted:
             self.into = self.taken(words, shape, computed)
         if computed is not dtype:
@@ -294,11 +294,3 @@ def _out_dtype(words: Words, out_dtype: Any, out: torch.Tensor | None) -> torch.
             f"{dtype_word(wanted)}"
         )
     return wanted
-
-
-def _computed(query: torch.dtype, values: torch.dtype, wanted: torch.dtype) -> torch.dtype:
-    """Choose what a kernel computes with: every number of 8 bits is one of either 16-bit dtype."""
-    for dtype in (query, values):
-        if dtype.itemsize > 1:
-            return dtype
-    return wanted if wanted.itemsize > 1 else torch.bfloat16
